@@ -1,4 +1,4 @@
-# `make demo`, `make test`, `make bench`: each first installs its requirements in .venv.
+# `make demo`, `make test`, `make bench`, `make soak`: each first installs its requirements in .venv.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11
 
-.PHONY: all check test test-vm demo bench golden monitoring protos lock clean
+.PHONY: all check test test-vm demo bench soak golden monitoring protos lock clean
 all: check test
 
 $(VENV)/.ready: pyproject.toml hack/requirements.txt hack/venv.py
@@ -34,6 +34,9 @@ bench: $(VENV)/.bench  ## the benchmark table and bench.json; LLDP beside scapy,
 	$(BIN)/python hack/bench_fabric.py $(if $(filter --quick,$(ARGS)),1000 10000)
 	$(BIN)/python hack/bench_lldp_wire.py $(filter --quick,$(ARGS))
 	$(BIN)/python hack/bench_metrics.py $(filter --quick,$(ARGS))
+
+soak: $(VENV)/.ready  ## churn a simulated node for five minutes: do the daemons grow? (ARGS="--minutes 30")
+	$(BIN)/python hack/soak.py $(ARGS)
 
 $(VENV)/.bench: $(VENV)/.ready hack/requirements-bench.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \

@@ -22,7 +22,7 @@ from pathlib import Path
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from benchmarks import calls, churn, health, idle, life, push, sampling, taps
+from benchmarks import calls, health, idle, life, pods, push, sampling, taps
 from benchmarks.figures import Figure, table
 from benchmarks.stage import Stage, stage
 
@@ -34,7 +34,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "calls": calls.calls,
     "push": push.push,
     "idle": idle.idle,
-    "churn": churn.churn,
+    "pods": pods.pods,
     "sampling": sampling.sampling,
     "taps": taps.taps,
 }

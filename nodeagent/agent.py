@@ -40,9 +40,11 @@ from nodeagent.inventory import Inventory
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.kubelet.offer_files import OfferFiles
+from nodeagent.kubelet.rail_memory import CHECKPOINT
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
+from nodeagent.model import Holding
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.supervise import ending_signals, first_cause, keep
@@ -112,6 +114,9 @@ class Agent:
         self.health = discovery.health_service(config, state_file)
         remembered_gpus = discovery.open_remembered_gpus(config.health, options.root)
         gpu_publisher = GpuPublisher(self.health, remembered_gpus)
+        rails = discovery.open_rails(
+            config, options.root, options.kubelet_dir / CHECKPOINT, self._read_pods.set
+        )
         self.sources = discovery.Discovery(
             self.inventory,
             config,
@@ -120,6 +125,7 @@ class Agent:
             gpu_publisher=gpu_publisher,
             sampled=True,
             stores=True,
+            rails=rails,
         )
         rpc_stats = RpcStats()
         self.plugins = DevicePlugins(
@@ -129,8 +135,15 @@ class Agent:
             stats=rpc_stats,
             on_allocate=self._read_pods.set,
         )
-        sizes = SliceSizes.open(tree.path(config.health.state_directory))
-        self.offering = DeviceOffering(config, self.inventory, self.plugins, files, sizes)
+        self.offering = DeviceOffering(
+            config,
+            self.inventory,
+            self.plugins,
+            files,
+            SliceSizes.open(tree.path(config.health.state_directory)),
+            rails,
+            self.sources.forget_nics,
+        )
         self.pages = Pages(
             config.web,
             PageSources(
@@ -167,6 +180,7 @@ class Agent:
         config = self._config
         tasks: dict[str, Callable[[], Awaitable[object]]] = {
             "offer": self.offering.run,
+            "rails": self.offering.follow_rails,
             "kubelet": self.plugins.run,
             "local": partial(
                 self.pages.serve_locally, Tree(self._options.root).path(config.health.state_directory)
@@ -208,10 +222,14 @@ class Agent:
 
         await holdings.watch(
             self._options.kubelet_dir / "pod-resources" / "kubelet.sock",
-            lambda holdings: self.inventory.publish("pods", holdings=holdings),
+            self._publish_holdings,
             partial(self.inventory.mark_stale, "pods"),
             self._read_pods,
         )
+
+    def _publish_holdings(self, holdings: tuple[Holding, ...]) -> None:
+        self.inventory.publish("pods", holdings=holdings)
+        self.offering.holdings_read()
 
     def _adopt(self, config: Config) -> None:
         """Apply a changed configuration. Raises ``ConfigError``."""

@@ -160,8 +160,8 @@ def within(source: str, limit_s: float, work: Callable[[], T]) -> T:
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Call ``work`` in a daemon thread without a limit. For work that does not touch files or drivers, or has a
-    limit of its own."""
+    """Call ``work`` in a daemon thread without a limit. For work that does not touch files or drivers, or whose caller
+    watches the time."""
     return _begin("", work).future
 
 

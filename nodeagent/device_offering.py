@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from nodeagent.agent_config import Config, digest
@@ -17,7 +17,9 @@ from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.health.gpu_presence import MISMATCH
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
+from nodeagent.kinds.rail_numbers import Numbering, changes, selection
 from nodeagent.kubelet.offer_files import OfferFiles
+from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
@@ -41,6 +43,8 @@ class DeviceOffering:
         plugins: DevicePlugins,
         files: OfferFiles,
         sizes: SliceSizes,
+        rails: RailMemory,
+        forget_nics: Callable[[Iterable[str]], None],
     ) -> None:
         self.offered: tuple[DeviceKind, ...] = ()
         self.withheld: tuple[Withheld, ...] = ()
@@ -56,9 +60,13 @@ class DeviceOffering:
         self._sizes = sizes
         self._pod_resources = config.kubelet.pod_resources
         self._scan_seconds = config.scan_seconds
-        self._offer = Offer(config)
+        self._rails = rails
+        self._forget_nics = forget_nics
+        self._offer = Offer(config, rails.content.numbering)
+        self._logged_rails: Numbering = rails.content.numbering
         self._replaced = asyncio.Event()
         self._swept = False
+        self._logged_missing = False
 
     @property
     def config(self) -> Config:
@@ -93,7 +101,7 @@ class DeviceOffering:
 
     def replace(self, config: Config, name: str) -> None:
         """Apply a changed configuration. Raises ``ConfigError`` and keeps the old one if it cannot work here."""
-        offer = Offer(config, self._offer)
+        offer = Offer(config, before=self._offer)
         # A slice that a pod holds must keep its size.
         snapshot = self._inventory.snapshot
         resized = (self._sizes.refusal(kind, snapshot) for kind in offer.kinds(snapshot))
@@ -101,15 +109,24 @@ class DeviceOffering:
         self._offer = offer
         self._replaced.set()
 
+    def holdings_read(self) -> None:
+        """The kubelet has listed what pods hold."""
+        if self._rails.holdings_read():
+            self._replaced.set()
+
+    async def follow_rails(self) -> None:
+        """Take over, every ``scanSeconds``, that `nodeagent remembered forget` removed a rail, until cancelled."""
+        while True:
+            await asyncio.sleep(self._scan_seconds)
+            if rails := await self._rails.forgotten(self._inventory.snapshot):
+                self._offer.forget(rails)
+                self._forget_nics(rail.pci_address for rail in rails if rail.pci_address is not None)
+                self._replaced.set()
+
     async def run(self) -> None:
         """Offer the devices now, after each change, and every ``scanSeconds``, until cancelled."""
         while True:
-            snapshot = self._inventory.snapshot
-            candidates, withheld = self._decide(snapshot)
-            await self._files.prepare(candidates, snapshot)
-            self._settle(candidates, withheld, snapshot)
-            await self._sizes.save(self.offered)
-            self._plugins.update(self.offered, snapshot)
+            snapshot = await self.offer_now()
             await asyncio.sleep(0)  # the streams send now; the rest can wait
             self._find_troubles(snapshot)
             await self._remove_stale_files(snapshot)
@@ -123,6 +140,17 @@ class DeviceOffering:
                     )
             self._replaced.clear()
 
+    async def offer_now(self) -> Snapshot:
+        """Offer the devices of the latest snapshot once, and return it."""
+        snapshot = self._inventory.snapshot
+        candidates, withheld = self._decide(snapshot)
+        await self._files.prepare(candidates, snapshot)
+        self._settle(candidates, withheld, snapshot)
+        await self._sizes.save(self.offered)
+        await self._save_rails(snapshot)
+        self._plugins.update(self.offered, snapshot)
+        return snapshot
+
     def _decide(self, snapshot: Snapshot) -> tuple[list[DeviceKind], list[Withheld]]:
         """Offer only kinds whose source has published, and no device list that the kubelet would refuse."""
         offered: list[DeviceKind] = []
@@ -133,6 +161,8 @@ class DeviceOffering:
                 settled = missing
             elif (refusal := kind.refusal(snapshot)) is not None:
                 settled = refusal
+            elif (obstacle := self._rails.obstacle(kind, snapshot)) is not None:
+                settled = obstacle
             else:
                 settled = self._sizes.settle(kind, snapshot, pod_resources=self._pod_resources)
             if isinstance(settled, str):
@@ -151,7 +181,7 @@ class DeviceOffering:
             else:
                 withheld.append(Withheld(kind.resource, str(file)))
         self.offered, self.withheld = tuple(offered), tuple(withheld)
-        self.remarks = (*self._sizes.remarks, *gpu_remarks(snapshot))
+        self.remarks = (*self._sizes.remarks, *gpu_remarks(snapshot), *self._missing_nics(snapshot))
 
     def _find_troubles(self, snapshot: Snapshot) -> None:
         self.troubles = tuple(
@@ -179,6 +209,35 @@ class DeviceOffering:
             for entry in self.config.resources:
                 if "{" in entry.name:
                     yield Withheld(entry.name, _why_missing("pci", snapshot))
+
+    def _missing_nics(self, snapshot: Snapshot) -> Iterator[str]:
+        """Yield a sentence for each rail whose NIC is missing."""
+        if self._inventory.has_published("pci"):
+            for entry, rail in self._offer.missing(snapshot):
+                name = entry.name.replace("{rail}", str(rail.number))
+                nic = rail.pci_address or rail.permanent_mac
+                yield (
+                    f"{name}: NIC {nic} is missing and keeps rail {rail.number}; if it does not come back, use "
+                    f"`nodeagent remembered forget {nic}`"
+                )
+
+    async def _save_rails(self, snapshot: Snapshot) -> None:
+        """Save the rails and the names of VFs before the kubelet gets them, and log what is new."""
+        names = {selection(entry): entry.name for entry, _ in self._offer.in_force()}
+        for key, name in names.items():
+            before, now = self._logged_rails.get(key, ()), self._offer.numbering.get(key, ())
+            for sentence in changes(before, now):
+                log.warning("A NIC has changed and keeps its rail. resource=%s change=%r", name, sentence)
+            known = {rail.number for rail in before}
+            if new := [f"{rail.number}={rail.pci_address}" for rail in now if rail.number not in known]:
+                log.info("NICs have new rails. resource=%s rails=%s", name, ",".join(new))
+        self._logged_rails = dict(self._offer.numbering)
+        if self._inventory.has_published("pci"):
+            if not self._logged_missing:
+                self._logged_missing = True
+                for sentence in self._missing_nics(snapshot):
+                    log.warning("A NIC of an earlier agent is missing. reason=%r", sentence)
+            await self._rails.save(self._offer.numbering, tuple(names), self.offered, snapshot)
 
     async def _remove_stale_files(self, snapshot: Snapshot) -> None:
         """Once it is known what pods hold, remove the device-info files of an earlier agent."""

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -26,11 +25,13 @@ from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
+from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.model import Function, Gpu, Neighbor, Remark
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
+from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.supervise import keep
@@ -70,6 +71,21 @@ def open_state_file(settings: HealthSettings, root: Path) -> StateFile:
     return StateFile.open(Tree(root).path(settings.state_directory))
 
 
+def open_rails(
+    config: Config,
+    root: Path,
+    checkpoint: Path | None = None,
+    read_holdings: Callable[[], object] = lambda: None,
+) -> RailMemory:
+    """Read the rails of an earlier agent. ``checkpoint`` is that of the kubelet that gets the devices. Blocks."""
+    return RailMemory.open(
+        Tree(root).path(config.health.state_directory),
+        checkpoint,
+        pod_resources=config.kubelet.pod_resources,
+        read_holdings=read_holdings,
+    )
+
+
 def open_remembered_gpus(settings: HealthSettings, root: Path) -> RememberedGpus:
     return RememberedGpus.open(Tree(root).path(settings.state_directory))
 
@@ -106,9 +122,12 @@ class Discovery:
         gpu_publisher: GpuPublisher | None = None,
         sampled: bool = False,
         stores: bool = False,
+        rails: RailMemory | None = None,
     ) -> None:
         """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too.
-        ``stores``: keep the GPUs for the next start; a single look reads them only."""
+        ``stores``: keep the GPUs for the next start; a single look reads them only. ``rails`` has the NICs that an
+        earlier agent offered; those that are gone are missing.
+        """
         self._tree = Tree(root)
         if not self._tree.exists("/sys"):
             raise SysfsError(
@@ -127,13 +146,14 @@ class Discovery:
         self._health = self._gpu_facts.health
         self._health.publish_functions(lambda functions: inventory.publish("health", functions=functions))
         self._gpu_facts.publish_to(self._publish_gpus)
-        self._last_scan: pci_source.PciFacts | None = None
+        self._last_scan = rails.known_nics(config.resources) if rails is not None else None
         """The scan that a restarted PCI source continues from."""
         self._gpu_hint = asyncio.Event()
-        self._readable_again = ScanRequest()
-        self._pci_reads = BoundedScan("pci", self._tree, self._readable_again.request)
+        self._scan_request = ScanRequest()
+        self._pci_reads = BoundedScan("pci", self._tree, self._scan_request.request)
         self._path_reads = BoundedScan("paths", self._tree)
         self._netlink = BoundedCalls("netlink", NETLINK_S)
+        self._nics = NicIdentities(None if is_recorded(self._tree) else self._read_macs)
         self._lldp_hint = ScanRequest()
 
     # --- for metrics --------------------------------------------------------------------------------
@@ -151,6 +171,11 @@ class Discovery:
     def last_lldp(self) -> Mapping[str, float]:
         """Return the CLOCK_BOOTTIME of the latest LLDP frame, by netdev."""
         return self._lldp_receiver.last_received() if self._lldp_receiver is not None else {}
+
+    def forget_nics(self, addresses: Iterable[str]) -> None:
+        """Do not keep these PFs as missing, by PCI address."""
+        self._nics.forgotten.update(addresses)
+        self._scan_request.request()
 
     # --- the sources --------------------------------------------------------------------------------
 
@@ -170,7 +195,7 @@ class Discovery:
             ("paths", True, self._watch_paths),
             ("health", True, self._health.run),
             ("memory", True, self._health.state_file.run),
-            ("gpu-memory", self._stores, self._gpu_facts.remembered.run),
+            ("gpu-memory", self._stores, self._keep_gpus),
             ("samples", self._sampled, self._sample),
             ("cabling", config.health.cabling_plan is not None, self._watch_cabling_plan),
             ("lldp", receives_lldp(config, self._tree), self._watch_lldp),
@@ -178,21 +203,27 @@ class Discovery:
         return {name: source for name, enabled, source in table if enabled}
 
     async def _watch_pci(self) -> None:
-        if not is_recorded(self._tree):
-            with suppress(Unanswered):  # the identities are for the state file alone
-                self._health.identify_nics(await self._netlink.run(permanent_macs))
         with hints(self._tree, self._known_functions) as opened:
             await pci_source.watch(
                 self._tree,
-                [*opened, self._readable_again],
+                [*opened, self._scan_request],
                 self._publish_pci,
                 interval_s=self._config.scan_seconds,
                 before=self._last_scan,
                 reads=self._pci_reads,
+                nics=self._nics,
             )
+
+    async def _read_macs(self) -> Mapping[str, str | None]:
+        try:
+            return await self._netlink.run(permanent_macs)
+        except Unanswered:
+            return {}
 
     def _publish_pci(self, facts: pci_source.PciFacts) -> None:
         self._last_scan = facts
+        present = [function.pci_address for function in facts.functions if not function.missing]
+        self._nics.forgotten.difference_update(present)
         snapshot = self._inventory.snapshot
         self._inventory.publish(
             "pci",
@@ -222,6 +253,10 @@ class Discovery:
     def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
         self._inventory.publish("gpus", gpus=gpus, unusable_gpus=self._gpu_facts.unusable)
         self._health.take_gpus(gpus)
+
+    async def _keep_gpus(self) -> None:
+        facts = self._gpu_facts
+        await facts.remembered.run(facts.forget, self._config.scan_seconds)
 
     async def _watch_paths(self) -> None:
         while True:

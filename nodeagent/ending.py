@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 ORDERLY_S = 0.85
 """From the signal to the end in any case."""
 LOG_S = 0.1
-"""A log whose reader does not read delays the end by no more than this."""
+"""For the thread that writes the log."""
 
 
 def end_at(signals: Iterable[signal.Signals]) -> None:
@@ -42,9 +42,8 @@ def _await_signal(numbers: frozenset[signal.Signals], task: asyncio.Task[object]
     with suppress(RuntimeError):  # the loop has ended, and the process is about to
         task.get_loop().call_soon_threadsafe(task.cancel)
     time.sleep(ORDERLY_S)
-    logging_it = threading.Thread(target=_log_obstacles, daemon=True)
-    logging_it.start()
-    logging_it.join(LOG_S)
+    _log_obstacles()
+    time.sleep(LOG_S)
     os._exit(0)
 
 

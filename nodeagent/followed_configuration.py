@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from nodeagent.bounded_calls import BoundedCalls
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
 from nodeagent.regular_file import read_regular
@@ -65,9 +65,8 @@ class FollowedConfiguration(Generic[T]):
         try:
             with FolderWatch() as watching:
                 while True:
-                    with suppress(InotifyError):  # a folder that is missing: reading names it
-                        for folder in self._folders():
-                            watching.add(folder, CONTENT)
+                    with suppress(InotifyError, Unanswered):  # a folder that is missing: reading names it
+                        await self._reads.run(self._watch, watching)
                     await self._apply()  # at first too: the file may have changed since the start
                     with suppress(TimeoutError):
                         async with asyncio.timeout(RETRY_S if self.fault else None):
@@ -75,6 +74,10 @@ class FollowedConfiguration(Generic[T]):
                     self._reload.clear()
         except InotifyError as error:
             raise OSError(str(error)) from error
+
+    def _watch(self, watching: FolderWatch) -> None:
+        for folder in self._folders():
+            watching.add(folder, CONTENT)
 
     async def _apply(self) -> None:
         lines: list[str] = []

@@ -59,16 +59,6 @@ class Health(msgspec.Struct, frozen=True):
     reasons: tuple[Reason, ...] = ()
     allocatable: bool = True
 
-    @property
-    def missing(self) -> bool:
-        """Whether the device is gone from the machine."""
-        return any(reason.key == "device_missing" for reason in self.reasons)
-
-    @property
-    def link_state(self) -> str:
-        """One of ``LINK_STATES``, for the health of a PF."""
-        return MISSING if self.missing else self.state.value
-
 
 HEALTHY = Health()
 
@@ -129,7 +119,8 @@ class Function(msgspec.Struct, frozen=True):
     on a VF, that of its PF. ``vdpa`` is the character device ``/dev/vhost-vdpa-<n>``. ``pci_path`` lists the
     components of the real path under ``/sys/devices``, root complex first and the function itself last:
     ``("pci0000:15", "0000:15:01.0", "0000:17:00.0")``. ``num_vfs`` and ``total_vfs`` are ``None`` where
-    the function has no SR-IOV capability.
+    the function has no SR-IOV capability. ``missing``: the function is not on the bus now, and these are its last
+    values.
     """
 
     pci_address: str
@@ -148,12 +139,19 @@ class Function(msgspec.Struct, frozen=True):
     num_vfs: int | None = None
     total_vfs: int | None = None
     health: Health = HEALTHY
+    missing: bool = False
+
+    @property
+    def link_state(self) -> str:
+        """One of ``LINK_STATES``: the state of a PF in reports and metrics."""
+        return MISSING if self.missing else self.health.state.value
 
 
 class Link(msgspec.Struct, frozen=True):
     """The netdev of a PF. ``carrier`` is ``None`` if the kernel does not report it (admin down).
 
-    ``default_route`` is true if it carries the host's default route.
+    ``default_route`` is true if it carries the host's default route. ``permanent_mac`` identifies the card: it is the
+    address in its memory, which a bond does not change; ``None`` if the kernel does not report it.
     """
 
     netdev: str
@@ -165,6 +163,7 @@ class Link(msgspec.Struct, frozen=True):
     speed_mbps: int | None
     mtu: int | None
     default_route: bool = False
+    permanent_mac: str | None = None
 
 
 class Holding(msgspec.Struct, frozen=True):

@@ -1,16 +1,17 @@
 """The resources that this node offers: the configuration applied to the facts, as kinds of devices. No I/O.
 
-``Offer`` keeps the rail of each PF, and the netdev that names it, while it lives. If the rails moved when a NIC is
-unplugged, a pod would get another network. A PF that appears later takes the next free rail. A PF counts if it has
-VFs, or if the ``vfs`` section creates VFs on it: so an agent that starts while they are gone assigns the same rails.
-Literal ``pciAddresses`` fix the rails: the rail of a PF is then its place in that list.
+``Offer`` keeps the rail of each NIC, and the netdev that names it, for each name and selection of an entry. If the
+rails moved when a NIC is unplugged, a pod would get another network; ``kinds/rail_numbers.py`` has the rules. The first
+numbers are in PCI order, missing NICs included. A NIC counts if it has VFs, or if the ``vfs`` section creates VFs on
+it: so an agent that starts while they are gone assigns the same rails. Literal ``pciAddresses`` fix the rails: the rail
+of a NIC is then its place in that list.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Iterator
+from types import MappingProxyType
 from typing import Literal, assert_never
 
 import msgspec
@@ -22,17 +23,34 @@ from nodeagent.kinds import DeviceKind, gpu_access
 from nodeagent.kinds import named as _named
 from nodeagent.kinds.device_list_size import status_remark
 from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kinds.hardware_selection import (
+    literal_addresses,
+    matches,
+    offers_vfs_of,
+    selected_gpus,
+    selected_pf,
+)
+from nodeagent.kinds.rail_numbers import (
+    Numbering,
+    Rail,
+    Rails,
+    Selection,
+    added,
+    identified,
+    match,
+    nics_of,
+    selection,
+)
 from nodeagent.kinds.resource_settings import (
     GpuMemResource,
     GpuResource,
     GpuSelect,
-    PfSelect,
     ResourceSettings,
     VfResource,
 )
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kinds.whole_gpu import WholeGpus
-from nodeagent.model import Devices, Function, Gpu, HostPaths, Link, Snapshot, State
+from nodeagent.model import Devices, Function, HostPaths, Snapshot, State
 
 FALLBACK_PREFIX = "nodeagent.io"
 
@@ -41,7 +59,6 @@ _MEANINGLESS = re.compile(
     r"to be filled|default string|system product|not specified|^none$|o\.e\.m|standard pc|virtual|kvm", re.I
 )
 PASSTHROUGH = "vfio-pci"
-_GLOB = re.compile(r"[*?\[]")
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -95,11 +112,16 @@ def prefix(config: Config, product: str | None) -> str:
 class Offer:
     """Applies one configuration to each snapshot in turn."""
 
-    def __init__(self, config: Config, before: Offer | None = None) -> None:
-        """``before`` is the offer that this one replaces: entries with the same selection keep their rails."""
+    def __init__(
+        self, config: Config, numbering: Numbering = MappingProxyType({}), before: Offer | None = None
+    ) -> None:
+        """``numbering`` are the rails of an earlier agent, ``before`` is the offer that this one replaces: entries with
+        the same name and selection keep their rails."""
         self.config = config
-        self._rails: dict[tuple[str, PfSelect], dict[str, int]] = dict(before._rails) if before else {}
+        self.numbering: dict[Selection, Rails] = dict(before.numbering if before else numbering)
         self._netdevs: dict[str, str] = before._netdevs if before else {}
+        self._forgotten: set[str] = before._forgotten if before else set()
+        """PCI addresses of missing NICs that get no rail."""
 
     def kinds(self, snapshot: Snapshot) -> tuple[DeviceKind, ...]:
         """Return the resources of this node, in the order of the configuration."""
@@ -113,8 +135,31 @@ class Offer:
 
     @property
     def rails(self) -> dict[str, int]:
-        """The rail of each offered PF, by PCI address."""
-        return {address: rail for rails in self._rails.values() for address, rail in rails.items()}
+        """The rail of each offered PF, by PCI address. A missing PF has its last address."""
+        return {
+            rail.pci_address: rail.number
+            for _, rails in self.in_force()
+            for rail in rails
+            if rail.pci_address is not None
+        }
+
+    def in_force(self) -> Iterator[tuple[VfResource, Rails]]:
+        """Yield the entries of VFs with their rails."""
+        for entry in self.config.resources:
+            if isinstance(entry, VfResource):
+                yield entry, self.numbering.get(selection(entry), ())
+
+    def missing(self, snapshot: Snapshot) -> Iterator[tuple[VfResource, Rail]]:
+        """Yield the rails whose NIC is not on the bus, each with its entry."""
+        present = nics_of(snapshot.functions, ())
+        for entry, rails in self.in_force():
+            yield from ((entry, rail) for rail in rails if rail.pci_address not in present)
+
+    def forget(self, rails: Collection[Rail]) -> None:
+        """Remove the rails of missing NICs. Their numbers are free."""
+        self._forgotten.update(rail.pci_address for rail in rails if rail.pci_address is not None)
+        for key, known in self.numbering.items():
+            self.numbering[key] = tuple(rail for rail in known if rail not in rails)
 
     def troubles(self, snapshot: Snapshot) -> tuple[Trouble, ...]:
         """Return what is wrong with this configuration on this machine."""
@@ -166,8 +211,7 @@ class Offer:
             for function in snapshot.functions
             if function.parent is None
             and (function.num_vfs or (function.total_vfs and function.health.state is not State.UNUSED))
-            and selected_pf(entry.select, function)
-            and _suits(entry, function, links.get(function.pci_address))
+            and offers_vfs_of(entry, function, links.get(function.pci_address))
         ]
         if not pfs:
             return None
@@ -184,7 +228,7 @@ class Offer:
         # NVML names no GPU that is passed through to virtual machines.
         seen = [gpu.pci_address for gpu in snapshot.gpu_functions if gpu.driver != PASSTHROUGH]
         globs = entry.select.pci_addresses
-        seen = [address for address in seen if not globs or _matches(address, globs)]
+        seen = [address for address in seen if not globs or matches(address, globs)]
         if snapshot.gpus or not seen or self.config.gpu.driver == "none":
             return None
         return (
@@ -207,7 +251,7 @@ class Offer:
             offered = {uuid for kind in kinds if kind.source == "gpus" for uuid in kind.hardware(snapshot)}
             yield from _too_few("gpus", expect.gpus, offered, gone)
         if expect.nics is not None:
-            gone = {pf.pci_address for pf in snapshot.functions if _missing(pf)}
+            gone = {pf.pci_address for pf in snapshot.functions if pf.missing}
             pools = (kind.devices(snapshot) for kind in kinds if kind.source == "pci")
             yield from _too_few("nics", expect.nics, {entry.parent for pool in pools for entry in pool}, gone)
 
@@ -233,9 +277,13 @@ class Offer:
             if function.parent is None and function.netdev is not None:
                 self._netdevs.setdefault(function.pci_address, function.netdev)
         named: dict[str, list[str]] = {} if "{" in entry.name else {entry.name: []}
-        for address, rail in self._numbered(entry, snapshot).items():
-            netdev = self._netdevs.setdefault(address, address.replace(":", "-"))
-            named.setdefault(entry.name.format(rail=rail, netdev=netdev), []).append(address)
+        for rail in self._numbered(entry, snapshot):
+            address = rail.pci_address
+            if address is None and "{netdev}" in entry.name:
+                continue  # its netdev is not known
+            netdev = self._netdevs.setdefault(address, address.replace(":", "-")) if address else ""
+            pfs = named.setdefault(entry.name.format(rail=rail.number, netdev=netdev), [])
+            pfs += [address] if address else []
         for name, pfs in named.items():
             yield VfPool(
                 self._resource(name, snapshot),
@@ -277,23 +325,30 @@ class Offer:
         ours = self.config.cdi.generate and not uuids <= paths.vendor_gpus
         return cdi.GPU_KIND if ours else gpu_access.CDI_KIND
 
-    def _numbered(self, entry: VfResource, snapshot: Snapshot) -> dict[str, int]:
-        """Return the rail of each PF by address, in the order of the rails."""
-        rails = self._rails.setdefault((entry.name, entry.select), {})
-        literal = literal_addresses(entry.select)
+    def _numbered(self, entry: VfResource, snapshot: Snapshot) -> Rails:
+        """Return the rails of an entry, with those of NICs that are new."""
+        key, literal = selection(entry), literal_addresses(entry.select)
         links = {link.pci_address: link for link in snapshot.links}
+        nics = nics_of(snapshot.functions, snapshot.links)
+        rails = self.numbering.get(key, ())
+        rails = identified(rails, nics) if literal else match(rails, nics)
+        numbered = {rail.pci_address for rail in rails}
+        macs = {rail.pci_address: rail.permanent_mac for known in self.numbering.values() for rail in known}
         for function in snapshot.functions:
             address = function.pci_address
-            if function.parent or address in rails or not (function.num_vfs or self._creates_vfs(function)):
+            if function.parent or address in numbered or not self._counts(function):
                 continue
-            link = links.get(address)
-            if not selected_pf(entry.select, function) or not _suits(entry, function, link):
+            if not offers_vfs_of(entry, function, links.get(address)):
                 continue
-            if literal:
-                rails[address] = literal.index(address)
-            else:
-                rails[address] = next(n for n in range(len(rails) + 1) if n not in rails.values())
-        return dict(sorted(rails.items(), key=lambda item: item[1]))
+            mac = nics.get(address) or macs.get(address)
+            rails = added(rails, address, mac, literal.index(address) if literal else None)
+        self.numbering[key] = rails
+        return rails
+
+    def _counts(self, pf: Function) -> bool:
+        """Whether a PF that has no rail gets one."""
+        forgotten = pf.missing and pf.pci_address in self._forgotten
+        return bool(pf.num_vfs or self._creates_vfs(pf)) and not forgotten
 
     def _creates_vfs(self, function: Function) -> bool:
         """Whether the ``vfs`` section creates VFs on this PF, which may lack them at present."""
@@ -314,60 +369,5 @@ def _too_few(setting: str, expected: int, offered: set[str], gone: set[str]) -> 
         yield Trouble(message, fatal=False, ready=False, source=source)
 
 
-def _missing(function: Function) -> bool:
-    return any(reason.key == "device_missing" for reason in function.health.reasons)
-
-
-def selected_pf(select: PfSelect, function: Function) -> bool:
-    """Whether a PF matches every list that is not empty, and none of ``exclude``."""
-    netdev, address, driver = function.netdev or "", function.pci_address, function.driver or ""
-    return (
-        (not select.vendors or function.vendor in select.vendors)
-        and (not select.devices or function.device in select.devices)
-        and (not select.drivers or _matches(driver, select.drivers))
-        and (not select.pci_addresses or _matches(address, select.pci_addresses))
-        and (not select.netdevs or _matches(netdev, select.netdevs))
-        and not _matches(netdev, select.exclude)
-        and not _matches(address, select.exclude)
-    )
-
-
-def selected_gpus(select: GpuSelect, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs that match every list that is not empty."""
-    indexes = [index_range(text) for text in select.indexes]
-    return tuple(
-        gpu
-        for gpu in gpus
-        if (not select.uuids or gpu.uuid in select.uuids)
-        and (not indexes or any(gpu.index in index for index in indexes))
-        and (not select.pci_addresses or _matches(gpu.pci_address, select.pci_addresses))
-        and (not select.models or _matches(gpu.name, select.models))
-    )
-
-
-def literal_addresses(select: PfSelect) -> tuple[str, ...]:
-    """Return ``pciAddresses`` if none is a glob: their order is then the order of the rails."""
-    if any(_GLOB.search(address) for address in select.pci_addresses):
-        return ()
-    return select.pci_addresses
-
-
-def _suits(entry: VfResource, function: Function, link: Link | None) -> bool:
-    select = entry.select
-    if link is not None and link.default_route:
-        return False
-    if select.link_types and function.link_type not in select.link_types:
-        return False
-    if select.rdma is not None and (function.rdma is not None) != select.rdma:
-        return False
-    # A link that is down has no speed; it stays selected, and its health shows that it is down.
-    speed = link.speed_mbps if link is not None else None
-    return speed is None or speed >= select.min_speed_mbps
-
-
 def _uuids(select: GpuSelect, snapshot: Snapshot, taken: frozenset[str]) -> frozenset[str]:
     return frozenset(gpu.uuid for gpu in selected_gpus(select, snapshot.gpus)) - taken
-
-
-def _matches(text: str, globs: Sequence[str]) -> bool:
-    return any(fnmatchcase(text, glob) for glob in globs)

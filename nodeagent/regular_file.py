@@ -56,11 +56,16 @@ def open_regular(path: str | os.PathLike[str]) -> int:
         if error.errno == errno.ENXIO:  # a socket, or a device without a driver
             raise _irregular(path, Path(path).stat().st_mode) from error
         raise
+    refuse_irregular(descriptor, path)
+    return descriptor
+
+
+def refuse_irregular(descriptor: int, path: str | os.PathLike[str]) -> None:
+    """Close the descriptor and raise ``OSError`` unless it is of a regular file."""
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         raise _irregular(path, mode)
-    return descriptor
 
 
 def _read_on(descriptor: int, begun: bytes, size_max: int) -> bytes:

@@ -1,100 +1,447 @@
-"""Measure the agent while pods start and end: each has a veth pair, and the node has many of them.
+"""A node and its cluster in accelerated churn: everything that may change on a node changes every second.
 
-The agent runs in a network namespace of its own with this machine's PCI bus, without GPUs. It needs root.
+Real are the agent and the controller, each a process. Stand-ins are the machine, the kubelet, the API server and, for
+root, the switches: frames come over veth pairs in network namespaces.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
-import subprocess
-import time
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+import random
+import shutil
+import socket
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-from benchmarks.figures import Figure
-from benchmarks.stage import NODEAGENT, Process, Stage
-from nodeagent.sim.netns import Netns
+from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sim.kubelet import Kubelet, PodSpec
+from nodeagent.sim.machine import Machine
+from nodeagent.sim.machine.kernel import MachineError
+from nodeagent.sim.netns import Netns, veth
+from nodeagent.sim.simulated_switches import SwitchPort
 
-VETHS = (110, 1000)
-EVERY_S = 1.5
-CORE_PERCENT = 0.4
-_SETTLE_S = 5.0
-_CONFIG = """\
+COUNTED = (sys.executable, str(Path(__file__).with_name("counted.py")))
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    "NODE_NAME": "gpu-0",
+    "GRPC_VERBOSITY": "ERROR",
+}
+PODS_MAX = 12
+SETTLE_S = 120.0
+RESET_S = 3.0
+"""Long enough for the agent to read the driver during the reset; a real one takes longer."""
+FLOOD_FRAMES = 2000
+HOLDS = "  - {rule: carrier_down, clearForSeconds: 0}\n  - {rule: device_missing, clearForSeconds: 0}\n"
+AGENT = (
+    """\
 apiVersion: nodeagent.io/v1alpha1
 kind: NodeAgentConfig
-resources:
-- {kind: vf, name: "nic{rail}"}
-gpu: {driver: none}
-cluster: {access: none}
-health: {stateDirectory: STATE}
+cluster: {access: kubeconfig, kubeconfig: KUBECONFIG, conditions: true, label: true}
+log: {level: LEVEL}
+links: {select: {netdevs: NETDEVS}}
+health:
+  rules:
+  - {rule: flapping, enabled: false}
 """
+    + HOLDS
+)
+FABRIC = """\
+apiVersion: nodeagent.io/v1alpha1
+kind: FabricConfig
+minLinks: MINIMUM
+hysteresis: {moveSeconds: 1, settleSeconds: 0, graceSeconds: 2, debounceSeconds: 0.5, holdSeconds: 5}
+"""
+BROKEN = ("resources: [\n", "kind: Unknown\n", "", "sliceMib: 1\n" * 200)
 
 
-async def churn(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
-    if os.geteuid() != 0:
-        return
-    seconds = 15.0 if quick else 60.0
-    for count in VETHS:
-        group = f"A node with {count} veth pairs of pods"
-        with Netns() as node, Netns() as pods:
-            _add(node, pods, range(count))
-            async with _agent(stage, node) as process:
-                await asyncio.sleep(_SETTLE_S)
-                at_rest = await _spent(process, seconds)
-                churning = asyncio.create_task(_start_and_end(node, pods))
-                busy = await _spent(process, seconds)
-                churning.cancel()
-                await asyncio.wait((churning,))
-        yield Figure(group, "share of a core at rest", "%", [at_rest])
-        yield Figure(group, f"  with one start or end in {EVERY_S:g} s", "%", [busy], {"max": CORE_PERCENT})
+class SoakError(Exception):
+    """The agent or the controller broke a promise under churn."""
 
 
-def _add(node: Netns, pods: Netns, numbers: range) -> None:
-    lines = [
-        f"link add veth{n} type veth peer name p{n} netns {pods.path}\nlink set veth{n} up" for n in numbers
-    ]
-    command = node.command("ip", "-batch", "-")
-    subprocess.run(command, input="\n".join(lines).encode(), check=True)
+class Churn:
+    """The stand-ins, the two processes, and the actions on them."""
 
+    def __init__(self, folder: Path, model: str, seed: int) -> None:
+        self.folder = folder
+        self.root = folder / "root"
+        self.machine = Machine.load(model)
+        self.machine.write(self.root)
+        self.kubelet = Kubelet(folder / "k", seed=seed, reconcile_s=0.2)
+        self.chance = random.Random(seed)
+        self.server: ApiServer
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self.done: Counter[str] = Counter()
+        self.expected: dict[str, int] = {}
+        self.ports: dict[str, int] = {}
+        self._pods: list[PodSpec] = []
+        self._frames: dict[str, socket.socket] = {}
+        self._namespace: Netns | None = None
+        self._vfs = {pf: pf_device.num_vfs for pf, pf_device in self._pfs().items()}
+        self._actions: list[tuple[int, Callable[[], Awaitable[None]]]] = [
+            (6, self.allocate), (3, self.release), (4, self.scrape), (3, self.link), (2, self.replug),
+            (2, self.gpu), (1, self.driver), (2, self.vfs), (1, self.restart_kubelet), (1, self.silence),
+            (2, self.reload_agent), (1, self.reload_controller), (2, self.api_fault), (2, self.reports),
+            (2, self.flood),
+        ]  # fmt: skip
 
-async def _start_and_end(node: Netns, pods: Netns) -> None:
-    """Add the veth pair of a pod, set both ends up, and remove it at the next turn."""
-    while True:
-        steps = (
-            f"link add churn type veth peer name eth0 netns {pods.path}",
-            "link set churn up",
-            "link set churn mtu 1450",
+    def _pfs(self) -> dict[str, Any]:
+        return {pf.address: pf for pf in self.machine.pfs if pf.num_vfs}
+
+    # --- the processes ----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            inside = self._wire(stack)
+            with inside.entered() if inside else contextlib.nullcontext():
+                self.server = await ApiServer(seed=1).start()
+                self.ports = {name: _free_port() for name in ("agent", "controller")}
+            stack.push_async_callback(self.server.stop)
+            for i in range(8):
+                self.server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"gpu-{i}"}})
+            await self.reports()
+            self._write_kubeconfigs()
+            self._configure_agent()
+            self._configure_controller()
+            await self.kubelet.start()
+            stack.push_async_callback(self.kubelet.stop)
+            try:
+                await self._start("agent", "run", "--root", self.root, "--kubelet-dir", self.kubelet.directory,
+                                  "--config", self.folder / "agent.yaml")  # fmt: skip
+                await self._start("controller", "controller", "--fabric", self.folder / "fabric.yaml",
+                                  "--kubeconfig", self.folder / "controller.kubeconfig")  # fmt: skip
+                await self._until(lambda: len(self.kubelet.allocatable()) >= 3, "the first registration")
+                await asyncio.sleep(2)
+                self.expected = self.kubelet.allocatable()
+                yield
+            finally:
+                for process in self.processes.values():
+                    if process.returncode is None:
+                        process.terminate()
+                        await process.wait()
+                for opened in self._frames.values():
+                    opened.close()
+
+    def _wire(self, stack: contextlib.AsyncExitStack) -> Netns | None:
+        """Connect the NICs with VFs to sockets in another namespace, if this process may make namespaces."""
+        try:
+            node, fabric = Netns(), Netns()
+        except PermissionError:
+            return None
+        self._namespace = stack.enter_context(node)
+        stack.enter_context(fabric)
+        node.ip("link set lo up")
+        for i, pf in enumerate(self._pfs().values()):
+            veth(node, pf.netdev.name, fabric, f"cable{i}")
+            self._frames[pf.netdev.name] = fabric.raw(f"cable{i}")
+        return node
+
+    async def _start(self, name: str, *arguments: object) -> None:
+        command = [*COUNTED, str(self.folder / f"{name}.tasks"), *map(str, arguments)]
+        command += ["--listen", f"127.0.0.1:{self.ports[name]}"]
+        if self._namespace is not None:
+            command = self._namespace.command(*command)
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.processes[name] = await asyncio.create_subprocess_exec(
+                *command, stdout=log, stderr=log, env=ENVIRONMENT
+            )
+
+    def check(self) -> None:
+        """Raise ``SoakError`` if a process has ended, or if two pods hold one device."""
+        for name, process in self.processes.items():
+            if process.returncode is not None:
+                raise SoakError(
+                    f"the {name} ended with exit code {process.returncode}:\n{self.log_tail(name)}"
+                )
+        holders: dict[str, str] = {}
+        for pod in self._pods:
+            for resources in self.kubelet.held(pod).values():
+                for resource, held in resources.items():
+                    for device in held:
+                        key = f"{resource}/{device}"
+                        if holders.setdefault(key, pod.name) != pod.name:
+                            raise SoakError(f"{key} is held by {holders[key]} and by {pod.name}")
+
+    def log_tail(self, name: str) -> str:
+        return "\n".join((self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-20:])
+
+    def figures(self, name: str) -> dict[str, float]:
+        """The resident memory, threads, descriptors and tasks of a process now."""
+        folder = Path(f"/proc/{self.processes[name].pid}")
+        status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+        return {
+            "rss_mib": int(status["VmRSS"].split()[0]) / 1024,
+            "threads": int(status["Threads"]),
+            "files": len(os.listdir(folder / "fd")),
+            "tasks": int((self.folder / f"{name}.tasks").read_text()),
+        }
+
+    # --- actions ----------------------------------------------------------------------------------------
+
+    async def act(self) -> None:
+        weights = [weight for weight, _ in self._actions]
+        ((_, action),) = self.chance.choices(self._actions, weights)
+        self.done[action.__name__] += 1
+        with contextlib.suppress(MachineError):  # the machine cannot do it now, such as a second unplug
+            await action()
+
+    async def allocate(self) -> None:
+        if not self.kubelet.running or len(self._pods) >= PODS_MAX:
+            await self.release()
+            return
+        resource = self.chance.choice(sorted(self.expected))
+        count = self.chance.randrange(1, 30) if "gpu-mem" in resource else 1
+        pod = PodSpec.single(f"pod-{self.done['allocate']}", {resource: count})
+        if self.kubelet.insufficient(pod):
+            return
+        if (await self.kubelet.admit(pod)).admitted:
+            self._pods.append(pod)
+        self.kubelet.admissions.pop(pod.uid, None)
+
+    async def release(self) -> None:
+        if self._pods:
+            self.kubelet.remove(self._pods.pop(self.chance.randrange(len(self._pods))))
+
+    async def scrape(self) -> None:
+        paths = (
+            ("agent", "/metrics"),
+            ("agent", "/health"),
+            ("agent", "/readyz"),
+            ("controller", "/metrics"),
         )
-        await _ip(node, *steps)
-        await _ip(pods, "link set eth0 up")
-        await asyncio.sleep(EVERY_S)
-        await _ip(node, "link del churn")
-        await asyncio.sleep(EVERY_S)
+        name, path = self.chance.choice(paths)
+        with contextlib.nullcontext() if self._namespace is None else self._namespace.entered():
+            sock = socket.socket()
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(20):
+                await loop.sock_connect(sock, ("127.0.0.1", self.ports[name]))
+                await loop.sock_sendall(sock, f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+                if self.chance.random() < 0.9:  # some clients do not wait for the answer
+                    while await loop.sock_recv(sock, 65536):
+                        pass
+        except (OSError, TimeoutError) as error:
+            raise SoakError(f"{path} of the {name}: {error!r}\n{self.log_tail(name)}") from error
+        finally:
+            sock.close()
+
+    async def link(self) -> None:
+        pf = self.chance.choice(sorted(self._vfs))
+        await self._change(lambda: self.machine.set_link(pf, up=self.chance.random() < 0.5))
+
+    async def replug(self) -> None:
+        pf = self.chance.choice(sorted(self._vfs))
+        if self.machine.nic(pf).present:
+            await self._change(lambda: self.machine.unplug(pf))
+        else:
+            await self._change(lambda: self.machine.plug(pf))
+
+    async def gpu(self) -> None:
+        gpu = self.chance.choice([gpu.address for gpu in self.machine.gpus])
+        faults: list[Callable[[], object]] = [
+            lambda: self.machine.raise_xid(gpu, self.chance.choice((13, 31, 48, 79, 94))),
+            lambda: self.machine.lose_gpu(gpu),
+            lambda: self.machine.find_gpu(gpu),
+            lambda: self.machine.set_recovery_action(gpu, "gpu_reset"),
+            lambda: self.machine.reset_gpu(gpu),
+            lambda: self.machine.ecc(gpu, correctable=self.chance.randrange(9)),
+        ]
+        await self._change(self.chance.choice(faults))
+
+    async def driver(self) -> None:
+        call = self.chance.choice(("init", "wait", "list", "vitals"))
+        await self._change(lambda: self.machine.fail_driver(call, "NVML_ERROR_UNKNOWN"))
+        await asyncio.sleep(1)
+        await self._change(self.machine.heal_driver)
+
+    async def vfs(self) -> None:
+        pf = self.chance.choice(sorted(self._vfs))
+        if not any("nic" in name for pod in self._pods for name in pod.requests()):
+            count = self.chance.randrange(self._vfs[pf] + 1)
+            await self._change(lambda: self.machine.set_vfs(pf, count))
+
+    async def restart_kubelet(self) -> None:
+        await self.kubelet.kill()
+        await asyncio.sleep(self.chance.random())
+        await self.kubelet.start(
+            listen_delay_s=self.chance.random(), sources_delay_s=self.chance.choice((0.0, 1.0))
+        )
+
+    async def silence(self) -> None:
+        """The kubelet's podresources API is gone for a second."""
+        sock, hidden = self.kubelet.podresources_socket, self.folder / "hidden.sock"
+        if sock.exists():
+            sock.rename(hidden)
+            await asyncio.sleep(1)
+            if not sock.exists():
+                hidden.rename(sock)
+
+    async def reload_agent(self) -> None:
+        await self._reload(self.folder / "agent.yaml", self._configure_agent)
+
+    async def reload_controller(self) -> None:
+        await self._reload(self.folder / "fabric.yaml", self._configure_controller)
+
+    async def _reload(self, file: Path, configure: Callable[[], None]) -> None:
+        if self.chance.random() < 0.3:
+            file.unlink()
+        elif self.chance.random() < 0.4:
+            _replace(file, self.chance.choice(BROKEN))
+        await asyncio.sleep(0.3)
+        configure()
+
+    async def api_fault(self) -> None:
+        match self.chance.randrange(6):
+            case 0:
+                self.server.drop()
+            case 1:
+                self.server.expire()
+                self.server.drop()
+            case 2:
+                self.server.heal()
+            case _:
+                how = self.chance.choice(("500", "429", "403", "close", "half", "lost", "hang", "drip"))
+                self.server.fail(
+                    how, times=self.chance.randrange(1, 6), retry_after_s=self.chance.choice((0, 1, None))
+                )
+
+    async def reports(self) -> None:
+        """Reports of seven other nodes; their cables move."""
+        for i in range(1, 8):
+            unit = self.chance.randrange(2) if self.chance.random() < 0.2 else i % 2
+            links = [
+                {
+                    "name": f"nic{rail}", "fabric": "compute", "rail": rail, "state": "healthy",
+                    "neighbor": {
+                        "chassisID": {"subtype": "mac", "value": f"02:00:00:00:{unit:02x}:{rail:02x}"},
+                        "portID": {"subtype": "ifname", "value": f"swp{i}"},
+                        "systemName": f"su{unit}-leaf{rail}",
+                        "stale": self.chance.random() < 0.1,
+                    },
+                }
+                for rail in range(2)
+            ]  # fmt: skip
+            self.server.put({
+                "apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeLinks", "nodeName": f"gpu-{i}",
+                "metadata": {"name": f"gpu-{i}", "namespace": "nodeagent"}, "links": links,
+            })  # fmt: skip
+
+    async def flood(self) -> None:
+        """Frames of switches with names that never come again, and noise. Without root there are no wires."""
+        for netdev, wire in self._frames.items():
+            for number in range(FLOOD_FRAMES // len(self._frames)):
+                name = f"hostile-{self.chance.randrange(1 << 40):x}-leaf{number % 200}"
+                frame = SwitchPort(netdev, name, number % 256).announcement(
+                    ttl=self.chance.choice((0, 1, 120))
+                )
+                if self.chance.random() < 0.3:
+                    frame = frame[:14] + self.chance.randbytes(self.chance.randrange(4, 300))
+                with contextlib.suppress(OSError):  # the queue is full
+                    wire.send(frame)
+                if number % 50 == 0:
+                    await asyncio.sleep(0)
+
+    async def _change(self, act: Callable[[], object]) -> None:
+        await asyncio.to_thread(act)
+
+    # --- rest -------------------------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Take all faults back and end all pods. Returns when the kubelet has every device again."""
+        self.server.heal()
+        while self._pods:
+            await self.release()
+        if not self.kubelet.running:
+            await self.kubelet.start()
+        self.machine.heal_driver()
+        for gpu in self.machine.gpus:
+            self.machine.lose_gpu(gpu.address)
+            self.machine.set_recovery_action(gpu.address, "gpu_reset")
+        await asyncio.sleep(RESET_S)
+        for gpu in self.machine.gpus:
+            self.machine.reset_gpu(gpu.address)
+        for pf, count in self._vfs.items():
+            if not self.machine.nic(pf).present:
+                self.machine.plug(pf)
+            self.machine.set_link(pf, up=True)
+            self.machine.set_vfs(pf, count)
+        self._configure_agent()
+        self._configure_controller()
+        await self._until(lambda: self.kubelet.allocatable() == self.expected, "every device healthy again")
+        for journal in (
+            self.kubelet.updates,
+            self.kubelet.calls,
+            self.kubelet.registrations,
+            self.kubelet.ends,
+        ):
+            journal.clear()
+
+    async def _until(self, good: Callable[[], bool], what: str) -> None:
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                while not good():
+                    self.check()
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise SoakError(
+                f"not within {SETTLE_S:g} s: {what}; the kubelet has {self.kubelet.allocatable()}, expected "
+                f"{self.expected}:\n{self.log_tail('agent')}"
+            ) from None
+
+    # --- files ------------------------------------------------------------------------------------------
+
+    def _configure_agent(self) -> None:
+        text = AGENT.replace("KUBECONFIG", str(self.folder / "agent.kubeconfig"))
+        text = text.replace("NETDEVS", json.dumps(sorted(self._frames)))
+        text = text.replace("LEVEL", self.chance.choice(("info", "warning")))
+        _replace(self.folder / "agent.yaml", text)
+
+    def _configure_controller(self) -> None:
+        _replace(self.folder / "fabric.yaml", FABRIC.replace("MINIMUM", str(self.chance.randrange(3))))
+
+    def _write_kubeconfigs(self) -> None:
+        for name, user in (("agent", "nodeagent"), ("controller", "nodeagent-controller")):
+            token = self.server.token(f"system:serviceaccount:nodeagent:{user}")
+            document = {
+                "current-context": "c",
+                "contexts": [
+                    {"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "nodeagent"}}
+                ],
+                "clusters": [{"name": "c", "cluster": {"server": self.server.url}}],
+                "users": [{"name": "u", "user": {"token": token}}],
+            }
+            (self.folder / f"{name}.kubeconfig").write_text(json.dumps(document))
 
 
-async def _ip(namespace: Netns, *steps: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *namespace.command("ip", "-batch", "-"), stdin=asyncio.subprocess.PIPE
-    )
-    await process.communicate("\n".join(steps).encode())
+def _replace(file: Path, text: str) -> None:
+    part = file.with_suffix(".part")
+    part.write_text(text)
+    part.replace(file)
 
 
-def _agent(stage: Stage, node: Netns) -> AbstractAsyncContextManager[Process]:
-    folder = stage.folder / "churn"
-    (folder / "kubelet").mkdir(parents=True, exist_ok=True)
-    config: Path = folder / "nodeagent.yaml"
-    config.write_text(_CONFIG.replace("STATE", str(folder)))
-    return stage.process(
-        *node.command(*NODEAGENT),
-        *("run", "--config", str(config), "--kubelet-dir", str(folder / "kubelet")),
-        *("--listen", "127.0.0.1:0"),
-    )
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
 
 
-async def _spent(process: Process, seconds: float) -> float:
-    """The share of a core in percent."""
-    began, cpu = time.monotonic(), process.cpu_s()
-    await asyncio.sleep(seconds)
-    return 100 * (process.cpu_s() - cpu) / (time.monotonic() - began)
+@asynccontextmanager
+async def churning(model: str, seed: int) -> AsyncIterator[Churn]:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="na-soak-", dir=memory))
+    try:
+        churn = Churn(folder, model, seed)
+        async with churn.running():
+            yield churn
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from nodeagent.health.gpu_presence import MISMATCH
 from nodeagent.model import Devices, Health, Reason, Snapshot, State
 
 FAILED = (State.DOWN, State.UNHEALTHY)
@@ -18,6 +19,9 @@ QUIET = (State.HEALTHY, State.UNKNOWN, State.UNUSED)
 MISSING = Health(
     State.DOWN, (Reason("device_missing", "the device is gone from this node"),), allocatable=False
 )
+
+_USABLE_BY_RUNNING_PODS = frozenset({MISMATCH.key})
+"""Reasons that keep new pods away, while the pods that hold the device continue to use it."""
 
 Offered = Sequence[tuple[str, Sequence[Devices]]]
 """Each offered resource with its devices."""
@@ -42,6 +46,12 @@ class AffectedPod:
     resource: str
     device_ids: tuple[str, ...]
     device: ReportedDevice
+
+
+def has_failed(health: Health) -> bool:
+    """Whether a pod that holds the device cannot use it any more."""
+    faults = {reason.key for reason in health.reasons if not reason.warning}
+    return health.state in FAILED and not (faults and faults <= _USABLE_BY_RUNNING_PODS)
 
 
 def reported_devices(snapshot: Snapshot) -> tuple[ReportedDevice, ...]:

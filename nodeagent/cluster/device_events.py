@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from nodeagent.cluster.affected_devices import (
-    FAILED,
     QUIET,
     AffectedPod,
     Offered,
     ReportedDevice,
     affected_pods,
+    has_failed,
     reported_devices,
 )
 from nodeagent.cluster.deliveries import Delivery
@@ -104,7 +104,7 @@ def _pod_notice(pod: AffectedPod) -> Notice:
     first, more = pod.device_ids[0], len(pod.device_ids) - 1
     held = f"{first} and {more} more" if more else first
     reasons = [reason.detail for reason in health.reasons if not reason.warning]
-    failed = health.state in FAILED
+    failed = has_failed(health)
     state = "has failed" if failed else f"is {health.state.value}"
     message = f"{device.title}, held as {pod.resource} ({held}), {state}: {'; '.join(reasons) or health.state.value}"
     target = EventTarget("Pod", pod.namespace, pod.pod)

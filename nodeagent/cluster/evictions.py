@@ -3,7 +3,7 @@
 Rules:
 
 * A pod is evicted after its device has failed without interruption for the configured time. A device whose state
-  is unknown has not failed.
+  is unknown has not failed, and neither has a GPU whose driver was upgraded underneath: its pods continue to run.
 * At most one pod in ten seconds. An eviction that a disruption budget refuses is requested again later, each time after
   a longer wait, and so is one whose pod does not end.
 * An eviction, and a refusal, is an Event on the pod and on the Node.
@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from nodeagent.backoff import JITTER, Backoff, RateLimit
-from nodeagent.cluster.affected_devices import FAILED, AffectedPod, Offered, affected_pods
+from nodeagent.cluster.affected_devices import AffectedPod, Offered, affected_pods, has_failed
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.event_writer import EventTarget, Notice
 from nodeagent.cluster.notice_board import NoticeBoard
@@ -51,7 +51,7 @@ class EvictionQueue:
     not_before: dict[PodName, float] = field(default_factory=dict)
 
     def observe(self, affected: Iterable[AffectedPod], now: float) -> None:
-        pods = {(pod.namespace, pod.pod): pod for pod in affected if pod.device.health.state in FAILED}
+        pods = {(pod.namespace, pod.pod): pod for pod in affected if has_failed(pod.device.health)}
         self.affected = pods
         self.since = {pod: self.since.get(pod, now) for pod in pods}
         self.not_before = {pod: at for pod, at in self.not_before.items() if pod in pods}

@@ -44,7 +44,7 @@ from nodeagent.inventory import Inventory
 from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
-from nodeagent.model import LINK_STATES, MISSING, Function, Link, Neighbor, Snapshot, State
+from nodeagent.model import LINK_STATES, Function, Link, Neighbor, Snapshot, State
 from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def report(
         if function.parent is not None or function.link_type == "infiniband":
             continue
         rail = rails.get(function.pci_address)
-        if function.health.missing and rail is None:
+        if function.missing and rail is None:
             continue
         name = RAIL_NAME.format(rail) if rail is not None else function.netdev or function.pci_address
         reported[name] = _link(
@@ -110,13 +110,9 @@ def report(
         )
     addresses = {function.pci_address for function in snapshot.functions}
     for name, link in last.items():
-        # A function that this agent has not found yet, or that was removed.
-        if name in reported or link.pci_address in addresses:
-            continue
-        if patient:
+        # A function that this agent has not found yet. Later the facts have each NIC with a rail, missing ones too.
+        if patient and name not in reported and link.pci_address not in addresses:
             reported[name] = link
-        elif link.pci_address in rails:
-            reported[name] = _missing(link, stamp)
     return NodeLinks(
         metadata=Metadata(name=node, namespace=namespace),
         node_name=node,
@@ -137,7 +133,7 @@ def _link(
 ) -> NodeLink:
     netdev = link.netdev if link else function.netdev
     own_neighbors = [neighbor for neighbor in neighbors if neighbor.link == netdev]
-    state = function.health.link_state
+    state = function.link_state
     same_state = (
         last is not None
         and last.state in (state, OLDER_STATES.get(state))
@@ -183,17 +179,6 @@ def _link_neighbor(neighbor: Neighbor) -> LinkNeighbor:
         # Their order means nothing. A switch with hundreds of addresses must not make the report too large.
         management_addresses=tuple(sorted(set(neighbor.management_addresses))[:ADDRESSES_MAX]),
         stale=neighbor.stale,
-    )
-
-
-def _missing(link: NodeLink, stamp: str) -> NodeLink:
-    """A link of the last report whose device is gone."""
-    neighbor = msgspec.structs.replace(link.neighbor, stale=True) if link.neighbor else None
-    reasons = ("device_missing",)
-    if (link.state, link.reasons, link.neighbor) == (MISSING, reasons, neighbor):
-        return link
-    return msgspec.structs.replace(
-        link, state=MISSING, reasons=reasons, neighbor=neighbor, last_transition_time=stamp
     )
 
 

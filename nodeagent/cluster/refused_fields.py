@@ -6,7 +6,7 @@ one of them does not cost the others. Pure.
 
 * A state that an older definition does not list becomes ``down``.
 * A list that is too long is cut. A required field takes the object with it that requires it.
-* ``nodeName`` and ``metadata`` cannot be left out.
+* ``nodeName``, ``metadata`` and the list of links cannot be left out.
 """
 
 from __future__ import annotations
@@ -52,12 +52,16 @@ def leave_out(
         path = _path(report, field.field)
         if whole_links and path[:1] == ("links",):
             path = path[:2]
-        while path and (path[-1] in _REQUIRED or not _holds(report, path)):
+        if path and isinstance(path[-1], str) and not _holds(report, path):
+            path = path[:-1]  # a required field that is absent
+        while path and path[-1] in _REQUIRED:
             path = path[:-1]
-        if not path or path[0] in _FIXED:
+        if not path or path[0] in _FIXED or not _holds(report, path):
             continue
         value = _at(report, path)
         replaced = _replacement(path, value, field.message)
+        if path == ("links",) and replaced is None:
+            continue
         name = _name(report, path)
         changes[path] = (name, None) if replaced is None else (f"{name} {_shown(value)}", replaced)
     # The last items of a list first, so that the places of the others stay as they are.

@@ -20,8 +20,6 @@ from nodeagent.web import local_socket
 
 FETCH_S = 5.0
 TOKEN_MAX = 1 << 16
-BODY_MAX = 1 << 26
-"""Bytes; a node with 80,000 slices answers with 3 MiB."""
 
 
 class AgentQueryError(Exception):
@@ -40,22 +38,16 @@ def ask(page: str, config: Config, root: Path) -> AgentAnswer:
     """Ask at the socket below the root. Raises ``AgentQueryError``."""
     folder = Tree(root).path(config.health.state_directory)
     place = str(folder / local_socket.NAME)
-    connection = http.client.HTTPConnection("localhost", timeout=FETCH_S)
     try:
-        connection.sock = local_socket.connect(folder, FETCH_S)
-        return AgentAnswer(_get(connection, page, {}, place, "restart the agent"), place)
+        return AgentAnswer(local_socket.fetch(folder, page, FETCH_S), place)
     except (FileNotFoundError, NotADirectoryError):
         return AgentAnswer(None, f"{place} does not exist")
     except ConnectionRefusedError:
         return AgentAnswer(None, f"the agent of {place} has ended")
     except PermissionError:
         return AgentAnswer(None, f"{place} may be opened by root only")
-    except (OSError, http.client.HTTPException) as error:
-        raise AgentQueryError(
-            f"the agent at {place} does not answer: {error or type(error).__name__}"
-        ) from error
-    finally:
-        connection.close()
+    except OSError as error:
+        raise AgentQueryError(f"the agent at {place} does not answer: {error.strerror or error}") from error
 
 
 def ask_address(page: str, config: Config, listen: str | None) -> AgentAnswer:
@@ -95,7 +87,7 @@ def _get(
 ) -> bytes:
     connection.request("GET", page, headers=headers)
     answer = connection.getresponse()
-    body = answer.read(BODY_MAX)
+    body = answer.read(local_socket.BODY_MAX)
     if answer.status != 200:
         raise AgentQueryError(f"the agent at {place} answers {answer.status} {answer.reason}; {remedy}")
     return body

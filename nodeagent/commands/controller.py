@@ -73,7 +73,7 @@ def _controller(options: argparse.Namespace) -> int:
     from nodeagent.kube.access import in_cluster, kubeconfig
 
     config, topology = read_fabric(options.fabric)
-    log_to_stderr(options.log_level)
+    log_to_stderr(options.log_level, daemon=True)
     access = None if options.kubeconfig else in_cluster()
     access = access or kubeconfig(options.kubeconfig)
     settings = controller.ReplicaSettings(

@@ -13,6 +13,7 @@ import sys
 import threading
 from copy import copy
 
+from nodeagent.commands.log_thread import LogThread
 from nodeagent.plain_text import one_line
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -41,8 +42,9 @@ class LogLines(logging.Formatter):
         return _indented(super().formatStack(stack_info))
 
 
-def log_to_stderr(level: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+def log_to_stderr(level: str, *, daemon: bool = False) -> None:
+    """Log to stderr. A ``daemon`` writes in a thread, because its log may block."""
+    handler = logging.StreamHandler(LogThread(sys.stderr.fileno()) if daemon else sys.stderr)
     handler.setFormatter(LogLines())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     threading.excepthook = _log_thread

@@ -40,7 +40,7 @@ def _run(options: argparse.Namespace) -> int:
     from nodeagent import agent
 
     config = load(options.config)
-    log_to_stderr(config.log.level)
+    log_to_stderr(config.log.level, daemon=True)
     agent_options = agent.AgentOptions(
         options.root,
         options.kubelet_dir,

@@ -17,6 +17,7 @@ from typing import Any
 
 from nodeagent.agent_config import Config
 from nodeagent.doctor import (
+    agent_checks,
     capabilities,
     cluster_checks,
     cluster_facts,
@@ -84,6 +85,7 @@ TOPICS = (
     gpu_checks.TOPIC,
     runtime_checks.TOPIC,
     kubelet_checks.TOPIC,
+    agent_checks.TOPIC,
     capabilities.TOPIC,
     cluster_checks.TOPIC,
     DOCTOR,
@@ -158,6 +160,7 @@ def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
         "runtime": ReadTask(lambda: runtime_checks.read(target), usual),
         "paths": ReadTask(lambda: host_paths.find(target.tree, target.config.cdi.directory), usual),
         "kubelet": ReadTask(lambda: kubelet_checks.read(target), usual),
+        "agent": ReadTask(lambda: agent_checks.read(target), usual),
         "lldp": ReadTask(lambda: lldp_checks.read(target), usual + target.wait_s),
     }
     if not target.recorded:
@@ -189,6 +192,7 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
     yield from found_by("gpus", lambda facts: gpu_checks.findings(facts, config))
     yield from found_by("runtime", lambda facts: runtime_checks.findings(facts, config, gpus))
     yield from found_by("kubelet", lambda facts: kubelet_checks.findings(facts, config, snapshot))
+    yield from found_by("agent", lambda facts: agent_checks.findings(facts, recorded=target.recorded))
     yield from found_by("rights", lambda facts: capabilities.findings(facts, config))
     cluster = outcomes.get("cluster", ReadOutcome(error=LookupError()))
     if cluster.error is None and cluster.hung_s is None:

@@ -12,9 +12,9 @@ from nodeagent.host.ethtool import Ethtool, EthtoolError
 from nodeagent.host.netlink.kernel_events import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.kinds.hardware_selection import selected_pf
 from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.model import Function
-from nodeagent.offer import selected_pf
 from nodeagent.sources.pci_source import PciFacts, scan
 
 TOPIC = Topic(

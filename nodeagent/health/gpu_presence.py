@@ -1,4 +1,4 @@
-"""The rules about the presence of a GPU: whether the driver lists it, which driver has it, and the driver's versions.
+"""The rules about the presence of a GPU: whether the driver lists it, its kernel driver, and the driver's versions.
 
 Pure. ``gpu_rules`` has the other rules.
 """

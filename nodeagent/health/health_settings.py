@@ -136,8 +136,8 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     state_directory: Annotated[
         AbsolutePath,
         setting(
-            "Absolute path of the directory where penalties and active faults are kept over a restart of the "
-            "agent."
+            "Absolute path of the directory where active faults, penalties, the rails of NICs and the sizes of "
+            "slices are kept over a restart of the agent."
         ),
     ] = "/var/lib/nodeagent"
 

@@ -62,7 +62,8 @@ class HealthService:
         self._functions: tuple[Function, ...] = ()
         self._nic_health: dict[str, Health] = {}
         self._gpu_health: dict[str, Health] = {}
-        self._permanent_macs: Mapping[str, str | None] = {}
+        self._macs: dict[str, str | None] = {}
+        """The permanent MAC address of each PF, or that of its link, as it was seen last."""
         self._nic_records = self._load(NIC_SECTION, NicRecord)
         """Records of PFs that have not appeared yet."""
         self._gpu_records: dict[str, GpuRecord] = {}
@@ -99,10 +100,6 @@ class HealthService:
 
     # --- NICs -----------------------------------------------------------------------------------------
 
-    def identify_nics(self, permanent_macs: Mapping[str, str | None]) -> None:
-        """Permanent MAC addresses by PCI address. Without one the address of the link identifies the NIC."""
-        self._permanent_macs = permanent_macs
-
     def adopt(self, settings: HealthSettings) -> None:
         """Apply changed settings."""
         if settings != self.nics.settings:
@@ -119,7 +116,8 @@ class HealthService:
     ) -> tuple[Function, ...]:
         """Return the functions with their health. The caller publishes them."""
         functions, links = tuple(functions), tuple(links)
-        self._restore_nics(functions, links)
+        self._macs |= {link.pci_address: link.permanent_mac or link.mac for link in links}
+        self._restore_nics(functions)
         self.nics.now = max(self.nics.now, self._clock())
         self.nics.take_facts(functions, links, faults)
         self.nics.take_roles(roles(functions, tuple(gpus)))
@@ -239,6 +237,12 @@ class HealthService:
         if self._with_gpus:
             self.gpus.recall(readings, self._clock())
 
+    def forget_gpu(self, uuid: str) -> None:
+        """Forget a GPU that is gone for good, and its faults."""
+        self.gpus.forget(uuid)
+        self._gpu_health.pop(uuid, None)
+        self._wake.set()
+
     def take_unusable(self, gpus: tuple[UnusableGpu, ...]) -> None:
         """Take the GPUs that no resource can offer, for ``explain``."""
         self._unusable = gpus
@@ -306,9 +310,7 @@ class HealthService:
             self.state_file.store(GPU_SECTION, gpus)
 
     def _identity(self, address: str) -> DeviceIdentity:
-        link = self.nics.nics[address].link if address in self.nics.nics else None
-        mac = self._permanent_macs.get(address) or (link.mac if link is not None else None)
-        return DeviceIdentity(address, mac)
+        return DeviceIdentity(address, self._macs.get(address))
 
     def _load(self, section: str, type_: type[_R]) -> dict[DeviceIdentity, _R]:
         """Return the records of a section without impossible ones."""
@@ -323,15 +325,14 @@ class HealthService:
             )
         return possible
 
-    def _restore_nics(self, functions: Iterable[Function], links: Iterable[Link]) -> None:
+    def _restore_nics(self, functions: Iterable[Function]) -> None:
         """Restore the records of PFs that appear for the first time."""
-        macs = {link.pci_address: link.mac for link in links}
         restored: dict[str, NicRecord] = {}
         for function in functions:
             address = function.pci_address
             if function.parent is not None or address in self.nics.nics:
                 continue
-            device = DeviceIdentity(address, self._permanent_macs.get(address) or macs.get(address))
+            device = self._identity(address)
             for known, record in self._nic_records.items():
                 if device.matches(known):
                     restored[address] = record

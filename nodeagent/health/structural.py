@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from nodeagent.model import Function, Link, Reason
 
 
@@ -50,7 +52,7 @@ def find_faults(
     listed = dict(present)
     for function in known:
         if function.pci_address not in present:
-            listed[function.pci_address] = function
+            listed[function.pci_address] = function if function.missing else replace(function, missing=True)
             faults[function.pci_address] = (_missing(function, present),)
     for address, function in present.items():
         if function.parent is None:

@@ -6,10 +6,20 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+PRIVATE_FOLDER, PUBLIC_FOLDER = 0o700, 0o755
 
-def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
+
+def replace_file(
+    path: Path,
+    content: bytes,
+    *,
+    mode: int = 0o600,
+    folder_mode: int = PRIVATE_FOLDER,
+    durable: bool = False,
+) -> None:
     """Put ``content`` at ``path`` in one step: readers see the old file or the new one. Blocks.
 
+    The file has ``mode``, and a folder that has to be created has ``folder_mode``, whatever the umask is.
     ``durable`` waits until the disk has the content and the name, so that both outlive a power failure. An old
     file is replaced whatever its mode is. Raises ``OSError`` with ``path`` as its file name; no temporary file
     is left then.
@@ -17,12 +27,12 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent, folder_mode)
         descriptor = os.open(temporary, flags, mode)
         with open(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            os.fchmod(descriptor, mode)  # the umask does not apply
+            os.fchmod(descriptor, mode)
             if durable:
                 os.fsync(descriptor)
         temporary.replace(path)
@@ -33,6 +43,23 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool
             temporary.unlink()
         error.filename = str(path)
         raise
+
+
+def make_folder(path: Path, mode: int = PRIVATE_FOLDER) -> None:
+    """Create a folder with ``mode``, and those above it that are missing with 0755, whatever the umask is.
+
+    A folder that exists keeps its mode. Blocks. Raises ``OSError``, such as ``FileExistsError`` for a file at ``path``.
+    """
+    try:
+        path.mkdir(mode)
+    except FileNotFoundError:
+        make_folder(path.parent, PUBLIC_FOLDER)
+        make_folder(path, mode)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    else:
+        path.chmod(mode)
 
 
 def unwritable_because(folder: Path) -> str | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ WRITE_S = 1.0
 class StoredValue(Generic[T]):
     """One value of a type that msgspec can read. ``save`` belongs to one event loop.
 
-    ``content`` names the value in the logs (``slice sizes``). ``loss`` says what the agent does not notice without it.
+    ``content`` names the value in the logs (``slice sizes``). ``loss`` is what the agent does not notice without it.
     """
 
     def __init__(self, path: Path, type_: type[T], *, content: str, loss: str) -> None:
@@ -48,7 +49,8 @@ class StoredValue(Generic[T]):
         self._type = type_
         self._content, self._loss = content, loss
         self._written = b""
-        self._writing: asyncio.Future[None] | None = None
+        self._busy = False
+        """A thread reads or writes the file now."""
 
     def read(self) -> T | None:
         """Return the value of an earlier agent; ``None`` if there is none that can be read. Blocks."""
@@ -73,40 +75,75 @@ class StoredValue(Generic[T]):
 
     async def save(self, value: T) -> bool:
         """Write the value unless the file has it. Return whether it is on the disk now."""
-        text = msgspec.json.encode(value, order="sorted") + b"\n"
+        text = _encoded(value)
         if text == self._written:
             return True
-        if self._writing is not None and not self._writing.done():
-            return False  # an earlier write hangs
-        loop = asyncio.get_running_loop()
-        self._writing = writing = loop.create_future()
+        if self._busy:
+            return False  # an earlier call hangs
 
-        def write() -> None:
-            failure = self._write(text)
-            with suppress(RuntimeError):  # the loop ended meanwhile
-                loop.call_soon_threadsafe(self._settle, writing, text, failure)
+        def write() -> Callable[[], None]:
+            try:
+                replace_file(self.path, text, durable=True)
+            except OSError as error:
+                return partial(self._complain, error.strerror or str(error))
+            return partial(self._settle, text)
 
-        threading.Thread(target=write, name=f"write-{self.path.name}", daemon=True).start()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WRITE_S):
-                await asyncio.shield(writing)
-        if not writing.done():
+        if not await self._in_thread(write):
             self._complain(f"the disk did not answer within {WRITE_S:g} s")
         return self._written == text
 
-    def _write(self, text: bytes) -> str | None:
-        try:
-            replace_file(self.path, text, durable=True)
-        except OSError as error:
-            return error.strerror or str(error)
-        return None
+    def write(self, value: T) -> None:
+        """Write the value now. Blocks; raises ``OSError``."""
+        replace_file(self.path, _encoded(value), durable=True)
 
-    def _settle(self, writing: asyncio.Future[None], text: bytes, failure: str | None) -> None:
-        if failure is not None:
-            self._complain(failure)
-        else:
-            self._written, self.unwritable = text, None
-        writing.set_result(None)
+    async def changed(self) -> T | None:
+        """Return the value if another program has replaced the file since it was read or written here."""
+        written, found = self._written, b""
+
+        def read() -> Callable[[], None]:
+            nonlocal found
+            with suppress(OSError):
+                found = read_regular(self.path, SIZE_MAX)
+            return lambda: None
+
+        if self._busy or not await self._in_thread(read):
+            return None
+        if not found or found == written or self._written != written:
+            return None
+        try:
+            value = msgspec.json.decode(found, type=self._type)
+        except (ValueError, RecursionError):
+            return None  # the next change replaces it
+        self._written = found
+        return value
+
+    async def _in_thread(self, work: Callable[[], Callable[[], None]]) -> bool:
+        """Run ``work`` in a thread and its result here. Return whether that took less than ``WRITE_S``."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self._busy = True
+
+        def finish(result: Callable[[], None]) -> None:
+            self._busy = False
+            result()
+            if not done.done():
+                done.set_result(None)
+
+        def run() -> None:
+            result = work()
+            with suppress(RuntimeError):  # the loop ended meanwhile
+                loop.call_soon_threadsafe(finish, result)
+
+        threading.Thread(target=run, name=f"file-{self.path.name}", daemon=True).start()
+        try:
+            async with asyncio.timeout(WRITE_S):
+                await done
+        except TimeoutError:
+            return False
+        return True
+
+    def _settle(self, text: bytes) -> None:
+        self._written, self.unwritable = text, None
 
     def _complain(self, reason: str) -> None:
         if self.unwritable is None:
@@ -119,3 +156,7 @@ class StoredValue(Generic[T]):
                 reason,
             )
         self.unwritable = reason
+
+
+def _encoded(value: object) -> bytes:
+    return msgspec.json.encode(value, order="sorted") + b"\n"

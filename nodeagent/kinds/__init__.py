@@ -74,8 +74,13 @@ class DeviceKind(Protocol):
         must_include: Sequence[str],
         size: int,
         near: Sequence[Function] = (),
+        later_sizes: Sequence[int] | None = (),
     ) -> list[str]:
-        """Choose ``size`` of the available IDs, ``must_include`` first. Raises ``Refused``."""
+        """Choose ``size`` of the available IDs, ``must_include`` first. Raises ``Refused``.
+
+        ``near`` are NICs that the same container probably has. ``later_sizes`` are the sizes to which earlier requests
+        of this size grew, ``None`` if there was no request of this size.
+        """
         ...
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:

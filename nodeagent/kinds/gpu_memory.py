@@ -117,14 +117,16 @@ class GpuMemory(msgspec.Struct, frozen=True):
         must_include: Sequence[str],
         size: int,
         near: Sequence[Function] = (),
+        later_sizes: Sequence[int] | None = (),
     ) -> list[str]:
         """Choose the best fit on one GPU; for an exact multiple of a GPU's slices, that many idle GPUs.
 
-        The smallest remainder wins, then the NUMA node of ``near``, the PCIe hops to it, and the index.
+        The smallest remainder wins, then the NUMA node of ``near``, the PCIe hops to it, and the index. A request
+        that may grow (``later_sizes``) is placed as if it had its largest later size that fits.
         """
         free, must = preference(self.resource, available, must_include, size)
         blocks = self._blocks(snapshot, free, must)
-        chosen = _best_fit(blocks, size, near) or self._whole(snapshot, blocks, size, near)
+        chosen = _best_fit(blocks, size, near, later_sizes) or self._whole(snapshot, blocks, size, near)
         if not chosen:
             raise self._no_fit(blocks, size)
         fresh = (name for block in chosen for name in block.ids if name in free and name not in must)
@@ -220,19 +222,33 @@ class GpuMemory(msgspec.Struct, frozen=True):
                 reason = (
                     f"{size} slices ({memory}) are {size // max(wholes)} whole GPUs, not so many are idle"
                 )
+        pinned = [block for block in blocks if block.must]
+        if len(pinned) == 1:
+            (block,) = pinned
+            reason = (
+                f"{block.must} of {size} slices are fixed on {block.gpu.uuid[:_UUID_SHOWN]}…, which has {block.free} "
+                "with them: the kubelet gives a container the slices of the pod's init container, or those of its "
+                f"NUMA node, first; ask for {size} in the init container too, or for at most {block.free} here"
+            )
         free = f"; free slices: {_listed(blocks)}" if blocks else "; it has no GPU"
         return Refused(f"{self.resource}: {reason}{free}", invalid=False)
 
 
-def _best_fit(blocks: Sequence[_GpuSlices], size: int, near: Sequence[Function]) -> list[_GpuSlices]:
+def _best_fit(
+    blocks: Sequence[_GpuSlices], size: int, near: Sequence[Function], later_sizes: Sequence[int] | None
+) -> list[_GpuSlices]:
     pinned = [block for block in blocks if block.must]
     if len(pinned) > 1:
         return []
-    fitting = [block for block in pinned or blocks if block.free >= size]
-    if not fitting:
+    candidates = pinned or blocks
+    for wanted in (*sorted({later for later in later_sizes or () if later > size}, reverse=True), size):
+        if fitting := [block for block in candidates if block.free >= wanted]:
+            break
+    else:
         return []
-    least = min(block.free for block in fitting)
-    ties = [block for block in fitting if block.free == least]
+    extreme = max if later_sizes is None else min
+    best = extreme(block.free for block in fitting)
+    ties = [block for block in fitting if block.free == best]
     return [min(ties, key=lambda block: (distance(block.gpu, near), block.gpu.index))]
 
 

@@ -88,7 +88,8 @@ class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"
         Template,
         setting(
             "Name of the resource. {rail} is the number of the PF among the selected PFs, in PCI order (or in "
-            "the order of pciAddresses if none of these is a glob); {netdev} is the name of the PF's netdev. "
+            "the order of pciAddresses if none of these is a glob), which it keeps over restarts; {netdev} is the "
+            "name of the PF's netdev. "
             "Either field makes one resource for each PF. Without a field, one resource holds the VFs of all "
             "selected PFs."
         ),

@@ -103,6 +103,7 @@ class VfPool(msgspec.Struct, frozen=True):
         must_include: Sequence[str],
         size: int,
         near: Sequence[Function] = (),
+        later_sizes: Sequence[int] | None = (),  # noqa: ARG002
     ) -> list[str]:
         """Choose from the PF with the fewest VFs in this choice (spread), or with the fewest free VFs (pack).
 

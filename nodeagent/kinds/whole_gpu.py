@@ -74,6 +74,7 @@ class WholeGpus(msgspec.Struct, frozen=True):
         must_include: Sequence[str],
         size: int,
         near: Sequence[Function] = (),
+        later_sizes: Sequence[int] | None = (),  # noqa: ARG002
     ) -> list[str]:
         """Choose GPUs as close to each other, then to ``near``, as the free ones allow."""
         free, must = preference(self.resource, available, must_include, size)

@@ -2,6 +2,7 @@
 
 Rules:
 
+* What a server sends is bounded (``answer_bounds``). A page of a list that is too large is requested in smaller parts.
 * The verbs are Kubernetes' own. Each call has one deadline, which includes the waits that the server requests
   (``Retry-After`` with 429 and 5xx). It returns a decoded object or raises an ``ApiError``.
 * A few threads do the blocking work, one for each watch; the event loop only waits. A caller that stops waiting ends
@@ -24,6 +25,7 @@ import msgspec
 
 from nodeagent.backoff import JITTER, Backoff
 from nodeagent.bounded_calls import in_thread
+from nodeagent.kube import answer_bounds
 from nodeagent.kube.access import Access
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import PODS, Json, Resource, WatchEvent
@@ -41,7 +43,9 @@ TIMEOUT_S = 15.0
 PAGE = 500
 THREADS = 4
 RESTARTS_MAX = 2
-"""After so many expired continue tokens, the list is requested in one piece."""
+"""After so many expired continue tokens, the list is requested in one piece, if it is small enough."""
+SMALLER = 8
+"""A page that is too large is requested again with this part of its objects."""
 WATCH_S = (300, 600)
 """The time after which the server ends a watch: random, so that the watches of many nodes do not end together."""
 GRACE_S = 30.0
@@ -154,27 +158,35 @@ class ApiClient:
         ``take`` receives each object. ``restart`` is called when the list starts again: drop what was taken. Returns
         the version from which to watch.
         """
-        restarts, token = 0, ""
-        while True:
+        restarts, token, count = 0, "", 0
+        for _ in range(answer_bounds.PAGES_MAX):
             query = _selected(labels, fields)
-            query |= {"limit": str(limit)} if limit and restarts <= RESTARTS_MAX else {}
+            query |= {"limit": str(limit)} if limit else {}
             query |= {"continue": token} if token else {}
             request = self._request("list", "GET", resource, namespace, query=query)
             try:
                 body = await self._send(request)
+                page = self._decode(request, body, _Page[resource.struct])  # type: ignore[name-defined]
             except ApiError as error:
+                if error.reason == "TooLarge" and limit != 1:
+                    limit = max(1, (limit or PAGE) // SMALLER)
+                    continue
                 if not (error.gone and token):
                     raise
-                restarts, token = restarts + 1, ""
+                restarts, token, count = restarts + 1, "", 0
+                limit = 0 if restarts == RESTARTS_MAX + 1 else limit
                 restart()
                 continue
-            page = self._decode(request, body, _Page[resource.struct])  # type: ignore[name-defined]
+            count += len(page.items or ())
+            if count > answer_bounds.OBJECTS_MAX:
+                raise answer_bounds.too_large(request, f"more than {answer_bounds.OBJECTS_MAX} objects")
             for item in page.items or ():
                 take(item)
             token = page.metadata.continue_
             if not token:
                 return page.metadata.resource_version
             del page, body
+        raise answer_bounds.too_large(request, f"more than {answer_bounds.PAGES_MAX} pages")
 
     async def watch(
         self,
@@ -309,6 +321,7 @@ class ApiClient:
             namespace,
             query or {},
             None if body is None else msgspec.json.encode(body),
+            answer_bounds.LIST_MAX if verb == "list" else answer_bounds.OBJECT_MAX,
             accept=accept,
         )
 
@@ -367,12 +380,8 @@ class ApiClient:
         return decoder
 
     def _decode(self, request: ApiRequest, body: bytes, type_: type[U]) -> U:
-        try:
-            decoded: U = self._decoder(type_).decode(body)
-            return decoded
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            message = f"the answer cannot be decoded: {error}"
-            raise ApiError(request.verb, request.path, 200, "Broken", message) from error
+        decoded: U = answer_bounds.decode(request, body, self._decoder(type_))
+        return decoded
 
 
 def _selected(labels: str, fields: str) -> dict[str, str]:

@@ -15,12 +15,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -30,13 +28,14 @@ from urllib3.exceptions import HTTPError, NewConnectionError, SSLError
 from urllib3.util import Timeout
 
 from nodeagent.kube.access import Access, AccessError
+from nodeagent.kube.answer_bounds import OBJECT_MAX, REFUSAL_MAX, check_encoding, too_large
 from nodeagent.kube.failure import ApiError, error_of_answer
+from nodeagent.memory_file import MemoryFile
 
 CONNECT_S = 3.0
 """A connection attempt cannot be aborted, so an agent that ends waits for as long."""
 CONNECTIONS = 8
 CHUNK = 64 * 1024
-BODY_MAX = 256 << 20
 KEEPALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -51,7 +50,7 @@ _thread = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """``verb`` and ``resource`` are RBAC's words (``patch``, ``nodes/status``), for errors."""
+    """``verb`` and ``resource`` are RBAC's words (``patch``, ``nodes/status``), for errors. ``answer_max``: bytes."""
 
     verb: str
     method: str
@@ -61,6 +60,7 @@ class ApiRequest:
     namespace: str | None = None
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
+    answer_max: int = OBJECT_MAX
     content_type: str = "application/json"
     accept: str = "application/json"
 
@@ -153,23 +153,21 @@ class Transport:
         if guard is not None:
             call.until = min(call.until, time.monotonic() + guard())
         with self._answer(call, call.left_s) as answer:
-            parts, size = [], 0
-            while part := answer.read1(CHUNK):
-                parts.append(part)
-                size += len(part)
-                if call.left_s <= 0 or size > BODY_MAX:
-                    raise TimeoutError(f"no complete answer in time ({size} bytes came)")
-            return b"".join(parts)
+            return _body(call, answer)
 
     def lines(self, call: ApiCall, no_data_s: float) -> Iterator[bytes]:
         """Yield the lines of a streamed answer until it ends. Raises ``ApiError``."""
         with self._answer(call, no_data_s) as answer:
-            rest = b""
-            while part := answer.read1(CHUNK):
-                *whole, rest = (rest + part).split(b"\n")
-                yield from whole
-                if len(rest) > BODY_MAX:
-                    raise TimeoutError(f"a line of more than {len(rest)} bytes")
+            line = bytearray()
+            while part := answer.read1(CHUNK, decode_content=False):
+                *whole, rest = part.split(b"\n")
+                for end in whole:
+                    line += end
+                    yield bytes(line)
+                    line.clear()
+                line += rest
+                if len(line) > call.request.answer_max:
+                    raise too_large(call.request, f"an event of more than {call.request.answer_max} bytes")
 
     @contextlib.contextmanager
     def _answer(self, call: ApiCall, read_s: float) -> Iterator[urllib3.BaseHTTPResponse]:
@@ -179,7 +177,8 @@ class Transport:
             answer = self._ask(call, read_s)
             call.reads(answer)
             if answer.status >= 300:
-                raise error_of_answer(call.request, answer.status, answer.headers, _refusal(answer))
+                raise error_of_answer(call.request, answer.status, answer.headers, _refusal(call, answer))
+            check_encoding(call.request, answer.headers)
             yield answer
             if not answer.closed:
                 answer.drain_conn()
@@ -247,12 +246,34 @@ def _cause(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _refusal(answer: urllib3.BaseHTTPResponse) -> bytes:
-    """The beginning of a refusal's body, if it can be read."""
+def _body(call: ApiCall, answer: urllib3.BaseHTTPResponse) -> bytes:
+    """The whole body. Raises ``ApiError`` beyond the limit, ``TimeoutError`` after the deadline."""
+    most = call.request.answer_max
+    if answer.length_remaining is not None and answer.length_remaining > most:
+        raise too_large(call.request, f"{answer.length_remaining} bytes, at most {most} are accepted")
+    body = bytearray()
+    while part := answer.read1(CHUNK, decode_content=False):
+        body += part
+        if len(body) > most:
+            raise too_large(call.request, f"more than {most} bytes")
+        if call.left_s <= 0:
+            raise TimeoutError(f"no complete answer in time ({len(body)} bytes came)")
+    return bytes(body)
+
+
+def _refusal(call: ApiCall, answer: urllib3.BaseHTTPResponse) -> bytes:
+    """The body of a refusal, as far as it can be read."""
+    body = bytearray()
     try:
-        return answer.read1(CHUNK)
+        while (
+            len(body) < REFUSAL_MAX
+            and call.left_s > 0
+            and (part := answer.read1(CHUNK, decode_content=False))
+        ):
+            body += part
     except (HTTPError, OSError):
-        return b""
+        pass
+    return bytes(body)
 
 
 def _pool(access: Access) -> urllib3.HTTPConnectionPool:
@@ -301,10 +322,5 @@ def _context(access: Access) -> ssl.SSLContext:
 
 
 def _present(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """OpenSSL loads a client certificate only from files; they exist while it reads them."""
-    with tempfile.TemporaryDirectory(prefix="nodeagent-") as folder:
-        files = [Path(folder, name) for name in ("crt", "key")]
-        for file, text in zip(files, (certificate, key), strict=True):
-            file.touch(mode=0o600)
-            file.write_text(text, encoding="utf-8")
-        context.load_cert_chain(*map(str, files))
+    with MemoryFile(certificate.encode()) as first, MemoryFile(key.encode()) as second:
+        context.load_cert_chain(first.path, second.path)

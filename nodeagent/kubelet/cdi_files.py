@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nodeagent import cdi
-from nodeagent.host.file_writing import replace_file
+from nodeagent.host.file_writing import PUBLIC_FOLDER, replace_file
 from nodeagent.kinds import DeviceKind, gpu_access
 from nodeagent.model import Allocation, Snapshot
 from nodeagent.regular_file import read_regular
@@ -76,7 +76,7 @@ class CdiSpecFiles:
                     if known:
                         self._written[name] = text
                         continue
-                    replace_file(path, text.encode(), mode=0o644)
+                    replace_file(path, text.encode(), mode=0o644, folder_mode=PUBLIC_FOLDER)
                 except OSError as error:
                     error.filename = str(path)
                     failures[name] = error

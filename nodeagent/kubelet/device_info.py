@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.host.file_writing import replace_file
+from nodeagent.host.file_writing import PUBLIC_FOLDER, replace_file
 from nodeagent.model import DeviceInfo
 
 DEVICE_INFO = "/var/run/k8s.cni.cncf.io/devinfo/dp"
@@ -30,7 +30,7 @@ class DeviceInfoFiles:
         """Write the files of one allocation. Blocks; raises ``OSError`` with the name of the file."""
         for info in files:
             self._written.add(info.name)
-            replace_file(self.folder / info.name, info.text.encode(), mode=0o444)
+            replace_file(self.folder / info.name, info.text.encode(), mode=0o444, folder_mode=PUBLIC_FOLDER)
 
     def try_writing(self) -> None:
         """Write a file into the folder and remove it. Blocks; raises ``OSError`` with the name of the folder.
@@ -39,7 +39,7 @@ class DeviceInfoFiles:
         """
         trial = self.folder / f".nodeagent.{os.getpid()}.trial"
         try:
-            replace_file(trial, b"{}\n")
+            replace_file(trial, b"{}\n", folder_mode=PUBLIC_FOLDER)
             trial.unlink()
         except OSError as error:
             error.filename = str(self.folder)

@@ -2,7 +2,8 @@
 
 The agent keeps no record of allocations: the kubelet makes no Deallocate call, and its checkpoint is private. It reads
 the holdings at start, after each allocation and every 30 s. A kubelet that has just started may answer with an *empty*
-list although pods hold devices, so an empty answer is published only after ``EMPTY_STANDS_S``.
+list although pods hold devices, so an empty answer is published only after ``EMPTY_STANDS_S``. An empty answer and a
+failure are repeated after a second: VFs may wait for the holdings (``kubelet/rail_memory.py``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from nodeagent.backoff import Backoff
 from nodeagent.kube.podresources_client import PodResources, PodResourcesError
 from nodeagent.model import Holding
 
@@ -22,6 +24,9 @@ __all__ = ["EMPTY_STANDS_S", "INTERVAL_S", "PodResourcesError", "offered", "once
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 30.0
+RETRY_S = 1.0
+RETRY_MAX_S = 5.0
+"""After failures the wait grows to this: the kubelet may be back at any moment, and asking it costs little."""
 NOTED_S = 0.5
 """The kubelet lists an allocation after it has the answers for all resources of the container."""
 RETRY_S = 0.5
@@ -88,6 +93,7 @@ async def watch(
     known: tuple[Holding, ...] | None = None
     empty_since: float | None = None
     failing = False
+    backoff = Backoff(min(RETRY_S, interval_s), min(RETRY_MAX_S, interval_s))
     try:
         while True:
             try:
@@ -97,7 +103,9 @@ async def watch(
                     log.warning("The holdings of pods cannot be read. reason=%r", str(error))
                 failing = True
                 mark_stale(str(error))
+                pause = backoff.next_s()
             else:
+                backoff.reset()
                 if failing:
                     log.info("The holdings of pods are read again.")
                 failing = False
@@ -109,7 +117,7 @@ async def watch(
                 if empty_since is None or now - empty_since >= empty_stands_s:
                     known, empty_since = holdings, None
                     publish(holdings)
-            pause = interval_s if empty_since is None else min(interval_s, empty_stands_s / 3)
+                pause = interval_s if empty_since is None else min(interval_s, RETRY_S, empty_stands_s / 3)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await read_now.wait()

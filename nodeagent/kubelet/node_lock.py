@@ -20,6 +20,7 @@ import msgspec
 
 from nodeagent.host.file_writing import unwritable_because
 from nodeagent.plain_text import one_line
+from nodeagent.regular_file import refuse_irregular
 
 LOCK = "nodeagent.lock"
 OPEN_AGAIN_S = 1.0
@@ -127,7 +128,10 @@ def _pid_namespace() -> int:
 async def _open(path: Path, on_blocked: Callable[[str], object]) -> int:
     while True:
         try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+            refuse_irregular(descriptor, path)
+            os.fchmod(descriptor, 0o600)
+            return descriptor
         except OSError as error:
             if not path.parent.is_dir():
                 raise

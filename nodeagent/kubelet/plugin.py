@@ -24,6 +24,7 @@ from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.host.file_writing import unwritable_because
 from nodeagent.kinds import DeviceKind, Refused
 from nodeagent.kubelet.device_list import PLUGIN_OPTIONS, DeviceList
+from nodeagent.kubelet.grown_requests import GrownRequests
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.model import Allocation, Devices, Function, Reason, Snapshot
 
@@ -41,12 +42,13 @@ container in a call of its own, in random order and without the pod's name, and 
 
 _SERVER_OPTIONS = (
     # GetPreferredAllocation lists every free ID: 80,000 of them exceed gRPC's default of 4 MiB.
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
 )
 
 _EMPTY = b""
+_PREFERRED: tuple[frozenset[str], Refused | None] = (frozenset(), None)
 
 
 class AllocationFiles(Protocol):
@@ -110,6 +112,9 @@ class Plugin:
         self._on_stream_lost = on_stream_lost
         self._on_allocate = on_allocate
         self._writes = BoundedCalls("files of an allocation", FILES_S)
+        self._grown = GrownRequests()
+        self._unpreferred: tuple[frozenset[str], Refused | None] = _PREFERRED
+        """The required devices of the last request that has no preference, and why it has none."""
         self._server: grpc.aio.Server | None = None
         self._changed = asyncio.Event()
         self._inode: tuple[int, int] | None = None
@@ -151,6 +156,7 @@ class Plugin:
             path.unlink(missing_ok=True)
             server.add_insecure_port(f"unix:{path}")
             await server.start()
+            path.chmod(0o600)  # gRPC creates it as the umask is
         except (RuntimeError, OSError) as error:
             raise BindError(f"cannot listen on {path}: {_bind_obstacle(path.parent) or error}") from error
         self._server, self._path, self._inode = server, path, _inode(path)
@@ -215,7 +221,10 @@ class Plugin:
 
     def _preferred(self, available: Sequence[str], must: Sequence[str], size: int) -> Sequence[str]:
         try:
-            return self._kind.prefer(self._snapshot, available, must, size, self._recent.functions())
+            self._grown.ask(must, size, time.monotonic())
+            later_sizes = () if must else self._grown.later_sizes(size)
+            near = self._recent.functions()
+            return self._kind.prefer(self._snapshot, available, must, size, near, later_sizes)
         except Refused as refusal:
             # The kubelet may have taken devices by NUMA affinity before this call. After a veto it keeps them
             # until its next update; after a refused Allocate it frees them at once (devicemanager/manager.go).
@@ -223,6 +232,7 @@ class Plugin:
             if not must or refusal.invalid:
                 raise
             log.info("No preference is left. resource=%s reason=%r", self.resource, str(refusal))
+            self._unpreferred = frozenset(must), refusal
             return must
 
     async def _allocate(self, request: bytes, context: Any) -> bytes:
@@ -252,14 +262,25 @@ class Plugin:
         allocations = []
         for ids in messages.read_allocate_request(request):
             self._refuse_missing(ids)
-            allocation = kind.allocate(snapshot, ids)
+            allocation = self._allocation(kind, snapshot, ids)
             if self._files.due(allocation):
                 await self._write_files(allocation)
             self._note_recent(snapshot, ids)
+            self._grown.allocate(ids, time.monotonic())
             allocations.append(allocation)
             log.info("Devices were allocated. resource=%s count=%d first=%s", self.resource, len(ids), ids[0])
             self._on_allocate()
         return messages.allocate_response(allocations)
+
+    def _allocation(self, kind: DeviceKind, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
+        """Raises ``Refused``, with the reason why there was no preference for this request: it names the cause."""
+        (must, cause), self._unpreferred = self._unpreferred, _PREFERRED
+        try:
+            return kind.allocate(snapshot, ids)
+        except Refused:
+            if cause is not None and must <= frozenset(ids):
+                raise cause from None
+            raise
 
     async def _write_files(self, allocation: Allocation) -> None:
         try:

@@ -157,6 +157,6 @@ def gpu_last_xid(shown: ScrapeInput) -> Iterator[Series]:
 def gpu_nic_affinity(facts: FactIndex) -> Iterator[Series]:
     for gpu in facts.snapshot.gpus:
         for pf in facts.pfs:
-            if not pf.health.missing:
+            if not pf.missing:
                 relation = affinity(gpu.pci_path, gpu.numa_node, pf.pci_path, pf.numa_node)
                 yield (str(gpu.index), facts.link_name(pf.pci_address), relation.name), 1

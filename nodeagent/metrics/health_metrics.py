@@ -101,7 +101,7 @@ GPU_FIGURES: tuple[Family, ...] = (
 def link_health_state(facts: FactIndex) -> Iterator[Series]:
     for pf in facts.pfs:
         for state in LINK_STATES:
-            yield (facts.link_name(pf.pci_address), state), pf.health.link_state == state
+            yield (facts.link_name(pf.pci_address), state), pf.link_state == state
 
 
 @fact_family(

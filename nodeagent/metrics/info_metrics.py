@@ -103,7 +103,7 @@ def transceiver_module_state(facts: FactIndex) -> Iterator[Series]:
 )
 def pcie_info(facts: FactIndex) -> Iterator[Series]:
     for pf in facts.pfs:
-        if not pf.health.missing:
+        if not pf.missing:
             numa = "" if pf.numa_node is None else str(pf.numa_node)
             yield (pf.pci_address, facts.link_name(pf.pci_address), "nic", numa), 1
     for gpu in facts.snapshot.gpus:
@@ -123,7 +123,7 @@ def rdma_port_info(facts: FactIndex) -> Iterator[Series]:
     fields = ("rdma_link_layer", "rdma_phys_state", "node_guid")
     for pf in facts.pfs:
         name = facts.rdma_name(pf.pci_address)
-        if name and not pf.health.missing:
+        if name and not pf.missing:
             texts = (facts.text(pf.pci_address, field) for field in fields)
             yield (name, "1", facts.link_name(pf.pci_address), pf.pci_address, *texts), 1
 
@@ -138,7 +138,7 @@ def rdma_port_info(facts: FactIndex) -> Iterator[Series]:
 )
 def pf_vfs(facts: FactIndex) -> Iterator[Series]:
     for pf in facts.pfs:
-        if pf.health.missing:
+        if pf.missing:
             continue
         for kind, count in (("configured", pf.num_vfs), ("capable", pf.total_vfs)):
             if count is not None:

@@ -122,7 +122,7 @@ class FactIndex:
         }
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in snapshot.gpus}
         self.present: dict[str, Function] = {
-            address: function for address, function in self.functions.items() if not function.health.missing
+            address: function for address, function in self.functions.items() if not function.missing
         }
         """The functions without the missing ones, which the snapshot keeps for their health."""
         self.vfs: dict[tuple[str, int], Function] = {
@@ -137,7 +137,7 @@ class FactIndex:
         return (
             function
             for function in self.snapshot.functions
-            if function.parent is None and (function.pci_address in self.rails or not function.health.missing)
+            if function.parent is None and (function.pci_address in self.rails or not function.missing)
         )
 
     def text(self, device: str, name: str) -> str:

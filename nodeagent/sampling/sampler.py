@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
+from nodeagent.bounded_calls import in_thread
 from nodeagent.host import recorded_gpus
 from nodeagent.host.clock import boottime
 from nodeagent.host.sysfs import Tree
@@ -33,7 +34,6 @@ from nodeagent.sampling.reader import FORBIDDEN_ERRORS, READ_ERRORS, PfNetdevs, 
 from nodeagent.sampling.recorded_samples import RecordedSamplesReader
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sampling.transceiver_reader import TransceiverReader
-from nodeagent.sampling.worker_thread import WorkerThread
 from nodeagent.sources.scan_hints import ScanHint
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,6 @@ class Sampler:
         self._recorded = RecordedSamplesReader(tree) if tree.exists(recorded_gpus.PATH) else None
         self._pf_netdevs = PfNetdevs()
         self._readers: list[SampleReader] = []
-        self._threads: dict[Source, WorkerThread] = {}
         self._busy: set[SampleReader] = set()
         self._closed = False
         self._kernel_log = KernelLogReader(functions, self._kernel_status, self._take, self._failed)
@@ -165,8 +164,6 @@ class Sampler:
     def close(self) -> None:
         """Close the readers. A reader that is reading now closes in its thread afterwards."""
         self._closed = True
-        for thread in self._threads.values():
-            thread.close()
         for reader in self._readers:
             if reader not in self._busy:
                 reader.close()
@@ -230,7 +227,7 @@ class Sampler:
     async def _round(
         self, readers: tuple[SampleReader, ...], wanted: Callable[[Sample], bool] | None = None
     ) -> None:
-        """Run these readers in their thread, and wait for them however long they take."""
+        """Run these readers in one thread, and wait for them however long they take."""
         pfs = tuple(function for function in self._functions() if function.parent is None)
         loop = asyncio.get_running_loop()
         current: list[SampleReader] = []
@@ -251,9 +248,7 @@ class Sampler:
 
         self._closed = False
         self._busy.update(readers)
-        first = readers[0].source
-        thread = self._threads.setdefault(first, WorkerThread(f"sample-{first}"))
-        working = thread.run(work)
+        working = in_thread(work)
         while not working.done():
             await asyncio.wait((working,), timeout=self._rates.hang_seconds)
             if not working.done():

@@ -38,14 +38,15 @@ def _module(tree: Tree) -> str | None:
 
 def _libraries(tree: Tree) -> set[str]:
     """The versions in the names that the links of the libraries lead to: ``libcuda.so.580.95.05``."""
-    found = set()
+    found: set[str] = set()
     for root in DRIVER_ROOTS:
         for folder in LIBRARY_FOLDERS:
             for library in _LIBRARIES:
+                path = f"{root}{folder}/{library}"
                 try:
-                    target = tree.link(f"{root}{folder}/{library}") or ""
+                    # The end of all links, or where it is outside of what the agent sees, the first link.
+                    names = (tree.real(path) or "", tree.link(path) or "")
                 except SysfsError:  # a file, whose name has no version
                     continue
-                if match := _VERSION.search(target):
-                    found.add(match[1])
+                found.update(match[1] for name in names if (match := _VERSION.search(name)))
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from nodeagent.health.service import HealthService
 from nodeagent.health.unusable_gpus import DriverTrouble, find_unusable
@@ -109,11 +109,10 @@ class GpuPublisher:
         self.log_change("driver", answers, logging.INFO)
         self._trouble = None
         self.health.judge_gpus(readings=reading.readings, bus=self._bus(), mismatch=reading.mismatch)
-        self._take_all()
-        self.remembered.update(self._gpus())
+        self.remembered.update(self._take_all())
 
-    def _take_all(self) -> None:
-        """Publish the GPUs, and find those that are unusable."""
+    def _take_all(self) -> tuple[Gpu, ...]:
+        """Publish the GPUs, find those that are unusable, and return the others."""
         gpus = self._gpus()
         known = {gpu.uuid for gpu in gpus}
         states = self.health.gpus.gpus.items()
@@ -127,6 +126,7 @@ class GpuPublisher:
         self.health.take_unusable(self.unusable)
         self._log_unusable()
         self._publish(gpus)
+        return gpus
 
     def _log_unusable(self) -> None:
         """Log each unusable GPU once, and again if its reason changes."""
@@ -148,7 +148,23 @@ class GpuPublisher:
         self._has_driver_news = True
         for gpu in self.remembered.gpus:
             self._places[gpu.pci_address] = gpu.place
+        if self.remembered.was_read:
+            # A command may have removed a GPU while no agent ran; the state file has its faults.
+            kept = {gpu.uuid for gpu in self.remembered.gpus}
+            for uuid in [
+                uuid for uuid, state in self.health.gpus.gpus.items() if uuid not in kept and state.lost
+            ]:
+                self.health.forget_gpu(uuid)
         self.health.recall_gpus(gpu.reading for gpu in self.remembered.gpus)
+
+    def forget(self, uuids: Iterable[str]) -> None:
+        """Forget lost GPUs that a command has removed from the file. A GPU that the driver lists stays."""
+        for uuid in uuids:
+            state = self.health.gpus.gpus.get(uuid)
+            if state is not None and state.reading.lost:
+                self.health.forget_gpu(uuid)
+                log.warning("A lost GPU is forgotten, because a command has removed it. uuid=%s", uuid)
+        self.remembered.update(self._take_all())
 
     def _bus(self) -> dict[str, str | None] | None:
         if self._functions is None:
@@ -233,7 +249,8 @@ class GpuPublisher:
                 Gpu(
                     uuid=uuid,
                     index=state.index,
-                    minor=reading.minor,
+                    # Another GPU may have the minor number of a GPU that the driver does not list.
+                    minor=reading.minor if state.listed else None,
                     name=reading.name or "",
                     pci_address=reading.pci_address,
                     memory_mib=reading.memory_mib,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
@@ -26,6 +27,8 @@ TIMEOUT_S = 10.0
 NETLINK_S = 5.0
 """The kernel answers in a millisecond, unless a driver holds the RTNL lock."""
 _ANSWER_MAX = 16 * 1024 * 1024
+END_S = 2.0
+_COMPLAINT_MAX = 64 * 1024
 _REMEDY = "is lldpd running, and may this container reach its socket?"
 
 
@@ -40,24 +43,53 @@ async def read_neighbors(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            limit=_ANSWER_MAX,
         )
     except OSError as error:
         raise LldpdError(f"{name} cannot be run: {error.strerror}; install lldpd's client") from error
     try:
         async with asyncio.timeout(timeout_s):
-            answer, complaint = await process.communicate()
+            answer, complaint = await asyncio.gather(
+                _all(process, process.stdout, _ANSWER_MAX), _all(process, process.stderr, _COMPLAINT_MAX)
+            )
+            await process.wait()
     except TimeoutError:
         raise LldpdError(f"{name} did not answer within {timeout_s:g} s: {_REMEDY}") from None
     finally:
         if process.returncode is None:
-            process.kill()
-            await process.wait()
+            await _end(process)
+    for printed, most in ((answer, _ANSWER_MAX), (complaint, _COMPLAINT_MAX)):
+        if len(printed) > most:
+            raise LldpdError(f"{name} printed more than {most} bytes; check lldp.command")
     if process.returncode != 0:
         why = complaint.decode("utf-8", "backslashreplace").strip().splitlines()
         reason = why[-1] if why else "without an error message"
         raise LldpdError(f"{name} failed with exit code {process.returncode}: {reason}; {_REMEDY}")
     return neighbors_of(answer)
+
+
+async def _all(process: asyncio.subprocess.Process, output: asyncio.StreamReader | None, most: int) -> bytes:
+    """The whole output of the command. One that prints more than ``most`` bytes is killed, and its rest is dropped."""
+    read = bytearray()
+    while output is not None and (part := await output.read(64 * 1024)):
+        if len(read) <= most:
+            read += part
+        if len(read) > most and process.returncode is None:
+            process.kill()
+    return bytes(read)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill the command. asyncio notices its end only after its output was read to the end."""
+    process.kill()
+
+    async def drop(output: asyncio.StreamReader | None) -> None:
+        while output is not None and await output.read(64 * 1024):
+            pass
+
+    with suppress(TimeoutError):  # a child of the command may keep the pipes open
+        async with asyncio.timeout(END_S):
+            await asyncio.gather(drop(process.stdout), drop(process.stderr))
+            await process.wait()
 
 
 async def watch(

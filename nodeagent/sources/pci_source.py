@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,7 +24,9 @@ from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree, natural_order
 from nodeagent.model import Function, GpuFunction, Link, Rdma
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.default_route import default_route_netdevs
+from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.pf_links import read_links, sweep_links
+from nodeagent.sources.pod_values import keep_pod_values
 from nodeagent.sources.scan_hints import ScanHint, forward
 
 _PCI = "/sys/bus/pci/devices"
@@ -46,7 +48,8 @@ _VIRTFN = re.compile(r"virtfn(\d+)")
 
 class PciFacts(Struct, frozen=True):
     """One scan. Functions and GPUs are sorted by PCI address, links by name, sentences alphabetically. ``faults`` are
-    the structural faults of the functions, by PCI address."""
+    the structural faults of the functions, by PCI address. ``macs`` are the permanent MAC addresses by the PCI address
+    at which each was seen last, those of missing PFs too."""
 
     product: str | None = None
     functions: tuple[Function, ...] = ()
@@ -54,6 +57,7 @@ class PciFacts(Struct, frozen=True):
     unreadable: tuple[str, ...] = ()
     faults: Faults = NO_FAULTS
     gpus: tuple[GpuFunction, ...] = ()
+    macs: Mapping[str, str] = {}
 
 
 def scan(tree: Tree) -> PciFacts:
@@ -109,32 +113,6 @@ def scan(tree: Tree) -> PciFacts:
     return PciFacts(product.strip() or None, ordered, pf_links, sysfs.problems(), gpus=gpus)
 
 
-def keep_pod_values(previous: Iterable[Function], now: Iterable[Function]) -> tuple[Function, ...]:
-    """``now``, with the values that the host cannot read while a pod holds the function.
-
-    In the exclusive mode of the RDMA subsystem the RDMA device moves into the pod's network namespace, but a
-    restarted container needs its device nodes again. A change of driver drops the old values.
-    """
-    known = {function.pci_address: function for function in previous}
-    merged = []
-    for function in now:
-        before = known.get(function.pci_address)
-        if before is not None and before.driver is not None and before.driver == function.driver:
-            # During enumeration a PF does not list its VFs yet.
-            index = before.vf_index if function.vf_index is None else function.vf_index
-            merged.append(
-                replace(
-                    function,
-                    rdma=function.rdma or before.rdma,
-                    link_type=function.link_type or before.link_type,
-                    vf_index=index if function.parent == before.parent else function.vf_index,
-                )
-            )
-        else:
-            merged.append(function)
-    return tuple(merged)
-
-
 class Sweep(Struct, frozen=True):
     """How the links are read again after a hint.
 
@@ -161,6 +139,7 @@ async def watch(
     *,
     before: PciFacts | None = None,
     reads: BoundedScan | None = None,
+    nics: NicIdentities | None = None,
 ) -> None:
     """Publish the facts and their faults now, after each hint and every ``interval_s``, until cancelled.
 
@@ -168,7 +147,7 @@ async def watch(
     a thread, one reading at a time: drivers may hold a lock for seconds. Each scan is published, a sweep only if it
     differs. Raises the errors of ``scan`` and the hints. ``before`` are the last facts of an earlier watch: with
     them a restarted watch keeps missing functions and the values that a pod took along. ``reads`` of an earlier watch
-    keep the files that hang.
+    keep the files that hang. If all functions of ``before`` are missing, they are those of an earlier agent.
     """
     woken = asyncio.Event()
     try:
@@ -176,34 +155,28 @@ async def watch(
             for hint in hints:
                 group.create_task(forward(hint, woken))
             reads = reads or BoundedScan("pci", tree, woken.set)
-            await _watch(tree, woken, publish, interval_s, sweep, before or PciFacts(), reads)
+            scanner = PciScanner(tree, before or PciFacts(), reads, nics or NicIdentities())
+            await _watch(scanner, woken, publish, interval_s, sweep)
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
 
 async def _watch(
-    tree: Tree,
+    scanner: PciScanner,
     woken: asyncio.Event,
     publish: Callable[[PciFacts], None],
     interval_s: float,
     sweep: Sweep,
-    facts: PciFacts,
-    reads: BoundedScan,
 ) -> None:
     now = asyncio.get_running_loop().time
-    present = facts.functions
     scan_at = sweep_until = now()
     while True:
         if now() >= scan_at:
-            facts, present = await reads.run(_scan, tree, facts, present)
-            publish(facts)
+            publish(await scanner.scan())
             scanned_at = now()
             scan_at = scanned_at + interval_s
-        else:
-            swept = await reads.run(_sweep, tree, facts, present)
-            if swept is not facts:
-                facts = swept
-                publish(facts)
+        elif (swept := await scanner.sweep()) is not None:
+            publish(swept)
         read_at = now()
         next_at = min(scan_at, read_at + sweep.every_s) if read_at < sweep_until else scan_at
         try:
@@ -217,21 +190,52 @@ async def _watch(
         scan_at = min(scan_at, max(now() + sweep.every_s, scanned_at + sweep.scan_gap_s))
 
 
+class PciScanner:
+    """The last facts, and the functions in them that are not missing."""
+
+    def __init__(self, tree: Tree, facts: PciFacts, reads: BoundedScan, nics: NicIdentities) -> None:
+        self._tree, self._reads, self._nics = tree, reads, nics
+        self._facts = facts
+        self._present = tuple(function for function in facts.functions if not function.missing)
+
+    async def scan(self) -> PciFacts:
+        await self._nics.start()
+        arguments = self._tree, self._facts, self._present, self._nics
+        facts, present = await self._reads.run(_scan, *arguments)
+        if await self._nics.learn(facts.links):
+            facts, present = await self._reads.run(_scan, *arguments)
+        self._facts, self._present = facts, present
+        return facts
+
+    async def sweep(self) -> PciFacts | None:
+        """Return the facts if the links have changed."""
+        facts = await self._reads.run(_sweep, self._tree, self._facts, self._present)
+        if facts is self._facts:
+            return None
+        self._facts = facts
+        return facts
+
+
 def _scan(
-    tree: Tree, before: PciFacts, present: tuple[Function, ...]
+    tree: Tree, before: PciFacts, present: tuple[Function, ...], nics: NicIdentities
 ) -> tuple[PciFacts, tuple[Function, ...]]:
     """A scan with its faults, and the functions in it that are not missing."""
     now = scan(tree)
     hanging = _hanging_devices(tree, (*before.links, *now.links))
-    last = (function for function in before.functions if function.pci_address in hanging)
     listed = {function.pci_address: function for function in now.functions}
     # A hanging file hides values of its function, which keeps its last facts.
     listed |= {
-        function.pci_address: function for function in last if tree.exists(f"{_PCI}/{function.pci_address}")
+        function.pci_address: replace(function, missing=False)
+        for function in before.functions
+        if function.pci_address in hanging and tree.exists(f"{_PCI}/{function.pci_address}")
     }
+    first = not present
     present = keep_pod_values(present, (listed[address] for address in sorted(listed)))
-    functions, faults = find_faults(present, now.links, before.functions)
-    return replace(now, functions=functions, faults=with_hanging(faults, functions, hanging)), present
+    links = nics.identified(now.links)
+    known, macs = nics.known(before.functions, before.macs, present, links, first=first)
+    functions, faults = find_faults(present, links, known)
+    faults = with_hanging(faults, functions, hanging)
+    return replace(now, functions=functions, links=links, faults=faults, macs=macs), present
 
 
 def _sweep(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFacts:

@@ -81,6 +81,7 @@ def _link(sysfs: SysfsScan, pf: Function, name: str, default_route: bool, before
         speed_mbps=_rate(sysfs, f"{port}/rate") if state is not None else _speed(sysfs, name, admin_up),
         mtu=sysfs.netdev(tree.integer, name, "mtu") if pf.netdev else None,
         default_route=default_route,
+        permanent_mac=before.permanent_mac if before is not None and before.netdev == name else None,
     )
 
 

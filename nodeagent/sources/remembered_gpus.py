@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,6 @@ from nodeagent.sources.nvml_session import Place
 log = logging.getLogger(__name__)
 
 NAME = "gpus.json"
-RETRY_S = 30.0
 
 
 class RememberedGpu(msgspec.Struct, frozen=True):
@@ -54,6 +54,7 @@ class RememberedGpus:
         """Without ``stored`` nothing is remembered."""
         self._stored = stored
         self._changed = asyncio.Event()
+        self._was_read = False
         self.gpus: tuple[RememberedGpu, ...] = ()
 
     @classmethod
@@ -61,7 +62,8 @@ class RememberedGpus:
         """Read the file of an earlier agent. Blocks."""
         stored = stored_gpus(folder)
         remembered = cls(stored)
-        remembered.gpus = sound(stored.read() or ())
+        found = stored.read()
+        remembered.gpus, remembered._was_read = sound(found or ()), found is not None
         return remembered
 
     def update(self, gpus: Iterable[Gpu]) -> None:
@@ -83,17 +85,29 @@ class RememberedGpus:
             self.gpus = now
             self._changed.set()
 
-    async def run(self) -> None:
-        """Write changes until cancelled. A write that fails is tried again."""
+    @property
+    def was_read(self) -> bool:
+        """Whether an earlier agent has left a file that can be read."""
+        return self._was_read
+
+    async def run(self, forget: Callable[[Collection[str]], object], every_s: float) -> None:
+        """Write changes until cancelled. A write that fails is tried again.
+
+        Every ``every_s``, and before each write, look for GPUs that a command has removed from the file; ``forget``
+        takes their UUIDs.
+        """
+        if self._stored is None:
+            await asyncio.Event().wait()
+            return
         while True:
-            await self._changed.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await self._changed.wait()
             self._changed.clear()
-            if self._stored is not None and not await self._stored.save(self.gpus):
-                try:
-                    async with asyncio.timeout(RETRY_S):
-                        await self._changed.wait()
-                except TimeoutError:
-                    self._changed.set()
+            if (found := await self._stored.changed()) is not None:
+                kept = {gpu.uuid for gpu in found}
+                forget([gpu.uuid for gpu in self.gpus if gpu.uuid not in kept])
+            await self._stored.save(self.gpus)
 
 
 def stored_gpus(folder: Path) -> StoredValue[tuple[RememberedGpu, ...]]:

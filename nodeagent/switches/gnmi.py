@@ -118,11 +118,14 @@ async def _notifications(
     )
     stream = call(iter((pb.SubscribeRequest(subscribe=subscriptions),)), metadata=metadata)
     try:
-        count = 0
+        count = size = 0
         async for answer in stream:
             count += 1
-            if count > MESSAGES_MAX:
-                raise SwitchError(f"the subscription sent more than {MESSAGES_MAX} answers")
+            size += answer.ByteSize()
+            if count > MESSAGES_MAX or size > ANSWER_MAX:
+                raise SwitchError(
+                    f"the subscription sent more than {MESSAGES_MAX} answers, or more than {ANSWER_MAX} bytes"
+                )
             if answer.HasField("sync_response"):
                 return
             yield answer.update

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from nodeagent.backoff import jittered
+from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.fabric.reports import shown
 from nodeagent.fabric.switch_keys import full, short
 from nodeagent.fabric.uplinks import KnownSwitch, SwitchNeighbor, UplinkRule, find_uplinks, is_same
@@ -29,6 +30,9 @@ from nodeagent.switches.switch_settings import SwitchesSettings
 __all__ = ["SwitchError", "SwitchPoller", "SwitchReader", "UplinkPlanner"]
 
 log = logging.getLogger(__name__)
+
+SECRET_S = 2.0
+"""For the eight files of a mounted Secret, which are in memory."""
 
 SWITCHES_MAX = 8192
 ADDRESSES_MAX = 3
@@ -75,6 +79,7 @@ class SwitchPoller:
             planner.is_node,
         )
         self._last: dict[str, SwitchReading] = {}
+        self._secret = BoundedCalls("switch credentials", SECRET_S)
         self._uplinks: dict[str, tuple[str, ...]] | None = None
         self._polled: frozenset[str] = frozenset()
         self.reads: Counter[str] = Counter()
@@ -102,8 +107,7 @@ class SwitchPoller:
         started = time.monotonic()
         leaves = {known.key: known for known in self._planner.switches()[:SWITCHES_MAX]}
         self._polled = frozenset(leaves)
-        # A mounted Secret is in memory: eight small reads do not block the loop.
-        credentials = read_credentials(self._settings.credentials)
+        credentials = await self._secret.run(read_credentials, self._settings.credentials)
         poll_round = _Round(self, credentials, self._last)
         await poll_round.read_all(leaves.values())
         ups, above = find_uplinks(poll_round.neighbors(leaves), self._above, leaves.values())

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import os
 import ssl
 import time
 from pathlib import Path
 
 from nodeagent.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.memory_file import MemoryFile
 from nodeagent.regular_file import read_regular
 from nodeagent.rfc3339 import rfc3339
 from nodeagent.web.web_settings import WebSettings
@@ -148,7 +148,7 @@ def _context(certificate: bytes, key: bytes) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     # OpenSSL reads files only. These are in memory, so they cannot change between two reads.
-    with _MemoryFile(certificate) as first, _MemoryFile(key) as second:
+    with MemoryFile(certificate) as first, MemoryFile(key) as second:
         context.load_cert_chain(first.path, second.path, password=_encrypted)
     return context
 
@@ -165,22 +165,6 @@ def _verify_clients(context: ssl.SSLContext, authorities: bytes, path: str, *, o
 
 def _encrypted() -> str:
     raise CertificateError("the key is encrypted; use a key without a password")
-
-
-class _MemoryFile:
-    """Bytes with a path, in memory and not on a disk."""
-
-    def __init__(self, text: bytes) -> None:
-        self._text = text
-
-    def __enter__(self) -> _MemoryFile:
-        self._fd = os.memfd_create("nodeagent-web", os.MFD_CLOEXEC)
-        os.write(self._fd, self._text)
-        self.path = f"/proc/self/fd/{self._fd}"
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        os.close(self._fd)
 
 
 def _reason(error: Exception) -> str:

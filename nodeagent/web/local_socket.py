@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import http.client
 import logging
 import os
 import socket
@@ -18,12 +19,15 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from nodeagent.bounded_calls import BoundedCalls
+from nodeagent.host.file_writing import make_folder
 from nodeagent.web.server import PageHandler, WebServer
 
 log = logging.getLogger(__name__)
 
 NAME = "agent.sock"
 BIND_S = 3.0
+BODY_MAX = 1 << 26
+"""Bytes; a node with 80,000 slices answers with 3 MiB."""
 AGAIN_S = 10.0
 """Between two tries to bind. The folder may be full or read-only, or another agent may still serve."""
 
@@ -62,8 +66,25 @@ def connect(folder: Path, timeout_s: float) -> socket.socket:
     return connection
 
 
+def fetch(folder: Path, page: str, timeout_s: float) -> bytes:
+    """Return a page of the agent. Raises ``OSError``, as ``connect`` does."""
+    connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
+    try:
+        connection.sock = connect(folder, timeout_s)
+        connection.request("GET", page)
+        answer = connection.getresponse()
+        body = answer.read(BODY_MAX)
+    except http.client.HTTPException as error:
+        raise OSError(errno.EPROTO, f"the answer is no HTTP: {error or type(error).__name__}") from error
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise OSError(errno.EPROTO, f"the agent answers {answer.status} {answer.reason}; restart it")
+    return body
+
+
 def _bind(folder: Path) -> socket.socket:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         connect(folder, 1.0).close()
     except (FileNotFoundError, ConnectionRefusedError):
@@ -76,6 +97,7 @@ def _bind(folder: Path) -> socket.socket:
         listening = opened.enter_context(socket.socket(socket.AF_UNIX))
         os.fchmod(listening.fileno(), 0o600)  # bind gives the file this mode, less the umask
         _at(folder, listening.bind)
+        _at(folder, lambda path: Path(path).chmod(0o600))
         listening.listen(16)
         listening.setblocking(False)
         opened.pop_all()

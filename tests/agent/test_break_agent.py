@@ -197,7 +197,7 @@ async def test_a_request_that_numa_affinity_splits_is_refused_without_a_leak() -
         assert (await n.kubelet.admit(one)).admitted
         for _ in range(6):  # the kubelet asks for the two resources in random order
             refused = await n.kubelet.admit(PodSpec.single("two", {MEMORY: 40, NIC0: 1}))
-            assert "the slices are of several GPUs" in refused.message
+            assert "39 of 40 slices are fixed on GPU-" in refused.message
             assert n.kubelet.allocated(MEMORY) == n.kubelet.held(one)["main"][MEMORY]
 
 

@@ -135,7 +135,7 @@ def test_literal_addresses_fix_the_rails() -> None:
 def test_a_reloaded_configuration_keeps_the_rails_of_entries_that_did_not_change() -> None:
     before = Offer(configured(""))
     pools(before, machine(pf(1), pf(2)))
-    after = Offer(configured("scanSeconds: 5\n"), before)
+    after = Offer(configured("scanSeconds: 5\n"), before=before)
     assert pools(after, machine(pf(2)))["example.com/nic1"] == ("0000:02:00.0",)
 
 

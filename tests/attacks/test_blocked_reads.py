@@ -7,6 +7,8 @@ restart.
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -98,3 +100,17 @@ async def test_a_hanging_file_of_a_link_leaves_the_carrier_of_the_others_visible
             await n.allocatable(NIC1, 4)
             await n.allocatable(NIC0, 0)
         await n.allocatable(NIC0, 4)
+
+
+@pytest.mark.parametrize("verb", ["scan", "health"])
+async def test_a_verb_without_an_agent_shows_the_rest_of_the_machine_and_ends(verb: str) -> None:
+    async with node() as n:
+        with dead(attribute(n, 0, "sriov_totalvfs")):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "nodeagent", verb, "--root", n.root,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            shown, complaints = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, complaints
+    assert n.machine.nic(1).netdev is not None
+    assert n.machine.nic(1).netdev.name in shown.decode()

@@ -1,8 +1,8 @@
 """SIGTERM and SIGINT end a daemon soon, whatever hangs.
 
-The agent and the controller run as real processes. A file of the machine, a state file, a CDI spec, the configuration
-or a credential does not answer (FUSE), a named pipe or a device stands in the place of a file, the kubelet or the API
-server accepts connections and answers nothing, or the reader of the log does not read.
+The agent and the controller run as real processes. In turn a file of the machine, a state file, a CDI spec or the
+configuration does not answer (FUSE). Then the kubelet or the API server accepts connections and answers nothing. At
+the end the reader of the log does not read.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
+from urllib.request import urlopen
 
 import pytest
 
@@ -97,10 +98,10 @@ class Place:
             path.write_text(content)
         self.resources.enter_context(dead(path))
 
-    def agent(self, stderr: int = subprocess.PIPE) -> Daemon:
+    def agent(self, listen: str = "127.0.0.1:0", stderr: int = subprocess.PIPE) -> Daemon:
         daemon = Daemon(
             "run", "--root", self.root, "--kubelet-dir", self.kubelet, "--config", self.config,
-            "--listen", "127.0.0.1:0", stderr=stderr,
+            "--listen", listen, stderr=stderr,
         )  # fmt: skip
         self.resources.callback(daemon.close)
         return daemon
@@ -164,7 +165,9 @@ def test_the_configuration_hangs_under_a_running_agent(place: Place) -> None:
     agent.until("Serving metrics")
     place.dead(place.config)
     agent.process.send_signal(signal.SIGHUP)
-    agent.until("The configuration cannot be read, the running one stays.")
+    agent.until(
+        "The changed configuration is refused, the running one stays. fault='configuration: no answer"
+    )
     agent.ends()
 
 
@@ -215,7 +218,7 @@ def test_the_controller_and_an_api_server_that_answers_nothing(
 
 
 def test_the_reader_of_the_log_does_not_read(place: Place) -> None:
-    """The pipe is full, so that the next line of the log blocks its writer."""
+    """The pipe is full, so that the next line of the log blocks its writer. The agent serves nevertheless."""
     reading, writing = os.pipe()
     try:
         os.set_blocking(writing, False)
@@ -223,8 +226,13 @@ def test_the_reader_of_the_log_does_not_read(place: Place) -> None:
             while True:
                 os.write(writing, bytes(65536))
         os.set_blocking(writing, True)
-        agent = place.agent(stderr=writing)
-        threading.Event().wait(3.0)  # it cannot report that it is ready
+        agent = place.agent("127.0.0.1:39812", stderr=writing)
+        until = time.monotonic() + 60
+        answer = b""
+        while not answer and time.monotonic() < until:
+            with suppress(OSError), urlopen("http://127.0.0.1:39812/healthz", timeout=5) as page:
+                answer = page.read()
+        assert answer == b"ok\n"
         agent.ends()
     finally:
         os.close(reading)

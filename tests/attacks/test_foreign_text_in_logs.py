@@ -2,10 +2,11 @@
 log.
 
 The text has a newline with a forged record, terminal escapes, C1 controls, bidirectional marks, line separators and
-bytes that are not UTF-8. The doors are the driver's names and versions, files of sysfs and their names, the product
-name, file names of CDI specs, errors of the kubelet, device IDs of a client, names of pods, messages of the API
-server, LLDP frames, arguments of the command line, and the text of an unexpected error. Every line that the log gets
-must begin as a record or as a line of a traceback, and must be printable.
+bytes that are not UTF-8.
+
+The doors are the GPU driver, files of sysfs and their names, the product name, CDI specs, the kubelet and its pods,
+the API server, LLDP, the command line, and unexpected errors. Every line of the log begins as a record or as a line
+of a traceback, and is printable.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every verb that reads a file of the user, with files that it cannot read.
 
-Empty, a folder, a named pipe, binary, UTF-16, larger than any limit, a YAML bomb, JSON of another kind, a list of
+Empty, a folder, a named pipe, binary, UTF-16, larger than any limit, a YAML bomb, JSON of another kind. Also a list of
 other objects, a report of another version, one bad document among good ones; by name and through the standard input.
 A verb must end with exit code 2 and one message that names the file, the line and what is expected. It must neither
 print a traceback nor wait nor take memory for the whole of a huge file.

@@ -8,10 +8,12 @@ the kubelet's list as Unhealthy, under its own index, and everything that an ope
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from nodeagent.agent_config import Config
+from nodeagent.cli import main
 from nodeagent.commands.scan import listing
 from nodeagent.model import State
 from tests.support.running_agent import Node, node
@@ -206,3 +208,80 @@ async def test_a_damaged_memory_costs_nothing_that_is_there(
         assert n.kubelet.capacity()[MEMORY] == 2 * EACH
         assert ("cannot be read" in caplog.text) == (content == b"{")
         assert ("A remembered GPU cannot be true" in caplog.text) == (b"all" in content)
+
+
+async def test_a_command_drops_a_gpu_that_was_taken_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with node() as n:
+        await started(n)
+        gone, here = n.machine.gpu(1).gpu.uuid, n.machine.gpu(0).gpu.uuid
+        n.machine.unplug(n.machine.gpu(1).address)
+        n.machine.reload_driver()
+        config = n.configure("scanSeconds: 1\n")
+        await n.start_agent(config)
+        await n.allocatable(MEMORY, EACH)
+        verb = ["remembered", "--root", str(n.root), "--config", str(n.config_file)]
+        assert main(verb) == 0
+        table = capsys.readouterr().out
+        assert re.search(rf"1 +{gone} .* no\n", table), table
+        assert re.search(rf"0 +{here} .* yes\n", table), table
+        assert main([*verb, "forget", gone, here]) == 0
+        await n.until(lambda: {gpu.uuid for gpu in n.agent.inventory.snapshot.gpus} == {here})
+        remembered = n.root / "var/lib/nodeagent/gpus.json"
+        await n.until(lambda: here in remembered.read_text() and gone not in remembered.read_text())
+        assert n.kubelet.capacity()[MEMORY] == 2 * EACH, "the kubelet needs each ID until the agent ends"
+        await n.stop_agent()
+        await n.start_agent(config)
+        await n.until(lambda: n.kubelet.capacity().get(MEMORY) == EACH)
+        await n.stop_agent()
+        assert main([*verb, "forget", "GPU-x"]) == 2
+        assert f"GPU-x: no such GPU in {remembered}; there are: {here}" in capsys.readouterr().err
+
+
+async def test_a_gpu_forgotten_while_no_agent_runs_stays_forgotten(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with node() as n:
+        await started(n)
+        gone = n.machine.gpu(1).gpu.uuid
+        n.machine.unplug(n.machine.gpu(1).address)
+        n.machine.reload_driver()
+        await n.start_agent()
+        await n.allocatable(MEMORY, EACH)
+        health = n.root / "var/lib/nodeagent/health.json"
+        await n.until(lambda: health.exists() and '"lost":true' in health.read_text())
+        await n.stop_agent()
+        assert main(["remembered", "--root", str(n.root), "forget", gone]) == 0
+        await n.start_agent()
+        await n.until(lambda: n.agent.inventory.snapshot.gpus)
+        assert len(n.agent.inventory.snapshot.gpus) == 1
+        capsys.readouterr()
+
+
+async def test_a_dgx_that_lost_a_gpu_before_a_reboot_has_553_of_632_slices() -> None:
+    async with node("dgx-h100") as n:
+        await n.kubelet.start()
+        await n.start_agent()
+        await n.allocatable("nvidia-dgx-h100/gpu-mem", 632)
+        await n.until((n.root / "var/lib/nodeagent/gpus.json").exists)
+        await n.stop_agent()
+        n.machine.unplug(n.machine.gpu(5).address)
+        reboot(n)
+        await n.start_agent()
+        await n.allocatable("nvidia-dgx-h100/gpu-mem", 553)
+        assert n.kubelet.capacity()["nvidia-dgx-h100/gpu-mem"] == 632
+        assert "nvidia-dgx-h100/gpu-mem: 553 of 632 healthy\n" in (await n.get("/readyz"))[1]
+
+
+async def test_with_the_driver_none_no_gpu_is_a_fact_and_the_memory_stays() -> None:
+    async with node() as n:
+        await started(n)
+        remembered = (n.root / "var/lib/nodeagent/gpus.json").read_bytes()
+        n.machine.unplug(n.machine.gpu(1).address)
+        await n.start_agent(n.configure("gpu: {driver: none}\n"))
+        await n.allocatable("two-gpus-and-two-nics/nic0", 4)
+        snapshot = n.agent.inventory.snapshot
+        assert (snapshot.gpus, snapshot.unusable_gpus, n.agent.offering.remarks) == ((), (), ())
+        await n.stop_agent()
+        assert (n.root / "var/lib/nodeagent/gpus.json").read_bytes() == remembered

@@ -1,7 +1,7 @@
 """The agent is ready only if it offers what is configured and what the node has.
 
-Conditions: NVML is not loaded although GPUs are on the PCI bus (a lost driver, a driver container that still starts);
-no PF has a VF; a NIC or a GPU is gone and `expect` counts them; a node has no such hardware at all. What must hold:
+Conditions: NVML is not loaded although GPUs are on the PCI bus (a lost driver, a driver container that still starts).
+No PF has a VF. A NIC or a GPU is gone, and `expect` counts them. A node has no such hardware at all. What must hold:
 `/readyz` is 503 with the name of the setting and a remedy while something is short, and 200 at once when it is not;
 a node without the hardware is ready, and its page gives the reason.
 """

@@ -113,6 +113,24 @@ async def test_a_pulled_nic_with_a_rail_is_missing_in_the_report_and_in_the_metr
         assert len(missing) == 1
 
 
+async def test_a_rail_whose_nic_is_missing_since_the_start_of_the_agent_is_missing_in_the_report(
+    server: ApiServer,
+) -> None:
+    async with node() as agent:
+        await start(agent, server)
+        await until(server, lambda: len(links(server)) == 3)
+        await agent.stop_agent()
+        agent.machine.unplug(1)
+        server.remove("nodelinks", "gpu-0", "nodeagent")  # so that nothing is known from an earlier report
+        text = agent.config_file.read_text()
+        await agent.start_agent(agent.configure(text), node_name="gpu-0")
+        await until(server, lambda: links(server).get("nic1", {}).get("state") == "missing")
+        report = server.find("nodelinks", "gpu-0", "nodeagent")
+        assert report is not None
+        assert report["summary"] == {"links": "2/3", "switches": 0, "health": "missing"}
+        assert links(server)["nic0"]["state"] == "healthy"
+
+
 async def test_an_older_definition_costs_a_word_and_no_link(server: ApiServer, caplog: Any) -> None:
     """Helm does not upgrade definitions."""
     server.put(older_definition())

@@ -111,7 +111,7 @@ async def test_a_holder_that_wrote_nothing_is_named_by_the_kernel() -> None:
             holder.kill()
 
 
-def test_a_note_of_another_pid_namespace_is_believed_and_nonsense_is_not(tmp_path: Path) -> None:
+def test_a_note_of_another_pid_namespace_counts_and_nonsense_does_not(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with path.open("w+b") as file, path.open("rb") as reader:
         fcntl.flock(file, fcntl.LOCK_EX)

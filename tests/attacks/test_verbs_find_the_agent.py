@@ -119,6 +119,9 @@ async def test_the_documented_commands_show_what_the_agent_of_the_pod_holds(base
             assert HELD_NIC in withdrawn
             assert "the agent at " in err
             assert "no agent" not in err
+        _, out, err = await run([*inside, "doctor", "--root", "/host", "--json"])
+        findings = [entry for entry in json.loads(out)["findings"] if entry["key"] == "agent_withdraws"]
+        assert len(findings) == 2, err
         for more in ([], ["--config", "/etc/nodeagent/nodeagent.yaml"]):
             code, out, err = await run([*inside, "scan", "--root", "/host", *more, "--json"])
             seen = json.loads(out)

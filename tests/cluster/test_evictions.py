@@ -10,6 +10,7 @@ from nodeagent.cluster.device_events import DeviceEvents
 from nodeagent.cluster.evictions import EvictionQueue, Evictions
 from nodeagent.cluster.notice_board import NoticeBoard
 from nodeagent.inventory import Inventory
+from nodeagent.model import Health, Reason, State
 from tests.support.cluster_node import DOWN, offered, publish, snapshot
 
 
@@ -23,6 +24,15 @@ def test_a_pod_is_due_after_its_device_has_failed_without_interruption():
     queue.observe((), 301)
     queue.observe(affected_pods(made, offered(made)), 302)
     assert queue.due(302) == ([], 300), "a device that came back starts the wait again"
+
+
+def test_a_pod_on_a_gpu_whose_driver_was_upgraded_continues_to_run():
+    queue = EvictionQueue(0)
+    upgraded = Reason("driver_version_mismatch", "x")
+    for reasons, pods in (((upgraded,), []), ((upgraded, Reason("xid_79", "y")), [("default", "a")])):
+        made = snapshot([], [Health(State.UNHEALTHY, reasons, allocatable=False)])
+        queue.observe(affected_pods(made, offered(made)), 0)
+        assert queue.due(0)[0] == pods
 
 
 async def test_a_pod_with_a_failed_device_is_evicted_within_its_budget(server, client, running):

@@ -146,10 +146,25 @@ def test_a_nic_of_a_rail_that_is_gone_after_a_restart_is_missing_and_keeps_its_p
     first = report_of(snapshot(*map(neighbor, range(8))))
     facts = snapshot(*map(neighbor, range(7)), count=7)
     assert report_of(facts, first, patient=True) == first
+    gone = Health(State.DOWN, (Reason("device_missing", "…"),), allocatable=False)
+    remembered = (*facts.functions, function(7, missing=True, health=gone))
+    facts = replace(facts, functions=remembered)
     second = report_of(facts, first, 200)
     assert [one.name for one in second.links] == [f"nic{n}" for n in range(8)]
     assert (second.links[7].state, second.links[7].reasons) == ("missing", ("device_missing",))
+    assert second.links[7].neighbor is not None
+    assert second.links[7].neighbor.stale
+    assert body(second, None)["summary"] == {"links": "7/8", "switches": 7, "health": "missing"}
     assert report_of(facts, second, 400) == second
+
+
+def test_a_missing_nic_without_a_rail_leaves_the_report():
+    first = report_of(snapshot(*map(neighbor, range(8))))
+    facts = snapshot(*map(neighbor, range(7)), count=7)
+    forgotten = report_of(facts, first, 200)
+    assert len(forgotten.links) == 7
+    without_rail = replace(facts, functions=(*facts.functions, function(9, missing=True)))
+    assert report_of(without_rail, first, 200) == forgotten
 
 
 def test_the_node_is_read_from_the_claims_of_the_token():

@@ -8,6 +8,7 @@ out once: a forged request must pass then.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.retry import refused
+from nodeagent.cluster import device_marks, min_links_marks
 from nodeagent.fabric.hypernode import SOURCE_LABEL
 from nodeagent.kube.failure import ApiError
 from tests.daemonset.test_schemas import REPORT
@@ -267,8 +268,8 @@ def test_a_pod_that_no_agent_may_evict_does_not_stop_the_other_evictions() -> No
     policy = named(built("overlays/evictions"), "ValidatingAdmissionPolicy", "nodeagent-evictions")
     (rule,) = (one for one in policy["spec"]["validations"] if "variables.kept" in one["expression"])
     assert rule["reason"] == "Invalid"
-    assert refused(ApiError("create", "/api/v1/pods", 422, "Invalid", ""))
-    assert not refused(ApiError("create", "/api/v1/pods", 403, "Forbidden", ""))
+    assert ApiError("create", "/api/v1/pods", 422, "Invalid", "").refused
+    assert not ApiError("create", "/api/v1/pods", 403, "Forbidden", "").refused
 
 
 def test_an_agent_evicts_no_pod_of_the_system_and_kills_none() -> None:
@@ -312,6 +313,26 @@ def condition(type_: str, **of: Any) -> dict[str, Any]:
 
 LINK, GPU, FABRIC = (f"nodeagent.io/{name}" for name in ("LinkHealthy", "GpuHealthy", "FabricLinks"))
 OWN_CONDITION = condition(FABRIC)
+
+
+@pytest.mark.parametrize(
+    ("policy", "conditions", "texts"),
+    [
+        (
+            "nodeagent-node-conditions",
+            {device_marks.LINK, device_marks.GPU},
+            (device_marks.TAINT.key, device_marks.LABEL),
+        ),
+        ("nodeagent-controller-nodes", {min_links_marks.CONDITION}, (min_links_marks.TAINT.key,)),
+    ],
+)
+def test_the_policies_name_the_marks_of_the_code(
+    policy: str, conditions: set[str], texts: tuple[str, ...], everything: list[Manifest]
+) -> None:
+    spec = named(everything, "ValidatingAdmissionPolicy", policy)["spec"]
+    (own,) = (one["expression"] for one in spec["variables"] if one["name"] == "ownConditions")
+    assert set(json.loads(own)) == conditions
+    assert all(f'== "{text}"' in str(spec["validations"]) for text in texts)
 
 
 def test_an_agent_sets_its_condition_its_taint_and_its_label(everything: list[Manifest]) -> None:

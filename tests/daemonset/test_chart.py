@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import yaml
 from nodeagent import __version__
 from tests.support.admin_access import administered
 from tests.support.kubernetes_schemas import NEWEST, complaints
-from tests.support.manifests import DAEMONSET, ROOT, Manifest, built, by_key, named, of_kind, parsed
+from tests.support.manifests import DAEMONSET, ROOT, Manifest, built, by_key, named, of_kind, parsed, rendered
 from tests.support.needs import need, which
 
 sys.path.insert(0, str(ROOT / "hack"))
@@ -219,6 +220,22 @@ def test_another_namespace_is_used_in_every_object() -> None:
         for subject in one["subjects"]
     ]
     assert set(subjects) == {"gpu-system"}
+
+
+def test_the_kustomization_for_another_namespace_equals_the_chart(tmp_path: Path) -> None:
+    """The page of the manifests shows what a kustomization needs for it."""
+    blocks = re.findall(r"```yaml\n(.*?)```", (DAEMONSET / "README.md").read_text(), re.S)
+    (block,) = (one for one in blocks if "replacements:" in one)
+    overlay = os.path.relpath(DAEMONSET / "overlays" / "node-conditions", tmp_path.resolve())
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [{overlay}]\n{block}")
+    made = render(OVERLAYS["overlays/node-conditions"], yaml.safe_load(block)["namespace"])
+    checksums(made)
+    found = parsed(rendered(tmp_path))
+    for one in (*found, *made):
+        if one["kind"].startswith("ValidatingAdmissionPolicy"):
+            # kustomize gives them a namespace although they have none; the API server drops it.
+            one["metadata"].pop("namespace", None)
+    assert by_key(found) == by_key(made)
 
 
 @pytest.mark.parametrize(

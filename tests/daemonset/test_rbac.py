@@ -20,6 +20,7 @@ from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.evictions import Evictions
 from nodeagent.cluster.min_links_marks import CONDITION, TAINT
 from nodeagent.cluster.node_report import NodeReporter
+from nodeagent.cluster.notice_board import NoticeBoard
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import load_fabric
 from nodeagent.inventory import Inventory
@@ -147,12 +148,15 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
     """Run the agent: a report is created and changed, a link fails, recovers and fails again. With ``marks`` the
     agent marks the Node and evicts the pod. Without a needed right this runs until it is cancelled."""
     inventory = Inventory()
-    client = ApiClient(Access(server.url, token=server.token(AGENT)), manager="nodeagent")
+    client, board = (
+        ApiClient(Access(server.url, token=server.token(AGENT)), manager="nodeagent"),
+        NoticeBoard(),
+    )
     report = NodeReporter(
         client, inventory, "gpu-0", "nodeagent", lambda: RAILS,
         owner=NodeClaim("gpu-0", "u-0"), jitter_s=0, gather_s=0.01, gap_s=0.05, patience_s=0,
     )  # fmt: skip
-    jobs = [report.run(), DeviceEvents(client, inventory, "gpu-0", offered).run()]
+    jobs = [report.run(), DeviceEvents(client, inventory, "gpu-0", offered, board=board).run()]
     if marks:
         # The label needs its own snapshot: a Node is marked at most once in 10 s, and this one starts as degraded.
         worse = Inventory()
@@ -160,7 +164,7 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
         jobs += [
             DeviceMarker(client, worse, "gpu-0", ClusterSettings(conditions=False, label=True)).run(),
             DeviceMarker(client, inventory, "gpu-0", ClusterSettings(conditions=True, label=False)).run(),
-            Evictions(client, inventory, offered, 0.01).run(),
+            Evictions(client, inventory, offered, 0.01, node="gpu-0", board=board).run(),
         ]
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "uid": "u-0"}})
     server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml"}})
@@ -190,6 +194,7 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
             await server.until(lambda: stored()["summary"]["health"] == "down")
             if marks:
                 await server.until(lambda: server.find("pods", "trainer", "ml") is None)
+                await server.until(lambda: told("PodEvicted"))
                 await server.until(lambda: node().get("status", {}).get("conditions"))
                 await server.until(
                     lambda: "nodeagent.io/link-degraded" in node()["metadata"].get("labels", {})

@@ -11,6 +11,7 @@ from msgspec import structs
 from nodeagent import doctor
 from nodeagent.agent_config import Config, load
 from nodeagent.doctor import (
+    agent_checks,
     capabilities,
     cluster_checks,
     configuration_checks,
@@ -25,9 +26,21 @@ from nodeagent.doctor.cluster_facts import ClusterFacts, DeniedVerb, NodeFacts
 from nodeagent.doctor.driver_process import DriverAnswer
 from nodeagent.doctor.finding import Finding
 from nodeagent.doctor.rbac import NEEDED_RIGHTS
+from nodeagent.health.explain import DeviceView
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.lldp.link_remarks import LinkSide
-from nodeagent.model import Function, Gpu, HostPaths, Identifier, Link, Neighbor, Rdma, Remark, Snapshot
+from nodeagent.model import (
+    Function,
+    Gpu,
+    HostPaths,
+    Identifier,
+    Link,
+    Neighbor,
+    Rdma,
+    Remark,
+    Snapshot,
+    State,
+)
 from nodeagent.sources.pci_source import PciFacts
 
 
@@ -235,6 +248,19 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     (
         "fix kubelet_folder_unwritable",
         kubelet_checks.findings(replace(SERVING, unwritable="full"), DEFAULT, None),
+    ),
+    (
+        "note agent_not_asked",
+        agent_checks.findings(agent_checks.AgentFacts("/s", error="no"), recorded=False),
+    ),
+    (
+        "warn agent_withdraws",
+        agent_checks.findings(
+            agent_checks.AgentFacts(
+                "/s", (DeviceView("0000:18:00.0", "ens1", "nic", State.DOWN, False, True, 1.0, ()),)
+            ),
+            recorded=False,
+        ),
     ),
     ("note agent_absent", kubelet_checks.findings(replace(SERVING, locked=False), DEFAULT, None)),
     (

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.service import HealthService
 from nodeagent.health.unusable_gpus import DriverTrouble, find_unusable
 from nodeagent.host.gpu_driver import GpuReading
-from nodeagent.model import GpuFunction, State
+from nodeagent.kinds import gpu_access
+from nodeagent.model import Gpu, GpuFunction, Snapshot, State
+from nodeagent.sources.gpu_publisher import GpuPublisher
+from nodeagent.sources.nvml_session import DriverReading
 
 ADDRESS = "0000:1b:00.0"
 
@@ -88,6 +93,17 @@ def test_a_lost_gpu_keeps_its_index_whatever_the_order_of_the_uuids() -> None:
     judge.recall([reading(0, "GPU-z"), reading(1, "GPU-a")], 0)
     judge.take_readings([reading(0, "GPU-a", 1)], 1)
     assert {uuid: gpu.index for uuid, gpu in judge.gpus.items()} == {"GPU-z": 0, "GPU-a": 1}
+
+
+def test_the_minor_number_of_a_gpu_that_is_not_listed_is_unknown() -> None:
+    publisher = GpuPublisher(HealthService())
+    published: list[tuple[Gpu, ...]] = []
+    publisher.publish_to(published.append)
+    lost, other = reading(0, "GPU-a"), reading(1, "GPU-b")
+    publisher.take_reading(DriverReading("580", (lost, other), {}))
+    publisher.take_reading(DriverReading("580", (structs.replace(other, index=0, minor=0),), {}))
+    assert [(gpu.uuid, gpu.minor) for gpu in published[-1]] == [("GPU-a", None), ("GPU-b", 0)]
+    assert set(gpu_access.cdi_devices(Snapshot(gpus=published[-1])).devices) == {"GPU-b"}
 
 
 def test_a_known_gpu_at_the_address_of_a_lost_one_replaces_nothing() -> None:

@@ -82,7 +82,7 @@ async def test_a_disk_that_hangs_delays_the_caller_once_and_is_used_again_when_i
     assert not await stored.save({"a": 2})
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "did not answer" in (stored.unwritable or "")
-    writer = next(thread for thread in threading.enumerate() if thread.name == "write-numbers.json")
+    writer = next(thread for thread in threading.enumerate() if thread.name == "file-numbers.json")
     assert writer.daemon
     reader = os.open(hanging, os.O_RDONLY | os.O_NONBLOCK)  # the open of the writer returns
     await asyncio.to_thread(writer.join, 10)

@@ -101,10 +101,25 @@ def test_a_multiple_is_taken_from_the_fewest_gpus_and_never_from_more_than_it_ma
     assert not refused.value.invalid
 
 
+def test_a_request_that_may_grow_is_placed_where_its_largest_later_size_fits_best() -> None:
+    available = [*ids(0, *range(20)), *ids(1, *range(45)), *ids(2, *range(79)), *ids(3, *range(44))]
+
+    def gpu(later_sizes: tuple[int, ...] | None) -> dict[str, int]:
+        return per_gpu(SLICES.prefer(dgx(), available, [], 16, (), later_sizes))
+
+    assert gpu(()) == {uuid_of(0): 16}
+    assert gpu((40,)) == {uuid_of(3): 16}
+    assert gpu((40, 45)) == {uuid_of(1): 16}
+    assert gpu((40, 100)) == {uuid_of(3): 16}, "no GPU has 100"
+    assert gpu((8, 100)) == {uuid_of(0): 16}
+    assert gpu(None) == {uuid_of(2): 16}, "the first request of its size"
+
+
 def test_required_slices_fix_the_gpu_even_if_another_fits_better() -> None:
     available = [*ids(0, *range(79)), *ids(1, *range(10))]
     assert SLICES.prefer(dgx(), available, ids(0, 7), 3) == ids(0, 7, 0, 1)
-    with pytest.raises(Refused, match="no single GPU has 11 free slices"):
+    why = r"1 of 11 slices are fixed on GPU-00000001…, which has 10 .* ask for 11 .* or for at most 10 here"
+    with pytest.raises(Refused, match=why):
         SLICES.prefer(dgx(), available, ids(1, 7), 11)
     with pytest.raises(Refused, match="no single GPU has 2 free slices"):
         SLICES.prefer(dgx(), available, [*ids(0, 7), *ids(1, 7)], 2)

@@ -59,6 +59,7 @@ class Lamps:
         must_include: Sequence[str],
         size: int,
         near: Sequence[Function] = (),
+        later_sizes: Sequence[int] | None = (),
     ) -> list[str]:
         if self.veto:
             raise Refused(self.veto, invalid=False)

@@ -216,7 +216,8 @@ def without(snapshot: Snapshot, *addresses: str) -> Snapshot:
     return replace(
         snapshot,
         functions=tuple(
-            replace(f, health=gone) if f.pci_address in addresses else f for f in snapshot.functions
+            replace(f, health=gone, missing=True) if f.pci_address in addresses else f
+            for f in snapshot.functions
         ),
         links=tuple(link for link in snapshot.links if link.pci_address not in addresses),
     )

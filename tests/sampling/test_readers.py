@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from errno import EINVAL, EIO, ENODEV, EOPNOTSUPP, EPERM
 
 import pytest
@@ -19,7 +18,6 @@ from nodeagent.sampling.adapter_readers import DevlinkReader, RdmaReader
 from nodeagent.sampling.link_readers import VfReader
 from nodeagent.sampling.reader import LazySocket, PfNetdevs
 from nodeagent.sampling.transceiver_reader import TransceiverReader, own_lanes
-from nodeagent.sampling.worker_thread import WorkerThread
 from tests.host.test_adapter import PF, PORT, machine
 from tests.host.test_eeprom import Pages, cmis_image
 
@@ -220,42 +218,6 @@ def test_an_rdma_device_in_the_network_namespace_of_a_pod_has_no_sample(tmp_path
     reader = RdmaReader(Tree(made.root), live=False)
     assert reader.read([pf(rdma="mlx5_7")]) == []
     assert not reader.skipped.reasons
-
-
-# --- threads --------------------------------------------------------------------------------------------
-
-
-async def test_a_worker_thread_runs_one_call_after_another_until_it_is_closed():
-
-    seen: list[threading.Thread] = []
-    worker = WorkerThread("test")
-    for _ in range(3):
-        await worker.run(lambda: seen.append(threading.current_thread()))
-    assert len(set(seen)) == 1
-    worker.close()
-    seen[0].join(10)
-    assert not seen[0].is_alive()
-    await worker.run(lambda: seen.append(threading.current_thread()))
-    assert seen[-1] is not seen[0]
-    worker.close()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_an_unexpected_exception_reaches_the_caller_and_the_next_call_gets_a_new_thread():
-    worker = WorkerThread("test")
-    done: list[int] = []
-    dead: list[threading.Thread] = []
-
-    def broken() -> None:
-        dead.append(threading.current_thread())
-        raise ZeroDivisionError
-
-    with pytest.raises(RuntimeError, match="thread test died"):
-        await worker.run(broken)
-    await worker.run(lambda: done.append(1))
-    assert done == [1]
-    worker.close()
-    dead[0].join()  # its last words are for this test, not for the next
 
 
 # --- a module that two ports share --------------------------------------------------------------------------

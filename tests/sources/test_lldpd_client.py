@@ -134,3 +134,10 @@ async def test_a_command_that_is_missing_fails_or_hangs_is_an_error_with_its_nam
         await lldpd_client.read_neighbors(
             (sys.executable, "-c", "import time; time.sleep(60)"), timeout_s=0.1
         )
+
+
+async def test_a_command_that_prints_without_end_is_ended_at_a_limit():
+    endless = "import os\nwhile True: os.write(FD, b' ' * 65536)"
+    for descriptor, limit in (("1", 16 << 20), ("2", 64 << 10)):
+        with pytest.raises(LldpdError, match=f"printed more than {limit} bytes"):
+            await lldpd_client.read_neighbors((sys.executable, "-c", endless.replace("FD", descriptor)))

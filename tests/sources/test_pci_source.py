@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from nodeagent.health.structural import Fault
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import Function, Rdma
-from nodeagent.sources.pci_source import PciFacts, Sweep, keep_pod_values, scan, watch
+from nodeagent.sources.pci_source import PciFacts, Sweep, scan, watch
 from nodeagent.sources.pf_links import sweep_links
+from nodeagent.sources.pod_values import keep_pod_values
 from nodeagent.sources.scan_hints import ScanHint, ScanRequest
 from tests.support.dead_files import dead
 from tests.support.drawn_trees import BROKEN, Link, Machine, grow, routes

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.switches import gnmi, openconfig
 from nodeagent.switches import gnmi_pb2 as pb
-from nodeagent.switches import openconfig
 from nodeagent.switches.credentials import SwitchCredentials
 from nodeagent.switches.gnmi import GnmiReader
 from nodeagent.switches.openconfig import Step
@@ -140,6 +140,14 @@ async def test_too_many_neighbors_are_an_error():
     many = [neighbor(f"s{n}", f"02:00:00:00:{n >> 8:02x}:{n & 255:02x}", "1", id=str(n)) for n in range(4097)]
     async with Server(tree("leaf1", {"Ethernet1": many})) as server, asyncio.timeout(60):
         with pytest.raises(SwitchError, match="more than 4096"):
+            await plain(server.port).read("127.0.0.1", SECRET)
+
+
+async def test_a_subscription_of_too_many_bytes_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    many = [neighbor(f"s{n}", f"02:00:00:00:00:{n:02x}", "1", id=str(n)) for n in range(40)]
+    monkeypatch.setattr(gnmi, "ANSWER_MAX", 4000)
+    async with Server(tree("leaf1", {"Ethernet1": many}), Habits(cut=99)) as server, asyncio.timeout(60):
+        with pytest.raises(SwitchError, match="more than 4000 bytes"):
             await plain(server.port).read("127.0.0.1", SECRET)
 
 

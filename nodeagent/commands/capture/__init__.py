@@ -25,7 +25,7 @@ def add(add: Add) -> None:
     parser.add_argument(
         "--scramble",
         action="store_true",
-        help="replace serial numbers, MAC addresses and GPU UUIDs, consistently",
+        help="replace MAC and IP addresses, GUIDs, GIDs, UUIDs, serial numbers and the host's name, consistently",
     )
 
 
@@ -37,7 +37,10 @@ def _capture(options: argparse.Namespace) -> int:
         print(capture(options.root, options.place, scramble=options.scramble))
         return GOOD
     if options.scramble:
-        print("nodeagent: --scramble applies to machines; samples have only device names", file=sys.stderr)
+        print(
+            "nodeagent: --scramble applies to machines; a recording of samples has MAC addresses and UUIDs",
+            file=sys.stderr,
+        )
         return USAGE
     from nodeagent.commands.capture.sample_recorder import record
 

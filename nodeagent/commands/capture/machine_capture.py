@@ -18,13 +18,15 @@ import errno
 import json
 import os
 import shutil
+import socket
 import stat
 import tempfile
 import threading
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -73,7 +75,7 @@ def capture(root: Path, directory: Path, *, scramble: bool) -> str:
     if tree.unreadable:
         lines = (f"{errno.errorcode[code]} {path}\n" for path, code in sorted(tree.unreadable.items()))
         tree.files[UNREADABLE] = "".join(lines).encode("utf-8", "surrogateescape")
-    _write(tree, directory, Scrambler().text if scramble else str)
+    _write(_scrambled(tree) if scramble else tree, directory)
     vfs = sum(function.parent is not None for function in facts.functions)
     counts = (
         f"{len(readings)} GPUs, {len(facts.functions) - vfs} PFs and {vfs} VFs in {len(tree.files)} files"
@@ -199,15 +201,51 @@ def _check_target(directory: Path) -> None:
         raise CaptureError(f"{directory} cannot be read: {error.strerror}") from error
 
 
-def _write(tree: RecordingTree, directory: Path, scramble: Callable[[str], str]) -> None:
+def _scrambled(tree: RecordingTree) -> Recorded:
+    """The same files, folders and links with other identifiers."""
+    scrambler = Scrambler(_host_names(tree))
+    files = {path: scrambler.file(path, _text(content)) for path, content in sorted(tree.files.items())}
+    names = {path: scrambler.text(path) for path in sorted({*files, *tree.folders, *tree.links})}
+    targets = {path: scrambler.text(target) for path, target in sorted(tree.links.items())}
+
+    def name(path: str) -> str:
+        return scrambler.finish(names[path])
+
+    return Recorded(
+        {
+            name(path): scrambler.finish(text).encode("utf-8", "surrogateescape")
+            for path, text in files.items()
+        },
+        {name(path): scrambler.finish(target) for path, target in targets.items()},
+        {name(folder) for folder in tree.folders},
+    )
+
+
+def _host_names(tree: RecordingTree) -> tuple[str, ...]:
+    """The names of this host and of the recorded machine, the longest first, without those that are part of a path:
+    a host called ``net`` keeps its name."""
+    found = {socket.gethostname()}
+    for path in ("/proc/sys/kernel/hostname", "/etc/hostname"):
+        with suppress(SysfsError):
+            found.add((Tree(tree.root).text(path) or "").strip())
+    found |= {name.partition(".")[0] for name in found}
+    parts = {part for path in (*tree.files, *tree.folders, *tree.links) for part in path.split("/")}
+    names = (name for name in found - parts - {"localhost"} if len(name) > 2)
+    return tuple(sorted(names, key=len, reverse=True))
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "surrogateescape")
+
+
+def _write(tree: Recorded | RecordingTree, directory: Path) -> None:
     place = directory.absolute()
     try:
         part = tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent)
     except OSError as error:
         raise CaptureError(f"{directory} cannot be made: {error.strerror}: {place.parent}") from error
     try:
-        _write_files(tree, part, scramble)
-        os.chmod(part, 0o755)  # noqa: S103, PTH101 - mkdtemp gives access to one user only
+        _write_files(tree, part)
         os.rename(part, place)  # noqa: PTH104 - it replaces an empty folder
     except OSError as error:
         raise CaptureError(
@@ -217,19 +255,38 @@ def _write(tree: RecordingTree, directory: Path, scramble: Callable[[str], str])
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _write_files(tree: RecordingTree, part: str, scramble: Callable[[str], str]) -> None:
-    def place(path: str) -> Path:
-        at = Path(part + scramble(path))
-        at.parent.mkdir(parents=True, exist_ok=True)
-        return at
+def _write_files(tree: Recorded | RecordingTree, part: str) -> None:
+    os.chmod(part, 0o700)  # noqa: PTH101 - the umask may have removed the owner's rights
+    made = {part}
+
+    def make(folder: str) -> None:
+        if folder not in made:
+            make(os.path.dirname(folder))
+            os.mkdir(folder)  # noqa: PTH102
+            os.chmod(folder, 0o700)  # noqa: PTH101
+            made.add(folder)
+
+    def place(path: str) -> str:
+        make(os.path.dirname(part + path))
+        return part + path
 
     for folder in sorted(tree.folders):
-        place(folder).mkdir(exist_ok=True)
+        make(part + folder.rstrip("/"))
     for path, content in sorted(tree.files.items()):
-        text = scramble(content.decode("utf-8", "surrogateescape"))
-        place(path).write_bytes(text.encode("utf-8", "surrogateescape"))
+        descriptor = os.open(place(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(content)
     for path, target in sorted(tree.links.items()):
-        place(path).symlink_to(scramble(target))
+        os.symlink(target, place(path))  # noqa: PTH211
+
+
+class Recorded(NamedTuple):
+    """The content of a capture, by path of the machine: contents of files, targets of links, folders."""
+
+    files: dict[str, bytes]
+    links: dict[str, str]
+    folders: set[str]
 
 
 class RecordingTree(Tree):

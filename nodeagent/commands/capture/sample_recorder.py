@@ -6,6 +6,7 @@ The file grows line by line, so an interrupted recording is valid up to its end.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -52,6 +53,7 @@ def record(
     try:
         # Mode x: a recording must not overwrite another one.
         with file.open("xb", buffering=0) as out:
+            os.fchmod(out.fileno(), 0o600)
             return asyncio.run(_record(Tree(root), out.write, file, seconds, rates, pace))
     except FileExistsError as error:
         raise CaptureError(f"{file} exists already; name a new file") from error

@@ -67,14 +67,21 @@ class _RunningSources:
         gpu_publisher = GpuPublisher(discovery.health_service(self.config), remembered)
         quiet = msgspec.structs.replace(self.config.lldp, transmit=False)
         config = msgspec.structs.replace(self.config, lldp=quiet)
+        inventory = Inventory()
         sources = discovery.Discovery(
-            Inventory(), config, self.root, gpu_publisher=gpu_publisher, sampled=True
+            inventory,
+            config,
+            self.root,
+            gpu_publisher=gpu_publisher,
+            sampled=True,
+            rails=discovery.open_rails(config, self.root),
         )
         watching = asyncio.create_task(sources.run())
         self._tasks.append(watching)
         await asyncio.wait((watching,), timeout=READ_S)
         if watching.done():
             await watching
+        await discovery.first_facts(inventory)  # later only if a file of the machine hangs
         return lambda: _VIEWS.decode(gpu_publisher.health.explain_json())
 
     async def __aexit__(self, *_: object) -> None:

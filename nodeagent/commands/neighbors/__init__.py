@@ -22,8 +22,9 @@ def add_neighbors(add: Add) -> None:
         "neighbors",
         _neighbors,
         "receive LLDP and show the switch port at the other end of each link",
-        "Receives until every link with carrier has a neighbor; a switch sends every 30 s. Needs CAP_NET_RAW, but no\n"
-        "running agent. `links.select` of the configuration defines which netdevs are links.",
+        "Receives until every link with carrier has a neighbor; a switch sends every 30 s. The command receives the\n"
+        "frames itself, also beside an agent, and needs CAP_NET_RAW. `links.select` of the configuration defines\n"
+        "which netdevs are links.",
     )
     config_option(parser)
     json_option(parser)
@@ -44,6 +45,8 @@ def _neighbors(options: argparse.Namespace) -> int:
     async def watch() -> None:
         async for listing in neighbor_listing.watch(wanted, settings, options.root):
             print(render(listing), flush=True)
+
+    print("nodeagent: the command receives the frames itself and asks no agent", file=sys.stderr)
 
     async def once() -> None:
         wait_s = neighbor_listing.WAIT_S if options.wait is None else options.wait

@@ -19,6 +19,7 @@ from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.device_list_size import status_remarks
+from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.model import Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import MachineView, Offer
 from nodeagent.plain_text import remarks, section
@@ -28,13 +29,14 @@ from nodeagent.supervise import beside
 
 async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineView:
     """Scan once. With ``wait_s``, receive LLDP for that time, or until every link with carrier has a neighbor."""
-    async with _scanning(config, root) as inventory:
+    rails = discovery.open_rails(config, root)
+    async with _scanning(config, root, rails) as inventory:
         if wait_s > 0 and discovery.receives_lldp(config, Tree(root)):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     while without_neighbor(config, inventory.snapshot):
                         await inventory.changed(inventory.snapshot.revision)
-        return view_of(Offer(config), inventory.snapshot)
+        return view_of(Offer(config, rails.content.numbering), inventory.snapshot)
 
 
 def without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
@@ -54,8 +56,9 @@ async def once(config: Config, root: Path, wait_s: float) -> AsyncIterator[Machi
 
 async def watch(config: Config, root: Path) -> AsyncIterator[MachineView]:
     """Yield a view now and one at every change, until cancelled."""
-    async with _scanning(config, root) as inventory:
-        offer = Offer(config)
+    rails = discovery.open_rails(config, root)
+    async with _scanning(config, root, rails) as inventory:
+        offer = Offer(config, rails.content.numbering)
         while True:
             snapshot = inventory.snapshot
             yield view_of(offer, snapshot)
@@ -82,11 +85,11 @@ def check(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str
 
 
 @asynccontextmanager
-async def _scanning(config: Config, root: Path) -> AsyncIterator[Inventory]:
+async def _scanning(config: Config, root: Path, rails: RailMemory) -> AsyncIterator[Inventory]:
     """Run the sources without LLDP frames: a switch would take the shutdown frame for the agent's."""
     config = structs.replace(config, lldp=structs.replace(config.lldp, transmit=False))
     inventory = Inventory()
-    work = discovery.Discovery(inventory, config, root).run()
+    work = discovery.Discovery(inventory, config, root, rails=rails).run()
     async with beside(work, discovery.first_facts(inventory)):
         yield inventory
 

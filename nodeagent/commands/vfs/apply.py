@@ -24,9 +24,9 @@ from nodeagent.commands.vfs.vf_users import VfUsers
 from nodeagent.commands.vfs.wanted import wanted
 from nodeagent.host.sriov import BUS, SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree, is_live
+from nodeagent.kinds.hardware_selection import selected_pf
 from nodeagent.kinds.resource_settings import VfsEntry
 from nodeagent.model import Function
-from nodeagent.offer import selected_pf
 from nodeagent.sources import pci_source
 from nodeagent.sources.pci_source import PciFacts
 

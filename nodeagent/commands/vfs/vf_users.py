@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 from nodeagent.host.sriov import BUS, VfNetlink, is_open
-from nodeagent.host.sysfs import NET, Tree
+from nodeagent.host.sysfs import NET, Tree, is_live
 from nodeagent.model import Function
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,9 @@ class VfUsers:
         from nodeagent.kubelet import holdings
 
         socket = self._tree.path(POD_RESOURCES)
+        if not socket.is_socket() and Path(POD_RESOURCES).is_socket() and is_live(self._tree):
+            # In the agent's own container the kubelet's folder is not below the host's root.
+            socket = Path(POD_RESOURCES)
         try:
             held = asyncio.run(holdings.settled(socket, self._wait_s))
         except holdings.PodResourcesError as error:

@@ -78,7 +78,7 @@ class Kernel:
         is_pf = device.pf is None
         device.netdev = SimulatedNetdev(
             name=state.netdev_name(device),
-            mac=state.octets(self.model, device).hex(":"),
+            mac=device.mac or state.octets(self.model, device).hex(":"),
             ifindex=self._numbers.take("ifindex", 2),
             mtu=device.nic_line.mtu if is_pf else 1500,
             admin_up=is_pf and device.nic_line.admin_up,

@@ -275,6 +275,13 @@ class Machine(GpuActions):
             self._kernel.enable(device, vfs)
         self._settle()
 
+    def insert_card(self, nic: int | str, mac: str) -> None:
+        """Put a card with this permanent MAC address into the slot of a PF that is unplugged; ``plug`` adds it."""
+        device = self.nic(nic)
+        if device.present:
+            refuse(f"the slot of {device.address} is in use; unplug it first")
+        device.mac = mac
+
     # Writes of other programs
 
     def apply_writes(self) -> tuple[str, ...]:

@@ -93,6 +93,7 @@ class Device:
     rdma: SimulatedRdma | None = None
     nic: NicPart | None = None
     nic_line: NicLine | None = None
+    mac: str | None = None  # the permanent one of another card than the model's
     cable: bool = True
     pf: Device | None = None
     vf_index: int = 0

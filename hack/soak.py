@@ -1,0 +1,159 @@
+"""Churn a simulated node and its cluster for minutes, and decide whether the daemons grow.
+
+    python hack/soak.py [--minutes N] [--seed N] [--json FILE]
+
+The agent and the controller are real processes. After a warm-up the faults are taken back and both are measured at
+rest. After the churn the same is done again. The result is FAIL, with exit code 1, if a daemon ended, if a device was
+held twice, if a device did not return, or if a figure grew by more than its bound. The slope of the resident memory
+during the churn is printed and has no bound: a few minutes show how arenas fill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.churn import Churn, SoakError, churning
+
+WARM_UP = 0.25
+"""The share of the time that fills caches: names, memory arenas, compiled pages."""
+PAUSE_S = (0.02, 0.4)
+"""Between two actions."""
+SAMPLE_S = 5.0
+REST_S = 8.0
+"""At rest before a measurement: longer than idle threads and closing connections live."""
+BOUNDS = {"rss_mib": 8.0, "threads": 4.0, "files": 6.0, "tasks": 6.0}
+"""How much a figure may grow between the two measurements at rest."""
+
+Figures = dict[str, dict[str, float]]
+Sample = tuple[float, Figures]
+
+
+async def churn_for(churn: Churn, seconds: float, samples: list[Sample], began: float) -> None:
+    end = time.monotonic() + seconds
+    due = time.monotonic()
+    while (now := time.monotonic()) < end:
+        if now >= due:
+            due = now + SAMPLE_S
+            samples.append((now - began, figures(churn)))
+            progress(churn, *samples[-1])
+        await churn.act()
+        churn.check()
+        await asyncio.sleep(churn.chance.uniform(*PAUSE_S))
+
+
+async def at_rest(churn: Churn) -> Figures:
+    """The lowest of some readings: a task or a connection of a moment is no growth."""
+    await churn.settle()
+    await asyncio.sleep(REST_S)
+    readings = []
+    for _ in range(5):
+        readings.append(figures(churn))
+        await asyncio.sleep(1)
+    return {
+        name: {figure: min(reading[name][figure] for reading in readings) for figure in readings[0][name]}
+        for name in churn.processes
+    }
+
+
+def figures(churn: Churn) -> Figures:
+    return {name: churn.figures(name) for name in churn.processes}
+
+
+def progress(churn: Churn, at_s: float, shown: Figures) -> None:
+    daemons = "   ".join(
+        f"{name} {one['rss_mib']:.1f} MiB, {one['threads']:g} threads, {one['files']:g} files, {one['tasks']:g} tasks"
+        for name, one in shown.items()
+    )
+    print(f"{at_s:6.0f} s  {sum(churn.done.values()):6} actions   {daemons}", flush=True)
+
+
+def slope(samples: list[Sample], name: str) -> float | None:
+    """MiB per hour, by least squares."""
+    points = [(at / 3600, shown[name]["rss_mib"]) for at, shown in samples]
+    if len(points) < 3:
+        return None
+    mean_x, mean_y = (sum(column) / len(points) for column in zip(*points, strict=True))
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+
+
+def growth(start: Figures, end: Figures) -> list[str]:
+    return [
+        f"{name}: {figure} grew from {before:.1f} to {end[name][figure]:.1f}, by more than {BOUNDS[figure]:g}"
+        for name, measured in start.items()
+        for figure, before in measured.items()
+        if end[name][figure] - before > BOUNDS[figure]
+    ]
+
+
+async def soak(minutes: float, model: str, seed: int) -> dict[str, object]:
+    seconds = minutes * 60
+    samples: list[Sample] = []
+    # asyncio of Python 3.11 logs a connection that the stand-in kubelet accepts at the moment of its end.
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # it ends the daemons too
+    document: dict[str, object] = {"minutes": minutes, "machine": model, "seed": seed, "bounds": BOUNDS}
+    async with churning(model, seed) as churn:
+        began = time.monotonic()
+        try:
+            await churn_for(churn, seconds * WARM_UP, [], began)
+            start = await at_rest(churn)
+            await churn_for(churn, seconds * (1 - WARM_UP), samples, began)
+            end = await at_rest(churn)
+        except SoakError as error:
+            return document | {"faults": [str(error)], "actions": dict(churn.done)}
+        slopes = {name: slope(samples, name) for name in churn.processes}
+        return document | {
+            "actions": dict(churn.done),
+            "start": start,
+            "end": end,
+            "rss_slope_mib_per_hour": slopes,
+            "samples": samples,
+            "faults": growth(start, end),
+        }
+
+
+def show(document: dict[str, object]) -> None:
+    start, end, slopes = (document.get(key) for key in ("start", "end", "rss_slope_mib_per_hour"))
+    if isinstance(start, dict) and isinstance(end, dict) and isinstance(slopes, dict):
+        for name, before in start.items():
+            for figure, value in before.items():
+                print(f"{name:<12} {figure:<8} {value:8.1f} at the start {end[name][figure]:8.1f} at the end")
+            if slopes[name] is not None:
+                print(f"{name:<12} slope of the resident memory {slopes[name]:+.1f} MiB per hour")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=5.0, help="of churn, with the warm-up (default: 5)")
+    parser.add_argument("--machine", default="two-gpu-two-nic", help="the machine model")
+    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)), help="of the churn")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample")
+    options = parser.parse_args()
+    print(f"soak: {options.minutes:g} minutes on {options.machine}, seed {options.seed}", flush=True)
+    document = asyncio.run(soak(options.minutes, options.machine, options.seed))
+    show(document)
+    if options.json is not None:
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    faults = document["faults"]
+    assert isinstance(faults, list)
+    for fault in faults:
+        print(f"FAIL: {fault}", flush=True)
+    if not faults:
+        print("OK: nothing grew, nothing was lost")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

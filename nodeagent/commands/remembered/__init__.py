@@ -1,0 +1,61 @@
+"""The verb `remembered`: show the rails and GPUs that the agent keeps over restarts, and forget one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from nodeagent.commands.log_lines import log_to_stderr
+from nodeagent.commands.options import GOOD, USAGE, Add, config_option, json_option, load
+
+
+def add(add: Add) -> None:
+    parser = add(
+        "remembered",
+        _remembered,
+        "show the rails and GPUs that the agent keeps over restarts, and forget one that is gone for good",
+        "  nodeagent remembered                     every rail with its NIC, every GPU, and whether it is here\n"
+        "  nodeagent remembered forget nic2         remove rails: nic2, 0000:1a:00.0 or a permanent MAC address\n"
+        "  nodeagent remembered forget GPU-…        remove GPUs, by UUID\n"
+        "  nodeagent remembered forget --all-rails  number all NICs again, in PCI order\n\n"
+        "The agent stores rails and GPUs in `health.stateDirectory`. A NIC keeps its number over restarts and\n"
+        "reboots, also while it is missing, and a GPU that is gone stays on the kubelet's list as Unhealthy. A card\n"
+        "that is replaced in its slot takes the place over; a NIC that is moved takes its rail along.\n\n"
+        "A running agent takes a removal over within `scanSeconds`. A NIC that is here keeps its number until the\n"
+        "agent is restarted; drain the node first, because pods on it may get another network. The slices of a\n"
+        "forgotten GPU leave the kubelet's list at the restart, and a GPU that the driver lists is stored again.\n"
+        "docs/rails.md has the steps for a change of the cabling.",
+    )
+    config_option(parser)
+    json_option(parser)
+    parser.add_argument("--all-rails", action="store_true", help="with forget: every rail")
+    parser.add_argument("target", nargs="*", metavar="forget NAME", help="see above")
+
+
+def _remembered(options: argparse.Namespace) -> int:
+    from nodeagent.commands.remembered import stored_gpu_list, stored_rails
+
+    config = load(options.config)
+    log_to_stderr("error")
+    parts = (stored_rails, stored_gpu_list)
+    match options.target:
+        case [] if not options.all_rails and options.json:
+            rails, gpus = (part.objects(config, options.root) for part in parts)
+            print(json.dumps({"rails": rails, "gpus": gpus}))
+            return GOOD
+        case [] if not options.all_rails:
+            print("\n".join(part.table(config, options.root) for part in parts), end="")
+            return GOOD
+        case ["forget", *names] if bool(names) != options.all_rails:
+            of_gpus = [name.startswith("GPU-") for name in names]
+            if not any(of_gpus):
+                return stored_rails.forget(config, options.root, names)
+            if all(of_gpus):
+                return stored_gpu_list.forget(config, options.root, names)
+    print(
+        "nodeagent: use `remembered`, `remembered forget nic2`, `remembered forget GPU-…` or "
+        "`remembered forget --all-rails`",
+        file=sys.stderr,
+    )
+    return USAGE

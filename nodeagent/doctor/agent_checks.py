@@ -1,0 +1,69 @@
+"""Ask the agent that serves this machine for the devices that it withdraws.
+
+The other checks look once. The agent keeps faults that have passed, such as an XID or the hold after a lost carrier,
+so only its answer shows every device that new pods do not get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, shortened
+from nodeagent.doctor.target import Target
+from nodeagent.health.explain import DeviceView
+from nodeagent.web import local_socket
+
+TOPIC = Topic(
+    "agent",
+    "AGENT",
+    {
+        "agent_answers": FACT,
+        "agent_not_asked": Advice(
+            "The checks look once. A fault that an agent keeps after it has passed is not among the findings.",
+            "nothing if no agent runs; otherwise run the doctor as root, with the --root of the agent",
+        ),
+        "agent_withdraws": Advice(
+            "The agent withholds these devices from new pods, also while a fault that has passed is not cleared.",
+            "`nodeagent health DEVICE` shows what clears the fault; docs/runbook.md lists the reasons",
+        ),
+    },
+)
+
+_VIEWS = msgspec.json.Decoder(tuple[DeviceView, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """``views`` is ``None`` without an answer, for the reason ``error``. ``place``: the agent's socket."""
+
+    place: str
+    views: tuple[DeviceView, ...] | None = None
+    error: str = ""
+
+
+def read(target: Target) -> AgentFacts:
+    folder = target.tree.path(target.config.health.state_directory)
+    place = str(folder / local_socket.NAME)
+    try:
+        return AgentFacts(place, _VIEWS.decode(local_socket.fetch(folder, "/health", target.timeout_s / 2)))
+    except OSError as error:
+        return AgentFacts(place, error=error.strerror or str(error))
+    except msgspec.MsgspecError as error:
+        return AgentFacts(place, error=f"the agent is not of this version: {error}")
+
+
+def findings(facts: AgentFacts, *, recorded: bool) -> Iterator[Finding]:
+    """Of a captured or simulated machine, an absent agent is no finding."""
+    if facts.views is None:
+        if not recorded:
+            yield TOPIC.note("agent_not_asked", f"no agent answers at {facts.place}: {facts.error}")
+        return
+    withdrawn = [view for view in facts.views if not view.allocatable]
+    count = f"{len(withdrawn)} of {len(facts.views)} devices"
+    yield TOPIC.ok("agent_answers", f"the agent at {facts.place} withdraws {count}")
+    for view in withdrawn:
+        reasons = shortened([f"{reason.key}: {reason.detail}" for reason in view.reasons])
+        yield TOPIC.warn("agent_withdraws", f"{view.name} is {view.state}: {reasons}")

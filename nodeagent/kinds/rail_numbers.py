@@ -1,0 +1,136 @@
+"""Which NIC has which rail: identity by permanent MAC address, then by PCI address. Pure.
+
+A rail is the number of a NIC in the names of resources (``nic{rail}``), and pods rely on it: the number is the network
+that they get. So a number stays with its NIC over restarts, reboots and changes of the hardware:
+
+* A NIC with a known permanent MAC address keeps its rail at any PCI address: the card was moved, or the firmware
+  numbered the buses in another way.
+* Otherwise a NIC at the PCI address of a rail takes the rail: the card was replaced in its slot, or its permanent MAC
+  address cannot be read. A rail whose NIC is found at another address is not available at its old address.
+* Any other NIC is additional and gets the lowest free number. A missing NIC keeps its rail.
+
+A MAC address that two NICs share identifies neither of them. docs/rails.md has the table of all cases.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+
+import msgspec
+
+from nodeagent.kinds.resource_settings import VfResource, VfSelect
+from nodeagent.model import Function, Link
+
+
+class Rail(msgspec.Struct, frozen=True):
+    """A rail and the NIC that has it. ``pci_address`` is ``None`` if another NIC is at the last known address;
+    ``permanent_mac`` is ``None`` if it was never read. One of them is known."""
+
+    number: int
+    pci_address: str | None
+    permanent_mac: str | None = None
+
+
+Rails = tuple[Rail, ...]
+"""Sorted by number; no number, address or MAC address occurs twice."""
+
+
+Selection = str
+"""The owner of a numbering: the settings of a selection as JSON, without ``vfIndexes``. Entries with one selection
+share it under any names, and another selection numbers its NICs from the start."""
+Numbering = Mapping[Selection, Rails]
+
+
+def selection(entry: VfResource) -> Selection:
+    return _as_json(entry.select)
+
+
+@lru_cache
+def _as_json(select: VfSelect) -> str:
+    default = VfSelect()
+    settings = {
+        name: getattr(select, field)
+        for name, field in zip(select.__struct_encode_fields__, select.__struct_fields__, strict=True)
+        if field != "vf_indexes" and getattr(select, field) != getattr(default, field)
+    }
+    return msgspec.json.encode(settings, order="sorted").decode()
+
+
+def match(rails: Iterable[Rail], nics: Mapping[str, str | None]) -> Rails:
+    """Return the rails with the present addresses of their NICs. No rail changes its number.
+
+    ``nics`` are the PFs on the bus: permanent MAC addresses by PCI address, ``None`` where it cannot be read.
+    """
+    rails = tuple(rails)
+    macs = _unique(nics.values())
+    by_mac = {mac: address for address, mac in nics.items() if mac in macs}
+    known = _unique(rail.permanent_mac for rail in rails)
+    place = {rail: by_mac[mac] for rail in rails if (mac := rail.permanent_mac) in known and mac in by_mac}
+    taken = set(place.values())
+    for rail in rails:
+        address = rail.pci_address
+        if address is not None and address in nics and rail not in place and address not in taken:
+            place[rail] = address
+            taken.add(address)
+    return tuple(_placed(rails, place, taken, {address: mac for mac, address in by_mac.items()}))
+
+
+def _placed(
+    rails: Iterable[Rail], place: Mapping[Rail, str], taken: set[str], macs: Mapping[str, str | None]
+) -> Iterator[Rail]:
+    for rail in rails:
+        if (address := place.get(rail)) is not None:
+            yield Rail(rail.number, address, macs.get(address) or rail.permanent_mac)
+        elif rail.pci_address not in taken:
+            yield rail
+        elif rail.permanent_mac is not None:
+            yield Rail(rail.number, None, rail.permanent_mac)
+
+
+def identified(rails: Iterable[Rail], nics: Mapping[str, str | None]) -> Rails:
+    """Return the rails with the present permanent MAC addresses, each at its own PCI address: for configured rails."""
+    return tuple(
+        Rail(rail.number, rail.pci_address, nics.get(rail.pci_address or "") or rail.permanent_mac)
+        for rail in rails
+    )
+
+
+def added(rails: Rails, address: str, mac: str | None, number: int | None = None) -> Rails:
+    """Return the rails with one more NIC, at the given number or the lowest free one."""
+    if number is None:
+        used = {rail.number for rail in rails}
+        number = next(n for n in range(len(rails) + 1) if n not in used)
+    return tuple(sorted((*rails, Rail(number, address, mac)), key=lambda rail: rail.number))
+
+
+def nics_of(functions: Iterable[Function], links: Sequence[Link]) -> dict[str, str | None]:
+    """Return the permanent MAC address of each PF on the bus, by PCI address."""
+    macs = {link.pci_address: link.permanent_mac for link in links}
+    return {
+        function.pci_address: macs.get(function.pci_address)
+        for function in functions
+        if function.parent is None and not function.missing
+    }
+
+
+def changes(before: Rails, now: Rails) -> Iterator[str]:
+    """Yield a sentence for each NIC that is another card or at another address than before."""
+    known = {rail.number: rail for rail in before}
+    for rail in now:
+        old = known.get(rail.number)
+        if old is None or rail.pci_address is None:
+            continue
+        if old.pci_address != rail.pci_address:
+            where = old.pci_address or "an address that another NIC has now"
+            yield f"rail {rail.number}: NIC {rail.permanent_mac} moved from {where} to {rail.pci_address}"
+        elif old.permanent_mac not in (None, rail.permanent_mac):
+            yield (
+                f"rail {rail.number}: NIC {old.permanent_mac} at {rail.pci_address} was replaced by "
+                f"{rail.permanent_mac}, which takes the rail over"
+            )
+
+
+def _unique(macs: Iterable[str | None]) -> frozenset[str]:
+    return frozenset(mac for mac, count in Counter(macs).items() if mac is not None and count == 1)

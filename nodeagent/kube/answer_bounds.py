@@ -1,0 +1,58 @@
+"""Bounds of what the API server may send: bytes, values, depth and objects. Each error names the call and the limit.
+
+A server in error, or a program in its place, must not end this process for lack of memory. The bytes are counted while
+they arrive. The values are counted before they are decoded: a megabyte of empty lists takes fifty megabytes as objects.
+Answers with a content encoding are refused, because none is requested and a megabyte of gzip may be a gigabyte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from nodeagent.kube.failure import ApiError, FailedRequest
+
+T = TypeVar("T")
+
+OBJECT_MAX = 4 << 20
+"""Bytes of an object or an event of a watch. etcd stores objects of up to 1.5 MiB by default."""
+LIST_MAX = 32 << 20
+"""Bytes of a page of a list."""
+REFUSAL_MAX = 1 << 20
+"""Bytes that are read of a refusal; it names each refused field."""
+OBJECT_VALUES_MAX, LIST_VALUES_MAX = 200_000, 4_000_000
+"""Values of an object, and of a page."""
+OBJECTS_MAX = 500_000
+"""Objects of a list with all its pages. A cluster has at most 100,000 nodes."""
+PAGES_MAX = 20_000
+
+
+def too_large(request: FailedRequest, what: str) -> ApiError:
+    """The error for an answer beyond a bound; ``what`` is the part and the limit."""
+    return ApiError(request.verb, request.path, 200, "TooLarge", f"the answer is refused: {what}")
+
+
+def check_encoding(request: FailedRequest, headers: Mapping[str, str]) -> None:
+    """Raises ``ApiError`` for an encoded answer."""
+    encoding = headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        message = f"the answer has the content encoding {encoding[:40]!r}, which was not requested"
+        raise ApiError(request.verb, request.path, 200, "Broken", message)
+
+
+def decode(request: FailedRequest, body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decode the answer of a call, or an event of a watch. Raises ``ApiError``."""
+    most = LIST_VALUES_MAX if request.verb == "list" else OBJECT_VALUES_MAX
+    # A value follows a comma or opens a list or map. Commas in texts count too: the limit leaves room for them.
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > most:
+        raise too_large(request, f"more than {most} values")
+    try:
+        return decoder.decode(body)
+    except RecursionError:
+        raise too_large(request, "nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        what = "an event" if request.verb == "watch" else "the answer"
+        message = f"{what} cannot be decoded: {error}"
+        raise ApiError(request.verb, request.path, 200, "Broken", message) from error

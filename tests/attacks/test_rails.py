@@ -1,0 +1,359 @@
+"""Rails and VFs of pods over restarts, with NICs that are pulled, moved and replaced while no agent looks.
+
+The machine is simulated, and the agent and the stand-in kubelet run with their sockets and files. Between two agents a
+NIC is unplugged, another card is put into its slot, or cards change their slots. The file of the rails is deleted or
+replaced by a named pipe, a resource is renamed, and the kubelet is away. No rail may move, and no VF may be in two
+pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from nodeagent.sim.kubelet import PodSpec
+from tests.support.rail_machine import HEAD, SLOTS, VFS, model, vfs_of
+from tests.support.running_agent import Node, node
+
+STATE = "var/lib/nodeagent/rails.json"
+VFS_ONLY = "scanSeconds: 1\nresources: [{kind: vf}]\n"
+BLIND = "kubelet: {podResources: false}\n"
+
+
+def nic(number: int) -> str:
+    return f"{HEAD}/nic{number}"
+
+
+@asynccontextmanager
+async def rail_node(folder: Path, empty: tuple[int, ...] = (4,)) -> AsyncIterator[Node]:
+    async with node(str(model(folder))) as n:
+        for slot in empty:
+            n.machine.unplug(SLOTS[slot])
+        yield n
+
+
+async def start(n: Node, text: str = VFS_ONLY) -> None:
+    await n.start_agent(n.configure(text))
+
+
+async def restart(n: Node, text: str = VFS_ONLY) -> None:
+    await n.stop_agent()
+    await start(n, text)
+
+
+def listed(n: Node, number: int) -> set[str]:
+    return set(n.kubelet.devices(nic(number)))
+
+
+async def every_rail(n: Node, numbers: range = range(4)) -> None:
+    for number in numbers:
+        await n.allocatable(nic(number), VFS)
+
+
+def all_held(n: Node, *pods: PodSpec) -> list[str]:
+    return [
+        id_
+        for pod in pods
+        for resources in n.kubelet.held(pod).values()
+        for ids in resources.values()
+        for id_ in ids
+    ]
+
+
+@pytest.mark.parametrize("pods_are_read", [True, False])
+async def test_a_nic_that_is_missing_at_the_start_keeps_its_rail_and_no_vf_is_in_two_pods(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, pods_are_read: bool
+) -> None:
+    text = VFS_ONLY + ("" if pods_are_read else BLIND)
+    async with rail_node(tmp_path) as n:
+        await n.kubelet.start()
+        await start(n, text)
+        await every_rail(n)
+        one = PodSpec.single("one", {nic(2): VFS})
+        assert (await n.kubelet.admit(one)).admitted
+        await n.stop_agent()
+        n.machine.unplug(SLOTS[1])
+        await start(n, text)
+        for number in (0, 2, 3):
+            await n.allocatable(nic(number), VFS)
+        await n.allocatable(nic(1), 0)
+        assert n.kubelet.capacity()[nic(1)] == VFS
+        assert [listed(n, number) for number in range(4)] == [vfs_of(slot) for slot in SLOTS[:4]]
+        two = PodSpec.single("two", {nic(3): VFS})
+        assert (await n.kubelet.admit(two)).admitted
+        assert set(all_held(n, one)) == vfs_of(SLOTS[2])
+        assert set(all_held(n, two)) == vfs_of(SLOTS[3])
+        status, body = await n.get("/readyz")
+        assert status == 200
+        assert f"nic1: NIC {SLOTS[1]} is missing and keeps rail 1" in body
+        assert f"{nic(1)}: 0 of {VFS} healthy" in body
+        assert sum("A NIC of an earlier agent is missing" in line for line in caplog.messages) == 1
+        (pf,) = (
+            function for function in n.agent.inventory.snapshot.functions if function.pci_address == SLOTS[1]
+        )
+        assert pf.missing
+        assert [reason.key for reason in pf.health.reasons] == ["device_missing"]
+        metrics = (await n.get("/metrics"))[1]
+        assert (
+            'nodeagent_link_health_reason{device="ens2np0",reason="device_missing",severity="fault"} 1'
+            in metrics
+        )
+        assert f'nodeagent_resource_devices{{resource="{nic(1)}",health="unhealthy"}} {VFS}' in metrics
+        n.machine.plug(SLOTS[1])
+        await n.allocatable(nic(1), VFS)
+        await n.until(lambda: n.agent.offering.remarks == ())
+
+
+async def test_rails_are_not_bound_to_the_boot(tmp_path: Path) -> None:
+    async with rail_node(tmp_path) as n:
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n)
+        await n.stop_agent()
+        (n.root / "var/lib/nodeagent/health.json").unlink()  # of another boot, this file is not used
+        n.machine.unplug(SLOTS[0])
+        await start(n)
+        await n.allocatable(nic(0), 0)
+        await n.allocatable(nic(1), VFS)
+        assert listed(n, 1) == vfs_of(SLOTS[1])
+
+
+async def test_another_card_in_the_same_slot_takes_the_rail_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with rail_node(tmp_path) as n:
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n)
+        await n.stop_agent()
+        n.machine.unplug(SLOTS[1])
+        n.machine.insert_card(SLOTS[1], "b8:3f:d2:00:00:01")
+        n.machine.plug(SLOTS[1])
+        await start(n)
+        await every_rail(n)
+        assert [listed(n, number) for number in range(4)] == [vfs_of(slot) for slot in SLOTS[:4]]
+        assert any("b8:3f:d2:00:00:01, which takes the rail over" in line for line in caplog.messages)
+        assert '"b8:3f:d2:00:00:01"' in (n.root / STATE).read_text()
+
+
+async def test_when_the_buses_are_numbered_in_another_way_the_rails_follow_the_cards(tmp_path: Path) -> None:
+    """Every card appears one slot later, as when a card with a PCI bridge is added in front of them."""
+    async with rail_node(tmp_path) as n:
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n)
+        macs = {link.pci_address: link.mac for link in n.agent.inventory.snapshot.links}
+        one = PodSpec.single("one", {nic(0): 1})
+        assert (await n.kubelet.admit(one)).admitted
+        await n.stop_agent()
+        for slot in SLOTS[:4]:
+            n.machine.unplug(slot)
+        for before, slot in pairwise(SLOTS):
+            n.machine.insert_card(slot, macs[before])
+            n.machine.plug(slot)
+        await start(n)
+        # The addresses of the VFs had other names: they wait for the holdings, and then each has its name.
+        await every_rail(n)
+        given = [set(all_held(n, pod)) for pod in [await admitted(n, number) for number in range(4)]]
+        assert given == [vfs_of(slot) for slot in SLOTS[1:]]
+        assert all(function.pci_address != SLOTS[0] for function in n.agent.inventory.snapshot.functions)
+
+
+async def admitted(n: Node, number: int) -> PodSpec:
+    pod = PodSpec.single(f"all-{number}", {nic(number): VFS})
+    assert (await n.kubelet.admit(pod)).admitted
+    return pod
+
+
+async def test_an_additional_nic_gets_the_next_number_and_moves_no_other(tmp_path: Path) -> None:
+    async with rail_node(tmp_path, empty=(0,)) as n:
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n)
+        await n.stop_agent()
+        n.machine.plug(SLOTS[0])
+        await start(n)
+        await every_rail(n, range(5))
+        assert [listed(n, number) for number in range(5)] == [vfs_of(slot) for slot in (*SLOTS[1:], SLOTS[0])]
+
+
+# --- names that the kubelet may still count ---------------------------------------------------------------
+
+
+async def test_a_renamed_vf_waits_for_the_holdings_when_the_agent_starts_before_the_kubelet(
+    tmp_path: Path,
+) -> None:
+    async with rail_node(tmp_path) as n:
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n)
+        one = PodSpec.single("one", {nic(0): VFS})
+        assert (await n.kubelet.admit(one)).admitted
+        await n.stop_agent()
+        await n.kubelet.stop()
+        await start(n, "scanSeconds: 1\nresources: [{kind: vf, name: 'rail{rail}'}]\n")
+        await n.until(lambda: len(n.agent.offering.withheld) == 4)
+        assert f"its VFs were offered as {nic(0)} before, and what pods hold is not known yet" in str(
+            n.agent.offering.withheld
+        )
+        assert (await n.get("/readyz"))[0] == 503
+        await n.kubelet.start()
+        await n.allocatable(f"{HEAD}/rail0", VFS)
+        two = PodSpec.single("two", {f"{HEAD}/rail0": 1})
+        refused = await n.kubelet.admit(two)
+        assert not refused.admitted
+        assert "2 VFs" in refused.message or "0 are available" in refused.message
+        assert (await n.kubelet.admit(PodSpec.single("three", {f"{HEAD}/rail1": VFS}))).admitted
+
+
+@pytest.mark.parametrize("damage", ["deleted", "a named pipe", "nonsense"])
+async def test_without_the_memory_no_vf_is_offered_before_the_holdings_are_known(
+    tmp_path: Path, damage: str
+) -> None:
+    async with rail_node(tmp_path) as n:
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n)
+        one = PodSpec.single("one", {nic(1): VFS})
+        assert (await n.kubelet.admit(one)).admitted
+        await n.stop_agent()
+        await n.kubelet.stop()
+        (n.root / STATE).unlink()
+        if damage == "a named pipe":
+            os.mkfifo(n.root / STATE)
+        elif damage == "nonsense":
+            (n.root / STATE).write_bytes(b"\xff\x00 rails")
+        n.machine.unplug(SLOTS[0])  # nothing is left that could keep the rails from moving
+        await start(n)
+        await n.until(lambda: "not known under which names" in str(n.agent.offering.withheld))
+        await n.kubelet.start()
+        await n.allocatable(nic(0), VFS)
+        assert listed(n, 0) == vfs_of(SLOTS[1])
+        refused = await n.kubelet.admit(PodSpec.single("two", {nic(0): 1}))
+        assert not refused.admitted
+        assert set(all_held(n, one)) == vfs_of(SLOTS[1])
+
+
+async def test_a_fresh_node_offers_its_vfs_at_once(tmp_path: Path) -> None:
+    async with rail_node(tmp_path) as n:
+        await start(n)
+        await n.until(lambda: len(n.agent.offering.offered) >= 4)
+        assert n.agent.offering.withheld == ()
+
+
+async def test_a_rename_while_podresources_is_off_waits_until_the_rail_is_forgotten(tmp_path: Path) -> None:
+    renamed = f"scanSeconds: 1\n{BLIND}resources: [{{kind: vf, name: 'rail{{rail}}'}}]\n"
+    async with rail_node(tmp_path) as n:
+        await n.kubelet.start()
+        await start(n, f"{VFS_ONLY}{BLIND}")
+        await every_rail(n)
+        await restart(n, renamed)
+        await n.until(lambda: len(n.agent.offering.withheld) == 4)
+        assert "turn it on, or drain the node" in str(n.agent.offering.withheld[0])
+        await n.stop_agent()
+        assert (await rails(n, "forget", "--all-rails"))[0] == 0
+        await start(n, renamed)
+        await n.allocatable(f"{HEAD}/rail0", VFS)
+
+
+async def test_what_pods_hold_is_read_seconds_after_the_kubelet_is_there(tmp_path: Path) -> None:
+    async with rail_node(tmp_path) as n:
+        await n.kubelet.start()
+        await start(n, "resources: [{kind: vf}]\n")
+        await every_rail(n)
+        assert (await n.kubelet.admit(PodSpec.single("one", {nic(0): 1}))).admitted
+        await n.stop_agent()
+        await n.kubelet.stop()
+        await start(n, "resources: [{kind: vf}]\n")
+        await n.until(lambda: "pods" in str(n.agent.inventory.snapshot.stale_sources))
+        await n.kubelet.start()
+        # ``until`` waits for 15 s; the usual interval is 30 s.
+        await n.until(lambda: bool(n.agent.inventory.snapshot.holdings))
+
+
+# --- nodeagent remembered --------------------------------------------------------------------------------------
+
+
+async def rails(n: Node, *arguments: str) -> tuple[int, str]:
+    """Run the verb as an administrator does. Return its exit code and what it prints."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "nodeagent", "remembered", "--root", str(n.root), "--config", str(n.config_file)),
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    return process.returncode or 0, output.decode()
+
+
+async def test_a_missing_nic_is_forgotten_while_the_agent_runs_and_its_number_is_free(tmp_path: Path) -> None:
+    async with rail_node(tmp_path) as n:
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n)
+        n.machine.unplug(SLOTS[1])
+        await n.allocatable(nic(1), 0)
+        code, table = await rails(n)
+        assert code == 0
+        (row,) = (line.split() for line in table.splitlines() if "nic1" in line)
+        assert (row[:2], row[-1]) == (["nic1", SLOTS[1]], "missing")
+        code, output = await rails(n, "forget", "nic1")
+        assert code == 0
+        assert "a running agent takes this over within 1 s" in output
+        await n.until(lambda: SLOTS[1] not in n.agent.offering.rails)
+        await n.until(lambda: SLOTS[1] not in [f.pci_address for f in n.agent.inventory.snapshot.functions])
+        assert n.agent.offering.remarks == ()
+        n.machine.plug(SLOTS[4])
+        await n.until(lambda: n.agent.offering.rails.get(SLOTS[4]) == 1)
+        await n.allocatable(nic(1), VFS)
+
+
+async def test_a_present_nic_keeps_its_rail_until_the_agent_is_restarted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with rail_node(tmp_path, empty=(0,)) as n:
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n)
+        n.machine.plug(SLOTS[0])
+        await every_rail(n, range(5))
+        code, output = await rails(n, "forget", "--all-rails")
+        assert code == 0
+        assert output.count("restart the agent") == 5
+        await n.until(lambda: sum("is forgotten when" in line for line in caplog.messages) == 5)
+        assert n.agent.offering.rails[SLOTS[0]] == 4
+        n.machine.set_link(SLOTS[0], up=False)  # a change of facts must not bring the file back
+        await n.allocatable(nic(4), 0)
+        n.machine.set_link(SLOTS[0], up=True)
+        one = PodSpec.single("one", {nic(0): 1})
+        assert (await n.kubelet.admit(one)).admitted
+        await restart(n)
+        await n.until(lambda: n.agent.offering.rails.get(SLOTS[0]) == 0)
+        await n.allocatable(nic(0), VFS)
+        # The VF that a pod holds as nic0 has the name nic1 now, and is not given to another pod.
+        await n.allocatable(nic(1), VFS)
+        refused = await n.kubelet.admit(PodSpec.single("two", {nic(1): VFS}))
+        assert not refused.admitted
+        assert (await n.kubelet.admit(PodSpec.single("three", {nic(1): 1}))).admitted
+
+
+async def test_forget_refuses_a_name_that_is_no_rail(tmp_path: Path) -> None:
+    async with rail_node(tmp_path) as n:
+        await start(n)
+        await n.until((n.root / STATE).exists)
+        code, output = await rails(n, "forget", "nic9")
+        assert code == 2
+        assert "nic9: no such rail" in output
+        assert "nic0, nic1, nic2, nic3" in output
+        for wrong in (["forget"], ["forget", "nic0", "--all-rails"], ["--all-rails"], ["show"]):
+            assert (await rails(n, *wrong))[0] == 2
+        assert (await rails(n, "--json"))[0] == 0

@@ -1,0 +1,53 @@
+"""The log of a daemon never blocks its writer, keeps the order of its lines, and counts those that it drops."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from nodeagent.commands import log_thread
+from nodeagent.commands.log_thread import LogThread
+
+
+@pytest.fixture
+def pipe() -> tuple[int, int]:
+    return os.pipe()
+
+
+def test_lines_are_written_in_their_order(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    log = LogThread(writing)
+    for number in range(100):
+        log.write(f"line {number}\n")
+    log.drain(30)
+    assert os.read(reading, 65536).decode().splitlines() == [f"line {number}" for number in range(100)]
+
+
+def test_lines_without_room_are_dropped_and_counted(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = pipe
+    monkeypatch.setattr(log_thread, "LINES_MAX", 10)
+    log = LogThread(writing)
+    for number in range(1000):
+        log.write(f"{number} {'x' * 1000}\n")
+    log.drain(0.01)
+    with os.fdopen(reading, "rb") as lines:
+        text = ""
+        while "lines of the log were lost" not in text:
+            text = lines.readline().decode()
+        assert int(text.split()[0]) > 100
+        log.write("last\n")
+        while lines.readline() != b"last\n":
+            pass
+
+
+def test_a_log_without_a_reader_is_no_error(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    os.close(reading)
+    log = LogThread(writing)
+    log.write("line\n")
+    log.drain(30)
+    log.write("line\n")
+    log.drain(30)
