@@ -173,7 +173,7 @@ class Discovery:
         return self._lldp_receiver.last_received() if self._lldp_receiver is not None else {}
 
     def forget_nics(self, addresses: Iterable[str]) -> None:
-        """Do not keep these PFs as missing, by PCI address."""
+        """Do not keep these PFs or VFs as missing, by PCI address."""
         self._nics.forgotten.update(addresses)
         self._scan_request.request()
 
