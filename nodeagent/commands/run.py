@@ -17,8 +17,9 @@ def add(add: Add) -> None:
         _run,
         "run the agent: discover devices, register them with the kubelet, allocate them, publish their health",
         "Serves /metrics, /healthz and /readyz on one port; /readyz succeeds when every configured resource is\n"
-        "registered. A change of the configuration file, or SIGHUP, applies it without losing allocations. A file\n"
-        "with errors is refused, and the running configuration stays.",
+        "registered and the node offers the hardware that it has, or as much as `expect` asks for. A change of the\n"
+        "configuration file, or SIGHUP, applies it without losing allocations. A file with errors is refused, and the\n"
+        "running configuration stays.",
     )
     config_option(parser)
     parser.add_argument(

@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 OBJECT_MAX = 4 << 20
 """Bytes of an object or an event of a watch. etcd stores objects of up to 1.5 MiB by default."""
-LIST_MAX = 32 << 20
+LIST_MAX = 16 << 20
 """Bytes of a page of a list."""
 REFUSAL_MAX = 1 << 20
 """Bytes that are read of a refusal; it names each refused field."""
-OBJECT_VALUES_MAX, LIST_VALUES_MAX = 200_000, 4_000_000
+OBJECT_VALUES_MAX, LIST_VALUES_MAX = 200_000, 2_000_000
 """Values of an object, and of a page."""
 OBJECTS_MAX = 500_000
 """Objects of a list with all its pages. A cluster has at most 100,000 nodes."""

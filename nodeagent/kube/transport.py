@@ -167,6 +167,7 @@ class Transport:
                     line.clear()
                 line += rest
                 if len(line) > call.request.answer_max:
+                    line.clear()
                     raise too_large(call.request, f"an event of more than {call.request.answer_max} bytes")
 
     @contextlib.contextmanager
@@ -255,6 +256,7 @@ def _body(call: ApiCall, answer: urllib3.BaseHTTPResponse) -> bytes:
     while part := answer.read1(CHUNK, decode_content=False):
         body += part
         if len(body) > most:
+            body.clear()  # the traceback of the error keeps it
             raise too_large(call.request, f"more than {most} bytes")
         if call.left_s <= 0:
             raise TimeoutError(f"no complete answer in time ({len(body)} bytes came)")

@@ -31,6 +31,7 @@ class CdiSpecFiles:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.looked = False
         self._folder = folder
         self._specs: dict[str, cdi.CdiDevices] = {}
         self._wanted: dict[str, str] = {}
@@ -43,6 +44,7 @@ class CdiSpecFiles:
         for name in FILES:
             if self.path(name).exists():
                 self._found.add(name)
+        self.looked = True
 
     def update(self, kinds: Iterable[DeviceKind], snapshot: Snapshot) -> None:
         """Take the specs that these kinds need."""

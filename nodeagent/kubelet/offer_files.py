@@ -74,6 +74,8 @@ class OfferFiles:
 
     def obstacle(self, kind: DeviceKind, snapshot: Snapshot) -> UnwritableFile | None:
         """Return the file that keeps this kind from being offered, if there is one."""
+        if not self._failures:
+            return None
         needed = (*sorted(kind.needed_files(snapshot)), kind.resource)
         return next((self._failures[need] for need in needed if need in self._failures), None)
 
@@ -105,7 +107,7 @@ class OfferFiles:
 
     async def prepare(self, kinds: Iterable[DeviceKind], snapshot: Snapshot) -> None:
         """Write the CDI specs of these kinds, and try the folders that they need, if it is time."""
-        if self._next_at < 0:
+        if not self.cdi_specs.looked:
             await self._attempt(CDI_SPECS, self._look)
         kinds = tuple(kinds)
         self.cdi_specs.update(kinds, snapshot)
@@ -123,7 +125,8 @@ class OfferFiles:
                 **await self._attempt(DEVICE_INFO_FILES, lambda: self._try_device_info(unwritten)),
             }
         for resource, files in unwritten.items():
-            if resource not in found and self._unwritten.get(resource) == files:
+            tried = DEVICE_INFO_FILES not in found and resource not in found
+            if tried and self._unwritten.get(resource) == files:
                 del self._unwritten[resource]
         self._take({need: _described(error) for need, error in found.items()})
         self._next_at = time.monotonic() + (RETRY_S if found else CHECK_S)

@@ -45,8 +45,8 @@ def peak_mib(pid: int) -> float:
     return int(found[1]) / 1024
 
 
-class AgentProcess:
-    """``nodeagent run`` on a simulated machine without a kubelet, with an API server of the test."""
+class DaemonProcess:
+    """The agent on a simulated machine without a kubelet, or the controller, with an API server of the test."""
 
     def __init__(self, folder: Path, url: str) -> None:
         Machine.load(SMALL).write(folder / "r")
@@ -60,9 +60,19 @@ class AgentProcess:
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> int:
+        return await self._run(
+            "run", "--root", self._folder / "r", "--kubelet-dir", self._folder / "k",
+            "--config", self._folder / "c.yaml", "--listen", "127.0.0.1:0",
+        )  # fmt: skip
+
+    async def start_controller(self) -> int:
+        return await self._run(
+            "controller", "--kubeconfig", self._folder / "kubeconfig", "--listen", "127.0.0.1:0"
+        )
+
+    async def _run(self, *arguments: str | Path) -> int:
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "nodeagent", "run", "--root", self._folder / "r",
-            "--kubelet-dir", self._folder / "k", "--config", self._folder / "c.yaml", "--listen", "127.0.0.1:0",
+            sys.executable, "-m", "nodeagent", *arguments,
             env=os.environ | {"NODE_NAME": "gpu-0"},
             stderr=self._log,
         )  # fmt: skip
@@ -83,7 +93,7 @@ class AgentProcess:
 async def test_a_flood_of_the_api_server_does_not_fill_the_memory_of_the_agent(kind: str) -> None:
     with TemporaryDirectory(prefix="na-", dir=IN_MEMORY) as folder:
         async with hostile.hostile_server() as server:
-            agent = AgentProcess(Path(folder), server.url)
+            agent = DaemonProcess(Path(folder), server.url)
             try:
                 pid = await agent.start()
                 await server.until(lambda: bool(server.requests))
@@ -197,18 +207,37 @@ async def test_no_retry_after_makes_a_client_wait_without_end(after: str) -> Non
         await client.close()
 
 
-async def test_an_agent_that_is_refused_with_retry_after_0_sends_few_requests() -> None:
+@pytest.mark.parametrize("daemon", ["agent", "controller"])
+async def test_a_daemon_that_is_refused_with_retry_after_0_sends_few_requests(daemon: str) -> None:
+    """Each task sends about once after 0, 1, 3 and 7 s: the controller has five of them, the agent three."""
     with TemporaryDirectory(prefix="na-", dir=IN_MEMORY) as folder:
         async with hostile.hostile_server() as server:
-            agent = AgentProcess(Path(folder), server.url)
+            process = DaemonProcess(Path(folder), server.url)
             try:
                 await server.set_answer(lambda _: hostile.refusal(429, "Retry-After: 0"))
-                await agent.start()
+                await (process.start() if daemon == "agent" else process.start_controller())
                 await server.until(lambda: bool(server.requests))
                 began = time.monotonic()
-                await server.until(lambda: len(server.requests) >= 8)
+                await server.until(lambda: len(server.requests) >= (8 if daemon == "agent" else 16))
                 passed = time.monotonic() - began
-                # Two or three tasks, each with waits of about 1, 2, 4 and 8 s within a call.
                 assert passed > 1.0, f"{len(server.requests)} requests in {passed:.1f} s"
             finally:
-                await agent.end()
+                await process.end()
+
+
+async def test_a_flood_does_not_fill_the_memory_of_the_controller() -> None:
+    """Three lists, the lease and a watch at a time, each within its own bound: half of the limit of the shipped pod."""
+    with TemporaryDirectory(prefix="na-", dir=IN_MEMORY) as folder:
+        async with hostile.hostile_server() as server:
+            process = DaemonProcess(Path(folder), server.url)
+            try:
+                pid = await process.start_controller()
+                await server.until(lambda: len(server.requests) >= 3)
+                before = peak_mib(pid)
+                await server.set_answer(lambda _: hostile.endless())
+                first = len(server.requests)
+                await server.until(lambda: len(server.requests) >= first + 12)
+                assert peak_mib(pid) - before < 256
+                assert "TooLarge" in process.log
+            finally:
+                await process.end()

@@ -226,6 +226,8 @@ async def test_a_command_drops_a_gpu_that_was_taken_out(
         table = capsys.readouterr().out
         assert re.search(rf"1 +{gone} .* no\n", table), table
         assert re.search(rf"0 +{here} .* yes\n", table), table
+        for wrong in (["forget"], ["forget", "nic0", gone], ["forget", gone, "--all-rails"], ["show"]):
+            assert main([*verb, *wrong]) == 2
         assert main([*verb, "forget", gone, here]) == 0
         await n.until(lambda: {gpu.uuid for gpu in n.agent.inventory.snapshot.gpus} == {here})
         remembered = n.root / "var/lib/nodeagent/gpus.json"

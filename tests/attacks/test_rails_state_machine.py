@@ -243,9 +243,11 @@ class NodeHistory(RuleBasedStateMachine):
         self.names.reverse()
         self.start_agent()
 
-    @rule()
-    def lose_the_file_and_restart(self) -> None:
+    @rule(rename=st.booleans())
+    def lose_the_file_and_restart(self, rename: bool) -> None:
         """The rails start over; the names that the kubelet counts are still its own."""
+        if rename:
+            self.names.reverse()
         (self.root / STATE / NAME).unlink(missing_ok=True)
         self.rail_of = {}
         self.start_agent()

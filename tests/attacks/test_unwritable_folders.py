@@ -1,9 +1,9 @@
 """The folders of the files that containers need take no file.
 
-Conditions: the device-info folder or the CDI folder is full (a real ENOSPC), mounted read-only, a file, or holds a
-FIFO or a folder in the place of a file. What must hold: a resource that needs the file is withheld, and returns
-within seconds; every other resource stays; pods keep their devices; `/readyz`, a metric and the refusal of an
-allocation name the path, the errno and the remedy.
+Conditions: the device-info folder or the CDI folder is full (a real ENOSPC), mounted read-only, a file, or a mount that
+does not answer; a FIFO or a folder is in the place of a file. What must hold: a resource that needs the file is
+withheld, and returns within seconds; every other resource stays; pods keep their devices; `/readyz`, a metric and the
+refusal of an allocation name the path, the errno and the remedy.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.sim.kubelet import PodSpec
+from tests.support.dead_files import dead
 from tests.support.own_mounts import remount, run_in_own_mounts, tmpfs
 from tests.support.running_agent import Node, node
 
@@ -180,3 +181,20 @@ async def test_a_folder_in_place_of_one_device_info_file_withholds_its_resource_
             path.rmdir()
         await ready(n)
         assert (await n.kubelet.admit(PodSpec.single("next", {NIC0: 1}))).admitted
+
+
+@pytest.mark.needs("root", "fuse")
+@pytest.mark.parametrize("folder", [DEVICE_INFO, CDI])
+async def test_a_folder_that_does_not_answer_withholds_what_needs_it_until_it_answers(folder: str) -> None:
+    async with node() as n:
+        (n.root / folder).mkdir(parents=True)
+        lost, kept = ((NIC0, 4), (MEMORY, 158)) if folder == DEVICE_INFO else ((MEMORY, 158), (NIC0, 4))
+        path = n.root / (folder if folder == DEVICE_INFO else GPU_SPEC)
+        with dead(n.root / folder):
+            await n.kubelet.start()
+            await n.start_agent()
+            await n.allocatable(*kept)
+            await not_ready_because(n, lost[0], path, "ETIMEDOUT", "mount it again")
+            assert lost[0] not in n.kubelet.capacity()
+        await ready(n)
+        assert (await n.kubelet.admit(PodSpec.single("next", {NIC0: 1, MEMORY: 3}))).admitted

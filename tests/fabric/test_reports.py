@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec import structs
+
 from nodeagent.fabric import FabricRules
+from nodeagent.fabric.nodelinks import NodeLink
 from nodeagent.fabric.reports import InternPool, ReportReader
 from tests.support.fabrics import links, rails
 
@@ -22,3 +26,17 @@ def test_a_full_pool_starts_again() -> None:
     assert pool(tuple(equal)) is shared
     pool(tuple(other))
     assert pool(tuple(equal)) is not shared
+
+
+@pytest.mark.parametrize("state", ["unused", "missing", "down", "unknown"])
+def test_a_link_that_is_not_up_delays_no_node_and_counts_for_no_minimum(state: str) -> None:
+    """An uncabled NIC has no neighbor, and never gets one: its node must not wait for it."""
+    ((node, row),) = rails(1, 1).items()
+    report = links(node, row)
+    idle = NodeLink(name="nic8", rail=8, fabric="compute", state=state)
+    reader = ReportReader(FabricRules(), InternPool())
+    read = reader.read(node, structs.replace(report, links=(*report.links, idle)))
+    assert not read.incomplete
+    assert read.up == len(report.links)
+    up = structs.replace(idle, state="healthy")
+    assert reader.read(node, structs.replace(report, links=(*report.links, up))).incomplete

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec import structs
 
@@ -13,6 +15,7 @@ from nodeagent.kinds import gpu_access
 from nodeagent.model import Gpu, GpuFunction, Snapshot, State
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverReading
+from nodeagent.sources.remembered_gpus import RememberedGpus
 
 ADDRESS = "0000:1b:00.0"
 
@@ -104,6 +107,25 @@ def test_the_minor_number_of_a_gpu_that_is_not_listed_is_unknown() -> None:
     publisher.take_reading(DriverReading("580", (structs.replace(other, index=0, minor=0),), {}))
     assert [(gpu.uuid, gpu.minor) for gpu in published[-1]] == [("GPU-a", None), ("GPU-b", 0)]
     assert set(gpu_access.cdi_devices(Snapshot(gpus=published[-1])).devices) == {"GPU-b"}
+
+
+def test_gpus_of_an_earlier_agent_are_marked_when_the_driver_refuses_from_the_start(tmp_path: Path) -> None:
+    text = '[{"uuid": "GPU-a", "index": 0, "pci_address": "0000:1b:00.0", "memory_mib": 81559}]'
+    (tmp_path / "gpus.json").write_text(text)
+    publisher = GpuPublisher(HealthService(), RememberedGpus.open(tmp_path))
+    published: list[tuple[Gpu, ...]] = []
+    publisher.publish_to(published.append)
+    publisher.take_functions((GpuFunction("0000:1b:00.0", "nvidia"), GpuFunction("0000:1c:00.0", "nvidia")))
+    publisher.take_driver_failure("it hangs")
+    assert published == [], "a driver without an answer is no evidence, and the GPUs may be there"
+    publisher.take_mismatch("nvmlInit: version mismatch")
+    (gpu,), (other,) = published[-1], publisher.unusable
+    assert [reason.key for reason in gpu.health.reasons] == ["driver_version_mismatch"]
+    assert (gpu.uuid, gpu.memory_mib, gpu.health.allocatable) == ("GPU-a", 81559, False)
+    assert (other.place, other.health.reasons[0].key) == ("0000:1c:00.0", "driver_version_mismatch")
+    publisher.take_reading(DriverReading("580", (reading(0, "GPU-a", 0x1B), reading(1, "GPU-b", 0x1C)), {}))
+    assert [gpu.health.allocatable for gpu in published[-1]] == [True, True]
+    assert publisher.unusable == ()
 
 
 def test_a_known_gpu_at_the_address_of_a_lost_one_replaces_nothing() -> None:
