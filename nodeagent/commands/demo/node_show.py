@@ -169,7 +169,11 @@ class NodeShow(DemoSteps):
         await self._admit(PodSpec.single("inference-a", {memory: min(16, whole // 4)}))
         await self._admit(PodSpec.single("inference-b", {memory: min(16, whole // 4)}))
         await self._admit(PodSpec.single("too-big", {memory: whole + 1}))
-        self.say("The three pods share one GPU, each with its own memory; the other GPUs are free.", "")
+        self.say(
+            "Pods share a GPU, each with its own memory. The first request of a size goes to the emptiest GPU: after an",
+            "init container it may grow there. Later ones fill the GPUs that are in use.",
+            "",
+        )
 
     async def _show_gpu_fault(self) -> None:
         memory = self._first("gpu-mem")
