@@ -354,7 +354,8 @@ class Guest:
             "changes": [
                 line
                 for line in page.splitlines()
-                if line.startswith("nodeagent_link_administration_changes_total{") and not line.endswith(" 0")
+                if line.startswith("nodeagent_link_administration_changes_total{")
+                and float(line.rpartition(" ")[2])
             ],
             "health": (await functions())[pf]["health"],
         }
