@@ -170,8 +170,8 @@ class NodeShow(DemoSteps):
         await self._admit(PodSpec.single("inference-b", {memory: min(16, whole // 4)}))
         await self._admit(PodSpec.single("too-big", {memory: whole + 1}))
         self.say(
-            "Pods share a GPU, each with its own memory. The first request of a size goes to the emptiest GPU: after an",
-            "init container it may grow there. Later ones fill the GPUs that are in use.",
+            "Pods share a GPU, each with its own memory. The first request of a size goes to the emptiest GPU,",
+            "because after an init container it may grow there. Later ones fill the GPUs that are in use.",
             "",
         )
 
