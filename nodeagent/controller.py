@@ -166,7 +166,7 @@ class Controller:
         """Lead with these parts: keep the tree, and beside it read switches and mark nodes."""
         self._parts = parts
         await self.cluster.synced()
-        # The parts that these replace are garbage in cycles; frozen with the rest they would stay for ever.
+        # The parts that these replace are garbage in cycles; frozen with the rest they would never be freed.
         gc.unfreeze()
         gc.collect()
         # Objects that live as long as the process are exempt from garbage collection.

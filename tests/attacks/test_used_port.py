@@ -1,7 +1,7 @@
 """The port of the web server is in use when the agent or the controller starts.
 
 The process must end with exit code 1 and one line that names the address, the owner of the port and the settings. It
-must not restart its web server for ever: the kubelet would see no probe and no reason.
+must not restart its web server without end: the kubelet would see no probe and no reason.
 """
 
 from __future__ import annotations
