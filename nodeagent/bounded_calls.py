@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-IDLE_S = 5.0
+IDLE_S = 30.0
 LOOK_AGAIN_S = 0.2
 """A process that was stopped finds every limit exceeded: a call gets this time to continue before it is abandoned."""
 

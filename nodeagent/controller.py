@@ -163,8 +163,10 @@ class Controller:
     async def _lead(self, parts: FabricParts) -> None:
         """Lead with these parts: keep the tree, and beside it read switches and mark nodes."""
         self._parts = parts
-        gc.unfreeze()  # parts that these replace are garbage now
         await self.cluster.synced()
+        # The parts that these replace are garbage in cycles; frozen with the rest they would stay for ever.
+        gc.unfreeze()
+        gc.collect()
         # Objects that live as long as the process are exempt from garbage collection.
         gc.freeze()
         self._planned.clear()

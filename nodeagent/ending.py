@@ -50,7 +50,9 @@ def _await_signal(numbers: frozenset[signal.Signals], task: asyncio.Task[object]
 def _log_obstacles() -> None:
     calls = "; ".join(f"{call.source} in {call.step or 'a call'}" for call in hanging_calls())
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    place = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith("nodeagent."):
+        frame = frame.f_back
+    place = f"{frame.f_globals['__name__']}:{frame.f_lineno}" if frame is not None else "none"
     log.warning(
         "Stopped, although a part of the process hangs. calls=%r main_thread=%s", calls or "none", place
     )

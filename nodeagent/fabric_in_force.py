@@ -99,6 +99,7 @@ class FabricInForce:
                 if working.done():
                     await working
                     return
+            del working  # its traceback holds the parts that were replaced
 
 
 def make_parts(

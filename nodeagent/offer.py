@@ -42,6 +42,7 @@ from nodeagent.kinds.rail_numbers import (
     selection,
 )
 from nodeagent.kinds.resource_settings import (
+    ExpectSettings,
     GpuMemResource,
     GpuResource,
     GpuSelect,
@@ -245,6 +246,8 @@ class Offer:
 
     def _less_than_expected(self, snapshot: Snapshot) -> Iterator[Trouble]:
         expect = self.config.expect
+        if expect == ExpectSettings():
+            return
         kinds = self.kinds(snapshot)
         if expect.gpus is not None:
             gone = {gpu.uuid for gpu in snapshot.gpus if gpu.lost}

@@ -257,6 +257,7 @@ class EventWriter:
                 passing = error.status in PASSING or error.ending_namespace
                 if not (error.refused or passing):
                     return self._retry.failed(error, time.monotonic())
+                self._retry.rejected()
                 if record.rejected(now, passing=passing) is not None:
                     continue
                 log.warning("The API server rejects an Event; it is dropped. reason=%r", str(error))

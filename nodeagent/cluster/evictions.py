@@ -129,6 +129,7 @@ class Evictions:
         self._post(pod, "PodEvicted", "was evicted", warning=False)
 
     def _refused(self, pod: PodName, error: ApiError, now: float) -> None:
+        self._retry.rejected()
         backoff = self._refusals.setdefault(pod, Backoff(self._budget_s, AGAIN_S, jitter=JITTER))
         self.queue.not_before[pod] = now + backoff.next_s(error.retry_after_s)
         log.info(

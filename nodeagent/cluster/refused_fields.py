@@ -12,7 +12,7 @@ one of them does not cost the others. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nodeagent.kube.failure import ApiError, RefusedField
@@ -25,8 +25,10 @@ _REQUIRED = ("name", "chassisID", "portID", "subtype", "value")
 _FIXED = ("apiVersion", "kind", "metadata", "nodeName")
 _STEP = re.compile(r'\[(?:name=)?"([^"]+)"\]|\[(\d+)\]|([^.\[\]]+)')
 _TOO_MANY = re.compile(r"must have at most (\d+) items")
-_UNDECLARED = re.compile(r"\.(\S+): field not declared in schema")
-"""The refusal of a server-side apply with a field that the definition lacks; it names no cause."""
+_UNDECLARED_WORDS = "field not declared in schema"
+_UNDECLARED = re.compile(rf"\.(\S+): {_UNDECLARED_WORDS}")
+"""The refusal of a server-side apply with a field that the definition lacks. It names no cause, and its message is cut,
+so the field is left out of every link."""
 
 FieldPath = tuple[str | int, ...]
 
@@ -35,9 +37,7 @@ def refused_fields(error: ApiError) -> tuple[RefusedField, ...]:
     """The fields that the server refuses; empty if the error is another one."""
     if error.status == 422 and error.causes:
         return error.causes
-    return tuple(
-        RefusedField(field, "field not declared in schema") for field in _UNDECLARED.findall(error.message)
-    )
+    return tuple(RefusedField(field, _UNDECLARED_WORDS) for field in _UNDECLARED.findall(error.message))
 
 
 def leave_out(
@@ -48,15 +48,9 @@ def leave_out(
     ``whole_links`` removes the links that contain them instead. An empty answer: nothing can be removed.
     """
     changes: dict[FieldPath, tuple[str, Any]] = {}
-    for field in fields:
-        path = _path(report, field.field)
-        if whole_links and path[:1] == ("links",):
-            path = path[:2]
-        if path and isinstance(path[-1], str) and not _holds(report, path):
-            path = path[:-1]  # a required field that is absent
-        while path and path[-1] in _REQUIRED:
-            path = path[:-1]
-        if not path or path[0] in _FIXED or not _holds(report, path):
+    for field, named in _named(report, fields):
+        path = _removable(report, named[:2] if whole_links and named[:1] == ("links",) else named)
+        if not path:
             continue
         value = _at(report, path)
         replaced = _replacement(path, value, field.message)
@@ -72,6 +66,28 @@ def leave_out(
         else:
             holder[key] = replaced
     return [name for name, _ in changes.values()]
+
+
+def _removable(report: dict[str, Any], path: FieldPath) -> FieldPath:
+    """The nearest part that can be left out; empty: there is none."""
+    if path and isinstance(path[-1], str) and not _holds(report, path):
+        path = path[:-1]  # a required field that is absent
+    while path and path[-1] in _REQUIRED:
+        path = path[:-1]
+    return path if path and path[0] not in _FIXED and _holds(report, path) else ()
+
+
+def _named(
+    report: dict[str, Any], fields: Iterable[RefusedField]
+) -> Iterator[tuple[RefusedField, FieldPath]]:
+    """The refused fields with their paths in the report."""
+    for field in fields:
+        path = _path(report, field.field)
+        if field.message == _UNDECLARED_WORDS and path[:1] == ("links",) and len(path) > 2:
+            alike = ((*path[:1], n, *path[2:]) for n in range(len(report["links"])))
+            yield from ((field, other) for other in alike if _holds(report, other))
+        else:
+            yield field, path
 
 
 def _path(report: dict[str, Any], field: str) -> FieldPath:

@@ -47,6 +47,11 @@ class ApiRetry:
         self._until = now + wait_s
         return wait_s
 
+    def rejected(self) -> None:
+        """Count a request that the server rejects. The task continues with others."""
+        if self._delivery is not None:
+            self._delivery.results["refused"] += 1
+
     def succeeded(self, left_out: Iterable[str] = ()) -> None:
         """Record a write. ``left_out`` names the parts that the server refused."""
         if self.reason is not None:

@@ -28,12 +28,14 @@ from nodeagent.doctor import (
     machine_checks,
     nic_checks,
     runtime_checks,
+    stored_nics,
     timeouts,
 )
 from nodeagent.doctor.cluster_facts import ClusterOptions
 from nodeagent.doctor.configuration_checks import ConfigurationFacts
 from nodeagent.doctor.finding import Advice, Finding, Level, Topic
 from nodeagent.doctor.report import as_json, as_table
+from nodeagent.doctor.stored_nics import StoredNics
 from nodeagent.doctor.target import Target
 from nodeagent.doctor.timeouts import ReadOutcome, ReadTask
 from nodeagent.host.sysfs import SysfsError, Tree
@@ -159,6 +161,7 @@ def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
         "gpus": ReadTask(lambda: gpu_checks.read(target), usual + margin),
         "runtime": ReadTask(lambda: runtime_checks.read(target), usual),
         "paths": ReadTask(lambda: host_paths.find(target.tree, target.config.cdi.directory), usual),
+        "rails": ReadTask(lambda: stored_nics.read(target), usual),
         "kubelet": ReadTask(lambda: kubelet_checks.read(target), usual),
         "agent": ReadTask(lambda: agent_checks.read(target), usual),
         "lldp": ReadTask(lambda: lldp_checks.read(target), usual + target.wait_s),
@@ -172,7 +175,8 @@ def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
 
 def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Finding]:
     config = target.config
-    snapshot = _snapshot(outcomes)
+    stored: StoredNics = outcomes["rails"].value or StoredNics()
+    snapshot = _snapshot(outcomes, stored)
 
     def found_by(name: str, findings: Callable[[Any], Iterable[Finding]]) -> Iterator[Finding]:
         """The findings of one read; none where the read has no value."""
@@ -181,7 +185,9 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
             yield from findings(outcome.value)
 
     gpus = snapshot.gpus if snapshot else ()
-    yield from found_by("configuration", lambda facts: configuration_checks.findings(facts, snapshot))
+    yield from found_by(
+        "configuration", lambda facts: configuration_checks.findings(facts, snapshot, stored.numbering)
+    )
     yield from found_by("machine", lambda facts: machine_checks.findings(facts, config))
     lldp = outcomes["lldp"].value or lldp_checks.LldpFacts()
     yield from found_by(
@@ -191,12 +197,14 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
     yield from found_by("lldp", lambda facts: lldp_checks.findings(facts, config))
     yield from found_by("gpus", lambda facts: gpu_checks.findings(facts, config))
     yield from found_by("runtime", lambda facts: runtime_checks.findings(facts, config, gpus))
-    yield from found_by("kubelet", lambda facts: kubelet_checks.findings(facts, config, snapshot))
+    yield from found_by(
+        "kubelet", lambda facts: kubelet_checks.findings(facts, config, snapshot, stored.numbering)
+    )
     yield from found_by("agent", lambda facts: agent_checks.findings(facts, recorded=target.recorded))
     yield from found_by("rights", lambda facts: capabilities.findings(facts, config))
     cluster = outcomes.get("cluster", ReadOutcome(error=LookupError()))
     if cluster.error is None and cluster.hung_s is None:
-        yield from cluster_checks.findings(cluster.value, config, snapshot)
+        yield from cluster_checks.findings(cluster.value, config, snapshot, stored.numbering)
     for name, outcome in outcomes.items():
         if outcome.hung_s is not None:
             yield DOCTOR.fix("check_hung", f"{name}: no answer within {outcome.hung_s:g} s")
@@ -208,17 +216,18 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
         yield DOCTOR.note("not_known", f"captured or simulated machine; not known: {', '.join(unknown)}")
 
 
-def _snapshot(outcomes: dict[str, ReadOutcome]) -> Snapshot | None:
+def _snapshot(outcomes: dict[str, ReadOutcome], stored: StoredNics) -> Snapshot | None:
     """The devices of the machine as the agent sees them; ``None`` where a part is not known."""
     nics: nic_checks.NicFacts | None = outcomes["nics"].value
     gpus: gpu_checks.GpuFacts | None = outcomes["gpus"].value
     paths = outcomes["paths"].value
     if nics is None or gpus is None or paths is None or gpus.answer is None:
         return None
+    facts = stored_nics.completed(nics.facts, stored)
     return Snapshot(
-        product=nics.facts.product,
-        functions=nics.facts.functions,
-        links=nics.facts.links,
+        product=facts.product,
+        functions=facts.functions,
+        links=facts.links,
         gpus=gpus.gpus,
         gpu_functions=nics.facts.gpus,
         paths=paths,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
 
 from nodeagent.agent_config import Config
 from nodeagent.doctor.cluster_facts import GROUPS, OURS, ClusterFacts, NodeFacts
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent.doctor.rbac import ACCOUNTS
+from nodeagent.kinds import DeviceKind
+from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer
 
@@ -126,7 +129,12 @@ _GPU_RESOURCES = re.compile(
 )
 
 
-def findings(facts: ClusterFacts | None, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
+def findings(
+    facts: ClusterFacts | None,
+    config: Config,
+    snapshot: Snapshot | None,
+    numbering: Numbering = MappingProxyType({}),
+) -> Iterator[Finding]:
     if facts is None:
         yield TOPIC.ok("cluster_not_asked", "no --kubeconfig, and no pod with a service account")
         return
@@ -142,7 +150,7 @@ def findings(facts: ClusterFacts | None, config: Config, snapshot: Snapshot | No
     if facts.absent is not None:
         yield TOPIC.note("node_absent", f"there is no Node {facts.absent}")
     if facts.node is not None:
-        yield from _node(facts.node, config, snapshot)
+        yield from _node(facts.node, config, snapshot, numbering)
     if facts.reported is not None:
         if facts.reported:
             yield TOPIC.ok("report", "this node has its NodeLinks")
@@ -204,7 +212,9 @@ def _tree(facts: ClusterFacts) -> Iterator[Finding]:
         yield TOPIC.warn("hypernodes_foreign", f"HyperNodes of other owners: {', '.join(named)}")
 
 
-def _node(node: NodeFacts, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
+def _node(
+    node: NodeFacts, config: Config, snapshot: Snapshot | None, numbering: Numbering
+) -> Iterator[Finding]:
     yield TOPIC.ok("node", f"{node.name}: kubelet {node.kubelet or '?'}, {node.runtime or '?'}")
     kubelet = _version(node.kubelet)
     cdi = any(entry.device_list_strategy == "cdi" for entry in config.resources)
@@ -218,7 +228,7 @@ def _node(node: NodeFacts, config: Config, snapshot: Snapshot | None) -> Iterato
     if cdi:
         yield from _runtime(node.runtime)
     if snapshot is not None:
-        yield from _capacity(node, config, snapshot)
+        yield from _capacity(node, Offer(config, numbering).kinds(snapshot), snapshot)
 
 
 def _runtime(reported: str) -> Iterator[Finding]:
@@ -232,8 +242,7 @@ def _runtime(reported: str) -> Iterator[Finding]:
         yield TOPIC.note("runtime_cdi_default", f"{name} {text}")
 
 
-def _capacity(node: NodeFacts, config: Config, snapshot: Snapshot) -> Iterator[Finding]:
-    kinds = Offer(config).kinds(snapshot)
+def _capacity(node: NodeFacts, kinds: Sequence[DeviceKind], snapshot: Snapshot) -> Iterator[Finding]:
     for kind in kinds:
         ours = sum(len(devices.ids) for devices in kind.devices(snapshot))
         counted = node.capacity.get(kind.resource)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from nodeagent.agent_config import Config, load
 from nodeagent.config.faults import ConfigError
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
+from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer
 from nodeagent.regular_file import read_regular
@@ -73,7 +75,9 @@ def read(path: Path | None) -> ConfigurationFacts:
         return ConfigurationFacts(str(path), Config(), faults=tuple(str(error).splitlines()))
 
 
-def findings(facts: ConfigurationFacts, snapshot: Snapshot | None) -> Iterator[Finding]:
+def findings(
+    facts: ConfigurationFacts, snapshot: Snapshot | None, numbering: Numbering = MappingProxyType({})
+) -> Iterator[Finding]:
     """``snapshot``: ``None`` where the machine's devices are not known."""
     if facts.unreadable is not None:
         yield TOPIC.fix("config_unreadable", f"{facts.name}: {facts.unreadable}")
@@ -84,7 +88,7 @@ def findings(facts: ConfigurationFacts, snapshot: Snapshot | None) -> Iterator[F
         return
     entries = count(len(facts.config.resources), "entry", "entries")
     yield TOPIC.ok("config", f"{facts.name}: {entries} of resources, {len(facts.config.vfs)} of vfs")
-    for trouble in Offer(facts.config).troubles(snapshot) if snapshot is not None else ():
+    for trouble in Offer(facts.config, numbering).troubles(snapshot) if snapshot is not None else ():
         if trouble.fatal:
             yield TOPIC.fix("config_unfit", trouble.message)
         elif not trouble.ready:

@@ -12,14 +12,17 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent.doctor.target import Target
 from nodeagent.host.file_writing import unwritable_because
+from nodeagent.kinds import DeviceKind
+from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kubelet.node_lock import LOCK
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer
@@ -213,7 +216,12 @@ def _is_socket(path: Path) -> bool:
 # --- findings -------------------------------------------------------------------------------------------
 
 
-def findings(facts: KubeletFacts, config: Config, snapshot: Snapshot | None) -> Iterator[Finding]:
+def findings(
+    facts: KubeletFacts,
+    config: Config,
+    snapshot: Snapshot | None,
+    numbering: Numbering = MappingProxyType({}),
+) -> Iterator[Finding]:
     if facts.folder is None:
         return
     if facts.forbidden is not None:
@@ -230,7 +238,7 @@ def findings(facts: KubeletFacts, config: Config, snapshot: Snapshot | None) -> 
         yield TOPIC.fix("kubelet_folder_unwritable", f"{facts.folder}/device-plugins: {facts.unwritable}")
     yield from _plugins(facts)
     if snapshot is not None:
-        yield from _claims(facts, config, snapshot)
+        yield from _claims(facts, Offer(config, numbering).kinds(snapshot), snapshot)
     yield from _podresources(facts, config)
 
 
@@ -256,13 +264,13 @@ def _plugins(facts: KubeletFacts) -> Iterator[Finding]:
         yield TOPIC.ok("plugins", f"other plugins' sockets: {shortened(others)}")
 
 
-def _claims(facts: KubeletFacts, config: Config, snapshot: Snapshot) -> Iterator[Finding]:
+def _claims(facts: KubeletFacts, kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterator[Finding]:
     """Compare the kubelet's list with our offer: foreign devices under our names, our devices under other names."""
     if facts.offered is None:
         return
     ours = {
         kind.resource: {device for devices in kind.devices(snapshot) for device in devices.ids}
-        for kind in Offer(config).kinds(snapshot)
+        for kind in kinds
     }
     parents = {_parent(device): resource for resource, ids in ours.items() for device in ids}
     for resource, ids in sorted(facts.offered.items()):

@@ -3,7 +3,7 @@
 * The rail of a switch is the rail of at least three of four of its links. Without such a majority the switch has no
   rail.
 * A link is compared with the group that its node's links vote for, wherever the node is published.
-* Expired LLDP information names no cable to move.
+* A link whose LLDP information has expired names no cable, and its rail is not missing.
 
 docs/topology.md describes each kind of anomaly and what to do about it.
 """
@@ -17,7 +17,7 @@ from nodeagent.fabric.desired_places import group_of
 from nodeagent.fabric.groups import CablingPattern, SwitchGroup
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
-from nodeagent.fabric.reports import CompactReport, Shape, shown
+from nodeagent.fabric.reports import CompactReport, shown
 from nodeagent.fabric.votes import LinkVotes
 
 LinkPlace = tuple[CablingPattern, int]
@@ -120,9 +120,8 @@ class CablingCheck:
         served = {self.rail[key]: key for key in group.leaves if key in self.rail}
         wrong_rails: list[tuple[str, str]] = []
         explained: set[str] = set()
-        current = ["" if report.stale >> i & 1 else key for i, key in enumerate(pattern.keys)]
         for i, slot in enumerate(pattern.shape):
-            key, link = current[i], shown(slot.link)
+            key, link = pattern.keys[i], shown(slot.link)
             home = self.home(key) if key else None
             rail = self.rail.get(key, slot.rail)
             if key and home is not None and home is not group:
@@ -136,12 +135,13 @@ class CablingCheck:
             elif key and rail != slot.rail:
                 wrong_rails.append((slot.rail, rail))
             elif report.miscabled >> i & 1:
-                message = f"{node} itself reports {link} as miscabled, at {pattern.keys[i] or 'no switch'}"
+                message = f"{node} itself reports {link} as miscabled, at {key or 'no switch'}"
                 yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
-        yield from self._wrong_rails(node, pattern.shape, current, served, wrong_rails, explained)
+        yield from self._wrong_rails(node, pattern, served, wrong_rails, explained)
         if len(served) < 2:
             return
         reached = {self.rail.get(key) for key in pattern.keys if key}
+        reached.update(slot.rail for i, slot in enumerate(pattern.shape) if report.stale >> i & 1)
         links = {slot.rail: slot.link for slot in pattern.shape}
         for rail in sorted(served.keys() - reached - explained):
             message = (
@@ -153,16 +153,16 @@ class CablingCheck:
     def _wrong_rails(
         self,
         node: str,
-        shape: Shape,
-        current: Sequence[str],
+        pattern: CablingPattern,
         served: Mapping[str, str],
         wrong_rails: Sequence[tuple[str, str]],
         explained: set[str],
     ) -> Iterator[Anomaly]:
         """Links to the switch of another rail. Adds their rails to ``explained``."""
         meant, actual = {rail for rail, _ in wrong_rails}, {rail for _, rail in wrong_rails}
-        for key, slot in zip(current, shape, strict=True):
-            link, rail = shown(slot.link), self.rail.get(key, slot.rail)
+        for i, slot in enumerate(pattern.shape):
+            key, link = pattern.keys[i], shown(slot.link)
+            rail = self.rail.get(key, slot.rail)
             if not key or (slot.rail, rail) not in wrong_rails or slot.rail in explained:
                 continue
             explained.add(slot.rail)

@@ -27,10 +27,6 @@ class PublishedMembers:
                 if first != name:
                     self._several.setdefault(member, {first}).add(name)
 
-    def lists(self, name: str, member: str) -> bool:
-        """The object ``name`` lists the member."""
-        return self.placed.get(member) == name or name in self._several.get(member, ())
-
     def apart(self, member: str, other: str) -> bool:
         """Both members are published, but no object lists both."""
         first, second = self.placed.get(member), self.placed.get(other)

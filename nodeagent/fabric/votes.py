@@ -1,16 +1,15 @@
 """From reports to leaf groups: cabling patterns, their switches, the groups of these, and the votes for each group.
 
-* A link with a current neighbor counts.
-* A link whose LLDP information has expired counts only if the published tree confirms it: the object of its node lists
-  the switch. Otherwise it is a link without a neighbor. So expired information keeps a place, and neither makes one nor
-  joins switches.
+A link whose LLDP information has expired is a link without a neighbor: it counts for the group in which its node is
+published. So expired information keeps a place, and neither makes one nor joins switches. It still identifies switches
+if its node is published: some reports contain the old chassis ID of a replaced switch.
 
 Nothing else here depends on where a node is published, and nothing on time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.groups import CablingPattern, SwitchGraph, SwitchGroup, count_votes
@@ -30,7 +29,8 @@ class LinkVotes:
         self, rules: FabricRules, levels: Levels, published: PublishedTree, record: Mapping[str, str]
     ) -> None:
         self.unknown = [node for node in levels.reports if node not in levels.nodes] if levels.nodes else []
-        self._patterns = _Patterns(levels.reports, frozenset(self.unknown), published)
+        placed = published.tiers[1].placed
+        self._patterns = _Patterns(levels.reports, frozenset(self.unknown), placed)
         self.names = SwitchNames(
             self._patterns,
             rules.generic_names,
@@ -96,12 +96,11 @@ class _Patterns:
     """
 
     def __init__(
-        self, reports: Mapping[str, CompactReport], unknown: frozenset[str], published: PublishedTree
+        self, reports: Mapping[str, CompactReport], unknown: frozenset[str], placed: Container[str]
     ) -> None:
-        self._reports, self._published = reports, published
+        self._reports = reports
         self._patterns: dict[tuple[int, int], CablingPattern] = {}
         self._divided: dict[str, CablingPattern] = {}
-        placed = published.tiers[1].placed
         last: Shape | None = None
         pattern = CablingPattern(())
         for node, report in reports.items():
@@ -126,23 +125,14 @@ class _Patterns:
         return pattern if pattern is not None and node in pattern.nodes else None
 
     def resolve(self, keys: Mapping[SwitchAnnouncement, str]) -> None:
-        """Set the keys of all patterns. Links of published nodes that do not count make patterns of their own."""
-        placed, switches = self._published.tiers[1].placed, self._published.switches
+        """Set the keys of all patterns. From now on, expired links of published nodes have no neighbor either."""
         for pattern in list(self._patterns.values()):
-            pattern.keys = _keys(pattern.shape, keys)
             for node, report in list(pattern.nodes.items()):
-                if not report.stale or node in self._divided:
-                    continue
-                home = placed[node]
-                unconfirmed = sum(
-                    1 << i
-                    for i, key in enumerate(pattern.keys)
-                    if report.stale >> i & 1 and not switches.lists(home, key)
-                )
-                if unconfirmed:
+                if report.stale and node not in self._divided:
                     del pattern.nodes[node]
-                    divided = self._divide(node, report, unconfirmed)
-                    divided.keys = _keys(divided.shape, keys)
+                    self._divide(node, report, report.stale)
+        for pattern in self._patterns.values():
+            pattern.keys = _keys(pattern.shape, keys)
         self._patterns = {key: pattern for key, pattern in self._patterns.items() if pattern.nodes}
 
     def _divide(self, node: str, report: CompactReport, without: int) -> CablingPattern:

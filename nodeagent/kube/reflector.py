@@ -19,6 +19,7 @@ from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 from nodeagent.backoff import JITTER, Backoff
+from nodeagent.kube.answer_bounds import OBJECTS_MAX
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import Resource, metadata
@@ -170,6 +171,9 @@ class Reflector(Generic[U]):
                     now = None
                 else:
                     now = self.objects[key] = self._take(event.object)
+                    if len(self.objects) > OBJECTS_MAX:
+                        message = f"the watch has more than {OBJECTS_MAX} objects"
+                        raise ApiError("watch", self.resource.path(self._namespace), 200, "TooLarge", message)
                 if was != now:
                     self._changed(key, was, now)
 

@@ -74,6 +74,8 @@ class OfferFiles:
 
     def obstacle(self, kind: DeviceKind, snapshot: Snapshot) -> UnwritableFile | None:
         """Return the file that keeps this kind from being offered, if there is one."""
+        if not self._failures:
+            return None
         needed = (*sorted(kind.needed_files(snapshot)), kind.resource)
         return next((self._failures[need] for need in needed if need in self._failures), None)
 

@@ -28,6 +28,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from nodeagent.bounded_calls import within
 from nodeagent.host.stored_value import StoredValue
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.hardware_selection import offers_vfs_of
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 
 NAME = "rails.json"
 CHECKPOINT = Path("device-plugins/kubelet_internal_checkpoint")
+LOOK_S = 2.0
 """Below the kubelet's folder."""
 ENTRIES_MAX = 16
 _VERSION = 1
@@ -313,11 +315,11 @@ def without(content: RailsFile, rails: Iterable[Rail], *, names: bool) -> RailsF
 
 def _exists(path: Path) -> bool:
     try:
-        path.lstat()
+        within("the kubelet's checkpoint", LOOK_S, path.lstat)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        return True  # it cannot be excluded
+        return True  # it cannot be excluded; a mount that hangs too
     return True
 
 

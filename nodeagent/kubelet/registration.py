@@ -24,10 +24,11 @@ from pathlib import Path
 
 import grpc
 
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.device_list import register_request
-from nodeagent.kubelet.node_lock import node_lock
+from nodeagent.kubelet.node_lock import NodeLock, node_lock
 from nodeagent.kubelet.plugin import AllocationFiles, BindError, Plugin, RecentFunctions
 from nodeagent.kubelet.registration_state import NOT_YET, Event, KubeletId, Registration, Stage
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
@@ -45,6 +46,7 @@ PROBE_FIRST_S = 0.001
 PROBE_MAX_S = 0.05
 REFUSES_S = 0.2
 """Between probes of a kubelet whose socket exists and refuses connections: no event reports when it listens."""
+FOLDER_S = 2.0
 LOOK_S = 5.0
 """Between looks without a hint: inotify does not report changes on another mount."""
 
@@ -82,6 +84,7 @@ class DevicePlugins:
         self._resources: dict[str, _Resource] = {}
         self._withdrawn: dict[str, _Resource] = {}
         self._wake = asyncio.Event()
+        self._looks = BoundedCalls("the kubelet's folder", FOLDER_S)
         self._kubelet_refuses = False
         self._last_warning = ""
 
@@ -107,13 +110,14 @@ class DevicePlugins:
         """Keep every resource registered until cancelled. If the folder is removed, wait until it is back."""
         while True:
             await self._folder_exists()
-            async with self._lock(), self._hints():
+            async with self._lock() as lock, self._hints():
                 folder = kubelet_id(self._folder)
                 self._give_reason(NOT_YET)
                 try:
-                    while folder is not None and same_file(kubelet_id(self._folder), folder):
+                    while same_file(kubelet_id(self._folder), folder) and lock.take():
                         await self._reconcile()
                         await self._woken()
+                        await self._folder_answers()
                 finally:
                     await self._close_all()
 
@@ -172,12 +176,20 @@ class DevicePlugins:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
+    async def _folder_answers(self) -> bool:
+        """Whether the folder exists. Wait while its file system hangs: afterwards the event loop uses it."""
+        while True:
+            try:
+                return await self._looks.run(self._folder.is_dir)
+            except Unanswered:  # the log and /readyz name the call
+                await asyncio.sleep(REFUSES_S)
+
     async def _folder_exists(self) -> None:
-        while not self._folder.is_dir():
+        while not await self._folder_answers():
             self._warn_once(f"The kubelet's folder does not exist yet; waiting for it. folder={self._folder}")
             await asyncio.sleep(0.5)
 
-    def _lock(self) -> AbstractAsyncContextManager[None]:
+    def _lock(self) -> AbstractAsyncContextManager[NodeLock]:
         # Agents that register in different ways exclude each other too: the file is in device-plugins for both.
         folder = self._kubelet.parent if self._kubelet.parent.is_dir() else self._folder
         return node_lock(folder, self._waits, self._blocked)

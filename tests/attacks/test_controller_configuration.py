@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -104,6 +105,15 @@ async def test_a_swapped_config_map_is_in_force_without_a_restart(tmp_path: Path
         await until(lambda: controller.progress.outcome is not None, "a plan with the last configuration")
         assert leader(server) == before
         assert "nodeagent_configuration_in_force 1" in (await page(controller, "/metrics"))[1]
+
+
+async def test_the_parts_of_a_configuration_that_was_replaced_are_freed(tmp_path: Path) -> None:
+    files = ConfigMap(tmp_path / "c", fabric="")
+    async with cluster() as server, leading(server, files.file) as controller:
+        before = weakref.ref(controller.planner)
+        files.swap(fabric="minLinks: 1\n")
+        await until(lambda: controller.planner is not before() and controller.progress.outcome is not None)
+        assert before() is None
 
 
 async def test_a_changed_topology_file_is_in_force(tmp_path: Path) -> None:

@@ -180,6 +180,16 @@ def test_the_configuration_hangs_at_the_start(place: Place) -> None:
     assert agent.process.wait(END_S) == -signal.SIGTERM
 
 
+@pytest.mark.needs("root", "fuse")
+def test_the_kubelets_folder_hangs_and_the_agent_serves(place: Place) -> None:
+    place.dead(place.kubelet / "device-plugins", None)
+    agent = place.agent("127.0.0.1:39813")
+    agent.until("A call does not answer; its thread is abandoned. source=the kubelet's folder")
+    with urlopen("http://127.0.0.1:39813/healthz", timeout=30) as page:
+        assert page.read() == b"ok\n"
+    agent.ends()
+
+
 def test_a_kubelet_that_answers_nothing(place: Place) -> None:
     with socket.socket(socket.AF_UNIX) as kubelet:
         kubelet.bind(str(place.kubelet / "device-plugins/kubelet.sock"))

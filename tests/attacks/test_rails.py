@@ -18,7 +18,14 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.agent_config import load
+from nodeagent.commands.scan.listing import scan_once
+from nodeagent.doctor import kubelet_checks, stored_nics
+from nodeagent.doctor.target import Target
+from nodeagent.host.sysfs import Tree
+from nodeagent.model import Snapshot
 from nodeagent.sim.kubelet import PodSpec
+from nodeagent.sources import pci_source
 from tests.support.rail_machine import HEAD, SLOTS, VFS, model, vfs_of
 from tests.support.running_agent import Node, node
 
@@ -109,6 +116,36 @@ async def test_a_nic_that_is_missing_at_the_start_keeps_its_rail_and_no_vf_is_in
         n.machine.plug(SLOTS[1])
         await n.allocatable(nic(1), VFS)
         await n.until(lambda: n.agent.offering.remarks == ())
+
+
+async def test_the_verbs_without_an_agent_number_the_nics_as_the_agent_does(tmp_path: Path) -> None:
+    async with rail_node(tmp_path) as n:
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n)
+        await n.stop_agent()
+        n.machine.unplug(SLOTS[1])
+        config = load(n.config_file.read_text(), name="nodeagent.yaml")
+        view = await scan_once(config, n.root)
+        shown = {
+            resource: {entry.parent for entry in devices if entry.health.allocatable}
+            for resource, devices in view.resources
+        }
+        assert shown == {nic(number): {SLOTS[number]} - {SLOTS[1]} for number in range(4)}
+        assert sum(len(devices) for _, devices in view.resources) == 4 * VFS
+        tree = Tree(n.root)
+        stored = stored_nics.read(Target(tree, config, recorded=True, kubelet_dir=None))
+        facts = stored_nics.completed(pci_source.scan(tree), stored)
+        snapshot = Snapshot(product=facts.product, functions=facts.functions, links=facts.links)
+        claims = kubelet_checks.findings(
+            kubelet_checks.KubeletFacts(
+                folder=tmp_path, exists=True, locked=True, offered={nic(1): tuple(sorted(vfs_of(SLOTS[1])))}
+            ),
+            config,
+            snapshot,
+            stored.numbering,
+        )
+        assert "resource_claimed" not in {finding.key for finding in claims}
 
 
 async def test_rails_are_not_bound_to_the_boot(tmp_path: Path) -> None:

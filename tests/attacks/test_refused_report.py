@@ -182,3 +182,35 @@ async def test_a_refused_report_is_named_where_an_operator_looks_and_recovers_wi
         await until(server, lambda: links(server))
         await agent.until(lambda: not agent.agent.deliveries.remarks())  # type: ignore[union-attr]
         assert "refused" not in (await agent.get("/readyz"))[1]
+
+
+async def test_a_definition_that_lacks_a_field_costs_this_field(server: ApiServer) -> None:
+    """A real API server refuses such an apply as a whole, with a message and without causes."""
+    message = (
+        "failed to create typed patch object (nodeagent/gpu-0; nodeagent.io/v1alpha1, Kind=NodeLinks): errors:\n"
+        '  .links[name="nic0"].mac: field not declared in schema'
+    )
+    server.fail("500", verb="patch", resource="nodelinks", message=message)
+    async with node() as agent:
+        await start(agent, server)
+        await until(server, lambda: len(links(server)) == 3)
+        assert not any("mac" in link for link in links(server).values())
+        assert all(link["pciAddress"] for link in links(server).values())
+        await agent.until(lambda: bool(agent.agent.deliveries.remarks()))  # type: ignore[union-attr]
+        assert "nic0.mac" in (await agent.get("/readyz"))[1]
+
+
+async def test_a_right_that_arrives_after_the_agent_is_used_within_seconds(server: ApiServer) -> None:
+    """An installation creates the DaemonSet and its role in any order."""
+    rights = list(yaml.safe_load_all(DEFINITION.with_name("rbac.yaml").read_text()))
+    server.rbac = True
+    async with node() as agent:
+        await start(agent, server)
+        await until(server, lambda: any(request.status == 403 for request in server.requests))
+        await agent.until(lambda: bool(agent.agent.deliveries.remarks()))  # type: ignore[union-attr]
+        assert "a role must grant us the verb get on nodelinks" in (await agent.get("/readyz"))[1]
+        for right in rights:
+            if right["kind"] in ("Role", "RoleBinding"):
+                right["metadata"].setdefault("namespace", "nodeagent")
+            server.put(right)
+        await until(server, lambda: links(server))

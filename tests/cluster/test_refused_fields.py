@@ -32,7 +32,7 @@ def report() -> dict[str, Any]:
         ("links[1].reasons[0]", "Too long", "nic1.reasons[0]"),
         ("links[1].name", "Too long", "nic1"),
         ("summary.links", "Too long", "summary.links"),
-        ('links[name="nic1"].rail', "field not declared in schema", "nic1.rail"),
+        ('links[name="nic1"].rail', "Invalid value", "nic1.rail"),
     ],
 )
 def test_the_named_part_is_removed_and_nothing_else(field: str, why: str, name: str) -> None:
@@ -42,6 +42,14 @@ def test_the_named_part_is_removed_and_nothing_else(field: str, why: str, name: 
     assert 0 < len(whole) - len(json.dumps(one)) < 480
     if name != "nic1":
         assert [link["name"] for link in one["links"]] == ["nic0", "nic1", "nic2"]
+
+
+def test_a_field_that_the_definition_lacks_is_removed_from_every_link() -> None:
+    one = report()
+    names = leave_out(one, [RefusedField('links[name="nic1"].rail', "field not declared in schema")])
+    assert sorted(names) == ["nic0.rail", "nic1.rail", "nic2.rail"]
+    assert [link["name"] for link in one["links"]] == ["nic0", "nic1", "nic2"]
+    assert not any("rail" in link for link in one["links"])
 
 
 def test_several_links_are_removed_by_their_own_places() -> None:

@@ -316,7 +316,7 @@ def test_explain_names_expired_links_that_do_not_count(
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects(cables)}))
     assert main(["explain", "gpu-1", "--from", str(file)]) == 0
     out = capsys.readouterr().out
-    assert "1 link has expired LLDP information that the published tree does not confirm" in out
+    assert "1 link has expired LLDP information" in out
     assert "expired, not counted" in out
 
 

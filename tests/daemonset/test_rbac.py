@@ -162,8 +162,12 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
         worse = Inventory()
         tell(worse, facts(DEGRADED))
         jobs += [
-            DeviceMarker(client, worse, "gpu-0", ClusterSettings(conditions=False, label=True)).run(),
-            DeviceMarker(client, inventory, "gpu-0", ClusterSettings(conditions=True, label=False)).run(),
+            DeviceMarker(
+                client, worse, "gpu-0", ClusterSettings(conditions=False, label=True), jitter_s=0
+            ).run(),
+            DeviceMarker(
+                client, inventory, "gpu-0", ClusterSettings(conditions=True, label=False), jitter_s=0
+            ).run(),
             Evictions(client, inventory, offered, 0.01, node="gpu-0", board=board).run(),
         ]
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "uid": "u-0"}})

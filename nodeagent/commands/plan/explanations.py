@@ -85,7 +85,7 @@ def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
         yield f"{has} no LLDP neighbor; such links count for the group in which the node is published."
     if expired:
         has = "1 link has" if expired == 1 else f"{expired} links have"
-        yield f"{has} expired LLDP information that the published tree does not confirm; such links count likewise."
+        yield f"{has} expired LLDP information; such links count for it too."
 
 
 def _links(preview: Preview, node: str) -> Iterator[str]:

@@ -1,0 +1,85 @@
+"""Permanent MAC addresses are read once for a netdev, and a NIC that moved is not missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from nodeagent.sources.nic_identity import NicIdentities, ethernet_mac
+from tests.agent.test_offer import link, pf, vf_of
+
+ONE, TWO = pf(1), pf(2)
+MAC = "b8:3f:d2:00:00:01"
+
+
+class Kernel:
+    """The answers of the kernel, and how often it was asked."""
+
+    def __init__(self, **macs: str) -> None:
+        self.macs: dict[str, str | None] = dict(macs)
+        self.reads = 0
+
+    async def read(self) -> Mapping[str, str | None]:
+        self.reads += 1
+        return dict(self.macs)
+
+
+async def test_the_kernel_is_asked_at_the_start_and_for_a_new_netdev() -> None:
+    kernel = Kernel(**{ONE.pci_address: MAC})
+    nics = NicIdentities(kernel.read)
+    links = (replace(link(ONE), mac="02:00:00:00:00:01"),)  # a bond has changed it
+    await nics.start()
+    assert [one.permanent_mac for one in nics.identified(links)] == [MAC]
+    assert not await nics.learn(links)
+    assert not await nics.learn(links)
+    assert kernel.reads == 1
+    kernel.macs[ONE.pci_address] = "b8:3f:d2:00:00:99"
+    replaced = (replace(links[0], mac="b8:3f:d2:00:00:99"),)
+    assert await nics.learn(replaced)
+    assert [one.permanent_mac for one in nics.identified(replaced)] == ["b8:3f:d2:00:00:99"]
+    assert kernel.reads == 2
+
+
+async def test_a_kernel_that_does_not_answer_is_asked_again() -> None:
+    kernel = Kernel()
+    nics = NicIdentities(kernel.read)
+    await nics.start()
+    assert not await nics.learn((link(ONE),))
+    assert nics.identified((link(ONE),))[0].permanent_mac is None
+    kernel.macs[ONE.pci_address] = MAC
+    assert await nics.learn((link(ONE),))
+    assert nics.identified((link(ONE),))[0].permanent_mac == MAC
+
+
+async def test_a_recorded_machine_has_its_current_addresses() -> None:
+    nics = NicIdentities()
+    assert not await nics.learn((link(ONE),))
+    assert nics.identified((replace(link(ONE), mac=MAC.upper()),))[0].permanent_mac == MAC
+
+
+def test_an_address_of_ipoib_or_of_zeros_identifies_no_card() -> None:
+    ipoib = "80:00:00:48:fe:80:00:00:00:00:00:00:b8:3f:d2:03:00:00:00:01"
+    assert [ethernet_mac(mac) for mac in (None, "", ipoib, "00:00:00:00:00:00", MAC)] == [None] * 4 + [MAC]
+
+
+def test_a_nic_that_moved_or_is_forgotten_is_not_missing() -> None:
+    nics = NicIdentities()
+    known = (ONE, vf_of(ONE, 0))
+    macs = {ONE.pci_address: MAC}
+    at_two = (replace(link(TWO), permanent_mac=MAC),)
+    assert nics.known(known, macs, (TWO,), at_two, first=False) == ((), {TWO.pci_address: MAC})
+    other = (replace(link(TWO), permanent_mac="b8:3f:d2:00:00:02"),)
+    kept, found = nics.known(known, macs, (TWO,), other, first=False)
+    assert kept == known
+    assert found == {ONE.pci_address: MAC, TWO.pci_address: "b8:3f:d2:00:00:02"}
+    nics.forgotten.add(ONE.pci_address)
+    assert nics.known(known, macs, (TWO,), other, first=False)[0] == ()
+
+
+def test_the_vfs_of_an_earlier_agent_stay_only_with_a_pf_that_is_missing() -> None:
+    nics = NicIdentities()
+    known = (ONE, vf_of(ONE, 0))
+    assert nics.known(known, {}, (ONE,), (), first=True)[0] == (ONE,)
+    assert nics.known(known, {}, (ONE,), (), first=False)[0] == known
+    assert nics.known(known, {}, (), (), first=True)[0] == known
