@@ -264,4 +264,6 @@ async def _freeze(agent: Agent) -> None:
     """Exclude the objects of the start from garbage collection: they live as long as the agent, and each search
     through them would stop the loop for about ten milliseconds."""
     await agent.settled.wait()
+    gc.collect()
     gc.freeze()
+    gc.enable()

@@ -23,7 +23,8 @@ from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.model import Health, Reason, State
 
 KNOWN_MAX = 64
-"""UUIDs in the life of one agent. A driver with another UUID at each reading would make the device list grow."""
+"""New UUIDs in the life of one agent. A driver with another UUID at each reading would make the device list grow. GPUs
+of earlier agents do not count: they must not take the place of a GPU that the driver lists."""
 _INDEX_MAX = 1023
 
 
@@ -116,7 +117,6 @@ class GpuJudge:
             if uuid not in self.gpus:
                 self.gpus[uuid] = GpuState(reading, now, self._rules)
                 self.gpus[uuid].listed = False
-                self._known += 1
             self.gpus[uuid].number = reading.index
         self._number()
 
@@ -208,7 +208,6 @@ class GpuJudge:
     def restore(self, records: Iterable[GpuRecord]) -> None:
         for record in records:
             self.gpus[record.uuid] = GpuState.restore(record, self._rules)
-            self._known += 1
         self._number()
 
     def records(self) -> Mapping[str, GpuRecord]:

@@ -1,7 +1,5 @@
 """Settings of the GPUs: the driver, XIDs, and the limits of measured values. ``gpu_rules`` uses the limits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal

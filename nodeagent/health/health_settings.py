@@ -1,7 +1,5 @@
 """Settings of the health of NICs: expected links, changed rules, the guard (for GPUs too), files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 

@@ -210,6 +210,25 @@ async def test_a_damaged_memory_costs_nothing_that_is_there(
         assert ("A remembered GPU cannot be true" in caplog.text) == (b"all" in content)
 
 
+async def test_a_crowd_of_remembered_gpus_takes_no_place_of_a_gpu_that_is_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A virtual machine whose GPU has another UUID and address after each start collects them."""
+    crowd = [
+        {"uuid": f"GPU-{n}", "index": n, "pci_address": f"{n + 1:04x}:40:00.0", "memory_mib": 2048}
+        for n in range(100)
+    ]
+    async with node() as n:
+        folder = n.root / "var/lib/nodeagent"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "gpus.json").write_text(json.dumps(crowd))
+        await n.kubelet.start()
+        await n.start_agent()
+        await n.allocatable(MEMORY, 2 * EACH)
+        assert len(n.agent.inventory.snapshot.gpus) == 64 + 2
+        assert "Too many GPUs are remembered" in caplog.text
+
+
 async def test_a_command_drops_a_gpu_that_was_taken_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
