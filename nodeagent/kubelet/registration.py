@@ -88,9 +88,11 @@ class DevicePlugins:
         self._kubelet_refuses = False
         self._last_warning = ""
 
-    def update(self, kinds: Iterable[DeviceKind], snapshot: Snapshot) -> None:
+    def update(
+        self, kinds: Iterable[DeviceKind], snapshot: Snapshot, removed: frozenset[str] = frozenset()
+    ) -> None:
         """Offer exactly these kinds. A resource without a kind is withdrawn, and its device list kept: if the
-        resource comes back, the kubelet may still know its IDs."""
+        resource comes back, the kubelet may still know its IDs. ``removed`` are the IDs that may leave the lists."""
         wanted = {kind.resource: kind for kind in kinds}
         for name in self._resources.keys() - wanted.keys():
             self._withdrawn[name] = self._resources.pop(name)
@@ -101,7 +103,7 @@ class DevicePlugins:
                 resource = self._withdrawn.pop(name) if name in self._withdrawn else self._new(kind)
                 self._resources[name] = resource
                 self._wake.set()
-            resource.plugin.update(kind, snapshot)
+            resource.plugin.update(kind, snapshot, removed)
 
     def statuses(self) -> tuple[ResourceStatus, ...]:
         return tuple(resource.status() for _, resource in sorted(self._resources.items()))
