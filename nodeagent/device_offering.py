@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from nodeagent.agent_config import Config, digest
-from nodeagent.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered, hanging_calls
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.health.gpu_presence import MISMATCH
 from nodeagent.inventory import Inventory
@@ -27,6 +27,7 @@ from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.model import Snapshot
 from nodeagent.offer import MachineView, Offer, Trouble, prefix
+from nodeagent.sources.pci_source import PRODUCT_FILE
 from nodeagent.supervise import either
 
 log = logging.getLogger(__name__)
@@ -207,6 +208,11 @@ class DeviceOffering:
         for source in sorted(sources):
             if not self._inventory.has_published(source):
                 return _why_missing(source, snapshot)
+        if self.config.resource_prefix == "auto" and snapshot.product is None and _hangs(PRODUCT_FILE):
+            return (
+                f"{PRODUCT_FILE} does not answer, and the product is a part of each resource's name; set "
+                "resourcePrefix to offer the devices without it"
+            )
         return None
 
     def _unnamed(self, snapshot: Snapshot) -> Iterator[Withheld]:
@@ -279,6 +285,10 @@ def gpu_remarks(snapshot: Snapshot) -> Iterator[str]:
 def _why_missing(source: str, snapshot: Snapshot) -> str:
     reasons = (entry.reason for entry in snapshot.stale_sources if entry.source == source)
     return next(reasons, f"{source} are not known yet")
+
+
+def _hangs(path: str) -> bool:
+    return any(call.step == path for call in hanging_calls())
 
 
 def _refuse(name: str, messages: list[str]) -> None:

@@ -29,6 +29,7 @@ from nodeagent.sources.pf_links import read_links, sweep_links
 from nodeagent.sources.pod_values import keep_pod_values
 from nodeagent.sources.scan_hints import ScanHint, forward
 
+PRODUCT_FILE = "/sys/class/dmi/id/product_name"
 _PCI = "/sys/bus/pci/devices"
 _VDPA = "/sys/bus/vdpa/devices"
 
@@ -108,7 +109,7 @@ def scan(tree: Tree) -> PciFacts:
         else:
             functions[address] = function
     ordered = tuple(functions[address] for address in sorted(functions))
-    product = sysfs.read(tree.text, "/sys/class/dmi/id/product_name") or ""
+    product = sysfs.read(tree.text, PRODUCT_FILE) or ""
     pf_links = read_links(sysfs, ordered, default_route_netdevs(sysfs))
     return PciFacts(product.strip() or None, ordered, pf_links, sysfs.problems(), gpus=gpus)
 

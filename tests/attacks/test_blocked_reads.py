@@ -56,6 +56,22 @@ async def test_one_file_that_hangs_at_start_hides_no_other_device(name: str) -> 
         await counts(n, 4, 4, 158)
 
 
+async def test_a_product_name_that_hangs_at_start_renames_no_resource() -> None:
+    async with node() as n:
+        config = n.configure(RULES)
+        await n.kubelet.start()
+        with dead((n.root / "sys/class/dmi/id/product_name").resolve()):
+            await n.start_agent(config)
+            await n.until(lambda: len(n.agent.offering.withheld) == 3)
+            status, ready = await n.get("/readyz")
+            assert status == 503
+            assert "product_name does not answer" in ready
+            assert "set resourcePrefix" in ready
+            assert n.kubelet.capacity() == {}
+        await counts(n, 4, 4, 158)
+        assert all(resource.startswith(HEAD) for resource in n.kubelet.capacity())
+
+
 async def test_a_pf_that_is_pulled_while_another_hangs_is_unhealthy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
