@@ -15,11 +15,12 @@ from typing import NamedTuple
 from nodeagent.agent_config import Config
 from nodeagent.config.formats import host_port
 from nodeagent.host.sysfs import Tree
+from nodeagent.memory_file import MemoryFile
 from nodeagent.regular_file import read_regular
 from nodeagent.web import local_socket
 
 FETCH_S = 5.0
-TOKEN_MAX = 1 << 16
+FILE_MAX = 1 << 20
 
 
 class AgentQueryError(Exception):
@@ -66,7 +67,7 @@ def ask_address(page: str, config: Config, listen: str | None) -> AgentAnswer:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if config.web.client_ca_file is not None:
             # The certificate of the agent; its authority decides whether it serves as a client certificate too.
-            context.load_cert_chain(config.web.certificate_file, config.web.key_file)
+            _present(context, config.web.certificate_file, config.web.key_file)
         connection = http.client.HTTPSConnection(host, port, timeout=FETCH_S, context=context)
     remedy = "give its own configuration with --config, or its address with --listen"
     if config.web.client_ca_file is not None:
@@ -94,8 +95,22 @@ def _get(
     return body
 
 
+def _present(context: ssl.SSLContext, certificate_file: str, key_file: str | None) -> None:
+    files = certificate_file, key_file or certificate_file
+    try:
+        certificate, key = (read_regular(file, FILE_MAX) for file in files)
+        with MemoryFile(certificate) as first, MemoryFile(key) as second:
+            context.load_cert_chain(first.path, second.path, password="")
+    except OSError as error:  # ssl.SSLError is one
+        file = error.filename or " and ".join(dict.fromkeys(files))
+        raise AgentQueryError(
+            f"{file} cannot be used as client certificate: {error.strerror or error}; give the agent's own "
+            "configuration with --config"
+        ) from error
+
+
 def _token(config: Config) -> dict[str, str]:
     if config.web.token_file is None:
         return {}
-    lines = read_regular(config.web.token_file, TOKEN_MAX).decode("latin-1").split()
+    lines = read_regular(config.web.token_file, FILE_MAX).decode("latin-1").split()
     return {"Authorization": f"Bearer {lines[0]}"} if lines else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
 from pathlib import Path
@@ -59,6 +60,14 @@ async def test_the_command_presents_the_certificate_of_the_agent_on_request(
         await n.start_agent(made)
         verb = ["health", "--json", "--listen", f"127.0.0.1:{n.port}", "--config", str(n.config_file)]
         assert await asyncio.to_thread(main, verb) == 0, capsys.readouterr().err
+        for name, put in (("pipe", os.mkfifo), ("empty", Path.touch)):
+            put(tmp_path / name)
+            n.config_file.write_text(n.config_file.read_text().replace(str(key), str(tmp_path / name)))
+            key = tmp_path / name
+            assert await asyncio.wait_for(asyncio.to_thread(main, verb), 20) == 1
+            error = capsys.readouterr().err
+            assert str(tmp_path / name) in error
+            assert "--config" in error
 
 
 def test_a_server_that_is_no_agent_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
