@@ -362,6 +362,7 @@ CLUSTER_CASES: list[tuple[str, Iterable[Finding]]] = [
     ("note hidden", of_cluster(hidden=("the Node x",))),
     ("warn nodelinks_absent", of_cluster(served=serving(ours=None))),
     ("fix crd_version", of_cluster(served=serving(ours=None), other={"nodeagent.io": ("v1",)})),
+    ("warn crd_older", of_cluster(lacking=("links[].mac",))),
     ("warn hypernodes_absent", of_cluster(served=serving(volcano=None))),
     ("note schedulers_absent", of_cluster(served=NOBODY)),
     ("note kueue_topology_absent", of_cluster(served=serving(kueue=("v1beta1", ("workloads",))))),
