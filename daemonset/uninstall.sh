@@ -25,11 +25,12 @@ if [ -n "$running" ]; then
     exit 1
 fi
 
-# One line for each label, taint and condition of each Node.
-kubectl get nodes --output go-template='{{range .items}}{{$node := .metadata.name}}
+# One line for each label, taint and condition of each Node. In a variable, because a pipe hides a failure of kubectl.
+marks=$(kubectl get nodes --output go-template='{{range .items}}{{$node := .metadata.name}}
 {{- range $key, $value := .metadata.labels}}label {{$node}} {{$key}}{{"\n"}}{{end}}
 {{- range .spec.taints}}taint {{$node}} {{.key}}:{{.effect}}{{"\n"}}{{end}}
-{{- range .status.conditions}}condition {{$node}} {{.type}}{{"\n"}}{{end}}{{end}}' |
+{{- range .status.conditions}}condition {{$node}} {{.type}}{{"\n"}}{{end}}{{end}}')
+printf '%s\n' "$marks" |
     { grep -E "^(label [^ ]+ ($labels)|taint [^ ]+ ($taints)|condition [^ ]+ ($conditions))\$" || true; } |
     while read -r what node mark; do
         case $what in
@@ -42,7 +43,8 @@ kubectl get nodes --output go-template='{{range .items}}{{$node := .metadata.nam
         esac </dev/null
     done
 
-if [ -n "$(kubectl get crd hypernodes.topology.volcano.sh --ignore-not-found --output name)" ]; then
+volcano=$(kubectl get crd hypernodes.topology.volcano.sh --ignore-not-found --output name)
+if [ -n "$volcano" ]; then
     kubectl delete hypernodes.topology.volcano.sh --selector volcano.sh/network-topology-source=nodeagent
 fi
 kubectl delete lease nodeagent-controller --namespace "$namespace" --ignore-not-found

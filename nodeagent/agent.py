@@ -47,7 +47,7 @@ from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.model import Holding
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
-from nodeagent.supervise import Fatal, ending_signals, keep
+from nodeagent.supervise import ending_signals, first_cause, keep
 from nodeagent.web.pages import Pages, PageSources
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Agent:
                 group.create_task(self._settle(), name="settle")
                 await sources
         except ExceptionGroup as errors:
-            raise _innermost(errors) from None
+            raise first_cause(errors, ConfigError) from None
 
     def _tasks(self) -> dict[str, Callable[[], Awaitable[object]]]:
         config = self._config
@@ -264,17 +264,6 @@ async def _freeze(agent: Agent) -> None:
     """Exclude the objects of the start from garbage collection: they live as long as the agent, and each search
     through them would stop the loop for about ten milliseconds."""
     await agent.settled.wait()
+    gc.collect()
     gc.freeze()
-
-
-def _innermost(errors: ExceptionGroup[Exception]) -> Exception:
-    """Return the error that ended the agent: the first one for the operator, or the first of all."""
-    flat: list[Exception] = []
-    stack: list[Exception] = [errors]
-    while stack:
-        error = stack.pop()
-        if isinstance(error, ExceptionGroup):
-            stack.extend(reversed(error.exceptions))
-        else:
-            flat.append(error)
-    return next((error for error in flat if isinstance(error, Fatal | ConfigError)), flat[0])
+    gc.enable()

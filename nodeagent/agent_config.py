@@ -3,8 +3,6 @@
 ``load`` reads a file, ``Config()`` is the default. The settings themselves stand in the rooms that use them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Annotated, Literal

@@ -7,13 +7,26 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from nodeagent import __version__
 from nodeagent.commands import FAILED, GOOD, ROOT, USAGE, VERBS, Verb
 
-_FORMATTER = partial(argparse.RawDescriptionHelpFormatter, max_help_position=24)
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Made for each option too, so its width must not import `shutil` and its compression libraries, as argparse's
+    own does."""
+
+    def __init__(self, prog: str) -> None:
+        columns = os.environ.get("COLUMNS", "")
+        width = int(columns) if columns.isdecimal() else 0
+        if not width:
+            try:
+                width = os.get_terminal_size(sys.__stdout__.fileno()).columns if sys.__stdout__ else 0
+            except (OSError, ValueError):
+                width = 0
+        super().__init__(prog, max_help_position=24, width=(width or 80) - 2)
+
 
 _ABOUT = """\
 The agent that a GPU cluster runs on every node.
@@ -37,7 +50,8 @@ exit codes: 0 good, 1 failed, 2 bad usage or configuration
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script. An exception that the operator can resolve is printed as one line."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = _parser(words[0] if words else None).parse_args(words)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC logs every closed connection
     verb: Verb = options.verb
     try:
@@ -74,28 +88,29 @@ def _explain(error: Exception) -> int:
     return FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all verbs, or of the verb ``only``: options of other verbs would delay the start of the agent."""
     parser = argparse.ArgumentParser(
         prog="nodeagent",
         description=_ABOUT,
         epilog=_EXAMPLES,
-        formatter_class=_FORMATTER,
+        formatter_class=_Formatter,
     )
     parser.add_argument("--version", action="version", version=f"nodeagent {__version__}")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True, prog=parser.prog)
 
     def add(name: str, verb: Verb, summary: str, about: str = "") -> argparse.ArgumentParser:
         made = verbs.add_parser(
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.\n\n{about}".strip(),
-            formatter_class=_FORMATTER,
+            formatter_class=_Formatter,
         )
         made.set_defaults(verb=verb)
         made.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help=ROOT)
         return made
 
-    for offer in VERBS:
+    for offer in [VERBS[only]] if only in VERBS else VERBS.values():
         offer(add)
     return parser
 

@@ -48,7 +48,7 @@ from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
 from nodeagent.metrics.controller_metrics import ControllerInput, render
 from nodeagent.metrics.text_format import PLAIN, negotiate
-from nodeagent.supervise import ending_signals, keep
+from nodeagent.supervise import ending_signals, first_cause, keep
 from nodeagent.web.server import Page, WebServer
 
 log = logging.getLogger(__name__)
@@ -146,6 +146,8 @@ class Controller:
             async with asyncio.TaskGroup() as group:
                 for name, job in jobs.items():
                     group.create_task(keep(name, job), name=name)
+        except ExceptionGroup as errors:
+            raise first_cause(errors) from None
         finally:
             for client in (self._elector, self._reader, self._writer):
                 await client.close()
@@ -164,7 +166,7 @@ class Controller:
         """Lead with these parts: keep the tree, and beside it read switches and mark nodes."""
         self._parts = parts
         await self.cluster.synced()
-        # The parts that these replace are garbage in cycles; frozen with the rest they would stay for ever.
+        # The parts that these replace are garbage in cycles; frozen with the rest they would never be freed.
         gc.unfreeze()
         gc.collect()
         # Objects that live as long as the process are exempt from garbage collection.

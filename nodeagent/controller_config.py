@@ -3,8 +3,6 @@
 ``load_fabric`` reads it, ``FabricConfig()`` is the default.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
@@ -21,6 +22,7 @@ from nodeagent.kinds.rail_numbers import Numbering, changes, selection
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
+from nodeagent.kubelet.removed_vfs import RemovedVfs
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.model import Snapshot
@@ -62,6 +64,7 @@ class DeviceOffering:
         self._scan_seconds = config.scan_seconds
         self._rails = rails
         self._forget_nics = forget_nics
+        self._removed_vfs = RemovedVfs()
         self._offer = Offer(config, rails.content.numbering)
         self._logged_rails: Numbering = rails.content.numbering
         self._replaced = asyncio.Event()
@@ -148,7 +151,10 @@ class DeviceOffering:
         self._settle(candidates, withheld, snapshot)
         await self._sizes.save(self.offered)
         await self._save_rails(snapshot)
-        self._plugins.update(self.offered, snapshot)
+        if gone := self._removed_vfs.take(snapshot, time.monotonic()):
+            log.info("Removed VFs leave the device lists: no pod holds them. vfs=%s", ",".join(sorted(gone)))
+            self._forget_nics(gone)
+        self._plugins.update(self.offered, snapshot, self._removed_vfs.gone)
         return snapshot
 
     def _decide(self, snapshot: Snapshot) -> tuple[list[DeviceKind], list[Withheld]]:

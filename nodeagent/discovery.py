@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.rail_memory import RailMemory
-from nodeagent.model import Gpu, Neighbor, Remark
+from nodeagent.model import Function, Gpu, Neighbor, Remark
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
@@ -172,7 +173,7 @@ class Discovery:
         return self._lldp_receiver.last_received() if self._lldp_receiver is not None else {}
 
     def forget_nics(self, addresses: Iterable[str]) -> None:
-        """Do not keep these PFs as missing, by PCI address."""
+        """Do not keep these PFs or VFs as missing, by PCI address."""
         self._nics.forgotten.update(addresses)
         self._scan_request.request()
 
@@ -202,7 +203,7 @@ class Discovery:
         return {name: source for name, enabled, source in table if enabled}
 
     async def _watch_pci(self) -> None:
-        with hints(self._tree) as opened:
+        with hints(self._tree, self._known_functions) as opened:
             await pci_source.watch(
                 self._tree,
                 [*opened, self._scan_request],
@@ -267,7 +268,7 @@ class Discovery:
         await self._after_registration()
         from nodeagent.sources import lldp_source  # noqa: PLC0415
 
-        with LinkEvents() as events:
+        with LinkEvents(self._may_be_lldp_link()) as events:
             await lldp_source.watch(
                 self._config.lldp,
                 self._config.links.select,
@@ -277,6 +278,16 @@ class Discovery:
                 self._keep_lldp_receiver,
                 self._node_name,
             )
+
+    def _known_functions(self) -> tuple[Function, ...]:
+        return self._inventory.snapshot.functions
+
+    def _may_be_lldp_link(self) -> Callable[[str], bool] | None:
+        """Return whether a software netdev with a name may be a link; ``None``: by its driver, any may be."""
+        wanted = self._config.links.select
+        if wanted.drivers and not wanted.netdevs:
+            return None
+        return lambda name: any(fnmatchcase(name, glob) for glob in wanted.netdevs)
 
     def _keep_lldp_receiver(self, receiver: LldpReceiver) -> None:
         self._lldp_receiver = receiver
@@ -303,7 +314,7 @@ class Discovery:
             self._health.take_samples,
             self._config.samples,
         )
-        with hints(self._tree) as opened:
+        with hints(self._tree, self._known_functions) as opened:
             await self._sampler.watch(opened)
 
     async def _after_registration(self) -> None:

@@ -32,6 +32,20 @@ class Fatal(Exception):  # noqa: N818 - the usual word; it is not always an erro
     """The process cannot continue; the message names the cause and the remedy."""
 
 
+def first_cause(error: Exception, *preferred: type[Exception]) -> Exception:
+    """Return the first error inside a group that is ``Fatal`` or of a preferred type, or else the first of all. A task
+    group wraps the errors of its tasks, in as many layers as there are groups."""
+    flat: list[Exception] = []
+    stack = [error]
+    while stack:
+        error = stack.pop()
+        if isinstance(error, ExceptionGroup):
+            stack.extend(reversed(error.exceptions))
+        else:
+            flat.append(error)
+    return next((cause for cause in flat if isinstance(cause, (Fatal, *preferred))), flat[0])
+
+
 def ending_signals(*unless_ignored: signal.Signals) -> list[signal.Signals]:
     """Return SIGTERM, and the other signals unless the parent process set them to be ignored.
 
@@ -61,9 +75,9 @@ async def keep(
         try:
             await work()
             reason, failure = "it ended", None
-        except Fatal:
-            raise
         except Exception as error:  # noqa: BLE001 - the purpose of the supervisor
+            if isinstance(fatal := first_cause(error), Fatal):
+                raise fatal from None
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             failure = error
         if time.monotonic() - began > STEADY_S:

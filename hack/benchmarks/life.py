@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from benchmarks.figures import Figure
 from benchmarks.stage import ENVIRONMENT, INSIDE, Stage, first_lists, registrations, settled
 
-START_P50_MS = 200.0
+START_P50_MS = 150.0
 RESTART_P99_MS = 50.0
 RESTART_MAX_MS = 1000.0
 

@@ -55,6 +55,7 @@ READERS: dict[Source, tuple[str, str, str]] = {
     Source.PCIE: ("sysfs", f"{_RATES.pcie_seconds:g} s", "-"),
     Source.DEVLINK: ("devlink HEALTH_REPORTER_GET", f"{_RATES.devlink_seconds:g} s", "-"),
     Source.MODULE: ("ethtool netlink MODULE_EEPROM_GET", f"{_RATES.module_seconds:g} s", "CAP_NET_ADMIN"),
+    Source.ADMINISTRATION: ("notices of rtnetlink and ethtool netlink", "at each change", "none"),
     Source.KERNEL: ("/dev/kmsg", "as the kernel writes it", "CAP_SYSLOG, the host's /dev/kmsg"),
     Source.VF: ("RTM_GETLINK of one PF", f"{_RATES.vf_seconds:g} s", "-"),
     Source.GPU: ("NVML", "15 s (`gpu.health.readSeconds`)", "-"),

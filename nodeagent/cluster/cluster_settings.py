@@ -1,7 +1,5 @@
 """Settings of the writes to the API server: those of the agent, and the controller's marks on Nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal
 

@@ -91,11 +91,12 @@ def _device_notices(target: EventTarget, device: ReportedDevice) -> Iterable[Not
             continue
         minor = reason.warning or health.state is State.HEALTHY
         message = f"{device.title}: {reason.detail}"
-        yield Notice(target, device.key, _event_reason(reason, device), message, not minor, hourly=minor)
+        event_reason = _event_reason(reason, device)
+        yield Notice(target, device.key, event_reason, message, not minor, hourly=minor, title=device.title)
     if not health.reasons and health.state not in QUIET:
         reason = Reason(health.state.value, "")
         message = f"{device.title} is {health.state.value}"
-        yield Notice(target, device.key, _event_reason(reason, device), message)
+        yield Notice(target, device.key, _event_reason(reason, device), message, title=device.title)
 
 
 def _pod_notice(pod: AffectedPod) -> Notice:
@@ -107,7 +108,9 @@ def _pod_notice(pod: AffectedPod) -> Notice:
     state = "has failed" if failed else f"is {health.state.value}"
     message = f"{device.title}, held as {pod.resource} ({held}), {state}: {'; '.join(reasons) or health.state.value}"
     target = EventTarget("Pod", pod.namespace, pod.pod)
-    return Notice(target, device.key, "DeviceFailed" if failed else "DeviceUnhealthy", message)
+    return Notice(
+        target, device.key, "DeviceFailed" if failed else "DeviceUnhealthy", message, title=device.title
+    )
 
 
 def _event_reason(reason: Reason, device: ReportedDevice) -> str:

@@ -60,7 +60,8 @@ NoticeKey = tuple[EventTarget, str, str]
 class Notice:
     """A fault, or its end, that one Event reports. Target, ``about`` (the device) and ``reason`` identify it.
 
-    ``recovers``: the end of this Warning, with all others of its device, is an Event too.
+    ``recovers``: the end of this Warning, with all others of its device, is an Event too. ``title`` names the device in
+    it; without one it is the message.
     """
 
     target: EventTarget
@@ -70,6 +71,7 @@ class Notice:
     warning: bool = True
     hourly: bool = False
     recovers: bool = True
+    title: str = ""
 
     @property
     def key(self) -> NoticeKey:
@@ -198,8 +200,7 @@ class NoticeLedger:
                 and record.written
                 and (notice.target, notice.about) not in faulty
             ):
-                title = notice.message.partition(":")[0].partition(", held as ")[0]
-                message = f"{title}: its faults have ended"
+                message = f"{notice.title or notice.message}: its faults have ended"
                 yield Notice(notice.target, notice.about, RECOVERED, message, warning=False)
 
     def _prune(self, now: float) -> None:

@@ -26,21 +26,22 @@ from nodeagent.commands.options import FAILED, GOOD, ROOT, USAGE, Add, Verb
 
 __all__ = ["FAILED", "GOOD", "ROOT", "USAGE", "VERBS", "Add", "Verb"]
 
-VERBS: tuple[Callable[[Add], None], ...] = (
-    run.add,
-    scan.add,
-    neighbors.add_neighbors,
-    neighbors.add_decode,
-    config.add,
-    vfs.add,
-    health.add,
-    remembered.add,
-    doctor.add,
-    plan.add_plan,
-    plan.add_explain,
-    plan.add_topology,
-    capture.add,
-    controller.add,
-    demo.add,
-)
-"""One function for each verb, in the order of the help. A test compares this list with the modules."""
+VERBS: dict[str, Callable[[Add], None]] = {
+    "run": run.add,
+    "scan": scan.add,
+    "neighbors": neighbors.add_neighbors,
+    "decode": neighbors.add_decode,
+    "config": config.add,
+    "vfs": vfs.add,
+    "health": health.add,
+    "remembered": remembered.add,
+    "doctor": doctor.add,
+    "plan": plan.add_plan,
+    "explain": plan.add_explain,
+    "topology": plan.add_topology,
+    "capture": capture.add,
+    "controller": controller.add,
+    "demo": demo.add,
+}
+"""The function that declares each verb, in the order of the help. A test compares the names with the parser, and the
+functions with the modules."""

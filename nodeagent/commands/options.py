@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,4 +68,6 @@ def text(path: Path) -> str:
 
 def terminal_width() -> int | None:
     """Columns of the terminal on stdout; ``None`` for a file or a pipe, whose lines are not wrapped."""
+    import shutil
+
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

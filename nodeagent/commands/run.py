@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def add(add: Add) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    gc.disable()  # the modules and their objects stay; the agent collects and enables it once it has settled
     from nodeagent import agent
 
     config = load(options.config)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import yaml
+from nodeagent.config.libyaml import yaml
 
 # libyaml where PyYAML was built with it: ten times as fast, the same events.
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -50,7 +50,7 @@ def load_document(text: str | bytes, limits: Limits) -> object:
     try:
         for _ in bounded_events(text, limits):
             pass
-        document: object = yaml.load(text, LOADER)  # noqa: S506 - a safe loader in either case
+        document: object = yaml.load(text, LOADER)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from error
     except (LookupError, AttributeError, TypeError) as error:

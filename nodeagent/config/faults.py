@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
 from typing import NamedTuple, NoReturn
 
 Path = tuple[str | int, ...]
@@ -124,6 +123,8 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
     if len(word) > _COMPARED_MAX:
         return ""
     folded = {_fold(option): option for option in options}
+    from difflib import get_close_matches  # noqa: PLC0415 - a good file needs no hint
+
     similar = get_close_matches(_fold(word), folded, n=1)
     return f"; did you mean {folded[similar[0]]}?" if similar else ""
 

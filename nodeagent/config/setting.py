@@ -6,9 +6,10 @@ default, the JSON schema and the table in the docs are made from these structs:
 * In the file the field's name is in camelCase. The name contains the unit.
 * Absent is ``None``. Lists are tuples and mean sets.
 * A default suits a plain node; a setting that changes hardware does nothing by default.
-"""
 
-from __future__ import annotations
+A module with settings has no ``from __future__ import annotations``: msgspec would compile the text of each annotation
+twice at each start, which takes longer than all else about the configuration.
+"""
 
 from typing import Annotated, Any, Literal
 

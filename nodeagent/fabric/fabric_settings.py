@@ -1,7 +1,5 @@
 """Settings of the planner in the controller's file: which links make the fabric, tiers, times, labels."""
 
-from __future__ import annotations
-
 import re
 from functools import reduce
 from typing import Annotated, Literal

@@ -4,8 +4,6 @@ The file has priority over LLDP, so it must be consistent. An unlisted switch, u
 switch in two groups are refused, each with its line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal

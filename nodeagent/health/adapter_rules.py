@@ -93,11 +93,31 @@ def pcie_width(view: NicView) -> Measured | None:
 
 
 def pcie_speed(view: NicView) -> Measured | None:
-    """The PCIe speed, as a share of the speed that the function and the port above it support.
+    """The PCIe speed under load, as a share of the speed that the function and the port above it support.
 
-    An idle link may use a lower speed, so a link is slow only if it was never fast for 15 min (our own choice).
+    An idle link may use a lower speed, so a slow link counts while the NIC carries at least 5 % of its line. A fast
+    link is good at any time (our own choice).
     """
-    return _of_expected(view, "pcie_gts", "pcie_expected_gts", "GT/s")
+    measured = _of_expected(view, "pcie_gts", "pcie_expected_gts", "GT/s")
+    if measured is None or measured.value >= 1:
+        return measured
+    load = _load(view)
+    if load is None or load < _LOADED:
+        return None
+    return measured._replace(text=f"{measured.text} at {percent(load)} load")
+
+
+_LOADED = 0.05
+
+
+def _load(view: NicView) -> float | None:
+    """The busier direction's share of the line, VFs and RDMA included where the PHY counts."""
+    rates = [
+        rate
+        for name in ("phy_rx_bytes", "phy_tx_bytes", "rx_bytes", "tx_bytes")
+        if (rate := view.history.rate(name, view.window_s)) is not None
+    ]
+    return 8 * max(rates) / (view.speed_mbps * 1e6) if rates and view.speed_mbps else None
 
 
 def _aer(view: NicView, name: str) -> Measured | None:
@@ -172,6 +192,16 @@ def host_stall(view: NicView) -> Measured | None:
     """The share of time for which this host paused the network: it does not process received frames fast enough.
 
     5 % for 10 min (our own choice).
+    """
+    return _paused(view, "prio_tx_pause_seconds")
+
+
+def pause_source(view: NicView) -> Measured | None:
+    """The share of time for which this NIC pauses its switch: it blocks other nodes too.
+
+    One such NIC may stop a whole fabric (Guo et al., RDMA over Commodity Ethernet at Scale, SIGCOMM 2016, section 4.3);
+    they switch the pauses of a NIC off after 100 ms. Half of a minute is our own choice. A NIC that is paused itself is
+    not withdrawn.
     """
     return _paused(view, "prio_tx_pause_seconds")
 

@@ -16,6 +16,7 @@ Defaults with a source:
 * a pending remap needs a reset: NVIDIA, GPU memory error management
 * one uncorrectable SRAM error, and the SRAM threshold flag: the same, "RMA policy"
 * a narrow PCIe link for 10 s: DGX health checks
+* 100 NVLink errors per second: DCGM's limit for CRC errors; fewer are corrected and do not matter
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class MeasuredFault(StrEnum):
     SRAM_THRESHOLD = "sram_threshold"
     NVLINK_DOWN = "nvlink_down"
     FABRIC_UNHEALTHY = "fabric_unhealthy"
+    NVLINK_ERRORS = "nvlink_errors"
     REMAP_PENDING = "remap_pending"
     FABRIC_DEGRADED = "fabric_degraded"
     PCIE_WIDTH = "pcie_width"
@@ -52,7 +54,12 @@ class MeasuredFault(StrEnum):
 
 
 OFF_IN_MIG_MODE = frozenset(
-    {MeasuredFault.NVLINK_DOWN, MeasuredFault.FABRIC_UNHEALTHY, MeasuredFault.FABRIC_DEGRADED}
+    {
+        MeasuredFault.NVLINK_DOWN,
+        MeasuredFault.NVLINK_ERRORS,
+        MeasuredFault.FABRIC_UNHEALTHY,
+        MeasuredFault.FABRIC_DEGRADED,
+    }
 )
 """MIG mode switches the NVLinks of a GPU off, which is not a fault."""
 
@@ -64,7 +71,8 @@ UNREADABLE_AFTER_S = 30.0
 class GpuView(NamedTuple):
     """One GPU as the measures of its rules read it. ``values`` are the last measured ones, ``links`` the NVLinks
     that were up in this boot. ``limits`` are the thresholds of the measured values. ``mismatch`` is the sentence about
-    a driver whose library and kernel module have different versions."""
+    a driver whose library and kernel module have different versions. ``nvlink_errors_per_s``: the rate between the
+    last two readings."""
 
     reading: GpuReading
     values: Mapping[str, float]
@@ -72,6 +80,7 @@ class GpuView(NamedTuple):
     limits: GpuHealthSettings
     whereabouts: Whereabouts = Whereabouts()
     mismatch: str | None = None
+    nvlink_errors_per_s: float | None = None
 
 
 # --- readings ---------------------------------------------------------------------------------------------
@@ -232,6 +241,18 @@ def fabric_unhealthy(view: GpuView) -> Measured | None:
     return _flag(view, "gpu_fabric_route_unhealthy", "The NVLink fabric has no sound route to this GPU.")
 
 
+NVLINK_ERRORS = ("gpu_nvlink_crc_errors", "gpu_nvlink_replays", "gpu_nvlink_recoveries")
+
+
+def nvlink_errors(view: GpuView) -> Measured | None:
+    """The NVLinks of the GPU meet too many errors per second: CRC errors, replays and recoveries."""
+    rate, least = view.nvlink_errors_per_s, view.limits.nvlink_errors_per_second
+    if rate is None:
+        return None
+    sentence = f"The NVLinks met {rate:.0f} errors per second; {least:g} are too many."
+    return Measured(rate, f"{rate:.3g} per second", bad=rate >= least, sentence=sentence)
+
+
 def remap_pending(view: GpuView) -> Measured | None:
     """A row of the memory is remapped at the next reset."""
     return _flag(
@@ -323,6 +344,10 @@ def _limit_of_nvlinks(limits: GpuHealthSettings) -> str:
     return "any that was up is down" if limits.nvlinks is None else f"< {limits.nvlinks} up"
 
 
+def _limit_of_nvlink_errors(limits: GpuHealthSettings) -> str:
+    return f"≥ {limits.nvlink_errors_per_second:g} per second"
+
+
 MEASURED_RULES: tuple[MeasuredRow, ...] = (
     MeasuredRow(MeasuredFault.REMAP_FAILED, remap_failed, "set"),
     MeasuredRow(MeasuredFault.REMAP_LIMIT, remap_limit, _limit_of_rows),
@@ -332,6 +357,7 @@ MEASURED_RULES: tuple[MeasuredRow, ...] = (
         MeasuredFault.NVLINK_DOWN, nvlink_down, _limit_of_nvlinks, "nvlink_down_seconds", follows=True
     ),
     MeasuredRow(MeasuredFault.FABRIC_UNHEALTHY, fabric_unhealthy, "set", "fabric_seconds"),
+    MeasuredRow(MeasuredFault.NVLINK_ERRORS, nvlink_errors, _limit_of_nvlink_errors),
     MeasuredRow(MeasuredFault.REMAP_PENDING, remap_pending, "set"),
     MeasuredRow(MeasuredFault.FABRIC_DEGRADED, fabric_degraded, "set", "fabric_seconds"),
     MeasuredRow(

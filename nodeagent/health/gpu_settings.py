@@ -1,7 +1,5 @@
 """Settings of the GPUs: the driver, XIDs, and the limits of measured values. ``gpu_rules`` uses the limits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -53,6 +51,10 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
     nvlink_down_seconds: Annotated[
         Seconds, setting("Seconds that an NVLink must be down before it is a fault.")
     ] = 30.0
+    nvlink_errors_per_second: Annotated[
+        Annotated[float, msgspec.Meta(ge=1, le=1e9)],
+        setting("CRC errors, replays and recoveries of all NVLinks per second that are a fault."),
+    ] = 100.0
     fabric_seconds: Annotated[
         Seconds, setting("Seconds that the NVLink fabric must report a fault of the GPU before it counts.")
     ] = 30.0

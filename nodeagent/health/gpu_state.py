@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 
-from nodeagent.health.gpu_presence import LOST, MISMATCH, PASSTHROUGH, Whereabouts
+from nodeagent.health.gpu_presence import EXCLUDED, LOST, MISMATCH, PASSTHROUGH, Whereabouts
 from nodeagent.health.gpu_rules import (
     MIG_ENABLED,
+    NVLINK_ERRORS,
     RECOVERY_PREFIX,
     UNREADABLE_AFTER_S,
     GpuView,
@@ -31,6 +32,9 @@ from nodeagent.health.rule import Measured, Rule
 from nodeagent.health.xids import NO_EVENT, Severity, event, severity, xid_rule
 from nodeagent.host.gpu_driver import GpuReading, GpuVitals
 from nodeagent.model import Health, Reason, State
+
+_ERRORS_MAX_PER_S = 1e12
+"""More than the 18 NVLinks of a GPU can carry: each has 2e11 bits per second in each direction."""
 
 
 class GpuRules:
@@ -64,6 +68,9 @@ class GpuState(JudgedDevice):
         self._shared = rules
         self._xids: dict[int | None, Rule] = {}
         """The XIDs with a fault, in their order; ``None`` is an unavailable GPU."""
+        self._nvlink_errors: tuple[float, float] | None = None
+        """Number and time of the last reading."""
+        self._nvlink_errors_per_s: float | None = None
         self._reset = False
         """The GPU was reset, and its measured values were not read since."""
 
@@ -141,6 +148,7 @@ class GpuState(JudgedDevice):
     def take_vitals(self, vitals: GpuVitals, now: float) -> None:
         self.measured_values = vitals.values
         self.links |= nvlinks_up(vitals.values)
+        self._count_nvlink_errors(vitals.values, now)
         view = self._view()
         for rule in self.measured_rules:
             measured = rule.measure(view)
@@ -154,10 +162,28 @@ class GpuState(JudgedDevice):
                 self.holds.pop(rule.key, None)
         self._reset = False
 
+    def _count_nvlink_errors(self, values: Mapping[str, float], now: float) -> None:
+        before, self._nvlink_errors, self._nvlink_errors_per_s = self._nvlink_errors, None, None
+        counts = [values[name] for name in NVLINK_ERRORS if name in values]
+        if not counts:
+            return
+        self._nvlink_errors = sum(counts), now
+        if before is None or not 0 < now - before[1] <= self._shared.settings.health.gap_s:
+            return
+        rate = (sum(counts) - before[0]) / (now - before[1])
+        if 0 <= rate < _ERRORS_MAX_PER_S:  # otherwise the counters were reset, or are a register of ones
+            self._nvlink_errors_per_s = rate
+
     def _view(self) -> GpuView:
-        limits = self._shared.settings.health
-        where = self.whereabouts
-        return GpuView(self.reading, self.measured_values, self.links, limits, where, self.mismatch)
+        return GpuView(
+            self.reading,
+            self.measured_values,
+            self.links,
+            self._shared.settings.health,
+            self.whereabouts,
+            self.mismatch,
+            self._nvlink_errors_per_s,
+        )
 
     # --- evaluation -----------------------------------------------------------------------------------
 
@@ -180,7 +206,7 @@ class GpuState(JudgedDevice):
         )
 
     def _announced(self) -> Iterator[Rule]:
-        yield from (MISMATCH, LOST, PASSTHROUGH)
+        yield from (MISMATCH, LOST, PASSTHROUGH, EXCLUDED)
         if (action := wanted_action(self.reading)) is not None:
             yield recovery_rule(action)
 

@@ -1,7 +1,5 @@
 """Settings of the health of NICs: expected links, changed rules, the guard (for GPUs too), files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -9,6 +7,7 @@ import msgspec
 
 from nodeagent.config.faults import Conflict, Path
 from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Glob, Settings, listed, setting
+from nodeagent.health.carrier_losses import SETTLE_S
 from nodeagent.health.hold import ceiling
 from nodeagent.health.nic_rules import KEYS, default
 from nodeagent.health.rule import Rule, apply
@@ -115,6 +114,13 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
         tuple[RuleSettings, ...],
         setting("Changes of single rules.", max_length=64, example=EXAMPLE_RULE),
     ] = ()
+    settle_seconds: Annotated[
+        Hold,
+        setting(
+            "Seconds after the carrier has returned in which bit errors of link training do not count; and after a "
+            "change of MTU, rings, channels, pauses, VFs or driver, in which a lost carrier is no flap."
+        ),
+    ] = SETTLE_S
     guard: Annotated[
         GuardSettings, setting("Limit on how many devices one source can make Unhealthy at once.")
     ] = GuardSettings()

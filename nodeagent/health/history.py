@@ -1,8 +1,10 @@
 """The samples of one device: the last levels, and counters over windows of time. Pure.
 
-* A counter that decreased was reset or has wrapped: its value is the count since then. After a wrap this counts too
-  little, but it never causes a false alarm. A counter that decreased by less than half was not reset but summed
-  imprecisely, and counts as unchanged.
+* A counter that decreased was reset or has wrapped: its value is a new baseline, and no event is counted. A counter
+  that decreased by less than half was not reset but summed imprecisely, and counts as unchanged.
+* A step that is larger than the line can carry, or a register of ones, is an implausible value: it is dropped and
+  counted. The next value counts from the last plausible one. A second value beyond the same step is a new baseline.
+* ``begin`` starts the windows of some counters again: link training makes errors that are no fault.
 * A counter that another source now reports starts again: the two have different origins.
 * A window ends at the last sample, not at the present: between samples nothing is known.
 * A window is kept in steps of a 32nd of its length, so a day needs no more memory than a minute.
@@ -13,7 +15,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -23,6 +25,16 @@ from nodeagent.measurements.table import MEASUREMENTS
 _STEPS = 32
 _CARELESS_FROM = 100.0
 """Below this, half of the old value may be the count since a reset."""
+_ALL_ONES = float(0xFFFF_FFFF)
+"""A 32-bit register of ones: a PCI read answers so after its device has left the bus."""
+_TOO_LARGE = float(1 << 63)
+"""No counter reaches this; 2⁶⁴ - 1 is a 64-bit register of ones."""
+LINE_MBPS = 1_600_000.0
+"""The fastest Ethernet port (1.6T), where the speed of the line is unknown."""
+_LINE_MARGIN = 2.0
+"""FEC, encoding and the jitter of sample times: a line counts at most so many events for each bit of its speed."""
+_CLOCK_MARGIN = 1.5
+"""The same for counters of seconds, which advance by at most one in a second."""
 _SETTLED = 2
 """After so many further samples an unchanged counter has the same count in each window."""
 STALE_GAPS = 5
@@ -33,8 +45,8 @@ STALE_FIRST_S = 300.0
 """For a source with one sample, whose period is unknown: five periods of the slowest."""
 _EVALUATED = frozenset(Source) - {Source.STATE, Source.PAUSE, Source.VF, Source.GPU}
 """The sources that rules use. The metrics show the staleness of the others."""
-_ON_EVENT = frozenset({Source.KERNEL})
-"""The kernel log has entries only on events, so it is never stale."""
+_ON_EVENT = frozenset({Source.KERNEL, Source.ADMINISTRATION})
+"""The kernel log and the notices have entries only on events, so they are never stale."""
 
 
 class Counter:
@@ -48,12 +60,24 @@ class Counter:
         self._takes = 0
         self._ats = [at]
         self._totals = [0.0]
+        self._implausible: float | None = None
+        """The value of the last dropped step."""
 
-    def take(self, raw: float, at: float) -> float:
-        """Take the present value and return the increase."""
-        added = raw - self.raw if raw >= self.raw else raw
+    def take(self, raw: float, at: float, most: float = math.inf) -> float | None:
+        """Take the present value and return the increase; ``None``: the step is implausible and was dropped.
+
+        ``most`` is the largest plausible increase per second.
+        """
+        added = max(0.0, raw - self.raw)
+        limit = most * (at - self._ats[-1] + 1.0)
+        if added > limit:
+            before, self._implausible = self._implausible, raw
+            if before is None or not 0 <= raw - before <= limit:
+                return None
+            added = 0.0  # the counter continues from there
+        self._implausible = None
         if self.raw > raw >= max(self.raw / 2, _CARELESS_FROM):
-            raw, added = self.raw, 0.0
+            raw = self.raw
         self.raw = raw
         self.total += added
         self._takes += 1
@@ -72,13 +96,16 @@ class Counter:
         """Whether the count of any window may have changed since the last sample."""
         return self._totals[0] != self.total or self._takes < _SETTLED
 
-    def over(self, window_s: float) -> tuple[float, float]:
+    def over(self, window_s: float, begin: float = -math.inf) -> tuple[float, float]:
         """Return the increase in the last ``window_s`` before the last sample, and the seconds that it covers.
 
-        The seconds are fewer while the counter is known for a shorter time, and 0 after a single sample.
+        The seconds are fewer while the counter is known for a shorter time or began later, and 0 after a single
+        sample.
         """
         last_at = self._ats[-1]
         first = max(0, bisect_right(self._ats, last_at - window_s) - 1)
+        if self._ats[first] < begin:
+            first = min(bisect_left(self._ats, begin), len(self._ats) - 1)
         return self.total - self._totals[first], last_at - self._ats[first]
 
 
@@ -104,6 +131,11 @@ class History:
         """A level or the freshness of a source has changed since this was last set to false."""
         self.counted: set[str] = set()
         """The heads whose windows may have changed since this was last cleared."""
+        self.implausible = 0
+        """Values of counters that were dropped."""
+        self.line_mbps: float | None = None
+        """The speed of the line, which limits the steps of counters."""
+        self._begins: dict[str, float] = {}
         self._at: dict[Source, float] = {}
         self._gap: dict[Source, float] = {}
         self._now = 0.0
@@ -135,7 +167,10 @@ class History:
                     self.changed = True
         added = {}
         for name, head in named.counters:
-            if math.isfinite(value := values[name]) and value >= 0:
+            value = values[name]
+            if value == _ALL_ONES or value >= _TOO_LARGE:
+                self.implausible += 1
+            elif value >= 0:  # not NaN
                 self._of[name] = sample.source
                 added[name] = self._count(name, head, value, sample)
         return added
@@ -171,7 +206,11 @@ class History:
             counter = counters[name] = Counter(value, sample.at, self._windows[head], sample.source)
         else:
             counter.source = sample.source
-            added = counter.take(value, sample.at)
+            taken = counter.take(value, sample.at, self._most(head))
+            if taken is None:
+                self.implausible += 1
+                return 0.0
+            added = taken
         if counter.moves:
             self._moving.add(name)
             self.counted.add(head)
@@ -179,6 +218,17 @@ class History:
             self._moving.remove(name)
             self.counted.add(head)
         return added
+
+    def _most(self, head: str) -> float:
+        """The largest plausible increase of a counter per second."""
+        if head.endswith("_seconds"):
+            return _CLOCK_MARGIN
+        return _LINE_MARGIN * 1e6 * (self.line_mbps or LINE_MBPS)
+
+    def begin(self, heads: Iterable[str], at: float) -> None:
+        """Let the windows of these counters begin at ``at``, which may be in the future."""
+        self._begins.update(dict.fromkeys(heads, at))
+        self.changed = True
 
     def resume(self, name: str, raw: float, at: float) -> None:
         """Continue from the value before a restart."""
@@ -249,11 +299,12 @@ class History:
         }
 
     def over(self, name: str, window_s: float) -> tuple[float, float] | None:
-        """As ``Counter.over``; ``None``: unknown, stale, or with a single sample."""
-        counter = self._counters.get(name.partition("/")[0], {}).get(name)
+        """As ``Counter.over``; ``None``: unknown, stale, or with a single sample since its windows began."""
+        head = name.partition("/")[0]
+        counter = self._counters.get(head, {}).get(name)
         if counter is None or name not in self._of or not self.fresh(self._of[name]):
             return None
-        added, seconds = counter.over(window_s)
+        added, seconds = counter.over(window_s, self._begins.get(head, -math.inf))
         return (added, seconds) if seconds > 0 else None
 
     def rate(self, name: str, window_s: float) -> float | None:

@@ -144,6 +144,11 @@ class Penalty(msgspec.Struct):
         self.points = min(self.now(now, half_life_s) + LOSS_POINTS * losses, ceiling(reuse, half_life_s))
         self.at = now
 
+    def remove(self, losses: float, at: float, half_life_s: float) -> None:
+        """Remove losses that were added at ``at``."""
+        decayed = LOSS_POINTS * losses * math.exp2(-max(0.0, self.at - at) / half_life_s)
+        self.points = max(0.0, self.points - decayed)
+
     def cap(self, half_life_s: float, reuse: float) -> None:
         """Apply the ceiling of changed settings."""
         self.points = min(self.points, ceiling(reuse, half_life_s))

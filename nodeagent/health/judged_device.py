@@ -39,12 +39,14 @@ class ActiveFault(NamedTuple):
 
 class DeviceFigures(msgspec.Struct, frozen=True):
     """The figures of one PF or GPU for metrics. ``since`` is CLOCK_BOOTTIME. ``transitions`` counts changes of the
-    state by (from, to). ``values`` are the last values of the rules, in their units, and ``expected_speed_mbps``."""
+    state by (from, to). ``values`` are the last values of the rules, in their units, and ``expected_speed_mbps``.
+    ``implausible`` counts dropped values of counters."""
 
     since: float | None
     penalty: float | None = None
     transitions: Mapping[tuple[str, str], int] = {}
     values: Mapping[str, float] = {}
+    implausible: int | None = None
 
 
 class JudgedDevice:

@@ -101,13 +101,18 @@ def flapping(view: NicView) -> Measured | None:
 
 
 def flapping_daily(view: NicView) -> Measured | None:
-    """The link has lost its carrier too often within a day.
+    """The link has lost its carrier too often within a day; an hour without a loss ends the fault.
 
-    Azure NHC's check_ib_link_flapping: 5 in 24 h.
+    Azure NHC's check_ib_link_flapping: 5 in 24 h. The hour is our own choice.
     """
     if Source.LINK in view.history.stale():
         return None
-    return Measured(float(view.losses), f"{view.losses} losses", by(Source.LINK.value))
+    losses = view.losses if view.since_loss_s < QUIET_S else 0
+    return Measured(float(losses), f"{view.losses} losses", by(Source.LINK.value))
+
+
+QUIET_S = 3600.0
+"""A link without a loss for so long is used again, however many losses its day has."""
 
 
 def speed_reduced(view: NicView) -> Measured | None:

@@ -23,8 +23,9 @@ from nodeagent.health import cabling
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
 from nodeagent.health.judged_device import gravest
-from nodeagent.health.nic_rules import damping, effective
-from nodeagent.health.nic_state import NicContext, NicState
+from nodeagent.health.nic_rules import effective
+from nodeagent.health.nic_state import NicState
+from nodeagent.health.nic_view import NicContext
 from nodeagent.health.record import NicRecord
 from nodeagent.health.rule import Rule
 from nodeagent.health.structural import NO_FAULTS, Fault, Faults, sentence
@@ -60,10 +61,8 @@ class NicJudge:
         """Apply changed settings. An active fault stays until its rule clears it or is gone."""
         self.settings, self.rules = settings, effective(settings.rules)
         self._guard.share, self._guard.seconds = settings.guard.share, settings.guard.seconds
-        rule = damping(self.rules)
         for nic in self.nics.values():
-            nic.penalty.cap(rule.window_s or 1.0, rule.clear)
-            nic.follow_rules(self.rules)
+            nic.follow_rules(self.rules, settings.settle_seconds)
 
     def take_facts(
         self, functions: Iterable[Function], links: Iterable[Link], faults: Faults = NO_FAULTS
@@ -80,20 +79,18 @@ class NicJudge:
     def _nic(self, function: Function) -> NicState:
         nic = self.nics.get(function.pci_address)
         if nic is None:
-            nic = self.nics[function.pci_address] = NicState(function, self.rules)
+            nic = NicState(function, self.rules, self.settings.settle_seconds)
+            self.nics[function.pci_address] = nic
             if (record := self._records.pop(function.pci_address, None)) is not None:
                 nic.restore(record, self.now)
-                rule = damping(self.rules)
-                nic.penalty.cap(rule.window_s or 1.0, rule.clear)
         return nic
 
     def take_samples(self, samples: Iterable[Sample]) -> bool:
         """Return whether any has news of a link, which is evaluated at once. Only samples of PFs are used."""
-        rule = damping(self.rules)
         urgent = False
         for sample in samples:
             if (nic := self.nics.get(sample.device)) is not None:
-                urgent |= nic.take_sample(sample, rule.window_s or 1.0, rule.clear)
+                urgent |= nic.take_sample(sample)
         return urgent
 
     @property

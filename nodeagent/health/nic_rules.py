@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.health import adapter_rules, link_rules
+from nodeagent.health.carrier_losses import ADMINISTRATION, COUNTERS
 from nodeagent.health.rule import Measure, Rule, apply_all
 from nodeagent.model import State
 
@@ -56,8 +57,10 @@ DEFAULTS: tuple[Rule, ...] = (
         link_rules.flapping_daily,
         unit="losses",
         enter=5,
-        clear=2,
+        clear=0,
+        clears="an hour without a loss",
         window_s=86400,
+        withdraws=True,
         counters=("carrier_down",),
         by_losses=True,
         decays="losses",
@@ -83,6 +86,7 @@ DEFAULTS: tuple[Rule, ...] = (
         window_s=300,
         withdraws=True,
         counters=("symbol_errors", "phy_rx_bits"),
+        settles=True,
     ),
     _rule(
         _DEGRADED,
@@ -93,6 +97,7 @@ DEFAULTS: tuple[Rule, ...] = (
         clear_for_s=900,
         window_s=300,
         counters=("fec_uncorrectable_blocks",),
+        settles=True,
     ),
     _rule(
         _DEGRADED,
@@ -104,6 +109,7 @@ DEFAULTS: tuple[Rule, ...] = (
         clear_for_s=900,
         window_s=60,
         counters=_BITS,
+        settles=True,
     ),
     _rule(
         _DEGRADED,
@@ -114,6 +120,7 @@ DEFAULTS: tuple[Rule, ...] = (
         clear_for_s=600,
         window_s=60,
         counters=("crc_errors",),
+        settles=True,
     ),
     _rule(
         _DEGRADED,
@@ -152,9 +159,14 @@ DEFAULTS: tuple[Rule, ...] = (
         unit="of expected",
         enter=1,
         clear=1,
-        enter_for_s=900,
-        clear_for_s=0,
+        enter_for_s=60,
+        clear_for_s=60,
+        window_s=60,
+        withdraws=True,
         below=True,
+        patient=True,
+        gap_s=300,
+        counters=("phy_rx_bytes", "phy_tx_bytes", "rx_bytes", "tx_bytes"),
     ),
     _rule(
         _DEGRADED,
@@ -184,7 +196,20 @@ DEFAULTS: tuple[Rule, ...] = (
         clear=0,
         clear_for_s=900,
         window_s=60,
+        withdraws=True,
         counters=("pause_storm_errors",),
+    ),
+    _rule(
+        _DEGRADED,
+        adapter_rules.pause_source,
+        unit="of the time",
+        enter=0.5,
+        clear=0.05,
+        enter_for_s=60,
+        clear_for_s=600,
+        window_s=60,
+        withdraws=True,
+        counters=_PRIO_TX,
     ),
     _rule(_DEGRADED, adapter_rules.gid_missing, enter_for_s=30, clear_for_s=30, withdraws=True),
     _rule(State.MISCABLED, adapter_rules.miscabled, enter_for_s=60),
@@ -198,6 +223,7 @@ DEFAULTS: tuple[Rule, ...] = (
         clear_for_s=900,
         window_s=60,
         counters=_BITS,
+        settles=True,
     ),
     _rule(
         _WARN,
@@ -209,6 +235,7 @@ DEFAULTS: tuple[Rule, ...] = (
         clear_for_s=600,
         window_s=300,
         counters=("lane_errors",),
+        settles=True,
     ),
     _rule(
         _WARN,
@@ -330,10 +357,15 @@ def damping(rules: Sequence[Rule]) -> Rule:
     return next(rule for rule in rules if rule.decays == "penalty")
 
 
+def settling(rules: Sequence[Rule]) -> frozenset[str]:
+    """Return the counters of errors that link training makes too."""
+    return frozenset(name for rule in rules if rule.settles for name in rule.counters)
+
+
 def windows(rules: Sequence[Rule]) -> dict[str, float]:
-    """Return the longest window that any rule needs of each counter. Lost carriers are always counted: they
-    restart the time to clear of ``carrier_down``."""
-    longest: dict[str, float] = {"carrier_down": 0.0}
+    """Return the longest window that any rule needs of each counter. Lost links and changes by an administrator are
+    always counted: losses restart the time to clear of ``carrier_down``."""
+    longest = dict.fromkeys((*COUNTERS, ADMINISTRATION), 0.0)
     for rule in rules:
         for name in rule.counters if rule.enabled else ():
             longest[name] = max(longest.get(name, 0.0), rule.window_s or 0.0)

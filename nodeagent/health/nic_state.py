@@ -6,42 +6,33 @@ replaces a missing fact (in a replay) and an older fact (when a scan hangs), and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
+from nodeagent.health.carrier_losses import COUNTERS, DAY_S, PHY_COUNTERS, SETTLE_S, CarrierLosses
 from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
 from nodeagent.health.judged_device import DeviceFigures, JudgedDevice
-from nodeagent.health.nic_rules import damping, windows
-from nodeagent.health.nic_view import SYSFS, NicView
+from nodeagent.health.link_rules import QUIET_S
+from nodeagent.health.nic_rules import damping, settling, windows
+from nodeagent.health.nic_view import SYSFS, NicContext, NicView
 from nodeagent.health.record import SPEED_MAX_MBPS, NicFault, NicRecord
 from nodeagent.health.rule import Measured, Rule
 from nodeagent.health.structural import Fault, name_of, sentence
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function, Link, Reason, State
 
-DAY_S = 86400.0
 _OLDER_S = 2.0
 """Facts that are older than a sample by more than this were not read after the event that the sample shows."""
-_LOSSES_MAX = 64
-"""Far more than a day's worth of any sensible threshold; older losses are dropped."""
 _LINK_LEVELS = ("admin_up", "carrier", "rdma_port_active", "speed_mbps")
 _LINK_SOURCES = frozenset({Source.LINK, Source.MODES, Source.RDMA})
 """The sources of these levels."""
 
 
-class NicContext(NamedTuple):
-    """The influence of the rest of the node on the health of one PF."""
-
-    expected_mbps: float | None = None
-    cabled_right: bool | None = None
-    cabling: str | None = None
-
-
 class NicState(JudgedDevice):
     kind = "nic"
 
-    def __init__(self, function: Function, rules: Sequence[Rule]) -> None:
+    def __init__(self, function: Function, rules: Sequence[Rule], settle_s: float = SETTLE_S) -> None:
         super().__init__()
         self.function = function
         self.link: Link | None = None
@@ -61,8 +52,8 @@ class NicState(JudgedDevice):
         self.history = History(windows(rules))
         self.context = NicContext()
         self.expected_mbps: float | None = None
-        self.penalty = Penalty()
-        self.losses: list[tuple[float, float]] = []
+        self.losses = CarrierLosses(damping(rules), settle_s)
+        self._had_carrier: bool | None = None
         self._now = 0.0
         self.facts_at = 0.0
         """When facts were last published, new or not."""
@@ -88,31 +79,56 @@ class NicState(JudgedDevice):
         self.function, self.link, self.reasons = function, link, faults
         self._faults = frozenset(reason.key for reason in faults)
         self.netdev = link.netdev if link is not None else self.netdev
+        self._note_settings(now)
 
-    def take_sample(self, sample: Sample, half_life_s: float, reuse: float) -> bool:
+    def take_sample(self, sample: Sample) -> bool:
         """Return whether the sample has news of the link, which is evaluated at once. Counters can wait."""
         self.sampled = True
         on_link = sample.source in _LINK_SOURCES
         before = self._link_levels() if on_link else ()
-        losses = self.history.take(sample).get("carrier_down", 0.0)
-        if "carrier_down" in sample.values:
+        added = self.history.take(sample)
+        self._note_settings(sample.at)
+        counter = self._loss_counter
+        if counter in sample.values:
             self.uncounted_until = 0.0
-        if losses > 0:
-            self.has_news = True
-            self.penalty.add(losses, sample.at, half_life_s, reuse)
-            self.losses = [loss for loss in self.losses if loss[0] > sample.at - DAY_S][-_LOSSES_MAX:]
-            self.losses.append((sample.at, losses))
+        lost = self.losses.take(added, counter, sample.at)
+        if lost or added.get("carrier_down", 0.0) > 0:
+            lost = self.has_news = True
+            self._train_again(sample.at)
             if (hold := self.holds.get(Fault.CARRIER_DOWN)) is not None:
                 hold.interrupt()
         changed = on_link and self._link_levels() != before
         self.has_news = self.has_news or changed
-        return losses > 0 or changed
+        return lost or changed
+
+    @property
+    def _loss_counter(self) -> str:
+        """The best counter of losses that is known."""
+        return next((name for name in COUNTERS if self.history.follows((name,))), COUNTERS[-1])
+
+    def _note_settings(self, now: float) -> None:
+        """Note what an administrator may have changed."""
+        mtu = self.history.level("mtu_bytes") or (self.link.mtu if self.link is not None else None)
+        settings = (mtu, self.function.num_vfs, self.function.driver or "", self.admin_up)
+        self.has_news |= self.losses.compare(settings, now)
+
+    def _follow_carrier(self, now: float) -> None:
+        """Let the windows of bit errors begin again after the carrier returned."""
+        carrier = bool(self.carrier)
+        if carrier != self._had_carrier:
+            if self._had_carrier is not None or not carrier:
+                self._train_again(now if carrier else math.inf)
+            self._had_carrier = carrier
+
+    def _train_again(self, at: float) -> None:
+        self.history.begin(settling(self._rules), at + self.losses.settle_s if self.carrier else math.inf)
 
     def _link_levels(self) -> tuple[float | bool | None, ...]:
         return (*self._up, *map(self.history.level, _LINK_LEVELS))
 
-    def follow_rules(self, rules: Sequence[Rule]) -> None:
+    def follow_rules(self, rules: Sequence[Rule], settle_s: float) -> None:
         self._rules = rules
+        self.losses.follow(damping(rules), settle_s)
         self.history.follow(windows(rules))
         self.has_news = True
 
@@ -186,7 +202,7 @@ class NicState(JudgedDevice):
     @property
     def idle(self) -> bool:
         """It has no link, and none is expected."""
-        down = self._has(Fault.CARRIER_DOWN) or self._has(Fault.ADMIN_DOWN)
+        down = self.carrier is False or self.admin_up is False
         return down and not self.watched and (not self.once_up or self.unused)
 
     @property
@@ -203,7 +219,11 @@ class NicState(JudgedDevice):
     def refresh(self, now: float) -> None:
         """As ``set_time``, and keep the best values of this boot."""
         self.set_time(now)
+        self._follow_carrier(now)
         self.has_news |= self.history.changed
+        self.history.line_mbps = (
+            max(self.speed_mbps or 0.0, self.history.level("supported_mbps") or 0.0) or None
+        )
         if self.carrier:
             self.once_up = True
             if self.speed_mbps is not None:
@@ -221,7 +241,8 @@ class NicState(JudgedDevice):
             carrier_witnesses=self._carrier_witnesses(),
             speed_mbps=self.speed_mbps,
             expected_mbps=context.expected_mbps or self.best_mbps,
-            losses=round(sum(count for at, count in self.losses if at + DAY_S > self._now)),
+            losses=self.losses.within_day(self._now),
+            since_loss_s=self.losses.since_last(self._now),
             cabling=context.cabling,
             cabled_right=context.cabled_right,
         )
@@ -241,6 +262,8 @@ class NicState(JudgedDevice):
         self.context, now = context, self._now
         view = self.view(context)
         self.expected_mbps = view.expected_mbps
+        if self.gone:  # it cannot have another fault
+            self.holds = {key: hold for key, hold in self.holds.items() if key == Fault.DEVICE_MISSING}
         for rule in self._rules:
             if not (all_rules or self._may_change(rule)):
                 continue
@@ -266,13 +289,13 @@ class NicState(JudgedDevice):
             return True
         if rule.key not in self.values and self.history.follows(rule.counters):
             return True  # a counter has no rate until it was read for some time
-        decaying = rule.decays is not None and self.penalty.points > 0
+        decaying = rule.decays is not None and self.losses.penalty.points > 0
         return decaying or not self.history.counted.isdisjoint(rule.counters)
 
     def measure(self, rule: Rule, view: NicView) -> Measured | None:
         view.window_s = rule.window_s or 0.0
         if rule.decays == "penalty":
-            view.penalty = self.penalty.now(self._now, view.window_s or 1.0)
+            view.penalty = self.losses.penalty.now(self._now, view.window_s or 1.0)
         return rule.measure(view)
 
     def measure_all(self) -> Iterator[tuple[Rule, Measured | None]]:
@@ -321,9 +344,10 @@ class NicState(JudgedDevice):
                 continue
             moments.append(hold.due(rule))
             if hold.active and rule.decays == "penalty":
-                moments.append(self.penalty.reaches(rule.clear, rule.window_s or 1.0))
+                moments.append(self.losses.penalty.reaches(rule.clear, rule.window_s or 1.0))
             if hold.active and rule.decays == "losses":
-                moments += [at + DAY_S for at, _ in self.losses]
+                moments += [at + DAY_S for at, _ in self.losses.times]
+                moments += [at + QUIET_S for at, _ in self.losses.times[-1:]]
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def figures(self, now: float) -> DeviceFigures:
@@ -331,8 +355,10 @@ class NicState(JudgedDevice):
         values: Mapping[str, float] = dict(self.values)
         if self.expected_mbps is not None:
             values = {**values, "expected_speed_mbps": self.expected_mbps}
-        penalty = self.penalty.now(now, half_life_s or 600.0)
-        return DeviceFigures(self.changed_at, penalty, dict(self.transitions), values)
+        penalty = self.losses.penalty.now(now, half_life_s or 600.0)
+        return DeviceFigures(
+            self.changed_at, penalty, dict(self.transitions), values, self.history.implausible
+        )
 
     # --- over a restart -------------------------------------------------------------------------------
 
@@ -342,22 +368,26 @@ class NicState(JudgedDevice):
             for key, hold in self.holds.items()
             if hold.active
         ]
+        penalty, counter = self.losses.penalty, self._loss_counter
+        phy = self.history.raw(counter) if counter in PHY_COUNTERS else None
         return NicRecord(
-            self.penalty.points,
-            self.penalty.at,
-            self.history.raw("carrier_down"),
-            tuple(self.losses),
+            penalty.points,
+            penalty.at,
+            self.history.raw(COUNTERS[-1]),
+            tuple(self.losses.times),
             self.once_up,
             self.best_mbps,
             tuple(faults),
+            (counter, phy) if phy is not None else None,
         )
 
     def restore(self, record: NicRecord, now: float) -> None:
-        self.penalty = Penalty(record.penalty, record.penalty_at)
-        self.losses = list(record.losses)
+        self.losses.restore(Penalty(record.penalty, record.penalty_at), record.losses)
         self.once_up, self.best_mbps = record.once_up, record.best_mbps
         if record.downs is not None:
-            self.history.resume("carrier_down", record.downs, now)
+            self.history.resume(COUNTERS[-1], record.downs, now)
             self.uncounted_until = now + STALE_MIN_S
+        if record.phy_downs is not None:
+            self.history.resume(*record.phy_downs, now)
         for fault in record.faults:
             self.holds[fault.rule] = Hold(True, fault.since, fault.good_since, fault.text)

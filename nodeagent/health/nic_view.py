@@ -7,6 +7,9 @@ default threshold.
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import msgspec
 
 from nodeagent.health.history import History
@@ -16,6 +19,14 @@ from nodeagent.measurements.sample import Source
 SYSFS = "sysfs"
 LLDP = "lldp"
 """Witnesses besides the sources of samples."""
+
+
+class NicContext(NamedTuple):
+    """The influence of the rest of the node on the health of one PF."""
+
+    expected_mbps: float | None = None
+    cabled_right: bool | None = None
+    cabling: str | None = None
 
 
 class NicView(msgspec.Struct):
@@ -37,6 +48,7 @@ class NicView(msgspec.Struct):
     expected_mbps: float | None = None
     penalty: float = 0.0
     losses: int = 0
+    since_loss_s: float = math.inf
     cabling: str | None = None
     cabled_right: bool | None = None
     window_s: float = 0.0

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from nodeagent.health.carrier_losses import PHY_COUNTERS
 from nodeagent.health.gpu_rules import MeasuredFault
 from nodeagent.host.gpu_driver import GpuReading
 
@@ -31,7 +32,8 @@ class NicFault(msgspec.Struct, frozen=True, omit_defaults=True, rename={"text": 
 
 
 class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``downs`` is the last value of the counter of lost carriers, ``losses`` are (time, count)."""
+    """``downs`` is the last value of the kernel's counter of lost carriers, ``phy_downs`` the name and last value of
+    the PHY's counter, ``losses`` are (time, count)."""
 
     penalty: float = 0.0
     penalty_at: float = 0.0
@@ -40,15 +42,18 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     once_up: bool = False
     best_mbps: float | None = None
     faults: tuple[NicFault, ...] = ()
+    phy_downs: tuple[str, float] | None = None
 
     def is_possible(self, now: float) -> bool:
         times = [self.penalty_at, *(at for at, _ in self.losses)]
         times += [at for fault in self.faults for at in (fault.since, fault.good_since) if at is not None]
         counts = [self.penalty, self.downs or 0.0, self.best_mbps or 0.0]
         counts += [count for _, count in self.losses]
+        counts += [self.phy_downs[1]] if self.phy_downs is not None else []
+        known = self.phy_downs is None or self.phy_downs[0] in PHY_COUNTERS
         finite = all(math.isfinite(count) and count >= 0 for count in counts)
         in_past = all(0 <= at <= now for at in times)
-        return finite and in_past and (self.best_mbps or 0.0) <= SPEED_MAX_MBPS
+        return known and finite and in_past and (self.best_mbps or 0.0) <= SPEED_MAX_MBPS
 
 
 class XidFault(msgspec.Struct, frozen=True):

@@ -60,6 +60,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     Rules of PFs. ``on_facts``: the value is a fact, and the rule also applies to a PF outside the gate that was up in
     this boot; with ``ungated`` it applies to every PF. ``by_losses``: the end of the fault depends on the number of
     lost carriers. ``decays``: the value decreases by time alone; it is the penalty, or the losses of the last day.
+    ``settles``: link training makes such errors, so its windows begin a settle time after the carrier returned.
     """
 
     key: str
@@ -87,6 +88,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     ungated: bool = False
     by_losses: bool = False
     decays: Literal["penalty", "losses"] | None = None
+    settles: bool = False
     witnesses: frozenset[str] = frozenset()
 
     @property

@@ -24,8 +24,9 @@ def replace_file(
     file is replaced whatever its mode is. Raises ``OSError`` with ``path`` as its file name; no temporary file
     is left then.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    # Two agents of one node may have one PID, each in its own container, and an abandoned thread may write late.
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         make_folder(path.parent, folder_mode)
         descriptor = os.open(temporary, flags, mode)

@@ -11,7 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from errno import EAGAIN, EINVAL, EPIPE
+from errno import EACCES, EAGAIN, EINVAL, EPERM, EPIPE
 from typing import Self
 
 from msgspec import Struct
@@ -39,6 +39,10 @@ _FACILITY_BITS = 3
 
 class KernelLogError(Exception):
     """The log cannot be read; the message has the remedy."""
+
+
+class KernelLogForbiddenError(KernelLogError):
+    """The process may not read the log."""
 
 
 class FirmwareEvent(Struct, frozen=True):
@@ -71,7 +75,8 @@ class KernelLog:
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise KernelLogError(
+            forbidden = error.errno in (EACCES, EPERM)
+            raise (KernelLogForbiddenError if forbidden else KernelLogError)(
                 f"{os.fspath(path)} cannot be opened: {error.strerror}; the kernel log needs CAP_SYSLOG and, "
                 "in a container, the host's /dev/kmsg"
             ) from error

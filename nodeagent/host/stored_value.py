@@ -3,7 +3,7 @@
 * Only a regular file of at most ``SIZE_MAX`` bytes is read; a FIFO or a device in its place is refused, not waited for.
 * A file that cannot be read is one warning that names the loss. ``unreadable`` has the reason, because a damaged file
   is not the first start of a fresh node.
-* A write replaces the file in one step, in a thread of its own that the process does not wait for. A disk that hangs
+* A write replaces the file in one step, in a daemon thread that the process does not wait for. A disk that hangs
   delays the caller by ``WRITE_S`` at most. A write that fails is logged once, until one succeeds.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from nodeagent.bounded_calls import within
+from nodeagent.bounded_calls import in_thread, within
 from nodeagent.host.file_writing import replace_file
 from nodeagent.regular_file import read_regular
 
@@ -134,7 +133,7 @@ class StoredValue(Generic[T]):
             with suppress(RuntimeError):  # the loop ended meanwhile
                 loop.call_soon_threadsafe(finish, result)
 
-        threading.Thread(target=run, name=f"file-{self.path.name}", daemon=True).start()
+        in_thread(run)
         try:
             async with asyncio.timeout(WRITE_S):
                 await done

@@ -1,7 +1,5 @@
 """Settings of the resources: which PFs, VFs and GPUs are offered, under which names, and which VFs are created."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 import msgspec

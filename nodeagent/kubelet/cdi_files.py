@@ -65,7 +65,7 @@ class CdiSpecFiles:
 
     def differs(self) -> bool:
         """Whether a file lacks its text, as this process wrote it last."""
-        return any(self._written.get(name) != text for name, text in self._wanted.items())
+        return bool(self.unwritten())
 
     def flush(self) -> dict[str, OSError]:
         """Write what differs or was removed. Return the errors by CDI kind, each with the name of its file."""
@@ -87,6 +87,11 @@ class CdiSpecFiles:
                 self._written[name] = text
                 self._found.add(name)
         return failures
+
+    def unwritten(self) -> dict[str, Path]:
+        """Return the files that lack their text, by CDI kind."""
+        wanted = self._wanted.items()
+        return {name: self.path(name) for name, text in wanted if self._written.get(name) != text}
 
     def path(self, name: str) -> Path:
         """Return the file of a CDI kind of the agent."""

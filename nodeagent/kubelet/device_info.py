@@ -37,7 +37,7 @@ class DeviceInfoFiles:
 
         Free blocks and permissions alone prove nothing: quotas, and blocks reserved for root, count too.
         """
-        trial = self.folder / f".nodeagent.{os.getpid()}.trial"
+        trial = self.folder / f".nodeagent.{os.urandom(4).hex()}.trial"
         try:
             replace_file(trial, b"{}\n", folder_mode=PUBLIC_FOLDER)
             trial.unlink()

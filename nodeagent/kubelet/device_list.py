@@ -1,10 +1,10 @@
 """The device list of one resource: every device that was ever offered, as the bytes of ListAndWatch. Pure.
 
-An ID that was offered once stays on the list while the agent lives. Each message replaces the kubelet's whole
-list, and the kubelet dereferences an allocated ID after Allocate returns: if the ID is gone, it panics
-(kubernetes/kubernetes#95041). A device that is no longer found is therefore Unhealthy, and Healthy again when it
-is back. An equal list is the same bytes object, and is not sent again: the kubelet rewrites its checkpoint at
-every message.
+An ID that was offered once stays on the list. Each message replaces the kubelet's whole list, and the kubelet
+dereferences an allocated ID after Allocate returns: if the ID is gone, it panics (kubernetes/kubernetes#95041). A
+device that is no longer found is therefore Unhealthy, and Healthy again when it is back. Only a VF that was removed
+leaves the list, after no pod has held it for a minute (``removed_vfs``). An equal list is the same bytes object, and is
+not sent again: the kubelet rewrites its checkpoint at every message.
 
 The message is joined from segments, one for each ``Devices``. A segment is kept, because a change of health
 concerns one GPU and encoding 80,000 IDs takes a hundred times as long as joining eight segments.
@@ -37,16 +37,25 @@ class DeviceList:
         self._missing: tuple[Devices, ...] = ()
         self._segments: dict[tuple[int, tuple[int, ...], bool], tuple[tuple[str, ...], bytes]] = {}
 
-    def update(self, devices: tuple[Devices, ...], held: Iterable[str] = ()) -> bool:
+    def update(
+        self, devices: tuple[Devices, ...], held: Iterable[str] = (), removed: frozenset[str] = frozenset()
+    ) -> bool:
         """Take the devices that are offered now. Return whether the message has changed.
 
         ``held`` are the IDs that pods hold. An ID that this process never offered is listed as Unhealthy: the
-        agent was restarted after its device went.
+        agent was restarted after its device went. ``removed`` are the IDs that leave the list unless they are offered
+        or held.
         """
-        unknown = sorted({id_ for id_ in held if id_ not in self._known})
-        if self.revision and devices == self._offered and not unknown:
+        held = frozenset(held)
+        unknown = sorted(held - self._known.keys())
+        leaving = removed & self._known.keys() - held if removed else frozenset()
+        if leaving:
+            leaving -= {id_ for entry in devices for id_ in entry.ids}
+        if self.revision and devices == self._offered and not unknown and not leaving:
             return False
-        if unknown or not _same_ids(devices, self._offered):
+        for id_ in leaving:
+            del self._known[id_]
+        if unknown or leaving or not _same_ids(devices, self._offered):
             self._known.update((id_, Devices("", (id_,), (), MISSING)) for id_ in unknown)
             for entry in devices:
                 self._known.update(dict.fromkeys(entry.ids, entry))

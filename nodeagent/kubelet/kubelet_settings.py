@@ -1,7 +1,5 @@
 """Settings of the agent's side of the kubelet: registration, podresources and CDI specs."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from nodeagent.config.setting import AbsolutePath, Settings, setting

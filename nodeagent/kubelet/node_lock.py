@@ -48,33 +48,66 @@ class LockHolder(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"pod {one_line(self.pod, _SHOWN_MAX, ascii_only=True)}, {process}"
 
 
+class NodeLock:
+    """The lock on an open file."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._locked = False
+
+    def take(self) -> bool:
+        """Whether this process holds the lock now. If the file was removed, it creates a new one.
+
+        Raises ``OSError`` if it does not hold the lock and cannot create the file.
+        """
+        if not _is_at(self._path, self._descriptor):
+            try:
+                descriptor = _opened(self._path)
+            except OSError:
+                if self._locked:  # another agent cannot create the file either
+                    return True
+                raise
+            self.close()
+            self._descriptor, self._locked = descriptor, False
+        if not self._locked and _try_lock(self._descriptor):
+            self._locked = True
+            _write_note(self._descriptor)
+        return self._locked
+
+    def holder(self) -> LockHolder | None:
+        return holder_of(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
 @asynccontextmanager
 async def node_lock(
     folder: Path, on_wait: Callable[[str], object], on_blocked: Callable[[str], object]
-) -> AsyncIterator[None]:
+) -> AsyncIterator[NodeLock]:
     """Hold the lock. Wait while another agent holds it, as in a rolling update.
 
     ``on_wait`` takes a sentence while another agent holds it, ``on_blocked`` the reason why the folder takes no
     file (read-only, full). Raises ``OSError`` if the folder does not exist.
     """
     path = folder / LOCK
-    descriptor = await _open(path, on_blocked)
+    lock = NodeLock(path, await _open(path, on_blocked))
     try:
         looked_at = float("-inf")
-        while not _try_lock(descriptor):
+        while not lock.take():
             if time.monotonic() - looked_at >= LOOK_AGAIN_S:
                 looked_at = time.monotonic()
-                holder = holder_of(descriptor)
+                holder = lock.holder()
                 named = "" if holder is None else f" It is {holder}."
                 on_wait(
                     f"Another agent of this node still serves; waiting for it to end.{named} "
                     f"Remove one of the two. lock={path}"
                 )
             await asyncio.sleep(LOCK_AGAIN_S)
-        _write_note(descriptor)
-        yield
+        yield lock
     finally:
-        os.close(descriptor)
+        lock.close()
 
 
 def holder_of(descriptor: int) -> LockHolder | None:
@@ -128,10 +161,7 @@ def _pid_namespace() -> int:
 async def _open(path: Path, on_blocked: Callable[[str], object]) -> int:
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-            refuse_irregular(descriptor, path)
-            os.fchmod(descriptor, 0o600)
-            return descriptor
+            return _opened(path)
         except OSError as error:
             if not path.parent.is_dir():
                 raise
@@ -140,6 +170,20 @@ async def _open(path: Path, on_blocked: Callable[[str], object]) -> int:
             f"{path} cannot be opened: {cause}; mount the kubelet's folder read-write, or free its disk"
         )
         await asyncio.sleep(OPEN_AGAIN_S)
+
+
+def _opened(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    refuse_irregular(descriptor, path)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file is the one at the path."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    return False
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -5,7 +5,9 @@ While such a file cannot be written, each pod with the device fails on a node th
 out the resource until the file can be written. A file that is on the disk and needs no change is no obstacle.
 
 The folders are tried every ``CHECK_S``, after each failed allocation, and every ``RETRY_S`` while one fails. A thread
-writes; if the file system does not answer within ``WRITE_S``, this counts as a failure until the thread returns.
+writes. At the start, an answer that takes longer than ``START_S`` counts as a failure: nothing is offered yet. Later
+the offer goes on after ``MOMENT_S``, and a file system without an answer for ``HANGS_S`` counts as a failure until the
+thread returns. A machine under load is slow, and pods need its devices.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.kinds import DEVICE_INFO_FILES, DeviceKind
@@ -30,8 +34,10 @@ CDI_SPECS = "cdi"
 
 CHECK_S = 10.0
 RETRY_S = 1.0
-WRITE_S = 1.0
-"""A local file is written in a millisecond; a disk that takes longer hangs."""
+MOMENT_S = 0.1
+"""A local file is written in a millisecond; news for the kubelet waits no longer."""
+START_S = 1.0
+HANGS_S = 5.0
 
 _REMEDIES = {
     errno.ENOSPC: "free space or inodes there",
@@ -62,8 +68,8 @@ class OfferFiles:
         """The device-info files of a failed allocation, by resource: tried again until they are written."""
         self._failures: dict[str, UnwritableFile] = {}
         """By what needs the file: a CDI kind, ``DEVICE_INFO_FILES``, or one resource."""
-        self._calls = {
-            what: BoundedCalls(source, WRITE_S, self.failed.set)
+        self._folders = {
+            what: _Folder(BoundedCalls(source, HANGS_S, self.failed.set))
             for what, source in ((CDI_SPECS, "CDI specs"), (DEVICE_INFO_FILES, "device-info files"))
         }
         self._next_at = -1.0
@@ -107,35 +113,51 @@ class OfferFiles:
 
     async def prepare(self, kinds: Iterable[DeviceKind], snapshot: Snapshot) -> None:
         """Write the CDI specs of these kinds, and try the folders that they need, if it is time."""
+        specs, kinds = self._folders[CDI_SPECS], tuple(kinds)
         if not self.cdi_specs.looked:
-            await self._attempt(CDI_SPECS, self._look)
-        kinds = tuple(kinds)
+            await specs.attempt(self._look, START_S)
         self.cdi_specs.update(kinds, snapshot)
-        if not (
-            self.failed.is_set() or self.pause_s == 0 or (self.cdi_specs.differs() and not self._failures)
-        ):
+        differs = self.cdi_specs.differs()
+        if not (self.failed.is_set() or self.pause_s == 0 or (differs and not self._failures)):
             return
         self.failed.clear()
-        needed = frozenset[str]().union(*(kind.needed_files(snapshot) for kind in kinds))
-        unwritten = dict(self._unwritten)
-        found = await self._attempt(CDI_SPECS, self.cdi_specs.flush)
-        if DEVICE_INFO_FILES in needed:
-            found = {
-                **found,
-                **await self._attempt(DEVICE_INFO_FILES, lambda: self._try_device_info(unwritten)),
-            }
-        for resource, files in unwritten.items():
-            tried = DEVICE_INFO_FILES not in found and resource not in found
-            if tried and self._unwritten.get(resource) == files:
-                del self._unwritten[resource]
+        found = dict[str, OSError]()
+        if self.cdi_specs.looked:
+            found |= await specs.attempt(self._write_specs, START_S if differs else MOMENT_S)
+        found = {**_timed_out(self.cdi_specs.unwritten()), **found}
+        if any(DEVICE_INFO_FILES in kind.needed_files(snapshot) for kind in kinds):
+            folder = self._folders[DEVICE_INFO_FILES]
+            found |= await folder.attempt(self._try_device_info, MOMENT_S if folder.tried else START_S)
+            if not folder.tried:
+                found |= _timed_out({DEVICE_INFO_FILES: self.device_info.folder})
         self._take({need: _described(error) for need, error in found.items()})
-        self._next_at = time.monotonic() + (RETRY_S if found else CHECK_S)
+        waits = found or any(folder.busy for folder in self._folders.values())
+        self._next_at = time.monotonic() + (RETRY_S if waits else CHECK_S)
 
-    def _look(self) -> Mapping[str, OSError]:
-        self.cdi_specs.look()
+    async def _look(self) -> Mapping[str, OSError]:
+        with suppress(Unanswered):
+            await self._folders[CDI_SPECS].calls.run(self.cdi_specs.look)
         return {}
 
-    def _try_device_info(self, unwritten: Mapping[str, tuple[DeviceInfo, ...]]) -> Mapping[str, OSError]:
+    async def _write_specs(self) -> Mapping[str, OSError]:
+        try:
+            return await self._folders[CDI_SPECS].calls.run(self.cdi_specs.flush)
+        except Unanswered:
+            return _timed_out(self.cdi_specs.paths())
+
+    async def _try_device_info(self) -> Mapping[str, OSError]:
+        unwritten = dict(self._unwritten)
+        try:
+            found = await self._folders[DEVICE_INFO_FILES].calls.run(self._write_device_info, unwritten)
+        except Unanswered:
+            return _timed_out({DEVICE_INFO_FILES: self.device_info.folder})
+        for resource, files in unwritten.items():
+            written = DEVICE_INFO_FILES not in found and resource not in found
+            if written and self._unwritten.get(resource) == files:
+                del self._unwritten[resource]
+        return found
+
+    def _write_device_info(self, unwritten: Mapping[str, tuple[DeviceInfo, ...]]) -> Mapping[str, OSError]:
         try:
             self.device_info.try_writing()
         except OSError as error:
@@ -147,18 +169,6 @@ class OfferFiles:
             except OSError as error:
                 failures[resource] = error
         return failures
-
-    async def _attempt(self, what: str, work: Callable[[], Mapping[str, OSError]]) -> Mapping[str, OSError]:
-        """Run ``work`` in a thread. While it does not answer, its files count as unwritable."""
-        try:
-            return await self._calls[what].run(work)
-        except Unanswered:
-            return self._silent(what)
-
-    def _silent(self, what: str) -> Mapping[str, OSError]:
-        if what == DEVICE_INFO_FILES:
-            return {what: _timed_out(self.device_info.folder)}
-        return {name: _timed_out(path) for name, path in self.cdi_specs.paths().items()}
 
     def _take(self, failures: dict[str, UnwritableFile]) -> None:
         before, self._failures = self.unwritable, failures
@@ -173,8 +183,36 @@ class OfferFiles:
                 log.info("The file can be written again. file=%s", failure.path)
 
 
-def _timed_out(path: object) -> OSError:
-    return OSError(errno.ETIMEDOUT, "the file system does not answer", str(path))
+class _Folder:
+    """A folder of files, and the present attempt to write there."""
+
+    def __init__(self, calls: BoundedCalls) -> None:
+        self.calls = calls
+        self.tried = False
+        """An attempt has ended."""
+        self._found: Mapping[str, OSError] = {}
+        self._attempt: asyncio.Future[Mapping[str, OSError]] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._attempt is not None
+
+    async def attempt(
+        self, attempt: Callable[[], Awaitable[Mapping[str, OSError]]], wait_s: float
+    ) -> Mapping[str, OSError]:
+        """Return what the attempt found; if it takes longer than ``wait_s``, what the one before it found."""
+        if self._attempt is None:
+            self._attempt = asyncio.ensure_future(attempt())
+        await asyncio.wait((self._attempt,), timeout=wait_s)
+        if self._attempt.done():
+            ended, self._attempt = self._attempt, None
+            self._found, self.tried = ended.result(), True
+        return self._found
+
+
+def _timed_out(paths: Mapping[str, Path]) -> dict[str, OSError]:
+    reason = "the file system does not answer"
+    return {need: OSError(errno.ETIMEDOUT, reason, str(path)) for need, path in paths.items()}
 
 
 def _described(error: OSError) -> UnwritableFile:

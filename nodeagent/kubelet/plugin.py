@@ -120,8 +120,9 @@ class Plugin:
         self._inode: tuple[int, int] | None = None
         self._path: Path | None = None
 
-    def update(self, kind: DeviceKind, snapshot: Snapshot) -> bool:
-        """Take the latest kind and snapshot. If the device list changed, every open stream sends it."""
+    def update(self, kind: DeviceKind, snapshot: Snapshot, removed: frozenset[str] = frozenset()) -> bool:
+        """Take the latest kind and snapshot. If the device list changed, every open stream sends it. ``removed`` are
+        the IDs that may leave the list."""
         self._kind = kind
         self._snapshot = snapshot
         held = [
@@ -131,7 +132,7 @@ class Plugin:
             for id_ in holding.device_ids
         ]
         before = self.device_list.devices
-        if not self.device_list.update(kind.devices(snapshot), held):
+        if not self.device_list.update(kind.devices(snapshot), held, removed):
             return False
         _log_transitions(self.resource, before, self.device_list.devices)
         changed, self._changed = self._changed, asyncio.Event()

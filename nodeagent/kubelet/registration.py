@@ -28,7 +28,7 @@ from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.device_list import register_request
-from nodeagent.kubelet.node_lock import node_lock
+from nodeagent.kubelet.node_lock import NodeLock, node_lock
 from nodeagent.kubelet.plugin import AllocationFiles, BindError, Plugin, RecentFunctions
 from nodeagent.kubelet.registration_state import NOT_YET, Event, KubeletId, Registration, Stage
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
@@ -88,9 +88,11 @@ class DevicePlugins:
         self._kubelet_refuses = False
         self._last_warning = ""
 
-    def update(self, kinds: Iterable[DeviceKind], snapshot: Snapshot) -> None:
+    def update(
+        self, kinds: Iterable[DeviceKind], snapshot: Snapshot, removed: frozenset[str] = frozenset()
+    ) -> None:
         """Offer exactly these kinds. A resource without a kind is withdrawn, and its device list kept: if the
-        resource comes back, the kubelet may still know its IDs."""
+        resource comes back, the kubelet may still know its IDs. ``removed`` are the IDs that may leave the lists."""
         wanted = {kind.resource: kind for kind in kinds}
         for name in self._resources.keys() - wanted.keys():
             self._withdrawn[name] = self._resources.pop(name)
@@ -101,7 +103,7 @@ class DevicePlugins:
                 resource = self._withdrawn.pop(name) if name in self._withdrawn else self._new(kind)
                 self._resources[name] = resource
                 self._wake.set()
-            resource.plugin.update(kind, snapshot)
+            resource.plugin.update(kind, snapshot, removed)
 
     def statuses(self) -> tuple[ResourceStatus, ...]:
         return tuple(resource.status() for _, resource in sorted(self._resources.items()))
@@ -110,11 +112,11 @@ class DevicePlugins:
         """Keep every resource registered until cancelled. If the folder is removed, wait until it is back."""
         while True:
             await self._folder_exists()
-            async with self._lock(), self._hints():
+            async with self._lock() as lock, self._hints():
                 folder = kubelet_id(self._folder)
                 self._give_reason(NOT_YET)
                 try:
-                    while folder is not None and same_file(kubelet_id(self._folder), folder):
+                    while same_file(kubelet_id(self._folder), folder) and lock.take():
                         await self._reconcile()
                         await self._woken()
                         await self._folder_answers()
@@ -189,7 +191,7 @@ class DevicePlugins:
             self._warn_once(f"The kubelet's folder does not exist yet; waiting for it. folder={self._folder}")
             await asyncio.sleep(0.5)
 
-    def _lock(self) -> AbstractAsyncContextManager[None]:
+    def _lock(self) -> AbstractAsyncContextManager[NodeLock]:
         # Agents that register in different ways exclude each other too: the file is in device-plugins for both.
         folder = self._kubelet.parent if self._kubelet.parent.is_dir() else self._folder
         return node_lock(folder, self._waits, self._blocked)

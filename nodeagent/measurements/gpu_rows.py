@@ -132,6 +132,7 @@ GPU_ROWS: tuple[Family, ...] = (
         help="NVLink errors of the data link layer, all links.",
         use="Recoveries cost time; single CRC errors are corrected. A rising rate often precedes a link failure.",
         peers="DCGM_FI_DEV_NVLINK_*_ERROR_COUNT_TOTAL",
+        rules="nvlink_errors",
     ),
     row(
         "gpu_nvlink_speed_bytes",

@@ -72,6 +72,16 @@ _STATE: tuple[Family, ...] = (
         peers="node_ethtool_link_down_events_phy; rdma_phy_link_down_events_total",
     ),
     row(
+        "link_administration_changes_total",
+        "device,change",
+        Source.ADMINISTRATION,
+        ("administration", "netlink notices: set up or down, MTU, rings, channels, pauses"),
+        per="change",
+        help="Changes of the link by an administrator since the agent started.",
+        use="A carrier loss near such a change is no flap.",
+        rules="flapping flapping_daily",
+    ),
+    row(
         "link_speed_bytes",
         "device",
         Source.MODES,
@@ -128,6 +138,7 @@ _TRAFFIC = tuple(
         help=f"{meaning} by the kernel's network stack.",
         use="RDMA bypasses the kernel: on mlx5, nodeagent_link_phy_* counts everything on the wire.",
         peers=f"node_network_{noun}_total",
+        rules="pcie_speed" if noun.endswith("_bytes") else "",
     )
     for noun, name, meaning in (
         ("receive_bytes", "rx_bytes", "Bytes received"),

@@ -34,6 +34,8 @@ class Source(StrEnum):
     """transceiver EEPROM over I2C: slow, and needs CAP_NET_ADMIN"""
     KERNEL = "kernel"
     """the kernel log"""
+    ADMINISTRATION = "administration"
+    """netlink notices of changes by an administrator"""
     VF = "vf"
     """VF traffic as the PF counts it: one firmware command per VF on mlx5"""
     GPU = "gpu"

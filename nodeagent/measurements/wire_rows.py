@@ -25,6 +25,7 @@ _WIRE: tuple[Family, ...] = (
         help="Bytes received on the wire, RDMA included.",
         use="The load of the link; divide its rate by nodeagent_link_speed_bytes.",
         peers="node_ethtool_received_bytes_phy",
+        rules="pcie_speed",
     ),
     row(
         "link_phy_transmit_bytes_total",
@@ -34,6 +35,7 @@ _WIRE: tuple[Family, ...] = (
         help="Bytes sent on the wire, RDMA included.",
         use="The load of the link; divide its rate by nodeagent_link_speed_bytes.",
         peers="node_ethtool_transmitted_bytes_phy",
+        rules="pcie_speed",
     ),
     row(
         "link_receive_discards_total",
@@ -149,7 +151,7 @@ _PAUSES: tuple[Family, ...] = (
         use="rate() is the share of time: above 5 % transmitted check the host, above 25 % received the fabric; "
         f"{_PRIORITY}.",
         peers="rdma_roce_pfc_pause_duration_total (microseconds)",
-        rules="host_stall network_paused",
+        rules="host_stall network_paused pause_source",
     ),
     row(
         "link_pause_transitions_total",

@@ -185,6 +185,8 @@ def _figure_samples(shown: ScrapeInput) -> Iterator[Sample]:
         if not gpu:
             if figures.penalty is not None:
                 values["flap_penalty"] = round(figures.penalty, 1)
+            if figures.implausible is not None:
+                values["implausible_values"] = figures.implausible
             values.update((name, figures.values[name]) for name in _OWN_FAMILY if name in figures.values)
         yield Sample(0.0, device, Source.GPU if gpu else Source.LINK, values)
 

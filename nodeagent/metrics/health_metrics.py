@@ -27,6 +27,14 @@ LINK_FIGURES: tuple[Family, ...] = (
         use="Above the suppress limit the link is degraded until the penalty falls to the reuse limit.",
     ),
     row(
+        "link_implausible_values_total",
+        "device",
+        FROM_RULES,
+        ("implausible_values", "values of counters that the rules dropped"),
+        help="Values of counters that the rules dropped: registers of ones, steps beyond the speed of the line.",
+        use="Rising: PCI reads of the device fail; it is about to leave the bus, or its firmware is stuck.",
+    ),
+    row(
         "link_expected_speed_bytes",
         "device",
         FROM_RULES,

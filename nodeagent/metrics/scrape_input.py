@@ -21,7 +21,8 @@ class HealthFigures(Protocol):
     """The numbers behind the health of one device; its state and reasons are in the snapshot.
 
     ``since`` is the CLOCK_BOOTTIME of the last change of state, ``transitions`` counts changes by (from, to).
-    ``values`` are the numbers that the rules compared, by rule, and ``expected_speed_mbps``.
+    ``values`` are the numbers that the rules compared, by rule, and ``expected_speed_mbps``. ``implausible`` counts
+    the values of counters that were dropped.
     """
 
     @property
@@ -32,6 +33,8 @@ class HealthFigures(Protocol):
     def transitions(self) -> Mapping[tuple[str, str], int]: ...
     @property
     def values(self) -> Mapping[str, float]: ...
+    @property
+    def implausible(self) -> int | None: ...
 
 
 class DeviceCount(msgspec.Struct, frozen=True):

@@ -21,14 +21,14 @@ _READ_GAP_S, _REPEAT_S = 1.0, 60.0
 
 
 class KernelLogReader:
-    """Counts matching lines since boot. ``publish`` gets the samples, ``failed`` the reason and duration."""
+    """Counts matching lines since boot. ``publish`` gets the samples, ``failed`` the error and duration."""
 
     def __init__(
         self,
         functions: Callable[[], tuple[Function, ...]],
         status: Callable[[], ReaderStatus],
         publish: Callable[[Sequence[Sample]], None],
-        failed: Callable[[Source, str, float], None],
+        failed: Callable[[Source, Exception, float], None],
     ) -> None:
         self.overruns = 0
         self._functions = functions
@@ -65,7 +65,7 @@ class KernelLogReader:
                         async with asyncio.timeout(_REPEAT_S):
                             await wait_readable(kernel.fileno())
         except READ_ERRORS as error:
-            self._failed(Source.KERNEL, str(error), duration_s)
+            self._failed(Source.KERNEL, error, duration_s)
 
     def _samples(self, counts: Counter[FirmwareEvent]) -> list[Sample]:
         """One per PF, with the lines of its VFs: PF and VFs share one firmware."""

@@ -10,8 +10,8 @@ import msgspec
 
 from nodeagent.host.clock import boottime
 from nodeagent.host.ethtool import EthtoolError
-from nodeagent.host.kmsg import KernelLogError
-from nodeagent.host.netlink.message import NetlinkError
+from nodeagent.host.kmsg import KernelLogError, KernelLogForbiddenError
+from nodeagent.host.netlink.message import NetlinkError, NetlinkForbiddenError
 from nodeagent.host.netlink.socket import NetlinkSocket
 from nodeagent.host.sysfs import OpenAttributes, SysfsError
 from nodeagent.measurements.sample import Sample, Source
@@ -23,6 +23,9 @@ S = TypeVar("S", bound=NetlinkSocket)
 
 READ_ERRORS = (NetlinkError, SysfsError, EthtoolError, KernelLogError, OSError)
 """Errors that end one reading of one reader. Other readers continue."""
+
+FORBIDDEN_ERRORS = (NetlinkForbiddenError, KernelLogForbiddenError)
+"""Errors for want of a capability, which the shipped manifests withhold on purpose."""
 
 RETRY_S = 600.0
 """A skipped device is tried again after this time."""

@@ -26,10 +26,11 @@ from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 from nodeagent.sampling.adapter_readers import DevlinkReader, DriverReader, PcieReader, RdmaReader
+from nodeagent.sampling.administration import AdministrationReader
 from nodeagent.sampling.kernel_log import KernelLogReader
 from nodeagent.sampling.latest_samples import LatestSamples
 from nodeagent.sampling.link_readers import LinkReader, VfReader, ethtool_readers
-from nodeagent.sampling.reader import READ_ERRORS, PfNetdevs, SampleReader
+from nodeagent.sampling.reader import FORBIDDEN_ERRORS, READ_ERRORS, PfNetdevs, SampleReader
 from nodeagent.sampling.recorded_samples import RecordedSamplesReader
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sampling.transceiver_reader import TransceiverReader
@@ -83,6 +84,9 @@ class Sampler:
         self._busy: set[SampleReader] = set()
         self._closed = False
         self._kernel_log = KernelLogReader(functions, self._kernel_status, self._take, self._failed)
+        self._administration = AdministrationReader(
+            self._pf_netdevs, self._administration_status, self._take, self._failed
+        )
         self._link = self._add(self._recorded or LinkReader(self._pf_netdevs))
         self._rounds = self._other_rounds()
 
@@ -111,6 +115,9 @@ class Sampler:
     def _kernel_status(self) -> ReaderStatus:
         return self.statuses.setdefault(Source.KERNEL, ReaderStatus(Source.KERNEL))
 
+    def _administration_status(self) -> ReaderStatus:
+        return self.statuses.setdefault(Source.ADMINISTRATION, ReaderStatus(Source.ADMINISTRATION))
+
     # --- results ------------------------------------------------------------------------------------------
 
     def samples(self) -> tuple[Sample, ...]:
@@ -123,6 +130,7 @@ class Sampler:
     def overruns(self) -> dict[str, int]:
         """How often the kernel dropped messages, by their topic."""
         counts: Counter[str] = Counter({"kernel_log": self._kernel_log.overruns})
+        counts["events"] += self._administration.overruns
         for hint in self._hints:
             counts["events"] += getattr(hint, "resyncs", 0)
         for reader in self._readers:
@@ -146,6 +154,8 @@ class Sampler:
                     group.create_task(self._repeat(every, readers, first, woken))
                 if self._rates.kernel_log and self._recorded is None:
                     group.create_task(self._kernel_log.follow(first))
+                if self._recorded is None:
+                    group.create_task(self._administration.follow(first))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -251,7 +261,7 @@ class Sampler:
         self,
         reader: SampleReader,
         samples: Sequence[Sample],
-        error: str | None,
+        error: Exception | None,
         duration_s: float,
         wanted: Callable[[Sample], bool],
     ) -> None:
@@ -309,8 +319,15 @@ class Sampler:
         status.failed(reason)
         log.warning("Metrics collector hangs. source=%s reason=%r", source, reason)
 
-    def _failed(self, source: Source, reason: str, duration_s: float) -> None:
-        if self.statuses[source].failed(reason, duration_s):
+    def _failed(self, source: Source, error: Exception, duration_s: float) -> None:
+        reason = str(error) or type(error).__name__
+        if not self.statuses[source].failed(reason, duration_s):
+            return
+        if isinstance(error, FORBIDDEN_ERRORS):
+            log.info(
+                "A metrics collector lacks a right; the others continue. source=%s reason=%r", source, reason
+            )
+        else:
             log.warning("Metrics collector failed. source=%s reason=%r", source, reason)
 
 
@@ -318,10 +335,10 @@ def _all(_: Sample) -> bool:
     return True
 
 
-def _read(reader: SampleReader, pfs: tuple[Function, ...]) -> tuple[Sequence[Sample], str | None]:
-    """The samples, or the reason of a failure."""
+def _read(reader: SampleReader, pfs: tuple[Function, ...]) -> tuple[Sequence[Sample], Exception | None]:
+    """The samples, or the error of a failure."""
     try:
         return reader.read(pfs), None
     except READ_ERRORS as error:
         reader.close()
-        return (), str(error) or type(error).__name__
+        return (), error

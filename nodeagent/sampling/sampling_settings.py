@@ -1,7 +1,5 @@
 """How often what is measured on NICs is read, source by source."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

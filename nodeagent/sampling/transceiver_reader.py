@@ -9,7 +9,7 @@ from errno import ENODEV, EOPNOTSUPP, EPERM
 from nodeagent.host import eeprom
 from nodeagent.host.clock import boottime
 from nodeagent.host.netlink import ethtool_messages as ethtool
-from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
+from nodeagent.host.netlink.message import NetlinkError, NetlinkForbiddenError, NetlinkRefusedError
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.transceiver_rows import LIMIT_LEVELS
 from nodeagent.model import Function
@@ -35,7 +35,7 @@ class TransceiverReader(NetlinkReader[ethtool.EthtoolSocket]):
                 module = self._module(ifindex)
             except NetlinkRefusedError as error:
                 if error.code == EPERM:
-                    raise NetlinkError(
+                    raise NetlinkForbiddenError(
                         "the EEPROMs of transceivers can be read with CAP_NET_ADMIN alone"
                     ) from error
                 if error.code not in (EOPNOTSUPP, ENODEV):

@@ -7,8 +7,9 @@ take the place of rtnetlink messages and uevents.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.inotify import CONTENT, FolderWatch
@@ -16,6 +17,7 @@ from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError, Ueven
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.recorded_gpus import PATH
 from nodeagent.host.sysfs import Tree
+from nodeagent.model import Function
 from nodeagent.sources.scan_hints import ScanHint
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,9 @@ class NoDriver:
     def gpus(self) -> tuple[GpuReading, ...]:
         return ()
 
+    def excluded(self) -> frozenset[str]:
+        return frozenset()
+
     def vitals(self) -> tuple[GpuVitals, ...]:
         return ()
 
@@ -59,8 +64,12 @@ class FolderHint:
 
 
 @contextmanager
-def hints(tree: Tree) -> Iterator[list[ScanHint]]:
-    """Open what wakes a scan before its timer. If nothing can be opened, log it: the timer alone remains."""
+def hints(tree: Tree, known: Callable[[], Iterable[Function]] | None = None) -> Iterator[list[ScanHint]]:
+    """Open what wakes a scan before its timer. If nothing can be opened, log it: the timer alone remains.
+
+    With ``known`` functions an event wakes if it is about one of their netdevs or about hardware; otherwise every
+    event does.
+    """
     with ExitStack() as stack:
         opened: list[ScanHint] = []
         if is_recorded(tree):
@@ -68,7 +77,12 @@ def hints(tree: Tree) -> Iterator[list[ScanHint]]:
             watch.add(tree.path("/.nodeagent"), CONTENT)
             opened.append(FolderHint(watch))
         else:
-            for make in (LinkEvents, Uevents):
+            matters = None if known is None else partial(is_netdev_of, known)
+            makers: tuple[Callable[[], LinkEvents | Uevents], ...] = (
+                partial(LinkEvents, matters),
+                partial(Uevents, hardware=known is not None),
+            )
+            for make in makers:
                 try:
                     events = stack.enter_context(make())
                 except NetlinkError as error:
@@ -76,6 +90,11 @@ def hints(tree: Tree) -> Iterator[list[ScanHint]]:
                     continue
                 opened.append(events)
         yield opened
+
+
+def is_netdev_of(functions: Callable[[], Iterable[Function]], name: str) -> bool:
+    """Whether a netdev with this name belongs to one of the functions."""
+    return any(function.netdev == name for function in functions())
 
 
 def permanent_macs() -> dict[str, str | None]:

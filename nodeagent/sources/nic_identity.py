@@ -26,7 +26,7 @@ class NicIdentities:
     def __init__(self, read: ReadMacs | None = None) -> None:
         """``read`` of ``None``: a recorded machine, where the current MAC address is the only one."""
         self.forgotten: set[str] = set()
-        """PCI addresses of PFs that do not stay in the facts when they are missing."""
+        """PCI addresses of PFs and VFs that do not stay in the facts when they are missing."""
         self._read = read
         self._macs: Mapping[str, str | None] = {}
         self._seen: set[tuple[str, str, str | None]] | None = None

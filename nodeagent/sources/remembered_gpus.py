@@ -24,6 +24,8 @@ from nodeagent.sources.nvml_session import Place
 log = logging.getLogger(__name__)
 
 NAME = "gpus.json"
+REMEMBERED_MAX = 64
+"""Four times the GPUs of the largest node of 2026; a machine whose GPUs change their UUIDs would collect more."""
 
 
 class RememberedGpu(msgspec.Struct, frozen=True):
@@ -131,7 +133,14 @@ def sound(gpus: Iterable[RememberedGpu]) -> tuple[RememberedGpu, ...]:
             )
         else:
             kept.append(gpu)
-    return tuple(kept)
+    if len(kept) > REMEMBERED_MAX:
+        log.warning(
+            "Too many GPUs are remembered, and the last ones are ignored; remove those that are gone with `nodeagent "
+            "remembered forget`. count=%d limit=%d",
+            len(kept),
+            REMEMBERED_MAX,
+        )
+    return tuple(kept[:REMEMBERED_MAX])
 
 
 def _checked(gpus: Iterable[RememberedGpu]) -> Iterable[tuple[RememberedGpu, GpuReading]]:

@@ -1,7 +1,5 @@
 """Settings of the sources: the links and LLDP."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from nodeagent.config.setting import Argument, Glob, PciAddress, Settings, listed, setting

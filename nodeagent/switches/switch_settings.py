@@ -4,8 +4,6 @@ The settings have no secret, only the directory of the Secret. An address that a
 ``networks``, because each request carries a credential.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Iterator

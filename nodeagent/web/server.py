@@ -3,8 +3,9 @@
 Connections, request size and time are bounded: a client that never reads, or never ends its request, costs one
 descriptor for some seconds. Connections stay open between scrapes, because Prometheus reuses them. If there are too
 many, the connection that is idle for longest is closed, or else the one whose client is slow for longest: 32 clients
-that send nothing must not keep the kubelet's probes out. Only GET and HEAD are answered. A page comes in pieces, and
-each piece is compressed alone, so that no page blocks the loop.
+that send nothing must not keep the kubelet's probes out. Otherwise a further client gets the probes only, and 503 with
+Retry-After for every other page. Only GET and HEAD are answered. A page comes in pieces, and each piece is compressed
+alone, so that no page blocks the loop.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ import msgspec
 
 from nodeagent.supervise import Fatal
 from nodeagent.web.auth import AccessControl
+from nodeagent.web.port_owner import port_owner
 from nodeagent.web.web_settings import WebSettings
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 32
+SLOW_S = 1.0
+"""A client that has not sent its request, or not read its answer, for this time makes room for another."""
+RETRY_S = 1
+"""A client beyond the limit is asked to come back after so many seconds."""
 REQUEST_MAX_BYTES = 16 * 1024
 PLAIN_MAX_BYTES = 1024
 """Smaller bodies are not compressed."""
@@ -76,6 +82,7 @@ class Page(msgspec.Struct, frozen=True):
     pieces: AsyncIterator[bytes] | None = None
 
 
+_BUSY = Page(503, b"too many connections; try again\n")
 PageHandler = Callable[[str], Page]
 """Takes the value of the Accept header."""
 
@@ -93,8 +100,10 @@ class WebServer:
         self._pages = pages
         self._access = access or AccessControl(WebSettings())
         self._last_error = ""
-        self._open: dict[asyncio.Task[None], _Phase] = {}
-        """Connections; the one that is in its phase for longest comes first."""
+        self._open: dict[asyncio.Task[None], tuple[_Phase, float]] = {}
+        """Connections, with the start of their phase; the one that is in its phase for longest comes first."""
+        self._refused: set[asyncio.Task[None]] = set()
+        """Connections beyond the limit: their requests are answered with 503."""
 
     async def run(self, host: str, port: int, ready: Callable[[int], None] = lambda _port: None) -> None:
         """Serve until cancelled; an empty host is all addresses. ``ready`` takes the port, which the kernel chooses
@@ -114,7 +123,7 @@ class WebServer:
         finally:
             for listener in listening:
                 listener.close()
-            for task in tuple(self._open):
+            for task in (*self._open, *self._refused):
                 task.cancel()
 
     async def accept_from(self, listening: socket.socket) -> None:
@@ -122,7 +131,7 @@ class WebServer:
         try:
             await self._accept(listening)
         finally:
-            for task in tuple(self._open):
+            for task in (*self._open, *self._refused):
                 task.cancel()
 
     # --- connections ----------------------------------------------------------------------------------
@@ -138,20 +147,27 @@ class WebServer:
                 log.warning("A connection cannot be accepted. reason=%r", os.strerror(error.errno))
                 await asyncio.sleep(NO_DESCRIPTOR_S)
                 continue
-            if self._access.closed or not self._room():
+            if self._access.closed:
                 connection.close()
-                continue
-            task = loop.create_task(self._connected(connection))
-            self._open[task] = _Phase.CLIENT
-            task.add_done_callback(self._closed)
+            elif self._room():
+                task = loop.create_task(self._connected(connection))
+                self._open[task] = _Phase.CLIENT, loop.time()
+                task.add_done_callback(self._closed)
+            elif len(self._refused) < CONNECTIONS_MAX:
+                task = loop.create_task(self._connected(connection))
+                self._refused.add(task)
+                task.add_done_callback(self._closed)
+            else:
+                connection.close()
 
     def _room(self) -> bool:
-        """Whether one more connection is possible. If necessary, close one that waits for its client."""
+        """Whether one more connection is possible. If necessary, close one that waits for a slow client."""
         if len(self._open) < CONNECTIONS_MAX:
             return True
+        slow_since = asyncio.get_running_loop().time() - SLOW_S
         for phase in (_Phase.IDLE, _Phase.CLIENT):
-            for task, current in self._open.items():
-                if current is phase:
+            for task, (current, since) in self._open.items():
+                if current is phase and (phase is _Phase.IDLE or since <= slow_since):
                     self._open.pop(task)
                     task.cancel()
                     return True
@@ -159,6 +175,7 @@ class WebServer:
 
     def _closed(self, task: asyncio.Task[None]) -> None:
         self._open.pop(task, None)
+        self._refused.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             reason = f"{type(error).__name__}: {error}"
             if reason != self._last_error:  # once, not at every scrape
@@ -169,7 +186,7 @@ class WebServer:
         task = asyncio.current_task()
         if task in self._open:
             self._open.pop(task)
-            self._open[task] = phase
+            self._open[task] = phase, asyncio.get_running_loop().time()
 
     async def _connected(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -219,7 +236,7 @@ class WebServer:
                 self._mark(_Phase.SERVER)
                 request = _parse(raw)
                 await self._answer(request, writer)
-            if request is None or not request.keep_alive:
+            if request is None or not request.keep_alive or asyncio.current_task() in self._refused:
                 return
             self._mark(_Phase.IDLE)
             timeout_s = IDLE_S
@@ -228,7 +245,9 @@ class WebServer:
     # --- requests -------------------------------------------------------------------------------------
 
     async def _answer(self, request: _PageRequest | None, writer: asyncio.StreamWriter) -> None:
-        page = self._page(request, writer)
+        refused = asyncio.current_task() in self._refused
+        busy = refused and request is not None and request.path not in PROBES
+        page = _BUSY if busy else self._page(request, writer)
         headers = request.headers if request else {}
         large = page.pieces is not None or len(page.body) > PLAIN_MAX_BYTES
         packed = zlib.compressobj(1, wbits=31) if large and _takes_gzip(headers) else None
@@ -245,7 +264,8 @@ class WebServer:
             *(["Content-Encoding: gzip"] if packed else []),
             *(["WWW-Authenticate: Bearer"] if page.status == 401 else []),
             *(["Allow: GET, HEAD"] if page.status == 405 else []),
-            *([] if request and request.keep_alive else ["Connection: close"]),
+            *([f"Retry-After: {RETRY_S}"] if busy else []),
+            *([] if request and request.keep_alive and not refused else ["Connection: close"]),
         ]
         head = "\r\n".join([*lines, "", ""]).encode()
         self._mark(_Phase.CLIENT)
@@ -329,9 +349,13 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
             listener.close()
         if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
             raise
+        owner = port_owner(port) if error.errno == errno.EADDRINUSE else None
+        found = (
+            f"Process {owner} listens there" if owner else f"Find its owner with `ss -ltnp 'sport = :{port}'`"
+        )
         raise Fatal(
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno)}. Find the owner with "
-            f"`ss -ltnp 'sport = :{port}'`, or choose another address with --listen or `listen:`"
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno)}. {found}; end it, or choose another address "
+            "with --listen or `listen:`"
         ) from error
     return listeners
 

@@ -1,7 +1,5 @@
 """The settings of the web server: who may scrape, and how much a page may hold."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated
 

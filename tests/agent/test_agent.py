@@ -11,6 +11,7 @@ import pytest
 
 from nodeagent.config.faults import ConfigError
 from nodeagent.host.sysfs import SysfsError
+from nodeagent.kubelet import removed_vfs
 from nodeagent.sim.kubelet import PodSpec
 from tests.support.running_agent import Node, node
 
@@ -212,6 +213,27 @@ async def test_a_device_held_by_a_pod_and_gone_before_the_restart_is_on_the_list
             lambda: set(n.kubelet.resource_health(pod)["main"][NIC0].values()) == {"Healthy", "Unhealthy"}
         )
         assert n.kubelet.capacity()[NIC0] == 4
+
+
+async def test_removed_vfs_leave_the_capacity_once_no_pod_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``vfs apply`` with a smaller number does."""
+    monkeypatch.setattr(removed_vfs, "FREE_S", 0.5)
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent(n.configure("scanSeconds: 1\n"))
+        await ready(n)
+        pod = PodSpec.single("worker", {NIC0: 4})
+        assert (await n.kubelet.admit(pod)).admitted
+        n.machine.set_vfs(0, 2)
+        await n.allocatable(NIC0, 2)
+        await n.until(lambda: n.agent is not None and bool(n.agent.inventory.snapshot.holdings))
+        assert n.kubelet.capacity()[NIC0] == 4, "a pod holds the removed ones"
+        n.kubelet.remove(pod)
+        await n.kubelet.until(lambda: n.kubelet.capacity()[NIC0] == 2, 60)
+        assert n.kubelet.panics == []
+        n.machine.set_vfs(0, 4)
+        await n.allocatable(NIC0, 4)
+        assert (await n.kubelet.admit(pod)).admitted
 
 
 async def test_a_changed_configuration_applies_and_allocations_stay() -> None:

@@ -41,3 +41,18 @@ async def test_fatal_passes() -> None:
 
     with pytest.raises(Fatal, match=":9808"):
         await keep("web", work)
+
+
+async def test_fatal_passes_out_of_groups() -> None:
+    async def listen() -> None:
+        raise Fatal("cannot listen on :9808")
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.Event().wait())
+            async with asyncio.TaskGroup() as inner:
+                inner.create_task(listen())
+
+    async with asyncio.timeout(5):
+        with pytest.raises(Fatal, match=":9808"):
+            await keep("web", work)

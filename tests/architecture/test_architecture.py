@@ -234,6 +234,21 @@ def test_an_import_loads_no_package_that_it_does_not_use(module: str, costs: set
     assert not costs & set(done.stdout.split())
 
 
+def test_annotations_of_settings_are_not_texts() -> None:
+    """msgspec would compile them at each start (see ``nodeagent/config/setting.py``)."""
+    late = {
+        path.relative_to(ROOT).as_posix()
+        for path in SOURCES
+        if any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree(path).body)
+        and any(
+            isinstance(node, ast.ClassDef)
+            and any(isinstance(base, ast.Name) and base.id == "Settings" for base in node.bases)
+            for node in tree(path).body
+        )
+    }
+    assert not late
+
+
 def test_the_help_lists_every_verb() -> None:
     """A function with the parameter ``add`` alone declares a verb."""
     declared = {
@@ -243,4 +258,4 @@ def test_the_help_lists_every_verb() -> None:
         for node in tree(path).body
         if isinstance(node, ast.FunctionDef) and [arg.arg for arg in node.args.args] == ["add"]
     }
-    assert declared == {(verb.__module__, verb.__name__) for verb in VERBS}
+    assert declared == {(verb.__module__, verb.__name__) for verb in VERBS.values()}

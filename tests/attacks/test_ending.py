@@ -28,6 +28,8 @@ from tests.support.dead_files import dead
 from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.running_agent import HEAD, IN_MEMORY
 
+PORT = 20_000 + os.getpid() % 10_000
+"""No port that the kernel chooses for a client: a client of such a port may connect to itself."""
 END_S = 10.0
 """The end takes less than a second on an idle machine; without this end it never comes."""
 KUBECONFIG = """\
@@ -35,7 +37,7 @@ apiVersion: v1
 kind: Config
 current-context: c
 contexts: [{name: c, context: {cluster: c, user: u}}]
-clusters: [{name: c, cluster: {server: "http://127.0.0.1:PORT"}}]
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:SERVER"}}]
 users: [{name: u, user: {token: t}}]
 """
 
@@ -183,9 +185,9 @@ def test_the_configuration_hangs_at_the_start(place: Place) -> None:
 @pytest.mark.needs("root", "fuse")
 def test_the_kubelets_folder_hangs_and_the_agent_serves(place: Place) -> None:
     place.dead(place.kubelet / "device-plugins", None)
-    agent = place.agent("127.0.0.1:39813")
+    agent = place.agent(f"127.0.0.1:{PORT}")
     agent.until("A call does not answer; its thread is abandoned. source=the kubelet's folder")
-    with urlopen("http://127.0.0.1:39813/healthz", timeout=30) as page:
+    with urlopen(f"http://127.0.0.1:{PORT}/healthz", timeout=30) as page:
         assert page.read() == b"ok\n"
     agent.ends()
 
@@ -202,7 +204,7 @@ def test_a_kubelet_that_answers_nothing(place: Place) -> None:
 
 def test_an_api_server_that_answers_nothing(place: Place, mute: socket.socket) -> None:
     kubeconfig = place.folder / "kubeconfig"
-    kubeconfig.write_text(KUBECONFIG.replace("PORT", str(mute.getsockname()[1])))
+    kubeconfig.write_text(KUBECONFIG.replace("SERVER", str(mute.getsockname()[1])))
     place.config.write_text(
         f"{HEAD}cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}, conditions: true, report: true}}\n"
     )
@@ -216,7 +218,7 @@ def test_the_controller_and_an_api_server_that_answers_nothing(
     tmp_path: Path, mute: socket.socket, number: signal.Signals
 ) -> None:
     kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(KUBECONFIG.replace("PORT", str(mute.getsockname()[1])))
+    kubeconfig.write_text(KUBECONFIG.replace("SERVER", str(mute.getsockname()[1])))
     controller = Daemon(
         "controller", "--kubeconfig", kubeconfig, "--namespace", "n", "--listen", "127.0.0.1:0"
     )
@@ -236,11 +238,11 @@ def test_the_reader_of_the_log_does_not_read(place: Place) -> None:
             while True:
                 os.write(writing, bytes(65536))
         os.set_blocking(writing, True)
-        agent = place.agent("127.0.0.1:39812", stderr=writing)
+        agent = place.agent(f"127.0.0.1:{PORT}", stderr=writing)
         until = time.monotonic() + 60
         answer = b""
         while not answer and time.monotonic() < until:
-            with suppress(OSError), urlopen("http://127.0.0.1:39812/healthz", timeout=5) as page:
+            with suppress(OSError), urlopen(f"http://127.0.0.1:{PORT}/healthz", timeout=5) as page:
                 answer = page.read()
         assert answer == b"ok\n"
         agent.ends()

@@ -1,8 +1,9 @@
 """Two agents run on one node: overlapping pools, or a Helm release beside a kustomization.
 
 Conditions: another agent holds the lock of the node, in the same PID namespace, or in one that cannot be seen; or a
-process without a note holds it. What must hold: `/readyz` of the second agent names the pod and the process of the
-first, in the words of docs/troubleshooting.md, and the second agent serves as soon as the first ends.
+process without a note holds it; or the lock file is removed under the agents. What must hold: one agent serves at a
+time. `/readyz` of the other names the pod and the process of the first, in the words of docs/troubleshooting.md, and it
+serves as soon as the first ends.
 """
 
 from __future__ import annotations
@@ -109,6 +110,37 @@ async def test_a_holder_that_wrote_nothing_is_named_by_the_kernel() -> None:
             await n.start_agent()
             await n.until(lambda: f"process {holder.pid} (" in reasons(n))
             holder.kill()
+
+
+async def test_a_removed_lock_file_lets_no_second_agent_serve() -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        with other_agent(n) as other:
+            await n.allocatable(NIC0, 4)
+            lock = n.kubelet.directory / "device-plugins" / node_lock.LOCK
+            lock.unlink()
+            await n.until(lambda: lock.exists() and note(n).get("pid") == other.pid)
+            await n.start_agent()
+            await n.until(lambda: f"process {other.pid} " in reasons(n))
+            lock.unlink()  # either agent may be faster; the slower one waits
+            await n.until(lambda: lock.exists() and "pid" in note(n))
+            await n.allocatable(NIC0, 4)
+
+
+def test_a_lock_counts_only_while_its_file_is_there(tmp_path: Path) -> None:
+    path = tmp_path / node_lock.LOCK
+    first, second = (node_lock.NodeLock(path, node_lock._opened(path)) for _ in range(2))
+    assert first.take()
+    assert not second.take()
+    path.unlink()
+    assert second.take()
+    assert not first.take()
+    path.unlink()
+    assert second.take()
+    assert not first.take()
+    second.close()
+    assert first.take()
+    first.close()
 
 
 def test_a_note_of_another_pid_namespace_counts_and_nonsense_does_not(tmp_path: Path) -> None:

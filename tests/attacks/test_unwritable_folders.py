@@ -8,6 +8,7 @@ refusal of an allocation name the path, the errno and the remedy.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from contextlib import suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.kubelet import offer_files
 from nodeagent.sim.kubelet import PodSpec
 from tests.support.dead_files import dead
 from tests.support.own_mounts import remount, run_in_own_mounts, tmpfs
@@ -198,3 +200,36 @@ async def test_a_folder_that_does_not_answer_withholds_what_needs_it_until_it_an
             assert lost[0] not in n.kubelet.capacity()
         await ready(n)
         assert (await n.kubelet.admit(PodSpec.single("next", {NIC0: 1, MEMORY: 3}))).admitted
+
+
+@pytest.mark.needs("root", "fuse")
+async def test_a_folder_that_is_slow_withholds_nothing_and_delays_no_other_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a loaded machine, or on a disk that writes back."""
+    monkeypatch.setattr(offer_files, "HANGS_S", 60.0)
+    async with node() as n:
+        await started(n)
+        await ready(n)
+        with dead(n.root / DEVICE_INFO):
+            # The allocation fails, and the folder is tried at once.
+            assert not (await n.kubelet.admit(PodSpec.single("between", {NIC0: 1}))).admitted
+            n.machine.set_link(1, up=False)
+            await n.allocatable(NIC1, 0)
+            await asyncio.sleep(1.2)
+            assert n.kubelet.allocatable()[NIC0] == 4
+            assert n.agent.offering.withheld == ()
+        await n.allocatable(NIC0, 4)
+        assert (await n.kubelet.admit(PodSpec.single("next", {NIC0: 1}))).admitted
+
+
+@pytest.mark.needs("root", "fuse")
+async def test_a_folder_that_hangs_under_a_running_agent_is_withheld_until_it_answers() -> None:
+    async with node() as n:
+        await started(n)
+        await ready(n)
+        with dead(n.root / DEVICE_INFO):
+            assert not (await n.kubelet.admit(PodSpec.single("between", {NIC0: 1}))).admitted
+            await n.allocatable(NIC0, 0)
+            await not_ready_because(n, NIC0, n.root / DEVICE_INFO, "ETIMEDOUT", "mount it again")
+        await ready(n)

@@ -81,6 +81,20 @@ def test_a_fault_its_end_and_its_return_are_each_written_once():
     assert ledger.records == {}
 
 
+def test_a_recovery_names_the_whole_device():
+    made = snapshot([DEGRADED, DOWN], [GPU_LOST])
+    ledger = NoticeLedger()
+    ledger.observe(notices(made, "n", offered(made)), 0, 0)
+    write_due(ledger, 0)
+    ledger.observe([], 1, 1)
+    assert sorted({record.notice.message for record in ledger.due(1)}) == [
+        "GPU 0 (GPU-0): its faults have ended",
+        "VF 0000:11:00.1 of ens1np0 (0000:11:00.0): its faults have ended",
+        "ens0np0 (0000:10:00.0): its faults have ended",
+        "ens1np0 (0000:11:00.0): its faults have ended",
+    ]
+
+
 def test_a_fault_that_came_and_went_during_an_outage_is_written():
     ledger = NoticeLedger()
     for now in range(10):

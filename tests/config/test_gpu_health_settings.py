@@ -20,6 +20,7 @@ def test_the_defaults_withdraw_a_gpu_for_grave_faults_only():
     withdrawing = {rule.key for rule in measured_rules(GpuHealthSettings()) if rule.withdraws}
     assert withdrawing == set(GpuHealthSettings().unhealthy)
     assert {fault.value for fault in MeasuredFault} - withdrawing == {
+        "nvlink_errors",
         "remap_pending",
         "fabric_degraded",
         "pcie_width",
@@ -30,8 +31,8 @@ def test_the_defaults_withdraw_a_gpu_for_grave_faults_only():
 def test_every_setting_reaches_the_rules():
     gpu = health(
         "{readSeconds: 5, clearSeconds: 61, remappedRows: 1, sramUncorrectable: 2, nvlinks: 18, "
-        "nvlinkDownSeconds: 60, fabricSeconds: 32, pcieWidthSeconds: 33, pcieSpeedSeconds: 34, "
-        "pcieClearSeconds: 35, unhealthy: [pcie_width], ignore: [remap_pending], processes: true}"
+        "nvlinkDownSeconds: 60, nvlinkErrorsPerSecond: 3, fabricSeconds: 32, pcieWidthSeconds: 33, "
+        "pcieSpeedSeconds: 34, pcieClearSeconds: 35, unhealthy: [pcie_width], ignore: [remap_pending], processes: true}"
     )
     assert gpu.health.processes
     rules = {rule.key: rule for rule in measured_rules(gpu.health)}
@@ -45,6 +46,7 @@ def test_every_setting_reaches_the_rules():
         "sram_threshold": ("set", 0, 61),
         "nvlink_down": ("< 18 up for 60 s", 60, 61),
         "fabric_unhealthy": ("set for 32 s", 32, 61),
+        "nvlink_errors": ("≥ 3 per second", 0, 61),
         "remap_pending": ("set", 0, 61),
         "fabric_degraded": ("set for 32 s", 32, 61),
         "pcie_width": ("less than possible for 33 s", 33, 35),

@@ -206,6 +206,9 @@ WRONG_EVENTS: dict[str, Request] = {
     "a message without end": event(message="a" * 1025),
     "a reason without end": event(reason="a" * 129),
     "an action without end": event(action="a" * 129),
+    "a type without end": event(type="a" * 1000),
+    "a path without end": event(involvedObject={"kind": "Pod", "name": "x", "fieldPath": "a" * 254}),
+    "a UID without end": event(involvedObject={"kind": "Pod", "name": "x", "uid": "a" * 254}),
 }
 
 
@@ -233,6 +236,9 @@ WRONG_BY_CONTROLLER: dict[str, Request] = {
     "as an agent": event(CONTROLLER, **BY_CONTROLLER | {"reportingComponent": "nodeagent"}),
     "the kubelet's Event": changed(event(CONTROLLER, **BY_CONTROLLER), source=KUBELET),
     "a message without end": event(CONTROLLER, **BY_CONTROLLER | {"message": "a" * 1025}),
+    "a path without end": event(
+        CONTROLLER, **BY_CONTROLLER | {"involvedObject": {"kind": "Node", "fieldPath": "a" * 254}}
+    ),
 }
 
 

@@ -152,6 +152,27 @@ def test_the_page_names_every_file_that_the_agent_leaves_on_a_node() -> None:
         assert path in page
 
 
+async def test_a_failure_ends_the_script_and_a_second_run_removes_the_rest(tmp_path: Path) -> None:
+    """The reports are removed last, so that they do not hide that marks are left."""
+    async with administered(tmp_path) as (server, kubeconfig):
+        populate(server)
+        await mark(server, kubeconfig)
+        for verb, resource, name in (
+            ("list", "nodes", None),
+            ("patch", "nodes", "gpu-1"),
+            ("get", "customresourcedefinitions", "hypernodes.topology.volcano.sh"),
+        ):
+            server.fail("403", verb=verb, resource=resource, name=name)
+            code, _, errors = await uninstall(kubeconfig)
+            assert code != 0
+            assert "Forbidden" in errors
+            assert server.find("customresourcedefinitions", "nodelinks.nodeagent.io") is not None
+        assert (await uninstall(kubeconfig))[0] == 0
+        for name in ("gpu-0", "gpu-1"):
+            left = as_people_see_it(server.find("nodes", name))
+            assert left == (OF_PEOPLE, [FOREIGN_TAINT], [FOREIGN_CONDITION])
+
+
 @pytest.mark.parametrize("kind", ["DaemonSet", "Deployment"])
 async def test_marks_are_not_removed_while_a_part_still_runs(kind: str, tmp_path: Path) -> None:
     name = {"DaemonSet": "nodeagent", "Deployment": "nodeagent-controller"}[kind]

@@ -43,7 +43,7 @@ def test_the_readme_lists_every_verb() -> None:
     commands = README.read_text().partition("\n# Reference\n")[2].partition("\n## Commands\n")[2]
     listed = re.findall(r"^nodeagent ([a-z]+)", commands.partition("\n## ")[0], re.M)
     (verbs,) = (one for one in cli._parser()._actions if isinstance(one, argparse._SubParsersAction))
-    assert len(verbs.choices) == len(VERBS)
+    assert list(verbs.choices) == list(VERBS)
     assert set(verbs.choices) == set(listed)
 
 

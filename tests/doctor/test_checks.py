@@ -202,6 +202,16 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ("warn driver_other", gpu_checks.findings(of_gpus(on_bus={"0000:1b:00.0": "nouveau"}), DEFAULT)),
     ("note driver_other", gpu_checks.findings(of_gpus(on_bus={"0000:1b:00.0": "vfio-pci"}), DEFAULT)),
     ("fix gpu_missing", gpu_checks.findings(of_gpus(on_bus={"0000:43:00.0": "nvidia"}), DEFAULT)),
+    (
+        "note gpu_excluded",
+        gpu_checks.findings(
+            of_gpus(
+                on_bus={"0000:43:00.0": "nvidia"},
+                answer=DriverAnswer("615", (READING,), frozenset({"0000:43:00.0"})),
+            ),
+            DEFAULT,
+        ),
+    ),
     ("fix gpu_fault", gpu_checks.findings(of_gpus(structs.replace(READING, fault="ECC")), DEFAULT)),
     ("fix gpu_fault", gpu_checks.findings(of_gpus(structs.replace(READING, lost=True)), DEFAULT)),
     (

@@ -168,10 +168,10 @@ async def test_faults_by_samples_reach_the_kubelet_and_end() -> None:
         await n.until(
             lambda: n.agent is not None and bool(n.agent.health.nics.nics[PF0].values.get("pcie_width"))
         )
-        n.machine.flap(0, 5)
+        n.machine.flap(0, 4)
         await n.until(lambda: "flapping" in keys(n, PF0))
         await n.allocatable(NIC0, 0)
-        await n.allocatable(NIC0, 4)  # 5000 points are 1000 after 2.3 half-lives, of a second here
+        await n.allocatable(NIC0, 4)  # 4000 points are 1000 after 2 half-lives, of a second here
         n.machine.fail_reporter(1)
         await n.allocatable(NIC1, 0)
         assert keys(n, PF1) == ["firmware_fatal"]

@@ -33,7 +33,7 @@ ALL = [*AT_ONCE, *((key, bad) for key, bad, _ in HELD)]
 
 def test_a_sound_gpu_is_healthy_and_every_fault_is_tested_here():
     assert GpuBench().for_s(3600).health() == HEALTHY
-    assert {key for key, _ in ALL} == {fault.value for fault in MeasuredFault}
+    assert {key for key, _ in ALL} | {"nvlink_errors"} == {fault.value for fault in MeasuredFault}
 
 
 def test_the_table_has_one_row_for_each_fault_the_gravest_first():
@@ -343,3 +343,30 @@ def test_every_gpu_recovers_from_any_measured_values_also_over_restarts(steps):
     for _ in range(45):
         bench.take(bench.now + 15, readings=[gpu(), gpu(1)], vitals=[GpuVitals("GPU-0", SOUND)])
     assert bench.healths() == [HEALTHY, HEALTHY]
+
+
+def test_nvlinks_with_a_thousand_errors_per_second_degrade_the_gpu():
+    bench = GpuBench(every=15).tick(gpu_nvlink_crc_errors=7, gpu_nvlink_replays=1)
+    bench.tick(gpu_nvlink_crc_errors=15_007, gpu_nvlink_replays=1)
+    assert bench.reasons() == ["nvlink_errors"]
+    assert bench.health().state is State.DEGRADED
+    assert bench.health().allocatable is True
+    bench.for_s(585, gpu_nvlink_crc_errors=15_007, gpu_nvlink_replays=1)
+    assert bench.reasons() == ["nvlink_errors"]
+    assert bench.for_s(30, gpu_nvlink_crc_errors=15_007, gpu_nvlink_replays=1).health() == HEALTHY
+
+
+def test_single_nvlink_errors_reset_counters_and_registers_of_ones_are_no_fault():
+    bench = GpuBench(every=15).tick(gpu_nvlink_crc_errors=1_000_000)
+    for count in (1_001_000, 5, 900, 2**64 - 1, 2**64 - 1, 950, 960):
+        assert bench.tick(gpu_nvlink_crc_errors=float(count)).health() == HEALTHY
+
+
+def test_nvlink_errors_over_a_gap_without_readings_are_no_rate():
+    bench = GpuBench(every=3600).tick(gpu_nvlink_crc_errors=0)
+    assert bench.tick(gpu_nvlink_crc_errors=1e9).health() == HEALTHY
+
+
+def test_the_limit_of_nvlink_errors_is_configurable():
+    bench = GpuBench.with_limits(GpuHealthSettings(nvlink_errors_per_second=2)).tick(gpu_nvlink_replays=0)
+    assert bench.tick(gpu_nvlink_replays=60).reasons() == ["nvlink_errors"]

@@ -14,7 +14,7 @@ def views(bench):
 
 
 def test_a_sound_gpu_has_every_rule_with_its_value_and_its_threshold():
-    rules, view = views(GpuBench().tick())
+    rules, view = views(GpuBench().tick().tick())
     assert set(rules) == {fault.value for fault in MeasuredFault}
     assert {rule.phase for rule in rules.values()} == {"quiet"}
     assert rules["remap_limit"].measured == "0 rows"
@@ -22,7 +22,7 @@ def test_a_sound_gpu_has_every_rule_with_its_value_and_its_threshold():
     assert rules["nvlink_down"].measured == "18 up, 0 down"
     assert rules["nvlink_down"].threshold == "any that was up is down for 30 s"
     assert rules["pcie_width"].measured == "16 of 16 lanes"
-    assert (view.name, view.kind, view.state, view.for_s) == ("GPU0", "gpu", State.HEALTHY, 15.0)
+    assert (view.name, view.kind, view.state, view.for_s) == ("GPU0", "gpu", State.HEALTHY, 30.0)
 
 
 def test_each_phase_of_a_fault_has_its_remaining_time():

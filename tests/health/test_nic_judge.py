@@ -280,19 +280,27 @@ def test_losses_before_the_start_of_the_agent_are_not_counted() -> None:
     assert flaps(two_up(), (1001, 4000), (1006, 4000)).reasons() == []
 
 
-def test_a_counter_that_was_reset_counts_its_value() -> None:
-    bench = flaps(two_up(), (1001, 4000), (1006, 1))
-    assert bench.engine.nics[bench.pfs[0].pci_address].penalty.points == 1000
+def test_a_counter_that_was_reset_is_a_new_baseline() -> None:
+    bench = flaps(two_up(), (1001, 4000), (1006, 40))
+    assert bench.engine.nics[bench.pfs[0].pci_address].losses.penalty.points == 0
     assert bench.reasons() == []
 
 
-def test_five_losses_in_a_day_degrade_a_link_and_withdraw_nothing() -> None:
+def test_five_losses_in_a_day_withdraw_a_link_until_an_hour_without_a_loss() -> None:
     bench = two_up()
-    for i in range(7):
-        bench.sample(LINK, at=1001 + 3600 * i, carrier=1, carrier_down=i)
-    assert "flapping_daily" in bench.reasons()
+    for i in range(6):
+        bench.sample(LINK, at=1001 + 3000 * i, carrier=1, carrier_down=i)
+    assert bench.reasons() == ["flapping_daily"]
     assert bench.health().state is State.DEGRADED
-    assert bench.health().allocatable is True
+    assert bench.health().allocatable is False
+    assert [reason.detail for reason in bench.health().reasons] == [
+        "PF 0000:01:00.0 (eth1): 5 losses, limit 5 losses"
+    ]
+    bench.sample(LINK, at=bench.now + 3590, carrier=1, carrier_down=5)
+    assert bench.reasons() == ["flapping_daily"]
+    assert bench.wait(11).health() == HEALTHY
+    bench.sample(LINK, at=bench.now + 20, carrier=1, carrier_down=6)
+    assert bench.reasons() == ["flapping_daily"], "one more loss within the day"
 
 
 # --- over a restart ----------------------------------------------------------------------------------------
@@ -312,7 +320,7 @@ def test_a_restart_during_suppression_keeps_the_penalty() -> None:
     assert after.look().reasons() == ["flapping"]
     assert after.health().allocatable is False
     flaps(after, (1101, 14))
-    points = after.engine.nics[after.pfs[0].pci_address].penalty.points
+    points = after.engine.nics[after.pfs[0].pci_address].losses.penalty.points
     assert points > 3500, "the losses during the restart count"
 
 

@@ -33,6 +33,8 @@ class Case:
     counters: bool = True
     also: dict[str, float] = field(default_factory=dict)
     other: Source | None = None
+    load: float = 0.0
+    """The share of the line that carries traffic."""
 
 
 LINE = 400e9 * 15
@@ -44,6 +46,7 @@ CASES = [
     Case("crc_errors", S.LINK, {"crc_errors": 200}, {"crc_errors": 0}),
     Case("pause_storm", S.DRIVER, {"pause_storm_errors": 1}, {"pause_storm_errors": 0}),
     Case("host_stall", S.DRIVER, {"prio_tx_pause_seconds/3": 1.5}, {"prio_tx_pause_seconds/3": 0}),
+    Case("pause_source", S.DRIVER, {"prio_tx_pause_seconds/3": 14}, {"prio_tx_pause_seconds/3": 0.5}),
     Case("network_paused", S.DRIVER, {"prio_rx_pause_seconds/0": 9}, {"prio_rx_pause_seconds/0": 1}),
     Case("pcie_stall", S.DRIVER, {"pcie_stalled_write_seconds": 3}, {"pcie_stalled_write_seconds": 0}),
     Case("pcie_aer_fatal", S.PCIE, {"aer_fatal/SurpriseDown": 1}, {"aer_fatal/SurpriseDown": 0}, every=60),
@@ -82,6 +85,7 @@ CASES = [
         {"pcie_gts": 16, "pcie_expected_gts": 32},
         {"pcie_gts": 32, "pcie_expected_gts": 32},
         counters=False,
+        load=0.2,
     ),
     Case(
         "optics_temperature",
@@ -130,6 +134,7 @@ class Feed:
     def __init__(self, case: Case) -> None:
         self.case, self.bench = case, Bench(1, OPEN).look()
         self.totals = dict.fromkeys(case.bad, 0.0)
+        self.carried = 0.0
 
     def go(self, values: dict[str, float], seconds: float) -> list[str]:
         """For so long; the reasons that stood at the end."""
@@ -140,6 +145,9 @@ class Feed:
                 values_now = dict(self.totals)
             else:
                 values_now = dict(values)
+            if self.case.load:
+                self.carried += self.case.load * 400e9 / 8 * self.case.every
+                self.bench.take(S.DRIVER, {"phy_tx_bytes": self.carried}, at=at)
             if self.case.other is not None:
                 self.bench.take(self.case.other, self.case.also, at=at)
             self.bench.take(self.case.source, values_now, at=at)
@@ -243,8 +251,37 @@ def test_a_window_ends_at_the_last_sample_and_covers_the_known_time() -> None:
     assert long.over("crc_errors", 60) == (60, 60)
 
 
-def test_a_reset_counter_counts_from_zero() -> None:
-    assert history((0, 1000), (10, 1010), (20, 3), (30, 5)).over("crc_errors", 60) == (15, 30)
+def test_a_reset_counter_is_a_new_baseline() -> None:
+    assert history((0, 1000), (10, 1010), (20, 3), (30, 5)).over("crc_errors", 60) == (12, 30)
+
+
+@pytest.mark.parametrize("garbage", [2**64 - 1, 2**32 - 1, 2**63, 10**15])
+def test_a_value_that_the_line_cannot_carry_is_dropped(garbage: float) -> None:
+    samples = history((0, 1000), (10, 1010), (20, garbage), (30, 1020))
+    assert samples.over("crc_errors", 60) == (20, 30)
+    assert samples.implausible == 1
+
+
+def test_a_counter_that_stays_beyond_a_large_step_continues_from_there() -> None:
+    samples = history((0, 10), (10, 20), (20, 1e15), (30, 1e15 + 8), (40, 1e15 + 16))
+    assert samples.over("crc_errors", 60) == (18, 40)
+    assert samples.implausible == 1
+
+
+def test_a_counter_of_seconds_advances_with_the_clock() -> None:
+    samples = History({"prio_tx_pause_seconds": 60.0})
+    for at, raw in ((0, 0.0), (10, 9.9), (20, 4000.0), (30, 29.0)):
+        samples.take(Sample(at, "nic", S.DRIVER, {"prio_tx_pause_seconds/3": raw}))
+    samples.set_time(30)
+    assert samples.over("prio_tx_pause_seconds/3", 60) == (29, 30)
+
+
+def test_the_windows_of_a_counter_begin_at_a_given_time() -> None:
+    samples = history((0, 0), (10, 100), (20, 200), (30, 201))
+    samples.begin(["crc_errors"], 15)
+    assert samples.over("crc_errors", 60) == (1, 10)
+    samples.begin(["crc_errors"], 31)
+    assert samples.over("crc_errors", 60) is None
 
 
 def test_samples_older_than_the_last_are_ignored() -> None:

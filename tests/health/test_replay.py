@@ -98,6 +98,16 @@ def test_a_recording_without_samples_is_replayed(tmp_path: Path) -> None:
     assert main(["health", "replay", str(tmp_path / "none")]) == 2
 
 
+def test_a_port_that_was_never_cabled_is_unused_as_in_the_agent() -> None:
+    header = Header(devices=(Subject(PFS[0], netdev="ens1np0", driver="mlx5_core", link_type="ethernet"),))
+    samples = [
+        Sample(100.0 + 5 * step, PFS[0], Source.LINK, {"admin_up": 1, "carrier": 0, "carrier_down": 0})
+        for step in range(30)
+    ]
+    states = [change.after.state.value for change in replay(header, samples, HealthSettings())]
+    assert states == ["unused"]
+
+
 def test_samples_of_devices_that_are_not_in_the_header_are_ignored(recording: Path) -> None:
     with recording.open("rb") as lines:
         header, samples = decode(lines)

@@ -52,7 +52,7 @@ HALF_LIFE_S = 600.0
 def measured(bench: Bench) -> list[dict[str, float]]:
     """Return the values of the rules. The penalty decays by time alone, so it is computed for the same moment."""
     return [
-        pf.values | {"flapping": round(pf.penalty.now(bench.engine.now, HALF_LIFE_S), 6)}
+        pf.values | {"flapping": round(pf.losses.penalty.now(bench.engine.now, HALF_LIFE_S), 6)}
         for pf in bench.engine.nics.values()
     ]
 

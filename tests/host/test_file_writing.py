@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from nodeagent.host.file_writing import replace_file, unwritable_because
+from nodeagent.kubelet.device_info import DeviceInfoFiles
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -39,3 +41,19 @@ def test_a_writable_folder_has_no_obstacle_and_a_missing_one_raises(tmp_path: Pa
     assert unwritable_because(tmp_path) is None
     with pytest.raises(FileNotFoundError):
         unwritable_because(tmp_path / "missing")
+
+
+def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Two agents of one node, each the process 1 of its container, or an abandoned thread that writes late."""
+    files, path = DeviceInfoFiles(tmp_path), tmp_path / "a.json"
+
+    def write(text: str) -> None:
+        for _ in range(500):
+            replace_file(path, text.encode())
+            assert path.read_text() in texts
+            files.try_writing()
+
+    texts = ["a" * 9000, "b" * 9000]
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(write, texts))
+    assert os.listdir(tmp_path) == ["a.json"]

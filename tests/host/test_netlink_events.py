@@ -14,6 +14,7 @@ import pytest
 
 from nodeagent.health.structural import Fault
 from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError, Uevents, subsystem
+from nodeagent.host.netlink.message import attribute, request
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources.pci_source import PciFacts, watch
 from tests.support.drawn_trees import Link, Machine
@@ -59,6 +60,45 @@ async def test_a_link_that_is_added_changed_or_removed_wakes(namespace: Namespac
             while not await quiet(events):
                 pass  # linkwatch follows up within a second
         assert events.resyncs == 0
+
+
+async def test_the_netdevs_of_a_pod_do_not_wake_and_a_known_link_does(namespace: NamespaceThread) -> None:
+    namespace.ip("link add v0 type veth peer name v1")
+    with (
+        namespace.run(LinkEvents, lambda name: name == "v0") as events,
+        namespace.run(Uevents) as all_devices,
+    ):
+        for command in (
+            "link add pod0 type veth peer name pod1",
+            "link set pod0 up",
+            "link set pod1 up",
+            "link set pod0 mtu 1400",
+            "link del pod0",
+        ):
+            namespace.ip(command)
+        assert await woken(all_devices)
+        assert await quiet(events)
+        namespace.ip("link set v0 up")
+        assert await woken(events)
+
+
+async def test_device_events_of_software_netdevs_do_not_wake_where_hardware_is_wanted(
+    namespace: NamespaceThread,
+) -> None:
+    with namespace.run(lambda: Uevents(hardware=True)) as hardware, namespace.run(Uevents) as all_devices:
+        namespace.ip("link add pod0 type veth peer name pod1")
+        assert await woken(all_devices)
+        assert await quiet(hardware)
+
+
+async def test_an_event_of_a_netdev_with_a_parent_device_wakes_whatever_its_name() -> None:
+    """As the kernel sends it for a VF that a pod has given back."""
+    parent = attribute(56, b"0000:18:00.2\0")
+    message = request(16, 0, 1, bytes(16) + attribute(3, b"eth7\0") + parent)
+    with LinkEvents(lambda _name: False) as events:
+        assert events._matches(message)
+        assert not events._matches(request(16, 0, 1, bytes(16) + attribute(3, b"eth7\0")))
+        assert events._matches(b"\x20" + bytes(17)), "a message that cannot be read"
 
 
 async def test_carrier_lost_at_the_other_end_wakes(namespace: NamespaceThread) -> None:

@@ -1,7 +1,7 @@
 """The file that keeps a value over restarts: what is read, what is refused, and a disk that hangs or is full.
 
-The files are real: a FIFO, a device and a folder in place of the file, a FIFO in place of the temporary file (opening
-it for writing blocks like a dead mount), and a folder that takes no file.
+The files are real: a FIFO, a device and a folder in place of the file, a folder that does not answer (FUSE), and one
+that takes no file.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 
 from nodeagent.host import stored_value
 from nodeagent.host.stored_value import SIZE_MAX, StoredValue
+from tests.support.dead_files import dead
 
 
 def value_at(path: Path) -> StoredValue[dict[str, int]]:
@@ -70,27 +71,24 @@ def test_an_unreadable_file_is_one_warning_with_the_loss(
     assert "a changed number is not noticed" in caplog.records[0].getMessage()
 
 
+@pytest.mark.needs("root", "fuse")
 async def test_a_disk_that_hangs_delays_the_caller_once_and_is_used_again_when_it_answers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_value, "WRITE_S", 0.05)
-    path = tmp_path / "numbers.json"
-    hanging = path.with_name(f".numbers.json.{os.getpid()}.tmp")
-    os.mkfifo(hanging)
+    path = tmp_path / "folder" / "numbers.json"
+    path.parent.mkdir()
     stored = value_at(path)
-    assert not await stored.save({"a": 1})
-    assert not await stored.save({"a": 2})
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "did not answer" in (stored.unwritable or "")
-    writer = next(thread for thread in threading.enumerate() if thread.name == "file-numbers.json")
-    assert writer.daemon
-    reader = os.open(hanging, os.O_RDONLY | os.O_NONBLOCK)  # the open of the writer returns
+    with dead(path.parent):
+        assert not await stored.save({"a": 1})
+        assert not await stored.save({"a": 2})
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]
+        assert "did not answer" in (stored.unwritable or "")
+        writer = next(thread for thread in threading.enumerate() if thread.name == "file-numbers.json")
+        assert writer.daemon
     await asyncio.to_thread(writer.join, 10)
-    os.close(reader)
     await asyncio.sleep(0)
     assert not writer.is_alive()
-    hanging.unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
     assert await stored.save({"a": 3})
     assert stored.unwritable is None
     assert value_at(path).read() == {"a": 3}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -252,7 +253,9 @@ def as_nobody(work: Callable[[], None]) -> None:
 
 @pytest.mark.needs("root", "ip", "nsenter")
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call")
-def test_without_privileges_only_the_eeprom_cannot_be_read():
+def test_without_privileges_only_the_eeprom_cannot_be_read(caplog):
+    caplog.set_level(logging.INFO)
+
     async def once() -> dict[Source, str]:
         sampled = SampledMachine(Tree("/"), [function(A, "v0")], SamplesSettings())
         await sampled.once()
@@ -266,6 +269,11 @@ def test_without_privileges_only_the_eeprom_cannot_be_read():
             as_nobody(lambda: reasons.update(asyncio.run(once())))
     assert list(reasons) == [Source.MODULE]
     assert "CAP_NET_ADMIN" in reasons[Source.MODULE]
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [level for level, line in lines if "source=module" in line] == ["INFO"], (
+        "it is withheld on purpose"
+    )
+    assert not [line for level, line in lines if level == "WARNING"]
 
 
 # --- one port's trouble ---------------------------------------------------------------------------------
@@ -403,7 +411,10 @@ async def test_every_name_of_a_simulated_machine_is_in_the_table(tmp_path):
     _, root, functions, _ = machine(tmp_path)
     sampled = SampledMachine(Tree(root), functions, SamplesSettings())
     await sampled.once()
-    assert {sample.source for sample in sampled.published} == set(Source) - {Source.GPU}
+    assert {sample.source for sample in sampled.published} == set(Source) - {
+        Source.GPU,
+        Source.ADMINISTRATION,
+    }
     for sample in sampled.published:
         for name in sample.values:
             datum = measurement(name)
@@ -481,3 +492,19 @@ async def test_samples_of_the_file_get_the_time_of_reading(tmp_path):
     await sampled.once()
     assert [sample.device for sample in sampled.published if sample.source is Source.FEC] == [nic]
     assert sampled.sampler.latest.at(nic, Source.FEC) > 5
+
+
+@pytest.mark.needs("root", "ip", "nsenter")
+async def test_changes_by_an_administrator_are_sampled():
+    with Netns() as near, Netns() as far:
+        veth(near, "v0", far, "w0")
+        with near.entered(), LinkEvents() as events:
+            async with sampling([function(A, "v0")], hints=[events]) as sampled:
+                await sampled.until(lambda latest: latest.values(A).get("administration/mtu") == 0)
+                near.ip("link set v0 down")
+                near.ip("link set v0 up")
+                await sampled.until(lambda latest: latest.values(A).get("administration/admin", 0) >= 1)
+                near.ip("link set v0 mtu 1400")
+                await sampled.until(lambda latest: latest.values(A).get("administration/mtu") == 1)
+                far.ip("link set w0 mtu 1300")
+                assert sampled.value(A, "administration/mtu") == 1

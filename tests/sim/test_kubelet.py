@@ -17,6 +17,7 @@ import pytest
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.sim.kubelet import Kubelet
 from nodeagent.sim.kubelet.plugin_clients import is_extended_resource
+from nodeagent.sim.kubelet.protocol import GrpcListener
 from tests.support.device_plugin import Plugin, device, many
 
 NIC = "nvidia-dgx-h100/nic0"
@@ -480,3 +481,22 @@ async def test_a_replaced_socket_is_registered_again(kubelet, found):
     again = await Plugin(found.socket, NIC, many("vf", 5)).start()
     await kubelet.until(lambda: kubelet.allocatable() == {NIC: 5})
     await again.stop()
+
+
+async def test_a_client_that_connects_while_a_slow_listener_ends_causes_no_error(tmp_path: Path) -> None:
+    """Cancel the listener in the pass of the event loop that also finds the connection."""
+    loop = asyncio.get_running_loop()
+    errors: list[object] = []
+    loop.set_exception_handler(lambda _loop, context: errors.append(context))
+    listener = GrpcListener(tmp_path / "kubelet.sock", (), tmp_path)
+    await listener.start(listen_delay_s=0.001)
+    with socket.socket(socket.AF_UNIX) as client:
+        while client.connect_ex(str(listener.path)):
+            await asyncio.sleep(0.001)
+    with socket.socket(socket.AF_UNIX) as client:
+        await asyncio.sleep(0.01)  # the first connection is accepted
+        client.connect(str(listener.path))
+        await asyncio.sleep(0)  # the loop has seen the connection
+        await listener.stop()
+        await asyncio.sleep(0)
+    assert not errors

@@ -28,6 +28,8 @@ SOUND: dict[str, float] = {
     "gpu_pcie_generation_max": 5,
     "gpu_performance_state": 0,
     "gpu_utilization": 0.9,
+    "gpu_nvlink_crc_errors": 0,
+    "gpu_nvlink_replays": 0,
     **{f"gpu_nvlink_up/{link}": 1 for link in range(18)},
 }
 

@@ -150,6 +150,7 @@ class Figures:
     penalty: float | None
     transitions: dict[tuple[str, str], int]
     values: dict[str, float]
+    implausible: int | None = 0
 
 
 def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes: object) -> ScrapeInput:

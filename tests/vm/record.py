@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 HEAD = """\
 # What was verified where
 
-`make test-vm` writes this page after a run in which every test passes; do not edit it. The guest itself reports
-the facts about the machine.
+`NODEAGENT_GOLDEN=write make test-vm` writes this page after a run in which every test passes; do not edit it. The guest
+itself reports the facts about the machine.
 """
 
 LIMITS = """\

@@ -248,12 +248,34 @@ def test_vfs_apply_leaves_vfs_that_pods_hold_as_the_cni_plugin_set_them(run: Run
 
 def test_a_pulled_cable_makes_exactly_the_vfs_of_that_pf_unhealthy_and_later_healthy_again(run: Run) -> None:
     for one in run.step("cable"):
-        only(run, one["down"], 0)
+        rail = one["rail"]
+        only(run, one["down"], rail)
         told = [(update["resource"], update["healthy"]) for update in one["updates"]]
         # One message for down, one for up: no repetition, and no message for another resource.
-        assert told == [(run.resource(0), 0), (run.resource(0), run.nic["vfs"][0])]
+        assert told == [(run.resource(rail), 0), (run.resource(rail), run.nic["vfs"][rail])]
         assert one["down_s"] < 5
         assert one["up_s"] < 10
+
+
+def test_changes_by_an_administrator_are_no_flaps(run: Run) -> None:
+    data = run.step("administered")
+    assert [entry for entry in data["done"] if entry["code"]] == []
+    penalties = {
+        line.partition('device="')[2].partition('"')[0]: line.rpartition(" ")[2] for line in data["penalties"]
+    }
+    assert float(penalties[data["netdev"]]) == 0
+    noticed = {line.partition('change="')[2].partition('"')[0] for line in data["changes"]}
+    assert noticed >= {"mtu", "rings", "admin"}
+    assert data["health"]["state"] == "healthy"
+
+
+def test_a_pf_that_is_pulled_and_plugged_in_again_loses_only_its_own_vfs_and_recovers_them(run: Run) -> None:
+    data = run.step("unplugged")
+    only(run, data["gone"], 3)
+    reasons = {view["device"]: [reason["key"] for reason in view["reasons"]] for view in data["seen"]}
+    assert reasons[run.pfs[3]] == ["device_missing"]
+    assert data["applied"]["code"] == 0
+    assert data["back"] == data["before"]
 
 
 def test_removed_vfs_become_unhealthy_stay_listed_and_recover(run: Run) -> None:

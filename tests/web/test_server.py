@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from nodeagent.supervise import Fatal
 from nodeagent.web import server
+from nodeagent.web.port_owner import port_owner
 from nodeagent.web.server import Page, PageHandler, WebServer
 
 
@@ -248,6 +251,32 @@ async def test_an_idle_connection_is_closed_for_a_new_one() -> None:
             keeper.writer.close()
 
 
+async def test_a_client_beyond_the_limit_is_asked_to_come_back_and_probes_are_answered() -> None:
+    """The 32 others are in the middle of their requests."""
+    may_end = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        await may_end.wait()
+        yield b"page\n"
+
+    metrics: Callable[[str], Page] = lambda _accept: Page(200, b"", pieces=slow())  # noqa: E731
+    async with serving({**PAGES, "/metrics": metrics}) as port:
+        request = b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n"
+        others = [asyncio.create_task(ask(port, request)) for _ in range(server.CONNECTIONS_MAX + 1)]
+        async with asyncio.timeout(10):
+            done, waiting = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+        head, body = done.pop().result()
+        assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        assert b"\r\nRetry-After: 1\r\n" in head
+        assert b"\r\nConnection: close" in head
+        assert body == b"too many connections; try again\n"
+        assert (await ask(port, HEALTHZ))[1] == b"ok\n"
+        may_end.set()
+        assert [answer[1] for answer in await asyncio.gather(*waiting)] == [
+            b"page\n"
+        ] * server.CONNECTIONS_MAX
+
+
 @pytest.mark.parametrize("beginning", [b"", b"GET /healthz HT", b"GET /huge HTTP/1.1\r\n\r\n"])
 async def test_a_slow_connection_is_closed_for_a_new_one(
     beginning: bytes, monkeypatch: pytest.MonkeyPatch
@@ -321,11 +350,21 @@ async def test_a_host_without_an_address_is_fatal_and_names_the_setting() -> Non
             await WebServer({}).run("x" * 64, 0)
 
 
-async def test_a_port_in_use_is_fatal_and_shows_how_to_find_its_owner() -> None:
+async def test_a_port_in_use_is_fatal_and_names_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Fatal, match=rf"cannot listen on 127.0.0.1:{port}.*ss -ltnp.*--listen"):
+        owner = rf"Process {os.getpid()} \([!-~]+\) listens there"
+        with pytest.raises(Fatal, match=rf"cannot listen on 127.0.0.1:{port}: .*\. {owner}.*--listen"):
             await WebServer({}).run("127.0.0.1", port)
+        monkeypatch.setattr(server, "port_owner", lambda _port: None)
+        with pytest.raises(Fatal, match=r"Find its owner with `ss -ltnp.*--listen"):
+            await WebServer({}).run("127.0.0.1", port)
+
+
+def test_a_port_without_a_listener_has_no_owner(tmp_path: Path) -> None:
+    assert port_owner(1, tmp_path) is None
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        assert (port_owner(taken.getsockname()[1]) or "").startswith(f"{os.getpid()} (")
 
 
 async def test_an_empty_host_is_every_address_on_one_port() -> None:

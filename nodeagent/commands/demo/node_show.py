@@ -169,7 +169,16 @@ class NodeShow(DemoSteps):
         await self._admit(PodSpec.single("inference-a", {memory: min(16, whole // 4)}))
         await self._admit(PodSpec.single("inference-b", {memory: min(16, whole // 4)}))
         await self._admit(PodSpec.single("too-big", {memory: whole + 1}))
-        self.say("The three pods share one GPU, each with its own memory; the other GPUs are free.", "")
+        used = {id_.partition("::")[0] for pod in self._pods for id_ in self._held(pod, memory)}
+        self.say(
+            f"{len(self._pods)} pods use {len(used)} of {len(self._machine.gpus)} GPUs, each with its own memory. "
+            "The first request of a size",
+            "goes to the emptiest GPU, a later one to the fullest GPU with room.",
+            "",
+        )
+
+    def _held(self, pod: PodSpec, resource: str) -> frozenset[str]:
+        return frozenset().union(*(held.get(resource, ()) for held in self._kubelet.held(pod).values()))
 
     async def _show_gpu_fault(self) -> None:
         memory = self._first("gpu-mem")

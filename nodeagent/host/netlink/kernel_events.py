@@ -17,11 +17,14 @@ from errno import ENOBUFS
 from typing import Self
 
 from nodeagent.host.fd import wait_readable
-from nodeagent.host.netlink.message import NetlinkError
+from nodeagent.host.netlink.message import NetlinkError, attributes, messages, text
 
 __all__ = ["SUBSYSTEMS", "LinkEvents", "NetlinkError", "Uevents", "subsystem"]
 
 _RTMGRP_LINK = 1  # include/uapi/linux/rtnetlink.h
+_NEWLINK, _DELLINK, _IFINFO_BYTES = 16, 17, 16
+_NAME, _PARENT_NAME = 3, 56  # IFLA_IFNAME, IFLA_PARENT_DEV_NAME, include/uapi/linux/if_link.h
+_VIRTUAL = b"@/devices/virtual/"
 _KERNEL_UEVENTS = 1  # the multicast group of the kernel itself; udevd repeats its own on group 2
 _NETLINK_KOBJECT_UEVENT = 15  # include/uapi/linux/netlink.h
 _UEVENT_MAX = 8 * 1024  # the kernel's own environment is 2 KiB (UEVENT_BUFFER_SIZE)
@@ -83,22 +86,50 @@ class _KernelEvents:
 
 
 class LinkEvents(_KernelEvents):
-    """A link of this network namespace was added, changed or removed (RTMGRP_LINK)."""
+    """A link of this network namespace was added, changed or removed (RTMGRP_LINK).
 
-    def __init__(self) -> None:
-        super().__init__(socket.NETLINK_ROUTE, _RTMGRP_LINK, "link events", lambda _: True)
+    With ``matters`` an event of a software netdev counts only if ``matters`` returns true for its name: each start and
+    end of a pod makes a dozen events of its veth pair. A netdev with a parent device (IFLA_PARENT_DEV_NAME, since Linux
+    5.14) always counts.
+    """
+
+    def __init__(self, matters: Callable[[str], bool] | None = None) -> None:
+        def matches(message: bytes) -> bool:
+            return matters is None or _concerns(message, matters)
+
+        super().__init__(socket.NETLINK_ROUTE, _RTMGRP_LINK, "link events", matches)
 
 
 class Uevents(_KernelEvents):
-    """A device of one of ``subsystems`` was added, removed, changed, bound to or unbound from a driver."""
+    """A device of one of ``subsystems`` was added, removed, changed, bound to or unbound from a driver.
 
-    def __init__(self, subsystems: frozenset[str] = SUBSYSTEMS) -> None:
+    With ``hardware`` the events of software netdevs do not count.
+    """
+
+    def __init__(self, subsystems: frozenset[str] = SUBSYSTEMS, *, hardware: bool = False) -> None:
         super().__init__(
             _NETLINK_KOBJECT_UEVENT,
             _KERNEL_UEVENTS,
             "kernel device events",
-            lambda message: subsystem(message) in subsystems,
+            lambda message: (
+                subsystem(message) in subsystems
+                and not (hardware and _VIRTUAL in message.partition(b"\0")[0])
+            ),
         )
+
+
+def _concerns(datagram: bytes, matters: Callable[[str], bool]) -> bool:
+    """Whether a message of this datagram is about a netdev that matters. A message that cannot be read does."""
+    try:
+        for kind, _, _, payload in messages(datagram):
+            if kind not in (_NEWLINK, _DELLINK):
+                continue
+            values = attributes(payload, _IFINFO_BYTES)
+            if _PARENT_NAME in values or matters(text(values.get(_NAME)) or ""):
+                return True
+    except NetlinkError:
+        return True
+    return False
 
 
 def subsystem(message: bytes) -> str | None:

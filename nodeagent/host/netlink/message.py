@@ -29,6 +29,10 @@ class NetlinkAbsentError(NetlinkError):
     """This kernel has no such family, which is normal on many machines."""
 
 
+class NetlinkForbiddenError(NetlinkError):
+    """The process lacks a capability; the message names it."""
+
+
 class NetlinkRefusedError(NetlinkError):
     """The kernel answered with an error. ``code`` is its errno."""
 

@@ -25,9 +25,11 @@ from nodeagent.host.netlink.message import (
     attribute,
     attributes,
     error_of,
+    listed,
     messages,
     number,
     request,
+    text,
 )
 
 T = TypeVar("T")
@@ -37,9 +39,10 @@ _TIMEOUT_S = 10
 _DATAGRAM_MAX = 64 * 1024
 """The kernel fills at most 32 KiB in a dump."""
 
-_GENERIC = 16  # NETLINK_GENERIC
+GENERIC = 16  # NETLINK_GENERIC; Python has no name for it
 _CONTROL = 16  # GENL_ID_CTRL
-_GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 3, 1, 2  # CTRL_CMD_*, CTRL_ATTR_*, include/uapi/linux/genetlink.h
+# CTRL_CMD_*, CTRL_ATTR_*, include/uapi/linux/genetlink.h
+_GET_FAMILY, _FAMILY_ID, _FAMILY_NAME, _GROUPS, _GROUP_NAME, _GROUP_ID = 3, 1, 2, 7, 1, 2
 _HEADER = struct.Struct("=BBH")  # command, version, reserved
 HEADER_BYTES = _HEADER.size
 
@@ -147,34 +150,46 @@ class GenericSocket(NetlinkSocket):
     """
 
     def __init__(self, family: str, version: int = 1) -> None:
-        super().__init__(_GENERIC, family)
+        super().__init__(GENERIC, family)
         self._version = version
         try:
-            self._kind = _resolve(self, family)
+            self._description = _describe(self, family)
         except NetlinkError:
             self.close()
             raise
+        self.kind = number(self._description[_FAMILY_ID]) or 0
+        """The message type, which the kernel assigns at boot."""
+
+    def groups(self) -> dict[str, int]:
+        """Return the multicast groups of the family, by name."""
+        named = {}
+        for _, content in listed(self._description.get(_GROUPS, b"")):
+            group = attributes(content)
+            name, id_ = text(group.get(_GROUP_NAME)), number(group.get(_GROUP_ID))
+            if name is not None and id_ is not None:
+                named[name] = id_
+        return named
 
     def dump_command(self, command: int, body: bytes, read: Callable[[bytes], T]) -> list[T]:
         """``read`` gets payloads whose attributes begin at ``HEADER_BYTES``. Raises ``NetlinkRefusedError``."""
-        return self.dump(self._kind, self._message(command, body), read)
+        return self.dump(self.kind, self._message(command, body), read)
 
     def ask_command(self, command: int, body: bytes) -> bytes:
-        return self.ask(self._kind, self._message(command, body))
+        return self.ask(self.kind, self._message(command, body))
 
     def _message(self, command: int, body: bytes) -> bytes:
         return _HEADER.pack(command, self._version, 0) + body
 
 
-def _resolve(control: NetlinkSocket, family: str) -> int:
-    """The message type of a family, which the kernel assigns at boot."""
+def _describe(control: NetlinkSocket, family: str) -> dict[int, bytes]:
+    """The kernel's description of a family, with its message type."""
     body = _HEADER.pack(_GET_FAMILY, 1, 0) + attribute(_FAMILY_NAME, family.encode() + b"\0")
     try:
-        kind = number(attributes(control.ask(_CONTROL, body), HEADER_BYTES).get(_FAMILY_ID))
+        description = attributes(control.ask(_CONTROL, body), HEADER_BYTES)
     except NetlinkRefusedError as error:
         if error.code != ENOENT:
             raise
-        kind = None
-    if kind is None:
+        description = {}
+    if not description.get(_FAMILY_ID):
         raise NetlinkAbsentError(f"this kernel has no netlink family {family}")
-    return kind
+    return description

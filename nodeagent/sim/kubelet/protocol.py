@@ -103,13 +103,22 @@ async def _end(task: asyncio.Task[None]) -> None:
 async def _relay(bound: socket.socket, inner: Path, delay_s: float) -> None:
     """Listen after the delay, then copy the bytes of every connection to the real server."""
     loop = asyncio.get_running_loop()
+    # Not sock_accept(): cancelled in the pass of the loop that finds a connection, it logs an InvalidStateError.
+    waiting = asyncio.Event()
     with bound:
         await asyncio.sleep(delay_s)
         bound.listen(128)
-        async with asyncio.TaskGroup() as group:
-            while True:
-                connection, _ = await loop.sock_accept(bound)
-                group.create_task(_carry(connection, inner))
+        loop.add_reader(bound, waiting.set)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while await waiting.wait():
+                    waiting.clear()
+                    with contextlib.suppress(BlockingIOError):
+                        connection, _ = bound.accept()
+                        connection.setblocking(False)
+                        group.create_task(_carry(connection, inner))
+        finally:
+            loop.remove_reader(bound)
 
 
 async def _carry(near: socket.socket, inner: Path) -> None:

@@ -39,6 +39,7 @@ from ground import (
     links,
     netdev_of,
     network_functions,
+    program,
     read,
     rebind,
     scan,
@@ -73,12 +74,11 @@ def config(counts: list[int], **changes: Json) -> str:
             "resources": [{"kind": "vf", "name": "nic{rail}"}],
             "gpu": {"driver": "none"},
             "vfs": entries,
-            # Without hold times, because the steps pull cables more often than the default rules allow.
+            # Without hold times, because each step would wait for a minute; all rules are in force.
             "health": {
                 "rules": [
                     {"rule": "carrier_down", "clearForSeconds": 0},
                     {"rule": "device_missing", "clearForSeconds": 0},
-                    {"rule": "flapping", "enabled": False},
                 ]
             },
             "listen": LISTEN,
@@ -302,20 +302,79 @@ class Guest:
         }
 
     async def cable(self) -> Json:
-        """QEMU takes the link of a PF down and up again."""
+        """QEMU takes the link of a PF down and up again; a third loss of one link would be flapping."""
         rounds = []
-        for _ in range(3):
+        for rail in (0, 1, 0):
             mark = len(self.kubelet.updates)
             began = time.monotonic()
-            await self.qmp.ask("set_link", name="pf0", up=False)
-            await self.until_healthy(lambda pf: pf != 0)
+            await self.qmp.ask("set_link", name=f"pf{rail}", up=False)
+            await self.until_healthy(lambda pf, rail=rail: pf != rail)
             down_s, down = time.monotonic() - began, self.told()
             began = time.monotonic()
-            await self.qmp.ask("set_link", name="pf0", up=True)
+            await self.qmp.ask("set_link", name=f"pf{rail}", up=True)
             await self.until_healthy(lambda _pf: True)
             up_s = time.monotonic() - began
-            rounds.append({"down_s": down_s, "up_s": up_s, "down": down, "updates": self.updates_since(mark)})
+            updates = self.updates_since(mark)
+            rounds.append({"rail": rail, "down_s": down_s, "up_s": up_s, "down": down, "updates": updates})
         return rounds
+
+    async def administered(self) -> Json:
+        """An administrator changes settings of a PF; the driver drops the carrier to apply most of them."""
+        pf = PFS[3]
+        netdev = netdev_of(pf)
+        before = await links()
+        changes = [
+            ("ip", "link", "set", netdev, "mtu", "1400"),
+            ("ip", "link", "set", netdev, "mtu", "1500"),
+            ("ethtool", "-G", netdev, "rx", "512"),
+            ("ethtool", "-L", netdev, "combined", "1"),
+            ("ethtool", "-A", netdev, "rx", "off"),
+            ("ip", "link", "set", netdev, "down"),
+            ("ip", "link", "set", netdev, "up"),
+        ]
+        done = []
+        for change in changes:
+            answer = await program(*change)
+            done.append({"change": " ".join(change[:-1]), "code": answer["code"], "err": answer["err"]})
+            await asyncio.sleep(0.3)
+        for count in (0, PLAN["vfs"][3] - 2, 0, PLAN["vfs"][3]):
+            await write(DEVICES / pf / "sriov_numvfs", str(count))
+        await sh("ip", "link", "set", netdev_of(pf), "up")
+        await self.until_healthy(lambda _pf: True)
+        await asyncio.sleep(6)  # the next reading of all counters
+        page = (await http("/metrics"))["body"]
+        return {
+            "done": done,
+            "netdev": netdev,
+            "before": before,
+            "after": await links(),
+            "penalties": [
+                line for line in page.splitlines() if line.startswith("nodeagent_link_flap_penalty{")
+            ],
+            "changes": [
+                line
+                for line in page.splitlines()
+                if line.startswith("nodeagent_link_administration_changes_total{")
+                and float(line.rpartition(" ")[2])
+            ],
+            "health": (await functions())[pf]["health"],
+        }
+
+    async def unplugged(self) -> Json:
+        """QEMU removes a PF from its slot, and plugs it in again."""
+        pf, before = PFS[3], self.told()
+        await self.qmp.ask("device_del", id="pf3")
+        await self.until_healthy(lambda rail: rail != 3)
+        seen, gone = json.loads((await agent("health", "--json"))["out"]), self.told()
+        nic = {"driver": PLAN["model"], "id": "pf3", "bus": "port3", "netdev": "cable3"}
+        await self.qmp.ask("device_add", **nic, mac="02:00:00:00:03:00", romfile="")
+        async with asyncio.timeout(PATIENCE_S):
+            while not (DEVICES / pf / "net").exists():
+                await asyncio.sleep(0.2)
+        await self.up(pf)
+        applied = await agent_json("vfs", "apply", "--json", "--config", str(CONFIG))
+        await self.until_healthy(lambda _pf: True)
+        return {"before": before, "gone": gone, "seen": seen, "applied": applied, "back": self.told()}
 
     async def removed(self) -> Json:
         """Remove and re-create the VFs of a PF while a pod holds one of them."""
@@ -424,6 +483,9 @@ class Guest:
         await self.kubelet.until(lambda: set(self.kubelet.devices(resource)) == set(held), PATIENCE_S)
         gone = self.told()
         await write(DEVICES / PFS[1] / "sriov_numvfs", str(PLAN["vfs"][1]))
+        await self.kubelet.until(
+            lambda: set(self.kubelet.devices(resource)) == set(before[resource]), PATIENCE_S
+        )
         await self.until_healthy(lambda _pf: True)
         self.kubelet.remove(pod)
         return {
