@@ -84,13 +84,24 @@ class Gpu(msgspec.Struct, frozen=True):
     lost: bool = False
 
 
+_FOR_GUESTS = ("vfio", "pci-stub", "pciback")
+"""Parts of the names of drivers that keep a function for virtual machines: vfio-pci and its variants, Xen's."""
+
+
 class GpuFunction(msgspec.Struct, frozen=True):
-    """A PCI function that is an NVIDIA GPU, whether or not NVML names it. ``driver`` is the bound kernel driver."""
+    """A PCI function that is an NVIDIA GPU, whether or not NVML names it. ``driver`` is the bound kernel driver.
+    ``excluded``: a setting of NVIDIA's driver leaves it out; NVML reports this, the PCI bus does not."""
 
     pci_address: str
     driver: str | None = None
     numa_node: int | None = None
     pci_path: tuple[str, ...] = ()
+    excluded: bool = False
+
+    @property
+    def for_guests(self) -> bool:
+        """Whether its driver keeps it for virtual machines."""
+        return self.driver is not None and any(part in self.driver for part in _FOR_GUESTS)
 
 
 class UnusableGpu(msgspec.Struct, frozen=True):

@@ -59,7 +59,6 @@ FALLBACK_PREFIX = "nodeagent.io"
 _MEANINGLESS = re.compile(
     r"to be filled|default string|system product|not specified|^none$|o\.e\.m|standard pc|virtual|kvm", re.I
 )
-PASSTHROUGH = "vfio-pci"
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -226,8 +225,10 @@ class Offer:
 
     def _gpu_shortage(self, entry: GpuMemResource | GpuResource, snapshot: Snapshot) -> str | None:
         """Return why this node offers no GPU although the PCI bus has GPUs that the entry may select."""
-        # NVML names no GPU that is passed through to virtual machines.
-        seen = [gpu.pci_address for gpu in snapshot.gpu_functions if gpu.driver != PASSTHROUGH]
+        # NVML names no GPU that a person has kept from pods: for virtual machines, or by a setting of the driver.
+        unused = {gpu.place for gpu in snapshot.unusable_gpus if gpu.health.state is State.UNUSED}
+        functions = (gpu for gpu in snapshot.gpu_functions if not gpu.for_guests)
+        seen = [gpu.pci_address for gpu in functions if gpu.pci_address not in unused]
         globs = entry.select.pci_addresses
         seen = [address for address in seen if not globs or matches(address, globs)]
         if snapshot.gpus or not seen or self.config.gpu.driver == "none":

@@ -46,6 +46,10 @@ TOPIC = Topic(
             "The API server serves other versions than the one that nodeagent uses.",
             "install CRD and agent in versions that belong together; docs/upgrade.md gives the order",
         ),
+        "crd_older": Advice(
+            "The API server refuses the parts of a report that its definition lacks; the agent publishes the rest.",
+            "kubectl apply -f daemonset/base/cluster/nodelinks.yaml: Helm does not upgrade definitions",
+        ),
         "hypernodes_absent": Advice(
             "Volcano before 1.12 has no HyperNodes: it cannot place jobs by topology.",
             "install Volcano 1.12 or newer, or its HyperNode definition alone: labels need it too",
@@ -179,6 +183,8 @@ def _kinds(facts: ClusterFacts) -> Iterator[Finding]:
         if versions:
             wanted = ", ".join(GROUPS[group])
             yield TOPIC.fix("crd_version", f"{group} is served as {', '.join(versions)}, not as {wanted}")
+    if facts.lacking:
+        yield TOPIC.warn("crd_older", f"NodeLinks lacks {shortened(list(facts.lacking), 6)}")
     if "nodelinks" in _plurals(facts, "nodeagent.io"):
         yield TOPIC.ok("crds", "NodeLinks nodeagent.io/v1alpha1")
     elif not facts.other.get("nodeagent.io"):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.config.bounded_yaml import Limits, load_document
+from nodeagent.doctor.nodelinks_definition import DEFINITION, lacking
 from nodeagent.doctor.rbac import ACCOUNTS, NEEDED_RIGHTS, ROLES, NeededRight, Role
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
@@ -36,6 +37,9 @@ _CONTROLLER_CONF = "volcano-controller.conf"
 _TIMEOUT_S = 5.0
 
 _CONFIG_MAPS: Resource[Json] = Resource("", "v1", "configmaps", "ConfigMap", True, dict)
+_DEFINITIONS: Resource[Json] = Resource(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False, dict
+)
 _DAEMON_SETS: Resource[Json] = Resource("apps", "v1", "daemonsets", "DaemonSet", True, dict)
 _REVIEW = "authorization.k8s.io"
 
@@ -70,6 +74,7 @@ class NodeFacts:
 class ClusterFacts:
     """``error``: nothing could be read. ``served``: version and plurals of each group; ``None``: not served.
     ``other``: the served versions where the expected one is missing. ``checked``: roles whose rights were reviewed.
+    ``lacking``: parts of a report that the definition of NodeLinks lacks.
     ``absent``: name of the Node if it does not exist. ``hidden``: objects that may not be read.
     """
 
@@ -80,6 +85,7 @@ class ClusterFacts:
     other: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     checked: tuple[Role, ...] = ()
     denied: tuple[DeniedVerb, ...] = ()
+    lacking: tuple[str, ...] = ()
     node: NodeFacts | None = None
     absent: str | None = None
     reported: bool | None = None
@@ -129,6 +135,9 @@ class _ClusterReader:
             _roles(access, where, pod=pod), mine=pod or where.role is not None
         )
         facts = ClusterFacts(access.server, self._namespace, None, served, other, checked, denied)
+        if served["nodeagent.io"] is not None:
+            definition = await self._get(_DEFINITIONS, DEFINITION, "the definition of NodeLinks")
+            facts = replace(facts, lacking=lacking(definition) if definition is not None else ())
         if served["topology.volcano.sh"] is not None:
             facts = replace(facts, foreign=await self._foreign(), discoverers=await self._discoverers())
         if where.node is not None:

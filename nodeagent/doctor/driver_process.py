@@ -24,12 +24,13 @@ _REAP_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class DriverAnswer:
-    """``error``: the driver refused all calls, with this message; ``absent``: there is no driver. ``crashed``: how the
-    process ended without an answer.
+    """``excluded``: the PCI addresses that a setting of the driver leaves out. ``error``: the driver refused all calls,
+    with this message; ``absent``: there is no driver. ``crashed``: how the process ended without an answer.
     """
 
     version: str | None = None
     readings: tuple[GpuReading, ...] = ()
+    excluded: frozenset[str] = frozenset()
     error: str | None = None
     absent: bool = False
     crashed: str | None = None
@@ -65,7 +66,7 @@ def read_driver(root: str, name: str) -> DriverAnswer:
     driver = discovery.driver(tree, GpuSettings(driver="nvml" if name == "nvml" else "none"))
     try:
         driver.open()
-        return DriverAnswer(driver.version(), driver.gpus())
+        return DriverAnswer(driver.version(), driver.gpus(), driver.excluded())
     except DriverError as error:
         return DriverAnswer(error=str(error), absent=error.absent)
     finally:

@@ -13,7 +13,7 @@ from nodeagent.doctor.target import Target
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import GpuMemResource
-from nodeagent.model import Gpu
+from nodeagent.model import Gpu, GpuFunction
 from nodeagent.sources.host_paths import GPU_NODES
 
 TOPIC = Topic(
@@ -51,6 +51,10 @@ TOPIC = Topic(
             "A GPU that its driver does not list has dropped off the bus or failed to start: its devices "
             "are missing.",
             "check the kernel log (NVRM, XID 79), then reseat the GPU or reboot",
+        ),
+        "gpu_excluded": Advice(
+            "A setting of the driver leaves the GPU out, so the agent cannot offer it.",
+            "take it out of NVreg_ExcludedGpus (/etc/modprobe.d) and reload the module to offer it",
         ),
         "gpu_fault": Advice(
             "The GPU reports errors; its devices are Unhealthy.",
@@ -129,7 +133,7 @@ def findings(gpus: GpuFacts, config: Config) -> Iterator[Finding]:
     ours = {address: driver for address, driver in gpus.on_bus.items() if driver in (None, "nvidia")}
     others = {address: driver for address, driver in gpus.on_bus.items() if address not in ours}
     for address, driver in others.items():
-        say = TOPIC.note if driver == "vfio-pci" else TOPIC.warn
+        say = TOPIC.note if GpuFunction(address, driver).for_guests else TOPIC.warn
         yield say("driver_other", f"GPU {address} is bound to {driver}")
     answer = gpus.answer
     if answer is None:
@@ -164,7 +168,9 @@ def _answered(gpus: GpuFacts, answer: DriverAnswer, on_bus: Mapping[str, str | N
         yield TOPIC.ok("gpus_none", "the driver lists no GPU")
     listed = {reading.pci_address for reading in answer.readings}
     for address in sorted(on_bus.keys() - listed):
-        if None not in listed:
+        if address in answer.excluded:
+            yield TOPIC.note("gpu_excluded", f"the driver leaves {address} out")
+        elif None not in listed:
             yield TOPIC.fix("gpu_missing", f"{address} is on the PCI bus, but the driver does not list it")
     for reading in answer.readings:
         yield from _reading(reading)

@@ -20,7 +20,7 @@ from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import GuardSettings
 from nodeagent.health.record import GpuRecord
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
-from nodeagent.model import Health, Reason, State
+from nodeagent.model import GpuFunction, Health, Reason, State
 
 KNOWN_MAX = 64
 """New UUIDs in the life of one agent. A driver with another UUID at each reading would make the device list grow. GPUs
@@ -60,12 +60,12 @@ class GpuJudge:
         self,
         readings: Sequence[GpuReading],
         now: float,
-        bus: Mapping[str, str | None] | None = None,
+        bus: Mapping[str, GpuFunction] | None = None,
         mismatch: str | None = None,
     ) -> None:
         """Take one reading of all GPUs. A GPU that it does not contain is lost.
 
-        ``bus`` has the kernel driver of each GPU on the PCI bus, by address; ``None``: it was not read yet.
+        ``bus`` has the GPUs on the PCI bus, by address; ``None``: it was not read yet.
         ``mismatch`` is a sentence if library and kernel module of the driver differ.
         """
         by_uuid = self._identify(readings)
@@ -92,7 +92,7 @@ class GpuJudge:
         self._known += 1
         return True
 
-    def locate(self, bus: Mapping[str, str | None], now: float) -> None:
+    def locate(self, bus: Mapping[str, GpuFunction], now: float) -> None:
         """Take the GPUs on the PCI bus, which are known for the first time: they explain why a GPU is not listed."""
         for gpu in self.gpus.values():
             if not gpu.listed:
@@ -104,11 +104,11 @@ class GpuJudge:
         return None if reading is None else structs.replace(reading, uuid=uuid)
 
     @staticmethod
-    def _whereabouts(gpu: GpuState, bus: Mapping[str, str | None] | None) -> Whereabouts:
+    def _whereabouts(gpu: GpuState, bus: Mapping[str, GpuFunction] | None) -> Whereabouts:
         address = gpu.reading.pci_address
         if bus is None or address is None:
             return Whereabouts()
-        return Whereabouts(address in bus, bus.get(address))
+        return Whereabouts.on(bus, address)
 
     def recall(self, readings: Iterable[GpuReading], now: float) -> None:
         """Take the GPUs of an earlier agent, each with its last known values. They are lost until they are read."""

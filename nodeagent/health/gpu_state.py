@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 
-from nodeagent.health.gpu_presence import LOST, MISMATCH, PASSTHROUGH, Whereabouts
+from nodeagent.health.gpu_presence import EXCLUDED, LOST, MISMATCH, PASSTHROUGH, Whereabouts
 from nodeagent.health.gpu_rules import (
     MIG_ENABLED,
     NVLINK_ERRORS,
@@ -206,7 +206,7 @@ class GpuState(JudgedDevice):
         )
 
     def _announced(self) -> Iterator[Rule]:
-        yield from (MISMATCH, LOST, PASSTHROUGH)
+        yield from (MISMATCH, LOST, PASSTHROUGH, EXCLUDED)
         if (action := wanted_action(self.reading)) is not None:
             yield recovery_rule(action)
 

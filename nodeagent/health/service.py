@@ -30,7 +30,7 @@ from nodeagent.health.structural import NO_FAULTS, Faults
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample
-from nodeagent.model import HEALTHY, Function, Gpu, Health, Link, Neighbor, UnusableGpu
+from nodeagent.model import HEALTHY, Function, Gpu, GpuFunction, Health, Link, Neighbor, UnusableGpu
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ class HealthService:
         events: Iterable[GpuEvent] = (),
         readings: Sequence[GpuReading] | None = None,
         vitals: Iterable[GpuVitals] = (),
-        bus: Mapping[str, str | None] | None = None,
+        bus: Mapping[str, GpuFunction] | None = None,
         mismatch: str | None = None,
     ) -> None:
         """Evaluate the GPUs after events, a reading of all GPUs, and measured values of some. ``bus`` and ``mismatch``

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from nodeagent.health.gpu_presence import DRIVER, LOST, MISMATCH, PASSTHROUGH, Whereabouts
+from nodeagent.health.gpu_presence import DRIVER, LOST, MISMATCH, Whereabouts
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.model import GpuFunction, Health, Reason, State, UnusableGpu
 
@@ -68,9 +68,9 @@ def _of_reading(reading: GpuReading) -> Health:
 
 
 def _of_function(function: GpuFunction, trouble: DriverTrouble | None) -> Health:
-    where = Whereabouts(on_bus=True, driver=function.driver)
-    if where.for_guests:
-        return Health(State.UNUSED, (Reason(PASSTHROUGH.key, where.sentence()),), allocatable=False)
+    where = Whereabouts(on_bus=True, function=function)
+    if (rule := where.intended) is not None:
+        return Health(rule.state, (Reason(rule.key, where.sentence()),), allocatable=False)
     return trouble.health if trouble is not None else _unhealthy(Reason(LOST.key, where.sentence()))
 
 

@@ -37,6 +37,7 @@ RECOVERY_ACTIONS = (
 )
 """By ``nvmlDeviceGpuRecoveryAction_t``, 0 first (drivers from r565; the last three are newer)."""
 
+_EXCLUDED_MAX = 64
 _EVENTS_MAX = 64
 """Events of one wait. Further ones come with the next wait, so that a storm cannot block the caller."""
 
@@ -132,6 +133,18 @@ class Nvml:
             raise _driver_error(lib, "nvmlDeviceGetCount", error) from error
         self._handles.clear()
         return tuple(self._read(lib, index) for index in range(count))
+
+    def excluded(self) -> frozenset[str]:
+        """The PCI addresses of the GPUs that ``NVreg_ExcludedGpus`` leaves out; empty if the driver cannot tell."""
+        lib = self._opened()
+        try:
+            count = lib.nvmlGetExcludedDeviceCount()
+            infos = [
+                lib.nvmlGetExcludedDeviceInfoByIndex(index) for index in range(min(count, _EXCLUDED_MAX))
+            ]
+            return frozenset(_kernel_address(info.pci.busId) for info in infos)
+        except (lib.NVMLError, ValueError):
+            return frozenset()
 
     def vitals(self) -> Iterator[GpuVitals]:
         """The measured values of each GPU that answered the last ``gpus``, one after the other."""
@@ -309,8 +322,11 @@ def _name(lib: Any, handle: Any) -> str:
 
 
 def _pci_address(lib: Any, handle: Any) -> str:
+    return _kernel_address(lib.nvmlDeviceGetPciInfo(handle).busId)
+
+
+def _kernel_address(bus_id: bytes | str) -> str:
     """Convert NVML's ``00000000:1B:00.0`` to the kernel's ``0000:1b:00.0``."""
-    bus_id = lib.nvmlDeviceGetPciInfo(handle).busId
     text = bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id)
     domain, _, rest = text.partition(":")
     return f"{int(domain, 16):04x}:{rest.lower()}"

@@ -58,6 +58,8 @@ class _Recording(msgspec.Struct, frozen=True):
     cuda_version: str | None = None
     failure: _Failure | None = None
     gpus: tuple[_Gpu, ...] = ()
+    excluded: frozenset[str] = frozenset()
+    """PCI addresses."""
     events: tuple[_Event, ...] = ()
 
     def fail(self, call: str) -> None:
@@ -102,6 +104,9 @@ class RecordedGpuDriver:
             GpuReading(*(getattr(gpu, field) for field in GpuReading.__struct_fields__))
             for gpu in sorted(recording.gpus, key=lambda gpu: gpu.index)
         )
+
+    def excluded(self) -> frozenset[str]:
+        return self._load().excluded
 
     def vitals(self) -> tuple[GpuVitals, ...]:
         recording = self._load()

@@ -215,11 +215,14 @@ class ApiClient:
         call = self._call(request, seconds + GRACE_S)
         stream = WatchStream(self._opened(), call, self._decoder(resource.struct), self._no_data_s)
         self._watches.add(stream)
+        # A server that sends a byte now and then, and no event, never meets a limit of the socket.
+        deadline = asyncio.get_running_loop().call_later(call.left_s, stream.abort)
         stream.start()
         try:
             while (event := await stream.next()) is not None:
                 yield event
         finally:
+            deadline.cancel()
             stream.abort()
             self._watches.discard(stream)
 

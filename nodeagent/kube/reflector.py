@@ -35,6 +35,9 @@ BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 60.0
 SHORT_S = 1.0
 """A watch that ends sooner counts as a failure; else a server that ends each watch at once would cause a busy loop."""
+QUIET_S = 10.0
+"""The same for a watch without an event. Real servers end a watch after minutes, proxies end an idle one after tens of
+seconds."""
 
 
 class Reflector(Generic[U]):
@@ -96,9 +99,11 @@ class Reflector(Generic[U]):
                     self.restarts[cause] += 1
                     await self._list()
                     self._succeeded("list")
+                before = self._answered_at
                 await self._watch_or_doubt()
                 self._succeeded("watch")
-                failed, wait = time.monotonic() - began < SHORT_S, None
+                quiet = self._answered_at == before and not self._doubted.is_set()
+                failed, wait = time.monotonic() - began < (QUIET_S if quiet else SHORT_S), None
             except ApiError as error:
                 failed, wait = True, error.retry_after_s
                 if error.gone:

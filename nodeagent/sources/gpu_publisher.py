@@ -12,6 +12,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from nodeagent.health.service import HealthService
 from nodeagent.health.unusable_gpus import DriverTrouble, find_unusable
 from nodeagent.health.xids import severity
@@ -48,6 +50,8 @@ class GpuPublisher:
         self._places: dict[str, Place] = {}
         self._logged: dict[str, str] = {}
         self._functions: tuple[GpuFunction, ...] | None = None
+        self._excluded: frozenset[str] = frozenset()
+        """The PCI addresses that the driver leaves out."""
         self._trouble: DriverTrouble | None = None
         self._has_driver_news = False
         """Whether the driver has answered, or is known to be absent."""
@@ -107,7 +111,7 @@ class GpuPublisher:
         self.version = reading.version
         answers = f"The GPU driver answers. version={reading.version!r} gpus={len(reading.readings)}"
         self.log_change("driver", answers, logging.INFO)
-        self._trouble = None
+        self._trouble, self._excluded = None, reading.excluded
         self.health.judge_gpus(readings=reading.readings, bus=self._bus(), mismatch=reading.mismatch)
         self.remembered.update(self._take_all())
 
@@ -117,7 +121,7 @@ class GpuPublisher:
         known = {gpu.uuid for gpu in gpus}
         states = self.health.gpus.gpus.items()
         self.unusable = find_unusable(
-            self._functions or (),
+            (self._bus() or {}).values(),
             (gpu.pci_address for gpu in gpus),
             self.health.gpus.unnamed,
             (state.reading for uuid, state in states if uuid not in known),
@@ -166,10 +170,13 @@ class GpuPublisher:
                 log.warning("A lost GPU is forgotten, because a command has removed it. uuid=%s", uuid)
         self.remembered.update(self._take_all())
 
-    def _bus(self) -> dict[str, str | None] | None:
+    def _bus(self) -> dict[str, GpuFunction] | None:
         if self._functions is None:
             return None
-        return {function.pci_address: function.driver for function in self._functions}
+        return {
+            function.pci_address: replace(function, excluded=function.pci_address in self._excluded)
+            for function in self._functions
+        }
 
     def take_vitals(self, measured: DriverVitals) -> None:
         if measured.why is not None:

@@ -43,6 +43,9 @@ class NoDriver:
     def gpus(self) -> tuple[GpuReading, ...]:
         return ()
 
+    def excluded(self) -> frozenset[str]:
+        return frozenset()
+
     def vitals(self) -> tuple[GpuVitals, ...]:
         return ()
 

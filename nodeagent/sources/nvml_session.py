@@ -48,6 +48,7 @@ class Driver(Protocol):
     def close(self) -> None: ...
     def version(self) -> str | None: ...
     def gpus(self) -> tuple[GpuReading, ...]: ...
+    def excluded(self) -> frozenset[str]: ...
     def vitals(self) -> Iterable[GpuVitals]: ...
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]: ...
 
@@ -60,6 +61,8 @@ class DriverReading(msgspec.Struct, frozen=True):
     places: dict[str, Place]
     mismatch: str | None = None
     """A sentence if library and kernel module have different versions on the disk and in the kernel."""
+    excluded: frozenset[str] = frozenset()
+    """The PCI addresses of the GPUs that a setting of the driver leaves out."""
 
 
 class DriverVitals(msgspec.Struct, frozen=True):
@@ -129,8 +132,8 @@ class Session(threading.Thread):
                 self.read_now.clear()
                 self._enter("list")
                 readings = plausible(self.driver.gpus())
-                mismatch = find_mismatch(self.tree)
-                self._post(DriverReading(version, readings, self._places(readings), mismatch))
+                mismatch, excluded = find_mismatch(self.tree), self.driver.excluded()
+                self._post(DriverReading(version, readings, self._places(readings), mismatch, excluded))
                 read_at = time.monotonic()
                 due = read_at + self.interval_s
                 if self.over.is_set():  # abandoned while it hung

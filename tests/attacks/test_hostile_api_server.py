@@ -89,8 +89,9 @@ class DaemonProcess:
         self._log.close()
 
 
-@pytest.mark.parametrize("kind", ["endless", "announced", "gzip_bomb", "nested", "crowded"])
+@pytest.mark.parametrize("kind", ["endless", "announced", "crowded"])
 async def test_a_flood_of_the_api_server_does_not_fill_the_memory_of_the_agent(kind: str) -> None:
+    """Without its bound, each of these fills the memory. The test of the errors has those that two bounds stop."""
     with TemporaryDirectory(prefix="na-", dir=IN_MEMORY) as folder:
         async with hostile.hostile_server() as server:
             agent = DaemonProcess(Path(folder), server.url)

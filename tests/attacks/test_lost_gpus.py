@@ -16,6 +16,7 @@ from nodeagent.agent_config import Config
 from nodeagent.cli import main
 from nodeagent.commands.scan import listing
 from nodeagent.model import State
+from tests.attacks.test_readiness import becomes
 from tests.support.running_agent import Node, node
 
 MEMORY = "two-gpus-and-two-nics/gpu-mem"
@@ -175,6 +176,44 @@ async def test_a_gpu_that_is_bound_to_vfio_is_kept_for_guests_and_raises_no_alar
         assert (health.state, health.reasons[0].key) == (State.UNUSED, "gpu_passthrough")
         n.machine.bind(kept.address, "nvidia")
         await n.allocatable(MEMORY, 2 * EACH)
+
+
+@pytest.mark.parametrize("kept_by", ["vfio-pci", "nvgrace_gpu_vfio_pci", "pciback", "the driver"])
+async def test_a_node_whose_gpus_are_all_kept_from_pods_is_ready(kept_by: str) -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        for gpu in n.machine.gpus:
+            if kept_by == "the driver":
+                n.machine.exclude_gpu(gpu.address)
+            else:
+                n.machine.bind(gpu.address, None)
+                driver = n.root / "sys/bus/pci/devices" / gpu.address / "driver"
+                driver.symlink_to(f"../../../bus/pci/drivers/{kept_by}")
+        n.machine.reload_driver()
+        await n.start_agent()
+        await becomes(n, 200, "gpu_excluded" if kept_by == "the driver" else kept_by)
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_gpu_that_the_driver_leaves_out_on_request_is_unused_and_raises_no_alarm(known: bool) -> None:
+    async with node() as n:
+        if known:
+            await started(n)
+        else:
+            await n.kubelet.start()
+        left_out = n.machine.gpu(0)
+        n.machine.exclude_gpu(0)
+        reboot(n)
+        await n.start_agent()
+        await n.allocatable(MEMORY, EACH)
+        snapshot = n.agent.inventory.snapshot
+        by_place = {gpu.pci_address: gpu.health for gpu in snapshot.gpus}
+        by_place |= {gpu.place: gpu.health for gpu in snapshot.unusable_gpus}
+        health = by_place[left_out.address]
+        assert (health.state, [reason.key for reason in health.reasons]) == (State.UNUSED, ["gpu_excluded"])
+        assert n.kubelet.capacity()[MEMORY] == (2 if known else 1) * EACH
+        await becomes(n, 200, "take it out of NVreg_ExcludedGpus")
+        assert 'state="unhealthy"} 1' not in (await n.get("/metrics"))[1]
 
 
 async def test_gpus_without_a_kernel_driver_at_the_start_are_listed_and_unhealthy_until_it_is_bound() -> None:

@@ -202,6 +202,16 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ("warn driver_other", gpu_checks.findings(of_gpus(on_bus={"0000:1b:00.0": "nouveau"}), DEFAULT)),
     ("note driver_other", gpu_checks.findings(of_gpus(on_bus={"0000:1b:00.0": "vfio-pci"}), DEFAULT)),
     ("fix gpu_missing", gpu_checks.findings(of_gpus(on_bus={"0000:43:00.0": "nvidia"}), DEFAULT)),
+    (
+        "note gpu_excluded",
+        gpu_checks.findings(
+            of_gpus(
+                on_bus={"0000:43:00.0": "nvidia"},
+                answer=DriverAnswer("615", (READING,), frozenset({"0000:43:00.0"})),
+            ),
+            DEFAULT,
+        ),
+    ),
     ("fix gpu_fault", gpu_checks.findings(of_gpus(structs.replace(READING, fault="ECC")), DEFAULT)),
     ("fix gpu_fault", gpu_checks.findings(of_gpus(structs.replace(READING, lost=True)), DEFAULT)),
     (
@@ -362,6 +372,7 @@ CLUSTER_CASES: list[tuple[str, Iterable[Finding]]] = [
     ("note hidden", of_cluster(hidden=("the Node x",))),
     ("warn nodelinks_absent", of_cluster(served=serving(ours=None))),
     ("fix crd_version", of_cluster(served=serving(ours=None), other={"nodeagent.io": ("v1",)})),
+    ("warn crd_older", of_cluster(lacking=("links[].mac",))),
     ("warn hypernodes_absent", of_cluster(served=serving(volcano=None))),
     ("note schedulers_absent", of_cluster(served=NOBODY)),
     ("note kueue_topology_absent", of_cluster(served=serving(kueue=("v1beta1", ("workloads",))))),

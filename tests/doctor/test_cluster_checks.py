@@ -236,6 +236,30 @@ async def test_an_administrator_sees_the_node_the_schedulers_and_foreign_hyperno
         await server.stop()
 
 
+async def test_a_definition_that_is_older_than_the_agent_is_found(tmp_path: Path) -> None:
+    """The shipped one lacks nothing, so it and the code have the same fields and states."""
+    definition = yaml.safe_load((MANIFESTS / "base/cluster/nodelinks.yaml").read_text())
+    server = await ApiServer().start()
+    try:
+        server.put(definition)
+        seen = await asked(server, tmp_path, "admin")
+        assert (seen.lacking, seen.hidden) == ((), ())
+        link = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["links"]["items"]
+        link["properties"]["state"]["enum"] = ["healthy", "degraded", "down", "miscabled", "unknown"]
+        del link["properties"]["rail"], link["properties"]["neighbor"]["properties"]["stale"]
+        server.put(definition)
+        seen = await asked(server, tmp_path, "admin")
+        assert set(seen.lacking) == {
+            "links[].rail",
+            "links[].neighbor.stale",
+            "links[].state (missing)",
+            "links[].state (unused)",
+        }
+        assert "warn crd_older" in found(seen)
+    finally:
+        await server.stop()
+
+
 async def test_an_unreachable_api_server_and_a_refused_token_are_findings(tmp_path: Path) -> None:
     server = await ApiServer(rbac=True).start()
     path = kubeconfig(tmp_path, server.url, "forged")

@@ -68,7 +68,9 @@ def test_a_reading_without_a_uuid_is_of_the_gpu_at_its_address_whatever_its_inde
     judge.recall([reading(0, "GPU-a"), reading(1, "GPU-b"), reading(2, "GPU-c")], 0)
     odd = GpuReading(1, pci_address="0000:02:00.0", fault="Unknown Error")
     judge.take_readings(
-        [reading(0, "GPU-a"), odd], 1, bus={"0000:00:00.0": "nvidia", "0000:02:00.0": "nvidia"}
+        [reading(0, "GPU-a"), odd],
+        1,
+        bus={f"0000:0{n}:00.0": GpuFunction(f"0000:0{n}:00.0", "nvidia") for n in (0, 2)},
     )
     health = judge.judge(1)
     assert [health[uuid].reasons[0].key if health[uuid].reasons else "" for uuid in judge.gpus] == [

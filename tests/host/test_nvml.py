@@ -105,6 +105,9 @@ class Remote:
     def gpus(self):
         return tuple(GpuReading(**reading) for reading in self.ask("gpus"))
 
+    def excluded(self):
+        return set(self.ask("excluded"))
+
     def wait(self, timeout_s):
         return tuple(GpuEvent(**event) for event in self.ask("wait", timeout_s))
 
@@ -271,6 +274,17 @@ def test_an_error_of_the_gpu_count_is_a_driver_error(nvml, machine):
     machine.set(gpu(0), "fail nvmlDeviceGetCount_v2 999")
     with pytest.raises(DriverError, match="nvmlDeviceGetCount: Unknown Error"):
         nvml.gpus()
+
+
+def test_gpus_that_the_driver_leaves_out_have_the_kernels_pci_address(start, nvml, old, machine):
+    assert nvml.excluded() == set()
+    machine.set(gpu(0), "excluded 00000000:1C:00.0", "excluded 00010000:E1:00.0")
+    assert nvml.excluded() == {"0000:1c:00.0", "10000:e1:00.0"}
+    machine.set(gpu(0), "excluded nonsense:x")
+    assert nvml.excluded() == set()
+    machine.set(gpu(0), "excluded 00000000:1C:00.0", "fail nvmlGetExcludedDeviceInfoByIndex 999")
+    assert nvml.excluded() == set()
+    assert start(old).excluded() == set()
 
 
 def test_a_driver_without_a_version_is_still_used(nvml, machine):

@@ -5,6 +5,7 @@
  *
  *   driver 580.95.05
  *   gpu <index> <uuid> <minor> <bus id> <bytes> <mig 0|1> <lost 0|1> <recovery action, -1: unknown> <events> <name>
+ *   excluded <bus id>                        the module's parameter leaves this GPU out
  *   fail <function> <nvmlReturn> [index]     that call fails, for that GPU or for all
  *   hang <function>                          that call does not return while the file has the line
  *   event <sequence> <index> <type> <data>   sent once to each event set that was created before it
@@ -69,8 +70,8 @@ typedef struct {
 typedef struct { char call[64]; int result, index, hang; } Rule;
 typedef struct { long sequence; int index; unsigned long long type, data; } Event;
 typedef struct {
-    char version[80];
-    int gpus, rules, events;
+    char version[80], excluded[GPUS][32];
+    int gpus, rules, events, exclusions;
     Gpu gpu[GPUS];
     Rule rule[RULES];
     Event event[EVENTS];
@@ -93,6 +94,7 @@ static void look(Machine *m) {
         Event e;
         int index;
         if (sscanf(line, "driver %79s", m->version) == 1) continue;
+        if (m->exclusions < GPUS && sscanf(line, "excluded %31s", m->excluded[m->exclusions]) == 1) m->exclusions++;
         if (sscanf(line, "gpu %d %95s %d %31s %llu %d %d %d %lli %95[^\n]", &index, g.uuid, &g.minor, g.bus_id,
                    &g.bytes, &g.mig, &g.lost, &g.action, (long long *)&g.events, g.name) == 10 &&
             index >= 0 && index < GPUS) {
@@ -318,6 +320,22 @@ int nvmlDeviceRegisterEvents(Device *device, unsigned long long types, EventSet 
 }
 
 #ifndef OLD_DRIVER
+typedef struct { PciInfo pci; char uuid[80]; } Excluded;
+
+int nvmlGetExcludedDeviceCount(unsigned *count) {
+    ENTER("nvmlGetExcludedDeviceCount", -1);
+    *count = (unsigned)m.exclusions;
+    return OK;
+}
+
+int nvmlGetExcludedDeviceInfoByIndex(unsigned index, Excluded *info) {
+    ENTER("nvmlGetExcludedDeviceInfoByIndex", -1);
+    if (index >= (unsigned)m.exclusions) return INVALID_ARGUMENT;
+    memset(info, 0, sizeof *info);
+    memcpy(info->pci.bus_id, m.excluded[index], sizeof info->pci.bus_id);
+    return OK;
+}
+
 int nvmlDeviceGetMigMode(Device *device, unsigned *current, unsigned *pending) {
     ENTER("nvmlDeviceGetMigMode", device->index);
     *current = *pending = (unsigned)m.gpu[device->index].mig;

@@ -483,6 +483,9 @@ class Scripted:
         self.listed += 1
         return (GpuReading(0, "GPU-0", 0, "H100", "0000:1b:00.0", 81559),)
 
+    def excluded(self):
+        return frozenset()
+
     def vitals(self):
         self.enter("vitals")
         return (GpuVitals("GPU-0", {"gpu_celsius": 40.0}),)

@@ -93,7 +93,7 @@ def capture(root: Path, directory: Path, *, scramble: bool) -> str:
 
 def _capture_gpus(tree: RecordingTree) -> tuple[tuple[GpuReading, ...], str | None]:
     """Record ``gpus.json``. Returns the GPUs, and why the driver did not answer. A driver that hangs is given up."""
-    answers: list[tuple[str | None, tuple[GpuReading, ...]]] = []
+    answers: list[tuple[str | None, tuple[GpuReading, ...], frozenset[str]]] = []
     measured: list[tuple[GpuVitals, ...]] = []
     errors: list[DriverError] = []
 
@@ -101,7 +101,7 @@ def _capture_gpus(tree: RecordingTree) -> tuple[tuple[GpuReading, ...], str | No
         driver = discovery.driver(tree, Config().gpu)
         try:
             driver.open()
-            answers.append((driver.version(), driver.gpus()))
+            answers.append((driver.version(), driver.gpus(), driver.excluded()))
             measured.append(tuple(driver.vitals()))
             driver.close()
         except DriverError as error:
@@ -110,7 +110,7 @@ def _capture_gpus(tree: RecordingTree) -> tuple[tuple[GpuReading, ...], str | No
     thread = threading.Thread(target=read, name="gpu-driver", daemon=True)
     thread.start()
     thread.join(_DRIVER_S)
-    version, readings = answers[0] if answers else (None, ())
+    version, readings, excluded = answers[0] if answers else (None, (), frozenset())
     why = None if answers else f"the GPU driver has not answered within {_DRIVER_S:g} s"
     if errors and not answers:
         why = None if errors[0].absent else str(errors[0])
@@ -120,6 +120,7 @@ def _capture_gpus(tree: RecordingTree) -> tuple[tuple[GpuReading, ...], str | No
             for gpu in (measured[0] if measured else ())
         )
         recording = json.loads(recorded_gpus.record(readings, version, vitals=vitals))
+        recording["excluded"] = sorted(excluded)
         recording["failure"] = {"call": "init", "error": why} if why else None
         tree.files[recorded_gpus.PATH] = (json.dumps(recording, indent=2) + "\n").encode()
     return readings, why

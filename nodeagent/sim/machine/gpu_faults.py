@@ -35,12 +35,13 @@ class GpuDriver:
     def facts(self, devices: Iterable[Device]) -> dict[str, object]:
         driver = self._driver
         gpus = []
+        devices = tuple(devices)
         for device in devices:
             facts = device.gpu
             assert facts is not None
             # A GPU bound to another driver is not listed; a removed one is still listed, as lost.
             bound = device.driver == device.natural or (not device.present and facts.lost)
-            if bound and facts.listed:
+            if bound and facts.listed and not facts.excluded:
                 gpus.append(
                     {
                         "uuid": facts.uuid,
@@ -61,6 +62,9 @@ class GpuDriver:
             "cuda_version": driver.cuda_version if driver else None,
             "failure": self.failure,
             "gpus": gpus,
+            "excluded": [
+                device.address for device in devices if device.gpu is not None and device.gpu.excluded
+            ],
             "events": list(self._events),
         }
 
@@ -154,9 +158,14 @@ class GpuActions:
         count = 0
         for device in self._kernel.gpus:
             facts = self._facts(device.address)
-            facts.listed = not facts.lost
+            facts.listed = not facts.lost and not facts.excluded
             facts.counted = count
             count += facts.listed and device.driver == device.natural
+        self._settle()
+
+    def exclude_gpu(self, gpu: int | str) -> None:
+        """Let a setting of the driver leave the GPU out (``NVreg_ExcludedGpus``)."""
+        self._facts(gpu).excluded = True
         self._settle()
 
     def replace_gpu(self, gpu: int | str, uuid: str) -> None:

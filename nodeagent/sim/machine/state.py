@@ -128,8 +128,9 @@ class Device:
 
 @dataclass(slots=True)
 class SimulatedGpu:
-    """The GPU driver's values of one GPU. ``listed``: it answered when the driver was loaded. ``counted`` is its index
-    in the driver's list, if the driver was loaded while another GPU did not answer."""
+    """The GPU driver's values of one GPU. ``listed``: it answered when the driver was loaded. ``excluded``: a setting
+    of the driver leaves it out. ``counted`` is its index in the driver's list, if the driver was loaded while another
+    GPU did not answer."""
 
     index: int
     uuid: str
@@ -137,6 +138,7 @@ class SimulatedGpu:
     mig: bool
     lost: bool = False
     listed: bool = True
+    excluded: bool = False
     counted: int | None = None
     recovery_action: str = "none"
     values: dict[str, float] = field(default_factory=dict)

@@ -483,6 +483,9 @@ class Guest:
         await self.kubelet.until(lambda: set(self.kubelet.devices(resource)) == set(held), PATIENCE_S)
         gone = self.told()
         await write(DEVICES / PFS[1] / "sriov_numvfs", str(PLAN["vfs"][1]))
+        await self.kubelet.until(
+            lambda: set(self.kubelet.devices(resource)) == set(before[resource]), PATIENCE_S
+        )
         await self.until_healthy(lambda _pf: True)
         self.kubelet.remove(pod)
         return {
