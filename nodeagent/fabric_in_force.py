@@ -107,7 +107,7 @@ def make_parts(
 ) -> FabricParts:
     """Raises ``Fatal`` if this installation cannot do what is configured."""
     planner = Planner(config, topology)
-    mirror = ClusterMirror(reader, namespace, planner, config.labels.keys)
+    mirror = ClusterMirror(reader, namespace, planner, config.label_keys)
     switches = None
     if config.switches.method != "none":
         asking = _switch_reader(config.switches)

@@ -19,7 +19,7 @@ from nodeagent.config.setting import (
     listed,
     setting,
 )
-from nodeagent.fabric.hypernode import tier_name
+from nodeagent.fabric.hypernode import TIER_NAMES, tier_name
 
 Foreign = Literal["refuse", "yield", "own"]
 """The policy for nodes that a foreign HyperNode holds too: write no tree at all, leave these nodes to the other owner,
@@ -233,6 +233,11 @@ class FabricRules(Settings, frozen=True, kw_only=True):
             "changed."
         ),
     ] = "refuse"
+
+    @property
+    def label_keys(self) -> frozenset[str]:
+        """The keys of all node labels that the planner writes."""
+        return frozenset(key for tier in range(1, len(TIER_NAMES) + 1) for key in self.labels_of_tier(tier))
 
     def labels_of_tier(self, tier: int) -> tuple[str, ...]:
         """The keys of the node labels that carry the name of the object of this tier."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodeagent.fabric.fabric_settings import FabricRules
-from nodeagent.fabric.hypernode import TIER_NAMES, HyperNode, Texts
+from nodeagent.fabric.hypernode import HyperNode, Texts
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.reports import CompactReport, InternPool, RefusedReportError, ReportReader
 from nodeagent.fabric.topology_file import Topology
@@ -53,9 +53,7 @@ class Inputs:
         self._topology = topology
         self._pool = InternPool()
         self._reader = ReportReader(rules, self._pool)
-        self._our_labels = frozenset(
-            key for tier in range(1, len(TIER_NAMES) + 1) for key in rules.labels_of_tier(tier)
-        )
+        self._our_labels = rules.label_keys
         self.reports: dict[str, CompactReport] = {}
         self.refused: dict[str, str] = {}
         self.nodes: dict[str, KnownLabels] = {}

@@ -49,8 +49,8 @@ def check_encoding(request: FailedRequest, headers: Mapping[str, str]) -> None:
 def decode(request: FailedRequest, body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode the answer of a call, or an event of a watch. Raises ``ApiError``."""
     most = LIST_VALUES_MAX if request.verb == "list" else OBJECT_VALUES_MAX
-    # Texts are removed only if the count with them exceeds the limit: that takes longer.
-    if _values(body) > most and _values(_TEXTS.sub(b"", body)) > most:
+    # A value takes two bytes or more. Texts are removed only if the count with them exceeds the limit: both take time.
+    if len(body) > 2 * most and _values(body) > most and _values(_TEXTS.sub(b"", body)) > most:
         raise too_large(request, f"more than {most} values")
     try:
         return decoder.decode(body)
