@@ -3,7 +3,7 @@
     python hack/bench_controller.py [NODES]
 
 Each row is one process of the real program. Its CPU time, its time on the wall and its largest resident memory are
-those of the process from its start to its end; the controller's are read when its first plan is complete.
+those of the process from its start to its end; the controller's end with the first write of its first plan.
 
 * ``controller`` starts against a server with NODES reports as agents write them, with the managedFields that the API
   server stores, as many Nodes, and no HyperNode. The server refuses every write, and its watches are silent.
@@ -27,7 +27,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
-from urllib.request import urlopen
 
 UNIT, RAILS = 32, 8
 NODES = 100_000
@@ -145,6 +144,8 @@ class ListServer(ThreadingHTTPServer):
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
         self.lease: dict[str, Any] | None = None
+        self.first_write = threading.Event()
+        """Of a HyperNode."""
         super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
@@ -184,6 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self._body()
         if "/leases" not in self.path:
+            self.server.first_write.set()
             self._answer(503, {"kind": "Status", "code": 503, "reason": "ServiceUnavailable"})
             return
         body["metadata"]["resourceVersion"] = "1"
@@ -248,7 +250,6 @@ def measure_controller(nodes: int, folder: Path) -> None:
             }
         )
     )
-    port = 29809
     command = [
         sys.executable,
         "-m",
@@ -262,10 +263,9 @@ def measure_controller(nodes: int, folder: Path) -> None:
         NAMESPACE,
     ]
     began = time.monotonic()
-    with subprocess.Popen([*command, "--listen", f"127.0.0.1:{port}"]) as process:
+    with subprocess.Popen(command) as process:
         try:
-            while not _planned(port):
-                time.sleep(0.2)
+            while not server.first_write.wait(1.0):
                 if process.poll() is not None:
                     raise SystemExit("the controller has ended")
             wall_s = time.monotonic() - began
@@ -274,17 +274,6 @@ def measure_controller(nodes: int, folder: Path) -> None:
             process.terminate()
     row("controller", sum(map(len, TEMPLATES.values())) * nodes / 1e6, cpu_s, wall_s, peak_mib)
     server.shutdown()
-
-
-def _planned(port: int) -> bool:
-    try:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-            return any(
-                line.startswith(b"nodeagent_fabric_plans_total") and float(line.split()[1]) > 0
-                for line in answer
-            )
-    except OSError:
-        return False
 
 
 def as_kubectl(nodes: int) -> Iterator[str]:

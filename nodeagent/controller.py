@@ -33,6 +33,7 @@ from typing import TypeVar
 from nodeagent import supervise
 from nodeagent.backoff import JITTER, Backoff
 from nodeagent.bounded_calls import in_thread
+from nodeagent.c_heap import return_free_memory, use_one_heap
 from nodeagent.cluster.fabric_events import FabricEvents
 from nodeagent.cluster.hypernodes import HyperNodeWriter, TreeResult
 from nodeagent.cluster.mirrors import ClusterMirror
@@ -171,6 +172,7 @@ class Controller:
         gc.collect()
         # Objects that live as long as the process are exempt from garbage collection.
         gc.freeze()
+        return_free_memory()
         self._planned.clear()
         self.planner.forget_times()
         self._parts.overlaps.forget()
@@ -374,6 +376,7 @@ async def run(
     file: Path | None = None,
 ) -> None:
     """Run a controller until SIGTERM or SIGINT, then release the lease. ``file`` is followed."""
+    use_one_heap()
     end_at(ending_signals(signal.SIGINT))
     controller = Controller(config, access, settings, topology)
     if file is not None:

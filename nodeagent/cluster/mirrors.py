@@ -97,10 +97,10 @@ class ClusterMirror:
         self._waiters: list[asyncio.Future[None]] = []
         self._listener = listener
         self._node_labels = NodeLabelDecoder(label_keys)
-        self._report_hashes: dict[str, int] = {}
-        """Of the content that the planner has; a list that fails half-way makes it differ from the copy."""
+        self._passed_on: dict[str, int] = {}
+        """Reports that the planner has and the copy has not yet: those of a list that has not ended, or has failed."""
         self._decoded: dict[str, HyperNode | None] = {}
-        self.reports: Reflector[bool] = Reflector(
+        self.reports: Reflector[int] = Reflector(
             client,
             NODELINKS.typed(RawReport),
             namespace=namespace,
@@ -120,7 +120,7 @@ class ClusterMirror:
             changed=self._hypernode_changed,
         )
 
-    def parts(self) -> dict[str, Reflector[bool] | Reflector[OurLabels] | Reflector[str]]:
+    def parts(self) -> dict[str, Reflector[int] | Reflector[OurLabels] | Reflector[str]]:
         """The copies by resource."""
         return {"nodelinks": self.reports, "nodes": self.nodes, "hypernodes": self.hypernodes}
 
@@ -190,15 +190,16 @@ class ClusterMirror:
 
     # --- reports ------------------------------------------------------------------------------------------
 
-    def _take_report(self, raw: RawReport) -> bool:
+    def _take_report(self, raw: RawReport) -> int:
         """Pass a changed report on at once, so that at most one page of decoded reports exists.
 
-        A list that fails half-way has still passed on what is true.
+        A list that fails half-way has still passed on what is true. The copy has a hash of each report.
         """
         name = raw.metadata.name
         content = hash((bytes(raw.links), bytes(raw.node_name)))
-        if self._report_hashes.get(name) != content:
-            self._report_hashes[name] = content
+        known = self._passed_on.get(name)
+        if content != (self.reports.objects.get(name) if known is None else known):
+            self._passed_on[name] = content
             try:
                 report = _decoded(raw)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -206,11 +207,12 @@ class ClusterMirror:
             else:
                 self._listener.report(name, report)
             self.stir()
-        return True
+        return content
 
-    def _report_changed(self, name: str, _before: bool | None, now: bool | None) -> None:
+    def _report_changed(self, name: str, _before: int | None, now: int | None) -> None:
+        if self._passed_on.pop(name, None) is not None and not self._passed_on:
+            self._passed_on.clear()  # which frees its memory
         if now is None:
-            self._report_hashes.pop(name, None)
             self._listener.report(name, None)
             self.stir()
 

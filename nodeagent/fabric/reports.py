@@ -13,6 +13,8 @@ from collections.abc import Container, Hashable, Iterable
 from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.fabric.nodelinks import NOT_UP, LinkNeighbor, NodeLink, NodeLinks
 from nodeagent.plain_text import one_line
@@ -50,23 +52,18 @@ class LinkSlot(NamedTuple):
 Shape = tuple[LinkSlot, ...]
 
 
-class CompactReport:
+class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
     """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale`` and ``miscabled`` is for this link.
 
     ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up.
     """
 
-    __slots__ = ("incomplete", "miscabled", "ports", "shape", "stale", "up")
-
-    def __init__(
-        self, shape: Shape, ports: tuple[str, ...], stale: int, miscabled: int, up: int, incomplete: bool
-    ) -> None:
-        self.shape = shape
-        self.ports = ports
-        self.stale = stale
-        self.miscabled = miscabled
-        self.up = up
-        self.incomplete = incomplete
+    shape: Shape
+    ports: tuple[str, ...]
+    stale: int
+    miscabled: int
+    up: int
+    incomplete: bool
 
 
 class InternPool:

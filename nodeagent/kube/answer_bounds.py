@@ -46,7 +46,7 @@ def check_encoding(request: FailedRequest, headers: Mapping[str, str]) -> None:
         raise ApiError(request.verb, request.path, 200, "Broken", message)
 
 
-def decode(request: FailedRequest, body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def decode(request: FailedRequest, body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode the answer of a call, or an event of a watch. Raises ``ApiError``."""
     most = LIST_VALUES_MAX if request.verb == "list" else OBJECT_VALUES_MAX
     # A value takes two bytes or more. Texts are removed only if the count with them exceeds the limit: both take time.
@@ -62,6 +62,6 @@ def decode(request: FailedRequest, body: bytes, decoder: msgspec.json.Decoder[T]
         raise ApiError(request.verb, request.path, 200, "Broken", message) from error
 
 
-def _values(body: bytes) -> int:
+def _values(body: bytes | bytearray) -> int:
     """A value follows a comma or opens a list or map. Commas in texts count too."""
     return body.count(b",") + body.count(b"[") + body.count(b"{")

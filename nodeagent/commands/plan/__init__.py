@@ -87,19 +87,20 @@ def _preview(options: argparse.Namespace) -> Preview:
 
     log_to_stderr("warning")
     config, topology = read_fabric(options.fabric)
+    read = preview.make_objects(config, topology)
     if options.source is None:
         from nodeagent.commands.plan import cluster_reading
 
-        parts = [asyncio.run(cluster_reading.read(cluster_reading.access(options.kubeconfig)))]
+        asyncio.run(cluster_reading.read(cluster_reading.access(options.kubeconfig), read))
     else:
-        parts = [objects.read(options.source)]
+        objects.read(options.source, read)
     if options.current is not None:
         if options.current == options.source == "-":
             raise preview.SourceError(
                 "the standard input can be read only once: give a file to --from or --current"
             )
-        parts.append(objects.read(options.current))
-    made = preview.make_preview(parts, config, topology)
+        objects.read(options.current, read)
+    made = preview.make_preview(read, config)
     for note in made.notes:
         print(f"nodeagent: {note}", file=sys.stderr)
     return made
