@@ -191,6 +191,10 @@ class Controller:
             # Only the leader shows the tree: a second replica would double every sum over the replicas.
             self.progress.outcome, self.progress.held = None, False
 
+    @property
+    def _writes_tree(self) -> bool:
+        return "hypernodes" in self._parts.outputs and not self.cluster.hypernodes.lacking
+
     async def _work(self) -> None:
         backoff, loop = _backoff(), asyncio.get_running_loop()
         while True:
@@ -200,13 +204,17 @@ class Controller:
             result = await self._write(outcome, versions)
             self.progress.held = outcome.breaker is not None
             event_s = await self.events.tell(outcome)
-            labelled = LabelResult(left_out=len(outcome.relabel))
-            if loop.time() >= self._pause_until:
+            labelled = LabelResult(left_out=len(outcome.relabel) if "labels" in self._parts.outputs else 0)
+            if loop.time() >= self._pause_until and labelled.left_out:
                 label_s = min(_left_s(outcome, self._settings.label_s), self._settings.label_s)
                 labelled = await self.labels.label(outcome.relabel, label_s)
             if result.versions:
                 await self.cluster.caught_up(result.versions, self._settings.catch_up_s)
-            again_s = await self._parts.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
+            again_s = None
+            if self._writes_tree:
+                again_s = await self._parts.overlaps.mark(
+                    outcome.overlapping, self.cluster.hypernodes.objects
+                )
             waits = (_left_s(outcome, None), again_s, event_s)
             wake_s = min((wait_s for wait_s in waits if wait_s is not None), default=None)
             if not (result.failed or result.left_out or labelled.failed):
@@ -229,7 +237,7 @@ class Controller:
         ``versions`` are the versions of the HyperNodes when the plan began.
         """
         writes = outcome.writes
-        if not writes:
+        if not writes or not self._writes_tree:
             return TreeResult()
         if asyncio.get_running_loop().time() < self._pause_until:
             return TreeResult(left_out=len(writes))

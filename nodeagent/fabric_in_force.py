@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from nodeagent.cluster.hypernodes import OverlapMarker
 from nodeagent.cluster.min_links_marks import MinLinksMarker
 from nodeagent.cluster.mirrors import ClusterMirror
-from nodeagent.controller_config import FabricConfig
+from nodeagent.controller_config import FabricConfig, Output
 from nodeagent.fabric import Planner
 from nodeagent.fabric.topology_file import Topology
 from nodeagent.fabric_file import read_fabric
@@ -30,6 +30,7 @@ from nodeagent.switches.switch_settings import SwitchesSettings
 class FabricParts(NamedTuple):
     """``marks`` and ``switches`` exist if configured."""
 
+    outputs: tuple[Output, ...]
     planner: Planner
     mirror: ClusterMirror
     overlaps: OverlapMarker
@@ -116,7 +117,7 @@ def make_parts(
     if config.nodes.min_links_condition or config.nodes.min_links_taint:
         marks = MinLinksMarker(writer, config.nodes, config.min_links)
     overlaps = OverlapMarker(writer, enabled=config.overlap_condition)
-    return FabricParts(planner, mirror, overlaps, marks, switches)
+    return FabricParts(config.outputs, planner, mirror, overlaps, marks, switches)
 
 
 def _switch_reader(settings: SwitchesSettings) -> SwitchReader:

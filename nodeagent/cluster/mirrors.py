@@ -118,6 +118,7 @@ class ClusterMirror:
             HYPERNODES.typed(RawHyperNode),
             take=self._take_hypernode,
             changed=self._hypernode_changed,
+            optional=self.stir,
         )
 
     def parts(self) -> dict[str, Reflector[int] | Reflector[OurLabels] | Reflector[str]]:

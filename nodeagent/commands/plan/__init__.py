@@ -57,9 +57,12 @@ def add_topology(add: Add) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("tree", "dot", "mermaid", "json"),
+        choices=("tree", "dot", "mermaid", "json", "slurm"),
         default="tree",
-        help="tree shows anomalies, the other formats every cable (default: %(default)s)",
+        help="tree shows anomalies; dot, mermaid and json every cable; slurm is a topology.conf (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--whole", action="store_true", help="show each node of the tree on a line of its own"
     )
 
 
@@ -137,5 +140,5 @@ def _explain(options: argparse.Namespace) -> int:
 def _topology(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import topology_picture
 
-    print(topology_picture.draw(_preview(options), options.format))
+    print(topology_picture.draw(_preview(options), options.format, whole=options.whole))
     return GOOD
