@@ -87,11 +87,12 @@ class NicState(JudgedDevice):
         on_link = sample.source in _LINK_SOURCES
         before = self._link_levels() if on_link else ()
         added = self.history.take(sample)
-        self._note_settings(sample.at)
+        if on_link:
+            self._note_settings(sample.at)
         counter = self._loss_counter
         if counter in sample.values:
             self.uncounted_until = 0.0
-        lost = self.losses.take(added, counter, sample.at)
+        lost = any(added.values()) and self.losses.take(added, counter, sample.at)
         if lost or added.get("carrier_down", 0.0) > 0:
             lost = self.has_news = True
             self._train_again(sample.at)
@@ -154,7 +155,7 @@ class NicState(JudgedDevice):
         return next((reason for reason in self.reasons if reason.key == fault.value), None)
 
     def _has(self, *faults: Fault) -> bool:
-        return self._faults is not None and not self._faults.isdisjoint(faults)
+        return bool(self._faults) and not self._faults.isdisjoint(faults)  # usually it has none
 
     @property
     def gone(self) -> bool:
@@ -178,9 +179,10 @@ class NicState(JudgedDevice):
 
     def _overruled(self, name: str) -> bool:
         """Whether a sample after the last scan has the value 0. IPoIB may be down while its port works."""
+        if self._sampled(name) is not False or self.function.link_type == "infiniband":
+            return False
         at = self.history.at(Source.LINK)
-        newer = at is not None and at > self.facts_at + _OLDER_S
-        return newer and self.function.link_type != "infiniband" and self._sampled(name) is False
+        return at is not None and at > self.facts_at + _OLDER_S
 
     def _sampled(self, name: str) -> bool | None:
         value = self.history.level(name)
