@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from nodeagent.health.hold import Penalty
 from nodeagent.health.rule import Rule
 
@@ -26,7 +28,15 @@ minutes before they read a bit error ratio. A change by an administrator is over
 _LOSSES_MAX = 64
 """Far more than a day's worth of any sensible threshold; older losses are dropped."""
 
-Setting = float | str | None
+
+class LinkSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The settings of a link whose change drops the carrier. ``None`` is unknown; without a driver ``driver`` is
+    empty."""
+
+    mtu: float | None = None
+    num_vfs: int | None = None
+    driver: str | None = None
+    admin_up: bool | None = None
 
 
 class CarrierLosses:
@@ -37,9 +47,9 @@ class CarrierLosses:
         self.penalty = Penalty()
         self.times: list[tuple[float, float]] = []
         """Time and number of losses, the oldest first."""
-        self._changed_at = -math.inf
+        self.changed_at: float | None = None
         """When an administrator last changed the link."""
-        self._settings: tuple[Setting, ...] = ()
+        self.settings = LinkSettings()
         self.follow(rule, settle_s)
 
     def follow(self, rule: Rule, settle_s: float) -> None:
@@ -47,34 +57,52 @@ class CarrierLosses:
         self.settle_s, self._half_life_s, self._reuse = settle_s, rule.window_s or 1.0, rule.clear
         self.penalty.cap(self._half_life_s, self._reuse)
 
-    def restore(self, penalty: Penalty, times: Sequence[tuple[float, float]]) -> None:
+    def restore(
+        self,
+        penalty: Penalty,
+        times: Sequence[tuple[float, float]],
+        settings: LinkSettings,
+        changed_at: float | None,
+    ) -> None:
         self.penalty, self.times = penalty, list(times)
+        self.settings, self.changed_at = settings, changed_at
         self.penalty.cap(self._half_life_s, self._reuse)
 
-    def take(self, added: Mapping[str, float], counter: str, at: float) -> bool:
+    def take(self, added: Mapping[str, float], counter: str, at: float, since: float | None = None) -> bool:
         """Take the increases of all counters; ``counter`` is the counter of losses to use. Return whether the link was
-        lost."""
+        lost.
+
+        ``since``: the losses happened at unknown times between ``since`` and ``at``. They are spread over that time.
+        """
         if any(count > 0 and name.startswith(ADMINISTRATION) for name, count in added.items()):
             self.explain(at)
         losses = added.get(counter, 0.0)
-        if losses > 0 and at > self._changed_at + self.settle_s:
-            self.penalty.add(losses, at, self._half_life_s, self._reuse)
-            self.times = [loss for loss in self.times if loss[0] > at - DAY_S][-_LOSSES_MAX:]
-            self.times.append((at, losses))
+        first_at = at if since is None else since
+        if losses > 0 and (self.changed_at is None or first_at > self.changed_at + self.settle_s):
+            steps = 1 if since is None else max(1, min(round(losses), _LOSSES_MAX))
+            for step in range(1, steps + 1):
+                self._add(losses / steps, first_at + (at - first_at) * step / steps)
         return losses > 0
 
-    def compare(self, settings: tuple[Setting, ...], at: float) -> bool:
-        """Note the present settings of the link; ``None`` is unknown. Return whether an administrator changed one."""
-        before = self._settings or settings
-        self._settings = tuple(old if new is None else new for old, new in zip(before, settings, strict=True))
-        changed = any(old != new and old is not None for old, new in zip(before, self._settings, strict=True))
+    def _add(self, losses: float, at: float) -> None:
+        self.penalty.add(losses, at, self._half_life_s, self._reuse)
+        self.times = [loss for loss in self.times if loss[0] > at - DAY_S][-_LOSSES_MAX:]
+        self.times.append((at, losses))
+
+    def compare(self, settings: LinkSettings, at: float) -> bool:
+        """Note the present settings of the link. Return whether an administrator changed one."""
+        before, now = msgspec.structs.astuple(self.settings), msgspec.structs.astuple(settings)
+        self.settings = LinkSettings(
+            *(old if new is None else new for old, new in zip(before, now, strict=True))
+        )
+        changed = any(None not in (old, new) and old != new for old, new in zip(before, now, strict=True))
         if changed:
             self.explain(at)
         return changed
 
     def explain(self, at: float) -> None:
         """An administrator changed the link at this time: losses shortly before and after are no flaps."""
-        self._changed_at = at
+        self.changed_at = at
         for loss_at, losses in self.times:
             if loss_at >= at - self.settle_s:
                 self.penalty.remove(losses, loss_at, self._half_life_s)

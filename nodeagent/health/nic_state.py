@@ -9,7 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from nodeagent.health.carrier_losses import COUNTERS, DAY_S, PHY_COUNTERS, SETTLE_S, CarrierLosses
+from nodeagent.health.carrier_losses import (
+    COUNTERS,
+    DAY_S,
+    PHY_COUNTERS,
+    SETTLE_S,
+    CarrierLosses,
+    LinkSettings,
+)
 from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
 from nodeagent.health.judged_device import DeviceFigures, JudgedDevice
@@ -53,6 +60,8 @@ class NicState(JudgedDevice):
         self.context = NicContext()
         self.expected_mbps: float | None = None
         self.losses = CarrierLosses(damping(rules), settle_s)
+        self._counted_by = ""
+        """The counter of losses that was used last."""
         self._had_carrier: bool | None = None
         self._now = 0.0
         self.facts_at = 0.0
@@ -86,12 +95,17 @@ class NicState(JudgedDevice):
         self.sampled = True
         on_link = sample.source in _LINK_SOURCES
         before = self._link_levels() if on_link else ()
+        since = self.history.last_at(sample.source)
         added = self.history.take(sample)
         self._note_settings(sample.at)
         counter = self._loss_counter
         if counter in sample.values:
             self.uncounted_until = 0.0
-        lost = self.losses.take(added, counter, sample.at)
+            if counter in PHY_COUNTERS and self._counted_by == COUNTERS[-1]:
+                added.pop(counter, None)  # the kernel's counter has counted these losses
+            self._counted_by = counter
+        gap = since is not None and sample.at - since > STALE_MIN_S
+        lost = self.losses.take(added, counter, sample.at, since if gap else None)
         if lost or added.get("carrier_down", 0.0) > 0:
             lost = self.has_news = True
             self._train_again(sample.at)
@@ -103,21 +117,29 @@ class NicState(JudgedDevice):
 
     @property
     def _loss_counter(self) -> str:
-        """The best counter of losses that is known."""
-        return next((name for name in COUNTERS if self.history.follows((name,))), COUNTERS[-1])
+        """The best counter of losses that is read. After a restart it may be read soon."""
+        awaited = self._now < self.uncounted_until
+        return next(
+            (
+                name
+                for name in PHY_COUNTERS
+                if self.history.reads(name) or (awaited and self.history.follows((name,)))
+            ),
+            COUNTERS[-1],
+        )
 
     def _note_settings(self, now: float) -> None:
         """Note what an administrator may have changed."""
         mtu = self.history.level("mtu_bytes") or (self.link.mtu if self.link is not None else None)
-        settings = (mtu, self.function.num_vfs, self.function.driver or "", self.admin_up)
+        settings = LinkSettings(mtu, self.function.num_vfs, self.function.driver or "", self.admin_up)
         self.has_news |= self.losses.compare(settings, now)
 
     def _follow_carrier(self, now: float) -> None:
-        """Let the windows of bit errors begin again after the carrier returned."""
+        """Let the windows of bit errors begin again after the carrier returned. A link that has carrier at the start of
+        the agent may still train: a node boots."""
         carrier = bool(self.carrier)
         if carrier != self._had_carrier:
-            if self._had_carrier is not None or not carrier:
-                self._train_again(now if carrier else math.inf)
+            self._train_again(now)
             self._had_carrier = carrier
 
     def _train_again(self, at: float) -> None:
@@ -379,15 +401,19 @@ class NicState(JudgedDevice):
             self.best_mbps,
             tuple(faults),
             (counter, phy) if phy is not None else None,
+            self.losses.settings,
+            self.losses.changed_at,
         )
 
     def restore(self, record: NicRecord, now: float) -> None:
-        self.losses.restore(Penalty(record.penalty, record.penalty_at), record.losses)
+        penalty = Penalty(record.penalty, record.penalty_at)
+        self.losses.restore(penalty, record.losses, record.settings, record.changed_at)
         self.once_up, self.best_mbps = record.once_up, record.best_mbps
         if record.downs is not None:
             self.history.resume(COUNTERS[-1], record.downs, now)
             self.uncounted_until = now + STALE_MIN_S
         if record.phy_downs is not None:
             self.history.resume(*record.phy_downs, now)
+            self.uncounted_until = now + STALE_MIN_S
         for fault in record.faults:
             self.holds[fault.rule] = Hold(True, fault.since, fault.good_since, fault.text)
