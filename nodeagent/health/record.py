@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from nodeagent.health.carrier_losses import PHY_COUNTERS, LinkSettings
+from nodeagent.health.carrier_losses import PHY_COUNTERS, CarrierSettings
 from nodeagent.health.gpu_rules import MeasuredFault
 from nodeagent.host.gpu_driver import GpuReading
 
@@ -44,7 +44,7 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     best_mbps: float | None = None
     faults: tuple[NicFault, ...] = ()
     phy_downs: tuple[str, float] | None = None
-    settings: LinkSettings = LinkSettings()
+    settings: CarrierSettings = CarrierSettings()
     changed_at: float | None = None
 
     def is_possible(self, now: float) -> bool:
