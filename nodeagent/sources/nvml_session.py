@@ -99,7 +99,8 @@ class Session(threading.Thread):
         vitals_from: float,
         hung: threading.Thread | None = None,
     ) -> None:
-        """Read every ``interval_s``, or ``with_events_s`` while the driver announces the changes of sound GPUs. Measure from ``vitals_from`` of the monotonic clock on, and only when ``hung`` no longer hangs in that."""
+        """Read every ``interval_s``, or ``with_events_s`` while all GPUs are sound and send events. Measure from
+        ``vitals_from`` of the monotonic clock on, and only when ``hung`` no longer hangs in that."""
         super().__init__(name="gpu-driver", daemon=True)
         self.driver, self.tree = driver, tree
         self.interval_s, self.with_events_s = interval_s, with_events_s

@@ -473,9 +473,8 @@ async def test_resource_health_is_the_plugins_latest_health_of_each_device(node)
 
 
 @pytest.fixture
-async def client(node):
-    client = PodResources(node.kubelet.podresources_socket)
-    yield client
+def client(node):
+    return PodResources(node.kubelet.podresources_socket)
 
 
 async def test_the_client_lists_each_device_once_although_the_kubelet_lists_it_per_numa_node(node, client):
