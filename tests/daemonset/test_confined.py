@@ -74,7 +74,7 @@ async def contained(
     async def read() -> None:
         assert process.stderr is not None
         async for line in process.stderr:
-            log.append(line.decode().rstrip())
+            log.append(line.decode().rstrip())  # noqa: PERF401: it is read while it grows
 
     reading = asyncio.create_task(read())
     try:
