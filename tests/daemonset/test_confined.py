@@ -73,8 +73,8 @@ async def contained(
 
     async def read() -> None:
         assert process.stderr is not None
-        async for line in process.stderr:
-            log.append(line.decode().rstrip())  # noqa: PERF401: it is read while it grows
+        async for line in process.stderr:  # a test reads the log while it grows
+            log.append(line.decode().rstrip())  # noqa: PERF401
 
     reading = asyncio.create_task(read())
     try:
