@@ -1,6 +1,6 @@
 """Any history of samples and facts through ``NicJudge``: each withdrawal has evidence, and clean evidence ends it.
 
-The machine keeps its own account of what happened. It knows only the sentences of docs/health.md.
+The machine keeps its own account of the events. It uses no part of the rules, only the sentences of docs/health.md.
 """
 
 from __future__ import annotations
