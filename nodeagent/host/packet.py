@@ -116,7 +116,7 @@ class LldpSocket:
         self._resume: asyncio.TimerHandle | None = None
         self._closed = False
         self._socket = opened
-        self._recv = opened.recv
+        self._recv: Callable[[int], bytes] = opened.recv
         self._loop.add_reader(self._socket, self._read)
 
     def close(self) -> None:

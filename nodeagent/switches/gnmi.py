@@ -47,7 +47,7 @@ class Method(NamedTuple):
     keyed: bool = False
 
 
-_FORMS = (
+_FORMS: tuple[tuple[pb.GetRequest.DataType | None, pb.Encoding], ...] = (
     (None, _JSON_IETF),
     (None, _PROTO),
     (_STATE, _JSON_IETF),
@@ -56,8 +56,8 @@ _FORMS = (
     (_ALL, _JSON),
 )
 METHODS = (
-    *(Method(*form) for form in _FORMS),
-    *(Method(*form, addressed=False) for form in _FORMS),
+    *(Method(get, encoding) for get, encoding in _FORMS),
+    *(Method(get, encoding, addressed=False) for get, encoding in _FORMS),
     Method(None, _JSON_IETF, keyed=True),
     Method(None, _PROTO, keyed=True),
     Method(_ALL, _JSON_IETF, keyed=True),
