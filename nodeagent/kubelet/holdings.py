@@ -29,7 +29,6 @@ RETRY_MAX_S = 5.0
 """After failures the wait grows to this: the kubelet may be back at any moment, and asking it costs little."""
 NOTED_S = 0.5
 """The kubelet lists an allocation after it has the answers for all resources of the container."""
-RETRY_S = 0.5
 EMPTY_STANDS_S = 15.0
 """An empty list was observed 0.3 s after a kubelet's restart; its pods are restored within seconds."""
 
