@@ -93,7 +93,8 @@ class NicState(JudgedDevice):
         before = self._link_levels() if on_link else ()
         before_at = self.history.last_at(sample.source)
         added = self.history.take(sample)
-        self._note_settings(sample.at)
+        if on_link:
+            self._note_settings(sample.at)
         lost = self.losses.take(sample, added, before_at, self._loss_counter)
         if lost or added.get(KERNEL_COUNTER, 0.0) > 0:
             lost = self.has_news = True
@@ -156,7 +157,7 @@ class NicState(JudgedDevice):
         return next((reason for reason in self.reasons if reason.key == fault.value), None)
 
     def _has(self, *faults: Fault) -> bool:
-        return self._faults is not None and not self._faults.isdisjoint(faults)
+        return bool(self._faults and not self._faults.isdisjoint(faults))  # usually it has none
 
     @property
     def gone(self) -> bool:
@@ -180,9 +181,9 @@ class NicState(JudgedDevice):
 
     def _overruled(self, name: str) -> bool:
         """Whether a sample after the last scan has the value 0. IPoIB may be down while its port works."""
-        at = self.history.at(Source.LINK)
-        newer = at is not None and at > self.facts_at + _OLDER_S
-        return newer and self.function.link_type != "infiniband" and self._sampled(name) is False
+        is_off = self._sampled(name) is False and self.function.link_type != "infiniband"
+        at = self.history.at(Source.LINK) if is_off else None
+        return at is not None and at > self.facts_at + _OLDER_S
 
     def _sampled(self, name: str) -> bool | None:
         value = self.history.level(name)

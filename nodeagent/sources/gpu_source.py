@@ -39,10 +39,12 @@ _abandoned: set[threading.Thread] = set()
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """Seconds: the longest call, and the intervals of readings, measurements, and looks for an absent driver."""
+    """Seconds: the longest call, and the intervals of readings (without and with events of the driver), measurements,
+    and looks for an absent driver."""
 
     timeout_s: float = 10.0
     interval_s: float = 5.0
+    with_events_s: float = 15.0
     vitals_s: float = 15.0
     absent_s: float = 30.0
 
@@ -110,6 +112,7 @@ class _Sessions:
                 self.driver(),
                 self.tree,
                 self.pace.interval_s,
+                self.pace.with_events_s,
                 self.pace.vitals_s,
                 self.vitals_from,
                 self.hung,

@@ -28,7 +28,7 @@ from nodeagent.sources.driver_versions import find_mismatch
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 1.0
+WAIT_S = 3.0
 """The longest single wait in the driver: a hint and the end of the session take at most this long."""
 SPACING_S = 0.1
 """Readings are at least this far apart, so that a storm of events does not become a storm of readings."""
@@ -51,6 +51,7 @@ class Driver(Protocol):
     def excluded(self) -> frozenset[str]: ...
     def vitals(self) -> Iterable[GpuVitals]: ...
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]: ...
+    def has_events(self) -> bool: ...
 
 
 class DriverReading(msgspec.Struct, frozen=True):
@@ -93,14 +94,17 @@ class Session(threading.Thread):
         driver: Driver,
         tree: Tree,
         interval_s: float,
+        with_events_s: float,
         vitals_s: float,
         vitals_from: float,
         hung: threading.Thread | None = None,
     ) -> None:
-        """Measure from ``vitals_from`` of the monotonic clock on, and only when ``hung`` no longer hangs in that."""
+        """Read every ``interval_s``, or ``with_events_s`` while all GPUs are sound and send events. Measure from
+        ``vitals_from`` of the monotonic clock on, and only when ``hung`` no longer hangs in that."""
         super().__init__(name="gpu-driver", daemon=True)
         self.driver, self.tree = driver, tree
-        self.interval_s, self.vitals_s, self.vitals_from = interval_s, vitals_s, vitals_from
+        self.interval_s, self.with_events_s = interval_s, with_events_s
+        self.vitals_s, self.vitals_from = vitals_s, vitals_from
         self.hung = hung
         self.places: dict[str, Place] = {}
         self.loop = asyncio.get_running_loop()
@@ -135,7 +139,7 @@ class Session(threading.Thread):
                 mismatch, excluded = find_mismatch(self.tree), self.driver.excluded()
                 self._post(DriverReading(version, readings, self._places(readings), mismatch, excluded))
                 read_at = time.monotonic()
-                due = read_at + self.interval_s
+                due = read_at + self._interval_s(readings)
                 if self.over.is_set():  # abandoned while it hung
                     return
             if time.monotonic() >= vitals_due:
@@ -153,6 +157,10 @@ class Session(threading.Thread):
                 due = min(due, read_at + SPACING_S)
                 if vitals_at is not None:
                     vitals_due = min(vitals_due, vitals_at + VITALS_SPACING_S)
+
+    def _interval_s(self, readings: tuple[GpuReading, ...]) -> float:
+        sound = bool(readings) and not any(reading.lost or reading.fault for reading in readings)
+        return self.with_events_s if sound and self.driver.has_events() else self.interval_s
 
     def _measure(self) -> None:
         """A failure here does not end the session: the next reading shows a driver that is gone."""

@@ -263,8 +263,9 @@ def test_queued_jobs_name_existing_queues_and_priorities() -> None:
             queued += 1
             assert (one["metadata"]["namespace"], name) in queues
             assert labels["kueue.x-k8s.io/priority-class"] in priorities
-            assert one["spec"]["suspend"] is True
-    assert queued == 3
+            spec = one["spec"]
+            assert spec.get("runPolicy", spec)["suspend"] is True
+    assert queued == 4
     levels = {
         level["nodeLabel"]
         for one in of_kind(built("overlays/kueue"), "Topology")
