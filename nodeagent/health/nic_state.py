@@ -95,7 +95,8 @@ class NicState(JudgedDevice):
         added = self.history.take(sample)
         if on_link:
             self._note_settings(sample.at)
-        lost = self.losses.take(sample, added, before_at, self._loss_counter)
+        counter = self.losses.counter(self.history, self._now)
+        lost = self.losses.take(sample, added, before_at, counter)
         if lost or added.get(KERNEL_COUNTER, 0.0) > 0:
             lost = self.has_news = True
             self._train_again(sample.at)
@@ -104,10 +105,6 @@ class NicState(JudgedDevice):
         changed = on_link and self._link_levels() != before
         self.has_news = self.has_news or changed
         return lost or changed
-
-    @property
-    def _loss_counter(self) -> str:
-        return self.losses.counter(self.history, self._now)
 
     def _note_settings(self, now: float) -> None:
         """Note what an administrator may have changed."""
@@ -267,6 +264,7 @@ class NicState(JudgedDevice):
         self.expected_mbps = view.expected_mbps
         if self.gone:  # it cannot have another fault
             self.holds = {key: hold for key, hold in self.holds.items() if key == Fault.DEVICE_MISSING}
+        self.losses.end_explained(self._rules, self.holds)
         for rule in self._rules:
             if not (all_rules or self._may_change(rule)):
                 continue
@@ -371,7 +369,7 @@ class NicState(JudgedDevice):
             for key, hold in self.holds.items()
             if hold.active
         ]
-        penalty, counter = self.losses.penalty, self._loss_counter
+        penalty, counter = self.losses.penalty, self.losses.counter(self.history, self._now)
         phy = self.history.raw(counter) if counter in PHY_COUNTERS else None
         return NicRecord(
             penalty.points,
