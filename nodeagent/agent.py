@@ -71,6 +71,7 @@ RESTART_SETTINGS = (
     "cdi",
     "links",
     "lldp",
+    "infiniband",
     "cluster",
     "samples",
 )

@@ -33,7 +33,8 @@ from nodeagent.bounded_calls import enter
 
 TIMEOUT_MS = 200
 """For each try of the kernel. A switch answers within a fraction of a millisecond, and VL15 loses packets."""
-RETRIES = 1
+RETRIES = 0
+"""The caller repeats a question. A switch with a management key reports each packet to its subnet manager."""
 SPARE_S = 0.5
 
 MAD_SIZE = 256
@@ -84,8 +85,20 @@ _REASONS = {
 }
 
 
+REMEDIES = {
+    UmadReason.NO_DEVICE: "load the module (modprobe ib_umad), and give the container /dev/infiniband",
+    UmadReason.CGROUP: "the container may not use the device: grant it as the overlay infiniband does (privileged), a "
+    "mount alone is not enough; or the RDMA device is in another network namespace (rdma system show)",
+    UmadReason.MODE: "the file is for root alone, or SELinux refuses it: run as root, and allow manage_subnet",
+    UmadReason.NO_SMI: "the port has no subnet management interface: a VF, RoCE, or an adapter with planes, whose "
+    "sub-device somebody has to make (rdma dev add smi0 type SMI parent DEVICE)",
+    UmadReason.GONE: "the device was removed; it is asked again when it is back",
+    UmadReason.FAILED: "see the kernel's log",
+}
+
+
 class UmadError(Exception):
-    """A umad device cannot be used."""
+    """A umad device cannot be used. The message has the reason without the remedy."""
 
     def __init__(self, reason: UmadReason, message: str) -> None:
         super().__init__(message)
