@@ -91,7 +91,7 @@ REMEDIES = {
     "mount alone is not enough; or the RDMA device is in another network namespace (rdma system show)",
     UmadReason.MODE: "the file is for root alone, or SELinux refuses it: run as root, and allow manage_subnet",
     UmadReason.NO_SMI: "the port has no subnet management interface: a VF, RoCE, or an adapter with planes, whose "
-    "sub-device somebody has to make (rdma dev add smi0 type SMI parent DEVICE)",
+    "sub-device an administrator has to make (rdma dev add smi0 type SMI parent DEVICE)",
     UmadReason.GONE: "the device was removed; it is asked again when it is back",
     UmadReason.FAILED: "see the kernel's log",
 }

@@ -5,7 +5,8 @@
 * A question without an answer is repeated twice. Then the port is left alone until its state or LID changes, or a day
   has passed: a switch with a management key (M_Key) does not answer, counts each question as a violation and sends a
   trap to its subnet manager.
-* A port whose state keeps changing asks at most once in ``gap_s``, or in ``silent_gap_s`` while its peer is silent.
+* A port whose state keeps changing asks at most once in ``gap_s``, or in
+  ``unanswered_gap_s`` while its peer does not answer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class AskingPace(msgspec.Struct, frozen=True):
     try_again_s: tuple[float, float] = (2.0, 15.0)
     left_alone_s: float = 86_400.0
     gap_s: float = 2.0
-    silent_gap_s: float = 60.0
+    unanswered_gap_s: float = 60.0
 
 
 class IbPortState(msgspec.Struct, frozen=True):
@@ -47,12 +48,12 @@ class IbPortState(msgspec.Struct, frozen=True):
 
 
 class PeerState(StrEnum):
-    """What is known of the peer."""
+    """The peer as its answers show it."""
 
     DOWN = "down"
     UNASKED = "unasked"
     ANSWERED = "answered"
-    SILENT = "silent"
+    UNRESPONSIVE = "unresponsive"
     """No answer to all tries"""
 
 
@@ -90,7 +91,7 @@ class PortAsking:
     def asked(self, now: float, spread: float, *, answered: bool) -> None:
         """Take the result of a question."""
         pace = self._pace
-        self._next_change_at = now + (pace.gap_s if answered else pace.silent_gap_s)
+        self._next_change_at = now + (pace.gap_s if answered else pace.unanswered_gap_s)
         if self.due_at is None:  # the link went down meanwhile
             return
         if answered:
@@ -102,5 +103,5 @@ class PortAsking:
             self.due_at = now + pace.try_again_s[self._unanswered - 1]
         else:
             # After a day there is one question, not three.
-            self.peer, self._unanswered = PeerState.SILENT, TRIES - 1
+            self.peer, self._unanswered = PeerState.UNRESPONSIVE, TRIES - 1
             self.due_at = now + pace.left_alone_s * (1 + spread / 10)

@@ -27,7 +27,7 @@ _MANAGED = re.compile(r"M[A-Z]\d;([^:]*)(?::[^/]*)?((?:/[^/]*)*)", re.DOTALL)
 _BOARD = re.compile(r"/([LS]\d+)(?=[/:]|$)")
 _CHIP = re.compile(r"/(U\d+)$")
 _MODEL_WORDS = ("Mellanox Technologies", "NVIDIA", "Infiniscale")
-"""Words of the texts that the firmware of a switch or an adapter has until somebody sets another one."""
+"""Words of the descriptions that the firmware of a switch or an adapter has until an administrator sets another one."""
 _PADDING = b"\0\t\n\v\f\r "
 _LINE = re.compile(r'\s*(?:0[xX])?([0-9a-fA-F]{1,16})\s+"([^"]*)"\s*(?:#.*)?')
 

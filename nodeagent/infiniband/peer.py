@@ -64,9 +64,11 @@ def with_description(peer: Peer, before: Peer | None) -> Peer:
 
 def neighbors_of(ports: Iterable[AskedPort], names: NameMap) -> tuple[Neighbor, ...]:
     """One neighbor for each port whose peer has answered, sorted by link. It is stale while the link is down, and
-    after the peer has become silent."""
+    while the peer does not answer."""
     found = (
-        neighbor_of(port.link, port.peer, names, stale=port.peer_state in (PeerState.DOWN, PeerState.SILENT))
+        neighbor_of(
+            port.link, port.peer, names, stale=port.peer_state in (PeerState.DOWN, PeerState.UNRESPONSIVE)
+        )
         for port in ports
         if port.peer is not None
     )
@@ -98,7 +100,7 @@ def remarks_of(ports: Iterable[AskedPort], neighbors: Iterable[Neighbor]) -> tup
 def _of_port(port: AskedPort, neighbor: Neighbor | None) -> Iterator[Remark]:
     if port.error is not None:
         yield Remark(port.link, NOT_ASKED, port.error)
-    elif port.peer_state is PeerState.SILENT:
+    elif port.peer_state is PeerState.UNRESPONSIVE:
         yield Remark(port.link, NO_NEIGHBOR, _silence(port.state))
     if neighbor is not None and not neighbor.stale and neighbor.chassis_id.subtype == "hca-guid":
         other = neighbor.system_name or neighbor.chassis_id.value

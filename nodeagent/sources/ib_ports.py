@@ -4,7 +4,7 @@
 * The number of a umad device has nothing to do with that of the RDMA device: its files ``ibdev`` and ``port`` decide.
 * A port has an SMI exactly if it has an ``issm`` device, which is never opened: this would announce a subnet manager.
 * The main device of an adapter with planes (ConnectX-8) has no SMI. A sub-device of the type SMI with the same port
-  GUID has one, if somebody has made it (``rdma dev add``); the agent makes none.
+  GUID has one, if an administrator has made it (``rdma dev add``); the agent makes none.
 
 Sources: drivers/infiniband/core/user_mad.c (ib_umad_init_port) and sysfs.c of Linux 6.12; rdma-dev(8).
 """

@@ -18,7 +18,7 @@ DOWN = IbPortState(1, 2, 0, 0)
 DAY = 86_400.0
 
 
-def silent(state: IbPortState = ACTIVE) -> tuple[PortAsking, float]:
+def unresponsive(state: IbPortState = ACTIVE) -> tuple[PortAsking, float]:
     """A port whose three questions had no answer, and the time of the third."""
     asking, now = PortAsking(PACE), 100.0
     asking.observe(state, now)
@@ -56,8 +56,8 @@ def test_a_port_without_a_subnet_manager_asks_too() -> None:
 
 
 def test_after_three_questions_without_an_answer_a_port_is_left_alone_for_a_day() -> None:
-    asking, now = silent()
-    assert asking.peer is PeerState.SILENT
+    asking, now = unresponsive()
+    assert asking.peer is PeerState.UNRESPONSIVE
     assert asking.due_at is not None
     assert DAY <= asking.due_at - now <= 1.1 * DAY
     asking.asked(asking.due_at, 0.0, answered=False)
@@ -65,8 +65,8 @@ def test_after_three_questions_without_an_answer_a_port_is_left_alone_for_a_day(
 
 
 @pytest.mark.parametrize("change", [IbPortState(4, 5, 8, 1), IbPortState(3, 5, 7, 1)])
-def test_a_silent_peer_is_asked_again_after_a_change_of_state_or_lid(change: IbPortState) -> None:
-    asking, now = silent()
+def test_an_unresponsive_peer_is_asked_again_after_a_change_of_state_or_lid(change: IbPortState) -> None:
+    asking, now = unresponsive()
     asking.observe(ACTIVE, now + 1000)
     assert not asking.due(now + 1000)
     asking.observe(change, now + 1000)
@@ -74,13 +74,13 @@ def test_a_silent_peer_is_asked_again_after_a_change_of_state_or_lid(change: IbP
 
 
 def test_another_subnet_manager_alone_is_no_reason_to_ask() -> None:
-    asking, now = silent()
+    asking, now = unresponsive()
     asking.observe(IbPortState(4, 5, 7, 99), now + 1000)
     assert not asking.due(now + 1000)
 
 
-def test_a_link_that_flaps_at_a_silent_peer_raises_one_trap_a_minute_at_most() -> None:
-    asking, now = silent()
+def test_a_link_that_flaps_at_an_unresponsive_peer_raises_one_trap_a_minute_at_most() -> None:
+    asking, now = unresponsive()
     for second in range(1, 60):
         asking.observe(DOWN, now + second - 0.5)
         asking.observe(ACTIVE, now + second)

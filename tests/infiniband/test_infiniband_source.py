@@ -30,7 +30,7 @@ from tests.support import infiniband_machine
 
 LEAFS = (0xB83FD20300AA0000, 0xB83FD20300AA0001)
 HCAS = (0xB83FD20300BB0000, 0xB83FD20300BB0001)
-QUICK = AskingPace(again_s=3600.0, try_again_s=(0.0, 0.0), gap_s=0.0, silent_gap_s=0.0)
+QUICK = AskingPace(again_s=3600.0, try_again_s=(0.0, 0.0), gap_s=0.0, unanswered_gap_s=0.0)
 
 
 class Watched:
@@ -152,7 +152,7 @@ async def test_a_new_lid_asks_again_and_an_equal_state_does_not(tmp_path: Path) 
         assert seen.questions_of(HCAS[1]) == 2
 
 
-async def test_a_silent_peer_is_asked_three_times_and_the_reason_is_in_words(tmp_path: Path) -> None:
+async def test_an_unresponsive_peer_is_asked_three_times_and_the_reason_is_in_words(tmp_path: Path) -> None:
     def protect(seen: Watched) -> None:
         seen.subnet.faults[HCAS[0], 1] = SubnetFault(silent=frozenset({NODE_INFO, NODE_DESCRIPTION}))
 
@@ -278,7 +278,7 @@ async def test_the_verb_asks_each_port_once(tmp_path: Path) -> None:
         assert len(subnet.questions) == 3
 
 
-async def test_the_verb_says_why_it_may_not_ask(tmp_path: Path) -> None:
+async def test_the_verb_shows_why_it_may_not_ask(tmp_path: Path) -> None:
     infiniband_machine.machine(tmp_path / "m", compute=2)
     rows, notes = await listed(tmp_path / "m", "never")
     assert rows == {"ibp0": ("unasked", ""), "ibp1": ("unasked", "")}

@@ -57,7 +57,9 @@ def test_the_answer_is_found_among_late_doubled_and_short_packets(
     assert smp.node_info(ask(place)).node_guid == LEAF
 
 
-def test_a_peer_without_an_answer_is_told_from_a_broken_device(subnet: SimulatedSubnet, place: Path) -> None:
+def test_a_peer_without_an_answer_is_another_error_than_a_broken_device(
+    subnet: SimulatedSubnet, place: Path
+) -> None:
     subnet.unplug((HCA, 1))
     with pytest.raises(NoAnswerError):
         ask(place)
