@@ -120,10 +120,18 @@ async def run(
         tasks["events"] = DeviceEvents(
             client, inventory, node, offered, board=board, delivery=deliveries.of("events")
         ).run
-    if settings.conditions or settings.label or settings.taint.enabled:
+    if settings.conditions or settings.label or settings.taint.enabled or settings.gpu_mem_largest.enabled:
         from nodeagent.cluster.device_marks import DeviceMarker  # noqa: PLC0415
+        from nodeagent.cluster.largest_block import free_block  # noqa: PLC0415
 
-        tasks["nodestate"] = DeviceMarker(client, inventory, node, settings, deliveries).run
+        tasks["nodestate"] = DeviceMarker(
+            client,
+            inventory,
+            node,
+            settings,
+            deliveries,
+            block=lambda snapshot: free_block(offer.offered, snapshot),
+        ).run
     if settings.evict.enabled:
         from nodeagent.cluster.evictions import Evictions  # noqa: PLC0415
 

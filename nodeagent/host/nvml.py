@@ -135,7 +135,8 @@ class Nvml:
         return tuple(self._read(lib, index) for index in range(count))
 
     def excluded(self) -> frozenset[str]:
-        """The PCI addresses of the GPUs that ``NVreg_ExcludedGpus`` leaves out; empty if the driver cannot tell."""
+        """The PCI addresses of the GPUs that ``NVreg_ExcludedGpus`` leaves out; empty if the driver does
+        not know them."""
         lib = self._opened()
         try:
             count = lib.nvmlGetExcludedDeviceCount()

@@ -322,23 +322,26 @@ OWN_CONDITION = condition(FABRIC)
 
 
 @pytest.mark.parametrize(
-    ("policy", "conditions", "texts"),
+    ("policy", "conditions", "labels", "taint"),
     [
         (
             "nodeagent-node-conditions",
             {device_marks.LINK, device_marks.GPU},
-            (device_marks.TAINT.key, device_marks.LABEL),
+            {device_marks.LABEL, device_marks.BLOCK_LABEL},
+            device_marks.TAINT.key,
         ),
-        ("nodeagent-controller-nodes", {min_links_marks.CONDITION}, (min_links_marks.TAINT.key,)),
+        ("nodeagent-controller-nodes", {min_links_marks.CONDITION}, None, min_links_marks.TAINT.key),
     ],
 )
 def test_the_policies_name_the_marks_of_the_code(
-    policy: str, conditions: set[str], texts: tuple[str, ...], everything: list[Manifest]
+    policy: str, conditions: set[str], labels: set[str] | None, taint: str, everything: list[Manifest]
 ) -> None:
     spec = named(everything, "ValidatingAdmissionPolicy", policy)["spec"]
-    (own,) = (one["expression"] for one in spec["variables"] if one["name"] == "ownConditions")
-    assert set(json.loads(own)) == conditions
-    assert all(f'== "{text}"' in str(spec["validations"]) for text in texts)
+    variables = {one["name"]: one["expression"] for one in spec["variables"]}
+    assert set(json.loads(variables["ownConditions"])) == conditions
+    assert f'== "{taint}"' in str(spec["validations"])
+    if labels is not None:
+        assert set(json.loads(variables["ownLabels"])) == labels
 
 
 def test_an_agent_sets_its_condition_its_taint_and_its_label(everything: list[Manifest]) -> None:
@@ -349,14 +352,18 @@ def test_an_agent_sets_its_condition_its_taint_and_its_label(everything: list[Ma
     assert refusals(everything, marked) == []
     assert refusals(everything, replace(marked, object=marked.old, old=marked.object)) == []
     assert refusals(everything, patch(AGENT, lambda made: made["spec"]["taints"].append(OWN_TAINT))) == []
-    label = patch(AGENT, lambda made: made["metadata"]["labels"].update({"nodeagent.io/link-degraded": "2"}))
-    assert refusals(everything, label) == []
-    assert refusals(everything, replace(label, object=label.old, old=label.object)) == []
+    for key in ("link-degraded", "gpu-mem-largest"):
+        label = patch(
+            AGENT, lambda made, key=key: made["metadata"]["labels"].update({f"nodeagent.io/{key}": "2"})
+        )
+        assert refusals(everything, label) == []
+        assert refusals(everything, replace(label, object=label.old, old=label.object)) == []
 
 
 WRONG_FOR_ALL: dict[str, Callable[[dict[str, Any]], object]] = {
     "another's label": lambda made: made["metadata"]["labels"].update(zone="b"),
     "a new label": lambda made: made["metadata"]["labels"].update({"node-role.kubernetes.io/x": ""}),
+    "a label like the agent's": lambda made: made["metadata"]["labels"].update({"nodeagent.io/gpu-mem": "8"}),
     "a label gone": lambda made: made["metadata"].pop("labels"),
     "another's taint": lambda made: made["spec"].update(taints=[]),
     "a taint": lambda made: made["spec"]["taints"].append({"key": "x", "effect": "NoSchedule"}),
@@ -403,6 +410,9 @@ WRONG_FOR_AGENTS: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 WRONG_FOR_THE_CONTROLLER: dict[str, Callable[[dict[str, Any]], object]] = {
     "the agent's label": lambda made: made["metadata"]["labels"].update({"nodeagent.io/link-degraded": "1"}),
+    "the agent's other label": lambda made: made["metadata"]["labels"].update(
+        {"nodeagent.io/gpu-mem-largest": "1"}
+    ),
     "the agent's taint": lambda made: made["spec"]["taints"].append(OWN_TAINT),
     "the agent's condition": lambda made: made["status"]["conditions"].append(condition(LINK)),
     "a message without end": lambda made: made["status"]["conditions"].append(
