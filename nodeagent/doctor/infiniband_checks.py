@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nodeagent import discovery
@@ -26,19 +26,13 @@ TOPIC = Topic(
         "ib_no_module": Advice(
             _WHY, "load the module: modprobe ib_umad, and at each boot /etc/modules-load.d"
         ),
-        "ib_no_device": Advice(_WHY, "give the container the host's /dev/infiniband"),
+        "ib_no_device": Advice(_WHY, REMEDIES[UmadReason.NO_DEVICE]),
         "ib_device_cgroup": Advice(_WHY, REMEDIES[UmadReason.CGROUP]),
         "ib_device_mode": Advice(_WHY, REMEDIES[UmadReason.MODE]),
         "ib_no_smi": Advice(_WHY, REMEDIES[UmadReason.NO_SMI]),
         "ib_device_fails": Advice(_WHY, REMEDIES[UmadReason.FAILED]),
     },
 )
-_KEYS = {
-    UmadReason.CGROUP: "ib_device_cgroup",
-    UmadReason.MODE: "ib_device_mode",
-    UmadReason.NO_SMI: "ib_no_smi",
-    UmadReason.NO_DEVICE: "ib_no_device",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +69,39 @@ def findings(facts: InfinibandFacts, config: Config) -> Iterator[Finding]:
             "ib_not_asked", f"infiniband.query is {config.infiniband.query}: {ports} without a switch"
         )
         return
-    bad: dict[str, list[str]] = {}
+    good = 0
+    by_reason: dict[UmadReason, list[str]] = {}
     for port in facts.ports:
-        if port.umad is None:
-            bad.setdefault("ib_no_smi" if port.has_mads else "ib_no_module", []).append(port.link)
-        elif (failure := facts.failures.get(port.link)) is not None:
-            bad.setdefault(_KEYS.get(failure[0], "ib_device_fails"), []).append(port.link)
-    for key, links in sorted(bad.items()):
-        messages = {facts.failures[link][1] for link in links if link in facts.failures}
-        reason = f": {min(messages)}" if messages else ""
-        yield TOPIC.fix(key, f"{shortened(links)} cannot ask{reason}")
-    good = len(facts.ports) - sum(map(len, bad.values()))
+        reason, message = _failure(port, facts.failures)
+        if reason is None:
+            good += 1
+        else:
+            by_reason.setdefault(reason, []).append(f"{port.link} ({message})" if message else port.link)
+    for reason, links in by_reason.items():
+        yield _cannot_ask(reason, f"{shortened(links, 1)} cannot ask")
     if good:
         yield TOPIC.ok(
             "ib_ready", f"{good} of {count(len(facts.ports), 'InfiniBand port')} may ask their switch"
         )
+
+
+def _failure(port: IbPort, failures: Mapping[str, tuple[UmadReason, str]]) -> tuple[UmadReason | None, str]:
+    if port.umad is not None:
+        return failures.get(port.link, (None, ""))
+    return UmadReason.NO_SMI if port.has_mads else UmadReason.NO_MODULE, ""
+
+
+def _cannot_ask(reason: UmadReason, what: str) -> Finding:
+    match reason:
+        case UmadReason.NO_MODULE:
+            return TOPIC.fix("ib_no_module", what)
+        case UmadReason.NO_DEVICE:
+            return TOPIC.fix("ib_no_device", what)
+        case UmadReason.CGROUP:
+            return TOPIC.fix("ib_device_cgroup", what)
+        case UmadReason.MODE:
+            return TOPIC.fix("ib_device_mode", what)
+        case UmadReason.NO_SMI:
+            return TOPIC.fix("ib_no_smi", what)
+        case _:
+            return TOPIC.fix("ib_device_fails", what)

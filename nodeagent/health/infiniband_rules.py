@@ -17,7 +17,7 @@ _DISABLED, _LINK_UP = 3, 5
 def ib_disabled(view: NicView) -> Measured | None:
     """A subnet manager, UFM or an administrator has disabled the InfiniBand port: it is not the cable.
 
-    Somebody decided this, so the fault starts and ends at once.
+    This is a decision, and no defect of the cable: the fault starts and ends at once.
     """
     physical = _level(view, "ib_physical_state")
     return _condition(None if physical is None else physical == _DISABLED, "the port is disabled", "enabled")

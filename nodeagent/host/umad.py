@@ -58,8 +58,10 @@ _TRANSACTION = slice(12, 16)
 class UmadReason(StrEnum):
     """Why a port cannot be asked. The doctor has a remedy for each."""
 
+    NO_MODULE = "no-module"
+    """The port has no umad device: the module ib_umad is not loaded"""
     NO_DEVICE = "no-device"
-    """The file does not exist: the module ib_umad is not loaded, or the container does not have the file"""
+    """The port has a umad device, and the container does not have its file"""
     CGROUP = "device-cgroup"
     """EPERM: the device cgroup of the container, or the RDMA device belongs to another network namespace"""
     MODE = "mode"
@@ -86,7 +88,8 @@ _REASONS = {
 
 
 REMEDIES = {
-    UmadReason.NO_DEVICE: "load the module (modprobe ib_umad), and give the container /dev/infiniband",
+    UmadReason.NO_MODULE: "load the module: modprobe ib_umad, and at each boot with a file in /etc/modules-load.d",
+    UmadReason.NO_DEVICE: "give the container the host's /dev/infiniband",
     UmadReason.CGROUP: "the container may not use the device: grant it as the overlay infiniband does (privileged), a "
     "mount alone is not enough; or the RDMA device is in another network namespace (rdma system show)",
     UmadReason.MODE: "the file is for root alone, or SELinux refuses it: run as root, and allow manage_subnet",

@@ -156,7 +156,7 @@ _RDMA: tuple[Family, ...] = (
         Source.RDMA,
         ("ib_physical_state", "ports/N/phys_state of an InfiniBand port: 2 Polling, 3 Disabled, 5 LinkUp"),
         help="Physical state of the InfiniBand port: 2 Polling, 3 Disabled, 5 LinkUp, 6 LinkErrorRecovery.",
-        use="2: no signal from the cable. 3: somebody has disabled the port.",
+        use="2: no signal from the cable. 3: the port was disabled.",
         peers="node_infiniband_physical_state_id",
         rules="ib_disabled ib_no_sm ib_armed",
     ),

@@ -185,7 +185,7 @@ def ask_peer(umad: Path, port: int, recorded: bool) -> Peer:
 def _without_device(port: IbPort) -> UmadError:
     if port.has_mads:
         return UmadError(UmadReason.NO_SMI, "no issm device belongs to it")
-    return UmadError(UmadReason.NO_DEVICE, "it has no umad device")
+    return UmadError(UmadReason.NO_MODULE, "it has no umad device")
 
 
 class _NodeNames:

@@ -237,7 +237,7 @@ async def test_a_device_that_cannot_be_used_is_a_remark_with_a_remedy(tmp_path: 
     async with watched(tmp_path / "m", prepare=broken) as seen:
         await seen.until(lambda: len(seen.neighbors) == 1)
         assert seen.remark_keys() == [("ibp0", "peer_not_asked")]
-        assert "modprobe ib_umad" in seen.remarks[0].detail
+        assert "the host's /dev/infiniband" in seen.remarks[0].detail
 
 
 async def test_a_missing_nic_keeps_no_port(tmp_path: Path) -> None:
