@@ -263,6 +263,7 @@ class Discovery:
             partial(self._inventory.mark_stale, "gpus"),
             pace=gpu_source.Pace(timeout_s=settings.timeout_seconds, vitals_s=settings.health.read_seconds),
             hints=self._gpu_hint,
+            pod_logs=settings.accounting.pod_logs,
         )
 
     def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:

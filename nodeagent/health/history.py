@@ -176,9 +176,11 @@ class History:
             named = self._name(sample)
         values = sample.values
         for name, head in named.levels:
-            if math.isfinite(value := values[name]):
+            value, levels = values[name], self._levels[head]
+            if levels.get(name) == value and self._of.get(name) is sample.source:
+                continue  # usually nothing has changed
+            if math.isfinite(value):
                 self._of[name] = sample.source
-                levels = self._levels[head]
                 if levels.get(name) != value:
                     levels[name] = value
                     self.changed = True
@@ -260,7 +262,7 @@ class History:
 
     def follows(self, heads: Iterable[str]) -> bool:
         """Whether any of these counters is known."""
-        return any(head in self._counters for head in heads)
+        return not self._counters.keys().isdisjoint(heads)
 
     def follow(self, windows: Mapping[str, float]) -> None:
         """Apply changed windows; known values stay."""

@@ -93,8 +93,10 @@ class NicState(JudgedDevice):
         before = self._link_levels() if on_link else ()
         before_at = self.history.last_at(sample.source)
         added = self.history.take(sample)
-        self._note_settings(sample.at)
-        lost = self.losses.take(sample, added, before_at, self._loss_counter)
+        if on_link:
+            self._note_settings(sample.at)
+        counter = self.losses.counter(self.history, self._now)
+        lost = self.losses.take(sample, added, before_at, counter)
         if lost or added.get(KERNEL_COUNTER, 0.0) > 0:
             lost = self.has_news = True
             self._train_again(sample.at)
@@ -103,10 +105,6 @@ class NicState(JudgedDevice):
         changed = on_link and self._link_levels() != before
         self.has_news = self.has_news or changed
         return lost or changed
-
-    @property
-    def _loss_counter(self) -> str:
-        return self.losses.counter(self.history, self._now)
 
     def _note_settings(self, now: float) -> None:
         """Note what an administrator may have changed."""
@@ -156,7 +154,7 @@ class NicState(JudgedDevice):
         return next((reason for reason in self.reasons if reason.key == fault.value), None)
 
     def _has(self, *faults: Fault) -> bool:
-        return self._faults is not None and not self._faults.isdisjoint(faults)
+        return bool(self._faults and not self._faults.isdisjoint(faults))  # usually it has none
 
     @property
     def gone(self) -> bool:
@@ -180,9 +178,9 @@ class NicState(JudgedDevice):
 
     def _overruled(self, name: str) -> bool:
         """Whether a sample after the last scan has the value 0. IPoIB may be down while its port works."""
-        at = self.history.at(Source.LINK)
-        newer = at is not None and at > self.facts_at + _OLDER_S
-        return newer and self.function.link_type != "infiniband" and self._sampled(name) is False
+        is_off = self._sampled(name) is False and self.function.link_type != "infiniband"
+        at = self.history.at(Source.LINK) if is_off else None
+        return at is not None and at > self.facts_at + _OLDER_S
 
     def _sampled(self, name: str) -> bool | None:
         value = self.history.level(name)
@@ -266,6 +264,7 @@ class NicState(JudgedDevice):
         self.expected_mbps = view.expected_mbps
         if self.gone:  # it cannot have another fault
             self.holds = {key: hold for key, hold in self.holds.items() if key == Fault.DEVICE_MISSING}
+        self.losses.end_explained(self._rules, self.holds)
         for rule in self._rules:
             if not (all_rules or self._may_change(rule)):
                 continue
@@ -370,7 +369,7 @@ class NicState(JudgedDevice):
             for key, hold in self.holds.items()
             if hold.active
         ]
-        penalty, counter = self.losses.penalty, self._loss_counter
+        penalty, counter = self.losses.penalty, self.losses.counter(self.history, self._now)
         phy = self.history.raw(counter) if counter in PHY_COUNTERS else None
         return NicRecord(
             penalty.points,

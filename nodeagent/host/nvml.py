@@ -154,6 +154,10 @@ class Nvml:
         for uuid, handle in self._handles.items():
             yield self._vitals.read(handle, uuid)
 
+    def has_events(self) -> bool:
+        """Whether each GPU that answered the last ``gpus`` is registered for events."""
+        return self._events is not None and self._handles.keys() <= set(self._uuids.values())
+
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]:
         """Block until an event or the timeout; the result is empty on timeout."""
         lib = self._opened()

@@ -55,7 +55,12 @@ async def watch(
         await lldpd_client.watch(wanted, functions, publish, settings.command)
         return
     names = {socket.gethostname(), system_name or ""} - {""}
-    receiver = LldpReceiver(publish, names=names, announcement=announcement(settings, system_name))
+    receiver = LldpReceiver(
+        publish,
+        names=names,
+        announcement=announcement(settings, system_name),
+        ttl_max_s=settings.ttl_max_seconds,
+    )
     on_receiver(receiver)
     with DcbSocket() as dcb:
         await run_receiver(receiver, wanted, functions, hints, dcb=dcb.read)

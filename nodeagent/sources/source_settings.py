@@ -2,6 +2,8 @@
 
 from typing import Annotated, Literal
 
+import msgspec
+
 from nodeagent.config.setting import AbsolutePath, Argument, Glob, PciAddress, Settings, listed, setting
 
 
@@ -46,6 +48,13 @@ class LldpSettings(Settings, frozen=True, kw_only=True):
             "Command that asks lldpd; it must print the json0 format of lldpcli.", max_length=32, min_length=1
         ),
     ] = ("lldpcli", "-f", "json0", "show", "neighbors", "details")
+    ttl_max_seconds: Annotated[
+        Annotated[float, msgspec.Meta(ge=30, le=65535)],
+        setting(
+            "Longest time in seconds for which a neighbor counts after its last frame, whatever TTL the frame has. "
+            "Switches mostly send 120. Not for source: lldpd."
+        ),
+    ] = 600.0
     transmit: Annotated[
         bool,
         setting(

@@ -181,6 +181,9 @@ def test_memory_per_container_is_enabled_only_with_the_processes_of_the_host() -
         mount = mount_of(daemon, path)
         assert mount["readOnly"] is True
         assert volume(spec, mount["name"])["hostPath"]["path"] == "/proc"
+    logs = mount_of(daemon, f"/host{config('gpu-processes').gpu.accounting.pod_logs}/x")
+    assert logs["readOnly"] is True
+    assert volume(spec, logs["name"])["hostPath"]["path"] == "/var/log/pods"
     assert spec["hostNetwork"] is True
 
 

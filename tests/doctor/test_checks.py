@@ -335,7 +335,7 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ("note net_admin_missing", capabilities.findings(capabilities.ProcessRights(), DEFAULT)),
     (
         "note syslog_missing",
-        capabilities.findings(capabilities.ProcessRights(dmesg_restricted=True), DEFAULT),
+        capabilities.findings(capabilities.ProcessRights(kernel_log="/dev/kmsg cannot be opened"), DEFAULT),
     ),
     ("warn not_root", capabilities.findings(capabilities.ProcessRights(uid=1000), DEFAULT)),
     (

@@ -198,6 +198,17 @@ def test_a_carrier_that_is_lost_within_the_settle_time_and_stays_lost_withdraws_
     assert bench.reasons() == ["carrier_down"]
 
 
+def test_a_daily_limit_that_only_explained_losses_reach_is_no_fault() -> None:
+    """The losses are counted before the notice of the change arrives."""
+    bench = up().take(S.ADMINISTRATION, {"administration/rings": 0}, at=1002)
+    for i in range(1, 4):
+        bench.sample(S.LINK, at=1001 + 900 * i, carrier=1, carrier_down=10 + i)
+    bench.sample(S.LINK, at=3706, carrier=1, carrier_down=15)
+    assert "flapping_daily" in bench.reasons()
+    bench.take(S.ADMINISTRATION, {"administration/rings": 1}, at=3707)
+    assert bench.health() == HEALTHY
+
+
 def test_two_changes_at_once_have_one_settle_time() -> None:
     bench = up().take(S.ADMINISTRATION, {"administration/rings": 0, "administration/mtu": 0}, at=1002)
     bench.take(S.ADMINISTRATION, {"administration/rings": 1, "administration/mtu": 1}, at=1010)
