@@ -33,9 +33,9 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
             "neighbor get theirs from it, where management keys keep the switches from answering nodes."
         ),
     ] = None
-    nodes: Annotated[NodesSettings, setting("Marks on Nodes with fewer links up than minLinks.")] = (
-        NodesSettings()
-    )
+    nodes: Annotated[
+        NodesSettings, setting("Marks on Nodes with fewer links up than minLinks; the start-up taint.")
+    ] = NodesSettings()
     switches: Annotated[SwitchesSettings, setting("How switches are asked for their LLDP neighbors.")] = (
         SwitchesSettings()
     )
