@@ -62,12 +62,13 @@ class FabricInForce:
         return self.file.fault if self.file is not None else ""
 
     def follow(self, file: Path) -> Callable[[], None]:
-        """Apply changes of the configuration file and of its topology file. Returns the function that reads now."""
+        """Apply changes of the configuration file and of the files that it names. Returns a function that reads now."""
 
         def folders() -> Iterator[Path]:
             yield file.parent
-            if self._config.topology is not None:
-                yield (file.parent / self._config.topology).parent
+            for name in (self._config.topology, self._config.infiniband_cables):
+                if name is not None:
+                    yield (file.parent / name).parent
 
         self.file = FollowedConfiguration(
             (self._config, self._topology),
