@@ -1,5 +1,5 @@
-"""The parts of the examples that a rule of another project decides: the first policy that matches, a plugin that must be
-on, a rendezvous that all pods find, quota that is borrowed.
+"""The parts of the examples that a rule of another project decides: the first policy that matches, a plugin that
+must be on, a rendezvous that all pods find, quota that is borrowed.
 
 Each rule is written here from its owner's source or documentation, which the docstring names.
 """
