@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.health import adapter_rules, link_rules
+from nodeagent.health import adapter_rules, infiniband_rules, link_rules
 from nodeagent.health.carrier_losses import ADMINISTRATION, COUNTERS
 from nodeagent.health.rule import Measure, Rule, apply_all
 from nodeagent.measurements.sample import Source
@@ -41,6 +41,10 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(_DOWN, link_rules.admin_down, withdraws=True, on_facts=True),
     _rule(_DOWN, link_rules.carrier_down, clear_for_s=60, withdraws=True, on_facts=True, by_losses=True),
+    _rule(_DOWN, infiniband_rules.ib_disabled, withdraws=True),
+    _rule(_DOWN, infiniband_rules.ib_no_sm, enter_for_s=60, withdraws=True),
+    _rule(_DOWN, infiniband_rules.ib_armed, enter_for_s=60, withdraws=True),
+    _rule(_DOWN, infiniband_rules.ib_no_lid, enter_for_s=60, withdraws=True),
     _rule(
         _DEGRADED,
         link_rules.flapping,
