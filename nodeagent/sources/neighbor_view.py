@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from nodeagent.lldp.link_remarks import FLOODED, NO_NEIGHBOR, OWN_FRAMES
-from nodeagent.model import Neighbor, Remark
+from nodeagent.model import Neighbor, Remark, Snapshot
 from nodeagent.sources.link_selection import SelectedLink
 from nodeagent.sources.lldp_receiver import LldpReceiver, ReceivingLink
 
@@ -35,8 +35,9 @@ class AgedNeighbor(msgspec.Struct, frozen=True):
 
 class LinkRow(msgspec.Struct, frozen=True):
     """One link. ``state`` is ``live``, ``stale``, ``unheard`` (carrier, but no frame yet), ``silent`` (no frame for
-    longer than a switch waits: a remark has the reason), ``down`` (no carrier), ``away`` (the netdev is gone) or
-    ``deaf`` (no socket: ``error`` has the reason).
+    longer than a switch waits: a remark has the reason), ``down`` (no carrier), ``away`` (the netdev is gone),
+    ``deaf`` (no socket: ``error`` has the reason; InfiniBand: a remark has it) or ``unasked`` (an InfiniBand link
+    that may not ask).
 
     ``moved_from`` was the neighbor until ``moved_s`` ago, if it has changed since the start. ``flooded``: more frames
     come in than any switch sends.
@@ -128,6 +129,33 @@ def of_lldpd(
             LinkRow(link.name, link.pci_address, link.driver, _state(link, found, None, False), found)
         )
     return NeighborListing(tuple(rows), tuple(remarks), fault=fault)
+
+
+def with_infiniband_facts(listing: NeighborListing, snapshot: Snapshot, *, asks: bool) -> NeighborListing:
+    """Add the InfiniBand links, with the peers that their ports have found. ``asks``: they may ask."""
+    functions = {function.pci_address: function for function in snapshot.functions}
+    rows = list(listing.rows)
+    for link in snapshot.links:
+        function = functions.get(link.pci_address)
+        if function is None or function.link_type != "infiniband":
+            continue
+        found = tuple(
+            AgedNeighbor(neighbor) for neighbor in snapshot.neighbors if neighbor.link == link.netdev
+        )
+        if not link.carrier:
+            state = "down"
+        elif not asks:
+            state = "unasked"
+        else:
+            state = ("stale" if found[0].neighbor.stale else "live") if found else "silent"
+        rows.append(LinkRow(link.netdev, link.pci_address, function.driver, state, found))
+    added = {row.link for row in rows[len(listing.rows) :]}
+    remarks = [*listing.remarks, *(remark for remark in snapshot.remarks if remark.link in added)]
+    return msgspec.structs.replace(
+        listing,
+        rows=tuple(sorted(rows, key=lambda row: row.link)),
+        remarks=tuple(sorted(remarks, key=lambda remark: (remark.link, remark.key, remark.detail))),
+    )
 
 
 def _state(

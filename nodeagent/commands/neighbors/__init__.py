@@ -48,6 +48,7 @@ def add_neighbors(add: Add) -> None:
 
 def _neighbors(options: argparse.Namespace) -> int:
     from nodeagent.commands.neighbors import neighbor_listing
+    from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
 
     config = load(options.config)
     log_to_stderr("warning")
@@ -80,15 +81,14 @@ def _neighbors(options: argparse.Namespace) -> int:
             show(await neighbor_listing.wait_for_agent(found, config, options.root, wait_s))
         else:
             wait_s = neighbor_listing.WAIT_S if options.wait is None else options.wait
-            show(
-                await neighbor_listing.read_once(
-                    wanted,
-                    settings,
-                    options.root,
-                    wait_s,
-                    lambda line: print(line, file=sys.stderr, flush=True),
-                )
+            received = await neighbor_listing.read_once(
+                wanted,
+                settings,
+                options.root,
+                wait_s,
+                lambda line: print(line, file=sys.stderr, flush=True),
             )
+            show(await with_infiniband(received, config.infiniband, options.root))
 
     asyncio.run(run())
     return GOOD
