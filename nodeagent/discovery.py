@@ -195,10 +195,7 @@ class Discovery:
         snapshot = self._inventory.snapshot
         fault = next((entry.reason for entry in snapshot.stale_sources if entry.source == "lldp"), None)
         if not receives_lldp(self._config, self._tree):
-            off = self._config.lldp.source == "none"
-            fault = (
-                "lldp.source is none" if off else "a recorded machine has no netdevs; links.select names none"
-            )
+            fault = neighbor_view.off_reason(self._config.lldp)
         if self._lldp_receiver is not None:
             listing = neighbor_view.of_receiver(self._lldp_receiver, fault)
         else:

@@ -15,6 +15,7 @@ from nodeagent.lldp.link_remarks import FLOODED, NO_NEIGHBOR, OWN_FRAMES
 from nodeagent.model import Neighbor, Remark, Snapshot
 from nodeagent.sources.link_selection import SelectedLink
 from nodeagent.sources.lldp_receiver import LldpReceiver, ReceivingLink
+from nodeagent.sources.source_settings import LldpSettings
 
 _WITHOUT = ("unheard", "silent")
 
@@ -70,12 +71,19 @@ class NeighborListing(msgspec.Struct, frozen=True):
         return sum(row.state in _WITHOUT for row in self.rows)
 
     def without_times(self) -> object:
-        """What changes only if a neighbor, a link or a remark does."""
+        """The content without ages: equal until a neighbor, a link or a remark changes."""
         rows = [
             (row.link, row.state, row.error, row.moved_from, tuple(aged.neighbor for aged in row.neighbors))
             for row in self.rows
         ]
         return rows, self.remarks, self.fault
+
+
+def off_reason(settings: LldpSettings) -> str:
+    """Why no LLDP source runs."""
+    if settings.source == "none":
+        return "lldp.source is none"
+    return "a recorded machine has no netdevs, and links.select names none of this host"
 
 
 def of_receiver(receiver: LldpReceiver, fault: str | None = None) -> NeighborListing:
