@@ -204,8 +204,9 @@ class CablingCheck:
             key = pattern.keys[i]
             home = self.home(key) if key else None
             if home is not None and home is not group:
-                # Without a switch of this rail in the node's group, the two groups may share this one.
-                if slot.rail in rails.switch:
+                # Without a switch of this rail in the node's group, the two groups may share this one, except where
+                # the topology file defines them.
+                if slot.rail in rails.switch or home.static:
                     foreign[i] = home
             elif key and not self._serves(key, slot.rail, rails):
                 wrong.append(i)
