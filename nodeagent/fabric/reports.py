@@ -22,6 +22,8 @@ TEXT_MAX = 1100
 """An LLDP string has at most 255 octets; escaping makes up to four characters of each."""
 SHOWN_MAX = 80
 MAC_OCTETS = 6
+SWITCH_GUID, ADAPTER_GUID = "switch-guid", "hca-guid"
+"""The subtypes of InfiniBand: the chassis ID is the GUID of a switch chip or of an adapter."""
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LAST = 1 << 31
 
@@ -136,12 +138,15 @@ class ReportReader:
         )
 
     def _announcement(self, links: NodeLinks, neighbor: LinkNeighbor) -> SwitchAnnouncement | None:
-        """``None`` for a frame from the node itself, such as its NIC's firmware or a representor.
+        """``None`` for a frame from the node itself, such as its NIC's firmware or a representor, and for an InfiniBand
+        adapter: it is the end of a cable between two hosts.
 
         The name does not decide: a switch may have the name of the node.
         """
         name = neighbor.system_name or ""
         chassis = neighbor.chassis_id
+        if chassis.subtype == ADAPTER_GUID:
+            return None
         if chassis.subtype == "mac" and any(chassis.value == link.mac for link in links.links):
             return None
         addresses = tuple(sorted(neighbor.management_addresses))
@@ -174,7 +179,8 @@ def _order(link: NodeLink) -> tuple[int, int, str]:
 
 
 def _matches(rule: FabricSelect, node: str, link: NodeLink) -> bool:
-    switch = "" if link.neighbor is None else link.neighbor.system_name or ""
+    neighbor = link.neighbor
+    switch = "" if neighbor is None else neighbor.system_name or neighbor.chassis_id.value
     return (
         _matches_any(rule.nodes, node)
         and _matches_any(rule.links, link.name)

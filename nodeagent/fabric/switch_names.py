@@ -14,21 +14,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
+from nodeagent.fabric.announcement_groups import (
+    NamedSwitch,
+    is_guid,
+    join_by_address,
+    join_by_chassis,
+    overlap,
+)
 from nodeagent.fabric.groups import CablingPattern
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.reports import SwitchAnnouncement, shown
 from nodeagent.fabric.switch_keys import ADDRESS, CHASSIS, address_key, chassis_key, full, short
 
 _RECORD_SPARE = 4096
-
-
-class _NamedSwitch(NamedTuple):
-    """Announcements under one name that come from one switch."""
-
-    name: str
-    announcements: tuple[SwitchAnnouncement, ...]
 
 
 class SwitchNames:
@@ -107,7 +106,7 @@ class SwitchNames:
         return name
 
     def _resolve(self) -> None:
-        named: list[_NamedSwitch] = []
+        named: list[NamedSwitch] = []
         nameless: list[SwitchAnnouncement] = []
         chosen: dict[str, str] = {}
         for name, announcements in sorted(self._by_name.items()):
@@ -118,10 +117,10 @@ class SwitchNames:
             else:
                 for distinct_name, same in self._split_by_domain(name, announcements):
                     if self._is_one_switch(distinct_name, same):
-                        named.append(_NamedSwitch(distinct_name, same))
+                        named.append(NamedSwitch(distinct_name, same))
                     else:
                         chosen.update(self._assign_separately(distinct_name, same))
-        for switch in _join_by_chassis(named):
+        for switch in join_by_chassis(named):
             key = self._key(switch)
             for part in switch:
                 self._assign(part.announcements, key)
@@ -169,15 +168,15 @@ class SwitchNames:
             ports[announcement.chassis] |= fresh | stale
             for pattern in self._patterns[announcement]:
                 nodes.update(pattern.nodes)
-        if any(len(own) > 1 for own in ports.values()):
+        if any(len(own) > 1 or is_guid(chassis) for chassis, own in ports.items()):
             return {announcement: chassis_key(announcement.chassis) for announcement in announcements}
         if len(ports) < 2 or len(nodes) < 2:
             return {announcement: self._known_key(announcement) for announcement in announcements}
         keys: dict[SwitchAnnouncement, str] = {}
-        for same in _join_by_address(announcements):
+        for same in join_by_address(announcements):
             chassis = {announcement.chassis for announcement in same}
             has_address = bool(same[0].addresses)
-            differ = not _overlap([ports[chassis_id] for chassis_id in chassis])
+            differ = not overlap([ports[chassis_id] for chassis_id in chassis])
             if len(chassis) == 1 and has_address:
                 keys.update((announcement, self._known_key(announcement)) for announcement in same)
             elif has_address and differ:
@@ -276,7 +275,9 @@ class SwitchNames:
             or any(map(self._known_address, same))
             for chassis, same in by_chassis.items()
         )
-        two = sum(chassis in current for chassis in several) > 1 or _overlap(current.values())
+        two = sum(chassis in current for chassis in several) > 1 or overlap(current.values())
+        # An InfiniBand switch has one GUID, never one for each port.
+        two = two or sum(map(is_guid, current)) > 1
         is_known = name in self._published or any(self.record.get(chassis) == name for chassis in by_chassis)
         if not two and not recorded_apart and len(current) > 1 and (several or not is_known):
             addresses = [
@@ -311,7 +312,7 @@ class SwitchNames:
                             (stale if report.stale >> i & 1 else fresh).add(report.ports[i])
         return fresh, stale
 
-    def _key(self, switch: list[_NamedSwitch]) -> str:
+    def _key(self, switch: list[NamedSwitch]) -> str:
         names = {part.name for part in switch}
         chassis = {announcement.chassis for part in switch for announcement in part.announcements}
         recorded = {self.record.get(chassis_id, "") for chassis_id in chassis}
@@ -334,44 +335,3 @@ class SwitchNames:
         announced = self._name_of_chassis
         if len(self.record) > 2 * len(announced) + _RECORD_SPARE:
             self.record = {chassis: key for chassis, key in self.record.items() if chassis in announced}
-
-
-def _overlap(sets: Collection[set[str]]) -> bool:
-    """Some value is in several sets."""
-    return sum(map(len, sets)) > len(set[str]().union(*sets))
-
-
-def _join_by_address(announcements: Iterable[SwitchAnnouncement]) -> list[list[SwitchAnnouncement]]:
-    """Announcements with a common management address together; those without an address are one list."""
-    by_address: dict[str, list[SwitchAnnouncement]] = {}
-    for announcement in announcements:
-        same = [announcement]
-        for address in announcement.addresses or ("",):
-            known = by_address.get(address)
-            if known is not None and known is not same:
-                known += same
-                for member in same:
-                    by_address.update(dict.fromkeys(member.addresses or ("",), known))
-                same = known
-            by_address[address] = same
-    return list({id(same): same for same in by_address.values()}.values())
-
-
-def _join_by_chassis(named: list[_NamedSwitch]) -> Iterator[list[_NamedSwitch]]:
-    """Names that share a chassis ID, together."""
-    home: dict[str, list[_NamedSwitch]] = {}
-    for switch in named:
-        union = [switch]
-        for announcement in switch.announcements:
-            other = home.get(announcement.chassis)
-            if other is not None and other is not union:
-                union += other
-                for member in other:
-                    for known in member.announcements:
-                        home[known.chassis] = union
-            home[announcement.chassis] = union
-    done: set[int] = set()
-    for union in home.values():
-        if id(union) not in done:
-            done.add(id(union))
-            yield sorted(union, key=lambda part: part.name)

@@ -89,7 +89,14 @@ def pcie_width(view: NicView) -> Measured | None:
 
     DGX firmware guides and ClusterMAX expect all of them.
     """
+    lanes = view.history.level("pcie_width")
+    if lanes is not None and lanes > _LANES_MAX:
+        return None
     return _of_expected(view, "pcie_width", "pcie_expected_width", "lanes")
+
+
+_LANES_MAX = 32
+"""PCI Express Base Specification, Negotiated Link Width. A register of ones reads as 63 lanes."""
 
 
 def pcie_speed(view: NicView) -> Measured | None:

@@ -226,7 +226,7 @@ class NicJudge:
             reason = nic.structural_reason(Fault.LINK_UNSEEN)
             why = reason.detail if reason else sentence(Fault.LINK_UNSEEN, nic.function, nic.netdev)
             reasons.append(Reason(Fault.LINK_UNSEEN.value, why))
-        elif nic.watched and (stale := nic.history.stale()):
+        elif nic.watched and not nic.gone and (stale := nic.history.stale()):
             names = ", ".join(stale)
             reasons.append(Reason("data_stale", f"{nic.name}: no new samples from {names}", warning=True))
         nic.set_state(state, self.now)

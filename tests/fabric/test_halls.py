@@ -1,7 +1,7 @@
 """Generated halls: correct cabling of every kind has no anomaly, and each fault is named once.
 
-The generator of the halls (``tests/support/halls.py``) adds the faults and knows what must be reported. Nothing else
-may be reported, and no fault may change the tree.
+The generator of the halls (``tests/support/halls.py``) adds the faults, and counts the anomalies that each must cause.
+Nothing else may be reported, and no fault may change the tree.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def ring(switches: int, nodes: int, *, closed: bool = True) -> Hall:
 
 @pytest.mark.parametrize("closed", [True, False], ids=["ring", "chain"])
 @pytest.mark.parametrize(("switches", "nodes"), [(4, 1), (4, 4), (6, 2), (24, 2)])
-def test_a_ring_of_switches_is_said_once_and_is_one_group(switches: int, nodes: int, closed: bool) -> None:
+def test_a_ring_of_switches_is_one_anomaly_and_is_one_group(switches: int, nodes: int, closed: bool) -> None:
     hall = ring(switches, nodes, closed=closed)
     outcome = plan(hall)
     assert [(odd.kind, odd.switch) for odd in outcome.anomalies] == [(AnomalyKind.NO_LEAVES, "sw00")]
@@ -153,7 +153,7 @@ def test_a_ring_of_switches_is_said_once_and_is_one_group(switches: int, nodes: 
     assert partition(outcome) == {frozenset(hall.unit)}
 
 
-def test_nodes_cabled_to_each_other_in_a_ring_are_said_once_and_make_no_tree() -> None:
+def test_nodes_cabled_to_each_other_in_a_ring_are_one_anomaly_and_make_no_tree() -> None:
     hall = Hall([["", ""]], 0)
     nodes = [f"r00-n{number:02}" for number in range(48)]
     hall.unit = dict.fromkeys(nodes, 0)

@@ -362,6 +362,14 @@ def test_single_nvlink_errors_reset_counters_and_registers_of_ones_are_no_fault(
         assert bench.tick(gpu_nvlink_crc_errors=float(count)).health() == HEALTHY
 
 
+@pytest.mark.parametrize("between", [{}, {"gpu_nvlink_crc_errors": 0}])
+def test_an_nvlink_counter_that_is_missing_or_zero_for_a_moment_is_no_fault(between):
+    counts = {"gpu_nvlink_crc_errors": 5e6, "gpu_nvlink_replays": 3}
+    bench = GpuBench(every=15).tick(**counts).tick(**counts)
+    assert bench.tick(gpu_nvlink_replays=3, **between).health() == HEALTHY
+    assert bench.tick(**counts).health() == HEALTHY
+
+
 def test_nvlink_errors_over_a_gap_without_readings_are_no_rate():
     bench = GpuBench(every=3600).tick(gpu_nvlink_crc_errors=0)
     assert bench.tick(gpu_nvlink_crc_errors=1e9).health() == HEALTHY

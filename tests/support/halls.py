@@ -1,7 +1,7 @@
 """Halls for tests: correct cabling of every kind, and faults that a generator adds and names.
 
 A ``Hall`` has nodes with rails, switches that number their ports in the order of cabling, and ``expected``: the
-anomalies that its faults must cause. Each fault uses nodes of its own, so that every fault can be told from the others.
+anomalies that its faults must cause. Each fault uses nodes of its own.
 """
 
 from __future__ import annotations
