@@ -49,6 +49,8 @@ def add_neighbors(add: Add) -> None:
 def _neighbors(options: argparse.Namespace) -> int:
     from nodeagent.commands.neighbors import neighbor_listing
     from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
+    from nodeagent.host.sysfs import Tree
+    from nodeagent.sources.machine_access import is_recorded
 
     config = load(options.config)
     log_to_stderr("warning")
@@ -81,13 +83,17 @@ def _neighbors(options: argparse.Namespace) -> int:
             show(await neighbor_listing.wait_for_agent(found, config, options.root, wait_s))
         else:
             wait_s = neighbor_listing.WAIT_S if options.wait is None else options.wait
-            received = await neighbor_listing.read_once(
-                wanted,
-                settings,
-                options.root,
-                wait_s,
-                lambda line: print(line, file=sys.stderr, flush=True),
-            )
+            received = neighbor_listing.NeighborListing((), ())
+            if (
+                not is_recorded(Tree(options.root)) or wanted.netdevs
+            ):  # its links are not netdevs of this host
+                received = await neighbor_listing.read_once(
+                    wanted,
+                    settings,
+                    options.root,
+                    wait_s,
+                    lambda line: print(line, file=sys.stderr, flush=True),
+                )
             show(await with_infiniband(received, config.infiniband, options.root))
 
     asyncio.run(run())
