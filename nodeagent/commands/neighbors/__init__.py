@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
@@ -16,9 +15,6 @@ from nodeagent.commands.options import (
     load,
     seconds,
 )
-
-if TYPE_CHECKING:
-    from nodeagent.sources.neighbor_view import NeighborListing
 
 
 def add_neighbors(add: Add) -> None:
@@ -51,6 +47,7 @@ def _neighbors(options: argparse.Namespace) -> int:
     from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
     from nodeagent.host.sysfs import Tree
     from nodeagent.sources.machine_access import is_recorded
+    from nodeagent.sources.neighbor_view import NeighborListing
 
     config = load(options.config)
     log_to_stderr("warning")
@@ -83,7 +80,7 @@ def _neighbors(options: argparse.Namespace) -> int:
             show(await neighbor_listing.wait_for_agent(found, config, options.root, wait_s))
         else:
             wait_s = neighbor_listing.WAIT_S if options.wait is None else options.wait
-            received = neighbor_listing.NeighborListing((), ())
+            received = NeighborListing((), ())
             if (
                 not is_recorded(Tree(options.root)) or wanted.netdevs
             ):  # its links are not netdevs of this host
