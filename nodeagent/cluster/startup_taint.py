@@ -59,7 +59,7 @@ class _AgentPod(msgspec.Struct):
 
 
 class _Seen(NamedTuple):
-    """What the copy keeps of a pod."""
+    """The facts of a pod that the copy keeps."""
 
     uid: str | None
     node: str
