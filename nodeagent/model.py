@@ -104,6 +104,35 @@ class GpuFunction(msgspec.Struct, frozen=True):
         return self.driver is not None and any(part in self.driver for part in _FOR_GUESTS)
 
 
+class PodUse(msgspec.Struct, frozen=True):
+    """The use of one GPU by the processes of one pod.
+
+    ``pod`` is the pod's UID, and ``namespace`` is empty, if the kubelet's log folder does not name it. ``utilization``
+    is its part of the time of the SMs, 0 to 1.
+    """
+
+    namespace: str
+    pod: str
+    memory_bytes: int
+    processes: int
+    utilization: float | None = None
+
+
+class OutsideProcess(msgspec.Struct, frozen=True):
+    """A process on a GPU that is in no pod. ``name`` is the kernel's short name of it, escaped."""
+
+    pid: int
+    name: str
+    memory_bytes: int
+
+
+class GpuUsage(msgspec.Struct, frozen=True):
+    """The users of one GPU: pods by namespace and name, other processes by pid."""
+
+    pods: tuple[PodUse, ...] = ()
+    outside: tuple[OutsideProcess, ...] = ()
+
+
 class UnusableGpu(msgspec.Struct, frozen=True):
     """A GPU that no resource can offer: NVML does not name it, or reports values that cannot be true.
 

@@ -32,7 +32,10 @@ class ReportedId(Wire, frozen=True, kw_only=True):
 
 
 class LinkNeighbor(Wire, frozen=True, kw_only=True):
-    """The switch port at the other end. ``stale``: its LLDP information has expired, and this was the last."""
+    """The switch port at the other end. ``stale``: its LLDP information has expired, and this was the last.
+
+    ``contested``: another confirmed neighbor sends on the link too. This one was confirmed longest.
+    """
 
     chassis_id: ReportedId = msgspec.field(name="chassisID")
     port_id: ReportedId = msgspec.field(name="portID")
@@ -40,6 +43,7 @@ class LinkNeighbor(Wire, frozen=True, kw_only=True):
     port_description: str | None = None
     management_addresses: tuple[str, ...] = ()
     stale: bool = False
+    contested: bool = False
 
 
 class NodeLink(Wire, frozen=True, kw_only=True):

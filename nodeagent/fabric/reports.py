@@ -21,6 +21,8 @@ LINKS_MAX = 128
 TEXT_MAX = 1100
 """An LLDP string has at most 255 octets; escaping makes up to four characters of each."""
 SHOWN_MAX = 80
+SWITCH_GUID, ADAPTER_GUID = "switch-guid", "hca-guid"
+"""The subtypes of InfiniBand: the chassis ID is the GUID of a switch chip or of an adapter."""
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LAST = 1 << 31
 
@@ -118,11 +120,12 @@ class ReportReader:
         return CompactReport(pool(tuple(shape)), pool(tuple(ports)), stale, miscabled, up, incomplete)
 
     def _announcement(self, links: NodeLinks, neighbor: LinkNeighbor) -> SwitchAnnouncement | None:
-        """``None`` for a frame from the node itself, such as its NIC's firmware or a representor."""
+        """``None`` for a frame from the node itself, such as its NIC's firmware or a representor, and for an InfiniBand
+        adapter: it is the end of a cable between two hosts."""
         name = neighbor.system_name or ""
-        if name == links.node_name:
-            return None
         chassis = neighbor.chassis_id
+        if name == links.node_name or chassis.subtype == ADAPTER_GUID:
+            return None
         if chassis.subtype == "mac" and any(chassis.value == link.mac for link in links.links):
             return None
         addresses = tuple(sorted(neighbor.management_addresses))
@@ -155,7 +158,8 @@ def _order(link: NodeLink) -> tuple[int, int, str]:
 
 
 def _matches(rule: FabricSelect, node: str, link: NodeLink) -> bool:
-    switch = "" if link.neighbor is None else link.neighbor.system_name or ""
+    neighbor = link.neighbor
+    switch = "" if neighbor is None else neighbor.system_name or neighbor.chassis_id.value
     return (
         _matches_any(rule.nodes, node)
         and _matches_any(rule.links, link.name)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from nodeagent.fabric.groups import CablingPattern
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
-from nodeagent.fabric.reports import SwitchAnnouncement, shown
+from nodeagent.fabric.reports import SWITCH_GUID, SwitchAnnouncement, shown
 from nodeagent.fabric.switch_keys import chassis_key, full, short
 
 _RECORD_SPARE = 4096
@@ -173,6 +173,8 @@ class SwitchNames:
             for chassis in by_chassis
         )
         two = sum(chassis in current for chassis in several) > 1 or _overlap(current.values())
+        # An InfiniBand switch has one GUID, never one for each port.
+        two = two or sum(chassis.startswith(f"{SWITCH_GUID}=") for chassis in current) > 1
         if not two and not recorded_apart and len(current) > 1 and several:
             addresses = [
                 {address for announcement in by_chassis[chassis] for address in announcement.addresses}

@@ -12,6 +12,7 @@ from nodeagent.config import formats
 from nodeagent.config.faults import Conflict, Path, did_you_mean, quote
 from nodeagent.config.setting import Settings, listed, setting
 from nodeagent.config.settings_file import read_settings
+from nodeagent.fabric.known_neighbors import NO_NEIGHBORS, KnownNeighbors
 from nodeagent.fabric.switch_keys import chassis_key, full
 
 _VALUES_MAX = 500_000
@@ -40,10 +41,12 @@ class StaticGroup:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The content of the topology file: the uplinks of each switch by its key, and leaf groups."""
+    """The content of the topology file: the uplinks of each switch by its key, and leaf groups. ``neighbors`` are those
+    of InfiniBand links from another file."""
 
     uplinks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     groups: tuple[StaticGroup, ...] = ()
+    neighbors: KnownNeighbors = NO_NEIGHBORS
 
 
 NO_TOPOLOGY = Topology()

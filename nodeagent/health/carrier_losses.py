@@ -8,12 +8,12 @@ change explains the losses within the settle time on both sides of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from nodeagent.health.history import STALE_MIN_S, History
-from nodeagent.health.hold import Penalty
+from nodeagent.health.hold import Hold, Penalty
 from nodeagent.health.rule import Rule
 from nodeagent.measurements.sample import Sample
 
@@ -55,6 +55,8 @@ class CarrierLosses:
         self.settings = CarrierSettings()
         self.uncounted_until = 0.0
         """After a restart the losses in between are unknown until their counter is read, or until this time."""
+        self._explained = False
+        """Losses were explained since the last call of ``end_explained``."""
         self._counted_by = ""
         """The counter that was used last."""
         self.follow(rule, settle_s)
@@ -131,8 +133,18 @@ class CarrierLosses:
         self.changed_at = at
         for loss_at, losses in self.times:
             if loss_at >= at - self.settle_s:
+                self._explained = True
                 self.penalty.remove(losses, loss_at, self._half_life_s)
         self.times = [loss for loss in self.times if loss[0] < at - self.settle_s]
+
+    def end_explained(self, rules: Iterable[Rule], holds: Mapping[str, Hold]) -> None:
+        """End the faults that started by losses which a change has explained since. The losses that remain may start
+        them again."""
+        if self._explained and self.changed_at is not None:
+            for hold in (holds[rule.key] for rule in rules if rule.decays is not None and rule.key in holds):
+                if hold.active and hold.since is not None and hold.since >= self.changed_at - self.settle_s:
+                    hold.end()
+        self._explained = False
 
     def within_day(self, now: float) -> int:
         return round(sum(losses for at, losses in self.times if at + DAY_S > now))

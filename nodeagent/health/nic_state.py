@@ -96,7 +96,8 @@ class NicState(JudgedDevice):
         added = self.history.take(sample)
         if on_link:
             self._note_settings(sample.at)
-        lost = self.losses.take(sample, added, before_at, self._loss_counter)
+        counter = self.losses.counter(self.history, self._now)
+        lost = self.losses.take(sample, added, before_at, counter)
         if lost or added.get(KERNEL_COUNTER, 0.0) > 0:
             lost = self.has_news = True
             self._train_again(sample.at)
@@ -105,10 +106,6 @@ class NicState(JudgedDevice):
         changed = on_link and self._link_levels() != before
         self.has_news |= changed or (sample.source is Source.PCIE and is_slow(self.history))
         return lost or changed
-
-    @property
-    def _loss_counter(self) -> str:
-        return self.losses.counter(self.history, self._now)
 
     def _note_settings(self, now: float) -> None:
         """Note what an administrator may have changed."""
@@ -268,6 +265,7 @@ class NicState(JudgedDevice):
         self.expected_mbps = view.expected_mbps
         if self.gone:  # it cannot have another fault
             self.holds = {key: hold for key, hold in self.holds.items() if key == Fault.DEVICE_MISSING}
+        self.losses.end_explained(self._rules, self.holds)
         for rule in self._rules:
             if not (all_rules or self._may_change(rule)):
                 continue
@@ -282,7 +280,8 @@ class NicState(JudgedDevice):
                 self.values[rule.key] = measured.value
             if rule.by_losses and now < self.losses.uncounted_until and self.is_active(rule.key):
                 continue
-            self.step_rule(rule, measured, now)
+            sampled_at = None if rule.source is None else self.history.at(rule.source)
+            self.step_rule(rule, measured, now if sampled_at is None else sampled_at)
         self.next_at = self._due(now)
         self.has_news = self.sampled = self.history.changed = False
         self.history.counted.clear()
@@ -371,7 +370,7 @@ class NicState(JudgedDevice):
             for key, hold in self.holds.items()
             if hold.active
         ]
-        penalty, counter = self.losses.penalty, self._loss_counter
+        penalty, counter = self.losses.penalty, self.losses.counter(self.history, self._now)
         phy = self.history.raw(counter) if counter in PHY_COUNTERS else None
         return NicRecord(
             penalty.points,

@@ -24,7 +24,13 @@ from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings
 from nodeagent.host.netlink.netdevs import Netdev
 from nodeagent.host.packet import LldpSocket, PacketError
 from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, LinkSide, find_remarks
-from nodeagent.lldp.neighbor_table import FrameOutcome, NeighborEntry, NeighborTable, OwnIdentity
+from nodeagent.lldp.neighbor_table import (
+    TTL_MAX_S,
+    FrameOutcome,
+    NeighborEntry,
+    NeighborTable,
+    OwnIdentity,
+)
 from nodeagent.model import Function, Neighbor, Remark
 from nodeagent.sources.link_selection import SelectedLink
 from nodeagent.sources.lldp_sender import LldpSender, NodeAnnouncement, SendingLink
@@ -35,8 +41,16 @@ PUBLISH_GAP_S = 0.02
 AWAY_S = 3600.0
 FLOOD_CLEARS_S = 60.0
 
-_VALID = frozenset((FrameOutcome.NEW, FrameOutcome.CHANGED, FrameOutcome.REFRESHED, FrameOutcome.SHUTDOWN))
-_FLOOD = frozenset((FrameOutcome.FLOODED, FrameOutcome.REFUSED))
+_VALID = frozenset(
+    (
+        FrameOutcome.NEW,
+        FrameOutcome.CHANGED,
+        FrameOutcome.REFRESHED,
+        FrameOutcome.SHUTDOWN,
+        FrameOutcome.CROWDED,
+    )
+)
+_FLOOD = frozenset((FrameOutcome.FLOODED, FrameOutcome.CROWDED))
 _NEVER = float("-inf")
 
 
@@ -98,10 +112,11 @@ class LldpReceiver:
         names: Iterable[str] = (),
         announcement: NodeAnnouncement | None = None,
         no_neighbor_after_s: float = NO_NEIGHBOR_AFTER_S,
+        ttl_max_s: float = TTL_MAX_S,
     ) -> None:
         self.rescan = asyncio.Event()
         self.updated = asyncio.Event()
-        self.table = NeighborTable()
+        self.table = NeighborTable(ttl_max_s=ttl_max_s)
         self.links: dict[str, ReceivingLink] = {}
         self.neighbors: tuple[Neighbor, ...] = ()
         self.remarks: tuple[Remark, ...] = ()
@@ -263,6 +278,12 @@ class LldpReceiver:
         return links
 
     # --- frames ---------------------------------------------------------------------------------------
+
+    def receive_tagged(self, netdev: str, frame: bytes) -> None:
+        """Process a frame with two VLAN tags. The socket of an enslaved netdev receives them itself."""
+        link = self.links.get(netdev)
+        if link is not None and link.socket is not None and not link.enslaved:
+            self._receive(link, frame)
 
     def _receive(self, link: ReceivingLink, frame: bytes) -> None:
         now = self._loop.time()

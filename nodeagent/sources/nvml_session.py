@@ -23,13 +23,14 @@ from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.plausible_gpus import plausible
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.sources.cgroups import memory_by_container
 from nodeagent.sources.driver_versions import find_mismatch
+from nodeagent.sources.gpu_users import GpuUsers
 
 log = logging.getLogger(__name__)
 
 WAIT_S = 3.0
 """The longest single wait in the driver: a hint and the end of the session take at most this long."""
+POD_LOGS = "/var/log/pods"
 SPACING_S = 0.1
 """Readings are at least this far apart, so that a storm of events does not become a storm of readings."""
 VITALS_SPACING_S = 1.0
@@ -74,6 +75,8 @@ class DriverVitals(msgspec.Struct, frozen=True):
     why: str | None = None
     seconds: float | None = None
     """The duration of the measurement."""
+    users_unknown: str | None = None
+    """Why the pods of processes cannot be found, if processes were requested."""
 
 
 class SessionEnd(msgspec.Struct, frozen=True):
@@ -98,14 +101,17 @@ class Session(threading.Thread):
         vitals_s: float,
         vitals_from: float,
         hung: threading.Thread | None = None,
+        pod_logs: str = POD_LOGS,
     ) -> None:
         """Read every ``interval_s``, or ``with_events_s`` while all GPUs are sound and send events. Measure from
-        ``vitals_from`` of the monotonic clock on, and only when ``hung`` no longer hangs in that."""
+        ``vitals_from`` of the monotonic clock on, and only when ``hung`` no longer hangs in that. ``pod_logs``: see
+        ``GpuUsers``."""
         super().__init__(name="gpu-driver", daemon=True)
         self.driver, self.tree = driver, tree
         self.interval_s, self.with_events_s = interval_s, with_events_s
         self.vitals_s, self.vitals_from = vitals_s, vitals_from
         self.hung = hung
+        self.users = GpuUsers(tree, pod_logs)
         self.places: dict[str, Place] = {}
         self.loop = asyncio.get_running_loop()
         self.inbox: asyncio.Queue[SessionResult] = asyncio.Queue()
@@ -167,22 +173,24 @@ class Session(threading.Thread):
         self._enter("vitals")
         try:
             at, measured = boottime(), []
+            obstacle = self.users.begin()
             for vitals in self.driver.vitals():
-                measured.append(self._attribute(vitals))
+                measured.append(self._attribute(vitals, obstacle))
                 self._enter("vitals")  # each GPU has its own time
-            result = DriverVitals(at, tuple(measured), seconds=boottime() - at)
+            result = DriverVitals(at, tuple(measured), seconds=boottime() - at, users_unknown=obstacle)
         except DriverError as error:
             result = DriverVitals(boottime(), (), str(error))
         self._post(result)
 
-    def _attribute(self, vitals: GpuVitals) -> GpuVitals:
-        """Add the memory by container, if the driver reports processes."""
+    def _attribute(self, vitals: GpuVitals, obstacle: str | None) -> GpuVitals:
+        """Add the memory by container and the usage by pod, if the driver reports processes."""
         if vitals.processes is None:
             return vitals
-        used = memory_by_container(self.tree, vitals.processes)
+        used = self.users.by_container(vitals.processes)
         values = {f"gpu_container_memory_bytes/{container}": size for container, size in used.items()}
         values["gpu_processes"] = len(vitals.processes)
-        return msgspec.structs.replace(vitals, values=vitals.values | values)
+        usage = self.users.usage(vitals.processes) if obstacle is None else None
+        return msgspec.structs.replace(vitals, values=vitals.values | values, usage=usage)
 
     def _close(self) -> None:
         self._enter("close")

@@ -43,6 +43,7 @@ LINK = {
         "systemName": "su01-leaf-r0",
         "managementAddresses": ["192.0.2.1"],
         "stale": False,
+        "contested": False,
     },
 }
 REPORT = {

@@ -36,6 +36,7 @@ def add_neighbors(add: Add) -> None:
 
 def _neighbors(options: argparse.Namespace) -> int:
     from nodeagent.commands.neighbors import neighbor_listing
+    from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
 
     config = load(options.config)
     log_to_stderr("warning")
@@ -53,7 +54,7 @@ def _neighbors(options: argparse.Namespace) -> int:
         listing = await neighbor_listing.read_once(
             wanted, settings, options.root, wait_s, lambda line: print(line, file=sys.stderr, flush=True)
         )
-        print(render(listing))
+        print(render(await with_infiniband(listing, config.infiniband, options.root)))
 
     asyncio.run(watch() if options.watch else once())
     return GOOD
