@@ -15,7 +15,7 @@ import selectors
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,8 @@ NODE_DESCRIPTION, NODE_INFO = 0x10, 0x11
 _HEADER_SIZE, _MAD_SIZE, _TIMED_OUT_SIZE = 64, 256, 24
 _ETIMEDOUT = 110
 _UNSUPPORTED = 0x0C
+_LEAVES, _ADAPTERS = 0x025E_0000_00AA_0000, 0x025E_0000_00BB_0000
+"""The first GUIDs of invented switches and adapters, locally administered."""
 _BACK = 0x8000
 """The direction bit of the status field."""
 
@@ -203,6 +205,17 @@ class SimulatedSubnet:
                 *(32, node.device, 0xA1, there[1], node.vendor.to_bytes(3, "big")),
             )
         return b""
+
+
+def one_leaf_for_each(subnet: SimulatedSubnet, places: Sequence[Path]) -> None:
+    """Put a device at each place, and connect the n-th one to port 1 of the n-th leaf."""
+    for rail, place in enumerate(places):
+        leaf = subnet.add(SubnetNode(_LEAVES + rail, description=f"MF0;leaf{rail:02d}:MQM9700/U1".encode()))
+        hca = subnet.add(
+            SubnetNode(_ADAPTERS + rail, CHANNEL_ADAPTER, f"simulated mlx5_{rail}".encode(), ports=1)
+        )
+        subnet.cable((hca.guid, 1), (leaf.guid, 1))
+        subnet.attach(place, hca.guid)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from nodeagent.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered, enter
 from nodeagent.host.sysfs import Tree
 from nodeagent.host.umad import REMEDIES, NoAnswerError, UmadError, UmadPort, UmadReason
 from nodeagent.infiniband import smp
@@ -150,7 +150,7 @@ class _WatchedPort:
             if port.umad is None:
                 raise _without_device(port)
             calls = self._calls.setdefault(port.umad, BoundedCalls(port.umad, ASK_S))
-            peer = await calls.run(ask_peer, tree.path(port.umad), port.umad_port, self._recorded)
+            peer = await calls.run(_ask_through, tree, port.umad, port.umad_port, self._recorded)
         except (UmadError, Unanswered, SmpError) as error:
             remedy = REMEDIES[error.reason] if isinstance(error, UmadError) else REMEDIES[UmadReason.FAILED]
             self._error = f"the peer of {port.device} port {port.number} cannot be asked: {error}; {remedy}"
@@ -165,6 +165,12 @@ class _WatchedPort:
             self._peer = with_description(peer, self._peer)
         self._error = None
         self.asking.asked(loop.time(), spread, answered=answered)
+
+
+def _ask_through(tree: Tree, umad: str, port: int, recorded: bool) -> Peer:
+    """As ``ask_peer``. Resolving the path may block too."""
+    enter(umad)
+    return ask_peer(tree.path(umad), port, recorded)
 
 
 def ask_peer(umad: Path, port: int, recorded: bool) -> Peer:

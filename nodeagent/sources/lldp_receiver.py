@@ -23,7 +23,7 @@ from nodeagent.host.clock import boottime
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings
 from nodeagent.host.netlink.netdevs import Netdev
 from nodeagent.host.packet import LldpSocket, PacketError
-from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, LinkSide, find_remarks
+from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, LinkSide, find_remarks, name_of
 from nodeagent.lldp.neighbor_table import (
     TTL_MAX_S,
     FrameOutcome,
@@ -58,7 +58,8 @@ _NEVER = float("-inf")
 class ReceivingLink:
     """A link with a socket, or one whose netdev is away. Times are those of the event loop.
 
-    ``up_at`` is the time of carrier up or of the socket's start, ``None`` without carrier.
+    ``up_at`` is the time of carrier up or of the socket's start, ``None`` without carrier. ``moved_from`` was the
+    neighbor until ``moved_at``.
     """
 
     selected: SelectedLink
@@ -69,6 +70,9 @@ class ReceivingLink:
     own_at: float = _NEVER
     flooded_at: float = _NEVER
     away_at: float | None = None
+    neighbor: Neighbor | None = None
+    moved_from: str | None = None
+    moved_at: float | None = None
     dropped: int = 0
     error: str | None = None
     dcb: DcbSettings = UNKNOWN_DCB
@@ -343,12 +347,26 @@ class LldpReceiver:
         sides = [self._side(link, now, link.name in live) for link in self.links.values()]
         remarks = find_remarks(sides, neighbors)
         if neighbors != self.neighbors or remarks != self.remarks:
+            self._note_moves(neighbors, now)
             self._published_at = now
             self.neighbors, self.remarks = neighbors, remarks
             self._publish_change(neighbors, remarks)
         else:
             self.neighbors = neighbors
         self._set_timer()
+
+    def _note_moves(self, neighbors: tuple[Neighbor, ...], now: float) -> None:
+        firsts = {neighbor.link: neighbor for neighbor in reversed(neighbors)}
+        for name, link in self.links.items():
+            before, after = link.neighbor, firsts.get(name)
+            if after is None:
+                continue
+            link.neighbor = after
+            if before is not None and (before.chassis_id, before.port_id) != (
+                after.chassis_id,
+                after.port_id,
+            ):
+                link.moved_from, link.moved_at = name_of(before), now
 
     def _side(self, link: ReceivingLink, now: float, live: bool) -> LinkSide:
         function = link.selected.function

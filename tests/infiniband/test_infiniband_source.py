@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
-from nodeagent.commands.neighbors.neighbor_listing import NeighborListing, as_table
+from nodeagent.commands.neighbors.neighbor_listing import as_table
 from nodeagent.host.sysfs import Tree
 from nodeagent.infiniband.asking import AskingPace
 from nodeagent.model import Neighbor, Remark
@@ -23,10 +23,12 @@ from nodeagent.sim.simulated_subnet import (
     SubnetNode,
 )
 from nodeagent.sources import infiniband_source
+from nodeagent.sources.neighbor_view import NeighborListing
 from nodeagent.sources.pci_source import scan
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.sources.source_settings import InfinibandSettings
 from tests.support import infiniband_machine
+from tests.support.dead_files import dead
 
 LEAFS = (0xB83FD20300AA0000, 0xB83FD20300AA0001)
 HCAS = (0xB83FD20300BB0000, 0xB83FD20300BB0001)
@@ -238,6 +240,24 @@ async def test_a_device_that_cannot_be_used_is_a_remark_with_a_remedy(tmp_path: 
         await seen.until(lambda: len(seen.neighbors) == 1)
         assert seen.remark_keys() == [("ibp0", "peer_not_asked")]
         assert "the host's /dev/infiniband" in seen.remarks[0].detail
+
+
+@pytest.mark.needs("fuse", "root")
+async def test_devices_that_hang_stop_neither_the_loop_nor_the_source(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+
+        def hang(seen: Watched) -> None:
+            stack.enter_context(dead(seen.root / "dev/infiniband"))
+
+        async with watched(tmp_path / "m", prepare=hang) as seen:
+            await seen.until(lambda: len(seen.remarks) == 2)
+            assert seen.remark_keys() == [("ibp0", "peer_not_asked"), ("ibp1", "peer_not_asked")]
+            assert "no answer within 2 s" in seen.remarks[0].detail
+            stack.close()
+            seen.machine.set_subnet("ibp0", lid=70)
+            seen.machine.set_subnet("ibp1", lid=71)
+            seen.look()
+            await seen.until(lambda: len(seen.neighbors) == 2 and not seen.remarks)
 
 
 async def test_a_missing_nic_keeps_no_port(tmp_path: Path) -> None:
