@@ -54,20 +54,21 @@ Shape = tuple[LinkSlot, ...]
 
 
 class CompactReport:
-    """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale``, ``miscabled`` and ``unused`` is for
-    this link; ``unused``: the node expects no cable there.
+    """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale``, ``contested``, ``miscabled`` and
+    ``unused`` is for this link; ``unused``: the node expects no cable there.
 
     ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up. ``macs`` are
     the MAC addresses of all links of the node, of other fabrics too: six octets each.
     """
 
-    __slots__ = ("incomplete", "macs", "miscabled", "ports", "shape", "stale", "unused", "up")
+    __slots__ = ("contested", "incomplete", "macs", "miscabled", "ports", "shape", "stale", "unused", "up")
 
     def __init__(
         self,
         shape: Shape,
         ports: tuple[str, ...],
         stale: int,
+        contested: int,
         miscabled: int,
         unused: int,
         up: int,
@@ -77,6 +78,7 @@ class CompactReport:
         self.shape = shape
         self.ports = ports
         self.stale = stale
+        self.contested = contested
         self.miscabled = miscabled
         self.unused = unused
         self.up = up
@@ -110,7 +112,7 @@ class ReportReader:
         pool = self._pool
         shape: list[LinkSlot] = []
         ports: list[str] = []
-        stale = miscabled = unused = up = 0
+        stale = contested = miscabled = unused = up = 0
         incomplete = False
         for link in self._of_fabric(links):
             bit = 1 << len(shape)
@@ -129,12 +131,22 @@ class ReportReader:
                 incomplete = incomplete or not is_down
             else:
                 ports.append(pool(link.neighbor.port_id.value))
+                if link.neighbor.contested:
+                    contested |= bit
                 if link.neighbor.stale:
                     stale |= bit
                     incomplete = incomplete or not is_down
         macs = b"".join(octets(link.mac) for link in links.links if link.mac is not None)
         return CompactReport(
-            pool(tuple(shape)), pool(tuple(ports)), stale, miscabled, unused, up, incomplete, macs
+            pool(tuple(shape)),
+            pool(tuple(ports)),
+            stale,
+            contested,
+            miscabled,
+            unused,
+            up,
+            incomplete,
+            macs,
         )
 
     def _announcement(self, links: NodeLinks, neighbor: LinkNeighbor) -> SwitchAnnouncement | None:
