@@ -17,7 +17,6 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from nodeagent.host.clock import boottime
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings
@@ -34,6 +33,7 @@ from nodeagent.lldp.neighbor_table import (
 from nodeagent.model import Function, Neighbor, Remark
 from nodeagent.sources.link_selection import SelectedLink
 from nodeagent.sources.lldp_sender import LldpSender, NodeAnnouncement, SendingLink
+from nodeagent.sources.receiving_link import NEVER, ReceivingLink, known_name
 
 log = logging.getLogger(__name__)
 
@@ -51,51 +51,6 @@ _VALID = frozenset(
     )
 )
 _FLOOD = frozenset((FrameOutcome.FLOODED, FrameOutcome.CROWDED))
-_NEVER = float("-inf")
-
-
-@dataclass(slots=True)
-class ReceivingLink:
-    """A link with a socket, or one whose netdev is away. Times are those of the event loop.
-
-    ``up_at`` is the time of carrier up or of the socket's start, ``None`` without carrier. ``moved_from`` was the
-    neighbor until ``moved_at``.
-    """
-
-    selected: SelectedLink
-    socket: LldpSocket | None = None
-    enslaved: bool = False
-    up_at: float | None = None
-    received_at: float = _NEVER
-    own_at: float = _NEVER
-    flooded_at: float = _NEVER
-    away_at: float | None = None
-    neighbor: Neighbor | None = None
-    moved_from: str | None = None
-    moved_at: float | None = None
-    dropped: int = 0
-    error: str | None = None
-    dcb: DcbSettings = UNKNOWN_DCB
-
-    @property
-    def name(self) -> str:
-        return self.selected.name
-
-    @property
-    def bound_to(self) -> tuple[int, bool] | None:
-        """The ifindex of the socket, and whether the socket is made for an enslaved netdev."""
-        if self.socket is None or not self.socket.bound:
-            return None
-        return (self.socket.ifindex, self.enslaved)
-
-    def quiet_since(self) -> float:
-        return max(self.up_at or _NEVER, self.received_at)
-
-    def close(self) -> None:
-        if self.socket is not None:
-            self.dropped += self.socket.count_drops()
-            self.socket.close()
-            self.socket = None
 
 
 OpenResult = socket.socket | PacketError
@@ -129,7 +84,7 @@ class LldpReceiver:
         self._no_neighbor_after_s = no_neighbor_after_s
         self._sender = LldpSender(announcement) if announcement else None
         self._loop = asyncio.get_running_loop()
-        self._published_at = _NEVER
+        self._published_at = NEVER
         self._scheduled: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -178,7 +133,7 @@ class LldpReceiver:
         renames: list[tuple[str, str]] = []
         left = dict(self.links)
         for choice in selected:
-            old = _known_name(left, choice)
+            old = known_name(left, choice)
             link = left.pop(old) if old is not None else ReceivingLink(choice)
             if old is not None and old != choice.name:
                 renames.append((old, choice.name))
@@ -403,18 +358,3 @@ class LldpReceiver:
                 receiving.socket.count_drops() if receiving.socket else 0
             )
         return counts
-
-
-def _known_name(links: Mapping[str, ReceivingLink], selected: SelectedLink) -> str | None:
-    """The name of the same link: the one whose socket is bound to the netdev, or with the PCI address or name."""
-    for name, link in links.items():
-        if link.socket is not None and link.socket.ifindex == selected.netdev.ifindex and link.socket.bound:
-            return name
-    address = selected.pci_address
-    for name, link in links.items():
-        if link.socket is not None and link.socket.bound:
-            continue  # bound to another netdev: of the same function, or with the old name of this one
-        known = link.selected.pci_address
-        if known == address and (address is not None or name == selected.name):
-            return name
-    return None
