@@ -167,10 +167,11 @@ class ReportReader:
     def _of_fabric(self, links: NodeLinks) -> Iterator[NodeLink]:
         """The links of the fabric that makes the tree, ordered by rail and name."""
         rules = self._rules
+        listed = [link for link in links.links if not _unasked(link)]
         # If the node names the fabric of some links, its other links belong to none, such as those for storage.
-        has_fabrics = any(link.fabric is not None for link in links.links)
-        fastest = max((link.speed_mbps or 0 for link in links.links), default=0)
-        for link in sorted(links.links, key=_order):
+        has_fabrics = any(link.fabric is not None for link in listed)
+        fastest = max((link.speed_mbps or 0 for link in listed), default=0)
+        for link in sorted(listed, key=_order):
             fabric = link.fabric
             for rule in rules.fabrics:
                 if _matches(rule, links.node_name, link):
@@ -184,6 +185,12 @@ class ReportReader:
                     fabric = rules.fabric
             if fabric == rules.fabric:
                 yield link
+
+
+def _unasked(link: NodeLink) -> bool:
+    """An InfiniBand link without any neighbor belongs to no fabric. Most likely its port asks nothing, by default, and
+    then the Ethernet links make the tree."""
+    return link.link_type == "infiniband" and link.neighbor is None
 
 
 def _order(link: NodeLink) -> tuple[int, int, str]:
