@@ -6,7 +6,7 @@ Each row is one process of the real program. Its CPU time, its time on the wall 
 those of the process from its start to its end; the controller's end with the first write of its first plan.
 
 * ``controller`` starts against a server with NODES reports as agents write them, with the managedFields that the API
-  server stores, as many Nodes, and no HyperNode. The server refuses every write, and its watches are silent.
+  server stores, as many Nodes, and no HyperNode. The server refuses every write, and its watches have no events.
 * ``plan --from`` reads the same reports from a file, as ``kubectl get nodelinks -A -o json`` prints them, and as one
   object in each line.
 
@@ -137,7 +137,7 @@ TEMPLATES = {"nodelinks": _text(report_template(managed=True)), "nodes": _text(n
 
 
 class ListServer(ThreadingHTTPServer):
-    """Answers lists of NodeLinks, Nodes and HyperNodes, and the lease; its watches are silent."""
+    """Answers lists of NodeLinks, Nodes and HyperNodes, and the lease; its watches have no events."""
 
     daemon_threads = True
 

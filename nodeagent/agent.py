@@ -28,6 +28,7 @@ from pathlib import Path
 import msgspec
 
 from nodeagent import discovery
+from nodeagent.accounting.gpu_accounting import GpuAccounting
 from nodeagent.agent_config import Config, load
 from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import Deliveries
@@ -71,6 +72,7 @@ RESTART_SETTINGS = (
     "cdi",
     "links",
     "lldp",
+    "infiniband",
     "cluster",
     "samples",
 )
@@ -144,6 +146,16 @@ class Agent:
             rails,
             self.sources.forget_nics,
         )
+        self.accounting = GpuAccounting(
+            config.gpu,
+            lambda: self.inventory.snapshot,
+            lambda: {
+                kind.resource: kind.device_mib << 20
+                for kind in self.offering.offered
+                if kind.device_mib is not None
+            },
+        )
+        gpu_publisher.publish_usage_to(self.accounting.take_usage)
         self.pages = Pages(
             config.web,
             PageSources(
@@ -156,9 +168,11 @@ class Agent:
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,
                 machine_view=lambda: msgspec.json.encode(self.offering.view()),
+                neighbor_view=lambda: msgspec.json.encode(self.sources.neighbor_view()),
                 configuration_fault=lambda: self.file.fault if self.file is not None else "",
                 stuck_threads=gpu_source.stuck_threads,
                 cluster=self.deliveries,
+                accounting=self.accounting,
             ),
         )
 
@@ -194,7 +208,7 @@ class Agent:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)
         if (access := agent_tasks.node_access(config.cluster, self._options.node_name)) is not None:
             arguments = (config.cluster, access, self.inventory, self.offering, self.settled)
-            tasks["cluster"] = partial(agent_tasks.run, *arguments, self.deliveries)
+            tasks["cluster"] = partial(agent_tasks.run, *arguments, self.deliveries, self.accounting)
         return tasks
 
     def reload(self) -> None:

@@ -26,7 +26,7 @@ from nodeagent.kubelet.removed_vfs import RemovedVfs
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.model import Snapshot
-from nodeagent.offer import MachineView, Offer, Trouble, prefix
+from nodeagent.offer import MachineView, Offer, Trouble, machine_view, prefix
 from nodeagent.sources.pci_source import PRODUCT_FILE
 from nodeagent.supervise import either
 
@@ -88,9 +88,9 @@ class DeviceOffering:
     def view(self) -> MachineView:
         """The facts of now with the devices that the kubelet is offered."""
         snapshot = self._inventory.snapshot
-        return MachineView(
+        return machine_view(
+            self.offered,
             snapshot,
-            tuple((kind.resource, kind.devices(snapshot)) for kind in self.offered),
             (
                 *(Trouble(f"{one.resource}: {one.reason}", fatal=True) for one in self.withheld),
                 *(Trouble(remark, fatal=False) for remark in self.remarks),

@@ -34,19 +34,22 @@ from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, perma
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.sources.scan_hints import ScanRequest
+from nodeagent.sources.source_settings import InfinibandSettings
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # loaded after registration
     from nodeagent.measurements.reader_status import ReaderStatus
     from nodeagent.measurements.sample import Sample
     from nodeagent.sampling.sampler import Sampler
+    from nodeagent.sources.link_selection import SelectedLink
     from nodeagent.sources.lldp_receiver import LldpReceiver
+    from nodeagent.sources.neighbor_view import NeighborListing
 
 log = logging.getLogger(__name__)
 
 FIRST_SOURCES = ("pci", "gpus", "paths")
 """The sources that publish at once. LLDP is not among them: a switch sends a frame every 30 s."""
-FACT_SOURCES = frozenset({"pci", "gpus", "paths", "lldp"})
+FACT_SOURCES = frozenset({"pci", "gpus", "paths", "lldp", "infiniband"})
 """The sources that publish at every start. If one fails, its facts are marked as old until it publishes again."""
 LATER_S = 0.5
 """Between the first facts and the import of what registration does not need."""
@@ -106,6 +109,15 @@ def receives_lldp(config: Config, tree: Tree) -> bool:
     return config.lldp.source != "none" and (not is_recorded(tree) or bool(config.links.select.netdevs))
 
 
+def asks_infiniband(settings: InfinibandSettings) -> bool:
+    """Whether the InfiniBand source runs. On a machine without InfiniBand ports it finds none."""
+    return settings.query != "never"
+
+
+def finds_neighbors(config: Config, tree: Tree) -> bool:
+    return receives_lldp(config, tree) or asks_infiniband(config.infiniband)
+
+
 class Discovery:
     """The sources of one machine. Each is a supervised task that publishes facts to the inventory.
 
@@ -139,6 +151,7 @@ class Discovery:
         self._sampled = sampled
         self._sampler: Sampler | None = None
         self._lldp_receiver: LldpReceiver | None = None
+        self._lldpd_links: tuple[SelectedLink, ...] = ()
         if gpu_publisher is None:
             gpu_publisher = GpuPublisher(health_service(config), open_remembered_gpus(config.health, root))
         self._gpu_facts = gpu_publisher
@@ -155,6 +168,9 @@ class Discovery:
         self._netlink = BoundedCalls("netlink", NETLINK_S)
         self._nics = NicIdentities(None if is_recorded(self._tree) else self._read_macs)
         self._lldp_hint = ScanRequest()
+        self._infiniband_hint = ScanRequest()
+        self._neighbors: dict[str, tuple[tuple[Neighbor, ...], tuple[Remark, ...]]] = {}
+        """Neighbors and remarks by their source."""
 
     # --- for metrics --------------------------------------------------------------------------------
 
@@ -171,6 +187,22 @@ class Discovery:
     def last_lldp(self) -> Mapping[str, float]:
         """Return the CLOCK_BOOTTIME of the latest LLDP frame, by netdev."""
         return self._lldp_receiver.last_received() if self._lldp_receiver is not None else {}
+
+    def neighbor_view(self) -> NeighborListing:
+        """Return the links with their neighbors, for ``nodeagent neighbors``."""
+        from nodeagent.sources import neighbor_view  # noqa: PLC0415
+
+        snapshot = self._inventory.snapshot
+        fault = next((entry.reason for entry in snapshot.stale_sources if entry.source == "lldp"), None)
+        if not receives_lldp(self._config, self._tree):
+            fault = neighbor_view.off_reason(self._config.lldp)
+        if self._lldp_receiver is not None:
+            listing = neighbor_view.of_receiver(self._lldp_receiver, fault)
+        else:
+            neighbors, remarks = self._neighbors.get("lldp", ((), ()))
+            listing = neighbor_view.of_lldpd(self._lldpd_links, neighbors, remarks, fault)
+        asks = asks_infiniband(self._config.infiniband)
+        return neighbor_view.with_infiniband_facts(listing, snapshot, asks=asks)
 
     def forget_nics(self, addresses: Iterable[str]) -> None:
         """Do not keep these PFs or VFs as missing, by PCI address."""
@@ -199,6 +231,7 @@ class Discovery:
             ("samples", self._sampled, self._sample),
             ("cabling", config.health.cabling_plan is not None, self._watch_cabling_plan),
             ("lldp", receives_lldp(config, self._tree), self._watch_lldp),
+            ("infiniband", asks_infiniband(config.infiniband), self._watch_infiniband),
         )
         return {name: source for name, enabled, source in table if enabled}
 
@@ -238,6 +271,7 @@ class Discovery:
             self._gpu_facts.take_functions(facts.gpus)
         self._gpu_hint.set()
         self._lldp_hint.request()
+        self._infiniband_hint.request()
 
     async def _watch_gpus(self) -> None:
         settings = self._config.gpu
@@ -248,6 +282,7 @@ class Discovery:
             partial(self._inventory.mark_stale, "gpus"),
             pace=gpu_source.Pace(timeout_s=settings.timeout_seconds, vitals_s=settings.health.read_seconds),
             hints=self._gpu_hint,
+            pod_logs=settings.accounting.pod_logs,
         )
 
     def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
@@ -274,9 +309,10 @@ class Discovery:
                 self._config.links.select,
                 lambda: self._inventory.snapshot.functions,
                 [events, self._lldp_hint],
-                self._publish_lldp,
+                partial(self._publish_neighbors, "lldp"),
                 self._keep_lldp_receiver,
                 self._node_name,
+                self._keep_lldpd_links,
             )
 
     def _known_functions(self) -> tuple[Function, ...]:
@@ -292,9 +328,34 @@ class Discovery:
     def _keep_lldp_receiver(self, receiver: LldpReceiver) -> None:
         self._lldp_receiver = receiver
 
-    def _publish_lldp(self, neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]) -> None:
-        self._inventory.publish("lldp", neighbors=neighbors, remarks=remarks)
-        self._health.take_neighbors(neighbors)
+    def _keep_lldpd_links(self, links: tuple[SelectedLink, ...]) -> None:
+        self._lldpd_links = links
+
+    async def _watch_infiniband(self) -> None:
+        await self._after_registration()
+        from nodeagent.sources import infiniband_source  # noqa: PLC0415
+
+        names = self._config.infiniband.node_names
+        await infiniband_source.watch(
+            self._tree,
+            lambda: self._inventory.snapshot.functions,
+            lambda: self._inventory.snapshot.links,
+            [self._infiniband_hint],
+            partial(self._publish_neighbors, "infiniband"),
+            recorded=is_recorded(self._tree),
+            node_names=Path(names) if names is not None else None,
+        )
+
+    def _publish_neighbors(
+        self, source: str, neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]
+    ) -> None:
+        self._neighbors[source] = (neighbors, remarks)
+        parts = self._neighbors.values()
+        # The sort is stable: the neighbors of one link keep the order of their source.
+        every = tuple(sorted((n for found, _ in parts for n in found), key=lambda n: n.link))
+        odd = tuple(sorted((r for _, found in parts for r in found), key=lambda r: (r.link, r.key)))
+        self._inventory.publish(source, neighbors=every, remarks=odd)
+        self._health.take_neighbors(every)
 
     async def _watch_cabling_plan(self) -> None:
         plan = self._config.health.cabling_plan

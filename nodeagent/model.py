@@ -104,6 +104,35 @@ class GpuFunction(msgspec.Struct, frozen=True):
         return self.driver is not None and any(part in self.driver for part in _FOR_GUESTS)
 
 
+class PodUse(msgspec.Struct, frozen=True):
+    """The use of one GPU by the processes of one pod.
+
+    ``pod`` is the pod's UID, and ``namespace`` is empty, if the kubelet's log folder does not name it. ``utilization``
+    is its part of the time of the SMs, 0 to 1.
+    """
+
+    namespace: str
+    pod: str
+    memory_bytes: int
+    processes: int
+    utilization: float | None = None
+
+
+class OutsideProcess(msgspec.Struct, frozen=True):
+    """A process on a GPU that is in no pod. ``name`` is the kernel's short name of it, escaped."""
+
+    pid: int
+    name: str
+    memory_bytes: int
+
+
+class GpuUsage(msgspec.Struct, frozen=True):
+    """The users of one GPU: pods by namespace and name, other processes by pid."""
+
+    pods: tuple[PodUse, ...] = ()
+    outside: tuple[OutsideProcess, ...] = ()
+
+
 class UnusableGpu(msgspec.Struct, frozen=True):
     """A GPU that no resource can offer: NVML does not name it, or reports values that cannot be true.
 
@@ -300,7 +329,7 @@ class Ets(msgspec.Struct, frozen=True):
 
 
 class Neighbor(msgspec.Struct, frozen=True):
-    """The switch port at the other end of a link, as announced by LLDP.
+    """The switch port at the other end of a link, as announced by LLDP, or as an InfiniBand switch has answered.
 
     Every text is one line fit for any listener: what does not print is escaped, differently for different
     bytes, so that equal texts were equal on the wire. ``capabilities`` are the enabled ones.
@@ -325,8 +354,9 @@ class Neighbor(msgspec.Struct, frozen=True):
 
 
 class Remark(msgspec.Struct, frozen=True):
-    """Something odd about one link, found by LLDP. ``key`` is from a closed set
-    (``nodeagent.lldp.link_remarks``), ``detail`` is a sentence for people, with the remedy if there is one.
+    """Something odd about one link, found by LLDP or on InfiniBand. ``key`` is from a closed set
+    (``nodeagent.lldp.link_remarks``, ``nodeagent.infiniband.peer``), ``detail`` is a sentence for people, with the
+    remedy if there is one.
     """
 
     link: str

@@ -10,7 +10,7 @@ of a NIC is then its place in that list.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal, assert_never
 
@@ -79,13 +79,30 @@ class Trouble(msgspec.Struct, frozen=True):
 class MachineView(msgspec.Struct, frozen=True):
     """The facts of one moment, and the resources that the configuration makes of them.
 
-    ``configuration``: the digest of an agent's configuration; empty if no agent answers.
+    ``configuration``: the digest of an agent's configuration; empty if no agent answers. ``free``: the devices that a
+    pod can still get, by resource and parent; without a resource if it is not known what pods hold.
     """
 
     snapshot: Snapshot
     resources: tuple[tuple[str, tuple[Devices, ...]], ...]
     troubles: tuple[Trouble, ...]
     configuration: str = ""
+    free: Mapping[str, Mapping[str, int]] = {}
+
+
+def machine_view(
+    kinds: Iterable[DeviceKind], snapshot: Snapshot, troubles: tuple[Trouble, ...], configuration: str = ""
+) -> MachineView:
+    """Return the view of these resources."""
+    kinds = tuple(kinds)
+    free = ((kind.resource, kind.free(snapshot)) for kind in kinds)
+    return MachineView(
+        snapshot,
+        tuple((kind.resource, kind.devices(snapshot)) for kind in kinds),
+        troubles,
+        configuration,
+        {resource: by_parent for resource, by_parent in free if by_parent is not None},
+    )
 
 
 def prefix(config: Config, product: str | None) -> str:

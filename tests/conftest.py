@@ -6,7 +6,7 @@ Examples have no deadline, because test machines are shared. On a developer's ma
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,3 +35,13 @@ def _root_logger_as_it_was() -> Iterator[None]:
     level = root.level
     yield
     root.setLevel(level)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape what is not UTF-8 in the captured output and log: pytest-xdist ends the whole run at such a text."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.stage import Stage
 
-RSS_MIB = 55.0
-CORE_PERCENT = 0.2
-_SETTLE_S = 3.0
+RSS_MIB = 45.0
+CORE_PERCENT = 0.12
+WAKE_UPS = 10.0
+_SETTLE_S = 20.0
+"""For the first 15 s the agent asks the kubelet every second whether pods hold devices."""
 _NOTE = (
     "the simulated driver reads a file instead of waiting for NVML; "
     "the memory does not include NVML's library"
@@ -24,9 +29,10 @@ async def idle(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     seconds = 20.0 if quick else 65.0
     async with stage.kubelet() as kubelet, stage.agent(kubelet) as process:
         await asyncio.sleep(_SETTLE_S)
-        began, cpu = time.monotonic(), process.cpu_s()
+        began, cpu, woken = time.monotonic(), process.cpu_s(), _wake_ups(process.pid)
         await asyncio.sleep(seconds)
         spent, wall = process.cpu_s() - cpu, time.monotonic() - began
+        wake_ups = sum((_wake_ups(process.pid) - woken).values())
         status = _status(process.pid)
     yield Figure(group, "resident memory (VmRSS)", "MiB", [status["VmRSS"]], {"max": RSS_MIB}, _NOTE)
     yield Figure(group, "  of that anonymous (RssAnon)", "MiB", [status["RssAnon"]])
@@ -35,6 +41,18 @@ async def idle(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     yield Figure(
         group, f"share of a core over {wall:.0f} s", "%", [100 * spent / wall], {"max": CORE_PERCENT}, _NOTE
     )
+    yield Figure(
+        group, "times per second that a thread is woken", "1/s", [wake_ups / wall], {"max": WAKE_UPS}
+    )
+
+
+def _wake_ups(pid: int) -> Counter[str]:
+    """The voluntary context switches of each thread. The last ones of a thread that ends are lost."""
+    counts: Counter[str] = Counter()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):
+            counts[task.name] = int(re.search(r"^voluntary\D+(\d+)", (task / "status").read_text(), re.M)[1])
+    return counts
 
 
 def _status(pid: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ TOPICS = {
     "Links": ("link",),
     "Transceivers": ("transceiver",),
     "PCIe, firmware and kernel": ("pcie", "devlink", "kernel"),
-    "RDMA": ("rdma",),
+    "RDMA and InfiniBand": ("rdma", "infiniband"),
     "VFs": ("vf", "pf"),
     "Neighbors": ("lldp",),
     "GPUs": (
@@ -44,12 +44,15 @@ TOPICS = {
 """Heading, and the first words of its families' names."""
 
 _RATES = SamplesSettings()
+_ETHTOOL_RATE = (
+    f"{_RATES.ethtool_seconds:g} s; {_RATES.link_seconds:g} s with a faulty link; at once after a change"
+)
 READERS: dict[Source, tuple[str, str, str]] = {
     Source.LINK: ("one RTM_GETLINK dump", f"{_RATES.link_seconds:g} s, and at once after an event", "-"),
-    Source.MODES: ("ethtool netlink LINKMODES_GET", f"{_RATES.link_seconds:g} s", "-"),
-    Source.STATE: ("ethtool netlink LINKSTATE_GET", f"{_RATES.link_seconds:g} s", "-"),
-    Source.FEC: ("ethtool netlink FEC_GET", f"{_RATES.link_seconds:g} s", "-"),
-    Source.PAUSE: ("ethtool netlink PAUSE_GET", f"{_RATES.link_seconds:g} s", "-"),
+    Source.MODES: ("ethtool netlink LINKMODES_GET", _ETHTOOL_RATE, "-"),
+    Source.STATE: ("ethtool netlink LINKSTATE_GET", _ETHTOOL_RATE, "-"),
+    Source.FEC: ("ethtool netlink FEC_GET", _ETHTOOL_RATE, "-"),
+    Source.PAUSE: ("ethtool netlink PAUSE_GET", _ETHTOOL_RATE, "-"),
     Source.DRIVER: ("ETHTOOL_GSTATS; names of mlx5, bnxt_en and ice", f"{_RATES.driver_seconds:g} s", "-"),
     Source.RDMA: ("sysfs; NETLINK_RDMA for hardware counters", f"{_RATES.rdma_seconds:g} s", "-"),
     Source.PCIE: ("sysfs", f"{_RATES.pcie_seconds:g} s", "-"),

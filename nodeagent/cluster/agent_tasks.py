@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +25,7 @@ from nodeagent.supervise import Fatal, keep
 
 if TYPE_CHECKING:
     from nodeagent.cluster.affected_devices import Offered
+    from nodeagent.cluster.over_use_notices import OverUseSource
     from nodeagent.kube.access import Access
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,7 @@ async def run(
     offer: AgentOffer,
     settled: asyncio.Event,
     deliveries: Deliveries | None = None,
+    accounting: OverUseSource | None = None,
 ) -> None:
     """Run the enabled tasks until cancelled. They start once the agent has ``settled``: the kubelet comes first."""
     await settled.wait()
@@ -120,10 +123,22 @@ async def run(
         tasks["events"] = DeviceEvents(
             client, inventory, node, offered, board=board, delivery=deliveries.of("events")
         ).run
-    if settings.conditions or settings.label or settings.taint.enabled:
-        from nodeagent.cluster.device_marks import DeviceMarker  # noqa: PLC0415
+        if accounting is not None:
+            from nodeagent.cluster import over_use_notices  # noqa: PLC0415
 
-        tasks["nodestate"] = DeviceMarker(client, inventory, node, settings, deliveries).run
+            tasks["over-use"] = partial(over_use_notices.follow, accounting, inventory, node, board)
+    if settings.conditions or settings.label or settings.taint.enabled or settings.gpu_mem_largest.enabled:
+        from nodeagent.cluster.device_marks import DeviceMarker  # noqa: PLC0415
+        from nodeagent.cluster.largest_block import free_block  # noqa: PLC0415
+
+        tasks["nodestate"] = DeviceMarker(
+            client,
+            inventory,
+            node,
+            settings,
+            deliveries,
+            block=lambda snapshot: free_block(offer.offered, snapshot),
+        ).run
     if settings.evict.enabled:
         from nodeagent.cluster.evictions import Evictions  # noqa: PLC0415
 

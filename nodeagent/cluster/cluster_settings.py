@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from nodeagent.config.faults import Conflict
-from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Settings, setting
+from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Settings, setting, wire
 
 Rails = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Wait = Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)]
@@ -29,6 +29,29 @@ class TaintSettings(Settings, frozen=True, kw_only=True):
             "restarts takes one rail from each of its nodes."
         ),
     ] = 2
+
+
+class GpuMemLargestSettings(Settings, frozen=True, kw_only=True):
+    """The label nodeagent.io/gpu-mem-largest on this Node, for the affinity of pods."""
+
+    enabled: Annotated[
+        bool,
+        setting(
+            "Set the label to the largest request for GPU memory, in slices, that the node can still serve. With "
+            "several resources of GPU memory, that of the first. Off by default: it needs a right of its own."
+        ),
+    ] = False
+    step: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=2**20)],
+        setting(
+            "The number is rounded down to a multiple of so many slices, except that of an idle GPU. Small steps "
+            "write the Node often."
+        ),
+    ] = 8
+    rise_seconds: Annotated[
+        Annotated[float, msgspec.Meta(ge=0, le=86400)],
+        setting("Seconds that more memory must be free before the number rises. It falls at once."),
+    ] = 60.0
 
 
 class EvictSettings(Settings, frozen=True, kw_only=True):
@@ -88,6 +111,9 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = False
     taint: Annotated[TaintSettings, setting("A taint for a node that has lost rails.")] = TaintSettings()
+    gpu_mem_largest: Annotated[
+        GpuMemLargestSettings, setting("A label for pods that need a large part of a GPU.")
+    ] = GpuMemLargestSettings()
     evict: Annotated[EvictSettings, setting("Eviction of pods that hold a failed device.")] = EvictSettings()
 
 
@@ -99,12 +125,14 @@ def cluster_conflicts(cluster: ClusterSettings) -> Iterator[Conflict]:
     if cluster.access == "none":
         enabled = {"conditions": cluster.conditions, "label": cluster.label}
         enabled |= {"taint": cluster.taint.enabled, "evict": cluster.evict.enabled}
+        enabled |= {"gpu_mem_largest": cluster.gpu_mem_largest.enabled}
         for key in (key for key, on in enabled.items() if on):
-            yield Conflict(((key,), ("access",)), "needs an API server, and access is none")
+            yield Conflict(((wire(key),), ("access",)), "needs an API server, and access is none")
 
 
 class NodesSettings(Settings, frozen=True, kw_only=True):
-    """Marks on Nodes with fewer links up than minLinks. The controller needs a right of its own for them."""
+    """Marks on Nodes with fewer links up than minLinks, and the start-up taint of new Nodes. The controller needs
+    rights of its own for them."""
 
     min_links_condition: Annotated[
         bool, setting("Set the condition nodeagent.io/FabricLinks to False on such a Node.")
@@ -126,6 +154,13 @@ class NodesSettings(Settings, frozen=True, kw_only=True):
             "stop the cluster. 0: no taint."
         ),
     ] = 20
+    startup_taint: Annotated[
+        bool,
+        setting(
+            "Remove the taint nodeagent.io/starting from a Node when the agent on it has been Ready for 15 s. "
+            "The node group must create its Nodes with this taint."
+        ),
+    ] = False
 
 
 def min_links_conflicts(nodes: NodesSettings, min_links: int) -> Iterator[Conflict]:

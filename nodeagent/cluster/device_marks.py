@@ -1,8 +1,9 @@
-"""The agent's marks on its own Node: conditions, a label and a taint for faults of links and GPUs.
+"""The agent's marks on its own Node: conditions, a label and a taint for faults of links and GPUs, and the label of the
+largest free block of GPU memory (``largest_block.py``).
 
 Rules:
 
-* All three are levels: they are derived from the facts, and written where they differ from the last write. A
+* All of them are levels: they are derived from the facts, and written where they differ from the last write. A
   condition is also written every five minutes, so that its age shows whether the agent still runs.
 * A link counts as down after 30 s and as unknown after five minutes, so that the restart of a switch or of the
   agent changes nothing. Until it counts as unknown, its last known state stands. A state that an earlier agent
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -24,6 +25,8 @@ from nodeagent.cluster.affected_devices import FAILED, QUIET, ReportedDevice, re
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.cluster.event_writer import shortened
+from nodeagent.cluster.largest_block import LABEL as BLOCK_LABEL
+from nodeagent.cluster.largest_block import DampedBlock, FreeBlock
 from nodeagent.cluster.node_marks import NodeCondition, NodeMarks, NodeTaint, StoredNode
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.inventory import Inventory
@@ -142,7 +145,10 @@ def _listed(group: Sequence[ReportedDevice]) -> str:
 
 
 class DeviceMarker:
-    """Keep the marks of this Node up to date. Belongs to one event loop."""
+    """Keep the marks of this Node up to date. Belongs to one event loop.
+
+    ``block`` returns the free GPU memory of a snapshot, ``None`` if it is not known.
+    """
 
     def __init__(
         self,
@@ -152,8 +158,11 @@ class DeviceMarker:
         settings: ClusterSettings,
         deliveries: Deliveries | None = None,
         *,
+        block: Callable[[Snapshot], FreeBlock | None] = lambda _snapshot: None,
         jitter_s: float = JITTER_S,
     ) -> None:
+        self._block = block
+        self._damped = DampedBlock(settings.gpu_mem_largest.step, settings.gpu_mem_largest.rise_seconds)
         self._node_marks, self._inventory = NodeMarks(client), inventory
         self._node, self._settings = node, settings
         self._times = StateTimes()
@@ -163,12 +172,13 @@ class DeviceMarker:
         self._retry = ApiRetry("The Node cannot be marked", deliveries.of("marks"))
         self._missing_right = {
             mark: ApiRetry(f"The {mark} of the Node cannot be written", deliveries.of(mark))
-            for mark in ("taint", "conditions", "label")
+            for mark in ("taint", "conditions", "label", "gpu-mem-largest")
         }
         self._conditions: tuple[NodeCondition, ...] | None = None
         self._transitions: dict[str, tuple[str, str]] = {}  # status and time of the transition, by type
         self._heartbeat_at = float("-inf")
         self._label: str | bool | None = False  # False: not known
+        self._block_label: str | bool | None = False
         self._tainted: bool | None = None
         self._read = False
 
@@ -212,7 +222,9 @@ class DeviceMarker:
         if wrote:
             self._rate.take(now)
             return self._rate.wait_s(now)
-        return min(self._times.due_s(now), max(self._heartbeat_at + HEARTBEAT_S - now, 1.0))
+        return min(
+            self._times.due_s(now), self._damped.due_s(now), max(self._heartbeat_at + HEARTBEAT_S - now, 1.0)
+        )
 
     async def _write(self, marks: DeviceMarks, now: float) -> bool:
         """Write the first mark that differs. A missing right for one of them does not block the others."""
@@ -220,6 +232,7 @@ class DeviceMarker:
             ("taint", self._write_taint),
             ("conditions", self._write_conditions),
             ("label", self._write_label),
+            ("gpu-mem-largest", self._write_block_label),
         ):
             missing_right = self._missing_right[mark]
             if missing_right.wait_s(now) > 0:
@@ -271,6 +284,22 @@ class DeviceMarker:
         self._label = label
         return True
 
+    async def _write_block_label(self, _: DeviceMarks, now: float) -> bool:
+        """An unknown block keeps the label. One that an earlier configuration has set is removed."""
+        label: str | None = None
+        if not self._settings.gpu_mem_largest.enabled:
+            if not self._block_label:
+                return False
+        elif (block := self._block(self._inventory.snapshot)) is None:
+            return False
+        else:
+            label = str(self._damped.observe(block, now))
+        if label == self._block_label:
+            return False
+        await self._node_marks.set_labels(self._node, {BLOCK_LABEL: label})
+        self._block_label = label
+        return True
+
     async def _read_marks(self, devices: Sequence[ReportedDevice]) -> StoredNode | None:
         """Read the marks of an earlier agent. Without the right to read, every present state counts at once."""
         try:
@@ -285,6 +314,8 @@ class DeviceMarker:
                 self._transitions[condition.type] = (condition.status, condition.last_transition_time)
         self._tainted = node.has_taint(TAINT)
         self._label = node.labels.get(LABEL)
+        self._block_label = node.labels.get(BLOCK_LABEL)
+        self._damped.adopt(self._block_label)
         bad = {type_ for type_, (status, _) in self._transitions.items() if status != "True"}
         if self._tainted or LABEL in node.labels:
             bad.add(LINK)

@@ -3,8 +3,9 @@
 Rules:
 
 * The report contains state only: no counter, no TTL, no heartbeat. An equal report is not written.
-* The first neighbor of a link is reported at once, a different one once it is confirmed. Without any neighbor the
-  last known one stays and is marked stale: missing frames do not mean another switch.
+* The neighbor of a link is the first one in the snapshot. It is reported at once, but a different one than before only
+  once it is confirmed. Without any neighbor the last known one stays and is marked stale: missing frames do not mean
+  another switch.
 * After a start, the last report of this node stands for ``PATIENCE_S``, the longest pause between two frames of a
   switch. A restart of all agents therefore writes nothing.
 * Changes are gathered for ``GATHER_S``, and two writes are at least ``GAP_S`` apart. A failed write is repeated with
@@ -62,6 +63,7 @@ FINE_TRIES = 3
 """After so many, a link with a refused part is left out as a whole."""
 
 COMPUTE = "compute"
+INFINIBAND = "infiniband"
 RAIL_NAME = "nic{}"
 """The name of a link in the report, by its rail. Resources have the same names by default, and a NIC that is
 replaced in the same slot keeps it."""
@@ -92,7 +94,7 @@ def report(
     links = {link.pci_address: link for link in snapshot.links}
     reported = {}
     for function in snapshot.functions:
-        if function.parent is not None or function.link_type == "infiniband":
+        if function.parent is not None:
             continue
         rail = rails.get(function.pci_address)
         if function.missing and rail is None:
@@ -144,6 +146,7 @@ def _link(
         netdev=netdev or (last.netdev if last else None),
         pci_address=function.pci_address,
         mac=(link.mac if link else None) or (last.mac if last else None),
+        link_type=INFINIBAND if function.link_type == INFINIBAND else None,
         fabric=COMPUTE if rail is not None and not (link and link.default_route) else None,
         rail=rail,
         speed_mbps=link.speed_mbps if link else None,
@@ -155,20 +158,26 @@ def _link(
 
 
 def _neighbor(neighbors: list[Neighbor], last: LinkNeighbor | None, *, patient: bool) -> LinkNeighbor | None:
-    """The neighbor to report: the last one while it is live, else a confirmed one, else the last one as stale."""
-    live = [_link_neighbor(neighbor) for neighbor in neighbors if not neighbor.stale]
+    """The neighbor to report: the first one, unless it is another one than before and not confirmed."""
+    if not neighbors:
+        return last if last is None or patient else msgspec.structs.replace(last, stale=True)
+    first = neighbors[0]
+    current = _link_neighbor(first, contested=_is_contested(neighbors))
     if last is None:
-        return live[0] if live else None
-    for neighbor in live:
-        if (neighbor.chassis_id, neighbor.port_id) == (last.chassis_id, last.port_id):
-            return neighbor
-    confirmed = [neighbor for neighbor in neighbors if neighbor.confirmed and not neighbor.stale]
-    if confirmed:
-        return _link_neighbor(confirmed[0])
-    return last if patient and not neighbors else msgspec.structs.replace(last, stale=True)
+        return current
+    if (current.chassis_id, current.port_id) == (last.chassis_id, last.port_id):
+        return last if patient and first.stale else current
+    return current if first.confirmed else msgspec.structs.replace(last, stale=True)
 
 
-def _link_neighbor(neighbor: Neighbor) -> LinkNeighbor:
+def _is_contested(neighbors: list[Neighbor]) -> bool:
+    """Whether several confirmed chassis are live on a link. A switch that renames its ports while it boots is one."""
+    return (
+        len({neighbor.chassis_id for neighbor in neighbors if neighbor.confirmed and not neighbor.stale}) > 1
+    )
+
+
+def _link_neighbor(neighbor: Neighbor, *, contested: bool) -> LinkNeighbor:
     port = ReportedId(subtype=neighbor.port_id.subtype, value=neighbor.port_id.value)
     return LinkNeighbor(
         chassis_id=ReportedId(subtype=neighbor.chassis_id.subtype, value=neighbor.chassis_id.value),
@@ -179,6 +188,7 @@ def _link_neighbor(neighbor: Neighbor) -> LinkNeighbor:
         # Their order means nothing. A switch with hundreds of addresses must not make the report too large.
         management_addresses=tuple(sorted(set(neighbor.management_addresses))[:ADDRESSES_MAX]),
         stale=neighbor.stale,
+        contested=contested,
     )
 
 

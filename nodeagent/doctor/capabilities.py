@@ -16,6 +16,7 @@ from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, shortened
 from nodeagent.doctor.target import Target
 from nodeagent.health.state_file import NAME
 from nodeagent.host.file_writing import unwritable_because
+from nodeagent.host.kmsg import KernelLog, KernelLogError
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kubelet.device_info import DEVICE_INFO
 
@@ -30,12 +31,14 @@ TOPIC = Topic(
         ),
         "net_admin_missing": Advice(
             "Reading transceivers and `nodeagent vfs apply` need CAP_NET_ADMIN. The other functions of the "
-            "agent do not.",
+            "agent do not, so the shipped manifests withhold it from the daemon.",
             "add NET_ADMIN to read transceivers or to configure VFs; otherwise nothing",
         ),
         "syslog_missing": Advice(
-            "The kernel log reports device faults. With kernel.dmesg_restrict=1 reading it needs CAP_SYSLOG.",
-            "add SYSLOG, or set kernel.dmesg_restrict=0; nothing where another tool monitors the log",
+            "The kernel log reports faults of a NIC's firmware. Reading it needs CAP_SYSLOG with "
+            "kernel.dmesg_restrict=1 and, in a container, the host's /dev/kmsg. The shipped manifests give neither.",
+            "nothing where another tool monitors the log, or set `samples: {kernelLog: false}`; otherwise add SYSLOG "
+            "and the device /dev/kmsg",
         ),
         "not_root": Advice(
             "The kubelet's directories, the device nodes of NVML and the writable files of /sys belong to "
@@ -84,7 +87,8 @@ class ProcessRights:
     uid: int = 0
     capabilities: frozenset[str] = frozenset()
     sys_read_only: bool = False
-    dmesg_restricted: bool = False
+    kernel_log: str | None = None
+    """Why the kernel log cannot be read."""
     folders: Mapping[str, str | None] = field(default_factory=dict)
     state: StateDirectory | None = None
 
@@ -99,10 +103,18 @@ def read(target: Target) -> ProcessRights:
         uid=os.geteuid(),
         capabilities=frozenset(name for name, bit in CAPABILITIES.items() if effective >> bit & 1),
         sys_read_only=bool(os.statvfs(tree.path("/sys")).f_flag & os.ST_RDONLY),
-        dmesg_restricted=Path("/proc/sys/kernel/dmesg_restrict").read_text(encoding="ascii").strip() == "1",
+        kernel_log=_kernel_log(),
         folders={path: _unwritable(tree.path(path)) for path in written(target.config)},
         state=_state(tree, target.config.health.state_directory),
     )
+
+
+def _kernel_log() -> str | None:
+    try:
+        KernelLog().close()
+    except KernelLogError as error:
+        return str(error)
+    return None
 
 
 def _state(tree: Tree, folder: str) -> StateDirectory:
@@ -131,8 +143,8 @@ def findings(rights: ProcessRights, config: Config) -> Iterator[Finding]:
         yield TOPIC.fix("net_raw_missing", "no CAP_NET_RAW")
     if "NET_ADMIN" not in rights.capabilities:
         yield TOPIC.note("net_admin_missing", "no CAP_NET_ADMIN")
-    if rights.dmesg_restricted and "SYSLOG" not in rights.capabilities:
-        yield TOPIC.note("syslog_missing", "kernel.dmesg_restrict is 1, and CAP_SYSLOG is missing")
+    if rights.kernel_log is not None and config.samples.kernel_log:
+        yield TOPIC.note("syslog_missing", rights.kernel_log)
     if rights.sys_read_only:
         yield TOPIC.note("sys_read_only", "/sys is mounted read-only")
     broken = {path: why for path, why in rights.folders.items() if why}

@@ -32,7 +32,10 @@ class ReportedId(Wire, frozen=True, kw_only=True):
 
 
 class LinkNeighbor(Wire, frozen=True, kw_only=True):
-    """The switch port at the other end. ``stale``: its LLDP information has expired, and this was the last."""
+    """The switch port at the other end. ``stale``: its LLDP information has expired, and this was the last.
+
+    ``contested``: another confirmed neighbor sends on the link too. This one was confirmed longest.
+    """
 
     chassis_id: ReportedId = msgspec.field(name="chassisID")
     port_id: ReportedId = msgspec.field(name="portID")
@@ -40,15 +43,18 @@ class LinkNeighbor(Wire, frozen=True, kw_only=True):
     port_description: str | None = None
     management_addresses: tuple[str, ...] = ()
     stale: bool = False
+    contested: bool = False
 
 
 class NodeLink(Wire, frozen=True, kw_only=True):
-    """One link. ``fabric`` and ``rail`` are assigned by the node; ``rail`` counts from 0."""
+    """One link. ``fabric`` and ``rail`` are assigned by the node; ``rail`` counts from 0. ``link_type`` is
+    ``infiniband``, or absent for Ethernet."""
 
     name: str
     netdev: str | None = None
     pci_address: str | None = None
     mac: str | None = None
+    link_type: str | None = None
     fabric: str | None = None
     rail: int | None = None
     speed_mbps: int | None = None

@@ -23,6 +23,9 @@ LINKS_MAX = 128
 TEXT_MAX = 1100
 """An LLDP string has at most 255 octets; escaping makes up to four characters of each."""
 SHOWN_MAX = 80
+MAC_OCTETS = 6
+SWITCH_GUID, ADAPTER_GUID = "switch-guid", "hca-guid"
+"""The subtypes of InfiniBand: the chassis ID is the GUID of a switch chip or of an adapter."""
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LAST = 1 << 31
 
@@ -53,17 +56,22 @@ Shape = tuple[LinkSlot, ...]
 
 
 class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale`` and ``miscabled`` is for this link.
+    """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale``, ``contested``, ``miscabled`` and
+    ``unused`` is for this link; ``unused``: the node expects no cable there.
 
-    ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up.
+    ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up. ``macs`` are
+    the MAC addresses of all links of the node, of other fabrics too: six octets each.
     """
 
     shape: Shape
     ports: tuple[str, ...]
     stale: int
+    contested: int
     miscabled: int
+    unused: int
     up: int
     incomplete: bool
+    macs: bytes
 
 
 class InternPool:
@@ -100,10 +108,10 @@ class ReportReader:
         """``name`` is the name of the NodeLinks object. Raises ``RefusedReportError``."""
         _check(name, links)
         pool = self._pool
-        macs = {link.mac for link in links.links}
+        macs = dict.fromkeys(link.mac for link in links.links)
         slots: list[LinkSlot] = []
         ports: list[str] = []
-        stale = miscabled = up = 0
+        stale = contested = miscabled = unused = up = 0
         incomplete = False
         for bit, link in enumerate(self._of_fabric(links)):
             state = (link.state or "").lower()
@@ -111,9 +119,13 @@ class ReportReader:
             up += not is_down
             if state == "miscabled":
                 miscabled |= 1 << bit
+            elif state == "unused":
+                unused |= 1 << bit
             neighbor = link.neighbor
-            if neighbor is not None and not _is_own(name, macs, neighbor):
+            if neighbor is not None and not _is_host(macs, neighbor):
                 ports.append(pool(neighbor.port_id.value))
+                if neighbor.contested:
+                    contested |= 1 << bit
                 if neighbor.stale:
                     stale |= 1 << bit
                     incomplete = incomplete or not is_down
@@ -125,7 +137,17 @@ class ReportReader:
         shape = tuple(slots)
         if shape != self._shape:
             self._shape = pool(shape)
-        return CompactReport(self._shape, pool(tuple(ports)), stale, miscabled, up, incomplete)
+        return CompactReport(
+            self._shape,
+            pool(tuple(ports)),
+            stale,
+            contested,
+            miscabled,
+            unused,
+            up,
+            incomplete,
+            b"".join(octets(mac) for mac in macs if mac is not None),
+        )
 
     def _slot(self, link: NodeLink, neighbor: LinkNeighbor | None) -> LinkSlot:
         key: Hashable = (link.name, link.rail)
@@ -144,12 +166,12 @@ class ReportReader:
     def _of_fabric(self, links: NodeLinks) -> Iterable[NodeLink]:
         """The links of the fabric that makes the tree, ordered by rail and name."""
         rules = self._rules
-        by_rail = sorted(links.links, key=_order)
+        by_rail = sorted([link for link in links.links if not _unasked(link)], key=_order)
         named = {link.fabric for link in by_rail}
         if not rules.fabrics and named == {rules.fabric}:
             return by_rail
         # If the node names the fabric of some links, its other links belong to none, such as those for storage.
-        has_fabrics = named != {None}
+        has_fabrics = bool(named - {None})
         fastest = max((link.speed_mbps or 0 for link in by_rail), default=0)
         return [
             link
@@ -174,10 +196,20 @@ def _announcement(neighbor: LinkNeighbor) -> SwitchAnnouncement:
     return SwitchAnnouncement(neighbor.system_name or "", f"{chassis.subtype}={chassis.value}", addresses)
 
 
-def _is_own(node: str, macs: Container[str | None], neighbor: LinkNeighbor) -> bool:
-    """The frame is from the node itself, such as its NIC's firmware or a representor."""
+def _is_host(macs: Container[str | None], neighbor: LinkNeighbor) -> bool:
+    """The frame is from the node itself, such as its NIC's firmware or a representor, or the neighbor is an InfiniBand
+    adapter: the end of a cable between two hosts.
+
+    The name does not decide: a switch may have the name of the node.
+    """
     chassis = neighbor.chassis_id
-    return (neighbor.system_name or "") == node or (chassis.subtype == "mac" and chassis.value in macs)
+    return chassis.subtype == ADAPTER_GUID or (chassis.subtype == "mac" and chassis.value in macs)
+
+
+def _unasked(link: NodeLink) -> bool:
+    """An InfiniBand link without any neighbor belongs to no fabric. Most likely its port asks nothing, by default, and
+    then the Ethernet links make the tree."""
+    return link.link_type == "infiniband" and link.neighbor is None
 
 
 def _order(link: NodeLink) -> tuple[int, int, str]:
@@ -185,7 +217,8 @@ def _order(link: NodeLink) -> tuple[int, int, str]:
 
 
 def _matches(rule: FabricSelect, node: str, link: NodeLink) -> bool:
-    switch = "" if link.neighbor is None else link.neighbor.system_name or ""
+    neighbor = link.neighbor
+    switch = "" if neighbor is None else neighbor.system_name or neighbor.chassis_id.value
     return (
         _matches_any(rule.nodes, node)
         and _matches_any(rule.links, link.name)
@@ -227,6 +260,15 @@ def _has_long_text(link: NodeLink) -> bool:
     addresses = neighbor.management_addresses
     texts = (name, fabric, system, chassis.subtype, chassis.value, port.subtype, port.value, *addresses)
     return len("".join(texts)) > TEXT_MAX and max(map(len, texts)) > TEXT_MAX
+
+
+def octets(mac: str) -> bytes:
+    """The octets of a MAC address, or none where the text is no MAC address."""
+    try:
+        made = bytes.fromhex(mac.replace(":", ""))
+    except ValueError:
+        return b""
+    return made if len(made) == MAC_OCTETS else b""
 
 
 def shown(text: str) -> str:

@@ -8,14 +8,19 @@ change explains the losses within the settle time on both sides of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from nodeagent.health.hold import Penalty
+import msgspec
+
+from nodeagent.health.history import STALE_MIN_S, History
+from nodeagent.health.hold import Hold, Penalty
 from nodeagent.health.rule import Rule
+from nodeagent.measurements.sample import Sample
 
 DAY_S = 86400.0
 PHY_COUNTERS = ("ext_down", "link_down_events")
-COUNTERS = (*PHY_COUNTERS, "carrier_down")
+KERNEL_COUNTER = "carrier_down"
+COUNTERS = (*PHY_COUNTERS, KERNEL_COUNTER)
 """The counters of lost links, the best first. The PHY counts real losses; the kernel's ``carrier_down`` also counts the
 losses that a driver makes to apply a change."""
 ADMINISTRATION = "administration"
@@ -26,7 +31,15 @@ minutes before they read a bit error ratio. A change by an administrator is over
 _LOSSES_MAX = 64
 """Far more than a day's worth of any sensible threshold; older losses are dropped."""
 
-Setting = float | str | None
+
+class CarrierSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The settings of a link whose change drops the carrier. ``None`` is unknown; without a driver ``driver`` is
+    empty."""
+
+    mtu: float | None = None
+    num_vfs: int | None = None
+    driver: str | None = None
+    admin_up: bool | None = None
 
 
 class CarrierLosses:
@@ -37,9 +50,15 @@ class CarrierLosses:
         self.penalty = Penalty()
         self.times: list[tuple[float, float]] = []
         """Time and number of losses, the oldest first."""
-        self._changed_at = -math.inf
+        self.changed_at: float | None = None
         """When an administrator last changed the link."""
-        self._settings: tuple[Setting, ...] = ()
+        self.settings = CarrierSettings()
+        self.uncounted_until = 0.0
+        """After a restart the losses in between are unknown until their counter is read, or until this time."""
+        self._explained = False
+        """Losses were explained since the last call of ``end_explained``."""
+        self._counted_by = ""
+        """The counter that was used last."""
         self.follow(rule, settle_s)
 
     def follow(self, rule: Rule, settle_s: float) -> None:
@@ -47,38 +66,85 @@ class CarrierLosses:
         self.settle_s, self._half_life_s, self._reuse = settle_s, rule.window_s or 1.0, rule.clear
         self.penalty.cap(self._half_life_s, self._reuse)
 
-    def restore(self, penalty: Penalty, times: Sequence[tuple[float, float]]) -> None:
+    def restore(
+        self,
+        penalty: Penalty,
+        times: Sequence[tuple[float, float]],
+        settings: CarrierSettings,
+        changed_at: float | None,
+    ) -> None:
         self.penalty, self.times = penalty, list(times)
+        self.settings, self.changed_at = settings, changed_at
         self.penalty.cap(self._half_life_s, self._reuse)
 
-    def take(self, added: Mapping[str, float], counter: str, at: float) -> bool:
-        """Take the increases of all counters; ``counter`` is the counter of losses to use. Return whether the link was
-        lost."""
+    def counter(self, history: History, now: float) -> str:
+        """Return the best counter that is read. After a restart it may be read soon."""
+        awaited = now < self.uncounted_until
+        return next(
+            (
+                name
+                for name in PHY_COUNTERS
+                if history.reads(name) or (awaited and history.raw(name) is not None)
+            ),
+            KERNEL_COUNTER,
+        )
+
+    def take(self, sample: Sample, added: Mapping[str, float], before: float | None, counter: str) -> bool:
+        """Take the increases of all counters in a sample; ``counter`` is the counter of losses to use. Return whether
+        the link was lost.
+
+        ``before`` is the time of the last sample of this source. Losses of a long time are spread over it.
+        """
         if any(count > 0 and name.startswith(ADMINISTRATION) for name, count in added.items()):
-            self.explain(at)
-        losses = added.get(counter, 0.0)
-        if losses > 0 and at > self._changed_at + self.settle_s:
-            self.penalty.add(losses, at, self._half_life_s, self._reuse)
-            self.times = [loss for loss in self.times if loss[0] > at - DAY_S][-_LOSSES_MAX:]
-            self.times.append((at, losses))
+            self.explain(sample.at)
+        if counter not in sample.values:
+            return False
+        self.uncounted_until = 0.0
+        counted_before, self._counted_by = self._counted_by == KERNEL_COUNTER != counter, counter
+        losses = 0.0 if counted_before else added.get(counter, 0.0)
+        if losses > 0:
+            gap = before is not None and sample.at - before > STALE_MIN_S
+            self._add(losses, before if before is not None and gap else sample.at, sample.at)
         return losses > 0
 
-    def compare(self, settings: tuple[Setting, ...], at: float) -> bool:
-        """Note the present settings of the link; ``None`` is unknown. Return whether an administrator changed one."""
-        before = self._settings or settings
-        self._settings = tuple(old if new is None else new for old, new in zip(before, settings, strict=True))
-        changed = any(old != new and old is not None for old, new in zip(before, self._settings, strict=True))
+    def _add(self, losses: float, since: float, at: float) -> None:
+        if self.changed_at is not None and since <= self.changed_at + self.settle_s:
+            return
+        steps = max(1, min(round(losses), _LOSSES_MAX)) if since < at else 1
+        for step in range(1, steps + 1):
+            lost_at = since + (at - since) * step / steps
+            self.penalty.add(losses / steps, lost_at, self._half_life_s, self._reuse)
+            self.times.append((lost_at, losses / steps))
+        self.times = [loss for loss in self.times if loss[0] > at - DAY_S][-_LOSSES_MAX:]
+
+    def compare(self, settings: CarrierSettings, at: float) -> bool:
+        """Note the present settings of the link. Return whether an administrator changed one."""
+        before, now = msgspec.structs.astuple(self.settings), msgspec.structs.astuple(settings)
+        self.settings = CarrierSettings(
+            *(old if new is None else new for old, new in zip(before, now, strict=True))
+        )
+        changed = any(None not in (old, new) and old != new for old, new in zip(before, now, strict=True))
         if changed:
             self.explain(at)
         return changed
 
     def explain(self, at: float) -> None:
         """An administrator changed the link at this time: losses shortly before and after are no flaps."""
-        self._changed_at = at
+        self.changed_at = at
         for loss_at, losses in self.times:
             if loss_at >= at - self.settle_s:
+                self._explained = True
                 self.penalty.remove(losses, loss_at, self._half_life_s)
         self.times = [loss for loss in self.times if loss[0] < at - self.settle_s]
+
+    def end_explained(self, rules: Iterable[Rule], holds: Mapping[str, Hold]) -> None:
+        """End the faults that started by losses which a change has explained since. The losses that remain may start
+        them again."""
+        if self._explained and self.changed_at is not None:
+            for hold in (holds[rule.key] for rule in rules if rule.decays is not None and rule.key in holds):
+                if hold.active and hold.since is not None and hold.since >= self.changed_at - self.settle_s:
+                    hold.end()
+        self._explained = False
 
     def within_day(self, now: float) -> int:
         return round(sum(losses for at, losses in self.times if at + DAY_S > now))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from nodeagent.config.faults import Conflict
-from nodeagent.config.setting import Seconds, Settings, listed, setting, wire
+from nodeagent.config.setting import AbsolutePath, Seconds, Settings, listed, setting, wire
 from nodeagent.health.gpu_rules import MeasuredFault
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
     processes: Annotated[
         bool,
         setting(
-            "Measure the GPU memory of each container too. Off by default: it needs the host's PID namespace "
-            "(hostPID)."
+            "Measure the GPU memory and the SM utilization of each container and pod too, and report pods that use "
+            "more than their share (gpu.accounting). Off by default: it needs the host's PID namespace (hostPID)."
         ),
     ] = False
 
@@ -94,6 +94,25 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
     def gap_s(self) -> float:
         """The longest time between two readings that counts for a fault."""
         return READINGS_MISSED * self.read_seconds
+
+
+class GpuAccountingSettings(Settings, frozen=True, kw_only=True):
+    """Pods that use more GPU memory than they were granted. Only with gpu.health.processes."""
+
+    tolerance_mib: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=2**22)],
+        setting(
+            "MiB that a pod may use of a GPU beyond its share. The default is that of reservedMiB: CUDA contexts take "
+            "memory that no program asks for."
+        ),
+    ] = 512
+    grace_seconds: Annotated[
+        Seconds, setting("Seconds that a pod must exceed its share before it is reported.")
+    ] = 60.0
+    pod_logs: Annotated[
+        AbsolutePath,
+        setting("The kubelet's folder of logs (podLogsDir), whose entries name the pods of processes."),
+    ] = "/var/log/pods"
 
 
 class GpuSettings(Settings, frozen=True, kw_only=True):
@@ -129,6 +148,9 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
     health: Annotated[GpuHealthSettings, setting("Limits for the measured values of a GPU.")] = (
         GpuHealthSettings()
     )
+    accounting: Annotated[
+        GpuAccountingSettings, setting("Pods that use more GPU memory than they were granted.")
+    ] = GpuAccountingSettings()
 
     @property
     def xid_clear_s(self) -> float:

@@ -25,6 +25,7 @@ from nodeagent.health.gpu_rules import (
     wanted_action,
 )
 from nodeagent.health.gpu_settings import GpuSettings
+from nodeagent.health.history import Counter, is_ones
 from nodeagent.health.hold import Hold
 from nodeagent.health.judged_device import DeviceFigures, JudgedDevice, gravest
 from nodeagent.health.record import GpuRecord, MeasuredHold, MeasuredRecord, XidFault
@@ -68,8 +69,8 @@ class GpuState(JudgedDevice):
         self._shared = rules
         self._xids: dict[int | None, Rule] = {}
         """The XIDs with a fault, in their order; ``None`` is an unavailable GPU."""
-        self._nvlink_errors: tuple[float, float] | None = None
-        """Number and time of the last reading."""
+        self._nvlink_errors: dict[str, tuple[Counter, float]] = {}
+        """Each counter, and the time of its last reading."""
         self._nvlink_errors_per_s: float | None = None
         self._reset = False
         """The GPU was reset, and its measured values were not read since."""
@@ -163,16 +164,17 @@ class GpuState(JudgedDevice):
         self._reset = False
 
     def _count_nvlink_errors(self, values: Mapping[str, float], now: float) -> None:
-        before, self._nvlink_errors, self._nvlink_errors_per_s = self._nvlink_errors, None, None
-        counts = [values[name] for name in NVLINK_ERRORS if name in values]
-        if not counts:
-            return
-        self._nvlink_errors = sum(counts), now
-        if before is None or not 0 < now - before[1] <= self._shared.settings.health.gap_s:
-            return
-        rate = (sum(counts) - before[0]) / (now - before[1])
-        if 0 <= rate < _ERRORS_MAX_PER_S:  # otherwise the counters were reset, or are a register of ones
-            self._nvlink_errors_per_s = rate
+        rates = []
+        for name in NVLINK_ERRORS:
+            count = values.get(name)
+            if count is None or is_ones(count):
+                continue
+            counter, read_at = self._nvlink_errors.get(name) or (Counter(count, now, 0.0), now)
+            self._nvlink_errors[name] = counter, now
+            added, seconds = counter.take(count, now, _ERRORS_MAX_PER_S), now - read_at
+            if added is not None and 0 < seconds <= self._shared.settings.health.gap_s:
+                rates.append(added / seconds)
+        self._nvlink_errors_per_s = sum(rates) if rates else None
 
     def _view(self) -> GpuView:
         return GpuView(

@@ -2,6 +2,7 @@
 
 * A counter that decreased was reset or has wrapped: its value is a new baseline, and no event is counted. A counter
   that decreased by less than half was not reset but summed imprecisely, and counts as unchanged.
+* A counter that returns to its old value was not reset: a driver reported zeros while its firmware did not answer.
 * A step that is larger than the line can carry, or a register of ones, is an implausible value: it is dropped and
   counted. The next value counts from the last plausible one. A second value beyond the same step is a new baseline.
 * ``begin`` starts the windows of some counters again: link training makes errors that are no fault.
@@ -35,6 +36,10 @@ _LINE_MARGIN = 2.0
 """FEC, encoding and the jitter of sample times: a line counts at most so many events for each bit of its speed."""
 _CLOCK_MARGIN = 1.5
 """The same for counters of seconds, which advance by at most one in a second."""
+_LOSSES_MAX_PER_S = 1000.0
+"""A link that trains needs milliseconds, so it cannot be lost more often."""
+_LOSSES = frozenset({"carrier_down", "ext_down", "link_down_events"})
+_RESETS_MAX = 4
 _SETTLED = 2
 """After so many further samples an unchanged counter has the same count in each window."""
 STALE_GAPS = 5
@@ -47,6 +52,11 @@ _EVALUATED = frozenset(Source) - {Source.STATE, Source.PAUSE, Source.VF, Source.
 """The sources that rules use. The metrics show the staleness of the others."""
 _ON_EVENT = frozenset({Source.KERNEL, Source.ADMINISTRATION})
 """The kernel log and the notices have entries only on events, so they are never stale."""
+
+
+def is_ones(value: float) -> bool:
+    """Whether this is the value of a register of ones, which no counter has."""
+    return value == _ALL_ONES or value >= _TOO_LARGE
 
 
 class Counter:
@@ -62,13 +72,16 @@ class Counter:
         self._totals = [0.0]
         self._implausible: float | None = None
         """The value of the last dropped step."""
+        self._before_resets: list[float] = []
+        """The values before the last resets, until the counter advances again."""
 
     def take(self, raw: float, at: float, most: float = math.inf) -> float | None:
         """Take the present value and return the increase; ``None``: the step is implausible and was dropped.
 
         ``most`` is the largest plausible increase per second.
         """
-        added = max(0.0, raw - self.raw)
+        reached = max((before for before in self._before_resets if before <= raw), default=self.raw)
+        added = max(0.0, raw - reached)
         limit = most * (at - self._ats[-1] + 1.0)
         if added > limit:
             before, self._implausible = self._implausible, raw
@@ -78,6 +91,10 @@ class Counter:
         self._implausible = None
         if self.raw > raw >= max(self.raw / 2, _CARELESS_FROM):
             raw = self.raw
+        if raw < self.raw:
+            self._before_resets = [*self._before_resets[-_RESETS_MAX:], self.raw]
+        elif raw > self.raw:
+            self._before_resets = []
         self.raw = raw
         self.total += added
         self._takes += 1
@@ -147,8 +164,9 @@ class History:
         if before is not None:
             if sample.at <= before:
                 return {}
-            # A period grows at once and shrinks slowly: otherwise an extra sample would make the next one late.
-            gap = sample.at - before
+            # A period grows at once and shrinks slowly: otherwise an extra sample would make the next one late. A time
+            # in which the source was stale is no period.
+            gap = min(sample.at - before, self._patience(sample.source))
             self._gap[sample.source] = max(gap, 0.75 * self._gap.get(sample.source, gap))
         self._at[sample.source] = sample.at
         if sample.source not in self._fresh:
@@ -159,16 +177,18 @@ class History:
             named = self._name(sample)
         values = sample.values
         for name, head in named.levels:
-            if math.isfinite(value := values[name]):
+            value, levels = values[name], self._levels[head]
+            if levels.get(name) == value and self._of.get(name) is sample.source:
+                continue  # usually nothing has changed
+            if math.isfinite(value):
                 self._of[name] = sample.source
-                levels = self._levels[head]
                 if levels.get(name) != value:
                     levels[name] = value
                     self.changed = True
         added = {}
         for name, head in named.counters:
             value = values[name]
-            if value == _ALL_ONES or value >= _TOO_LARGE:
+            if is_ones(value):
                 self.implausible += 1
             elif value >= 0:  # not NaN
                 self._of[name] = sample.source
@@ -223,6 +243,8 @@ class History:
         """The largest plausible increase of a counter per second."""
         if head.endswith("_seconds"):
             return _CLOCK_MARGIN
+        if head in _LOSSES:
+            return _LOSSES_MAX_PER_S
         return _LINE_MARGIN * 1e6 * (self.line_mbps or LINE_MBPS)
 
     def begin(self, heads: Iterable[str], at: float) -> None:
@@ -235,9 +257,13 @@ class History:
         head = name.partition("/")[0]
         self._counters.setdefault(head, {})[name] = Counter(raw, at, self._windows[head])
 
+    def reads(self, name: str) -> bool:
+        """Whether a source still reports this counter."""
+        return name in self._of and self.fresh(self._of[name])
+
     def follows(self, heads: Iterable[str]) -> bool:
         """Whether any of these counters is known."""
-        return any(head in self._counters for head in heads)
+        return not self._counters.keys().isdisjoint(heads)
 
     def follow(self, windows: Mapping[str, float]) -> None:
         """Apply changed windows; known values stay."""
@@ -323,6 +349,10 @@ class History:
     def at(self, source: Source) -> float | None:
         """The time of the last sample of a source; ``None``: never, or stale."""
         return self._at.get(source) if self.fresh(source) else None
+
+    def last_at(self, source: Source) -> float | None:
+        """The time of the last sample of a source, stale or not; ``None``: never."""
+        return self._at.get(source)
 
     def raw(self, name: str) -> float | None:
         counter = self._counters.get(name.partition("/")[0], {}).get(name)

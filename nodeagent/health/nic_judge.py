@@ -23,7 +23,7 @@ from nodeagent.health import cabling
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
 from nodeagent.health.judged_device import gravest
-from nodeagent.health.nic_rules import effective
+from nodeagent.health.nic_rules import effective, traffic
 from nodeagent.health.nic_state import NicState
 from nodeagent.health.nic_view import NicContext
 from nodeagent.health.record import NicRecord
@@ -96,7 +96,11 @@ class NicJudge:
     @property
     def has_news(self) -> bool:
         """Whether samples since the last evaluation may change the health. Changes by time are in ``due``."""
-        return any(nic.has_news or nic.history.changed or nic.history.counted for nic in self.nics.values())
+        quiet = traffic(self.rules)
+        return any(
+            nic.has_news or nic.history.changed or not nic.history.counted <= quiet
+            for nic in self.nics.values()
+        )
 
     def take_roles(self, roles: Mapping[str, str]) -> None:
         """PFs of one role are compared with each other. By PCI address."""
@@ -226,7 +230,7 @@ class NicJudge:
             reason = nic.structural_reason(Fault.LINK_UNSEEN)
             why = reason.detail if reason else sentence(Fault.LINK_UNSEEN, nic.function, nic.netdev)
             reasons.append(Reason(Fault.LINK_UNSEEN.value, why))
-        elif nic.watched and (stale := nic.history.stale()):
+        elif nic.watched and not nic.gone and (stale := nic.history.stale()):
             names = ", ".join(stale)
             reasons.append(Reason("data_stale", f"{nic.name}: no new samples from {names}", warning=True))
         nic.set_state(state, self.now)

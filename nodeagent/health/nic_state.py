@@ -9,7 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from nodeagent.health.carrier_losses import COUNTERS, DAY_S, PHY_COUNTERS, SETTLE_S, CarrierLosses
+from nodeagent.health.adapter_rules import is_slow
+from nodeagent.health.carrier_losses import (
+    DAY_S,
+    KERNEL_COUNTER,
+    PHY_COUNTERS,
+    SETTLE_S,
+    CarrierLosses,
+    CarrierSettings,
+)
 from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
 from nodeagent.health.judged_device import DeviceFigures, JudgedDevice
@@ -57,8 +65,6 @@ class NicState(JudgedDevice):
         self._now = 0.0
         self.facts_at = 0.0
         """When facts were last published, new or not."""
-        self.uncounted_until = 0.0
-        """After a restart the losses in between are unknown; holds wait for the counter until then."""
         self.once_up = False
         self.best_mbps: float | None = None
         self.unused = False
@@ -86,38 +92,33 @@ class NicState(JudgedDevice):
         self.sampled = True
         on_link = sample.source in _LINK_SOURCES
         before = self._link_levels() if on_link else ()
+        before_at = self.history.last_at(sample.source)
         added = self.history.take(sample)
-        self._note_settings(sample.at)
-        counter = self._loss_counter
-        if counter in sample.values:
-            self.uncounted_until = 0.0
-        lost = self.losses.take(added, counter, sample.at)
-        if lost or added.get("carrier_down", 0.0) > 0:
+        if on_link:
+            self._note_settings(sample.at)
+        counter = self.losses.counter(self.history, self._now)
+        lost = self.losses.take(sample, added, before_at, counter)
+        if lost or added.get(KERNEL_COUNTER, 0.0) > 0:
             lost = self.has_news = True
             self._train_again(sample.at)
             if (hold := self.holds.get(Fault.CARRIER_DOWN)) is not None:
                 hold.interrupt()
         changed = on_link and self._link_levels() != before
-        self.has_news = self.has_news or changed
+        self.has_news |= changed or (sample.source is Source.PCIE and is_slow(self.history))
         return lost or changed
-
-    @property
-    def _loss_counter(self) -> str:
-        """The best counter of losses that is known."""
-        return next((name for name in COUNTERS if self.history.follows((name,))), COUNTERS[-1])
 
     def _note_settings(self, now: float) -> None:
         """Note what an administrator may have changed."""
         mtu = self.history.level("mtu_bytes") or (self.link.mtu if self.link is not None else None)
-        settings = (mtu, self.function.num_vfs, self.function.driver or "", self.admin_up)
+        settings = CarrierSettings(mtu, self.function.num_vfs, self.function.driver or "", self.admin_up)
         self.has_news |= self.losses.compare(settings, now)
 
     def _follow_carrier(self, now: float) -> None:
-        """Let the windows of bit errors begin again after the carrier returned."""
+        """Let the windows of bit errors begin again after the carrier returned. A link that has carrier at the start of
+        the agent may still train: a node boots."""
         carrier = bool(self.carrier)
         if carrier != self._had_carrier:
-            if self._had_carrier is not None or not carrier:
-                self._train_again(now if carrier else math.inf)
+            self._train_again(now)
             self._had_carrier = carrier
 
     def _train_again(self, at: float) -> None:
@@ -154,7 +155,7 @@ class NicState(JudgedDevice):
         return next((reason for reason in self.reasons if reason.key == fault.value), None)
 
     def _has(self, *faults: Fault) -> bool:
-        return self._faults is not None and not self._faults.isdisjoint(faults)
+        return bool(self._faults and not self._faults.isdisjoint(faults))  # usually it has none
 
     @property
     def gone(self) -> bool:
@@ -178,9 +179,9 @@ class NicState(JudgedDevice):
 
     def _overruled(self, name: str) -> bool:
         """Whether a sample after the last scan has the value 0. IPoIB may be down while its port works."""
-        at = self.history.at(Source.LINK)
-        newer = at is not None and at > self.facts_at + _OLDER_S
-        return newer and self.function.link_type != "infiniband" and self._sampled(name) is False
+        is_off = self._sampled(name) is False and self.function.link_type != "infiniband"
+        at = self.history.at(Source.LINK) if is_off else None
+        return at is not None and at > self.facts_at + _OLDER_S
 
     def _sampled(self, name: str) -> bool | None:
         value = self.history.level(name)
@@ -264,6 +265,7 @@ class NicState(JudgedDevice):
         self.expected_mbps = view.expected_mbps
         if self.gone:  # it cannot have another fault
             self.holds = {key: hold for key, hold in self.holds.items() if key == Fault.DEVICE_MISSING}
+        self.losses.end_explained(self._rules, self.holds)
         for rule in self._rules:
             if not (all_rules or self._may_change(rule)):
                 continue
@@ -276,9 +278,10 @@ class NicState(JudgedDevice):
                 self.values.pop(rule.key, None)
             else:
                 self.values[rule.key] = measured.value
-            if rule.by_losses and now < self.uncounted_until and self.is_active(rule.key):
+            if rule.by_losses and now < self.losses.uncounted_until and self.is_active(rule.key):
                 continue
-            self.step_rule(rule, measured, now)
+            sampled_at = None if rule.source is None else self.history.at(rule.source)
+            self.step_rule(rule, measured, now if sampled_at is None else sampled_at)
         self.next_at = self._due(now)
         self.has_news = self.sampled = self.history.changed = False
         self.history.counted.clear()
@@ -337,7 +340,7 @@ class NicState(JudgedDevice):
 
     def _due(self, now: float) -> float | None:
         """Return the time at which the health may change without news."""
-        moments: list[float | None] = [self.history.stale_at(), self.uncounted_until]
+        moments: list[float | None] = [self.history.stale_at(), self.losses.uncounted_until]
         for rule in self._rules:
             hold = self.holds.get(rule.key)
             if hold is None:
@@ -351,11 +354,10 @@ class NicState(JudgedDevice):
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def figures(self, now: float) -> DeviceFigures:
-        half_life_s = damping(self._rules).window_s
         values: Mapping[str, float] = dict(self.values)
         if self.expected_mbps is not None:
             values = {**values, "expected_speed_mbps": self.expected_mbps}
-        penalty = self.losses.penalty.now(now, half_life_s or 600.0)
+        penalty = self.losses.penalty.now(now, damping(self._rules).window_s or 600.0)
         return DeviceFigures(
             self.changed_at, penalty, dict(self.transitions), values, self.history.implausible
         )
@@ -368,26 +370,30 @@ class NicState(JudgedDevice):
             for key, hold in self.holds.items()
             if hold.active
         ]
-        penalty, counter = self.losses.penalty, self._loss_counter
+        penalty, counter = self.losses.penalty, self.losses.counter(self.history, self._now)
         phy = self.history.raw(counter) if counter in PHY_COUNTERS else None
         return NicRecord(
             penalty.points,
             penalty.at,
-            self.history.raw(COUNTERS[-1]),
+            self.history.raw(KERNEL_COUNTER),
             tuple(self.losses.times),
             self.once_up,
             self.best_mbps,
             tuple(faults),
             (counter, phy) if phy is not None else None,
+            self.losses.settings,
+            self.losses.changed_at,
         )
 
     def restore(self, record: NicRecord, now: float) -> None:
-        self.losses.restore(Penalty(record.penalty, record.penalty_at), record.losses)
+        penalty = Penalty(record.penalty, record.penalty_at)
+        self.losses.restore(penalty, record.losses, record.settings, record.changed_at)
         self.once_up, self.best_mbps = record.once_up, record.best_mbps
         if record.downs is not None:
-            self.history.resume(COUNTERS[-1], record.downs, now)
-            self.uncounted_until = now + STALE_MIN_S
+            self.history.resume(KERNEL_COUNTER, record.downs, now)
+            self.losses.uncounted_until = now + STALE_MIN_S
         if record.phy_downs is not None:
             self.history.resume(*record.phy_downs, now)
+            self.losses.uncounted_until = now + STALE_MIN_S
         for fault in record.faults:
             self.holds[fault.rule] = Hold(True, fault.since, fault.good_since, fault.text)

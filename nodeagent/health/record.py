@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from nodeagent.health.carrier_losses import PHY_COUNTERS
+from nodeagent.health.carrier_losses import PHY_COUNTERS, CarrierSettings
 from nodeagent.health.gpu_rules import MeasuredFault
 from nodeagent.host.gpu_driver import GpuReading
 
@@ -33,7 +33,8 @@ class NicFault(msgspec.Struct, frozen=True, omit_defaults=True, rename={"text": 
 
 class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """``downs`` is the last value of the kernel's counter of lost carriers, ``phy_downs`` the name and last value of
-    the PHY's counter, ``losses`` are (time, count)."""
+    the PHY's counter, ``losses`` are (time, count). ``settings`` are the settings of the link as they were last seen,
+    ``changed_at`` is the time at which an administrator last changed it."""
 
     penalty: float = 0.0
     penalty_at: float = 0.0
@@ -43,10 +44,13 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     best_mbps: float | None = None
     faults: tuple[NicFault, ...] = ()
     phy_downs: tuple[str, float] | None = None
+    settings: CarrierSettings = CarrierSettings()
+    changed_at: float | None = None
 
     def is_possible(self, now: float) -> bool:
         times = [self.penalty_at, *(at for at, _ in self.losses)]
         times += [at for fault in self.faults for at in (fault.since, fault.good_since) if at is not None]
+        times += [self.changed_at] if self.changed_at is not None else []
         counts = [self.penalty, self.downs or 0.0, self.best_mbps or 0.0]
         counts += [count for _, count in self.losses]
         counts += [self.phy_downs[1]] if self.phy_downs is not None else []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from nodeagent.measurements.sample import Source
 from nodeagent.model import State
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     fault makes the devices Unhealthy for the kubelet.
 
     ``below``: the value is bad when it is less than ``enter``. ``counters``: the counters whose history over
-    ``window_s`` the rule needs. ``limit`` and ``clears`` replace the thresholds in the tables.
+    ``window_s`` the rule needs. ``loads``: the same, for counters that cause no evaluation by themselves because they
+    advance with any traffic. ``limit`` and ``clears`` replace the thresholds in the tables.
 
     ``gap_s``: only time between two known values counts, and only if they are at most so far apart; ``None``: time
     counts by the clock. ``patient``: an unknown value pauses the time to enter instead of restarting it. ``follows``:
@@ -60,6 +62,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     Rules of PFs. ``on_facts``: the value is a fact, and the rule also applies to a PF outside the gate that was up in
     this boot; with ``ungated`` it applies to every PF. ``by_losses``: the end of the fault depends on the number of
     lost carriers. ``decays``: the value decreases by time alone; it is the penalty, or the losses of the last day.
+    ``source``: the value is as old as the last sample of this source, so a single sample is no duration.
     ``settles``: link training makes such errors, so its windows begin a settle time after the carrier returned.
     """
 
@@ -76,6 +79,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool = True
     below: bool = False
     counters: tuple[str, ...] = ()
+    loads: tuple[str, ...] = ()
     limit: str | None = None
     clears: str | None = None
     gap_s: float | None = None
@@ -89,6 +93,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     by_losses: bool = False
     decays: Literal["penalty", "losses"] | None = None
     settles: bool = False
+    source: Source | None = None
     witnesses: frozenset[str] = frozenset()
 
     @property

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from nodeagent.model import GpuUsage
+
 
 class DriverError(Exception):
     """The driver as a whole does not answer. ``absent``: this machine has no driver, or not yet. ``mismatch``: library
@@ -42,10 +44,13 @@ class GpuReading(Struct, frozen=True):
 
 
 class GpuProcess(Struct, frozen=True):
-    """A compute process on the GPU. ``pid`` is in the driver's PID namespace, which is the host's."""
+    """A process on the GPU: compute, graphics, or client of MPS. ``pid`` is in the driver's PID namespace, which is
+    the host's. ``utilization`` is its part of the time of the SMs, 0 to 1; ``None`` if the driver does not report it.
+    """
 
     pid: int
     memory_bytes: int | None
+    utilization: float | None = None
 
 
 class GpuVitals(Struct, frozen=True):
@@ -60,6 +65,8 @@ class GpuVitals(Struct, frozen=True):
     texts: dict[str, str] = {}
     absurd: tuple[str, ...] = ()
     processes: tuple[GpuProcess, ...] | None = None
+    usage: GpuUsage | None = None
+    """Added by the source, which finds the pods of the processes; ``None`` if it cannot."""
 
 
 class GpuEvent(Struct, frozen=True):

@@ -11,7 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from errno import EACCES, EAGAIN, EINVAL, EPERM, EPIPE
+from errno import EACCES, EAGAIN, EINVAL, ENOENT, EPERM, EPIPE
 from typing import Self
 
 from msgspec import Struct
@@ -42,7 +42,7 @@ class KernelLogError(Exception):
 
 
 class KernelLogForbiddenError(KernelLogError):
-    """The process may not read the log."""
+    """The process may not read the log. A container without the device has no right to it either."""
 
 
 class FirmwareEvent(Struct, frozen=True):
@@ -75,7 +75,7 @@ class KernelLog:
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            forbidden = error.errno in (EACCES, EPERM)
+            forbidden = error.errno in (EACCES, EPERM, ENOENT)
             raise (KernelLogForbiddenError if forbidden else KernelLogError)(
                 f"{os.fspath(path)} cannot be opened: {error.strerror}; the kernel log needs CAP_SYSLOG and, "
                 "in a container, the host's /dev/kmsg"

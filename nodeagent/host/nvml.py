@@ -135,7 +135,8 @@ class Nvml:
         return tuple(self._read(lib, index) for index in range(count))
 
     def excluded(self) -> frozenset[str]:
-        """The PCI addresses of the GPUs that ``NVreg_ExcludedGpus`` leaves out; empty if the driver cannot tell."""
+        """The PCI addresses of the GPUs that ``NVreg_ExcludedGpus`` leaves out; empty if the driver does
+        not know them."""
         lib = self._opened()
         try:
             count = lib.nvmlGetExcludedDeviceCount()
@@ -152,6 +153,10 @@ class Nvml:
         assert self._vitals is not None
         for uuid, handle in self._handles.items():
             yield self._vitals.read(handle, uuid)
+
+    def has_events(self) -> bool:
+        """Whether each GPU that answered the last ``gpus`` is registered for events."""
+        return self._events is not None and self._handles.keys() <= set(self._uuids.values())
 
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]:
         """Block until an event or the timeout; the result is empty on timeout."""

@@ -119,6 +119,8 @@ class VitalsReader:
         self._lib = lib
         self._processes = processes
         self._links: dict[str, int] = {}
+        self._sampled: dict[str, int] = {}
+        """The time stamp of the newest sample of a process, by UUID, in microseconds of the driver's clock."""
         self._texts: dict[str, dict[str, str]] = {}
         self._uuid = ""
         self._lost = False
@@ -137,7 +139,7 @@ class VitalsReader:
         texts |= self._names(handle)
         processes = None
         if self._processes:
-            processes = self._call("nvmlDeviceGetComputeRunningProcesses_v3", lambda: _processes(lib, handle))
+            processes = self._running(handle)
         return plausible(uuid, values, texts, processes)
 
     def _calls(self, handle: Any) -> Iterable[tuple[str, Callable[[], dict[str, float]]]]:
@@ -196,6 +198,47 @@ class VitalsReader:
         if count is not None and LINKS < count <= LINKS_MAX:
             self._links[self._uuid] = int(count)  # used by the next reading
         return _over_all_links(numbers)
+
+    def _running(self, handle: Any) -> tuple[GpuProcess, ...] | None:
+        """All processes of the GPU, by pid. A process with a compute and a graphics context is in both lists, with its
+        whole memory in each; so is a client of MPS."""
+        lib = self._lib
+        memory: dict[int, int | None] = {}
+        for kind in ("Compute", "Graphics", "MPSCompute"):
+            call = f"nvmlDeviceGet{kind}RunningProcesses_v3"
+            found = self._call(call, lambda call=call: getattr(lib, call)(handle))  # type: ignore[misc]
+            if found is None and kind == "Compute":
+                return None
+            for process in found or ():
+                seen = [memory.get(process.pid), process.usedGpuMemory]
+                memory[int(process.pid)] = max((int(size) for size in seen if size is not None), default=None)
+        shares = (
+            (self._call("nvmlDeviceGetProcessUtilization", lambda: self._shares(handle))) if memory else {}
+        )
+        return tuple(
+            GpuProcess(pid, size, None if shares is None else shares.get(pid, 0.0))
+            for pid, size in sorted(memory.items())
+        )
+
+    def _shares(self, handle: Any) -> dict[int, float]:
+        """The SM utilization by pid since the last call. A process without a sample has not used the SMs.
+
+        The driver may fill up the answer with samples of ended processes and with values above 100.
+        """
+        lib, since = self._lib, self._sampled.get(self._uuid, 0)
+        try:
+            samples = lib.nvmlDeviceGetProcessUtilization(handle, since)
+        except lib.NVMLError as error:
+            if error.value == lib.NVML_ERROR_NOT_FOUND:  # nothing was sampled since then
+                return {}
+            raise
+        newest: dict[int, tuple[int, float]] = {}
+        for sample in samples:
+            time_us, percent = int(sample.timeStamp), int(sample.smUtil)
+            if time_us > since and percent <= 100:
+                newest[int(sample.pid)] = max(newest.get(int(sample.pid), (0, 0.0)), (time_us, percent / 100))
+        self._sampled[self._uuid] = max((time_us for time_us, _ in newest.values()), default=since)
+        return {pid: share for pid, (_, share) in newest.items()}
 
     def _names(self, handle: Any) -> dict[str, str]:
         """Texts that do not change while the driver is open."""
@@ -320,10 +363,3 @@ def _fabric(lib: Any, handle: Any, values: dict[str, float]) -> dict[str, str]:
         values["gpu_fabric_misconfigured"] = float(configuration != 1)
     known = 0 <= state < len(FABRIC_STATES)
     return {"gpu_fabric_state": FABRIC_STATES[state] if known else f"state_{state}"}
-
-
-def _processes(lib: Any, handle: Any) -> tuple[GpuProcess, ...]:
-    return tuple(
-        GpuProcess(int(process.pid), None if process.usedGpuMemory is None else int(process.usedGpuMemory))
-        for process in lib.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-    )

@@ -31,6 +31,7 @@ _IN_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 class _Process(msgspec.Struct, frozen=True):
     pid: int
     memory_bytes: int | None = None
+    utilization: float | None = None
 
 
 class _Gpu(GpuReading, frozen=True):
@@ -118,11 +119,18 @@ class RecordedGpuDriver:
                 gpu.texts,
                 None
                 if gpu.processes is None
-                else tuple(GpuProcess(process.pid, process.memory_bytes) for process in gpu.processes),
+                else tuple(
+                    GpuProcess(process.pid, process.memory_bytes, process.utilization)
+                    for process in gpu.processes
+                ),
             )
             for gpu in sorted(recording.gpus, key=lambda gpu: gpu.index)
             if gpu.uuid is not None and not gpu.lost
         )
+
+    def has_events(self) -> bool:
+        """A replaced file ends a wait."""
+        return True
 
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]:
         """A file replaced without a new event gives one event without an XID: the GPUs should be read again."""

@@ -10,6 +10,7 @@ each (uuid, count), and a request is compared with them as sets, one GPU at a ti
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -231,7 +232,8 @@ class GpuMemory(msgspec.Struct, frozen=True):
                 f"NUMA node, first; ask for {size} in the init container too, or for at most {block.free} here"
             )
         free = f"; free slices: {_listed(blocks)}" if blocks else "; it has no GPU"
-        return Refused(f"{self.resource}: {reason}{free}", invalid=False)
+        fitting = "" if pinned or not blocks else f"; {_fitting(blocks)}"
+        return Refused(f"{self.resource}: {reason}{free}{fitting}", invalid=False)
 
 
 def _best_fit(
@@ -257,6 +259,19 @@ def _listed(blocks: Sequence[_GpuSlices]) -> str:
     order = sorted(blocks, key=lambda block: (-block.free, block.gpu.index))
     more = f" and {len(order) - _LISTED_MAX} more" if len(order) > _LISTED_MAX else ""
     return ", ".join(f"{block.gpu.uuid[:_UUID_SHOWN]}… {block.free}" for block in order[:_LISTED_MAX]) + more
+
+
+def _fitting(blocks: Sequence[_GpuSlices]) -> str:
+    """Return what fits now: ``ask for at most 79, or for 158, 237``. The latter are whole idle GPUs of one size."""
+    largest = max(block.free for block in blocks)
+    if not largest:
+        return "nothing is free now"
+    idle = Counter(block.free for block in blocks if block.free == len(block.ids))
+    wholes = sorted({each * gpus for each, count in idle.items() for gpus in range(2, count + 1)})
+    multiples = [size for size in wholes if size > largest]
+    more = ", …" if len(multiples) > _LISTED_MAX else ""
+    others = ", ".join(map(str, multiples[:_LISTED_MAX])) + more
+    return f"ask for at most {largest}" + (f", or for {others}" if others else "")
 
 
 def _count_among(names: frozenset[str], uuid: str, count: int) -> int:

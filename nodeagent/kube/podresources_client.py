@@ -11,7 +11,6 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from pathlib import Path
 from typing import TypeVar
@@ -42,10 +41,10 @@ class PodResourcesError(Exception):
 
 
 class PodResources:
-    """A client of one podresources socket. It keeps its connection open between calls.
+    """A client of one podresources socket. Each call has a connection of its own.
 
-    After a failure the next call opens a new connection: gRPC's reconnect back-off would make a kubelet that is back
-    look absent.
+    An open one would wake gRPC's threads a dozen times a second, and after a failure its reconnect back-off would make
+    a kubelet that is back look absent.
     """
 
     def __init__(self, socket: Path, *, timeout_s: float = 2.0) -> None:
@@ -53,54 +52,40 @@ class PodResources:
         self.pods_listed = 0
         """Pods in the last answer, those without devices included. 0: the kubelet may have just started."""
         self._timeout_s = timeout_s
-        self._channel: grpc.aio.Channel | None = None
-        self._calling = asyncio.Lock()  # a failure closes the channel, and must not cancel another call
 
     async def list(self) -> tuple[Holding, ...]:
         """All holdings of the node, sorted by namespace, pod, container and resource.
 
         May be empty shortly after a kubelet restart although pods hold devices.
         """
-        async with self._calling:
-            answer = await self._list()
+        answer = await self._unary("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
         self.pods_listed = len(answer.pod_resources)
         return _holdings(answer)
 
     async def offered(self) -> dict[str, tuple[str, ...]]:
         """The device IDs that the kubelet counts, by resource, of all device plugins."""
-        async with self._calling:
-            answer = await self._unary(
-                "GetAllocatableResources", pb.AllocatableResourcesRequest(), pb.AllocatableResourcesResponse
-            )
+        answer = await self._unary(
+            "GetAllocatableResources", pb.AllocatableResourcesRequest(), pb.AllocatableResourcesResponse
+        )
         ids: defaultdict[str, set[str]] = defaultdict(set)
         for devices in answer.devices:
             ids[devices.resource_name].update(devices.device_ids)
         return {resource: tuple(sorted(device_ids)) for resource, device_ids in sorted(ids.items())}
 
-    async def _list(self) -> pb.ListPodResourcesResponse:
-        return await self._unary("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
-
     async def _unary(self, method: str, request: Message, answer: type[Answer]) -> Answer:
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=_OPTIONS)
-        call: grpc.aio.UnaryUnaryMultiCallable[Message, Answer] = self._channel.unary_unary(
-            f"/v1.PodResourcesLister/{method}",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=answer.FromString,
-        )
-        try:
-            return await call(request, timeout=self._timeout_s)
-        except grpc.aio.AioRpcError as error:
-            await self.close()
-            raise PodResourcesError(
-                f"{self.socket}: the kubelet's podresources cannot be listed: "
-                f"{error.code().name}: {error.details()}"
-            ) from error
-
-    async def close(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
+        async with grpc.aio.insecure_channel(f"unix:{self.socket}", options=_OPTIONS) as channel:
+            call: grpc.aio.UnaryUnaryMultiCallable[Message, Answer] = channel.unary_unary(
+                f"/v1.PodResourcesLister/{method}",
+                request_serializer=lambda message: message.SerializeToString(),
+                response_deserializer=answer.FromString,
+            )
+            try:
+                return await call(request, timeout=self._timeout_s)
+            except grpc.aio.AioRpcError as error:
+                raise PodResourcesError(
+                    f"{self.socket}: the kubelet's podresources cannot be listed: "
+                    f"{error.code().name}: {error.details()}"
+                ) from error
 
 
 def _holdings(answer: pb.ListPodResourcesResponse) -> tuple[Holding, ...]:

@@ -207,7 +207,7 @@ class Reflector(Generic[U]):
         self.trouble = None
 
     def _lack(self, error: ApiError) -> None:
-        """Go on without objects. The list is repeated until it succeeds."""
+        """Continue without objects. The list is repeated until it succeeds."""
         if not self.lacking:
             log.warning(
                 "The cluster has no definition of this resource; what needs it waits for it. resource=%s",

@@ -29,18 +29,15 @@ RETRY_MAX_S = 5.0
 """After failures the wait grows to this: the kubelet may be back at any moment, and asking it costs little."""
 NOTED_S = 0.5
 """The kubelet lists an allocation after it has the answers for all resources of the container."""
-RETRY_S = 0.5
+SETTLED_RETRY_S = 0.5
+"""Between two looks of a command that waits for a kubelet which may be restarting."""
 EMPTY_STANDS_S = 15.0
 """An empty list was observed 0.3 s after a kubelet's restart; its pods are restored within seconds."""
 
 
 async def once(socket: Path) -> tuple[Holding, ...]:
     """Read the holdings once; an empty answer is returned too. Raises ``PodResourcesError``."""
-    client = PodResources(socket)
-    try:
-        return await client.list()
-    finally:
-        await client.close()
+    return await PodResources(socket).list()
 
 
 async def settled(socket: Path, wait_s: float) -> tuple[Holding, ...]:
@@ -50,30 +47,23 @@ async def settled(socket: Path, wait_s: float) -> tuple[Holding, ...]:
     """
     client = PodResources(socket)
     deadline = time.monotonic() + wait_s
-    try:
-        while True:
-            left_s = deadline - time.monotonic()
-            try:
-                if not socket.is_socket():
-                    raise PodResourcesError(f"{socket} is no socket; the kubelet makes it when it starts")
-                holdings = await client.list()
-                if client.pods_listed or left_s <= 0:
-                    return holdings
-            except PodResourcesError:
-                if left_s <= 0:
-                    raise
-            await asyncio.sleep(min(RETRY_S, max(0.0, left_s)))
-    finally:
-        await client.close()
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            if not socket.is_socket():
+                raise PodResourcesError(f"{socket} is no socket; the kubelet makes it when it starts")
+            holdings = await client.list()
+            if client.pods_listed or left_s <= 0:
+                return holdings
+        except PodResourcesError:
+            if left_s <= 0:
+                raise
+        await asyncio.sleep(min(SETTLED_RETRY_S, max(0.0, left_s)))
 
 
 async def offered(socket: Path) -> dict[str, tuple[str, ...]]:
     """Return the device IDs by resource that the kubelet counts now. Raises ``PodResourcesError``."""
-    client = PodResources(socket)
-    try:
-        return await client.offered()
-    finally:
-        await client.close()
+    return await PodResources(socket).offered()
 
 
 async def watch(
@@ -94,34 +84,31 @@ async def watch(
     empty_since: float | None = None
     failing = False
     backoff = Backoff(min(RETRY_S, interval_s), min(RETRY_MAX_S, interval_s))
-    try:
-        while True:
-            try:
-                holdings = await client.list()
-            except PodResourcesError as error:
-                if not failing:
-                    log.warning("The holdings of pods cannot be read. reason=%r", str(error))
-                failing = True
-                mark_stale(str(error))
-                pause = backoff.next_s()
-            else:
-                backoff.reset()
-                if failing:
-                    log.info("The holdings of pods are read again.")
-                failing = False
-                now = time.monotonic()
-                if holdings or known == ():
-                    empty_since = None
-                elif empty_since is None:
-                    empty_since = now
-                if empty_since is None or now - empty_since >= empty_stands_s:
-                    known, empty_since = holdings, None
-                    publish(holdings)
-                pause = interval_s if empty_since is None else min(interval_s, RETRY_S, empty_stands_s / 3)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await read_now.wait()
-                    await asyncio.sleep(NOTED_S)
-            read_now.clear()
-    finally:
-        await client.close()
+    while True:
+        try:
+            holdings = await client.list()
+        except PodResourcesError as error:
+            if not failing:
+                log.warning("The holdings of pods cannot be read. reason=%r", str(error))
+            failing = True
+            mark_stale(str(error))
+            pause = backoff.next_s()
+        else:
+            backoff.reset()
+            if failing:
+                log.info("The holdings of pods are read again.")
+            failing = False
+            now = time.monotonic()
+            if holdings or known == ():
+                empty_since = None
+            elif empty_since is None:
+                empty_since = now
+            if empty_since is None or now - empty_since >= empty_stands_s:
+                known, empty_since = holdings, None
+                publish(holdings)
+            pause = interval_s if empty_since is None else min(interval_s, RETRY_S, empty_stands_s / 3)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await read_now.wait()
+                await asyncio.sleep(NOTED_S)
+        read_now.clear()

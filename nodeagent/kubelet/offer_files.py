@@ -6,8 +6,8 @@ out the resource until the file can be written. A file that is on the disk and n
 
 The folders are tried every ``CHECK_S``, after each failed allocation, and every ``RETRY_S`` while one fails. A thread
 writes. At the start, an answer that takes longer than ``START_S`` counts as a failure: nothing is offered yet. Later
-the offer goes on after ``MOMENT_S``, and a file system without an answer for ``HANGS_S`` counts as a failure until the
-thread returns. A machine under load is slow, and pods need its devices.
+the offer continues after ``MOMENT_S``. A file system without an answer for ``HANGS_S`` then counts as a failure until
+the thread returns. A machine under load is slow, and pods need its devices.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class OfferFiles:
         self._failures: dict[str, UnwritableFile] = {}
         """By what needs the file: a CDI kind, ``DEVICE_INFO_FILES``, or one resource."""
         self._folders = {
-            what: _Folder(BoundedCalls(source, HANGS_S, self.failed.set))
+            what: _WrittenFolder(BoundedCalls(source, HANGS_S, self.failed.set))
             for what, source in ((CDI_SPECS, "CDI specs"), (DEVICE_INFO_FILES, "device-info files"))
         }
         self._next_at = -1.0
@@ -183,7 +183,7 @@ class OfferFiles:
                 log.info("The file can be written again. file=%s", failure.path)
 
 
-class _Folder:
+class _WrittenFolder:
     """A folder of files, and the present attempt to write there."""
 
     def __init__(self, calls: BoundedCalls) -> None:

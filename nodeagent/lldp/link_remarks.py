@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from nodeagent.lldp.neighbor_table import find_crowded, find_duplicates
 from nodeagent.model import Ets, Neighbor, Remark
 
 NO_NEIGHBOR_AFTER_S = 65.0
@@ -99,7 +98,7 @@ def _reception(side: LinkSide) -> Iterable[Remark]:
     if side.without_neighbor and side.own_frames:
         detail = (
             "only this node's own LLDP frames come in: a loop, or another agent of this host sends through a VF, a "
-            "representor or a software netdev; a neighbor with this node's name or MAC counts as the node itself"
+            "representor or a software netdev; a neighbor with a MAC of this node counts as the node itself"
         )
         yield Remark(side.link, OWN_FRAMES, detail)
     elif side.without_neighbor and side.malformed is not None:
@@ -130,6 +129,28 @@ def _mismatches(side: LinkSide, neighbor: Neighbor) -> Iterable[Remark]:
             yield Remark(side.link, ETS, detail)
 
 
+def find_duplicates(neighbors: Iterable[Neighbor]) -> tuple[tuple[Neighbor, ...], ...]:
+    """Live neighbors with one MSAP on several links: one port cannot hold two cables."""
+    groups: dict[object, list[Neighbor]] = {}
+    for neighbor in neighbors:
+        if not neighbor.stale:
+            groups.setdefault((neighbor.chassis_id, neighbor.port_id), []).append(neighbor)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+def find_crowded(neighbors: Iterable[Neighbor]) -> tuple[tuple[Neighbor, ...], ...]:
+    """Live neighbors of links with several chassis. Two ports of one chassis do not count: a switch that renames
+    its ports while it boots shows both until the TTL of the older one has passed.
+    """
+    groups: dict[str, list[Neighbor]] = {}
+    for neighbor in neighbors:
+        if not neighbor.stale:
+            groups.setdefault(neighbor.link, []).append(neighbor)
+    return tuple(
+        tuple(group) for group in groups.values() if len({neighbor.chassis_id for neighbor in group}) > 1
+    )
+
+
 def _several_neighbors(live: Mapping[str, list[Neighbor]]) -> Iterable[Remark]:
     neighbors = [neighbor for group in live.values() for neighbor in group]
     for group in find_duplicates(neighbors):
@@ -138,9 +159,14 @@ def _several_neighbors(live: Mapping[str, list[Neighbor]]) -> Iterable[Remark]:
         for neighbor in group:
             yield Remark(neighbor.link, DUPLICATE, detail)
     for group in find_crowded(neighbors):
-        names = ", ".join(sorted(name_of(neighbor) for neighbor in group))
-        detail = f"{len(group)} neighbors on one port ({names}): a device between them forwards LLDP"
-        yield Remark(group[0].link, CROWDED, detail)
+        first, *others = group
+        names = name_of(next(other for other in others if other.chassis_id != first.chassis_id))
+        names += " and others" if len(others) > 1 else ""
+        detail = (
+            f"several neighbors on one port: beside {name_of(first)}, confirmed longest, there is {names}: a device "
+            "between them forwards LLDP, or a program on this node sends forged frames"
+        )
+        yield Remark(first.link, CROWDED, detail)
 
 
 def _differences(ours: Ets, theirs: Ets) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ In json0 every value is a list, even a single one. It has no DCBX; TTLs and size
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from nodeagent.lldp.escaping import printable
 from nodeagent.lldp.lldpdu import CAPABILITY_WORDS
 from nodeagent.model import Identifier, Neighbor
 
+_AGE = re.compile(r"(\d{1,9}) days?, (\d\d):(\d\d):(\d\d)")
 _ID_SUBTYPES = {"ip": "network", "unhandled": "local"}
 _CAPABILITIES = {"wlan": "wlan-access-point", "tel": "telephone"}
 
@@ -24,22 +26,23 @@ class LldpdError(Exception):
 
 
 def neighbors_of(answer: bytes) -> tuple[Neighbor, ...]:
-    """The neighbors received over LLDP, sorted by link and ID. Raises ``LldpdError``."""
+    """The neighbors received over LLDP by link, those of a link by age, the oldest first. Raises ``LldpdError``."""
     try:
         document = json.loads(answer.decode("utf-8", "surrogateescape"))
-        neighbors = [
-            _neighbor(interface)
+        interfaces = [
+            interface
             for top in document["lldp"]
             for interface in top.get("interface", ())
             if interface.get("via", "LLDP") == "LLDP"
         ]
+        neighbors = [(_age_s(interface), _neighbor(interface)) for interface in interfaces]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         start = answer[:60].decode("utf-8", "backslashreplace")
         raise LldpdError(
             f"the answer is not lldpcli's json0 ({type(error).__name__}): it begins with {start!r}; "
             "the command must be like `lldpcli -f json0 show neighbors details`"
         ) from error
-    return tuple(sorted(neighbors, key=_order))
+    return tuple(neighbor for _, neighbor in sorted(neighbors, key=_order))
 
 
 def keep_stale(before: Iterable[Neighbor], now: Iterable[Neighbor]) -> tuple[Neighbor, ...]:
@@ -51,11 +54,21 @@ def keep_stale(before: Iterable[Neighbor], now: Iterable[Neighbor]) -> tuple[Nei
         for neighbor in before
         if neighbor.link not in live
     )
-    return tuple(sorted((*now, *stale), key=_order))
+    return tuple(sorted((*now, *stale), key=lambda neighbor: neighbor.link))
 
 
-def _order(neighbor: Neighbor) -> tuple[str, str, str]:
-    return (neighbor.link, neighbor.chassis_id.value, neighbor.port_id.value)
+def _order(aged: tuple[int, Neighbor]) -> tuple[str, int, str, str]:
+    age_s, neighbor = aged
+    return (neighbor.link, -age_s, neighbor.chassis_id.value, neighbor.port_id.value)
+
+
+def _age_s(interface: dict[str, Any]) -> int:
+    """The seconds since the first frame of the neighbor, ``0 day, 00:12:34`` in lldpd's form; 0 if it has another."""
+    found = _AGE.fullmatch(str(interface.get("age", "")))
+    if found is None:
+        return 0
+    days, hours, minutes, seconds = map(int, found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _neighbor(interface: dict[str, Any]) -> Neighbor:

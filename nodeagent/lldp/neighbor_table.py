@@ -1,16 +1,23 @@
 """The table of LLDP neighbors: decode received frames and apply the TTLs. Pure.
 
 * A neighbor is an MSAP (chassis ID and port ID) on one link. It is live until its TTL has passed since its last
-  frame; a frame with TTL 0 removes it at once.
-* A neighbor past its TTL stays as *stale* while its link has no live neighbor: missing frames do not prove that
-  the cable was moved. The next frame of any neighbor removes those past their TTL.
-* A link holds at most ``CAPACITY`` neighbors. A full link replaces a stale neighbor first, then refuses and
-  counts new ones, as lldpd does and 802.1AB's "too many neighbors" allows: replacing a live neighbor would let
-  any sender displace the real switch.
+  frame; a frame with TTL 0 ends it at once. A TTL counts for at most ``ttl_max_s``.
+* A neighbor is confirmed by its second frame. *The* neighbor of a link is the confirmed one that has sent for the
+  longest time in all. A switch sends without end, so no later sender takes its place, however many frames it forges.
+  It is the first of its link in ``neighbors()``; NodeLinks and `nodeagent neighbors` both show this one.
+* Only time between frames counts, and after the last frame no more than the longest pause before: a long TTL
+  proves nothing. The table keeps the time of up to ``PAST_MAX`` removed neighbors. So a switch that was away while
+  others sent on its link is the neighbor again with its first frame.
+* While no confirmed neighbor is live, the last one stays as *stale*: missing frames do not prove that the cable was
+  moved. A confirmed live neighbor removes those past their TTL.
+* A link holds at most ``CAPACITY`` neighbors. A new one on a full link takes the place of another: stale ones first,
+  then those of a single frame, the oldest first, then the one confirmed last; never that of the link's neighbor.
+* A neighbor of a single frame is no fact beside a confirmed live one, nor if it took the place of another: a flood
+  changes no fact.
 * A frame that equals a stored one byte for byte costs a lookup. Any other costs a decode, and a link may cause
   only ``DECODES_PER_SECOND`` of these: 32 neighbors in fast transmission need 32.
-* A frame with a MAC or system name of this node is the node's own, received through a VF, a representor or a
-  loop.
+* A frame with a MAC of this node is the node's own, received through a VF, a representor or a loop. The system name
+  of this node makes it the node's own only if its chassis ID is no MAC: a switch may have the name of a node.
 
 Ages and counters stay outside the facts: ``neighbors()`` changes only with ``revision``.
 """
@@ -24,16 +31,20 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from nodeagent.lldp.escaping import printable
 from nodeagent.lldp.ethernet import parse_frame
-from nodeagent.lldp.lldpdu import ALGORITHM_WORDS, ChassisId, Lldpdu, LldpError, PortId, capability_words
+from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, LldpError, PortId
 from nodeagent.lldp.lldpdu_codec import decode
-from nodeagent.model import Ets, Identifier, Neighbor
+from nodeagent.lldp.neighbor_fact import neighbor_of
+from nodeagent.model import Neighbor
 
 CAPACITY = 32
 DECODES_PER_SECOND = 100
 CONFIRMING = 2
 """LLDPDUs of one MSAP until it is confirmed: a single frame may come from a cable plugged in by mistake."""
+TTL_MAX_S = 600.0
+"""Twenty intervals of 30 s. Switches send TTLs up to 3601 s, and a forged one may be 65535 s."""
+PAST_MAX = 8
+"""Removed neighbors of a link whose time is kept: those that were confirmed longest."""
 _BURST = 100.0
 
 Msap = tuple[ChassisId, PortId]
@@ -48,8 +59,8 @@ class FrameOutcome(StrEnum):
     SHUTDOWN = "shutdown"
     """TTL 0, from a known or unknown neighbor"""
     OWN = "own"
-    REFUSED = "refused"
-    """the link has no room"""
+    CROWDED = "crowded"
+    """new on a full link: another neighbor was removed"""
     FLOODED = "flooded"
     """too many different frames in a short time: not decoded"""
     MALFORMED = "malformed"
@@ -69,12 +80,19 @@ class OwnIdentity:
             return True
         if pdu.port_id.word == "mac" and pdu.port_id.raw in self.macs:
             return True
+        if pdu.chassis_id.word == "mac":
+            return False
         return pdu.system_name is not None and pdu.system_name.rstrip("\0") in self.system_names
 
 
 @dataclass(slots=True)
 class NeighborEntry:
-    """A neighbor with its frame, times and counter, which are no part of the fact. Times are the caller's ``now``."""
+    """A neighbor with its frame, times and counter, which are no part of the fact. Times are the caller's ``now``.
+
+    ``ttl_s`` is the TTL in use. The neighbor was live for ``live_s`` in all up to its last frame, and ``pause_s`` is
+    the longest time between two frames. ``hidden``: it took the place of another, and is no fact before its second
+    frame.
+    """
 
     neighbor: Neighbor
     pdu: Lldpdu
@@ -82,7 +100,28 @@ class NeighborEntry:
     first_received: float
     last_received: float
     expires: float
+    ttl_s: float
+    live_s: float = 0.0
+    pause_s: float = 0.0
     frames: int = 0
+    hidden: bool = False
+
+    def seniority(self, now: float) -> tuple[int, float]:
+        """The neighbor with the highest is *the* neighbor of the link. Of equal ones the earlier stays."""
+        if not self.neighbor.confirmed:
+            return (0, -self.first_received)
+        if self.neighbor.stale:
+            return (1, self.live_s)
+        return (2, self.live_s + min(now - self.last_received, self.pause_s))
+
+    @property
+    def worth(self) -> tuple[int, float]:
+        """The neighbor with the lowest leaves a full link first."""
+        if self.neighbor.stale:
+            return (0, self.last_received)
+        if not self.neighbor.confirmed:
+            return (1, self.first_received)
+        return (2, self.live_s)
 
 
 @dataclass(slots=True)
@@ -92,6 +131,10 @@ class _LinkTable:
     entries: dict[Msap, NeighborEntry] = field(default_factory=dict)
     frames: dict[bytes, NeighborEntry] = field(default_factory=dict)
     """by the last frame of each entry"""
+    senior: NeighborEntry | None = None
+    """*the* neighbor of the link; ``None`` if it has none"""
+    past: dict[Msap, tuple[float, float]] = field(default_factory=dict)
+    """``live_s`` and ``pause_s`` of removed neighbors"""
     counts: Counter[FrameOutcome] = field(default_factory=Counter)
     error: str | None = None
     budget: float = _BURST
@@ -108,14 +151,44 @@ class _LinkTable:
         return True
 
     def drop(self, msap: Msap) -> None:
-        self.frames.pop(self.entries.pop(msap).frame, None)
+        entry = self.entries.pop(msap)
+        self.frames.pop(entry.frame, None)
+        if entry.neighbor.confirmed:
+            self.past[msap] = (entry.live_s, entry.pause_s)
+            if len(self.past) > PAST_MAX:
+                del self.past[min(self.past, key=self.past.__getitem__)]
+
+    def make_room(self) -> NeighborEntry:
+        """Remove the neighbor of the least worth, but never the link's neighbor. Return it."""
+        others = (item for item in self.entries.items() if item[1] is not self.senior)
+        msap, entry = min(others, key=lambda item: item[1].worth)
+        self.drop(msap)
+        return entry
+
+    def settle(self, now: float) -> None:
+        """Find the neighbor of the link among all."""
+        self.senior = max(self.entries.values(), key=lambda entry: entry.seniority(now), default=None)
+
+    def facts(self) -> Iterable[Neighbor]:
+        """The link's neighbor, then the others that are facts, live ones first."""
+        senior = self.senior
+        if senior is None:
+            return ()
+        sure = senior.neighbor.confirmed and not senior.neighbor.stale
+        others = [
+            entry.neighbor
+            for entry in self.entries.values()
+            if entry is not senior and (entry.neighbor.confirmed or not (sure or entry.hidden))
+        ]
+        return (senior.neighbor, *sorted(others, key=_order))
 
 
 class NeighborTable:
     """The neighbors of all links. ``now`` is in seconds of any monotonic clock."""
 
-    def __init__(self, own: OwnIdentity | None = None) -> None:
+    def __init__(self, own: OwnIdentity | None = None, ttl_max_s: float = TTL_MAX_S) -> None:
         self.own = own or OwnIdentity()
+        self._ttl_max_s = ttl_max_s
         self.revision = 0
         self._links: dict[str, _LinkTable] = {}
         self._due = float("inf")
@@ -137,6 +210,7 @@ class NeighborTable:
             for msap, entry in list(table.entries.items()):
                 if own.sent(entry.frame[6:12], entry.pdu):
                     table.drop(msap)
+                    table.settle(entry.last_received)
                     self.revision += 1
 
     def expire(self, now: float) -> None:
@@ -158,6 +232,7 @@ class NeighborTable:
         if table is not None:
             for entry in table.entries.values():
                 self._stale(entry)
+            table.settle(0.0)  # live neighbors alone depend on the time
 
     def remove_link(self, link: str) -> None:
         """Remove a link with its neighbors and counters."""
@@ -176,10 +251,14 @@ class NeighborTable:
         self.revision += 1
 
     def neighbors(self) -> tuple[Neighbor, ...]:
-        """All neighbors by link, live ones first; the same object until ``revision`` changes."""
-        if self._facts[0] != self.revision:
-            facts = sorted((entry.neighbor for entry in self.entries()), key=_order)
-            self._facts = (self.revision, tuple(facts))
+        """The neighbors by link: the link's neighbor first, then the others, live ones first.
+
+        The same object until the neighbors differ.
+        """
+        revision, facts = self._facts
+        if revision != self.revision:
+            now = tuple(neighbor for _, table in sorted(self._links.items()) for neighbor in table.facts())
+            self._facts = (self.revision, facts if now == facts else now)
         return self._facts[1]
 
     def entries(self) -> Iterable[NeighborEntry]:
@@ -215,12 +294,14 @@ class NeighborTable:
         entry = table.entries.get(msap)
         if pdu.ttl == 0:
             if entry is not None:
-                table.drop(msap)
-                self.revision += 1
+                entry.expires = now
+                self._sweep(table, now)
             return FrameOutcome.SHUTDOWN
         neighbor = neighbor_of(link, pdu)
+        ttl_s = min(float(pdu.ttl), self._ttl_max_s)
         if entry is None:
-            return self._admit(table, msap, NeighborEntry(neighbor, pdu, frame, now, now, now), now)
+            new = NeighborEntry(neighbor, pdu, frame, now, now, expires=now, ttl_s=ttl_s)
+            return self._admit(table, msap, new, now)
         before = entry.neighbor
         changed = replace(before, stale=False, confirmed=False) != neighbor
         table.frames.pop(entry.frame, None)
@@ -228,45 +309,57 @@ class NeighborTable:
         if changed:
             entry.neighbor = replace(neighbor, stale=before.stale, confirmed=before.confirmed)
             self.revision += 1
-        entry.pdu, entry.frame = pdu, frame
+        entry.pdu, entry.frame, entry.ttl_s = pdu, frame, ttl_s
         self._refresh(table, entry, now)
         return FrameOutcome.CHANGED if changed else FrameOutcome.REFRESHED
 
     def _admit(self, table: _LinkTable, msap: Msap, entry: NeighborEntry, now: float) -> FrameOutcome:
+        outcome = FrameOutcome.NEW
         if len(table.entries) >= CAPACITY:
-            stale = [(e.last_received, key) for key, e in table.entries.items() if e.neighbor.stale]
-            if not stale:
-                return FrameOutcome.REFUSED
-            table.drop(min(stale, key=lambda candidate: candidate[0])[1])
+            removed = table.make_room()
+            self.revision += removed.neighbor.confirmed or not removed.hidden
+            entry.hidden, outcome = True, FrameOutcome.CROWDED
+        past = table.past.pop(msap, None)
+        if past is not None:
+            (entry.live_s, entry.pause_s), entry.frames = past, CONFIRMING
         table.entries[msap] = table.frames[entry.frame] = entry
-        self.revision += 1
+        self.revision += not entry.hidden
         self._refresh(table, entry, now)
-        return FrameOutcome.NEW
+        return outcome
 
     def _refresh(self, table: _LinkTable, entry: NeighborEntry, now: float) -> None:
-        entry.last_received = now
-        entry.expires = now + entry.pdu.ttl
-        self._due = min(self._due, entry.expires)
         entry.frames += 1
-        confirmed = entry.frames >= CONFIRMING
-        if entry.neighbor.stale or entry.neighbor.confirmed != confirmed:
-            entry.neighbor = replace(entry.neighbor, stale=False, confirmed=confirmed)
+        neighbor = entry.neighbor
+        pause_s = now - entry.last_received
+        if not neighbor.stale and now < entry.expires:
+            entry.live_s += pause_s
+            entry.pause_s = max(entry.pause_s, pause_s)
+        if neighbor.stale or (not neighbor.confirmed and entry.frames >= CONFIRMING):
+            entry.neighbor = replace(neighbor, stale=False, confirmed=entry.frames >= CONFIRMING)
+            self.revision += 1
+        entry.last_received = now
+        entry.expires = now + entry.ttl_s
+        self._due = min(self._due, entry.expires)
+        senior = table.senior
+        if entry is not senior and (senior is None or entry.seniority(now) > senior.seniority(now)):
+            table.senior = entry
             self.revision += 1
         if len(table.entries) > 1:
             self._sweep(table, now)
 
     def _sweep(self, table: _LinkTable, now: float) -> None:
-        """Remove the neighbors past their TTL if another one is live; else mark them stale."""
+        """Apply the TTLs that have passed. The link's neighbor stays as stale; others leave if one is live."""
         past = [msap for msap, entry in table.entries.items() if entry.expires <= now]
         if not past:
             return
-        live = any(e.expires > now and not e.neighbor.stale for e in table.entries.values())
         for msap in past:
-            if live:
-                table.drop(msap)
-                self.revision += 1
-            else:
-                self._stale(table.entries[msap])
+            self._stale(table.entries[msap])
+        table.settle(now)
+        if any(not entry.neighbor.stale for entry in table.entries.values()):
+            for msap in past:
+                if table.entries[msap] is not table.senior:
+                    table.drop(msap)
+                    self.revision += 1
 
     def _stale(self, entry: NeighborEntry) -> None:
         if not entry.neighbor.stale:
@@ -274,60 +367,6 @@ class NeighborTable:
             self.revision += 1
 
 
-def find_duplicates(neighbors: Iterable[Neighbor]) -> tuple[tuple[Neighbor, ...], ...]:
-    """Live neighbors with one MSAP on several links: one port cannot hold two cables."""
-    groups: dict[object, list[Neighbor]] = {}
-    for neighbor in neighbors:
-        if not neighbor.stale:
-            groups.setdefault((neighbor.chassis_id, neighbor.port_id), []).append(neighbor)
-    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
-
-
-def find_crowded(neighbors: Iterable[Neighbor]) -> tuple[tuple[Neighbor, ...], ...]:
-    """Live neighbors of links with several chassis. Two ports of one chassis do not count: a switch that renames
-    its ports while it boots shows both until the TTL of the older one has passed.
-    """
-    groups: dict[str, list[Neighbor]] = {}
-    for neighbor in neighbors:
-        if not neighbor.stale:
-            groups.setdefault(neighbor.link, []).append(neighbor)
-    return tuple(
-        tuple(group) for group in groups.values() if len({neighbor.chassis_id for neighbor in group}) > 1
-    )
-
-
-def _order(neighbor: Neighbor) -> tuple[str, bool, str, str, str, str]:
+def _order(neighbor: Neighbor) -> tuple[bool, str, str, str, str]:
     chassis, port = neighbor.chassis_id, neighbor.port_id
-    return (neighbor.link, neighbor.stale, chassis.subtype, chassis.value, port.subtype, port.value)
-
-
-def neighbor_of(link: str, pdu: Lldpdu) -> Neighbor:
-    """Convert an LLDPDU to a neighbor.
-
-    An empty text becomes ``None``, and so does VLAN ID 0, which means "no port VLAN" (802.1Q D.2.1).
-    """
-    enabled = pdu.capabilities.enabled if pdu.capabilities else 0
-    return Neighbor(
-        link=link,
-        chassis_id=Identifier(pdu.chassis_id.word, printable(pdu.chassis_id.text)),
-        port_id=Identifier(pdu.port_id.word, printable(pdu.port_id.text)),
-        system_name=_text(pdu.system_name),
-        system_description=_text(pdu.system_description),
-        port_description=_text(pdu.port_description),
-        management_addresses=tuple(printable(address.text) for address in pdu.management_addresses),
-        capabilities=capability_words(enabled),
-        pvid=pdu.pvid or None,
-        maximum_frame_size=pdu.maximum_frame_size,
-        pfc=pdu.pfc.priorities if pdu.pfc else None,
-        ets=Ets(
-            pdu.ets.classes,
-            pdu.ets.bandwidth,
-            tuple(ALGORITHM_WORDS.get(number, f"algorithm-{number}") for number in pdu.ets.algorithms),
-        )
-        if pdu.ets
-        else None,
-    )
-
-
-def _text(text: str | None) -> str | None:
-    return printable(text) or None if text is not None else None
+    return (neighbor.stale, chassis.subtype, chassis.value, port.subtype, port.value)

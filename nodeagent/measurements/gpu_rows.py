@@ -188,8 +188,8 @@ GPU_ROWS: tuple[Family, ...] = (
         "gpu_processes",
         "gpu",
         Source.GPU,
-        ("gpu_processes", "compute processes on the GPU; only with gpu.health.processes"),
-        help="Processes that compute on the GPU.",
+        ("gpu_processes", "processes on the GPU; only with gpu.health.processes"),
+        help="Processes on the GPU: compute, graphics, and clients of MPS.",
         use="More than the pods on the GPU: a process uses it without the kubelet.",
     ),
     row(

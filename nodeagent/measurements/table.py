@@ -124,8 +124,12 @@ RECORDED_ONLY: dict[str, str] = {
     "gpu_mig": "0 or 1: MIG is on",
     "gpu_unavailable": "1 at the moment at which the driver gave up the GPU",
     "gpu_fault": "a text: why the driver could not read the GPU",
+    "pf_present": "0 or 1: the PF is on the PCI bus",
+    "pf_vfs": "the number of its VFs",
+    "pf_driver": "a text: its driver; missing without one",
 }
-"""Names that occur only in recordings: the driver's answers about a GPU, which the agent handles as events."""
+"""Names that occur only in recordings: the driver's answers about a GPU, and facts of a PF. The agent has them as
+events and facts."""
 
 
 def measurement(name: str) -> Measurement | None:

@@ -3,7 +3,8 @@
 * ``fact_family``: computed from the snapshot. Rendered when the ``FactIndex`` changes, and kept.
 * ``live_family``: the agent's own numbers. Computed at each scrape, so these are few.
 
-Pods appear only in ``nodeagent_device_pod_info``, descriptions only in ``_info`` families; queries join them.
+Pods appear only in ``nodeagent_device_pod_info``, ``nodeagent_device_pod_devices`` and the families
+``nodeagent_gpu_pod_…``, descriptions only in ``_info`` families; queries join them.
 """
 
 from __future__ import annotations

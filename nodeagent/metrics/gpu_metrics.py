@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from nodeagent.accounting.gpu_accounts import PodAccount
 from nodeagent.affinity import affinity
 from nodeagent.measurements.family import FROM_RULES
 from nodeagent.metrics.computed_family import fact_family, live_family
@@ -145,6 +146,81 @@ def gpu_last_xid(shown: ScrapeInput) -> Iterator[Series]:
     names = {gpu.uuid: str(gpu.index) for gpu in shown.snapshot.gpus}
     for (uuid, xid), at in sorted(shown.xid_times.items()):
         yield (names.get(uuid, uuid), str(xid)), round(shown.boot_unix + at, 3)
+
+
+_ACCOUNTING = "NVML's processes, /proc/PID/cgroup, the kubelet's podresources API"
+
+
+def _pods(shown: ScrapeInput) -> Iterator[tuple[tuple[str, str, str], PodAccount]]:
+    """The label values and the account of each pod on each GPU."""
+    names = {gpu.uuid: str(gpu.index) for gpu in shown.snapshot.gpus}
+    for account in shown.gpu_accounts:
+        for pod in account.pods:
+            yield (names.get(account.uuid, account.uuid), pod.namespace, pod.pod), pod
+
+
+@live_family(
+    "gpu_accounting_on",
+    help="1 while the agent can attribute GPU memory to pods, else 0.",
+    source="the agent",
+    use="0 with gpu.health.processes on: the log and nodeagent gpus name what is missing.",
+)
+def gpu_accounting_on(shown: ScrapeInput) -> Iterator[Series]:
+    yield (), shown.accounting_obstacle is None
+
+
+@live_family(
+    "gpu_pod_memory_granted_bytes",
+    "gpu,namespace,pod",
+    help="GPU memory that the kubelet has granted to a pod; 0 if it uses the GPU without a grant.",
+    source=_ACCOUNTING,
+    use="Compare with nodeagent_gpu_pod_memory_used_bytes. Only where gpu.health.processes is on.",
+)
+def gpu_pod_memory_granted(shown: ScrapeInput) -> Iterator[Series]:
+    for labels, pod in _pods(shown):
+        yield labels, pod.granted_bytes
+
+
+@live_family(
+    "gpu_pod_memory_used_bytes",
+    "gpu,namespace,pod",
+    help="GPU memory that the processes of a pod use.",
+    source=_ACCOUNTING,
+    use="Above the grant: the pod takes memory of its neighbors. Only where gpu.health.processes is on.",
+    peers="FB_USED by pod in dcgm-exporter, for whole GPUs",
+)
+def gpu_pod_memory_used(shown: ScrapeInput) -> Iterator[Series]:
+    for labels, pod in _pods(shown):
+        if pod.used_bytes is not None:
+            yield labels, pod.used_bytes
+
+
+@live_family(
+    "gpu_pod_utilization_ratio",
+    "gpu,namespace,pod",
+    help="Part of the time in which the SMs of the GPU ran kernels of a pod.",
+    source="nvmlDeviceGetProcessUtilization",
+    use="Which of the pods on a shared GPU uses it. Only where gpu.health.processes is on.",
+    peers="none; dcgm-exporter has it for the GPU (dcgm-exporter#307)",
+)
+def gpu_pod_utilization(shown: ScrapeInput) -> Iterator[Series]:
+    for labels, pod in _pods(shown):
+        if pod.utilization is not None:
+            yield labels, pod.utilization
+
+
+@live_family(
+    "gpu_outside_memory_used_bytes",
+    "gpu",
+    help="GPU memory of processes that are in no pod.",
+    source=_ACCOUNTING,
+    use="nodeagent gpus names the processes: a display server, an MPS server, a program that a person has started.",
+)
+def gpu_outside_memory_used(shown: ScrapeInput) -> Iterator[Series]:
+    names = {gpu.uuid: str(gpu.index) for gpu in shown.snapshot.gpus}
+    for account in shown.gpu_accounts:
+        used = sum(process.memory_bytes for process in account.outside)
+        yield (names.get(account.uuid, account.uuid),), used
 
 
 @fact_family(

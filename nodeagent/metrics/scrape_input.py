@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from nodeagent.accounting.gpu_accounts import GpuAccount
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
@@ -96,6 +97,10 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     cluster_writes: tuple[ClusterWrites, ...] = ()
     rails: Mapping[str, int] = {}
     """The index of a PF among the offered PFs, by PCI address."""
+    gpu_accounts: tuple[GpuAccount, ...] = ()
+    """The pods on each GPU; empty while they are unknown."""
+    accounting_obstacle: str | None = None
+    """The reason if they are unknown."""
     facts: FactIndex | None = None
     """Cached by the exposition."""
 

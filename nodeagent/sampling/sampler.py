@@ -2,6 +2,7 @@
 
 * Readers run in threads. If one hangs, the log reports it once and the others continue. If one fails, the log
   reports it once, the error is counted, and the reader runs again at its next time.
+* While all links are healthy, speed, FEC and pauses are read less often than states and counters.
 * The links are read soon after a hint, and repeatedly for ``SWEEP_FOR_S``, because the kernel may delay a second
   change. Changed links are published immediately; counters alone wait for their time. "Soon" is a short delay: the
   same hint wakes the PCI source, which reports to the kubelet first, and one interpreter runs only one of the two.
@@ -24,7 +25,7 @@ from nodeagent.host.clock import boottime
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import Function
+from nodeagent.model import Function, State
 from nodeagent.sampling.adapter_readers import DevlinkReader, DriverReader, PcieReader, RdmaReader
 from nodeagent.sampling.administration import AdministrationReader
 from nodeagent.sampling.kernel_log import KernelLogReader
@@ -99,7 +100,7 @@ class Sampler:
         ]
         if live:
             rounds += [
-                (rates.link_seconds, ethtool_readers(self._pf_netdevs)),
+                (rates.ethtool_seconds, ethtool_readers(self._pf_netdevs)),
                 (rates.driver_seconds, (DriverReader(self._pf_netdevs),)),
                 (rates.devlink_seconds, (DevlinkReader(),)),
                 (rates.vf_seconds, (VfReader(self._pf_netdevs),)),
@@ -150,8 +151,10 @@ class Sampler:
                 first = asyncio.Event()
                 group.create_task(self._follow_links(first))
                 for every, readers in self._rounds:
-                    woken = self._link_changed if readers[0].source is Source.MODES else None
-                    group.create_task(self._repeat(every, readers, first, woken))
+                    if readers[0].source is Source.MODES:
+                        group.create_task(self._follow_modes(every, readers, first))
+                    else:
+                        group.create_task(self._repeat(every, readers, first))
                 if self._rates.kernel_log and self._recorded is None:
                     group.create_task(self._kernel_log.follow(first))
                 if self._recorded is None:
@@ -201,28 +204,34 @@ class Sampler:
             self._hinted.clear()
             sweep_until = now() + (0.0 if self._recorded else SWEEP_FOR_S)
 
-    async def _repeat(
-        self,
-        every: float,
-        readers: tuple[SampleReader, ...],
-        first: asyncio.Event,
-        woken: asyncio.Event | None,
-    ) -> None:
-        """Read at ``every``, and soon after each ``woken``. ``first``: the netdev of each PF is known."""
+    async def _repeat(self, every: float, readers: tuple[SampleReader, ...], first: asyncio.Event) -> None:
+        """Read at ``every``. ``first``: the netdev of each PF is known."""
         await first.wait()
         now = asyncio.get_running_loop().time
         while True:
             began = now()
-            if woken is not None:
-                woken.clear()
             await self._round(readers)
-            if woken is None:
-                await asyncio.sleep(max(0.0, began + every - now()))
-                continue
+            await asyncio.sleep(max(0.0, began + every - now()))
+
+    async def _follow_modes(
+        self, every: float, readers: tuple[SampleReader, ...], first: asyncio.Event
+    ) -> None:
+        """Read at ``every``, soon after a link has changed, and as often as the links while one is faulty."""
+        await first.wait()
+        now = asyncio.get_running_loop().time
+        while True:
+            began = now()
+            self._link_changed.clear()
+            await self._round(readers)
             await asyncio.sleep(_SPEED_GAP_S)
+            at = began + (min(every, self._rates.link_seconds or every) if self._faulty() else every)
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(began + every):
-                    await woken.wait()
+                async with asyncio.timeout_at(at):
+                    await self._link_changed.wait()
+
+    def _faulty(self) -> bool:
+        good = (State.HEALTHY, State.UNUSED)
+        return any(pf.health.state not in good for pf in self._functions() if pf.parent is None)
 
     async def _round(
         self, readers: tuple[SampleReader, ...], wanted: Callable[[Sample], bool] | None = None

@@ -20,11 +20,15 @@ class SamplesSettings(Settings, frozen=True, kw_only=True):
 
     link_seconds: Annotated[
         Every,
-        setting(
-            "Seconds between two readings of state, counters, speed, link-down reason, FEC and pause frames. "
-            "A reading takes about 3 ms of CPU."
-        ),
+        setting("Seconds between two readings of state and counters. A reading takes about 1 ms of CPU."),
     ] = 5.0
+    ethtool_seconds: Annotated[
+        Every | None,
+        setting(
+            "Seconds between two readings of speed, link-down reason, FEC and pause frames while all links are "
+            "healthy. With a faulty link they are read every linkSeconds, and after a change of a link at once."
+        ),
+    ] = 15.0
     driver_seconds: Annotated[
         Every | None,
         setting(

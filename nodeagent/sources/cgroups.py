@@ -1,40 +1,39 @@
-"""The container of a process of the host, by its cgroup.
+"""The container and the pod of a process, from the text of ``/proc/PID/cgroup``.
 
-The runtimes (containerd, CRI-O, Docker) all end the path with the container's ID, 64 hexadecimal digits, with every
-cgroup version and driver. The pid itself is not kept: the kernel reuses it.
+The runtimes (containerd, CRI-O, Docker) end the path with the container's ID, 64 hexadecimal digits. The kubelet's
+part of the path contains the pod's UID, written in one of two ways:
+
+* driver ``systemd``: ``/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice/`` and then
+  ``cri-containerd-ID.scope`` (``crio-ID.scope`` with CRI-O), with ``_`` for each ``-`` of the UID
+* driver ``cgroupfs``: ``/kubepods/burstable/podUID/ID`` (``crio-ID`` with CRI-O)
+
+In version 1 of cgroups each controller has a line with such a path. A reader in a cgroup namespace of its own gets
+paths that begin with ``/../``; the end is the same. The UID of a static pod has no dashes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-
-from nodeagent.host.gpu_driver import GpuProcess
-from nodeagent.host.sysfs import SysfsError, Tree
-
-HOST = "host"
-"""Stands for processes outside of containers."""
-UNKNOWN = "unknown"
-"""Stands for processes whose cgroup cannot be read: ended, or in a process namespace that the agent does not see."""
+from typing import NamedTuple
 
 _ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_POD = re.compile(
+    r"(?:^|[/-])pod([0-9a-f]{32}|[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?=[./]|$)", re.M
+)
 
 
-def container_of(cgroup: str) -> str | None:
-    """Read the container from the text of ``/proc/PID/cgroup``; ``None`` outside of containers. Of two IDs the inner
-    one counts: the node may itself be a container."""
-    ids = _ID.findall(cgroup)
-    return str(ids[-1]) if ids else None
+class CgroupPlace(NamedTuple):
+    """The ID of a container and the UID of a pod; ``None`` outside of them."""
+
+    container: str | None
+    pod: str | None
 
 
-def memory_by_container(tree: Tree, processes: Iterable[GpuProcess]) -> dict[str, float]:
-    """Sum the GPU memory in bytes. A process whose memory the driver does not report adds nothing."""
-    used: dict[str, float] = {}
-    for process in processes:
-        try:
-            text = tree.text(f"/proc/{process.pid}/cgroup")
-        except SysfsError:
-            text = None
-        container = UNKNOWN if text is None else container_of(text) or HOST
-        used[container] = used.get(container, 0.0) + (process.memory_bytes or 0)
-    return used
+def place_of(cgroup: str) -> CgroupPlace:
+    """Read the container and the pod. Of two, the inner one counts: the node may itself be a container.
+
+    >>> place_of("0::/kubepods/pod0a1b2c3d-0000-4000-8000-00000000000f/" + 64 * "e").pod
+    '0a1b2c3d-0000-4000-8000-00000000000f'
+    """
+    containers, pods = _ID.findall(cgroup), _POD.findall(cgroup)
+    return CgroupPlace(containers[-1] if containers else None, pods[-1].replace("_", "-") if pods else None)

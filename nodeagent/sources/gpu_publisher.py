@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -22,7 +22,7 @@ from nodeagent.host.gpu_driver import GpuEvent, GpuVitals
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
-from nodeagent.model import Gpu, GpuFunction, UnusableGpu
+from nodeagent.model import Gpu, GpuFunction, GpuUsage, UnusableGpu
 from nodeagent.sources.nvml_session import NOWHERE, DriverReading, DriverVitals, Place
 from nodeagent.sources.remembered_gpus import RememberedGpus
 
@@ -45,6 +45,9 @@ class GpuPublisher:
         """The time of the last event of each, in seconds since boot."""
         self._publish: Callable[[tuple[Gpu, ...]], object] = lambda _gpus: None
         self._publish_samples: Callable[[tuple[Sample, ...]], object] = lambda _samples: None
+        self._publish_usage: Callable[[Mapping[str, GpuUsage], str | None], object] = lambda _usage, _why: (
+            None
+        )
         self._samples: dict[str, Sample] = {}
         self._status = ReaderStatus(Source.GPU)
         self._places: dict[str, Place] = {}
@@ -65,6 +68,10 @@ class GpuPublisher:
         self._publish = gpus
         if samples is not None:
             self._publish_samples = samples
+
+    def publish_usage_to(self, usage: Callable[[Mapping[str, GpuUsage], str | None], object]) -> None:
+        """``usage`` takes who uses each GPU, by UUID, at every measurement, or why this is unknown."""
+        self._publish_usage = usage
 
     def samples(self) -> tuple[Sample, ...]:
         """The newest sample of each GPU."""
@@ -184,6 +191,7 @@ class GpuPublisher:
             self.log_change(
                 "vitals", f"The GPUs cannot be measured; their health is without it. {measured.why}"
             )
+            self._publish_usage({}, measured.why)
             return
         self._logged.pop("vitals", None)
         self._status.succeeded(measured.at, measured.seconds)
@@ -203,6 +211,8 @@ class GpuPublisher:
             self._publish_samples(samples)
         self.health.judge_gpus(vitals=measured.vitals)
         self._publish(self._gpus())
+        users = {vitals.uuid: vitals.usage for vitals in known if vitals.usage is not None}
+        self._publish_usage(users, measured.users_unknown)
 
     def take_absence(self, why: str, again_s: float) -> None:
         """There is no driver; the source looks for one every ``again_s``."""

@@ -23,7 +23,7 @@ from nodeagent.backoff import Backoff
 from nodeagent.host.gpu_driver import DriverError, GpuEvent
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources.gpu_publisher import GpuPublisher
-from nodeagent.sources.nvml_session import Driver, DriverVitals, Session, SessionEnd
+from nodeagent.sources.nvml_session import POD_LOGS, Driver, DriverVitals, Session, SessionEnd
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,12 @@ _abandoned: set[threading.Thread] = set()
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """Seconds: the longest call, and the intervals of readings, measurements, and looks for an absent driver."""
+    """Seconds: the longest call, and the intervals of readings (without and with events of the driver), measurements,
+    and looks for an absent driver."""
 
     timeout_s: float = 10.0
     interval_s: float = 5.0
+    with_events_s: float = 15.0
     vitals_s: float = 15.0
     absent_s: float = 30.0
 
@@ -55,11 +57,12 @@ async def watch(
     *,
     pace: Pace | None = None,
     hints: asyncio.Event | None = None,
+    pod_logs: str = POD_LOGS,
 ) -> None:
     """Run sessions until cancelled. ``driver`` makes a new driver for each session. ``mark_stale`` takes the reason
     when the driver does not answer. A hint requests a reading: a running session reads within ``WAIT_S``, and a pause
-    between sessions ends at once."""
-    sessions = _Sessions(driver, tree, publisher, mark_stale, pace or Pace())
+    between sessions ends at once. ``pod_logs`` is the kubelet's folder of logs."""
+    sessions = _Sessions(driver, tree, publisher, mark_stale, pace or Pace(), pod_logs)
     hinting = asyncio.create_task(sessions.follow_hints(hints)) if hints is not None else None
     try:
         await sessions.run()
@@ -78,7 +81,9 @@ class _Sessions:
         publisher: GpuPublisher,
         mark_stale: Callable[[str], object],
         pace: Pace,
+        pod_logs: str,
     ) -> None:
+        self.pod_logs = pod_logs
         self.driver, self.tree, self.publisher, self.mark_stale, self.pace = (
             driver,
             tree,
@@ -110,9 +115,11 @@ class _Sessions:
                 self.driver(),
                 self.tree,
                 self.pace.interval_s,
+                self.pace.with_events_s,
                 self.pace.vitals_s,
                 self.vitals_from,
                 self.hung,
+                self.pod_logs,
             )
             self.session.start()
             try:

@@ -49,6 +49,9 @@ class NoDriver:
     def vitals(self) -> tuple[GpuVitals, ...]:
         return ()
 
+    def has_events(self) -> bool:
+        return False
+
     def wait(self, timeout_s: float) -> tuple[()]:
         raise DriverError(f"there is no driver to wait {timeout_s} s for", absent=True)
 

@@ -23,13 +23,14 @@ from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.plausible_gpus import plausible
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.sources.cgroups import memory_by_container
 from nodeagent.sources.driver_versions import find_mismatch
+from nodeagent.sources.gpu_users import GpuUsers
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 1.0
+WAIT_S = 3.0
 """The longest single wait in the driver: a hint and the end of the session take at most this long."""
+POD_LOGS = "/var/log/pods"
 SPACING_S = 0.1
 """Readings are at least this far apart, so that a storm of events does not become a storm of readings."""
 VITALS_SPACING_S = 1.0
@@ -51,6 +52,7 @@ class Driver(Protocol):
     def excluded(self) -> frozenset[str]: ...
     def vitals(self) -> Iterable[GpuVitals]: ...
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]: ...
+    def has_events(self) -> bool: ...
 
 
 class DriverReading(msgspec.Struct, frozen=True):
@@ -73,6 +75,8 @@ class DriverVitals(msgspec.Struct, frozen=True):
     why: str | None = None
     seconds: float | None = None
     """The duration of the measurement."""
+    users_unknown: str | None = None
+    """Why the pods of processes cannot be found, if processes were requested."""
 
 
 class SessionEnd(msgspec.Struct, frozen=True):
@@ -93,15 +97,21 @@ class Session(threading.Thread):
         driver: Driver,
         tree: Tree,
         interval_s: float,
+        with_events_s: float,
         vitals_s: float,
         vitals_from: float,
         hung: threading.Thread | None = None,
+        pod_logs: str = POD_LOGS,
     ) -> None:
-        """Measure from ``vitals_from`` of the monotonic clock on, and only when ``hung`` no longer hangs in that."""
+        """Read every ``interval_s``, or ``with_events_s`` while all GPUs are sound and send events. Measure from
+        ``vitals_from`` of the monotonic clock on, and only when ``hung`` no longer hangs in that. ``pod_logs``: see
+        ``GpuUsers``."""
         super().__init__(name="gpu-driver", daemon=True)
         self.driver, self.tree = driver, tree
-        self.interval_s, self.vitals_s, self.vitals_from = interval_s, vitals_s, vitals_from
+        self.interval_s, self.with_events_s = interval_s, with_events_s
+        self.vitals_s, self.vitals_from = vitals_s, vitals_from
         self.hung = hung
+        self.users = GpuUsers(tree, pod_logs)
         self.places: dict[str, Place] = {}
         self.loop = asyncio.get_running_loop()
         self.inbox: asyncio.Queue[SessionResult] = asyncio.Queue()
@@ -135,7 +145,7 @@ class Session(threading.Thread):
                 mismatch, excluded = find_mismatch(self.tree), self.driver.excluded()
                 self._post(DriverReading(version, readings, self._places(readings), mismatch, excluded))
                 read_at = time.monotonic()
-                due = read_at + self.interval_s
+                due = read_at + self._interval_s(readings)
                 if self.over.is_set():  # abandoned while it hung
                     return
             if time.monotonic() >= vitals_due:
@@ -154,27 +164,33 @@ class Session(threading.Thread):
                 if vitals_at is not None:
                     vitals_due = min(vitals_due, vitals_at + VITALS_SPACING_S)
 
+    def _interval_s(self, readings: tuple[GpuReading, ...]) -> float:
+        sound = bool(readings) and not any(reading.lost or reading.fault for reading in readings)
+        return self.with_events_s if sound and self.driver.has_events() else self.interval_s
+
     def _measure(self) -> None:
         """A failure here does not end the session: the next reading shows a driver that is gone."""
         self._enter("vitals")
         try:
             at, measured = boottime(), []
+            obstacle = self.users.begin()
             for vitals in self.driver.vitals():
-                measured.append(self._attribute(vitals))
+                measured.append(self._attribute(vitals, obstacle))
                 self._enter("vitals")  # each GPU has its own time
-            result = DriverVitals(at, tuple(measured), seconds=boottime() - at)
+            result = DriverVitals(at, tuple(measured), seconds=boottime() - at, users_unknown=obstacle)
         except DriverError as error:
             result = DriverVitals(boottime(), (), str(error))
         self._post(result)
 
-    def _attribute(self, vitals: GpuVitals) -> GpuVitals:
-        """Add the memory by container, if the driver reports processes."""
+    def _attribute(self, vitals: GpuVitals, obstacle: str | None) -> GpuVitals:
+        """Add the memory by container and the usage by pod, if the driver reports processes."""
         if vitals.processes is None:
             return vitals
-        used = memory_by_container(self.tree, vitals.processes)
+        used = self.users.by_container(vitals.processes)
         values = {f"gpu_container_memory_bytes/{container}": size for container, size in used.items()}
         values["gpu_processes"] = len(vitals.processes)
-        return msgspec.structs.replace(vitals, values=vitals.values | values)
+        usage = self.users.usage(vitals.processes) if obstacle is None else None
+        return msgspec.structs.replace(vitals, values=vitals.values | values, usage=usage)
 
     def _close(self) -> None:
         self._enter("close")

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import msgspec
+
 from nodeagent import supervise
+from nodeagent.accounting.gpu_accounts import GpuAccount
 from nodeagent.bounded_calls import hanging_calls
 from nodeagent.config.formats import host_port
 from nodeagent.host.clock import boottime
@@ -22,6 +25,7 @@ from nodeagent.metrics.scrape_input import ClusterWrites, DeviceCount, HealthFig
 from nodeagent.model import Snapshot
 from nodeagent.web import local_socket
 from nodeagent.web.auth import AccessControl
+from nodeagent.web.gpu_statuses import gpu_statuses
 from nodeagent.web.server import Page, PageHandler, WebServer
 from nodeagent.web.web_settings import WebSettings
 
@@ -96,6 +100,14 @@ class ClusterState(Protocol):
     def remarks(self) -> tuple[str, ...]: ...
 
 
+class Accounting(Protocol):
+    """The pods on each GPU. ``obstacle`` is the reason if they are unknown."""
+
+    @property
+    def obstacle(self) -> str | None: ...
+    def accounts(self) -> tuple[GpuAccount, ...]: ...
+
+
 class PageSources(NamedTuple):
     """The parts of the agent that the pages read."""
 
@@ -110,10 +122,13 @@ class PageSources(NamedTuple):
     """The health of every PF and GPU with its rules and values, as JSON."""
     machine_view: Callable[[], bytes]
     """The facts and the offered devices, as JSON, for ``nodeagent scan``."""
+    neighbor_view: Callable[[], bytes]
+    """The links with their neighbors, as JSON, for ``nodeagent neighbors``."""
     configuration_fault: Callable[[], str]
     """The first fault of the configuration file; empty while its content is in force."""
     stuck_threads: Callable[[], int]
     cluster: ClusterState
+    accounting: Accounting
 
 
 class Pages:
@@ -141,7 +156,13 @@ class Pages:
 
     async def serve_locally(self, folder: Path) -> None:
         """Serve the verbs of this node on a socket in this folder, until cancelled."""
-        await local_socket.serve(folder, {"/health": self._health, "/scan": self._scan})
+        pages: dict[str, PageHandler] = {
+            "/health": self._health,
+            "/scan": self._scan,
+            "/gpus": self._gpus,
+            "/neighbors": self._neighbors,
+        }
+        await local_socket.serve(folder, pages)
 
     def _scrape(self, accept: str) -> Page:
         if self._metrics is None:
@@ -179,6 +200,8 @@ class Pages:
             else None,
             cluster_writes=sources.cluster.writes(),
             rails=sources.offering.rails,
+            gpu_accounts=sources.accounting.accounts() if sources.accounting.obstacle is None else (),
+            accounting_obstacle=sources.accounting.obstacle,
         )
 
     def _device_counts(self, snapshot: Snapshot) -> tuple[DeviceCount, ...]:
@@ -193,6 +216,16 @@ class Pages:
 
     def _scan(self, _accept: str) -> Page:
         return Page(200, self._sources.machine_view(), "application/json")
+
+    def _neighbors(self, _accept: str) -> Page:
+        return Page(200, self._sources.neighbor_view(), "application/json")
+
+    def _gpus(self, _accept: str) -> Page:
+        sources = self._sources
+        snapshot, accounting = sources.inventory.snapshot, sources.accounting
+        counts, samples = self._device_counts(snapshot), sources.gpus.samples()
+        lines = gpu_statuses(snapshot, counts, samples, accounting.accounts(), accounting.obstacle)
+        return Page(200, msgspec.json.encode(lines), "application/json")
 
     def _healthz(self, _accept: str) -> Page:
         """Answer: this proves that the event loop runs."""

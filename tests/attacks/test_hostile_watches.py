@@ -1,9 +1,11 @@
 """A watch that ends at once, that never ends, or whose objects contain texts of many commas.
 
-Conditions: a server lists one Node and then ends each watch cleanly after a second without an event; one sends an
-empty line or an interim answer (100 Continue) now and then, and no event, long after the watch should have ended; one
-sends a Node whose annotation is as large as Kubernetes permits and consists of commas. What must hold: requests become
-rarer, each watch ends at its deadline and is named as the trouble, and no text of an object is counted as values.
+There are three servers. One lists a Node and then ends each watch cleanly after a second without an event. One sends
+an empty line or an interim answer (100 Continue) now and then, long after the watch should have ended. One sends a Node
+whose annotation is as large as Kubernetes permits and consists of commas.
+
+Requests must become rarer. Each watch must end at its deadline, and the trouble must name it. No text of an object may
+count as values.
 """
 
 from __future__ import annotations

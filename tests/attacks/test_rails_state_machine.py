@@ -62,11 +62,13 @@ class KubeletModel:
         self.lists: dict[str, DeviceList] = {}
         self.snapshot = Snapshot()
 
-    def update(self, kinds: Iterable[DeviceKind], snapshot: Snapshot) -> None:
+    def update(self, kinds: Iterable[DeviceKind], snapshot: Snapshot, removed: frozenset[str]) -> None:
         self.kinds = {kind.resource: kind for kind in kinds}
         self.snapshot = snapshot
         for name, kind in self.kinds.items():
-            self.lists.setdefault(name, DeviceList()).update(kind.devices(snapshot))
+            known = [holding for holding in snapshot.holdings or () if holding.resource == name]
+            held = [id_ for holding in known for id_ in holding.device_ids]
+            self.lists.setdefault(name, DeviceList()).update(kind.devices(snapshot), held, removed)
 
     def free(self, resource: str) -> list[str]:
         taken = {id_ for name, ids in self.held.values() if name == resource for id_ in ids}

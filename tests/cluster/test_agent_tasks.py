@@ -65,6 +65,31 @@ async def test_a_failed_link_becomes_an_event_a_condition_and_a_report(server, k
         await server.until(lambda: ("Node", "Recovered") in events(server))
 
 
+async def test_the_node_has_the_largest_free_block_as_a_label(server, kubeconfig):
+    """The second write comes ten seconds after the first."""
+    async with node() as n:
+        await n.kubelet.start()
+        text = (
+            f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}, gpuMemLargest: {{enabled: true}}}}\n"
+        )
+        await n.start_agent(n.configure(text), node_name="gpu-0")
+        await n.allocatable(f"{HEAD}/gpu-mem", 158)
+
+        def label() -> str | None:
+            return (
+                server.find("nodes", "gpu-0")["metadata"]
+                .get("labels", {})
+                .get("nodeagent.io/gpu-mem-largest")
+            )
+
+        await server.until(lambda: label() == "79")
+        for name in "pq":
+            assert (await n.kubelet.admit(PodSpec.single(name, {f"{HEAD}/gpu-mem": 44}))).admitted
+        refused = await n.kubelet.admit(PodSpec.single("r", {f"{HEAD}/gpu-mem": 40}))
+        assert "; ask for at most 35, which" in refused.message
+        await server.until(lambda: label() == "32")
+
+
 @pytest.fixture
 def granted(server):
     """The rights that daemonset/base gives, enforced, and its CRD."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nodeagent.cluster.node_report import REPORT, NodeReporter, body, report
@@ -19,6 +21,10 @@ from nodeagent.fabric.nodelinks import NodeLinks, decode
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim, node_of
 from nodeagent.kube.client import ApiClient
+from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
+from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
+from nodeagent.lldp.lldpdu_codec import encode
+from nodeagent.lldp.neighbor_table import NeighborTable
 from nodeagent.model import Function, Health, Identifier, Link, Neighbor, Reason, Snapshot, State
 from nodeagent.sim.apiserver import ApiServer
 from tests.support.manifests import built, of_kind
@@ -129,10 +135,49 @@ def test_the_first_neighbor_is_reported_at_once_and_another_one_when_it_is_confi
     assert moved.links[0].neighbor.system_name == "su2-leaf01"
 
 
-def test_of_two_neighbors_on_a_link_the_one_reported_before_stays():
+def test_of_two_neighbors_on_a_link_the_first_is_reported_as_contested():
     one, two = neighbor(0), neighbor(0, "p9", "aaa", chassis_id=Identifier("local", "0"))
     first = report_of(snapshot(one, count=1))
-    assert report_of(snapshot(two, one, count=1), first) == first
+    assert not first.links[0].neighbor.contested
+    assert report_of(snapshot(one, replace(two, confirmed=False), count=1), first) == first
+    assert report_of(snapshot(one, replace(two, stale=True), count=1), first) == first
+    assert report_of(snapshot(one, replace(one, port_id=Identifier("ifname", "p2")), count=1), first) == first
+    both = report_of(snapshot(one, two, count=1), first)
+    assert both.links[0].neighbor == msgspec.structs.replace(first.links[0].neighbor, contested=True)
+    assert report_of(snapshot(two, one, count=1), both).links[0].neighbor.system_name == "aaa"
+
+
+PORTS = st.sampled_from(["a", "b", "c", "d"])
+STEPS = st.lists(
+    st.tuples(st.just("frame"), PORTS, st.sampled_from([0, 20, 120, 65535]))
+    | st.tuples(st.just("carrier lost"))
+    | st.tuples(st.just("wait"), st.sampled_from([1.0, 30.0, 200.0, 700.0])),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_the_report_names_the_neighbor_that_the_table_shows_first(steps):
+    """The table decides, so `nodeagent neighbors` and NodeLinks never disagree."""
+    table, before, now = NeighborTable(), None, 0.0
+    netdev = neighbor(0).link
+    for step in steps:
+        match step:
+            case ("frame", port, ttl):
+                pdu = Lldpdu(ChassisId(7, port.encode()), PortId(5, b"p"), ttl)
+                table.receive(netdev, build_frame(NEAREST_BRIDGE, b"\2" * 6, encode(pdu)), now)
+            case ("carrier lost",):
+                table.mark_stale(netdev)
+            case ("wait", seconds):
+                now += seconds
+        table.expire(now)
+        facts = table.neighbors()
+        before = report_of(snapshot(*facts, count=1), before, now)
+        reported = before.links[0].neighbor
+        if facts:
+            assert (reported.chassis_id.value, reported.stale) == (facts[0].chassis_id.value, facts[0].stale)
+        else:
+            assert reported is None
 
 
 def test_after_a_start_a_neighbor_without_frames_stays_and_becomes_stale_after_the_patience():

@@ -46,7 +46,9 @@ def test_a_recording_can_be_read_and_names_devices_but_no_node(machine, tmp_path
     )
     assert mine.mac == nic.netdev.mac
     assert mine.path[-1] == nic.address
-    assert {one.source for one in samples if one.device == nic.address} == set(Source) - {Source.GPU}
+    # A recorded machine has no kernel that reports changes by an administrator.
+    sources = set(Source) - {Source.GPU, Source.ADMINISTRATION}
+    assert {one.source for one in samples if one.device == nic.address} == sources
     for source in Source:
         times = [one.at for one in samples if one.source is source and one.device == nic.address]
         assert times == sorted(times)
@@ -91,6 +93,28 @@ def test_gpu_faults_are_recorded_and_replayed(machine, tmp_path):
     assert ("GPU0", ("sram_uncorrectable",), False) in told
     assert any("xid_79" in reasons for name, reasons, _ in told if name == "GPU1")
     assert [one for one in told if one[0] == "GPU1"][-1] == ("GPU1", (), True)
+
+
+def test_a_pf_whose_vfs_change_and_that_leaves_the_bus_is_recorded_and_replayed(machine, tmp_path):
+    made, root = machine
+    file = tmp_path / "samples.jsonl"
+    recording = threading.Thread(target=record, args=(root, file, 6.0))
+    recording.start()
+    until_it_holds(file, '"pf_vfs"')
+    made.set_vfs(0, 2)
+    until_it_holds(file, '"pf_vfs":2')
+    made.unplug(0)
+    until_it_holds(file, '"pf_present":0')
+    recording.join()
+    with file.open("rb") as lines:
+        header, rest = decode(lines)
+        samples = list(rest)
+    address = made.nic(0).address
+    facts = [one for one in samples if one.device == address and "pf_present" in one.values]
+    assert [one.values.get("pf_vfs") for one in facts][-2:] == [2, None]
+    assert [one.texts.get("pf_driver") for one in facts][-2:] == ["mlx5_core", None]
+    last = [one for one in replay(header, samples, HealthSettings()) if one.device == address][-1]
+    assert [reason.key for reason in last.after.reasons] == ["device_missing"]
 
 
 def test_a_failing_driver_is_reported_and_the_nics_are_recorded(machine, tmp_path):

@@ -1,4 +1,4 @@
-"""What the controller writes, in clusters with and without the definition of HyperNodes."""
+"""The outputs of the controller, in clusters with and without the definition of HyperNodes."""
 
 from __future__ import annotations
 

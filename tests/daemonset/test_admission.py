@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster import device_marks, min_links_marks
+from nodeagent.cluster import device_marks, min_links_marks, startup_taint
 from nodeagent.fabric.hypernode import SOURCE_LABEL
 from nodeagent.kube.failure import ApiError
 from tests.daemonset.test_schemas import REPORT
@@ -322,23 +322,26 @@ OWN_CONDITION = condition(FABRIC)
 
 
 @pytest.mark.parametrize(
-    ("policy", "conditions", "texts"),
+    ("policy", "conditions", "labels", "taint"),
     [
         (
             "nodeagent-node-conditions",
             {device_marks.LINK, device_marks.GPU},
-            (device_marks.TAINT.key, device_marks.LABEL),
+            {device_marks.LABEL, device_marks.BLOCK_LABEL},
+            device_marks.TAINT.key,
         ),
-        ("nodeagent-controller-nodes", {min_links_marks.CONDITION}, (min_links_marks.TAINT.key,)),
+        ("nodeagent-controller-nodes", {min_links_marks.CONDITION}, None, min_links_marks.TAINT.key),
     ],
 )
 def test_the_policies_name_the_marks_of_the_code(
-    policy: str, conditions: set[str], texts: tuple[str, ...], everything: list[Manifest]
+    policy: str, conditions: set[str], labels: set[str] | None, taint: str, everything: list[Manifest]
 ) -> None:
     spec = named(everything, "ValidatingAdmissionPolicy", policy)["spec"]
-    (own,) = (one["expression"] for one in spec["variables"] if one["name"] == "ownConditions")
-    assert set(json.loads(own)) == conditions
-    assert all(f'== "{text}"' in str(spec["validations"]) for text in texts)
+    variables = {one["name"]: one["expression"] for one in spec["variables"]}
+    assert set(json.loads(variables["ownConditions"])) == conditions
+    assert f'== "{taint}"' in str(spec["validations"])
+    if labels is not None:
+        assert set(json.loads(variables["ownLabels"])) == labels
 
 
 def test_an_agent_sets_its_condition_its_taint_and_its_label(everything: list[Manifest]) -> None:
@@ -349,14 +352,18 @@ def test_an_agent_sets_its_condition_its_taint_and_its_label(everything: list[Ma
     assert refusals(everything, marked) == []
     assert refusals(everything, replace(marked, object=marked.old, old=marked.object)) == []
     assert refusals(everything, patch(AGENT, lambda made: made["spec"]["taints"].append(OWN_TAINT))) == []
-    label = patch(AGENT, lambda made: made["metadata"]["labels"].update({"nodeagent.io/link-degraded": "2"}))
-    assert refusals(everything, label) == []
-    assert refusals(everything, replace(label, object=label.old, old=label.object)) == []
+    for key in ("link-degraded", "gpu-mem-largest"):
+        label = patch(
+            AGENT, lambda made, key=key: made["metadata"]["labels"].update({f"nodeagent.io/{key}": "2"})
+        )
+        assert refusals(everything, label) == []
+        assert refusals(everything, replace(label, object=label.old, old=label.object)) == []
 
 
 WRONG_FOR_ALL: dict[str, Callable[[dict[str, Any]], object]] = {
     "another's label": lambda made: made["metadata"]["labels"].update(zone="b"),
     "a new label": lambda made: made["metadata"]["labels"].update({"node-role.kubernetes.io/x": ""}),
+    "a label like the agent's": lambda made: made["metadata"]["labels"].update({"nodeagent.io/gpu-mem": "8"}),
     "a label gone": lambda made: made["metadata"].pop("labels"),
     "another's taint": lambda made: made["spec"].update(taints=[]),
     "a taint": lambda made: made["spec"]["taints"].append({"key": "x", "effect": "NoSchedule"}),
@@ -403,6 +410,9 @@ WRONG_FOR_AGENTS: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 WRONG_FOR_THE_CONTROLLER: dict[str, Callable[[dict[str, Any]], object]] = {
     "the agent's label": lambda made: made["metadata"]["labels"].update({"nodeagent.io/link-degraded": "1"}),
+    "the agent's other label": lambda made: made["metadata"]["labels"].update(
+        {"nodeagent.io/gpu-mem-largest": "1"}
+    ),
     "the agent's taint": lambda made: made["spec"]["taints"].append(OWN_TAINT),
     "the agent's condition": lambda made: made["status"]["conditions"].append(condition(LINK)),
     "a message without end": lambda made: made["status"]["conditions"].append(
@@ -444,6 +454,16 @@ def test_the_controller_marks_nodes_with_too_few_links(everything: list[Manifest
 @pytest.mark.parametrize("case", [*WRONG_FOR_ALL, *WRONG_FOR_THE_CONTROLLER])
 def test_the_controller_changes_nothing_else_of_a_node(case: str, everything: list[Manifest]) -> None:
     assert refusals(everything, patch(CONTROLLER, (WRONG_FOR_ALL | WRONG_FOR_THE_CONTROLLER)[case]))
+
+
+def test_the_controller_removes_the_start_up_taint_and_never_sets_it(everything: list[Manifest]) -> None:
+    for effect in ("NoSchedule", "NoExecute"):
+        taint = {"key": startup_taint.TAINT_KEY, "effect": effect}
+        setting = patch(CONTROLLER, lambda made, taint=taint: made["spec"]["taints"].append(taint))
+        removing = replace(setting, object=setting.old, old=setting.object)
+        assert refusals(everything, setting)
+        assert refusals(everything, removing) == []
+        assert refusals(everything, replace(removing, user=AGENT))
 
 
 def test_an_agent_does_not_remove_the_marks_of_the_controller(everything: list[Manifest]) -> None:

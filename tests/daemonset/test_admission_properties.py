@@ -35,7 +35,7 @@ Json = Any
 
 OWN: dict[str, dict[str, tuple[str, ...]]] = {
     AGENT: {
-        "labels": ("nodeagent.io/link-degraded",),
+        "labels": ("nodeagent.io/link-degraded", "nodeagent.io/gpu-mem-largest"),
         "taints": ("nodeagent.io/links-down",),
         "conditions": ("nodeagent.io/LinkHealthy", "nodeagent.io/GpuHealthy"),
     },

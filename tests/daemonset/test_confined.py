@@ -73,7 +73,8 @@ async def contained(
 
     async def read() -> None:
         assert process.stderr is not None
-        log.extend([one.decode().rstrip() async for one in process.stderr])
+        async for line in process.stderr:  # a test reads the log while it grows
+            log.append(line.decode().rstrip())  # noqa: PERF401
 
     reading = asyncio.create_task(read())
     try:
@@ -118,9 +119,16 @@ async def test_the_agent_serves_with_exactly_the_rights_of_the_manifest(
             if recorded:
                 (cdi,) = (host / "var/run/cdi").iterdir()
                 assert json.loads(cdi.read_text())["kind"] == "nodeagent.io/gpu"
+            else:
+                async with asyncio.timeout(30):
+                    while not any("source=kernel" in line for line in log):
+                        await asyncio.sleep(0.05)
     finally:
         await kubelet.stop()
     assert not [line for line in log if REFUSED.search(line)]
+    collectors = [line for line in log if "etrics collector" in line]
+    assert not [line for line in collectors if "WARNING" in line]
+    assert sum("source=kernel" in line for line in collectors) == (0 if recorded else 1)
 
 
 WRITTEN = {
@@ -187,3 +195,5 @@ async def test_the_doctor_in_the_pod_reports_nothing_that_the_manifest_withholds
     assert findings["kernel"]["what"] == f"Linux {release}"
     assert findings["boot_id"]["what"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert findings["state"]["level"] == findings["folders"]["level"] == "ok"
+    assert findings["net_admin_missing"]["level"] == findings["syslog_missing"]["level"] == "note"
+    assert "/dev/kmsg" in findings["syslog_missing"]["what"]

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from nodeagent.agent_config import load
+from nodeagent.cluster.largest_block import LABEL as BLOCK_LABEL
 from nodeagent.commands.scan import listing
 from nodeagent.kinds.vf import VfPool
 from nodeagent.metrics.catalog import CATALOG
@@ -59,6 +60,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 def test_every_supported_system_has_an_example() -> None:
     assert [folder.name for folder in FOLDERS] == [
         "autoscaling",
+        "gpu-memory",
         "kuberay",
         "kueue",
         "large-clusters",
@@ -204,6 +206,25 @@ def test_the_labels_in_the_examples_are_those_that_the_controller_writes() -> No
     assert spoken <= TOPOLOGY
 
 
+def test_the_affinity_of_an_example_is_by_the_label_of_the_agent_and_fits_the_request() -> None:
+    seen = 0
+    for path, one in ALL:
+        for spec in pod_specs(one) if path.parent.name == "gpu-memory" else ():
+            for term in (
+                spec.get("affinity", {})
+                .get("nodeAffinity", {})
+                .get("requiredDuringSchedulingIgnoredDuringExecution", {})
+                .get("nodeSelectorTerms", ())
+            ):
+                (expression,) = term["matchExpressions"]
+                limits = spec["containers"][0]["resources"]["limits"]
+                assert expression["key"] == BLOCK_LABEL
+                assert expression["operator"] == "Gt"
+                assert int(expression["values"][0]) == limits["nvidia-dgx-h100/gpu-mem"] - 1
+                seen += 1
+    assert seen
+
+
 # Kueue
 
 
@@ -242,8 +263,9 @@ def test_queued_jobs_name_existing_queues_and_priorities() -> None:
             queued += 1
             assert (one["metadata"]["namespace"], name) in queues
             assert labels["kueue.x-k8s.io/priority-class"] in priorities
-            assert one["spec"]["suspend"] is True
-    assert queued == 3
+            spec = one["spec"]
+            assert spec.get("runPolicy", spec)["suspend"] is True
+    assert queued == 4
     levels = {
         level["nodeLabel"]
         for one in of_kind(built("overlays/kueue"), "Topology")

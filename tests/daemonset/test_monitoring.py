@@ -154,6 +154,15 @@ def test_rules_and_panels_query_existing_metrics() -> None:
     assert {name for _, name in asked} - exposed() == set()
 
 
+def test_every_metric_that_rules_and_panels_query_is_documented() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    documented = set(re.findall(r"^\| `(nodeagent_\w+)` \|", page, re.M))
+    queried = {name for group in groups() for rule in group["rules"] for name in names(rule["expr"])}
+    queried |= {name for board in BOARDS for _, expr in expressions(board) for name in names(expr)}
+    assert len(queried) > 60
+    assert {name for name in queried if re.sub("_(bucket|sum|count)$", "", name) not in documented} == (set())
+
+
 def shared() -> str:
     """Return the metrics page of a node where two pods share a GPU and one of them holds a VF."""
     snapshot = with_faults(facts()[0])

@@ -72,6 +72,7 @@ LINK = {
         "portDescription": "rail 0",
         "managementAddresses": ["192.0.2.1"],
         "stale": False,
+        "contested": False,
     },
 }
 REPORT = {

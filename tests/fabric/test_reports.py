@@ -65,7 +65,7 @@ def test_reports_that_differ_in_one_link_have_two_shapes() -> None:
 
 
 def test_a_plan_keeps_its_inputs_while_reports_change() -> None:
-    """It runs in a thread, and the mirror goes on."""
+    """It runs in a thread, and the mirror continues meanwhile."""
     inputs = Inputs(FabricRules(), NO_TOPOLOGY)
     (first, row), (second, other) = rails(1, 2).items()
     inputs.report(first, links(first, row))

@@ -358,8 +358,16 @@ def test_nvlinks_with_a_thousand_errors_per_second_degrade_the_gpu():
 
 def test_single_nvlink_errors_reset_counters_and_registers_of_ones_are_no_fault():
     bench = GpuBench(every=15).tick(gpu_nvlink_crc_errors=1_000_000)
-    for count in (1_001_000, 5, 900, 2**64 - 1, 2**64 - 1, 950, 960):
+    for count in (1_001_000, 5, 900, 2**64 - 1, 2**64 - 1, 950, 2**32 - 1, 960):
         assert bench.tick(gpu_nvlink_crc_errors=float(count)).health() == HEALTHY
+
+
+@pytest.mark.parametrize("between", [{}, {"gpu_nvlink_crc_errors": 0}])
+def test_an_nvlink_counter_that_is_missing_or_zero_for_a_moment_is_no_fault(between):
+    counts = {"gpu_nvlink_crc_errors": 5e6, "gpu_nvlink_replays": 3}
+    bench = GpuBench(every=15).tick(**counts).tick(**counts)
+    assert bench.tick(gpu_nvlink_replays=3, **between).health() == HEALTHY
+    assert bench.tick(**counts).health() == HEALTHY
 
 
 def test_nvlink_errors_over_a_gap_without_readings_are_no_rate():

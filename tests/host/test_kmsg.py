@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.health.link_rules import FATAL_PATTERNS
-from nodeagent.host.kmsg import PATTERNS, FirmwareEvent, KernelLog, KernelLogError, events_of
+from nodeagent.host.kmsg import PATTERNS, FirmwareEvent, KernelLog, KernelLogForbiddenError, events_of
 
 NIC = "0000:1a:00.0"
 LINES = {
@@ -87,5 +87,5 @@ def test_a_log_is_read_from_its_beginning_and_then_continued(tmp_path):
 
 
 def test_a_missing_log_is_an_error_with_the_remedy(tmp_path):
-    with pytest.raises(KernelLogError, match="CAP_SYSLOG"):
+    with pytest.raises(KernelLogForbiddenError, match="CAP_SYSLOG"):
         KernelLog(tmp_path / "kmsg")

@@ -421,7 +421,7 @@ async def main():
     facts.publish_to(state)
     watching = asyncio.create_task(gpu_source.watch(
         Nvml, Tree(sys.argv[1]), facts, failed,
-        pace=gpu_source.Pace(timeout_s=0.3, interval_s=0.2, vitals_s=0.2, absent_s=0.1)))
+        pace=gpu_source.Pace(timeout_s=0.3, interval_s=0.2, with_events_s=0.2, vitals_s=0.2, absent_s=0.1)))
     command = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     while "freed" in command and gpu_source.stuck_threads():
         await asyncio.sleep(0.01)

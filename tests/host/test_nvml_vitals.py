@@ -72,8 +72,8 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
         "gpu_fabric_state": "completed",
     }
     assert told.processes == [
-        {"pid": 4242, "memory_bytes": 1048576},
-        {"pid": 4243, "memory_bytes": None},
+        {"pid": 4242, "memory_bytes": 1048576, "utilization": 0.0},
+        {"pid": 4243, "memory_bytes": None, "utilization": 0.0},
     ]
     states = {f"gpu_nvlink_up/{link}": float(link != 17) for link in range(18)}
     assert {name: told.values.pop(name) for name in states} == states
@@ -130,6 +130,36 @@ def test_an_old_driver_returns_the_values_that_it_supports(start, old, machine):
         "gpu_memory_total_bytes",
     }
     assert (told.texts, told.processes) == ({}, None)
+
+
+def test_a_process_is_counted_once_and_has_its_own_part_of_the_sms(nvml, machine):
+    """The driver fills its answer with samples of no process, and lists a process in each list that it belongs to."""
+    processes = ["process 0 11 100", "graphics 0 11 100", "mps 0 12 70", "process 0 12 70", "graphics 0 13 5"]
+    machine.set(gpu(0), *processes, "sample 0 11 1000 40", "sample 0 11 2000 60", "sample 0 12 1500 30")
+    (told,) = vitals(nvml)
+    assert told.processes == [
+        {"pid": 11, "memory_bytes": 100, "utilization": 0.6},
+        {"pid": 12, "memory_bytes": 70, "utilization": 0.3},
+        {"pid": 13, "memory_bytes": 5, "utilization": 0.0},
+    ]
+    (told,) = vitals(nvml)
+    assert [process["utilization"] for process in told.processes] == [0.0, 0.0, 0.0], "no newer sample"
+    machine.set(gpu(0), *processes, "sample 0 11 1000 40", "sample 0 13 2001 101", "sample 0 12 2002 99")
+    (told,) = vitals(nvml)
+    assert [process["utilization"] for process in told.processes] == [0.0, 0.99, 0.0]
+
+
+@pytest.mark.parametrize("result", [3, 13])
+def test_without_a_list_or_the_utilization_the_other_processes_are_known(nvml, machine, result):
+    machine.set(
+        gpu(0),
+        "process 0 11 100",
+        "graphics 0 13 5",
+        f"fail nvmlDeviceGetGraphicsRunningProcesses_v3 {result}",
+        f"fail nvmlDeviceGetProcessUtilization {result}",
+    )
+    (told,) = vitals(nvml)
+    assert told.processes == [{"pid": 11, "memory_bytes": 100, "utilization": None}]
 
 
 CALLS = (

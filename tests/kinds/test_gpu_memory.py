@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from itertools import combinations
 
@@ -192,7 +193,7 @@ def test_a_refusal_names_the_largest_free_blocks() -> None:
         SLICES.prefer(snapshot, available, [], 60)
     assert str(refused.value) == (
         "nvidia-dgx-h100/gpu-mem: no single GPU has 60 free slices (60 GiB);"
-        " free slices: GPU-00000000… 40, GPU-00000001… 12"
+        " free slices: GPU-00000000… 40, GPU-00000001… 12; ask for at most 40"
     )
     with pytest.raises(Refused, match=r"100 slices \(48000 MiB\) are more than one GPU holds"):
         GpuMemory(RESOURCE, slice_mib=480, reserved_mib=80_000).prefer(snapshot, [], [], 100)
@@ -253,7 +254,25 @@ def test_a_refusal_stays_short_on_a_node_with_many_gpus() -> None:
     with pytest.raises(Refused) as refused:
         SLICES.prefer(snapshot, everything(snapshot), [], 80)
     assert len(str(refused.value).encode()) < 1000
-    assert str(refused.value).endswith("and 56 more")
+    assert str(refused.value).endswith(
+        "and 56 more; ask for at most 79, or for 158, 237, 316, 395, 474, 553, 632, 711, …"
+    )
+
+
+def test_a_refusal_names_the_sizes_that_fit_and_each_of_them_is_granted() -> None:
+    """Of eight GPUs three are idle, one is sick, and the others have at most 45 free slices."""
+    sick = replace(dgx(), gpus=(replace(dgx().gpus[0], health=SICK), *dgx().gpus[1:]))
+    parts = [*ids(4, *range(45)), *ids(5, *range(45)), *ids(6, 1), *ids(7)]
+    available = [name for name in everything(sick) if name.startswith(tuple(map(uuid_of, (0, 1, 2, 3))))]
+    for size in (80, 8 * 79):
+        with pytest.raises(Refused, match=r"; ask for at most 79, or for 158, 237$"):
+            SLICES.prefer(sick, [*available, *parts], [], size)
+    for size in (1, 79, 158, 237):
+        assert len(SLICES.prefer(sick, [*available, *parts], [], size)) == size
+    with pytest.raises(Refused, match=r"; ask for at most 45$"):
+        SLICES.prefer(sick, parts, [], 46)
+    with pytest.raises(Refused, match=r"; nothing is free now$"):
+        SLICES.prefer(sick, ids(0, *range(79)), [], 1)
 
 
 def test_slices_of_several_gpus_are_refused_unless_they_are_all_of_them() -> None:
@@ -358,6 +377,13 @@ def test_an_answer_keeps_the_rule_and_is_the_best_and_a_refusal_means_that_none_
     if isinstance(chosen, Refused):
         assert not chosen.invalid
         assert not possible
+        _, advised, fitting = str(chosen).partition("; ask for at most ")
+        if advised and not must:
+            named = {int(word) for word in re.findall(r"\d+", fitting)}
+            largest = int(fitting.partition(",")[0])
+            granted = {n for n in range(1, 80 * 8) if answers(snapshot.gpus, free, [], n)}
+            assert named - {largest} == {n for n in granted if n > largest}
+            assert largest in granted
         return
     assert len(set(chosen)) == len(chosen) == size
     assert set(must) <= set(chosen) <= set(free)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec import structs
 
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
+from nodeagent.lldp.link_remarks import find_crowded, find_duplicates
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, ManagementAddress, Pfc, PortId
 from nodeagent.lldp.lldpdu_codec import encode
 from nodeagent.lldp.neighbor_table import (
@@ -19,8 +20,6 @@ from nodeagent.lldp.neighbor_table import (
     FrameOutcome,
     NeighborTable,
     OwnIdentity,
-    find_crowded,
-    find_duplicates,
 )
 from nodeagent.model import Identifier, Neighbor
 
@@ -34,6 +33,12 @@ def pdu(port: str = "swp1", *, chassis: bytes = CHASSIS, ttl: int = 120, **rest)
 
 def frame(port: str = "swp1", *, source: bytes = SOURCE, **rest) -> bytes:
     return build_frame(NEAREST_BRIDGE, source, encode(pdu(port, **rest)))
+
+
+def speak(table: NeighborTable, sent: bytes, at: float) -> None:
+    """Two frames in an interval of 30 s: the neighbor is confirmed."""
+    for now in (at, at + 30.0):
+        table.receive("eth0", sent, now)
 
 
 def ports(table: NeighborTable) -> list[tuple[str, str, bool]]:
@@ -123,13 +128,18 @@ def test_a_neighbor_marked_stale_does_not_remove_another():
     assert ports(table) == [("eth0", "swp1", True), ("eth0", "swp2", True)]
 
 
-def test_a_shutdown_frame_removes_the_neighbor_at_once():
+def test_a_shutdown_frame_makes_the_neighbor_of_a_link_stale_at_once_and_removes_another():
     table = NeighborTable()
-    table.receive("eth0", frame(), 0.0)
-    assert table.receive("eth0", frame(ttl=0), 1.0) is FrameOutcome.SHUTDOWN
-    assert table.neighbors() == ()
-    assert table.receive("eth0", frame(ttl=0), 1.0) is FrameOutcome.SHUTDOWN
-    assert table.receive("eth0", frame(), 2.0) is FrameOutcome.NEW
+    speak(table, frame("swp1"), 0.0)
+    speak(table, frame("swp2"), 0.0)
+    assert table.receive("eth0", frame("swp2", ttl=0), 31.0) is FrameOutcome.SHUTDOWN
+    assert ports(table) == [("eth0", "swp1", False)]
+    assert table.receive("eth0", frame("swp1", ttl=0), 31.0) is FrameOutcome.SHUTDOWN
+    assert ports(table) == [("eth0", "swp1", True)]
+    assert table.receive("eth0", frame("swp3", ttl=0), 31.0) is FrameOutcome.SHUTDOWN
+    assert ports(table) == [("eth0", "swp1", True)]
+    assert table.receive("eth0", frame("swp1"), 32.0) is FrameOutcome.REFRESHED
+    assert ports(table) == [("eth0", "swp1", False)]
 
 
 def test_the_last_neighbor_of_a_link_is_stale_after_its_ttl_and_live_after_a_frame():
@@ -153,29 +163,31 @@ def test_a_stale_neighbor_that_returns_with_other_values_is_changed_and_live():
     assert [(one.system_name, one.stale) for one in table.neighbors()] == [("new", False)]
 
 
-def test_a_moved_cable_shows_the_new_port_and_removes_the_stale_one():
+def test_a_moved_cable_shows_the_new_port_and_its_second_frame_removes_the_stale_one():
     table = NeighborTable()
-    table.receive("eth0", frame("swp1"), 0.0)
-    table.expire(130.0)
-    table.receive("eth0", frame("swp2"), 131.0)
+    speak(table, frame("swp1"), 0.0)
+    table.expire(160.0)
+    table.receive("eth0", frame("swp2"), 161.0)
+    assert ports(table) == [("eth0", "swp1", True), ("eth0", "swp2", False)]
+    table.receive("eth0", frame("swp2"), 191.0)
     assert ports(table) == [("eth0", "swp2", False)]
 
 
 def test_a_port_renamed_at_boot_is_listed_twice_until_the_old_name_expires():
     table = NeighborTable()
-    table.receive("eth0", frame("Ethernet0"), 0.0)
-    table.receive("eth0", frame("Eth1/1"), 30.0)
-    assert ports(table) == [("eth0", "Eth1/1", False), ("eth0", "Ethernet0", False)]
+    speak(table, frame("Ethernet0"), 0.0)
+    speak(table, frame("Eth1/1"), 60.0)
+    assert ports(table) == [("eth0", "Ethernet0", False), ("eth0", "Eth1/1", False)]
     assert find_crowded(table.neighbors()) == ()
-    table.expire(120.0)
+    table.expire(150.0)
     assert ports(table) == [("eth0", "Eth1/1", False)]
 
 
 def test_neighbors_marked_stale_return_one_by_one():
     table = NeighborTable()
     other = bytes.fromhex("1c34da1c6600")
-    table.receive("eth0", frame("swp1"), 0.0)
-    table.receive("eth0", frame("swp9", chassis=other), 0.0)
+    speak(table, frame("swp1"), -30.0)
+    speak(table, frame("swp9", chassis=other), -30.0)
     table.receive("eth1", frame("swp2"), 0.0)
     table.mark_stale("eth0")
     assert ports(table) == [("eth0", "swp1", True), ("eth0", "swp9", True), ("eth1", "swp2", False)]
@@ -199,16 +211,109 @@ def test_a_removed_link_loses_its_neighbors_and_a_renamed_one_keeps_them():
     assert table.counts("eth7") == {}
 
 
-def test_a_full_link_refuses_and_counts_new_neighbors_and_keeps_the_known_ones():
+def test_a_ttl_counts_for_at_most_the_configured_time():
+    table = NeighborTable(ttl_max_s=300.0)
+    table.receive("eth0", frame(ttl=65535), 0.0)
+    assert table.next_expiry() == 300.0
+    table.expire(300.0)
+    assert ports(table) == [("eth0", "swp1", True)]
+    assert NeighborTable().receive("eth0", frame(ttl=65535), 0.0) is FrameOutcome.NEW
+
+
+def test_the_neighbor_confirmed_longest_is_the_neighbor_of_the_link():
+    table = NeighborTable()
+    speak(table, frame("z-real"), 0.0)
+    speak(table, frame("a-forged", ttl=65535), 40.0)
+    assert ports(table) == [("eth0", "z-real", False), ("eth0", "a-forged", False)]
+
+
+def test_a_neighbor_of_one_frame_is_no_fact_beside_a_confirmed_one():
+    table = NeighborTable()
+    speak(table, frame("real"), 0.0)
+    facts = table.neighbors()
+    assert table.receive("eth0", frame("forged"), 31.0) is FrameOutcome.NEW
+    assert table.neighbors() is facts
+    table.receive("eth0", frame("forged"), 32.0)
+    assert ports(table) == [("eth0", "real", False), ("eth0", "forged", False)]
+
+
+def test_a_switch_that_was_away_is_the_neighbor_again_with_its_first_frame():
+    table = NeighborTable()
+    for n in range(10):
+        table.receive("eth0", frame("real"), 30.0 * n)
+    for n in range(8):  # while the switch boots, and less long than it was live
+        table.receive("eth0", frame("forged", ttl=65535), 400.0 + 30.0 * n)
+        table.expire(400.0 + 30.0 * n)
+    assert ports(table) == [("eth0", "forged", False)]
+    assert table.receive("eth0", frame("real"), 620.0) is FrameOutcome.NEW
+    assert ports(table) == [("eth0", "real", False), ("eth0", "forged", False)]
+    assert table.neighbors()[0].confirmed
+
+
+def test_a_neighbor_that_sends_in_bursts_is_never_before_one_that_sends_for_longer():
+    """A long TTL is no evidence: only the time between frames counts."""
+    table = NeighborTable()
+    for n in range(4):
+        table.receive("eth0", frame("real"), 1.0 * n)
+    for n in range(40):
+        table.receive("eth0", frame("forged", ttl=65535), 4.0 + n / 100)
+    table.receive("eth0", frame("real", ttl=0), 5.0)
+    assert ports(table) == [("eth0", "forged", False)]
+    table.receive("eth0", frame("real"), 300.0)
+    assert ports(table) == [("eth0", "real", False), ("eth0", "forged", False)]
+
+
+@given(st.lists(st.sampled_from([1.0, 7.0, 29.0, 30.0]), min_size=2, max_size=2), st.floats(0.0, 60.0))
+def test_two_steady_senders_never_change_places(intervals, later):
+    """With any two intervals. The first one is confirmed before the other one sends."""
+    table = NeighborTable()
+    frames = [(intervals[0] * n, "z") for n in range(2, 40)]
+    frames += [(intervals[0] + later + intervals[1] * n, "a") for n in range(1, 40)]
+    for n in range(2):
+        table.receive("eth0", frame("z"), intervals[0] * n)
+    for at, port in sorted(frames):
+        table.receive("eth0", frame(port), at)
+        table.expire(at)
+        if at < min(39 * interval for interval in intervals):
+            assert ports(table)[0][1] == "z"
+
+
+def test_time_without_frames_makes_no_neighbor_senior():
+    table = NeighborTable()
+    speak(table, frame("once", ttl=20), 0.0)
+    speak(table, frame("steady"), 1000.0)
+    speak(table, frame("once", ttl=20), 1031.0)
+    assert ports(table) == [("eth0", "steady", False), ("eth0", "once", False)]
+
+
+def test_a_full_link_replaces_those_of_one_frame_and_keeps_the_confirmed_ones():
+    table = NeighborTable()
+    speak(table, frame("kept"), 0.0)
+    for n in range(CAPACITY - 1):
+        assert table.receive("eth0", frame(f"p{n}"), 40.0 + n) is FrameOutcome.NEW
+    facts = table.neighbors()
+    table.receive("eth0", frame("p7"), 90.0)
+    assert table.receive("eth0", frame("one too many"), 91.0) is FrameOutcome.CROWDED
+    assert table.counts("eth0")[FrameOutcome.CROWDED] == 1
+    assert len(list(table.entries())) == CAPACITY
+    assert table.neighbors() != facts, "p7 is confirmed now"
+    assert [port for _, port, _ in ports(table)] == ["kept", "p7"]
+    assert table.receive("eth0", frame("p0"), 92.0) is FrameOutcome.CROWDED, "it was the oldest of one frame"
+    assert table.receive("eth0", frame("p2"), 93.0) is FrameOutcome.REFRESHED
+    assert table.receive("eth1", frame("another link"), 94.0) is FrameOutcome.NEW
+
+
+def test_a_full_link_of_confirmed_neighbors_replaces_the_one_that_has_sent_for_the_shortest_time():
     table = NeighborTable()
     for n in range(CAPACITY):
-        assert table.receive("eth0", frame(f"p{n}"), 0.0) is FrameOutcome.NEW
-    facts = table.neighbors()
-    assert table.receive("eth0", frame("one too many"), 1.0) is FrameOutcome.REFUSED
-    assert table.neighbors() is facts
-    assert table.counts("eth0")[FrameOutcome.REFUSED] == 1
-    assert table.receive("eth0", frame("p7"), 1.0) is FrameOutcome.REFRESHED
-    assert table.receive("eth1", frame("another link"), 1.0) is FrameOutcome.NEW
+        table.receive("eth0", frame(f"p{n:02}"), float(n))
+        table.receive("eth0", frame(f"p{n:02}"), n + (5.0 if n == 9 else 30.0))
+    assert table.receive("eth0", frame("new"), 70.0) is FrameOutcome.CROWDED
+    assert table.receive("eth0", frame("new"), 71.0) is FrameOutcome.REFRESHED
+    names = [port for _, port, _ in ports(table)]
+    assert names[0] == "p00"
+    assert "new" in names
+    assert "p09" not in names
 
 
 def test_a_full_link_replaces_a_stale_neighbor():
@@ -216,10 +321,45 @@ def test_a_full_link_replaces_a_stale_neighbor():
     for n in range(CAPACITY):
         table.receive("eth0", frame(f"p{n:02}"), n / 100)
     table.mark_stale("eth0")
-    assert table.receive("eth0", frame("new"), 10.0) is FrameOutcome.NEW
-    names = [port for _, port, _ in ports(table)]
+    assert table.receive("eth0", frame("new"), 10.0) is FrameOutcome.CROWDED
+    names = [entry.neighbor.port_id.value for entry in table.entries()]
     assert len(names) == CAPACITY
-    assert "p00" not in names
+    assert "p00" in names, "it is the neighbor of the link until another one is confirmed"
+    assert "p01" not in names
+
+
+def test_forged_neighbors_never_change_the_facts_of_a_full_link():
+    """40 forged frames with the longest TTL, again and again: no fact changes, and nothing wakes a reader."""
+    table = NeighborTable()
+    real = frame("real", system_name="leaf-1")
+    speak(table, real, 0.0)
+    facts = table.neighbors()
+    for n in range(4000):
+        table.receive("eth0", frame(f"forged-{n}", ttl=65535), 31.0 + n / 40)
+        if n % 1200 == 0:
+            table.receive("eth0", real, 31.0 + n / 40)
+        table.expire(31.0 + n / 40)
+        assert table.neighbors() is facts
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_an_unknown_switch_is_the_neighbor_of_a_flooded_link_after_two_of_its_intervals(times):
+    """The forged frames were first, and each comes ``times`` times with the longest TTL."""
+    table = NeighborTable()
+    for n in range(40 * times):
+        table.receive("eth0", frame(f"forged-{n % 40}", ttl=65535), n / 20)
+    real = frame("real", system_name="leaf-1")
+    for n in range(2):
+        table.receive("eth0", real, 30.0 * (n + 1))
+    (fact,) = [one for one in table.neighbors() if one.system_name == "leaf-1"]
+    assert fact.confirmed
+    assert not fact.stale
+    now = 60.0
+    while now < 700.0:  # the forged ones leave when the greatest TTL in use has passed
+        now += 30.0
+        table.receive("eth0", real, now)
+        table.expire(now)
+    assert ports(table) == [("eth0", "real", False)]
 
 
 @pytest.mark.parametrize(
@@ -232,15 +372,26 @@ def test_a_full_link_replaces_a_stale_neighbor():
             SOURCE,
             encode(Lldpdu(ChassisId(7, b"x"), PortId(3, bytes.fromhex("020000000001")), 120)),
         ),
-        frame(system_name="node-1\0"),
+        build_frame(
+            NEAREST_BRIDGE,
+            SOURCE,
+            encode(Lldpdu(ChassisId(7, b"x"), PortId(5, b"swp1"), 120, system_name="node-1\0")),
+        ),
     ],
-    ids=["source", "chassis", "port", "name"],
+    ids=["source", "chassis", "port", "name and no MAC"],
 )
 def test_a_frame_with_our_own_identity_is_not_a_neighbor(reflection):
     table = NeighborTable(OwnIdentity(frozenset((bytes.fromhex("020000000001"),)), frozenset(("node-1",))))
     assert table.receive("eth0", reflection, 0.0) is FrameOutcome.OWN
     assert table.neighbors() == ()
     assert table.receive("eth0", frame(system_name="node-10"), 0.0) is FrameOutcome.NEW
+
+
+def test_a_switch_with_the_name_of_the_node_is_a_neighbor():
+    own = OwnIdentity(frozenset((bytes.fromhex("020000000001"),)), frozenset(("node-1",)))
+    table = NeighborTable(own)
+    assert table.receive("eth0", frame(system_name="node-1"), 0.0) is FrameOutcome.NEW
+    assert [one.system_name for one in table.neighbors()] == ["node-1"]
 
 
 def test_a_neighbor_that_matches_our_own_identity_is_removed():
@@ -304,50 +455,90 @@ def test_any_frames_get_an_outcome(frames):
         assert table.receive("eth0", each, float(n)) in FrameOutcome
 
 
+REAL = frame("real", system_name="leaf-1")
+DAY = 86400
+
+
 class AnyHistory(RuleBasedStateMachine):
-    """Any order of frames keeps the invariants of the table."""
+    """A switch that has sent for a day, and a forger on the same link who may do anything but copy its IDs.
+
+    The model has the times of the frames and nothing else of the table.
+    """
 
     @initialize()
     def begin(self):
-        self.table = NeighborTable()
+        self.table = NeighborTable(ttl_max_s=300.0)
         self.now = 0.0
-        self.last: dict[tuple[str, str], tuple[float, int]] = {}
+        self.expires: dict[str, float] = {}
+        """By port ID, the end of the time in which the neighbor is live."""
+        self.frames: Counter[str] = Counter()
         self.seen: tuple[int, tuple[Neighbor, ...]] = (0, ())
+        for _ in range(DAY // 30):
+            self.table.receive("eth0", REAL, self.now)
+            self.heard("real", 120)
+            self.now += 30.0
+
+    def heard(self, port, ttl):
+        self.frames[port] += 1
+        self.expires[port] = self.now + min(ttl, 300)
+
+    @rule()
+    def the_switch_sends(self):
+        if self.table.receive("eth0", REAL, self.now) is not FrameOutcome.FLOODED:
+            self.heard("real", 120)
 
     @rule(
-        link=st.sampled_from(["eth0", "eth1"]),
-        port=st.integers(0, 40),
-        ttl=st.sampled_from([0, 1, 5, 120]),
+        numbers=st.lists(st.integers(0, 60), max_size=80),
+        ttl=st.sampled_from([0, 1, 5, 120, 65535]),
         name=st.sampled_from([None, "a", "b"]),
+        seconds=st.sampled_from([0.0, 0.001, 0.1]),
     )
-    def hear(self, link, port, ttl, name):
-        outcome = self.table.receive(link, frame(f"p{port}", ttl=ttl, system_name=name), self.now)
-        if outcome in (FrameOutcome.NEW, FrameOutcome.CHANGED, FrameOutcome.REFRESHED):
-            self.last[link, f"p{port}"] = (self.now, ttl)
-        elif outcome is FrameOutcome.SHUTDOWN:
-            self.last.pop((link, f"p{port}"), None)
+    def the_forger_sends(self, numbers, ttl, name, seconds):
+        for number in numbers:
+            port = f"forged-{number}"
+            outcome = self.table.receive("eth0", frame(port, ttl=ttl, system_name=name), self.now)
+            if outcome is FrameOutcome.SHUTDOWN:
+                self.expires[port] = self.now
+            elif outcome is not FrameOutcome.FLOODED:
+                self.heard(port, ttl)
+            self.now += seconds
 
-    @rule(seconds=st.sampled_from([0.5, 1.0, 5.0, 130.0]))
+    @rule(port=st.sampled_from(["real", "forged-1"]))
+    def a_shutdown_frame_comes_in(self, port):
+        if self.table.receive("eth0", frame(port, ttl=0), self.now) is FrameOutcome.SHUTDOWN:
+            self.expires[port] = self.now
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 5.0, 29.0, 130.0, 310.0]))
     def wait(self, seconds):
         self.now += seconds
         self.table.expire(self.now)
 
-    @rule(link=st.sampled_from(["eth0", "eth1"]))
-    def lose_neighbor(self, link):
-        self.table.mark_stale(link)
+    @rule()
+    def carrier_is_lost(self):
+        self.table.mark_stale("eth0")
+        self.expires = dict.fromkeys(self.expires, 0.0)
+
+    def live(self):
+        return {port for port, end in self.expires.items() if end > self.now}
+
+    @invariant()
+    def the_switch_is_the_neighbor_while_it_is_live(self):
+        self.table.expire(self.now)
+        (first, *_) = self.table.neighbors()
+        assert first.confirmed
+        if "real" in self.live():
+            assert (first.port_id.value, first.stale) == ("real", False)
 
     @invariant()
     def the_facts_follow_from_what_was_heard(self):
+        self.table.expire(self.now)
+        assert len(list(self.table.entries())) <= CAPACITY
         facts = self.table.neighbors()
-        for link, group in itertools.groupby(facts, lambda one: one.link):
-            members = list(group)
-            assert len(members) <= CAPACITY
-            past = [one for one in members if sum(self.last[link, one.port_id.value]) <= self.now]
-            assert all(one.stale for one in past)
-            if past:
-                assert all(one.stale for one in members)
-        live = {(one.link, one.port_id.value) for one in facts if not one.stale}
-        assert live <= {key for key, (at, ttl) in self.last.items() if at + ttl > self.now}
+        assert {one.port_id.value for one in facts if not one.stale} <= self.live()
+        confirmed = {one.port_id.value for one in facts if one.confirmed}
+        assert all(self.frames[port] >= 2 for port in confirmed)
+        if facts[0].confirmed and not facts[0].stale:
+            assert {one.port_id.value for one in facts} == confirmed
 
     @invariant()
     def equal_revisions_mean_equal_facts(self):
@@ -362,6 +553,13 @@ class AnyHistory(RuleBasedStateMachine):
             if not entry.neighbor.stale:
                 assert due is not None
                 assert due <= entry.expires
+
+    def teardown(self):
+        """After a flood the switch is back with its next frame: at most one interval later."""
+        if hasattr(self, "table"):
+            self.now += 30.0
+            assert self.table.receive("eth0", REAL, self.now) is not FrameOutcome.FLOODED
+            assert self.table.neighbors()[0].port_id.value == "real"
 
 
 TestAnyHistory = AnyHistory.TestCase

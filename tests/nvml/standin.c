@@ -13,9 +13,13 @@
  *   field <index> <id>/<scope> <type> <value>  a field value and its nvmlValueType; without it: NOT_SUPPORTED
  *   text <index> <name> <text>               serial, vbios
  *   process <index> <pid> <bytes>            computes on that GPU
+ *   graphics <index> <pid> <bytes>           has a graphics context there
+ *   mps <index> <pid> <bytes>                is a client of MPS there
+ *   sample <index> <pid> <time in us> <percent>  the utilization of the SMs by that process
  *
  * The layouts are those of nvml.h as declared by nvidia-ml-py. The stand-in copies two properties of the driver:
- * a wait on a set with a lost GPU fails at once, every time; a lost GPU does not return its UUID.
+ * a wait on a set with a lost GPU fails at once, every time; a lost GPU does not return its UUID. The answer about the
+ * utilization of processes has always SAMPLES entries, and those that are not used hold values of no process.
  * A shutdown while another thread waits aborts the process: the real one is undefined there.
  * -DTOO_OLD is the library of another version than the kernel module: it refuses to open.
  * -DOLD_DRIVER omits the functions that r418 does not export, and others that the agent does not need.
@@ -382,21 +386,55 @@ int nvmlDeviceGetGpuFabricInfoV(Device *device, FabricInfo *info) {
     return result;
 }
 
-int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *count, Process *processes) {
-    ENTER("nvmlDeviceGetComputeRunningProcesses_v3", device->index);
-    char line[512];
+static int processes_of(Device *device, const char *kind, unsigned *count, Process *processes) {
+    char line[512], word[16];
     unsigned room = *count, found = 0;
     FILE *file = fopen(getenv("NVML_STANDIN"), "r");
     while (file && fgets(line, sizeof line, file)) {
         Process one = {.gpu_instance = ~0u, .compute_instance = ~0u};
         int index;
-        if (sscanf(line, "process %d %u %llu", &index, &one.pid, &one.bytes) != 3 || index != device->index) continue;
+        if (sscanf(line, "%15s %d %u %llu", word, &index, &one.pid, &one.bytes) != 4) continue;
+        if (strcmp(word, kind) || index != device->index) continue;
         if (found < room && processes) processes[found] = one;
         found++;
     }
     if (file) fclose(file);
     *count = found;
     return found > room ? 7 : OK; /* INSUFFICIENT_SIZE */
+}
+
+#define PROCESSES(call, kind)                                           \
+    int call(Device *device, unsigned *count, Process *processes) {     \
+        ENTER(#call, device->index);                                    \
+        return processes_of(device, kind, count, processes);            \
+    }
+
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, "process")
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics")
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps")
+
+typedef struct { unsigned pid; unsigned long long time; unsigned sm, memory, encoder, decoder; } Sample;
+enum { SAMPLES = 100 };
+
+int nvmlDeviceGetProcessUtilization(Device *device, Sample *samples, unsigned *count, unsigned long long since) {
+    ENTER("nvmlDeviceGetProcessUtilization", device->index);
+    char line[512];
+    unsigned room = *count, found = 0;
+    FILE *file = fopen(getenv("NVML_STANDIN"), "r");
+    *count = SAMPLES;
+    if (samples && room >= SAMPLES)
+        for (unsigned i = 0; i < SAMPLES; i++) samples[i] = (Sample){4242 + i, ~0ull - i, 2147483632u, 7, 7, 7};
+    while (file && fgets(line, sizeof line, file)) {
+        Sample one = {0};
+        int index;
+        if (sscanf(line, "sample %d %u %llu %u", &index, &one.pid, &one.time, &one.sm) != 4) continue;
+        if (index != device->index || one.time <= since) continue;
+        if (samples && room >= SAMPLES && found < SAMPLES) samples[found] = one;
+        found++;
+    }
+    if (file) fclose(file);
+    if (!found) return 6; /* NOT_FOUND */
+    return samples && room >= SAMPLES ? OK : 7; /* INSUFFICIENT_SIZE */
 }
 
 static long now_ms(void) {

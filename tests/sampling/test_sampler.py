@@ -14,6 +14,7 @@ from contextlib import ExitStack, asynccontextmanager
 from errno import EIO, EOPNOTSUPP
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nodeagent.host.netlink import ethtool_messages as ethtool
@@ -22,7 +23,7 @@ from nodeagent.host.netlink.message import NetlinkRefusedError
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
-from nodeagent.model import Function
+from nodeagent.model import Function, Health, Reason, State
 from nodeagent.sampling.latest_samples import LatestSamples
 from nodeagent.sampling.link_readers import EthtoolReader
 from nodeagent.sampling.reader import PfNetdevs
@@ -37,6 +38,7 @@ from tests.support.tap_devices import Tap
 
 LINKS_ONLY = SamplesSettings(
     link_seconds=None,
+    ethtool_seconds=None,
     driver_seconds=None,
     rdma_seconds=None,
     pcie_seconds=None,
@@ -84,6 +86,11 @@ class SampledMachine:
             while not predicate(self.sampler.latest):
                 self._news.clear()
                 await self._news.wait()
+
+    async def readings(self, source: Source, count: int) -> None:
+        """Wait for so many further samples of one reader."""
+        begin = len(self.published)
+        await self.until(lambda _: sum(new.source is source for new in self.published[begin:]) >= count)
 
     def value(self, device: str, name: str) -> float | None:
         return self.sampler.latest.values(device).get(name)
@@ -134,6 +141,7 @@ async def test_a_carrier_loss_and_its_return_are_sampled_immediately():
 async def test_speed_and_state_are_read_soon_after_a_link_changes():
     rates = SamplesSettings(
         link_seconds=600,
+        ethtool_seconds=600,
         driver_seconds=None,
         rdma_seconds=None,
         pcie_seconds=None,
@@ -151,6 +159,24 @@ async def test_speed_and_state_are_read_soon_after_a_link_changes():
                 far.ip("link set w0 down")
                 await sampled.until(lambda latest: latest.at(A, Source.MODES) > before)
                 assert sampled.value(A, "carrier") == 0
+
+
+@pytest.mark.needs("root", "ip", "nsenter")
+async def test_speed_and_state_are_read_as_often_as_the_links_while_one_is_faulty():
+    rates = msgspec.structs.replace(LINKS_ONLY, link_seconds=0.05, ethtool_seconds=600)
+    faulty = Health(State.DEGRADED, (Reason("low_speed", "slower than the others"),))
+    with Netns() as near, Netns() as far:
+        veth(near, "v0", far, "w0")
+        with near.entered():
+            async with sampling(
+                [msgspec.structs.replace(function(A, "v0"), health=faulty)], rates
+            ) as sampled:
+                await sampled.readings(Source.MODES, 3)
+                sampled.functions = (function(A, "v0"),)
+                await sampled.readings(Source.LINK, 10)  # a reading of the modes that was due has been made
+                before = sampled.sampler.latest.at(A, Source.MODES)
+                await sampled.readings(Source.LINK, 10)
+                assert sampled.sampler.latest.at(A, Source.MODES) == before
 
 
 @pytest.mark.needs("root", "ip", "nsenter", "tun")

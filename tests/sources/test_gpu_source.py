@@ -98,7 +98,7 @@ def machine(tmp_path):
 @contextlib.asynccontextmanager
 async def watching(driver, root, state_file=None, **settings):
     published = Published()
-    pace = {"interval_s": 0.05, "vitals_s": 0.05, "absent_s": 0.05, "timeout_s": 5.0}
+    pace = {"interval_s": 0.05, "with_events_s": 0.05, "vitals_s": 0.05, "absent_s": 0.05, "timeout_s": 5.0}
     pace |= {name: settings.pop(name) for name in pace if name in settings}
     health = HealthService(state_file=state_file)
     published.facts = GpuPublisher(health)
@@ -455,8 +455,9 @@ async def test_a_quiet_machine_writes_the_state_file_once(machine):
 class Scripted:
     """A driver with one GPU whose calls can be held; each instance is one session's."""
 
-    def __init__(self, hold=(), error=None):
+    def __init__(self, hold=(), error=None, *, events=False, fault=None):
         self.hold, self.error = hold, error
+        self.events, self.fault = events, fault
         self.release = threading.Event()
         self.waited = threading.Event()
         self.closed = threading.Event()
@@ -481,7 +482,7 @@ class Scripted:
     def gpus(self):
         self.enter("list")
         self.listed += 1
-        return (GpuReading(0, "GPU-0", 0, "H100", "0000:1b:00.0", 81559),)
+        return (GpuReading(0, "GPU-0", 0, "H100", "0000:1b:00.0", 81559, fault=self.fault),)
 
     def excluded(self):
         return frozenset()
@@ -489,6 +490,9 @@ class Scripted:
     def vitals(self):
         self.enter("vitals")
         return (GpuVitals("GPU-0", {"gpu_celsius": 40.0}),)
+
+    def has_events(self):
+        return self.events
 
     def wait(self, timeout_s):
         self.enter("wait")
@@ -551,6 +555,20 @@ async def test_hung_threads_are_bounded_and_one_that_returns_makes_room(tmp_path
         for driver in made[: gpu_source.STUCK_MAX]:
             driver.release.set()
             assert await asyncio.to_thread(driver.closed.wait, 10)
+
+
+@pytest.mark.parametrize(
+    ("driver", "again"),
+    [
+        (Scripted(events=False), True),
+        (Scripted(events=True), False),
+        (Scripted(events=True, fault="nvmlDeviceGetMinorNumber: Unknown Error"), True),
+    ],
+)
+async def test_sound_gpus_whose_changes_the_driver_announces_are_read_less_often(tmp_path, driver, again):
+    async with watching(lambda: driver, tmp_path, with_events_s=3600) as published:
+        await published.until(lambda: len(published.samples) > 5)
+    assert (driver.listed > 1) is again
 
 
 async def test_a_hint_triggers_a_reading_of_a_running_session(tmp_path):

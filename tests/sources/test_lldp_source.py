@@ -18,6 +18,7 @@ from nodeagent.lldp import link_remarks
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
 from nodeagent.lldp.lldpdu_codec import encode
+from nodeagent.lldp.neighbor_table import CONFIRMING
 from nodeagent.model import Neighbor, Remark
 from nodeagent.sources.lldp_receiver import PUBLISH_GAP_S, LldpReceiver
 from nodeagent.sources.lldp_sender import NodeAnnouncement
@@ -39,12 +40,15 @@ class Agent:
         self.neighbors: tuple[Neighbor, ...] = ()
         self.remarks: tuple[Remark, ...] = ()
         self.publications = 0
+        self.firsts: list[tuple[str | None, bool]] = []
+        """Of each publication, the first neighbor: system name and stale."""
         self.receiver: LldpReceiver
         self._changed = asyncio.Event()
 
     def publish(self, neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]) -> None:
         self.neighbors, self.remarks = neighbors, remarks
         self.publications += 1
+        self.firsts += [(n.system_name, n.stale) for n in neighbors[:1]]
         self._changed.set()
 
     async def until(self, true: Callable[[], object], timeout_s: float = 20) -> None:
@@ -69,14 +73,12 @@ async def running(
     *netdevs: str,
     names: tuple[str, ...] = (),
     announcement: NodeAnnouncement | None = None,
-    no_neighbor_after_s: float = link_remarks.NO_NEIGHBOR_AFTER_S,
+    **times_s: float,
 ):
     """Run the receiver in a namespace. This thread and the threads that it starts are in the namespace too."""
     agent = Agent()
     with ns.entered(), LinkEvents() as events:
-        agent.receiver = LldpReceiver(
-            agent.publish, names=names, announcement=announcement, no_neighbor_after_s=no_neighbor_after_s
-        )
+        agent.receiver = LldpReceiver(agent.publish, names=names, announcement=announcement, **times_s)
         working = asyncio.create_task(
             run_receiver(agent.receiver, LinkSelect(netdevs=netdevs), tuple, [events])
         )
@@ -175,14 +177,14 @@ async def test_a_port_whose_id_changes_replaces_itself(wire):
 
 
 @needs_lldpd
-async def test_a_switch_that_shuts_down_is_removed_at_once(wire):
+async def test_a_switch_that_shuts_down_is_stale_at_once(wire):
     near, far = wire
     with Lldpd(far, "leaf-1", settings=OFTEN) as switch:
         async with running(near, "swp*") as agent:
             await agent.shows(("swp1", "leaf-1", False))
             assert agent.receiver.entries("swp1")[0].pdu.ttl == 4
             switch.stop()
-            await agent.shows()
+            await agent.shows(("swp1", "leaf-1", True))
             assert agent.receiver.counts("swp1")["shutdown"] >= 1
 
 
@@ -200,6 +202,57 @@ async def test_a_switch_that_fails_is_stale_after_its_ttl_and_live_when_it_is_ba
         assert 2.0 <= waited < 3.0
         with Lldpd(far, "leaf-1", settings=BRIEF):
             await agent.shows(("swp1", "leaf-1", False))
+
+
+def forged(count: int = 40) -> list[bytes]:
+    """Frames of as many switches, with the longest TTL."""
+    return [announce(f"evil-{n}", f"p{n}", bytes((2, 0, 0, 0, 1, n)), ttl=65535) for n in range(count)]
+
+
+@needs_lldpd
+async def test_forged_frames_never_take_the_place_of_a_switch_for_longer_than_it_is_away(wire):
+    near, far = wire
+    async with running(near, "swp*") as agent:
+        with far.raw("b0") as forger:
+            with Lldpd(far, "leaf-1", settings=OFTEN) as switch:
+                await agent.until(lambda: agent.neighbors and agent.neighbors[0].confirmed)
+                await agent.shows(("swp1", "leaf-1", False))
+                frames = agent.receiver.entries("swp1")[0].frames
+                agent.firsts.clear()
+                for frame in forged(20) * 2:
+                    forger.send(frame)
+                await agent.until(lambda: any(f.key == link_remarks.CROWDED for f in agent.remarks))
+                while agent.receiver.entries("swp1")[0].frames < frames + 4:
+                    for frame in forged():
+                        forger.send(frame)
+                    await asyncio.sleep(0.05)  # paces the flood; nothing is awaited with it
+                assert set(agent.firsts) == {("leaf-1", False)}
+                assert len(agent.neighbors) > 2
+                switch.kill()
+            # The switch boots: the TTL of its last frame ends, and only forged frames come in.
+            await agent.until(lambda: agent.neighbors[0].system_name != "leaf-1")
+            assert agent.neighbors[0].confirmed
+            with Lldpd(far, "leaf-1", settings=OFTEN):
+                await agent.until(lambda: agent.neighbors[0].system_name == "leaf-1")
+                first = agent.receiver.entries("swp1")[0]
+                assert not first.neighbor.stale
+                assert first.frames - CONFIRMING <= 2, "its first frames make it the neighbor again"
+
+
+@needs_lldpd
+async def test_a_new_switch_on_a_link_full_of_forged_neighbors_is_received_and_remains(wire):
+    near, far = wire
+    async with running(near, "swp*", ttl_max_s=5.0) as agent:
+        await has_socket(agent, "swp1")
+        with far.raw("b0") as forger:
+            for frame in (*forged(20), *forged()):
+                forger.send(frame)
+            await agent.until(lambda: len(agent.neighbors) > 2)
+            with Lldpd(far, "leaf-1", settings=OFTEN):
+                await agent.until(lambda: "leaf-1" in {n.system_name for n in agent.neighbors if n.confirmed})
+                (entry,) = (e for e in agent.receiver.entries("swp1") if e.neighbor.system_name == "leaf-1")
+                await agent.shows(("swp1", "leaf-1", False))
+                assert agent.receiver.entries("swp1") == (entry,), "it has never left"
 
 
 @needs_lldpd
@@ -341,6 +394,21 @@ async def test_a_link_receives_while_it_is_a_port_of_a_bridge_and_afterwards(wir
                 near.ip("link set swp1 nomaster")
 
 
+@pytest.mark.parametrize("enslaved", [False, True])
+async def test_a_switch_whose_frames_have_two_vlan_tags_is_the_neighbor(wire, enslaved):
+    near, far = wire
+    if enslaved:
+        near.ip("""link add br0 type bridge
+                   link set swp1 master br0""")
+    async with running(near, "swp*") as agent:
+        await has_socket(agent, "swp1")
+        frame = announce("leaf-1")
+        with far.raw("b0") as switch:
+            switch.send(frame[:12] + b"\x88\xa8\0\7\x81\0\0\x64" + frame[12:])
+            await agent.shows(("swp1", "leaf-1", False))
+            assert agent.receiver.entries("swp1")[0].frames == 1, "it is received once"
+
+
 async def test_a_netdev_added_later_receives_only_if_it_is_selected(wire):
     near, far = wire
     async with running(near, "swp*") as agent:
@@ -377,12 +445,13 @@ async def test_a_new_netdev_with_an_old_ifindex_does_not_get_the_old_neighbor(wi
 
 async def test_the_nodes_own_frames_are_not_a_neighbor(wire):
     near, far = wire
+    near.ip("link set swp1 address 02:00:00:00:00:77")
     async with running(near, "swp*", names=("node-7",)) as agent:
         await has_socket(agent, "swp1")
         with far.raw("b0") as switch:
+            switch.send(announce("us", chassis=bytes.fromhex("020000000077")))
             switch.send(announce("node-7"))
-            switch.send(announce("leaf-1"))
-            await agent.shows(("swp1", "leaf-1", False))
+            await agent.shows(("swp1", "node-7", False))  # a switch may have the name of a node
         assert agent.receiver.counts("swp1")["own"] == 1
 
 
@@ -445,11 +514,19 @@ async def test_a_link_with_only_own_frames_has_a_remark_while_they_arrive(wire):
     async with running(near, "swp*", names=("node-7",), no_neighbor_after_s=0.5) as agent:
         await has_socket(agent, "swp1")
         with far.raw("b0") as switch:
-            switch.send(announce("node-7"))
-            await agent.until(lambda: [f.key for f in agent.remarks] == [link_remarks.OWN_FRAMES])
-            await agent.until(lambda: [f.key for f in agent.remarks] == [link_remarks.NO_NEIGHBOR])
-            switch.send(announce("node-7"))
-            await agent.until(lambda: [f.key for f in agent.remarks] == [link_remarks.OWN_FRAMES])
+            ours = Lldpdu(ChassisId(7, b"node-7"), PortId(5, b"swp1"), 120, system_name="node-7")
+            frame = build_frame(NEAREST_BRIDGE, b"\2\0\0\0\0\1", encode(ours))
+
+            async def send_often() -> None:
+                while True:
+                    switch.send(frame)
+                    await asyncio.sleep(0.1)
+
+            for _ in range(2):
+                sending = asyncio.create_task(send_often())
+                await agent.until(lambda: [f.key for f in agent.remarks] == [link_remarks.OWN_FRAMES])
+                sending.cancel()
+                await agent.until(lambda: [f.key for f in agent.remarks] == [link_remarks.NO_NEIGHBOR])
 
 
 @needs_lldpd
@@ -497,7 +574,7 @@ async def test_a_flooded_link_does_not_delay_the_other_links_and_the_loop(wire):
                 )
                 lags.append(time.monotonic() - began)
         assert max(lags) < 0.5
-        assert sum(n.link == "swp1" for n in agent.neighbors) == 32
+        assert len([e for e in agent.receiver.table.entries() if e.neighbor.link == "swp1"]) == 32
         assert agent.publications < 20 + (sum(lags) + 20) / PUBLISH_GAP_S
         assert link_remarks.FLOODED in {f.key for f in agent.remarks if f.link == "swp1"}
         counts = agent.receiver.counts("swp1")

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from nodeagent.health.explain import DeviceView, explain_nics
 from nodeagent.health.health_settings import HealthSettings, RuleSettings
 from nodeagent.health.nic_judge import NicJudge
+from nodeagent.health.nic_rules import settling
 from nodeagent.health.structural import find_faults, with_hanging
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function, Health, Link
@@ -42,10 +43,16 @@ def link(nic: Function, *, up: bool | None = True, speed: int | None = 400_000, 
 
 
 class Bench:
-    """``count`` PFs with two VFs each. Times are seconds since the boot; the first look is at 1000."""
+    """``count`` PFs with two VFs each. Times are seconds since the boot; the first look is at 1000. ``settled``: the
+    links have trained for longer than the settle time."""
 
     def __init__(
-        self, count: int = 1, settings: HealthSettings | None = None, *, up: bool | None = True
+        self,
+        count: int = 1,
+        settings: HealthSettings | None = None,
+        *,
+        up: bool | None = True,
+        settled: bool = True,
     ) -> None:
         self.engine = NicJudge(settings)
         self.now = 1000.0
@@ -55,6 +62,7 @@ class Bench:
         self.hanging: set[str] = set()
         self.structural: tuple[Function, ...] = ()
         self.judged: tuple[Function, ...] = ()
+        self._settled = settled
 
     def look(self, at: float | None = None) -> Bench:
         """Take the facts of one scan, and evaluate them."""
@@ -63,7 +71,12 @@ class Bench:
         self.engine.now = max(self.engine.now, self.now)
         faults = with_hanging(faults, self.structural, self.hanging)
         self.engine.take_facts(self.structural, self.links.values(), faults)
-        return self.wait(0)
+        self.wait(0)
+        if self._settled:
+            self._settled = False
+            for nic in self.engine.nics.values():
+                nic.history.begin(settling(nic.rules), 0.0)
+        return self
 
     def set(self, number: int = 1, at: float | None = None, **known: object) -> Bench:
         address = self.pfs[number - 1].pci_address

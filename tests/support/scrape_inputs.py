@@ -14,6 +14,7 @@ from zlib import crc32
 from msgspec import structs
 from msgspec.structs import replace
 
+from nodeagent.accounting.gpu_accounts import accounts
 from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import scan_once
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
@@ -26,10 +27,13 @@ from nodeagent.metrics.scrape_input import ClusterWrites, ScrapeInput
 from nodeagent.model import (
     Function,
     Gpu,
+    GpuUsage,
     Health,
     Holding,
     Identifier,
     Neighbor,
+    OutsideProcess,
+    PodUse,
     Reason,
     Remark,
     Snapshot,
@@ -194,6 +198,15 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
         boot_unix=1_700_000_000.0,
         certificate=(1_800_000_000.0, True),
         rails=offer.rails,
+        gpu_accounts=accounts(
+            snapshot,
+            {"nvidia-dgx-h100/gpu-mem": 1 << 30},
+            {
+                snapshot.gpus[0].uuid: GpuUsage(
+                    (PodUse("train", "worker-0", 24 << 30, 2, 0.5),), (OutsideProcess(7, "X", 1 << 20),)
+                )
+            },
+        ),
     )
     return structs.replace(shown, **changes)  # type: ignore[arg-type]
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
+
+import pytest
+
+from nodeagent import bounded_calls
 
 
 class _Selector(selectors.SelectSelector):
@@ -28,6 +32,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """As ``asyncio.run``."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    """As ``asyncio.run``. Bounded calls are made in the loop: virtual hours would pass while a thread works."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bounded_calls, "_begin", _call_now)
         return runner.run(work)
+
+
+def _call_now(source: str, work: Callable[[], Any]) -> bounded_calls._Call:
+    call = bounded_calls._Call(source, work)
+    call.loop.call_soon(call.make())
+    return call

@@ -19,6 +19,7 @@ from nodeagent import __version__, discovery
 from nodeagent.agent_config import Config
 from nodeagent.bounded_calls import in_thread
 from nodeagent.commands.capture.machine_capture import CaptureError
+from nodeagent.commands.health.recorded_pfs import DRIVER, PRESENT, VFS
 from nodeagent.health.gpu_state import GpuState
 from nodeagent.health.recording import Header, Subject, encode
 from nodeagent.host.clock import boottime
@@ -39,6 +40,8 @@ Publish = Callable[[tuple[Sample, ...]], object]
 FIRST_READING_S = 15.0
 """Longer than the 10 s after which the source gives up a driver that hangs. A GPU that answers later is not in the
 header, so its samples would have no device."""
+FACTS_S = 1.0
+"""Between two scans of the PCI bus."""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -74,9 +77,11 @@ async def _record(
     macs = {} if is_recorded(tree) else await in_thread(permanent_macs)
     before_header: list[Sample] | None = []
     count = 0
+    latest_at: dict[tuple[str, Source], float] = {}
 
     def publish(samples: Sequence[Sample]) -> None:
         nonlocal count
+        samples = [_in_order(sample, latest_at) for sample in samples]
         if before_header is not None:  # the header is the first line, and it needs the names of the GPUs
             before_header.extend(samples)
             return
@@ -90,8 +95,10 @@ async def _record(
         sampler = Sampler(tree, lambda: facts.functions, publish, rates)
         try:
             async with asyncio.timeout(seconds):
+                facts_of_pfs = keep("facts", partial(_record_facts, tree, pfs, publish))
                 with hints(tree) as waking:
-                    await sampler.watch(waking)
+                    async with beside(facts_of_pfs, asyncio.sleep(0)):
+                        await sampler.watch(waking)
         except TimeoutError:
             pass
     failed = [f"{source}: {status.reason}" for source, status in sampler.statuses.items() if status.reason]
@@ -102,6 +109,35 @@ async def _record(
         lines.append("These readers failed:")
         lines += [f"  {line}" for line in sorted(failed)]
     return "\n".join([*lines, f"To replay the rules on it: nodeagent health replay {file}"])
+
+
+def _in_order(sample: Sample, latest_at: dict[tuple[str, Source], float]) -> Sample:
+    """Return the sample with a time that does not go back: a slow reading has the time of its start."""
+    key = sample.device, sample.source
+    at = latest_at[key] = max(sample.at, latest_at.get(key, sample.at))
+    return sample if at == sample.at else msgspec.structs.replace(sample, at=at)
+
+
+async def _record_facts(tree: Tree, pfs: Sequence[Function], publish: Publish) -> None:
+    """Record whether each PF is present, its driver and the number of its VFs, now and after each change."""
+    recorded: dict[str, Sample] = {}
+    while True:
+        facts = await in_thread(partial(pci_source.scan, tree))
+        present = {function.pci_address: function for function in facts.functions}
+        samples = [_facts_sample(pf.pci_address, present.get(pf.pci_address)) for pf in pfs]
+        changed = [sample for sample in samples if sample != recorded.get(sample.device)]
+        recorded = {sample.device: sample for sample in samples}
+        at = boottime()
+        publish(tuple(msgspec.structs.replace(sample, at=at) for sample in changed))
+        await asyncio.sleep(FACTS_S)
+
+
+def _facts_sample(address: str, pf: Function | None) -> Sample:
+    """Return a sample without a time."""
+    if pf is None:
+        return Sample(0.0, address, Source.PCIE, {PRESENT: 0.0})
+    texts = {DRIVER: pf.driver} if pf.driver is not None else {}
+    return Sample(0.0, address, Source.PCIE, {PRESENT: 1.0, VFS: float(pf.num_vfs or 0)}, texts)
 
 
 def header(
@@ -149,18 +185,17 @@ class GpuRecorder(GpuPublisher):
     def __init__(self, publish: Publish) -> None:
         super().__init__(discovery.health_service(Config()))
         self._record = publish
-        self._latest_at: dict[str, float] = {}
         self.answered = asyncio.Event()
         self.why: str | None = None
         """Why the driver does not answer."""
         self.offered: tuple[Gpu, ...] = ()
-        self.publish_to(self._keep_offered, self._write)
+        self.publish_to(self._keep_offered, publish)
 
     def take_reading(self, reading: DriverReading) -> None:
         super().take_reading(reading)
         self.why = None
         at = boottime()
-        self._write(tuple(_reading_sample(at, gpu) for gpu in self.health.gpus.gpus.values()))
+        self._record(tuple(_reading_sample(at, gpu) for gpu in self.health.gpus.gpus.values()))
         self.answered.set()
 
     def take_event(self, event: GpuEvent) -> None:
@@ -172,7 +207,7 @@ class GpuRecorder(GpuPublisher):
                 if uuid == event.uuid
             }
             values |= {"gpu_unavailable": 1.0} if event.unavailable else {}
-            self._write((Sample(boottime(), event.uuid, Source.GPU, values),))
+            self._record((Sample(boottime(), event.uuid, Source.GPU, values),))
 
     def take_absence(self, why: str, again_s: float) -> None:
         super().take_absence(why, again_s)
@@ -185,15 +220,6 @@ class GpuRecorder(GpuPublisher):
 
     def _keep_offered(self, gpus: tuple[Gpu, ...]) -> None:
         self.offered = gpus
-
-    def _write(self, samples: tuple[Sample, ...]) -> None:
-        """Publish with times that never go back: vitals have the time at which their reading started."""
-        ordered = []
-        for sample in samples:
-            at = max(sample.at, self._latest_at.get(sample.device, sample.at))
-            self._latest_at[sample.device] = at
-            ordered.append(sample if at == sample.at else msgspec.structs.replace(sample, at=at))
-        self._record(tuple(ordered))
 
 
 @asynccontextmanager

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from nodeagent import discovery
 from nodeagent.agent_config import Config
 from nodeagent.bounded_calls import in_thread
 from nodeagent.commands.agent_query import AgentAnswer, AgentQueryError, ask, ask_address
+from nodeagent.commands.running_sources import RunningSources
 from nodeagent.health.explain import DeviceView
-from nodeagent.inventory import Inventory
-from nodeagent.sources.gpu_publisher import GpuPublisher
 
-READ_S = 2.0
-"""Long enough for every source to publish once."""
-Views = Callable[[], tuple[DeviceView, ...]]
 _VIEWS = msgspec.json.Decoder(tuple[DeviceView, ...])
 
 
@@ -50,44 +44,12 @@ def fetch(config: Config, root: Path, listen: str | None) -> tuple[tuple[DeviceV
 
 async def read_machine(config: Config, root: Path) -> tuple[DeviceView, ...]:
     """Read the machine for ``READ_S``, without the state file."""
-    async with _RunningSources(config, root) as views:
-        return views()
+    async with RunningSources(config, root) as sources:
+        return _views(sources)
 
 
-@dataclass(slots=True)
-class _RunningSources:
-    """All sources of the machine. They run inside the ``async with`` block."""
-
-    config: Config
-    root: Path
-    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
-
-    async def __aenter__(self) -> Views:
-        remembered = discovery.open_remembered_gpus(self.config.health, self.root)
-        gpu_publisher = GpuPublisher(discovery.health_service(self.config), remembered)
-        quiet = msgspec.structs.replace(self.config.lldp, transmit=False)
-        config = msgspec.structs.replace(self.config, lldp=quiet)
-        inventory = Inventory()
-        sources = discovery.Discovery(
-            inventory,
-            config,
-            self.root,
-            gpu_publisher=gpu_publisher,
-            sampled=True,
-            rails=discovery.open_rails(config, self.root),
-        )
-        watching = asyncio.create_task(sources.run())
-        self._tasks.append(watching)
-        await asyncio.wait((watching,), timeout=READ_S)
-        if watching.done():
-            await watching
-        await discovery.first_facts(inventory)  # later only if a file of the machine hangs
-        return lambda: _VIEWS.decode(gpu_publisher.health.explain_json())
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+def _views(sources: RunningSources) -> tuple[DeviceView, ...]:
+    return _VIEWS.decode(sources.gpu_publisher.health.explain_json())
 
 
 async def watch(
@@ -105,9 +67,9 @@ async def watch(
         views, source = await in_thread(partial(fetch, config, root, listen))
         if views is None:
             raise AgentQueryError("the agent has ended")
-    async with _RunningSources(config, root) as views_now:
+    async with RunningSources(config, root) as sources:
         while True:
-            yield views_now()
+            yield _views(sources)
             await asyncio.sleep(1.0)
 
 

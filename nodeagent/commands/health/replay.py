@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from nodeagent.commands.health.recorded_pfs import RecordedPfs
 from nodeagent.commands.health.tables import seconds
 from nodeagent.health.gpu_judge import GpuJudge
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
 from nodeagent.health.nic_judge import NicJudge, roles
 from nodeagent.health.recording import Header, Subject
-from nodeagent.health.structural import find_faults
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import HEALTHY, Function, Gpu, Health, Link
+from nodeagent.model import HEALTHY, Gpu, Health
 from nodeagent.plain_text import one_line, section
 from nodeagent.rfc3339 import rfc3339
 
@@ -157,10 +157,9 @@ def replay(
     judge = NicJudge(settings)
     nics = {subject.device: subject for subject in header.devices if subject.kind == "nic"}
     gpu_subjects = tuple(subject for subject in header.devices if subject.kind == "gpu")
-    links = tuple(map(_link, nics.values()))
-    functions, faults = find_faults(map(_function, nics.values()), links)
-    judge.take_facts(functions, links, faults)
-    judge.take_roles(roles(functions, tuple(map(_gpu, gpu_subjects))))
+    pfs = RecordedPfs(nics.values())
+    judge.take_facts(*pfs.facts())
+    judge.take_roles(roles(pfs.functions, tuple(map(_gpu, gpu_subjects))))
     gpus = RecordedDriver(gpu_subjects, gpu_settings or GpuSettings(), settings.guard)
     last: dict[str, Health] = {}
 
@@ -181,7 +180,11 @@ def replay(
         if any(sample.source is not Source.GPU for sample in moment):
             while judge.now and (due := judge.due()) is not None and due < at:
                 yield from judge_nics(due)
-            judge.take_samples(moment)
+            measured = [sample for sample in moment if not pfs.take(sample)]
+            if len(measured) < len(moment):
+                judge.now = max(judge.now, at)
+                judge.take_facts(*pfs.facts())
+            judge.take_samples(measured)
             yield from judge_nics(at)
         for uuid, health in gpus.step(at, moment):
             yield from transition(gpus.now, uuid, gpus.name(uuid), health)
@@ -199,40 +202,9 @@ def _moments(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
         yield moment
 
 
-def _function(subject: Subject) -> Function:
-    return Function(
-        subject.device,
-        vendor="",
-        device=str(subject.speed_mbps or ""),
-        driver=subject.driver or "unknown",
-        netdev=subject.netdev,
-        link_type=subject.link_type,
-        rdma=None,
-        vfio_group=None,
-        vdpa=None,
-        numa_node=subject.numa_node,
-        pci_path=subject.path,
-    )
-
-
 def _gpu(subject: Subject) -> Gpu:
     """Return a GPU with its place only, from which the roles of PFs follow."""
     return Gpu(subject.device, 0, None, "", "", 0, subject.numa_node, subject.path)
-
-
-def _link(subject: Subject) -> Link:
-    """Return a link; the samples contain its state."""
-    return Link(
-        subject.netdev or subject.device,
-        subject.device,
-        subject.mac,
-        admin_up=True,
-        carrier=None,
-        operstate=None,
-        speed_mbps=None,
-        mtu=None,
-        default_route=subject.default_route,
-    )
 
 
 def describe(transition: Transition, header: Header) -> str:

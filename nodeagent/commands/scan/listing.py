@@ -21,7 +21,7 @@ from nodeagent.inventory import Inventory
 from nodeagent.kinds.device_list_size import status_remarks
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.model import Function, Gpu, Health, Link, Snapshot
-from nodeagent.offer import MachineView, Offer
+from nodeagent.offer import MachineView, Offer, machine_view
 from nodeagent.plain_text import remarks, section
 from nodeagent.sources.link_selection import select
 from nodeagent.supervise import beside
@@ -31,7 +31,7 @@ async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineV
     """Scan once. With ``wait_s``, receive LLDP for that time, or until every link with carrier has a neighbor."""
     rails = discovery.open_rails(config, root)
     async with _scanning(config, root, rails) as inventory:
-        if wait_s > 0 and discovery.receives_lldp(config, Tree(root)):
+        if wait_s > 0 and discovery.finds_neighbors(config, Tree(root)):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     while without_neighbor(config, inventory.snapshot):
@@ -46,6 +46,13 @@ def without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
     with Netdevs() as netdevs:
         links = select(config.links.select, netdevs.read(), snapshot.functions)
     up = {link.name for link in links if link.netdev.carrier}
+    if discovery.asks_infiniband(config.infiniband):
+        ports = {
+            function.pci_address for function in snapshot.functions if function.link_type == "infiniband"
+        }
+        known = {remark.link for remark in snapshot.remarks}  # such as a peer that does not answer
+        active = {link.netdev for link in snapshot.links if link.carrier and link.pci_address in ports}
+        up |= active - known
     return up - {neighbor.link for neighbor in snapshot.neighbors}
 
 
@@ -95,8 +102,7 @@ async def _scanning(config: Config, root: Path, rails: RailMemory) -> AsyncItera
 
 
 def view_of(offer: Offer, snapshot: Snapshot) -> MachineView:
-    resources = tuple((kind.resource, kind.devices(snapshot)) for kind in offer.kinds(snapshot))
-    return MachineView(snapshot, resources, offer.troubles(snapshot))
+    return machine_view(offer.kinds(snapshot), snapshot, offer.troubles(snapshot))
 
 
 # --- for programs ---------------------------------------------------------------------------------------
@@ -115,7 +121,11 @@ def as_json(view: MachineView, agent: str | None = None) -> str:
             "functions": [to_builtins(function) for function in snapshot.functions],
             "links": [to_builtins(link) for link in snapshot.links],
             "resources": [
-                {"resource": resource, "devices": [to_builtins(entry) for entry in devices]}
+                {
+                    "resource": resource,
+                    "devices": [to_builtins(entry) for entry in devices],
+                    "free": view.free.get(resource),
+                }
                 for resource, devices in view.resources
             ],
             "affinity": [
@@ -140,8 +150,12 @@ def as_table(view: MachineView, width: int | None = None) -> str:
     """``width``: columns of the terminal; UUIDs are shortened if the table is wider."""
     snapshot = view.snapshot
     parts = [
-        section("RESOURCES", ("RESOURCE", "DEVICES", "HEALTHY", "PARENT", "NUMA"), _resource_rows(view)),
-        _gpu_section(snapshot, width),
+        section(
+            "RESOURCES",
+            ("RESOURCE", "DEVICES", "HEALTHY", "FREE", "LARGEST", "PARENT", "NUMA"),
+            _resource_rows(view),
+        ),
+        _gpu_section(view, width),
         section(
             "NICS",
             ("NETDEV", "PCI ADDRESS", "DRIVER", "SPEED", "LINK", "VFS", "RDMA", "NUMA", "STATE"),
@@ -158,22 +172,25 @@ def _resource_rows(view: MachineView) -> Iterable[Sequence[str]]:
     for resource, devices in view.resources:
         parents = sorted({entry.parent for entry in devices})
         numa = sorted({numa for entry in devices for numa in entry.numa_nodes})
+        free = view.free.get(resource)
         yield (
             resource,
             str(sum(len(entry.ids) for entry in devices)),
             str(sum(len(entry.ids) for entry in devices if entry.health.allocatable)),
+            "-" if free is None else str(sum(free.values())),
+            "-" if free is None else str(max(free.values(), default=0)),
             parents[0] if len(parents) == 1 else f"{len(parents)} of them" if parents else "-",
             ",".join(map(str, numa)) or "-",
         )
 
 
-def _gpu_section(snapshot: Snapshot, width: int | None) -> str:
-    heads = ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "NUMA", "STATE")
-    uuids = [gpu.uuid for gpu in snapshot.gpus]
-    whole = section("GPUS", heads, _gpu_rows(snapshot, uuids))
+def _gpu_section(view: MachineView, width: int | None) -> str:
+    heads = ("GPU", "UUID", "MODEL", "MEMORY", "FREE", "PCI ADDRESS", "NUMA", "STATE")
+    uuids = [gpu.uuid for gpu in view.snapshot.gpus]
+    whole = section("GPUS", heads, _gpu_rows(view, uuids))
     if width is None or max(map(len, whole.splitlines())) <= width:
         return whole
-    return section("GPUS", heads, _gpu_rows(snapshot, beginnings(uuids)))
+    return section("GPUS", heads, _gpu_rows(view, beginnings(uuids)))
 
 
 def beginnings(uuids: Sequence[str], least: int = 12) -> list[str]:
@@ -189,13 +206,22 @@ def beginnings(uuids: Sequence[str], least: int = 12) -> list[str]:
     return list(uuids)
 
 
-def _gpu_rows(snapshot: Snapshot, uuids: Sequence[str]) -> Iterable[Sequence[str]]:
+def _gpu_rows(view: MachineView, uuids: Sequence[str]) -> Iterable[Sequence[str]]:
+    """FREE is the largest request that the GPU can still serve: all slices of a container are on one GPU."""
+    snapshot = view.snapshot
+    free = {
+        entry.parent: f"{view.free[resource].get(entry.parent, 0)}/{len(entry.ids)}"
+        for resource, devices in view.resources
+        if resource in view.free
+        for entry in devices
+    }
     for gpu, uuid in zip(snapshot.gpus, uuids, strict=True):
         yield (
             str(gpu.index),
             uuid,
             gpu.name,
             f"{gpu.memory_mib} MiB",
+            free.get(gpu.uuid, "-"),
             gpu.pci_address,
             _or_dash(gpu.numa_node),
             gpu.health.state,
@@ -203,7 +229,7 @@ def _gpu_rows(snapshot: Snapshot, uuids: Sequence[str]) -> Iterable[Sequence[str
     numa_nodes = {function.pci_address: function.numa_node for function in snapshot.gpu_functions}
     for unusable in snapshot.unusable_gpus:
         numa_node = _or_dash(numa_nodes.get(unusable.place))
-        yield "-", "-", "-", "-", unusable.place, numa_node, unusable.health.state
+        yield "-", "-", "-", "-", "-", unusable.place, numa_node, unusable.health.state
 
 
 def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:

@@ -1,0 +1,1 @@
+"""The use of GPU memory by pods, compared with their grants."""

@@ -1,0 +1,77 @@
+"""Compare what the processes of pods use of each GPU with what the kubelet has granted. Pure.
+
+The kubelet's podresources API names the pods that hold devices, and the driver the memory of processes. Neither of them
+has the other half. A pod may use a GPU without a grant, for example a privileged one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from nodeagent.model import GpuUsage, Holding, OutsideProcess, PodUse, Snapshot
+
+
+class PodAccount(msgspec.Struct, frozen=True):
+    """One pod on one GPU, in bytes. ``used_bytes`` is ``None`` if the use of the processes is unknown.
+    ``utilization`` is the pod's part of the time of the SMs, 0 to 1."""
+
+    namespace: str
+    pod: str
+    granted_bytes: int
+    used_bytes: int | None
+    utilization: float | None = None
+    processes: int = 0
+
+
+class GpuAccount(msgspec.Struct, frozen=True):
+    """One GPU: its pods by name, and the processes that are in no pod."""
+
+    uuid: str
+    pods: tuple[PodAccount, ...]
+    outside: tuple[OutsideProcess, ...] = ()
+
+
+def accounts(
+    snapshot: Snapshot, slice_bytes: Mapping[str, int], usage: Mapping[str, GpuUsage]
+) -> tuple[GpuAccount, ...]:
+    """Return the account of each GPU, by index.
+
+    ``slice_bytes`` is the size of a slice by resource. Every other device whose ID is a GPU's UUID stands for all of
+    its memory. A GPU without an entry in ``usage`` was not measured.
+    """
+    sizes = {gpu.uuid: gpu.memory_mib << 20 for gpu in snapshot.gpus}
+    granted: dict[str, dict[tuple[str, str], int]] = {uuid: {} for uuid in sizes}
+    for holding in snapshot.holdings or ():
+        for uuid, size in _grants(holding, sizes, slice_bytes.get(holding.resource)).items():
+            pods = granted[uuid]
+            pod = (holding.namespace, holding.pod)
+            pods[pod] = min(pods.get(pod, 0) + size, sizes[uuid])
+    return tuple(_account(uuid, granted[uuid], usage.get(uuid)) for uuid in sizes)
+
+
+def _grants(holding: Holding, sizes: Mapping[str, int], slice_bytes: int | None) -> dict[str, int]:
+    """The bytes of each GPU that a container holds."""
+    grants: dict[str, int] = {}
+    for id_ in holding.device_ids:
+        uuid = id_.partition("::")[0]
+        if uuid in sizes:
+            grants[uuid] = grants.get(uuid, 0) + (sizes[uuid] if slice_bytes is None else slice_bytes)
+    return grants
+
+
+def _account(uuid: str, granted: Mapping[tuple[str, str], int], usage: GpuUsage | None) -> GpuAccount:
+    uses: dict[tuple[str, str], PodUse] = {}
+    if usage is not None:
+        uses = {(use.namespace, use.pod): use for use in usage.pods}
+    pods = []
+    for namespace, pod in sorted(granted.keys() | uses.keys()):
+        share = granted.get((namespace, pod), 0)
+        use = uses.get((namespace, pod))
+        if use is not None:
+            numbers = (use.memory_bytes, use.utilization, use.processes)
+            pods.append(PodAccount(namespace, pod, share, *numbers))
+        else:
+            pods.append(PodAccount(namespace, pod, share, None if usage is None else 0))
+    return GpuAccount(uuid, tuple(pods), usage.outside if usage is not None else ())

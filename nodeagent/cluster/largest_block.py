@@ -1,0 +1,84 @@
+"""The label nodeagent.io/gpu-mem-largest: the largest request for GPU memory that the node can still serve. Pure.
+
+The scheduler counts the slices of a node and not those of one GPU. A node affinity with this label (operator ``Gt``)
+keeps a pod from a node that would refuse it.
+
+Rules:
+
+* Each write of a Node goes to all that watch Nodes, so the number is coarse: a multiple of ``step`` slices, rounded
+  down, or all slices of a GPU.
+* A lower number counts at once, because pods would be refused. A higher one counts after ``rise_s``, with the lowest
+  value of that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from nodeagent.kinds import DeviceKind
+from nodeagent.model import Snapshot
+
+LABEL = "nodeagent.io/gpu-mem-largest"
+
+
+class FreeBlock(msgspec.Struct, frozen=True):
+    """``largest``: the most free slices of one GPU. ``whole``: the slices of the largest GPU."""
+
+    largest: int
+    whole: int
+
+    def coarse(self, step: int) -> int:
+        """Return the number for the label.
+
+        >>> [FreeBlock(n, 79).coarse(8) for n in (79, 78, 45, 7)]
+        [79, 72, 40, 0]
+        """
+        return self.largest if self.largest == self.whole else self.largest // step * step
+
+
+def free_block(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> FreeBlock | None:
+    """Return the block of the first resource of GPU memory; ``None`` if there is none, or if holdings are unknown."""
+    for kind in kinds:
+        if kind.device_mib is not None:
+            free = kind.free(snapshot)
+            if free is None or not free:
+                return None
+            whole = max(len(entry.ids) for entry in kind.devices(snapshot))
+            return FreeBlock(max(free.values()), whole)
+    return None
+
+
+class DampedBlock:
+    """The value of the label over time. ``published`` is the value that counts."""
+
+    def __init__(self, step: int, rise_s: float) -> None:
+        self.published: int | None = None
+        self._step, self._rise_s = step, rise_s
+        self._rising_since: float | None = None
+        self._lowest = 0
+
+    def observe(self, block: FreeBlock, now: float) -> int:
+        """Return the value that counts at ``now``, seconds of a clock that never goes back."""
+        value = block.coarse(self._step)
+        if self.published is None or value <= self.published:
+            self.published, self._rising_since = value, None
+            return value
+        if self._rising_since is None:
+            self._rising_since, self._lowest = now, value
+        self._lowest = min(self._lowest, value)
+        if now - self._rising_since >= self._rise_s:
+            self.published, self._rising_since = self._lowest, None
+        return self.published
+
+    def adopt(self, label: str | None) -> None:
+        """Continue with the value of an earlier agent, as far as it is one."""
+        if label is not None and label.isascii() and label.isdigit() and len(label) < 8:
+            self.published = int(label)
+
+    def due_s(self, now: float) -> float:
+        """Seconds until a higher value may count; infinite if there is none."""
+        return (
+            float("inf") if self._rising_since is None else max(0.0, self._rising_since + self._rise_s - now)
+        )

@@ -1,0 +1,58 @@
+"""The verb `gpus`: the memory and load of each GPU, and the pods that hold and use it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+from nodeagent.commands.log_lines import log_to_stderr
+from nodeagent.commands.options import GOOD, Add, config_option, json_option, load, terminal_width
+
+if TYPE_CHECKING:
+    from nodeagent.web.gpu_statuses import GpuStatuses
+
+ALONE = "this is a short look of the command itself: it does not show what pods hold"
+
+
+def add(add: Add) -> None:
+    parser = add(
+        "gpus",
+        _gpus,
+        "show the memory and load of each GPU, and the pods that hold and use it",
+        "One line for each GPU: memory that pods were granted, memory in use, free slices, the largest request that\n"
+        "fits, load, temperature, health. Below it is a line for each pod, with its share and what its processes\n"
+        "use, and for each process that is in no pod. The use by pods needs `gpu.health.processes`.\n\n"
+        "The agent that serves the machine below --root answers. Without one the command reads the machine for two\n"
+        "seconds. A line on stderr shows which answer it is.",
+    )
+    config_option(parser)
+    json_option(parser)
+    parser.add_argument("--watch", action="store_true", help="print again every second, until interrupted")
+
+
+def _gpus(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from nodeagent.commands.gpus import gpu_answers, gpu_table
+
+    config = load(options.config)
+    log_to_stderr("warning")
+
+    def explain(agent: str | None, why: str) -> None:
+        line = f"no agent runs here ({why}); {ALONE}" if agent is None else f"the agent at {agent} answers"
+        print(f"nodeagent: {line}", file=sys.stderr)
+
+    def show(lines: GpuStatuses) -> None:
+        json = msgspec.json.encode(lines).decode()
+        print(json if options.json else gpu_table.as_table(lines, terminal_width()), flush=True)
+
+    async def run() -> None:
+        async for lines in gpu_answers.views(config, options.root, explain):
+            show(lines)
+            if not options.watch:
+                break
+
+    asyncio.run(run())
+    return GOOD

@@ -1,0 +1,50 @@
+"""All sources of a machine, for the verbs that read it themselves because no agent answers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from nodeagent import discovery
+from nodeagent.agent_config import Config
+from nodeagent.inventory import Inventory
+from nodeagent.sources.gpu_publisher import GpuPublisher
+
+READ_S = 2.0
+"""Long enough for every source to publish once."""
+
+
+class RunningSources:
+    """The sources run inside the ``async with`` block, which begins after ``READ_S``. They do not use the state file,
+    and send no LLDP frames."""
+
+    def __init__(self, config: Config, root: Path) -> None:
+        remembered = discovery.open_remembered_gpus(config.health, root)
+        self.inventory = Inventory()
+        self.gpu_publisher = GpuPublisher(discovery.health_service(config), remembered)
+        quiet = msgspec.structs.replace(config.lldp, transmit=False)
+        self._sources = discovery.Discovery(
+            self.inventory,
+            msgspec.structs.replace(config, lldp=quiet),
+            root,
+            gpu_publisher=self.gpu_publisher,
+            sampled=True,
+            rails=discovery.open_rails(config, root),
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> RunningSources:
+        watching = asyncio.create_task(self._sources.run())
+        self._tasks.append(watching)
+        await asyncio.wait((watching,), timeout=READ_S)
+        if watching.done():
+            await watching
+        await discovery.first_facts(self.inventory)  # later only if a file of the machine hangs
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

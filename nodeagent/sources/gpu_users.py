@@ -1,0 +1,129 @@
+"""The pods of the processes on a GPU.
+
+A pid leads to a container and to a pod's UID (``/proc/PID/cgroup``). The kubelet's folder of logs has an entry
+``NAMESPACE_NAME_UID`` for each pod, so its listing names the pods without a right in the cluster. A name is read once
+for each UID, because neither of the two changes.
+
+NVML reports processes of the host. Without the host's PID namespace there is nothing to look up, so ``obstacle`` names
+what is missing. Pids are not kept: the kernel reuses them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from nodeagent.host.gpu_driver import GpuProcess
+from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.model import GpuUsage, OutsideProcess, PodUse
+from nodeagent.plain_text import one_line
+from nodeagent.sources.cgroups import CgroupPlace, place_of
+
+HOST = "host"
+"""Stands for processes outside of containers."""
+UNKNOWN = "unknown"
+"""Stands for processes whose cgroup cannot be read: ended, or in a process namespace that the agent does not see."""
+NAME_MAX = 16  # the kernel's TASK_COMM_LEN
+KTHREADD = "kthreadd"
+"""The process 2 of a host. No other PID namespace has it."""
+
+
+class GpuUsers:
+    """Belongs to one thread. ``pod_logs`` is the kubelet's folder of logs, below the root."""
+
+    def __init__(self, tree: Tree, pod_logs: str) -> None:
+        self._tree, self._pod_logs = tree, pod_logs
+        self._names: dict[str, tuple[str, str]] = {}
+        """Namespace and name, by UID."""
+        self._places: dict[int, CgroupPlace | None] = {}
+        """The places of this pass, by pid: a process may use several GPUs."""
+        self._listed = False
+        """Whether the folder of logs was listed in this pass."""
+
+    def begin(self) -> str | None:
+        """Begin a pass over all GPUs. Return what is missing for it, if anything is."""
+        self._places.clear()
+        self._listed = False
+        try:
+            seen = self._tree.link("/proc/self")
+            if self._tree.text("/proc/2/comm") != KTHREADD or seen not in (None, str(os.getpid())):
+                return (
+                    "the host's processes are not visible: the agent's pod needs hostPID and the host's /proc"
+                )
+            self._tree.names(self._pod_logs)
+        except SysfsError as error:
+            return str(error)
+        if not self._tree.exists(self._pod_logs):
+            return f"{self._pod_logs} is not there: the pods of processes have no names without it"
+        return None
+
+    def by_container(self, processes: Iterable[GpuProcess]) -> dict[str, float]:
+        """Sum the GPU memory in bytes. A process whose memory the driver does not report adds nothing."""
+        used: dict[str, float] = {}
+        for process in processes:
+            place = self._place(process.pid)
+            container = UNKNOWN if place is None else place.container or HOST
+            used[container] = used.get(container, 0.0) + (process.memory_bytes or 0)
+        return used
+
+    def usage(self, processes: Iterable[GpuProcess]) -> GpuUsage:
+        """Return who uses the GPU. A process that has ended meanwhile is left out."""
+        pods: dict[str, list[GpuProcess]] = {}
+        outside: list[OutsideProcess] = []
+        for process in processes:
+            place = self._place(process.pid)
+            if place is None:
+                continue
+            if place.pod is not None:
+                pods.setdefault(place.pod, []).append(process)
+            else:
+                outside.append(
+                    OutsideProcess(process.pid, self._comm(process.pid), process.memory_bytes or 0)
+                )
+        return GpuUsage(
+            tuple(sorted((self._pod_use(uid, members) for uid, members in pods.items()), key=_by_name)),
+            tuple(sorted(outside, key=lambda process: process.pid)),
+        )
+
+    def _pod_use(self, uid: str, processes: list[GpuProcess]) -> PodUse:
+        namespace, name = self._name(uid)
+        shares = [process.utilization for process in processes if process.utilization is not None]
+        return PodUse(
+            namespace,
+            name,
+            sum(process.memory_bytes or 0 for process in processes),
+            len(processes),
+            min(1.0, sum(shares)) if shares else None,
+        )
+
+    def _place(self, pid: int) -> CgroupPlace | None:
+        if pid not in self._places:
+            try:
+                text = self._tree.text(f"/proc/{pid}/cgroup")
+            except SysfsError:
+                text = None
+            self._places[pid] = None if text is None else place_of(text)
+        return self._places[pid]
+
+    def _comm(self, pid: int) -> str:
+        try:
+            return one_line(self._tree.text(f"/proc/{pid}/comm") or "", NAME_MAX, ascii_only=True)
+        except SysfsError:
+            return ""
+
+    def _name(self, uid: str) -> tuple[str, str]:
+        """Namespace and name of a pod; without them, its UID as name."""
+        if uid not in self._names and not self._listed:
+            self._listed = True
+            try:
+                entries = self._tree.names(self._pod_logs)
+            except SysfsError:
+                entries = ()
+            self._names = {
+                parts[2]: (parts[0], parts[1]) for entry in entries if len(parts := entry.split("_")) == 3
+            }
+        return self._names.get(uid, ("", uid))
+
+
+def _by_name(use: PodUse) -> tuple[str, str]:
+    return use.namespace, use.pod

@@ -1,0 +1,95 @@
+"""The page ``/gpus``: each GPU with its memory, load and health, and the pods that hold or use it. Pure.
+
+``nodeagent gpus`` prints it. Values that are not known are ``None``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from nodeagent.accounting.gpu_accounts import GpuAccount, PodAccount
+from nodeagent.measurements.sample import Sample
+from nodeagent.metrics.scrape_input import DeviceCount
+from nodeagent.model import OutsideProcess, Snapshot
+
+
+class GpuStatus(msgspec.Struct, frozen=True):
+    """One GPU. ``slices`` are all its devices of ``resource`` (one, if it is offered whole), ``free`` those that no pod
+    holds, and ``largest`` the largest request that it can serve: 0 on an unhealthy GPU."""
+
+    index: int
+    uuid: str
+    memory_bytes: int
+    state: str
+    reasons: tuple[str, ...] = ()
+    resource: str | None = None
+    slices: int | None = None
+    slice_bytes: int | None = None
+    free: int | None = None
+    largest: int | None = None
+    granted_bytes: int | None = None
+    used_bytes: int | None = None
+    utilization: float | None = None
+    celsius: float | None = None
+    pods: tuple[PodAccount, ...] = ()
+    outside: tuple[OutsideProcess, ...] = ()
+
+
+class GpuStatuses(msgspec.Struct, frozen=True):
+    """All GPUs of the node, by index. ``obstacle``: why the use by pods is not known, if it is not."""
+
+    gpus: tuple[GpuStatus, ...]
+    obstacle: str | None = None
+
+
+def gpu_statuses(
+    snapshot: Snapshot,
+    counts: Iterable[DeviceCount],
+    samples: Iterable[Sample],
+    accounts: Iterable[GpuAccount],
+    obstacle: str | None,
+) -> GpuStatuses:
+    """Put together what the agent has of each GPU."""
+    count_of = {count.parent: count for count in counts}
+    values: Mapping[str, Mapping[str, float]] = {sample.device: sample.values for sample in samples}
+    account_of = {account.uuid: account for account in accounts}
+    held = _held(snapshot)
+    known = snapshot.holdings is not None
+    lines = []
+    for gpu in snapshot.gpus:
+        count, measured = count_of.get(gpu.uuid), values.get(gpu.uuid, {})
+        account = account_of.get(gpu.uuid, GpuAccount(gpu.uuid, ()))
+        used = measured.get("gpu_memory_used_bytes")
+        lines.append(
+            GpuStatus(
+                index=gpu.index,
+                uuid=gpu.uuid,
+                memory_bytes=gpu.memory_mib << 20,
+                state=gpu.health.state.value,
+                reasons=tuple(reason.key for reason in gpu.health.reasons),
+                resource=count.resource if count else None,
+                slices=count.devices if count else None,
+                slice_bytes=count.each_bytes if count else None,
+                free=count.devices - held.get((count.resource, gpu.uuid), 0) if count and known else None,
+                largest=count.free if count else None,
+                granted_bytes=sum(pod.granted_bytes for pod in account.pods) if known else None,
+                used_bytes=None if used is None else int(used),
+                utilization=measured.get("gpu_utilization"),
+                celsius=measured.get("gpu_celsius"),
+                pods=account.pods,
+                outside=account.outside,
+            )
+        )
+    return GpuStatuses(tuple(lines), obstacle)
+
+
+def _held(snapshot: Snapshot) -> dict[tuple[str, str], int]:
+    """The held devices by resource and GPU."""
+    held: dict[tuple[str, str], int] = {}
+    for holding in snapshot.holdings or ():
+        for id_ in holding.device_ids:
+            key = (holding.resource, id_.partition("::")[0])
+            held[key] = held.get(key, 0) + 1
+    return held

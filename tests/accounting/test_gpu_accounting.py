@@ -1,0 +1,86 @@
+"""Accounting in the running agent: from processes of a simulated machine to metrics, log and Events."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nodeagent.host.recorded_gpus import PATH
+from nodeagent.sim.kubelet import PodSpec
+from tests.cluster.test_agent_tasks import HEAD, events, kubeconfig, server
+from tests.support.running_agent import node
+
+__all__ = ["kubeconfig", "server"]
+
+UID, CONTAINER = "0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d", "ab" * 32
+SCOPE = f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope\n"
+GIB = 1 << 30
+ACCOUNTING = "gpu: {health: {processes: true, readSeconds: 1}, accounting: {graceSeconds: 2}}\n"
+
+
+def process(root, pid: int, cgroup: str, comm: str) -> None:
+    folder = root / "proc" / str(pid)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cgroup").write_text(cgroup)
+    (folder / "comm").write_text(f"{comm}\n")
+
+
+def use(root, *processes: dict[str, object]) -> str:
+    """Let these processes use the first GPU. Return its UUID."""
+    path = root / PATH.lstrip("/")
+    recording = json.loads(path.read_text())
+    for gpu in recording["gpus"]:
+        gpu["processes"] = list(processes) if gpu["index"] == 0 else []
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(recording))
+    new.rename(path)
+    return str(next(gpu["uuid"] for gpu in recording["gpus"] if gpu["index"] == 0))
+
+
+async def test_a_pod_that_takes_more_than_its_share_is_named_with_numbers(server, kubeconfig, caplog):
+    async with node() as n:
+        process(n.root, 2, "0::/\n", "kthreadd")
+        process(n.root, 11, SCOPE, "python3")
+        process(n.root, 12, "0::/user.slice\n", "miner")
+        (n.root / "var/log/pods" / f"default_p_{UID}").mkdir(parents=True)
+        uuid = use(n.root, {"pid": 11, "memory_bytes": 45 * GIB, "utilization": 0.5},
+                   {"pid": 12, "memory_bytes": 2 * GIB})  # fmt: skip
+        await n.kubelet.start()
+        text = f"{ACCOUNTING}cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}}}\n"
+        await n.start_agent(n.configure(text), node_name="gpu-0")
+        await n.allocatable(f"{HEAD}/gpu-mem", 158)
+        assert (await n.kubelet.admit(PodSpec.single("p", {f"{HEAD}/gpu-mem": 40}))).admitted
+        await server.until(
+            lambda: {("Pod", "GpuMemoryExceeded"), ("Node", "GpuMemoryExceeded")} <= events(server)
+        )
+        await server.until(lambda: ("Node", "GpuUsedOutsidePods") in events(server))
+        messages = {one["message"] for one in server.objects("events")}
+        share = f"45.0 GiB of GPU 0 ({uuid}) for 2 s, and its share is 40.0 GiB"
+        assert {f"The pod uses {share}", f"Pod default/p uses {share}"} <= messages
+        assert f"GPU 0 ({uuid}): 2.0 GiB are used outside of pods for 2 s, by miner (12)" in messages
+        _, page = await n.get("/metrics")
+        labels = '{gpu="0",namespace="default",pod="p"}'
+        assert f"nodeagent_gpu_pod_memory_used_bytes{labels} {45 * GIB}" in page
+        assert f"nodeagent_gpu_pod_memory_granted_bytes{labels} {40 * GIB}" in page
+        assert f"nodeagent_gpu_pod_utilization_ratio{labels} 0.5" in page
+        assert f'nodeagent_gpu_outside_memory_used_bytes{{gpu="0"}} {2 * GIB}' in page
+        assert "nodeagent_gpu_accounting_on 1" in page
+        assert "GPU memory is used beyond its share. pod=default/p" in caplog.text
+        use(n.root, {"pid": 11, "memory_bytes": 40 * GIB})
+        await server.until(lambda: ("Pod", "Recovered") in events(server))
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"), [("true", "hostPID"), ("false", "gpu.health.processes is false")]
+)
+async def test_without_what_it_needs_accounting_is_off_with_the_reason(setting: str, reason: str) -> None:
+    async with node() as n:
+        use(n.root, {"pid": 11, "memory_bytes": 45 * GIB})
+        await n.kubelet.start()
+        await n.start_agent(n.configure(f"gpu: {{health: {{processes: {setting}, readSeconds: 1}}}}\n"))
+        await n.allocatable(f"{HEAD}/gpu-mem", 158)
+        await n.until(lambda: reason in (n.agent.accounting.obstacle or ""))
+        _, page = await n.get("/metrics")
+        assert "nodeagent_gpu_accounting_on 0" in page
+        assert "nodeagent_gpu_pod_memory" not in page

@@ -1,0 +1,97 @@
+"""`nodeagent gpus`: a line for each GPU and, below it, one for each pod; from the agent, or by a look of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from nodeagent.accounting.gpu_accounts import PodAccount
+from nodeagent.cli import main
+from nodeagent.commands.gpus.gpu_table import as_table
+from nodeagent.model import OutsideProcess
+from nodeagent.sim.kubelet import PodSpec
+from nodeagent.sim.machine import Machine
+from nodeagent.web.gpu_statuses import GpuStatus, GpuStatuses
+from tests.accounting.test_gpu_accounting import ACCOUNTING, GIB, SCOPE, UID, process, use
+from tests.cluster.test_agent_tasks import HEAD
+from tests.support.running_agent import node
+
+FIRST = GpuStatus(
+    index=0,
+    uuid="GPU-32203369-0000",
+    memory_bytes=80 * GIB,
+    state="unhealthy",
+    reasons=("xid_79",),
+    resource="x/gpu-mem",
+    slices=79,
+    slice_bytes=GIB,
+    free=39,
+    largest=0,
+    granted_bytes=40 * GIB,
+    used_bytes=47 * GIB,
+    utilization=0.97,
+    celsius=41.0,
+    pods=(PodAccount("team", "llm-0", 40 * GIB, 45 * GIB, 0.5, 1), PodAccount("", UID, 0, None)),
+    outside=(OutsideProcess(7, "X", GIB),),
+)
+
+
+def test_the_table_has_a_line_for_each_gpu_and_pod_and_marks_an_over_use() -> None:
+    table = as_table(
+        GpuStatuses((FIRST, GpuStatus(1, "GPU-8897a477-0000", 80 * GIB, "healthy")), "no hostPID")
+    )
+    assert [" ".join(line.split()) for line in table.splitlines()] == [
+        "GPUS",
+        "GPU UUID GRANTED USED FREE LARGEST LOAD TEMP HEALTH",
+        "0 GPU-32203369-0000 40.0 GiB 47.0 GiB 39/79 0 97 % 41 °C unhealthy",
+        "team/llm-0 40.0 GiB 45.0 GiB 50 % above its share",
+        "pod 0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d 0.0 GiB - -",
+        "X (7), in no pod 1.0 GiB",
+        "1 GPU-8897a477-0000 - - - - - - healthy",
+        "",
+        "REMARKS",
+        "the use by pods is not known: no hostPID",
+        "GPU0: unhealthy: xid_79",
+    ]
+    assert "GPU-32203369  " in as_table(GpuStatuses((FIRST,)), 60)
+
+
+async def test_the_agent_answers_with_shares_use_and_pods(capsys) -> None:
+    async with node() as n:
+        process(n.root, 2, "0::/\n", "kthreadd")
+        process(n.root, 11, SCOPE, "python3")
+        (n.root / "var/log/pods" / f"default_p_{UID}").mkdir(parents=True)
+        use(n.root, {"pid": 11, "memory_bytes": 41 * GIB, "utilization": 0.25})
+        await n.kubelet.start()
+        await n.start_agent(n.configure(ACCOUNTING))
+        await n.allocatable(f"{HEAD}/gpu-mem", 158)
+        assert (await n.kubelet.admit(PodSpec.single("p", {f"{HEAD}/gpu-mem": 40}))).admitted
+        await n.until(lambda: n.agent.inventory.snapshot.holdings)
+        await n.until(lambda: n.agent.accounting.obstacle is None)
+
+        async def gpus(*options: str) -> tuple[str, str]:
+            code = await asyncio.to_thread(main, ["gpus", "--root", str(n.root), *options])
+            assert code == 0
+            return capsys.readouterr()
+
+        out, err = await gpus("--json")
+        assert "agent.sock answers" in err
+        first, second = json.loads(out)["gpus"]
+        assert (first["free"], first["largest"], first["slices"]) == (39, 39, 79)
+        assert first["granted_bytes"] == 40 * GIB
+        (pod,) = first["pods"]
+        assert (pod["pod"], pod["used_bytes"], pod["utilization"]) == ("p", 41 * GIB, 0.25)
+        assert (second["free"], second["pods"]) == (79, [])
+        out, _ = await gpus()
+        assert "default/p" in out
+        assert "41.0 GiB" in out
+
+
+def test_without_an_agent_the_command_looks_itself_and_names_that(tmp_path, capsys) -> None:
+    Machine.load("two-gpu-two-nic").write(tmp_path)
+    assert main(["gpus", "--root", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert "no agent runs here" in err
+    assert "what pods hold" in err
+    assert out.count("GPU-") == 2
+    assert "gpu.health.processes is false" in out

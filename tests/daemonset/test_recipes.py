@@ -1,0 +1,260 @@
+"""The parts of the examples that a rule of another project decides: the first policy that matches, a plugin that
+must be on, a rendezvous that all pods find, quota that is borrowed.
+
+Each rule is written here from its owner's source or documentation, which the docstring names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.manifests import DAEMONSET, Manifest, files, of_kind, parsed
+
+EXAMPLES = DAEMONSET / "examples"
+
+
+def objects(folder: str) -> list[Manifest]:
+    return [one for path in files(EXAMPLES / folder) for one in parsed(path.read_text())]
+
+
+def named(folder: str, kind: str, name: str) -> Manifest:
+    (found,) = (one for one in of_kind(objects(folder), kind) if one["metadata"]["name"] == name)
+    return found
+
+
+# Volcano
+
+
+def action(job: Manifest, task: str, event: str, exit_code: int | None = None) -> str | None:
+    """Return what Volcano does at this event: applyPolicies in pkg/controllers/job/job_controller_util.go.
+
+    The policies of the task come first, then those of the job. In each list the first policy decides whose event is the
+    event or ``*``, or whose exit code is the one of the container.
+    """
+    tasks = {one["name"]: one for one in job["spec"]["tasks"]}
+    for policy in [*tasks[task].get("policies", []), *job["spec"].get("policies", [])]:
+        events = {*policy.get("events", []), policy.get("event")}
+        if events & {event, "*"} or (exit_code is not None and policy.get("exitCode") == exit_code):
+            return str(policy["action"])
+    return None
+
+
+def test_the_rule_of_the_first_match_is_strict() -> None:
+    shadowed = {
+        "spec": {
+            "tasks": [
+                {
+                    "name": "worker",
+                    "policies": [
+                        {"event": "PodFailed", "action": "RestartPod"},
+                        {"exitCode": 3, "action": "RestartJob"},
+                    ],
+                }
+            ]
+        }
+    }
+    assert action(shadowed, "worker", "PodFailed", 3) == "RestartPod"
+
+
+def test_an_exit_code_of_the_program_restarts_the_job_and_any_other_failure_one_pod() -> None:
+    job = named("volcano", "Job", "pretrain")
+    assert action(job, "worker", "PodFailed", 3) == "RestartJob"
+    assert action(job, "worker", "PodFailed", 1) == "RestartPod"
+    assert action(job, "worker", "PodFailed", 137) == "RestartPod"
+    assert action(job, "worker", "PodEvicted", 143) == "RestartJob"
+    assert action(job, "worker", "PodPending") == "RestartJob"
+    assert action(job, "worker", "TaskCompleted") == "CompleteJob"
+
+
+def test_no_policy_of_a_volcano_job_is_unreachable() -> None:
+    """Volcano reports a container that ends with an exit code as PodFailed."""
+    for job in of_kind(objects("volcano"), "Job"):
+        for task in job["spec"]["tasks"]:
+            for policy in [*task.get("policies", []), *job["spec"]["policies"]]:
+                code = policy.get("exitCode")
+                happens = "PodFailed" if code is not None else policy["event"]
+                assert action(job, task["name"], happens, code) == policy["action"], policy
+
+
+def scheduler() -> tuple[list[str], dict[str, Any]]:
+    """The actions and the plugins of the scheduler's configuration in the example."""
+    (config,) = of_kind(objects("volcano"), "ConfigMap")
+    text = yaml.safe_load(config["data"]["volcano-scheduler.conf"])
+    plugins = {plugin["name"]: plugin for tier in text["tiers"] for plugin in tier["plugins"]}
+    return [one.strip() for one in text["actions"].split(",")], plugins
+
+
+def test_the_scheduler_has_the_plugins_and_actions_that_the_volcano_example_needs() -> None:
+    """The plugin ``capacity`` reads capability, deserved and guarantee of a queue. It excludes ``proportion``. The
+    action ``reclaim`` takes back what exceeds ``deserved`` (Volcano, "Queue resource management"). The plugin
+    ``network-topology-aware`` reads ``networkTopology`` of a job (Volcano, "Network topology aware scheduling").
+    ``allocate`` is the action that places pods; without ``enqueue`` no PodGroup leaves Pending."""
+    actions, plugins = scheduler()
+    assert actions[:2] == ["enqueue", "allocate"]
+    assert any("deserved" in queue["spec"] for queue in of_kind(objects("volcano"), "Queue"))
+    assert "reclaim" in actions
+    assert "capacity" in plugins
+    assert "proportion" not in plugins
+    assert any("networkTopology" in job["spec"] for job in of_kind(objects("volcano"), "Job"))
+    assert "network-topology-aware" in plugins
+    assert "gang" in plugins
+
+
+# torchrun
+
+
+def torchruns() -> Iterator[tuple[Path, Manifest, dict[str, Any], list[str]]]:
+    """Each container that starts torchrun on more than one node: its file, object, pod template and arguments."""
+
+    def templates(value: Any) -> Iterator[dict[str, Any]]:
+        if isinstance(value, dict):
+            if isinstance(value.get("spec"), dict) and "containers" in value["spec"]:
+                yield value
+            for one in value.values():
+                yield from templates(one)
+        elif isinstance(value, list):
+            for one in value:
+                yield from templates(one)
+
+    for path in (path for folder in sorted(EXAMPLES.iterdir()) if folder.is_dir() for path in files(folder)):
+        for manifest in parsed(path.read_text()):
+            for template in templates(manifest):
+                for container in template["spec"]["containers"]:
+                    arguments = [*container.get("command", []), *container.get("args", [])]
+                    if arguments[:1] == ["torchrun"]:
+                        yield path, manifest, template, arguments
+
+
+def test_every_torchrun_of_several_nodes_has_a_rendezvous_that_each_pod_finds() -> None:
+    """torchrun's defaults are ``--rdzv-backend=static`` and an endpoint at 127.0.0.1 (torch/distributed/run.py): with
+    them each pod waits for itself. The Training Operator and the Trainer pass theirs in PET_ variables.
+
+    The name of a pod resolves as POD.SUBDOMAIN through a headless Service with the subdomain's name that selects the
+    pod (Kubernetes, "DNS for Services and Pods"). Pods of an Indexed Job have the host name JOB-INDEX and the label
+    batch.kubernetes.io/job-name. Volcano's plugin svc makes JOB-TASK-INDEX.JOB.
+    """
+    seen = 0
+    for path, manifest, template, arguments in torchruns():
+        if manifest["kind"] in ("PyTorchJob", "TrainJob", "TrainingRuntime"):
+            continue
+        seen += 1
+        given = dict(one.removeprefix("--").split("=", 1) for one in arguments if one.startswith("--rdzv-"))
+        assert given["rdzv-backend"] == "c10d", path
+        host, _, port = given["rdzv-endpoint"].partition(":")
+        name, job = host.split("."), manifest["metadata"]["name"]
+        if manifest["apiVersion"].startswith("batch.volcano.sh"):
+            assert "svc" in manifest["spec"]["plugins"]
+            (task,) = manifest["spec"]["tasks"]
+            assert name == [f"{job}-{task['name']}-0", job]
+            continue
+        assert manifest["spec"]["completionMode"] == "Indexed"
+        assert manifest["spec"]["completions"] == manifest["spec"]["parallelism"]
+        assert f"--nnodes={manifest['spec']['completions']}" in arguments
+        assert name == [f"{job}-0", template["spec"]["subdomain"]]
+        (service,) = (
+            one
+            for one in of_kind(parsed(path.read_text()), "Service")
+            if one["metadata"]["name"] == template["spec"]["subdomain"]
+        )
+        assert service["metadata"].get("namespace") == manifest["metadata"].get("namespace")
+        assert service["spec"]["clusterIP"] == "None"
+        assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job}
+        # A pod is Ready when torchrun runs, which waits for the address.
+        assert service["spec"]["publishNotReadyAddresses"] is True
+        assert int(port) in [one["port"] for one in service["spec"]["ports"]]
+    assert seen == 3
+
+
+def test_a_readme_that_searches_the_log_for_the_network_has_a_program_that_logs_it() -> None:
+    """NCCL prints ``NET/IB`` only with NCCL_DEBUG=INFO or higher (NCCL, "Environment variables")."""
+    searching = [folder for folder in EXAMPLES.iterdir() if folder.is_dir() and "NET/IB" in _readme(folder)]
+    assert {folder.name for folder in searching} == {"mpi-operator", "training-operator"}
+    for folder in searching:
+        for path in files(folder):
+            text = path.read_text()
+            assert "NCCL_DEBUG=INFO" in text or "{name: NCCL_DEBUG, value: INFO}" in text, path
+
+
+def _readme(folder: Path) -> str:
+    return (folder / "README.md").read_text()
+
+
+# Kueue
+
+
+def quantity(text: str | int) -> float:
+    """A quantity of Kubernetes in its base unit."""
+    units = {"": 1, "m": 1e-3, "Gi": 2**30, "Ti": 2**40}
+    number, unit = re.fullmatch(r"(\d+)(\w*)", str(text)).groups()  # type: ignore[union-attr]
+    return int(number) * units[unit]
+
+
+def requested(job: Manifest) -> dict[str, float]:
+    """Return the requests of all pods of an MPIJob together."""
+    total: dict[str, float] = {}
+    for replica in job["spec"]["mpiReplicaSpecs"].values():
+        for container in replica["template"]["spec"]["containers"]:
+            resources = container["resources"]["limits"] | container["resources"]["requests"]
+            for name, amount in resources.items():
+                total[name] = total.get(name, 0) + quantity(amount) * replica["replicas"]
+    return total
+
+
+def flavor(queue: Manifest, name: str) -> dict[str, dict[str, Any]]:
+    """The quotas of one flavor, by resource."""
+    (group,) = queue["spec"]["resourceGroups"]
+    (found,) = (one for one in group["flavors"] if one["name"] == name)
+    return {one["name"]: one for one in found["resources"]}
+
+
+def test_the_mpijob_fits_only_with_what_its_queue_borrows() -> None:
+    """A queue may use its nominal quota and what others of its cohort do not use, up to its ``borrowingLimit`` and
+    their ``lendingLimit`` (Kueue, "ClusterQueue", "Cohort"). A workload with a resource that is not covered is never
+    admitted."""
+    queues = {one["metadata"]["name"]: one for one in of_kind(objects("kueue"), "ClusterQueue")}
+    own, other = flavor(queues["pretraining"], "h100"), flavor(queues["inference"], "h100")
+    needed = requested(named("kueue", "MPIJob", "all-reduce"))
+    assert needed.keys() <= own.keys()
+    borrowed = set()
+    for name, amount in needed.items():
+        nominal = quantity(own[name]["nominalQuota"])
+        lent = quantity(other[name].get("lendingLimit", other[name]["nominalQuota"]))
+        limit = min(lent, quantity(own[name].get("borrowingLimit", 10**15)))
+        assert amount <= nominal + limit, name
+        if amount > nominal:
+            borrowed.add(name)
+    assert borrowed == {"nvidia-dgx-h100/gpu-mem"}
+    assert queues["pretraining"]["spec"]["cohortName"] == queues["inference"]["spec"]["cohortName"]
+
+
+def test_the_two_jobs_of_the_kueue_example_do_not_fit_at_the_same_time() -> None:
+    """README.md: the MPIJob waits while the other runs."""
+    queues = of_kind(objects("kueue"), "ClusterQueue")
+    all_slices = sum(flavor(queue, "h100")["nvidia-dgx-h100/gpu-mem"]["nominalQuota"] for queue in queues)
+    job = named("kueue", "Job", "pretrain")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    of_the_job = container["resources"]["limits"]["nvidia-dgx-h100/gpu-mem"] * job["spec"]["parallelism"]
+    of_the_mpijob = requested(named("kueue", "MPIJob", "all-reduce"))["nvidia-dgx-h100/gpu-mem"]
+    assert of_the_job + of_the_mpijob > all_slices
+
+
+# Kubeflow Trainer
+
+
+def test_a_trainjob_names_a_runtime_with_the_container_that_the_trainer_fills() -> None:
+    """The trainer sets command, image and variables of the container ``node`` in the job that is labeled
+    ``trainer.kubeflow.org/trainjob-ancestor-step: trainer`` (Kubeflow Trainer, "Runtime guide")."""
+    (job,) = of_kind(objects("training-operator"), "TrainJob")
+    reference = job["spec"]["runtimeRef"]
+    runtime = named("training-operator", reference["kind"], reference["name"])
+    assert runtime["metadata"]["labels"]["trainer.kubeflow.org/framework"] == "torch"
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    labels = replicated["template"]["metadata"]["labels"]
+    assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    assert (replicated["name"], container["name"]) == ("node", "node")
