@@ -96,6 +96,7 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
         ),
         "templates/evictions.yaml": when("evictions.enabled", write(build("evictions", kubectl))),
         "templates/marks.yaml": when("marks.enabled", write(build("marks", kubectl))),
+        "templates/startup-taint.yaml": when("startupTaint.enabled", write(build("startup-taint", kubectl))),
         "templates/kueue.yaml": when("kueue.enabled", write(build("kueue", kubectl))),
     }
     if (DAEMONSET / "monitoring" / "kustomization.yaml").exists():

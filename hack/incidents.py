@@ -3,7 +3,7 @@
 Each recording has the form that ``nodeagent capture --samples`` writes, and shows one incident: what the hardware, the
 driver or an administrator does, as the readers of the agent would sample it. All are made here; none is from the
 field.
-The second PF has no fault, if the incident does not say otherwise.
+The second PF has no fault, unless the incident gives it one.
 """
 
 from __future__ import annotations

@@ -72,6 +72,7 @@ RESTART_SETTINGS = (
     "cdi",
     "links",
     "lldp",
+    "infiniband",
     "cluster",
     "samples",
 )

@@ -35,7 +35,7 @@ from nodeagent.kinds.resource_settings import (
 )
 from nodeagent.kubelet.kubelet_settings import CdiSettings, KubeletSettings
 from nodeagent.sampling.sampling_settings import SamplesSettings
-from nodeagent.sources.source_settings import LinksSettings, LldpSettings
+from nodeagent.sources.source_settings import InfinibandSettings, LinksSettings, LldpSettings
 from nodeagent.web.web_settings import WebSettings, web_conflicts
 
 AUTO = "auto"
@@ -91,6 +91,9 @@ class Config(Settings, frozen=True, kw_only=True):
     lldp: Annotated[
         LldpSettings, setting("How the agent reads the switch port at the other end of each link.")
     ] = LldpSettings()
+    infiniband: Annotated[
+        InfinibandSettings, setting("How the agent reads the switch port of each InfiniBand link.")
+    ] = InfinibandSettings()
     health: Annotated[
         HealthSettings, setting("Rules for the health of NICs, and a guard for NICs and GPUs.")
     ] = HealthSettings()

@@ -8,8 +8,8 @@
    watch may have stalled, an answer may be lost, or another replica may have led. ``cluster/hypernodes`` then sends the
    plan's writes, and ``cluster/node_labels`` writes labels for a limited time. The leader waits until the mirror shows
    its writes, because a plan on an older state would repeat them.
-4. If configured, the leader also reads the LLDP tables of switches (``switches``) and marks nodes with too few links
-   (``cluster/min_links_marks``). Neither delays the tree.
+4. If configured, the leader also reads the LLDP tables of switches (``switches``), marks nodes with too few links
+   (``cluster/min_links_marks``) and removes the taint of new nodes (``cluster/startup_taint``). None delays the tree.
 
 The controller keeps no state that the API server does not have. A new leader makes the same tree from the same reports,
 but moves wait for their full time again.
@@ -175,6 +175,8 @@ class Controller:
         self.planner.forget_times()
         self._parts.overlaps.forget()
         others = {"switches": self._read_switches, "marks": self._mark}
+        if parts.startup is not None:
+            others["startup taints"] = parts.startup.run
         tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in others.items()]
         try:
             await self._work()
@@ -335,6 +337,7 @@ class Controller:
             leading=self.lease.leading,
             switches=self.fabric.parts.switches,
             marks=self.fabric.parts.marks,
+            startup_taints=startup.writes if (startup := self.fabric.parts.startup) is not None else None,
             configuration_fault=self.fabric.fault,
         )
         return Page(200, *render(shown, openmetrics=negotiate(accept) != PLAIN))

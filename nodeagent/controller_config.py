@@ -26,9 +26,16 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
             "Path of a file of kind FabricTopology with known cabling, relative to this file; null: none."
         ),
     ] = None
-    nodes: Annotated[NodesSettings, setting("Marks on Nodes with fewer links up than minLinks.")] = (
-        NodesSettings()
-    )
+    infiniband_cables: Annotated[
+        FilePath | None,
+        setting(
+            "Path of the output of ibnetdiscover, relative to this file; null: none. InfiniBand links without a "
+            "neighbor get theirs from it, where management keys keep the switches from answering nodes."
+        ),
+    ] = None
+    nodes: Annotated[
+        NodesSettings, setting("Marks on Nodes with fewer links up than minLinks; the start-up taint.")
+    ] = NodesSettings()
     switches: Annotated[SwitchesSettings, setting("How switches are asked for their LLDP neighbors.")] = (
         SwitchesSettings()
     )

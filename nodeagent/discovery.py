@@ -34,6 +34,7 @@ from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, perma
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.sources.scan_hints import ScanRequest
+from nodeagent.sources.source_settings import InfinibandSettings
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # loaded after registration
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 
 FIRST_SOURCES = ("pci", "gpus", "paths")
 """The sources that publish at once. LLDP is not among them: a switch sends a frame every 30 s."""
-FACT_SOURCES = frozenset({"pci", "gpus", "paths", "lldp"})
+FACT_SOURCES = frozenset({"pci", "gpus", "paths", "lldp", "infiniband"})
 """The sources that publish at every start. If one fails, its facts are marked as old until it publishes again."""
 LATER_S = 0.5
 """Between the first facts and the import of what registration does not need."""
@@ -106,6 +107,15 @@ def receives_lldp(config: Config, tree: Tree) -> bool:
     return config.lldp.source != "none" and (not is_recorded(tree) or bool(config.links.select.netdevs))
 
 
+def asks_infiniband(settings: InfinibandSettings) -> bool:
+    """Whether the InfiniBand source runs. On a machine without InfiniBand ports it finds none."""
+    return settings.query != "never"
+
+
+def finds_neighbors(config: Config, tree: Tree) -> bool:
+    return receives_lldp(config, tree) or asks_infiniband(config.infiniband)
+
+
 class Discovery:
     """The sources of one machine. Each is a supervised task that publishes facts to the inventory.
 
@@ -155,6 +165,9 @@ class Discovery:
         self._netlink = BoundedCalls("netlink", NETLINK_S)
         self._nics = NicIdentities(None if is_recorded(self._tree) else self._read_macs)
         self._lldp_hint = ScanRequest()
+        self._infiniband_hint = ScanRequest()
+        self._neighbors: dict[str, tuple[tuple[Neighbor, ...], tuple[Remark, ...]]] = {}
+        """Neighbors and remarks by their source."""
 
     # --- for metrics --------------------------------------------------------------------------------
 
@@ -199,6 +212,7 @@ class Discovery:
             ("samples", self._sampled, self._sample),
             ("cabling", config.health.cabling_plan is not None, self._watch_cabling_plan),
             ("lldp", receives_lldp(config, self._tree), self._watch_lldp),
+            ("infiniband", asks_infiniband(config.infiniband), self._watch_infiniband),
         )
         return {name: source for name, enabled, source in table if enabled}
 
@@ -238,6 +252,7 @@ class Discovery:
             self._gpu_facts.take_functions(facts.gpus)
         self._gpu_hint.set()
         self._lldp_hint.request()
+        self._infiniband_hint.request()
 
     async def _watch_gpus(self) -> None:
         settings = self._config.gpu
@@ -278,7 +293,7 @@ class Discovery:
                 self._config.links.select,
                 lambda: self._inventory.snapshot.functions,
                 [events, self._lldp_hint],
-                self._publish_lldp,
+                partial(self._publish_neighbors, "lldp"),
                 self._keep_lldp_receiver,
                 self._node_name,
             )
@@ -296,9 +311,31 @@ class Discovery:
     def _keep_lldp_receiver(self, receiver: LldpReceiver) -> None:
         self._lldp_receiver = receiver
 
-    def _publish_lldp(self, neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]) -> None:
-        self._inventory.publish("lldp", neighbors=neighbors, remarks=remarks)
-        self._health.take_neighbors(neighbors)
+    async def _watch_infiniband(self) -> None:
+        await self._after_registration()
+        from nodeagent.sources import infiniband_source  # noqa: PLC0415
+
+        names = self._config.infiniband.node_names
+        await infiniband_source.watch(
+            self._tree,
+            lambda: self._inventory.snapshot.functions,
+            lambda: self._inventory.snapshot.links,
+            [self._infiniband_hint],
+            partial(self._publish_neighbors, "infiniband"),
+            recorded=is_recorded(self._tree),
+            node_names=Path(names) if names is not None else None,
+        )
+
+    def _publish_neighbors(
+        self, source: str, neighbors: tuple[Neighbor, ...], remarks: tuple[Remark, ...]
+    ) -> None:
+        self._neighbors[source] = (neighbors, remarks)
+        parts = self._neighbors.values()
+        # The sort is stable: the neighbors of one link keep the order of their source.
+        every = tuple(sorted((n for found, _ in parts for n in found), key=lambda n: n.link))
+        odd = tuple(sorted((r for _, found in parts for r in found), key=lambda r: (r.link, r.key)))
+        self._inventory.publish(source, neighbors=every, remarks=odd)
+        self._health.take_neighbors(every)
 
     async def _watch_cabling_plan(self) -> None:
         plan = self._config.health.cabling_plan

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from nodeagent.cluster.hypernodes import OverlapMarker
 from nodeagent.cluster.min_links_marks import MinLinksMarker
 from nodeagent.cluster.mirrors import ClusterMirror
+from nodeagent.cluster.startup_taint import StartupTaints
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import Planner
 from nodeagent.fabric.topology_file import Topology
@@ -28,12 +29,13 @@ from nodeagent.switches.switch_settings import SwitchesSettings
 
 
 class FabricParts(NamedTuple):
-    """``marks`` and ``switches`` exist if configured."""
+    """``marks``, ``startup`` and ``switches`` exist if configured."""
 
     planner: Planner
     mirror: ClusterMirror
     overlaps: OverlapMarker
     marks: MinLinksMarker | None
+    startup: StartupTaints | None
     switches: SwitchPoller | None
 
 
@@ -60,12 +62,13 @@ class FabricInForce:
         return self.file.fault if self.file is not None else ""
 
     def follow(self, file: Path) -> Callable[[], None]:
-        """Apply changes of the configuration file and of its topology file. Returns the function that reads now."""
+        """Apply changes of the configuration file and of the files that it names. Returns a function that reads now."""
 
         def folders() -> Iterator[Path]:
             yield file.parent
-            if self._config.topology is not None:
-                yield (file.parent / self._config.topology).parent
+            for name in (self._config.topology, self._config.infiniband_cables):
+                if name is not None:
+                    yield (file.parent / name).parent
 
         self.file = FollowedConfiguration(
             (self._config, self._topology),
@@ -116,7 +119,8 @@ def make_parts(
     if config.nodes.min_links_condition or config.nodes.min_links_taint:
         marks = MinLinksMarker(writer, config.nodes, config.min_links)
     overlaps = OverlapMarker(writer, enabled=config.overlap_condition)
-    return FabricParts(planner, mirror, overlaps, marks, switches)
+    startup = StartupTaints(writer, namespace) if config.nodes.startup_taint else None
+    return FabricParts(planner, mirror, overlaps, marks, startup, switches)
 
 
 def _switch_reader(settings: SwitchesSettings) -> SwitchReader:

@@ -342,7 +342,7 @@ class Ets(msgspec.Struct, frozen=True):
 
 
 class Neighbor(msgspec.Struct, frozen=True):
-    """The switch port at the other end of a link, as announced by LLDP.
+    """The switch port at the other end of a link, as announced by LLDP, or as an InfiniBand switch has answered.
 
     Every text is one line fit for any listener: what does not print is escaped, differently for different
     bytes, so that equal texts were equal on the wire. ``capabilities`` are the enabled ones.
@@ -367,8 +367,9 @@ class Neighbor(msgspec.Struct, frozen=True):
 
 
 class Remark(msgspec.Struct, frozen=True):
-    """Something odd about one link, found by LLDP. ``key`` is from a closed set
-    (``nodeagent.lldp.link_remarks``), ``detail`` is a sentence for people, with the remedy if there is one.
+    """Something odd about one link, found by LLDP or on InfiniBand. ``key`` is from a closed set
+    (``nodeagent.lldp.link_remarks``, ``nodeagent.infiniband.peer``), ``detail`` is a sentence for people, with the
+    remedy if there is one.
     """
 
     link: str

@@ -16,7 +16,7 @@ TOPICS = {
     "Links": ("link",),
     "Transceivers": ("transceiver",),
     "PCIe, firmware and kernel": ("pcie", "devlink", "kernel"),
-    "RDMA": ("rdma",),
+    "RDMA and InfiniBand": ("rdma", "infiniband"),
     "VFs": ("vf", "pf"),
     "Neighbors": ("lldp",),
     "GPUs": (

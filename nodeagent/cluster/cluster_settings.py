@@ -146,7 +146,8 @@ def cluster_conflicts(cluster: ClusterSettings) -> Iterator[Conflict]:
 
 
 class NodesSettings(Settings, frozen=True, kw_only=True):
-    """Marks on Nodes with fewer links up than minLinks. The controller needs a right of its own for them."""
+    """Marks on Nodes with fewer links up than minLinks, and the start-up taint of new Nodes. The controller needs
+    rights of its own for them."""
 
     min_links_condition: Annotated[
         bool, setting("Set the condition nodeagent.io/FabricLinks to False on such a Node.")
@@ -168,6 +169,13 @@ class NodesSettings(Settings, frozen=True, kw_only=True):
             "stop the cluster. 0: no taint."
         ),
     ] = 20
+    startup_taint: Annotated[
+        bool,
+        setting(
+            "Remove the taint nodeagent.io/starting from a Node when the agent on it has been Ready for 15 s. "
+            "The node group must create its Nodes with this taint."
+        ),
+    ] = False
 
 
 def min_links_conflicts(nodes: NodesSettings, min_links: int) -> Iterator[Conflict]:

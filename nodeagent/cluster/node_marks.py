@@ -6,13 +6,13 @@
   conflict this is repeated.
 * Labels: a merge patch that contains only our keys.
 
-``device_marks`` (agent) and ``min_links_marks`` (controller) decide which marks a Node has.
+``device_marks`` (agent), ``min_links_marks`` and ``startup_taint`` (controller) decide which marks a Node has.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -130,24 +130,41 @@ class NodeMarks:
 
     async def set_taint(self, name: str, taint: NodeTaint, *, on: bool) -> None:
         """Add or remove the taint. A Node that already is as wanted is not written."""
+
+        def changed(stored: Sequence[Json]) -> list[Json]:
+            if any(map(taint.matches, stored)) == on:
+                return list(stored)
+            others = [one for one in stored if not taint.matches(one)]
+            return [*others, {"key": taint.key, "effect": taint.effect}] if on else others
+
+        await self._change_taints(name, changed)
+
+    async def remove_taint(self, name: str, key: str) -> bool:
+        """Remove the taint with every effect. Return whether the Node had it."""
+        return await self._change_taints(
+            name, lambda stored: [taint for taint in stored if taint.get("key") != key]
+        )
+
+    async def _change_taints(self, name: str, changed: Callable[[Sequence[Json]], list[Json]]) -> bool:
+        """Write the taints that ``changed`` makes of the present ones. Return whether they differ."""
         for attempt in range(TAINT_TRIES):
             node = await self.read(name)
-            if node.has_taint(taint) == on:
-                return
-            taints = [stored for stored in node.spec.taints or () if not taint.matches(stored)]
-            if on:
-                taints.append({"key": taint.key, "effect": taint.effect})
+            before = node.spec.taints or []
+            taints = changed(before)
+            if taints == before:
+                return False
             body = {
                 "metadata": {"resourceVersion": node.metadata.resource_version},
                 "spec": {"taints": taints or None},
             }
             try:
                 await self._client.patch(_WRITTEN, name, body)
-                return
+                break
             except ApiError as error:
                 # The kubelet or another controller has written the Node since it was read.
                 if not error.conflict or attempt == TAINT_TRIES - 1:
                     raise
+        return True
 
     async def set_labels(self, name: str, labels: Mapping[str, str | None]) -> None:
         """Set these labels; ``None`` removes one."""

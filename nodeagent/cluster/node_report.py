@@ -93,7 +93,7 @@ def report(
     links = {link.pci_address: link for link in snapshot.links}
     reported = {}
     for function in snapshot.functions:
-        if function.parent is not None or function.link_type == "infiniband":
+        if function.parent is not None:
             continue
         rail = rails.get(function.pci_address)
         if function.missing and rail is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from functools import partial
 from pathlib import Path
 
 from nodeagent.commands.log_lines import log_to_stderr
@@ -70,9 +71,11 @@ def _lease(text: str) -> float:
 def _controller(options: argparse.Namespace) -> int:
     from nodeagent import controller
     from nodeagent.fabric_file import read_fabric
+    from nodeagent.followed_configuration import read_at_start
     from nodeagent.kube.access import in_cluster, kubeconfig
 
-    config, topology = read_fabric(options.fabric)
+    file: Path | None = options.fabric
+    config, topology = read_fabric(None) if file is None else read_at_start(file, partial(read_fabric, file))
     log_to_stderr(options.log_level, daemon=True)
     access = None if options.kubeconfig else in_cluster()
     access = access or kubeconfig(options.kubeconfig)

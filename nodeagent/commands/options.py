@@ -61,9 +61,11 @@ def load(path: Path | None) -> Config:
 
 def text(path: Path) -> str:
     """The text of a configuration file. Raises ``ConfigError``."""
-    from nodeagent.followed_configuration import configuration_text
+    from functools import partial
 
-    return configuration_text(path)
+    from nodeagent.followed_configuration import configuration_text, read_at_start
+
+    return read_at_start(path, partial(configuration_text, path))
 
 
 def terminal_width() -> int | None:

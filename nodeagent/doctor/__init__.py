@@ -23,6 +23,7 @@ from nodeagent.doctor import (
     cluster_facts,
     configuration_checks,
     gpu_checks,
+    infiniband_checks,
     kubelet_checks,
     lldp_checks,
     machine_checks,
@@ -84,6 +85,7 @@ TOPICS = (
     machine_checks.TOPIC,
     nic_checks.TOPIC,
     lldp_checks.TOPIC,
+    infiniband_checks.TOPIC,
     gpu_checks.TOPIC,
     runtime_checks.TOPIC,
     kubelet_checks.TOPIC,
@@ -164,6 +166,7 @@ def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
         "rails": ReadTask(lambda: stored_nics.read(target), usual),
         "kubelet": ReadTask(lambda: kubelet_checks.read(target), usual),
         "agent": ReadTask(lambda: agent_checks.read(target), usual),
+        "infiniband": ReadTask(lambda: infiniband_checks.read(target), usual),
         "lldp": ReadTask(lambda: lldp_checks.read(target), usual + target.wait_s),
     }
     if not target.recorded:
@@ -195,6 +198,7 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
         lambda facts: nic_checks.findings(facts, config, {neighbor.link for neighbor in lldp.neighbors}),
     )
     yield from found_by("lldp", lambda facts: lldp_checks.findings(facts, config))
+    yield from found_by("infiniband", lambda facts: infiniband_checks.findings(facts, config))
     yield from found_by("gpus", lambda facts: gpu_checks.findings(facts, config))
     yield from found_by("runtime", lambda facts: runtime_checks.findings(facts, config, gpus))
     yield from found_by(

@@ -22,12 +22,16 @@ A plan goes through these modules, in this order:
     inputs                the latest state of all objects
     published, foreign    the published tree; HyperNodes of other owners
     switch_keys,
+    announcement_groups,
     switch_names          the keys of switches; which announcements come from one switch
+    node_peers            which announcements come from nodes, which are no switches
     groups, votes         which switches make one leaf group, and which group a node's links vote for
     naming                the names of HyperNodes: which group is which published object
     desired_places        where each node should be
     placement             when a move takes effect
-    anomalies             what is wrong with the cabling
+    anomalies,
+    anomaly_texts,
+    rail_shifts           what is wrong with the cabling
     leaf_objects, tiers   the HyperNodes of tier 1, and of the tiers above
     writes                the order of writes that keeps the tree valid
     outputs, outcome      the result

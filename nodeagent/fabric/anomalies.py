@@ -1,9 +1,12 @@
 """Cabling anomalies, by node and by switch.
 
-* The rail of a switch is the rail of at least three of four of its links. Without such a majority the switch has no
-  rail.
+* A switch serves a rail if the rail has at least a third as many of its links as its first rail, or if no other switch
+  of the group has three times as many links of the rail. So a switch may serve several rails.
 * A link is compared with the group that its node's links vote for, wherever the node is published.
-* A link whose LLDP information has expired names no cable, and its rail is not missing.
+* A link whose LLDP information has expired names no cable, and its rail is not missing. Neither is a link that the node
+  reports as unused, nor a rail that a quarter of the group's nodes lacks: such a unit is not cabled yet.
+* One fault is one anomaly, or one at each of its two cables: a rack whose cables are all shifted by one rail, a cable
+  between two nodes, a switch that several groups share, a ring of switches.
 
 docs/topology.md describes each kind of anomaly and what to do about it.
 """
@@ -13,34 +16,54 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from nodeagent.fabric.anomaly_texts import (
+    NAMES_MAX,
+    GroupRails,
+    LinkPlace,
+    foreign_leaf,
+    names_of,
+    no_leaves,
+    node_to_node,
+    rail_order,
+    rail_shift,
+    rails_text,
+    shared_ports,
+)
 from nodeagent.fabric.desired_places import group_of
-from nodeagent.fabric.groups import CablingPattern, SwitchGroup
+from nodeagent.fabric.groups import MAJORITY, CablingPattern, SwitchGroup
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
+from nodeagent.fabric.rail_shifts import find_shift
 from nodeagent.fabric.reports import CompactReport, shown
+from nodeagent.fabric.switch_keys import ADDRESS, CHASSIS
 from nodeagent.fabric.votes import LinkVotes
-
-LinkPlace = tuple[CablingPattern, int]
-"""A pattern, and the position of a link in its shape."""
 
 
 class CablingCheck:
-    """``rail`` is the rail of each switch that has one. ``adopted`` is the group of each switch whose own group has
-    no nodes. ``anomalies`` are those of nodes, links and groups.
+    """``adopted`` is the group of each switch whose own group has no nodes. ``anomalies`` are those of nodes, links
+    and groups.
     """
 
     def __init__(self, votes: LinkVotes, names: GroupNames, placed: Mapping[str, str]) -> None:
         self._votes = votes
-        self.rail: dict[str, str] = {}
+        self._counts = votes.graph.rails
         self.adopted: dict[str, SwitchGroup] = {}
         self._adoptees: dict[SwitchGroup, set[str]] = {}
-        self._rails: dict[SwitchGroup, frozenset[str]] = {}
+        self._rails: dict[SwitchGroup, GroupRails] = {}
+        self._shifted: dict[tuple[SwitchGroup, int], list[str]] = {}
         self.anomalies: list[Anomaly] = []
         self._check_switches()
         for pattern in votes.patterns:
             self._check_pattern(pattern, names, placed)
+        for (group, steps), nodes in self._shifted.items():
+            self.anomalies.append(rail_shift(sorted(nodes), steps, self._rails[group]))
         for group in votes.groups:
             self.anomalies += self._undecidable(group)
+            if group.leafless:
+                self.anomalies.append(no_leaves(group))
+        for leaf, pair in votes.shared.items():
+            self.anomalies.append(self._shared_switch(leaf, pair))
+        self.anomalies += self._node_cables()
 
     def home(self, leaf: str) -> SwitchGroup | None:
         """The group that a switch counts for."""
@@ -50,12 +73,61 @@ class CablingCheck:
         """The switches of a group, including those that it has adopted."""
         return self._adoptees.get(group, set()).union(group.leaves)
 
+    def served(self, leaf: str) -> tuple[str, ...]:
+        """The rails with at least a third as many links to this switch as its first rail."""
+        counts = self._counts.get(leaf, {})
+        if len(counts) == 1:
+            return tuple(counts)
+        least = max(counts.values(), default=0)
+        return tuple(
+            sorted((rail for rail, count in counts.items() if MAJORITY * count > least), key=rail_order)
+        )
+
     def rails(self, group: SwitchGroup) -> frozenset[str]:
-        """The known rails of a group's switches."""
+        """The rails of the group's switches that serve one rail each."""
+        served = map(self.served, group.leaves)
+        return frozenset([rails[0] for rails in served if len(rails) == 1])
+
+    def rails_of(self, group: SwitchGroup) -> GroupRails:
+        """All rails of a group."""
         if (rails := self._rails.get(group)) is None:
-            rails = frozenset([self.rail[leaf] for leaf in group.leaves if leaf in self.rail])
-            self._rails[group] = rails
+            rails = self._rails[group] = self._count_rails(group)
         return rails
+
+    def _count_rails(self, group: SwitchGroup) -> GroupRails:
+        switch: dict[str, str] = {}
+        links: dict[str, int] = {}
+        for leaf in sorted(self.switches(group)):
+            for rail, count in self._counts.get(leaf, {}).items():
+                if count > links.get(rail, 0):
+                    switch[rail], links[rail] = leaf, count
+        nodes = 0
+        cabled: Counter[str] = Counter()
+        shared: Counter[tuple[str, str]] = Counter()
+        for pattern in group.voters:
+            count = len(pattern.nodes)
+            nodes += count
+            for slot in pattern.cables:
+                if slot.neighbor is not None:
+                    cabled[slot.rail] += count
+            for slot, key in zip(pattern.shape, pattern.keys, strict=True) if self._votes.shared else ():
+                if key in self._votes.shared:
+                    shared[slot.rail, key] += count
+        for (rail, leaf), count in sorted(shared.items()):
+            if count > links.get(rail, 0):
+                switch[rail], links[rail] = leaf, count
+        built = frozenset(rail for rail, count in cabled.items() if 4 * count >= 3 * nodes)
+        return GroupRails(switch, links, built)
+
+    def _serves(self, key: str, rail: str, rails: GroupRails) -> bool:
+        """A link of this rail may go to this switch."""
+        if rails.switch.get(rail, key) == key:
+            return True
+        count = self._counts.get(key, {}).get(rail, 0)
+        most = rails.links[rail]
+        if count <= 1 and most >= MAJORITY and self.home(key) is not self._votes.graph.of.get(key):
+            return False  # One cable to a switch that no other node has.
+        return most < MAJORITY * count or rail in self.served(key)
 
     def _check_switches(self) -> None:
         of = self._votes.graph.of
@@ -63,18 +135,17 @@ class CablingCheck:
         for pattern in self._votes.patterns:
             columns[pattern] = list(zip(*[report.ports for report in pattern.nodes.values()], strict=True))
         for leaf, group in of.items():
-            places = self._places(leaf)
-            if (rail := _rail(places)) is not None:
-                self.rail[leaf] = rail
             if not group.voters and not group.forced and (home := self._adopter(leaf)) is not None:
                 self.adopted[leaf] = home
                 self._adoptees.setdefault(home, set()).add(leaf)
+        for leaf in (*of, *self._votes.shared):
+            places = self._places(leaf)
             pattern, i = places[0]
             ports = columns[pattern][i]
             for pattern, i in places[1:]:
                 ports += columns[pattern][i]
             if len(set(ports)) != len(ports):
-                self.anomalies += _shared_ports(leaf, places)
+                self.anomalies += shared_ports(leaf, places)
 
     def _places(self, leaf: str) -> Sequence[LinkPlace]:
         """The links to a switch."""
@@ -98,7 +169,7 @@ class CablingCheck:
 
     def _check_pattern(self, pattern: CablingPattern, names: GroupNames, placed: Mapping[str, str]) -> None:
         best = pattern.best
-        if best is None:
+        if best is None or best.leafless:
             return
         regular = self._is_regular(pattern, best)
         for node, report in pattern.nodes.items():
@@ -107,79 +178,155 @@ class CablingCheck:
                 self.anomalies += self._of_node(node, report, pattern, group)
 
     def _is_regular(self, pattern: CablingPattern, group: SwitchGroup) -> bool:
-        """All links go to the switch of their rail in this group, and every rail of the group has a link."""
-        rail = self.rail
+        """Each link goes to a switch of its rail in this group, and each rail that is built has a link."""
+        rails, shared, of = self.rails_of(group), self._votes.shared, self._votes.graph.of
+        switch = rails.switch
         for key, slot in zip(pattern.keys, pattern.shape, strict=True):
-            if not key or self.home(key) is not group or rail.get(key, slot.rail) != slot.rail:
+            if switch.get(slot.rail) == key and of.get(key) is group:
+                continue
+            if not key:
+                if slot.rail in rails.built:
+                    return False
+            elif not self._serves(key, slot.rail, rails) or (
+                key not in shared and self.home(key) is not group
+            ):
                 return False
-        return self.rails(group) <= {rail.get(key) for key in pattern.keys}
+        return rails.built.issubset([slot.rail for slot in pattern.shape])
 
     def _of_node(
         self, node: str, report: CompactReport, pattern: CablingPattern, group: SwitchGroup
     ) -> Iterator[Anomaly]:
-        served = {self.rail[key]: key for key in group.leaves if key in self.rail}
-        wrong_rails: list[tuple[str, str]] = []
-        explained: set[str] = set()
+        rails = self.rails_of(group)
+        foreign: dict[int, SwitchGroup] = {}
+        wrong: list[int] = []
+        miscabled: list[int] = []
         for i, slot in enumerate(pattern.shape):
-            key, link = pattern.keys[i], shown(slot.link)
+            key = pattern.keys[i]
             home = self.home(key) if key else None
-            rail = self.rail.get(key, slot.rail)
-            if key and home is not None and home is not group:
-                explained.add(slot.rail)
-                message = (
-                    f"{link} of {node} is cabled to {key}, a switch of another leaf group ({home.anchor}): move this "
-                    f"cable to {served.get(slot.rail, 'a switch of its own group')}, or the node's other cables to "
-                    "that group"
-                )
-                yield Anomaly(AnomalyKind.FOREIGN_LEAF, node, link, key, message)
-            elif key and rail != slot.rail:
-                wrong_rails.append((slot.rail, rail))
+            if home is not None and home is not group:
+                # Without a switch of this rail in the node's group, the two groups may share this one, except where
+                # the topology file defines them.
+                if slot.rail in rails.switch or home.static:
+                    foreign[i] = home
+            elif key and not self._serves(key, slot.rail, rails):
+                wrong.append(i)
             elif report.miscabled >> i & 1:
-                message = f"{node} itself reports {link} as miscabled, at {key or 'no switch'}"
-                yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
-        yield from self._wrong_rails(node, pattern, served, wrong_rails, explained)
-        if len(served) < 2:
+                miscabled.append(i)
+        served = {slot.rail: key for slot, key in zip(pattern.shape, pattern.keys, strict=True) if key}
+        away = {pattern.keys[i] for i in foreign}
+        if wrong and (steps := find_shift(served, rails.order, rails.switch, away)):
+            self._shifted.setdefault((group, steps), []).append(node)
             return
-        reached = {self.rail.get(key) for key in pattern.keys if key}
-        reached.update(slot.rail for i, slot in enumerate(pattern.shape) if report.stale >> i & 1)
-        links = {slot.rail: slot.link for slot in pattern.shape}
-        for rail in sorted(served.keys() - reached - explained):
-            message = (
-                f"{node} reports no link to {served[rail]}, the switch of rail {shown(rail)} in its group: check the "
-                "link, its cable, and LLDP on the port"
-            )
-            yield Anomaly(AnomalyKind.MISSING_RAIL, node, shown(links.get(rail, "")), served[rail], message)
+        for i, home in foreign.items():
+            yield foreign_leaf(node, pattern, i, home, rails)
+        for i in miscabled:
+            key, link = pattern.keys[i], shown(pattern.shape[i].link)
+            message = f"{node} itself reports {link} as miscabled, at {key or 'no switch'}"
+            yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
+        yield from self._wrong_rails(node, pattern, rails, wrong)
+        yield from self._missing_rails(node, report, pattern, rails)
 
     def _wrong_rails(
-        self,
-        node: str,
-        pattern: CablingPattern,
-        served: Mapping[str, str],
-        wrong_rails: Sequence[tuple[str, str]],
-        explained: set[str],
+        self, node: str, pattern: CablingPattern, rails: GroupRails, wrong: Sequence[int]
     ) -> Iterator[Anomaly]:
-        """Links to the switch of another rail. Adds their rails to ``explained``."""
-        meant, actual = {rail for rail, _ in wrong_rails}, {rail for _, rail in wrong_rails}
-        for i, slot in enumerate(pattern.shape):
-            key, link = pattern.keys[i], shown(slot.link)
-            rail = self.rail.get(key, slot.rail)
-            if not key or (slot.rail, rail) not in wrong_rails or slot.rail in explained:
-                continue
-            explained.add(slot.rail)
-            if rail in meant and slot.rail in actual:
+        """Links to the switch of another rail. Two are swapped if both are right after an exchange."""
+        switch = rails.switch
+        swapped: dict[int, int] = {}
+        for i in wrong:
+            for j in wrong:
+                if (
+                    i < j
+                    and not swapped.keys() & {i, j}
+                    and pattern.keys[i] == switch.get(pattern.shape[j].rail)
+                    and pattern.keys[j] == switch.get(pattern.shape[i].rail)
+                ):
+                    swapped[i], swapped[j] = j, i
+        for i in wrong:
+            slot, key = pattern.shape[i], pattern.keys[i]
+            link, serves = shown(slot.link), rails_text(self.served(key), slot.rail)
+            if i in swapped:
+                other = pattern.shape[swapped[i]]
                 message = (
-                    f"{link} of {node} is cabled to {key}, the switch of rail {shown(rail)}: swap it with the cable of "
-                    "that rail"
+                    f"{link} of {node} is cabled to {key}, the switch of rail {shown(other.rail)}: swap it with the "
+                    f"cable of {shown(other.link)}"
                 )
                 yield Anomaly(AnomalyKind.RAIL_SWAP, node, link, key, message)
-            else:
-                should = served.get(slot.rail, "the switch of its rail")
-                message = f"{link} of {node} is cabled to {key}, which serves rail {shown(rail)}: move it to {should}"
-                yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
+                continue
+            should = switch.get(slot.rail, "the switch of its rail")
+            at = f"which serves {serves}" if serves else "to which no other node is cabled"
+            message = f"{link} of {node} is cabled to {key}, {at}: move it to {should}"
+            yield Anomaly(AnomalyKind.MISCABLED, node, link, key, message)
+
+    def _missing_rails(
+        self, node: str, report: CompactReport, pattern: CablingPattern, rails: GroupRails
+    ) -> Iterator[Anomaly]:
+        places = {slot.rail: i for i, slot in enumerate(pattern.shape)}
+        for rail in rails.order:
+            place = places.get(rail)
+            if rail not in rails.built:
+                continue
+            if place is not None and (report.shape[place].neighbor is not None or report.unused >> place & 1):
+                continue
+            message = (
+                f"{node} reports no link to {rails.switch[rail]}, the switch of rail {shown(rail)} in its group: check "
+                "the link, its cable, and LLDP on the port"
+            )
+            link = "" if place is None else shown(pattern.shape[place].link)
+            yield Anomaly(AnomalyKind.MISSING_RAIL, node, link, rails.switch[rail], message)
+
+    def _shared_switch(self, leaf: str, pair: tuple[str, str]) -> Anomaly:
+        names = {
+            announcement.name
+            for announcement, key in self._votes.names.keys.items()
+            if key == leaf and announcement.name
+        }
+        links = sorted({pattern.shape[i].link for pattern, i in self._places(leaf)})
+        select = f"switches: [{', '.join(shown(name) for name in sorted(names))}]"
+        if leaf.startswith((CHASSIS, ADDRESS)):
+            select = f"links: [{', '.join(map(shown, links[:NAMES_MAX]))}]"
+        message = (
+            f"{leaf} serves several leaf groups, such as those of {pair[0]} and {pair[1]}: it is a switch of another "
+            "fabric or of an upper tier, and its links count for no group. If it is of a storage fabric, write this "
+            f"entry of `fabrics` into the controller's file: {{fabric: storage, {select}}}"
+        )
+        return Anomaly(AnomalyKind.SHARED_SWITCH, "", "", leaf, message)
+
+    def _node_cables(self) -> Iterator[Anomaly]:
+        """Cables between nodes, each once. Nodes with more of these than cables to switches have no leaf switch."""
+        peers = self._votes.peers.of
+        if not peers:
+            return
+        cables: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        without: set[str] = set()
+        for pattern in self._votes.patterns:
+            found = [
+                (slot, peers[slot.neighbor])
+                for slot in pattern.shape
+                if slot.neighbor is not None and slot.neighbor in peers
+            ]
+            for node in pattern.nodes if found else ():
+                for slot, peer in found:
+                    if peer != node:
+                        cables.setdefault((min(node, peer), max(node, peer)), []).append((node, slot.link))
+                if len(found) > len(pattern.shape) - pattern.links_without_neighbor:
+                    without.add(node)
+        if len(without) > 2:
+            names = names_of(sorted(without))
+            message = (
+                f"{len(without)} nodes ({names}) are cabled to each other, as in a ring or a chain: there is no leaf "
+                "switch, so no tree is made of them; the topology file can define a group of these nodes"
+            )
+            yield Anomaly(AnomalyKind.NO_LEAVES, "", "", "", message, tuple(sorted(without)))
+        else:
+            without = set()
+        for (one, other), ends in sorted(cables.items()):
+            if one in without or other in without:
+                continue
+            yield from node_to_node(one, other, ends)
 
     def _undecidable(self, group: SwitchGroup) -> Iterator[Anomaly]:
         """A group that falls into several parts, each with nodes, if exactly half is no majority."""
-        if not group.tied:
+        if not group.tied or group.leafless:
             return
         parts: list[frozenset[str]] = []
         covered: set[str] = set()
@@ -202,36 +349,3 @@ def _has_nodes(part: frozenset[str], voters: Iterable[CablingPattern]) -> bool:
         2 * sum(key in part for key in pattern.keys) > len(pattern.keys) - pattern.links_without_neighbor
         for pattern in voters
     )
-
-
-def _rail(places: Sequence[LinkPlace]) -> str | None:
-    """The rail of at least three of four links."""
-    if len(places) == 1:
-        pattern, i = places[0]
-        return pattern.shape[i].rail
-    counts: dict[str, int] = {}
-    for pattern, i in places:
-        rail = pattern.shape[i].rail
-        counts[rail] = counts.get(rail, 0) + len(pattern.nodes)
-    rail, most = max(counts.items(), key=lambda item: item[1])
-    return rail if most >= 3 * (sum(counts.values()) - most) else None
-
-
-def _shared_ports(leaf: str, places: Iterable[LinkPlace]) -> Iterator[Anomaly]:
-    """Switch ports that several nodes report at present."""
-    claims: dict[str, list[tuple[str, str]]] = {}
-    for pattern, i in places:
-        for node, report in pattern.nodes.items():
-            if not report.stale >> i & 1:
-                claims.setdefault(report.ports[i], []).append((node, pattern.shape[i].link))
-    for port, claimants in sorted(claims.items()):
-        nodes = sorted({node for node, _ in claimants})
-        if len(nodes) < 2:
-            continue
-        for node, link in sorted(claimants):
-            others = ", ".join(other for other in nodes if other != node)
-            message = (
-                f"{node} and {shown(others)} report the same port {shown(port)} of {leaf}: a device between them "
-                "forwards LLDP, or two switches share a name"
-            )
-            yield Anomaly(AnomalyKind.SHARED_PORT, node, shown(link), leaf, message)

@@ -89,7 +89,7 @@ class DesiredPlaces:
             return
         self.desired[node] = place
         if place is None and is_new and report is not None:
-            unplaced[node] = self._why_unknown(report)
+            unplaced[node] = self._why_unknown(node, report)
 
     def _desired_place(self, node: str) -> str | None:
         """The object that the topology file or the node's report puts a node in."""
@@ -99,7 +99,7 @@ class DesiredPlaces:
         group = None if pattern is None else group_of(node, pattern, self._placed, self._names)
         return None if group is None else self._names.names.get(group)
 
-    def _why_unknown(self, report: CompactReport) -> str:
+    def _why_unknown(self, node: str, report: CompactReport) -> str:
         """Why a report places a new node nowhere."""
         if not report.shape:
             return f"it reports no link in the fabric {self._rules.fabric}"
@@ -107,6 +107,17 @@ class DesiredPlaces:
             return (
                 "the LLDP information of its links has expired: a current neighbor on one of them places it; are the "
                 "links up, and do the switches send LLDP?"
+            )
+        neighbors = [slot.neighbor for slot in report.shape if slot.neighbor is not None]
+        votes = self._votes
+        if any(neighbor in votes.peers.of for neighbor in neighbors):
+            return "its links go to other nodes: cable it to a leaf switch, or put it into a group of the topology file"
+        if any(neighbor in votes.names.ambiguous for neighbor in neighbors):
+            return "the switches of its links are unknown: give each switch its own name"
+        if neighbors and self._votes.pattern(node) is not None:
+            return (
+                "its links go to switches that several leaf groups share: cable it to a leaf switch, or put it into a "
+                "group of the topology file"
             )
         return "none of its links has an LLDP neighbor: is LLDP enabled on the switches?"
 

@@ -70,7 +70,7 @@ class Inputs:
             self.refused.pop(name, None)
             return
         try:
-            self.reports[name] = self._reader.read(name, links)
+            self.reports[name] = self._reader.read(name, self._topology.neighbors.complete(links))
             self.refused.pop(name, None)
         except RefusedReportError as error:
             self.refuse(name, str(error))

@@ -21,9 +21,14 @@ class AnomalyKind(StrEnum):
 
     MISCABLED = "miscabled"
     RAIL_SWAP = "rail-swap"
+    RAIL_SHIFT = "rail-shift"
     MISSING_RAIL = "missing-rail"
     FOREIGN_LEAF = "foreign-leaf"
+    SHARED_SWITCH = "shared-switch"
+    NODE_TO_NODE = "node-to-node"
+    NO_LEAVES = "no-leaves"
     DUPLICATE_SYSTEM_NAME = "duplicate-system-name"
+    AMBIGUOUS_SWITCH = "ambiguous-switch"
     REPLACED_SWITCH = "replaced-switch"
     SHARED_PORT = "shared-port"
     OVERSIZED = "oversized"
@@ -32,13 +37,17 @@ class AnomalyKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Anomaly:
-    """An anomaly of the cabling or of switch names. ``node``, ``link`` and ``switch`` are empty if it concerns none."""
+    """An anomaly of the cabling or of switch names. ``node``, ``link`` and ``switch`` are empty if it concerns none.
+
+    ``nodes`` are all nodes that it concerns, if these are several. Then ``node`` is the first.
+    """
 
     kind: AnomalyKind
     node: str
     link: str
     switch: str
     message: str
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -111,7 +111,11 @@ def _patch(known: Texts, wanted: Texts) -> Patch:
 
 def _oversized(leaves: LeafObjects, tiers: UpperTiers) -> Iterable[Anomaly]:
     for name, nodes in leaves.trimmed.items():
-        message = f"{name} is too large for one object by {len(nodes)} nodes: divide it in the topology file"
+        message = (
+            f"{len(nodes)} nodes of {name} have no place, since an object in etcd holds about 20,000 nodes: list them "
+            f"in groups of their own under `groups` of the topology file, such as {{name: {name[:50]}-2, nodes: "
+            f"[{nodes[0]}, …]}}"
+        )
         yield Anomaly(AnomalyKind.OVERSIZED, "", "", name, message)
     for upper in tiers.objects.values():
         if size_of(upper.children) > BYTES_MAX:

@@ -21,6 +21,9 @@ LINKS_MAX = 128
 TEXT_MAX = 1100
 """An LLDP string has at most 255 octets; escaping makes up to four characters of each."""
 SHOWN_MAX = 80
+MAC_OCTETS = 6
+SWITCH_GUID, ADAPTER_GUID = "switch-guid", "hca-guid"
+"""The subtypes of InfiniBand: the chassis ID is the GUID of a switch chip or of an adapter."""
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LAST = 1 << 31
 
@@ -51,22 +54,34 @@ Shape = tuple[LinkSlot, ...]
 
 
 class CompactReport:
-    """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale`` and ``miscabled`` is for this link.
+    """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale``, ``miscabled`` and ``unused`` is for
+    this link; ``unused``: the node expects no cable there.
 
-    ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up.
+    ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up. ``macs`` are
+    the MAC addresses of all links of the node, of other fabrics too: six octets each.
     """
 
-    __slots__ = ("incomplete", "miscabled", "ports", "shape", "stale", "up")
+    __slots__ = ("incomplete", "macs", "miscabled", "ports", "shape", "stale", "unused", "up")
 
     def __init__(
-        self, shape: Shape, ports: tuple[str, ...], stale: int, miscabled: int, up: int, incomplete: bool
+        self,
+        shape: Shape,
+        ports: tuple[str, ...],
+        stale: int,
+        miscabled: int,
+        unused: int,
+        up: int,
+        incomplete: bool,
+        macs: bytes,
     ) -> None:
         self.shape = shape
         self.ports = ports
         self.stale = stale
         self.miscabled = miscabled
+        self.unused = unused
         self.up = up
         self.incomplete = incomplete
+        self.macs = macs
 
 
 class InternPool:
@@ -95,7 +110,7 @@ class ReportReader:
         pool = self._pool
         shape: list[LinkSlot] = []
         ports: list[str] = []
-        stale = miscabled = up = 0
+        stale = miscabled = unused = up = 0
         incomplete = False
         for link in self._of_fabric(links):
             bit = 1 << len(shape)
@@ -104,6 +119,8 @@ class ReportReader:
             up += not is_down
             if state == "miscabled":
                 miscabled |= bit
+            elif state == "unused":
+                unused |= bit
             neighbor = None if link.neighbor is None else self._announcement(links, link.neighbor)
             rail = link.name if link.rail is None else str(link.rail)
             shape.append(pool(LinkSlot(pool(link.name), rail, neighbor)))
@@ -115,14 +132,21 @@ class ReportReader:
                 if link.neighbor.stale:
                     stale |= bit
                     incomplete = incomplete or not is_down
-        return CompactReport(pool(tuple(shape)), pool(tuple(ports)), stale, miscabled, up, incomplete)
+        macs = b"".join(octets(link.mac) for link in links.links if link.mac is not None)
+        return CompactReport(
+            pool(tuple(shape)), pool(tuple(ports)), stale, miscabled, unused, up, incomplete, macs
+        )
 
     def _announcement(self, links: NodeLinks, neighbor: LinkNeighbor) -> SwitchAnnouncement | None:
-        """``None`` for a frame from the node itself, such as its NIC's firmware or a representor."""
+        """``None`` for a frame from the node itself, such as its NIC's firmware or a representor, and for an InfiniBand
+        adapter: it is the end of a cable between two hosts.
+
+        The name does not decide: a switch may have the name of the node.
+        """
         name = neighbor.system_name or ""
-        if name == links.node_name:
-            return None
         chassis = neighbor.chassis_id
+        if chassis.subtype == ADAPTER_GUID:
+            return None
         if chassis.subtype == "mac" and any(chassis.value == link.mac for link in links.links):
             return None
         addresses = tuple(sorted(neighbor.management_addresses))
@@ -155,7 +179,8 @@ def _order(link: NodeLink) -> tuple[int, int, str]:
 
 
 def _matches(rule: FabricSelect, node: str, link: NodeLink) -> bool:
-    switch = "" if link.neighbor is None else link.neighbor.system_name or ""
+    neighbor = link.neighbor
+    switch = "" if neighbor is None else neighbor.system_name or neighbor.chassis_id.value
     return (
         _matches_any(rule.nodes, node)
         and _matches_any(rule.links, link.name)
@@ -197,6 +222,15 @@ def _texts(link: NodeLink) -> Iterator[str]:
             yield identifier.subtype
             yield identifier.value
         yield from neighbor.management_addresses
+
+
+def octets(mac: str) -> bytes:
+    """The octets of a MAC address, or none where the text is no MAC address."""
+    try:
+        made = bytes.fromhex(mac.replace(":", ""))
+    except ValueError:
+        return b""
+    return made if len(made) == MAC_OCTETS else b""
 
 
 def shown(text: str) -> str:

@@ -6,6 +6,8 @@ import hashlib
 import re
 from functools import lru_cache
 
+CHASSIS, ADDRESS = "chassis:", "address:"
+"""How the keys of switches begin that no name identifies."""
 _KEY_MAX = 120
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _UNSAFE = re.compile(r"[^a-z0-9._-]")
@@ -37,7 +39,12 @@ def short(name: str) -> str:
 def chassis_key(chassis: str) -> str:
     """The key of a switch that is known by its chassis ID alone. No system name has a key of this form."""
     subtype, _, value = chassis.partition("=")
-    return f"chassis:{safe_key(subtype)}:{safe_key(value).replace('%3a', ':')}"
+    return f"{CHASSIS}{safe_key(subtype)}:{safe_key(value).replace('%3a', ':')}"
+
+
+def address_key(address: str) -> str:
+    """The key of a switch that is known by its management address alone."""
+    return f"{ADDRESS}{safe_key(address).replace('%3a', ':')}"
 
 
 def digest(text: str) -> str:

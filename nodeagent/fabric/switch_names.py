@@ -5,6 +5,8 @@
 * One name with several chassis IDs is one switch with an ID for each port (NX-OS), a replaced switch, or two switches
   that share a name. Only what is received at the same time separates these: two IDs with several ports each, or one
   port under two IDs, are two switches. Where the reports leave it open, the recorded answer stands.
+* An ID for each port identifies no switch where the name is a factory default or belongs to several switches. There
+  the management address does. Without one, the links are ambiguous: they count for no group.
 * A known chassis ID under a new name is a renamed switch: it keeps its recorded key. When the old name has moved to
   another chassis, the names count again.
 """
@@ -12,27 +14,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
+from nodeagent.fabric.announcement_groups import (
+    NamedSwitch,
+    is_guid,
+    join_by_address,
+    join_by_chassis,
+    overlap,
+)
 from nodeagent.fabric.groups import CablingPattern
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.reports import SwitchAnnouncement, shown
-from nodeagent.fabric.switch_keys import chassis_key, full, short
+from nodeagent.fabric.switch_keys import ADDRESS, CHASSIS, address_key, chassis_key, full, short
 
 _RECORD_SPARE = 4096
-
-
-class _NamedSwitch(NamedTuple):
-    """Announcements under one name that come from one switch."""
-
-    name: str
-    announcements: tuple[SwitchAnnouncement, ...]
 
 
 class SwitchNames:
     """``keys`` is the switch of each announcement, and ``renamed`` maps current names to the keys of renamed switches.
 
     ``record`` (chassis ID → key) is the record that was given, brought up to date. It outlives announcements.
+    ``ambiguous`` are announcements of unknown switches. They have no key, and neither have those of nodes.
     """
 
     def __init__(
@@ -42,7 +44,10 @@ class SwitchNames:
         published: Container[str],
         aliases: Mapping[str, str],
         record: Mapping[str, str],
+        nodes: Container[SwitchAnnouncement] = (),
     ) -> None:
+        """``nodes`` are announcements of nodes, which are no switches."""
+        self._nodes = nodes
         self._generic = frozenset(name.lower() for name in generic_names)
         self._published = published
         self._aliases = aliases
@@ -54,6 +59,7 @@ class SwitchNames:
         self.keys: dict[SwitchAnnouncement, str] = {}
         self.record = dict(record)
         self.renamed: dict[str, str] = {}
+        self.ambiguous: set[SwitchAnnouncement] = set()
         self.anomalies: list[Anomaly] = []
         self._index(patterns)
         self._resolve()
@@ -67,14 +73,18 @@ class SwitchNames:
         """The key of the switch that uses this system name."""
         whole = full(name)
         announcements = self._by_name.get(short(whole), ())
-        keys = (self.keys[announcement] for announcement in announcements if full(announcement.name) == whole)
+        keys = (
+            self.keys[announcement]
+            for announcement in announcements
+            if full(announcement.name) == whole and announcement in self.keys
+        )
         return min(keys, default=short(whole))
 
     def _index(self, patterns: Iterable[CablingPattern]) -> None:
         users = self._patterns
         for pattern in patterns:
             for slot in pattern.shape:
-                if slot.neighbor is None:
+                if slot.neighbor is None or slot.neighbor in self._nodes:
                     continue
                 known = users.get(slot.neighbor)
                 if known is None:
@@ -96,7 +106,7 @@ class SwitchNames:
         return name
 
     def _resolve(self) -> None:
-        named: list[_NamedSwitch] = []
+        named: list[NamedSwitch] = []
         nameless: list[SwitchAnnouncement] = []
         chosen: dict[str, str] = {}
         for name, announcements in sorted(self._by_name.items()):
@@ -107,11 +117,10 @@ class SwitchNames:
             else:
                 for distinct_name, same in self._split_by_domain(name, announcements):
                     if self._is_one_switch(distinct_name, same):
-                        named.append(_NamedSwitch(distinct_name, same))
+                        named.append(NamedSwitch(distinct_name, same))
                     else:
-                        self._assign(same, None)
-                        chosen.update((part.chassis, chassis_key(part.chassis)) for part in same)
-        for switch in _join_by_chassis(named):
+                        chosen.update(self._assign_separately(distinct_name, same))
+        for switch in join_by_chassis(named):
             key = self._key(switch)
             for part in switch:
                 self._assign(part.announcements, key)
@@ -119,9 +128,101 @@ class SwitchNames:
                     self.renamed[short(part.name)] = key
                 for announcement in part.announcements:
                     chosen.setdefault(announcement.chassis, key)
+        self._resolve_nameless(nameless, chosen)
+
+    def _resolve_nameless(self, nameless: Iterable[SwitchAnnouncement], chosen: Mapping[str, str]) -> None:
+        """Announcements with a factory default name or none. A chassis ID that is known by a name keeps its key."""
+        by_name: dict[str, list[SwitchAnnouncement]] = {}
         for announcement in nameless:
-            known = chosen.get(announcement.chassis) or self.record.get(announcement.chassis)
-            self._assign((announcement,), known)
+            known = chosen.get(announcement.chassis) or self.record.get(announcement.chassis, "")
+            if known and not known.startswith((CHASSIS, ADDRESS)):
+                self._assign((announcement,), known)
+            else:
+                by_name.setdefault(full(announcement.name), []).append(announcement)
+        for name, announcements in sorted(by_name.items()):
+            self._assign_separately(name, announcements, is_generic=True)
+
+    def _assign_separately(
+        self, name: str, announcements: Collection[SwitchAnnouncement], *, is_generic: bool = False
+    ) -> dict[str, str]:
+        """Assign the keys of announcements that their name does not identify. Returns them by chassis ID."""
+        keys = self._separate(announcements)
+        if len(keys) < len(announcements):
+            self._report_ambiguous(name, announcements)
+        elif not is_generic:
+            self._report_duplicate(name, announcements, len(set(keys.values())))
+        for announcement, key in keys.items():
+            self._assign((announcement,), key)
+        return {announcement.chassis: key for announcement, key in keys.items()}
+
+    def _separate(self, announcements: Collection[SwitchAnnouncement]) -> dict[SwitchAnnouncement, str]:
+        """The keys of announcements that their name does not identify: by chassis ID, or by management address.
+
+        A chassis ID with several ports is that of a switch. Several IDs with one port each are one switch if these
+        ports differ and all of them have a common address. Left out are announcements of which this is not known.
+        """
+        ports = {announcement.chassis: set[str]() for announcement in announcements}
+        nodes: set[str] = set()
+        for announcement in announcements:
+            fresh, stale = self._ports(announcements=(announcement,))
+            ports[announcement.chassis] |= fresh | stale
+            for pattern in self._patterns[announcement]:
+                nodes.update(pattern.nodes)
+        if any(len(own) > 1 or is_guid(chassis) for chassis, own in ports.items()):
+            return {announcement: chassis_key(announcement.chassis) for announcement in announcements}
+        if len(ports) < 2 or len(nodes) < 2:
+            return {announcement: self._known_key(announcement) for announcement in announcements}
+        keys: dict[SwitchAnnouncement, str] = {}
+        for same in join_by_address(announcements):
+            chassis = {announcement.chassis for announcement in same}
+            has_address = bool(same[0].addresses)
+            differ = not overlap([ports[chassis_id] for chassis_id in chassis])
+            if len(chassis) == 1 and has_address:
+                keys.update((announcement, self._known_key(announcement)) for announcement in same)
+            elif has_address and differ:
+                address = min(set.intersection(*(set(announcement.addresses) for announcement in same)))
+                keys.update((announcement, address_key(address)) for announcement in same)
+            elif len(set[str]().union(*(ports[chassis_id] for chassis_id in chassis))) == 1:
+                # One port name under several IDs: each of them is another switch.
+                keys.update((announcement, chassis_key(announcement.chassis)) for announcement in same)
+        return keys
+
+    def _known_address(self, announcement: SwitchAnnouncement) -> str:
+        """The key by which the switch was identified by its management address before, or an empty text."""
+        recorded = self.record.get(announcement.chassis, "")
+        if recorded.startswith(ADDRESS):
+            return recorded
+        keys = map(address_key, announcement.addresses)
+        return next((key for key in keys if key in self._published), "")
+
+    def _known_key(self, announcement: SwitchAnnouncement) -> str:
+        return self._known_address(announcement) or chassis_key(announcement.chassis)
+
+    def _report_duplicate(
+        self, name: str, announcements: Iterable[SwitchAnnouncement], switches: int
+    ) -> None:
+        chassis = sorted({announcement.chassis for announcement in announcements})
+        listed = ", ".join(shown(chassis_id.partition("=")[2]) for chassis_id in chassis[:4])
+        by = "chassis ID" if switches == len(chassis) else "management address"
+        self._report(
+            AnomalyKind.DUPLICATE_SYSTEM_NAME,
+            name,
+            f"{switches} switches share the name {name} (chassis {listed}) and are identified by {by}: give every "
+            "switch its own name",
+        )
+
+    def _report_ambiguous(self, name: str, announcements: Collection[SwitchAnnouncement]) -> None:
+        """Announcements that belong to an unknown number of switches: one anomaly for all."""
+        self.ambiguous.update(announcements)
+        chassis = {announcement.chassis for announcement in announcements}
+        same = f"the name {shown(name)}" if name else "no name"
+        self._report(
+            AnomalyKind.AMBIGUOUS_SWITCH,
+            name,
+            f"{len(chassis)} ports announce {same}, each with a chassis ID of its own and without a common management "
+            "address, so their switches are unknown: give each switch its own name, or let it announce its management "
+            "address; until then these links count for no group",
+        )
 
     def _is_plain(self, name: str, announcements: Collection[SwitchAnnouncement]) -> bool:
         """Nearly every switch: one name and one chassis ID, and neither is known with another."""
@@ -169,24 +270,22 @@ class SwitchNames:
             ports[chassis] = fresh | stale
         several = [chassis for chassis in ports if len(ports[chassis]) > 1]
         recorded_apart = any(
-            self.record.get(chassis) == chassis_key(chassis) or chassis_key(chassis) in self._published
-            for chassis in by_chassis
+            self.record.get(chassis) == chassis_key(chassis)
+            or chassis_key(chassis) in self._published
+            or any(map(self._known_address, same))
+            for chassis, same in by_chassis.items()
         )
-        two = sum(chassis in current for chassis in several) > 1 or _overlap(current.values())
-        if not two and not recorded_apart and len(current) > 1 and several:
+        two = sum(chassis in current for chassis in several) > 1 or overlap(current.values())
+        # An InfiniBand switch has one GUID, never one for each port.
+        two = two or sum(map(is_guid, current)) > 1
+        is_known = name in self._published or any(self.record.get(chassis) == name for chassis in by_chassis)
+        if not two and not recorded_apart and len(current) > 1 and (several or not is_known):
             addresses = [
                 {address for announcement in by_chassis[chassis] for address in announcement.addresses}
                 for chassis in current
             ]
             two = all(addresses) and not set.intersection(*addresses)
         if two or recorded_apart:
-            listed = ", ".join(shown(chassis.partition("=")[2]) for chassis in sorted(by_chassis)[:4])
-            self._report(
-                AnomalyKind.DUPLICATE_SYSTEM_NAME,
-                name,
-                f"{len(by_chassis)} switches share the name {name} (chassis {listed}) and are identified by chassis "
-                "ID: give every switch its own name",
-            )
             return False
         gone = sorted(chassis for chassis in several if chassis not in current)
         if gone and current:
@@ -213,11 +312,11 @@ class SwitchNames:
                             (stale if report.stale >> i & 1 else fresh).add(report.ports[i])
         return fresh, stale
 
-    def _key(self, switch: list[_NamedSwitch]) -> str:
+    def _key(self, switch: list[NamedSwitch]) -> str:
         names = {part.name for part in switch}
         chassis = {announcement.chassis for part in switch for announcement in part.announcements}
         recorded = {self.record.get(chassis_id, "") for chassis_id in chassis}
-        known = {key for key in recorded if key and not key.startswith("chassis:")}
+        known = {key for key in recorded if key and not key.startswith((CHASSIS, ADDRESS))}
         # The record is newer than the aliases on published objects, which a write may not have reached yet.
         known = known or {self._aliases[name] for name in names if name in self._aliases}
         kept = sorted(key for key in known if key in names or not self._has_moved(key, chassis))
@@ -236,28 +335,3 @@ class SwitchNames:
         announced = self._name_of_chassis
         if len(self.record) > 2 * len(announced) + _RECORD_SPARE:
             self.record = {chassis: key for chassis, key in self.record.items() if chassis in announced}
-
-
-def _overlap(sets: Collection[set[str]]) -> bool:
-    """Some value is in several sets."""
-    return sum(map(len, sets)) > len(set[str]().union(*sets))
-
-
-def _join_by_chassis(named: list[_NamedSwitch]) -> Iterator[list[_NamedSwitch]]:
-    """Names that share a chassis ID, together."""
-    home: dict[str, list[_NamedSwitch]] = {}
-    for switch in named:
-        union = [switch]
-        for announcement in switch.announcements:
-            other = home.get(announcement.chassis)
-            if other is not None and other is not union:
-                union += other
-                for member in other:
-                    for known in member.announcements:
-                        home[known.chassis] = union
-            home[announcement.chassis] = union
-    done: set[int] = set()
-    for union in home.values():
-        if id(union) not in done:
-            done.add(id(union))
-            yield sorted(union, key=lambda part: part.name)

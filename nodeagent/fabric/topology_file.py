@@ -12,12 +12,13 @@ from nodeagent.config import formats
 from nodeagent.config.faults import Conflict, Path, did_you_mean, quote
 from nodeagent.config.setting import Settings, listed, setting
 from nodeagent.config.settings_file import read_settings
-from nodeagent.fabric.switch_keys import chassis_key, full
+from nodeagent.fabric.known_neighbors import NO_NEIGHBORS, KnownNeighbors
+from nodeagent.fabric.switch_keys import address_key, chassis_key, full
 
 _VALUES_MAX = 500_000
 _MANY = 100_000
 
-SwitchName = Annotated[str, formats.form(r"[^\s,]+", "a switch's name, or chassis:SUBTYPE:ID")]
+SwitchName = Annotated[str, formats.form(r"[^\s,]+", "a switch's name, chassis:SUBTYPE:ID or address:IP")]
 NodeName = Annotated[
     str,
     formats.form(
@@ -40,10 +41,12 @@ class StaticGroup:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The content of the topology file: the uplinks of each switch by its key, and leaf groups."""
+    """The content of the topology file: the uplinks of each switch by its key, and leaf groups. ``neighbors`` are those
+    of InfiniBand links from another file."""
 
     uplinks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     groups: tuple[StaticGroup, ...] = ()
+    neighbors: KnownNeighbors = NO_NEIGHBORS
 
 
 NO_TOPOLOGY = Topology()
@@ -54,7 +57,9 @@ class SwitchEntry(Settings, frozen=True, kw_only=True):
 
     name: Annotated[
         SwitchName,
-        setting("System name, as `nodeagent topology` prints it, or chassis:SUBTYPE:ID where it has none."),
+        setting(
+            "System name, as `nodeagent topology` prints it, or chassis:SUBTYPE:ID or address:IP where it has none."
+        ),
     ]
     uplinks: Annotated[
         tuple[SwitchName, ...],
@@ -113,6 +118,8 @@ def switch_key(name: str) -> str:
     kind, _, chassis = name.partition(":")
     if kind == "chassis" and ":" in chassis:
         return chassis_key(chassis.replace(":", "=", 1))
+    if kind == "address" and chassis:
+        return address_key(chassis)
     return full(name)
 
 

@@ -10,19 +10,25 @@ Nothing else here depends on where a node is published, and nothing on time.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any
 
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.groups import CablingPattern, SwitchGraph, SwitchGroup, count_votes
 from nodeagent.fabric.inputs import Levels
+from nodeagent.fabric.node_peers import NodePeers
 from nodeagent.fabric.published import PublishedTree
 from nodeagent.fabric.reports import CompactReport, Shape, SwitchAnnouncement
 from nodeagent.fabric.switch_names import SwitchNames
+
+CHAIN_MIN = 3
+"""The fewest switches of a ring or chain, and the fewest nodes: of two switches, or two nodes, no majority is usual."""
 
 
 class LinkVotes:
     """``groups`` are all leaf groups, ``static_groups`` those of the topology file by their name there.
 
-    ``unknown`` are nodes with a report but without a Node. Their reports do not count.
+    ``shared`` are switches of several leaf groups, each with two switches that it has nodes in common with; links to
+    them count for no group. ``unknown`` are nodes with a report but without a Node. Their reports do not count.
     """
 
     def __init__(
@@ -31,20 +37,30 @@ class LinkVotes:
         self.unknown = [node for node in levels.reports if node not in levels.nodes] if levels.nodes else []
         placed = published.tiers[1].placed
         self._patterns = _Patterns(levels.reports, frozenset(self.unknown), placed)
+        self.peers = NodePeers(self._patterns, levels)
         self.names = SwitchNames(
             self._patterns,
             rules.generic_names,
             published.switches.placed,
             published.aliases,
             record,
+            self.peers.of,
         )
         self._by_leaf: dict[str, list[CablingPattern]] = {}
         static = {group.name: group.switches for group in levels.topology.groups}
         self.graph = SwitchGraph(published.switches.apart, static)
         self._resolve_switches()
+        self.shared = self._find_shared(static)
+        self.graph.leave_out(self.shared)
         self.groups = self.graph.form_groups()
-        self.static_groups = self._static_groups(levels)
         self._count()
+        if leafless := self._leafless():
+            self.groups = _merged(self.graph, self.groups, leafless)
+            self._count()
+        for pattern in self._patterns:
+            if pattern.best is not None:
+                pattern.best.voters.append(pattern)
+        self.static_groups = self._static_groups(levels)
 
     @property
     def patterns(self) -> Sequence[CablingPattern]:
@@ -65,7 +81,60 @@ class LinkVotes:
             pattern.leaves = tuple(sorted(set(pattern.keys) - {""}))
             for leaf in pattern.leaves:
                 by_leaf.setdefault(leaf, []).append(pattern)
-            self.graph.add(pattern.leaves, len(pattern.nodes))
+            _add(self.graph, pattern.keys, pattern)
+
+    def _find_shared(self, static: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, str]]:
+        """Switches of several leaf groups.
+
+        Expired links of published nodes are evidence here: when the leaf switches of a unit pause, the storage
+        switches must not become leaf switches of the other units.
+        """
+        if all(pattern.cables is pattern.shape for pattern in self._patterns):
+            return self.graph.find_shared()
+        graph = SwitchGraph(_never_apart, static)
+        for pattern in self._patterns:
+            _add(graph, _keys(pattern.cables, self.names.keys), pattern)
+        return {leaf: pair for leaf, pair in graph.find_shared().items() if leaf in self.graph}
+
+    def _leafless(self) -> list[list[SwitchGroup]]:
+        """Groups that belong to one ring or chain of switches, each ring or chain together.
+
+        Leaf switches share most of their nodes with each other. In a ring each switch shares one half of its nodes
+        with the switch before and one with the switch after it, so the links of no node have a majority.
+        """
+        if not any(_is_divided(pattern.votes) or _is_tied(pattern) for pattern in self._patterns):
+            return []
+        strict: dict[str, tuple[str, ...]] = {}
+        for leaf in self.graph.of:
+            if leaf not in strict:
+                switches, _ = self.graph.reach(leaf, strictly=True)
+                strict.update(dict.fromkeys(switches, switches))
+        nodes: dict[tuple[str, ...], int] = {}
+        divided: dict[tuple[str, ...], int] = {}
+        chains: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+        for pattern in self._patterns:
+            votes: dict[tuple[str, ...], int] = {}
+            for key in pattern.keys:
+                if key in strict:
+                    votes[strict[key]] = votes.get(strict[key], 0) + 1
+            for switches in votes:
+                nodes[switches] = nodes.get(switches, 0) + len(pattern.nodes)
+            if _is_divided(votes):
+                chain: set[tuple[str, ...]] = set()
+                for switches in votes:
+                    divided[switches] = divided.get(switches, 0) + len(pattern.nodes)
+                    chain |= chains.get(switches, {switches})
+                for switches in chain:
+                    chains[switches] = chain
+        of = self.graph.of
+        found: list[list[SwitchGroup]] = []
+        for chain in {id(chain): chain for chain in chains.values()}.values():
+            total, without = sum(nodes[part] for part in chain), sum(divided[part] for part in chain)
+            if len(chain) >= CHAIN_MIN and 4 * without >= 3 * total and without >= 2 * CHAIN_MIN:
+                parts = {of[switches[0]].leaves: of[switches[0]] for switches in chain}
+                if not any(leaf in self.graph.static for leaves in parts for leaf in leaves):
+                    found.append([parts[leaves] for leaves in sorted(parts)])
+        return found
 
     def _static_groups(self, levels: Levels) -> dict[str, SwitchGroup]:
         """The groups of the topology file. One whose switches are in no report has no switches here."""
@@ -85,8 +154,6 @@ class LinkVotes:
     def _count(self) -> None:
         for pattern in self._patterns:
             pattern.votes, pattern.best = count_votes(pattern.keys, self.graph.of, self.graph.weight)
-            if pattern.best is not None:
-                pattern.best.voters.append(pattern)
 
 
 class _Patterns:
@@ -99,19 +166,19 @@ class _Patterns:
         self, reports: Mapping[str, CompactReport], unknown: frozenset[str], placed: Container[str]
     ) -> None:
         self._reports = reports
-        self._patterns: dict[tuple[int, int], CablingPattern] = {}
+        self._patterns: dict[tuple[int, int, bool], CablingPattern] = {}
         self._divided: dict[str, CablingPattern] = {}
         last: Shape | None = None
-        pattern = CablingPattern(())
+        pattern = CablingPattern((), ())
         for node, report in reports.items():
             if node in unknown:
                 continue
             if report.stale and node not in placed:
-                self._divide(node, report, report.stale)
+                self._divide(node, report, placed=False)
                 continue
             if report.shape is not last:
                 last = report.shape
-                pattern = self._pattern(report.shape, 0)
+                pattern = self._pattern(report.shape, 0, placed=True)
             pattern.nodes[node] = report
 
     def __iter__(self) -> Iterator[CablingPattern]:
@@ -121,7 +188,7 @@ class _Patterns:
         if (divided := self._divided.get(node)) is not None:
             return divided
         report = self._reports.get(node)
-        pattern = None if report is None else self._patterns.get((id(report.shape), 0))
+        pattern = None if report is None else self._patterns.get((id(report.shape), 0, True))
         return pattern if pattern is not None and node in pattern.nodes else None
 
     def resolve(self, keys: Mapping[SwitchAnnouncement, str]) -> None:
@@ -130,27 +197,60 @@ class _Patterns:
             for node, report in list(pattern.nodes.items()):
                 if report.stale and node not in self._divided:
                     del pattern.nodes[node]
-                    self._divide(node, report, report.stale)
+                    self._divide(node, report, placed=True)
         for pattern in self._patterns.values():
             pattern.keys = _keys(pattern.shape, keys)
         self._patterns = {key: pattern for key, pattern in self._patterns.items() if pattern.nodes}
 
-    def _divide(self, node: str, report: CompactReport, without: int) -> CablingPattern:
-        pattern = self._pattern(report.shape, without)
+    def _divide(self, node: str, report: CompactReport, *, placed: bool) -> CablingPattern:
+        pattern = self._pattern(report.shape, report.stale, placed=placed)
         pattern.nodes[node] = report
         self._divided[node] = pattern
         return pattern
 
-    def _pattern(self, shape: Shape, without: int) -> CablingPattern:
+    def _pattern(self, shape: Shape, without: int, *, placed: bool) -> CablingPattern:
         """The pattern of this shape without the neighbors of the links in the bits of ``without``."""
-        pattern = self._patterns.get((id(shape), without))
+        pattern = self._patterns.get((id(shape), without, placed))
         if pattern is None:
-            counted = tuple(
-                slot._replace(neighbor=None) if without >> i & 1 else slot for i, slot in enumerate(shape)
-            )
-            pattern = self._patterns[id(shape), without] = CablingPattern(counted if without else shape)
+            counted = shape
+            if without:
+                counted = tuple(
+                    slot._replace(neighbor=None) if without >> i & 1 else slot for i, slot in enumerate(shape)
+                )
+            pattern = CablingPattern(counted, shape if placed else counted)
+            self._patterns[id(shape), without, placed] = pattern
         return pattern
 
 
 def _keys(shape: Shape, keys: Mapping[SwitchAnnouncement, str]) -> tuple[str, ...]:
-    return tuple(["" if slot.neighbor is None else keys[slot.neighbor] for slot in shape])
+    return tuple(["" if slot.neighbor is None else keys.get(slot.neighbor, "") for slot in shape])
+
+
+def _add(graph: SwitchGraph, keys: tuple[str, ...], pattern: CablingPattern) -> None:
+    leaves = tuple(sorted(set(keys) - {""}))
+    graph.add(leaves, len(pattern.nodes), zip(keys, (slot.rail for slot in pattern.shape), strict=True))
+
+
+def _never_apart(_one: str, _other: str) -> bool:
+    return False
+
+
+def _is_divided(votes: Mapping[Any, int]) -> bool:
+    """No group has more than half of the links."""
+    return len(votes) > 1 and 2 * max(votes.values()) <= sum(votes.values())
+
+
+def _is_tied(pattern: CablingPattern) -> bool:
+    return pattern.best is not None and pattern.best.tied
+
+
+def _merged(
+    graph: SwitchGraph, groups: list[SwitchGroup], chains: list[list[SwitchGroup]]
+) -> list[SwitchGroup]:
+    """The groups, with one group for each ring or chain."""
+    parts = {group for chain in chains for group in chain}
+    merged = [group for group in groups if group not in parts]
+    for chain in chains:
+        merged.append(graph.merge(chain))
+        merged[-1].leafless = True
+    return sorted(merged, key=lambda group: group.leaves)

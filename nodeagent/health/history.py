@@ -39,6 +39,7 @@ _CLOCK_MARGIN = 1.5
 _LOSSES_MAX_PER_S = 1000.0
 """A link that trains needs milliseconds, so it cannot be lost more often."""
 _LOSSES = frozenset({"carrier_down", "ext_down", "link_down_events"})
+_RESETS_MAX = 4
 _SETTLED = 2
 """After so many further samples an unchanged counter has the same count in each window."""
 STALE_GAPS = 5
@@ -71,17 +72,16 @@ class Counter:
         self._totals = [0.0]
         self._implausible: float | None = None
         """The value of the last dropped step."""
-        self._before_reset: float | None = None
-        """The value before the last reset, until the counter advances again."""
+        self._before_resets: list[float] = []
+        """The values before the last resets, until the counter advances again."""
 
     def take(self, raw: float, at: float, most: float = math.inf) -> float | None:
         """Take the present value and return the increase; ``None``: the step is implausible and was dropped.
 
         ``most`` is the largest plausible increase per second.
         """
-        added = max(0.0, raw - self.raw)
-        if self._before_reset is not None and raw >= self._before_reset:
-            added = raw - self._before_reset
+        reached = max((before for before in self._before_resets if before <= raw), default=self.raw)
+        added = max(0.0, raw - reached)
         limit = most * (at - self._ats[-1] + 1.0)
         if added > limit:
             before, self._implausible = self._implausible, raw
@@ -92,9 +92,9 @@ class Counter:
         if self.raw > raw >= max(self.raw / 2, _CARELESS_FROM):
             raw = self.raw
         if raw < self.raw:
-            self._before_reset = max(self.raw, self._before_reset or 0.0)
+            self._before_resets = [*self._before_resets[-_RESETS_MAX:], self.raw]
         elif raw > self.raw:
-            self._before_reset = None
+            self._before_resets = []
         self.raw = raw
         self.total += added
         self._takes += 1
@@ -164,8 +164,9 @@ class History:
         if before is not None:
             if sample.at <= before:
                 return {}
-            # A period grows at once and shrinks slowly: otherwise an extra sample would make the next one late.
-            gap = sample.at - before
+            # A period grows at once and shrinks slowly: otherwise an extra sample would make the next one late. A time
+            # in which the source was stale is no period.
+            gap = min(sample.at - before, self._patience(sample.source))
             self._gap[sample.source] = max(gap, 0.75 * self._gap.get(sample.source, gap))
         self._at[sample.source] = sample.at
         if sample.source not in self._fresh:

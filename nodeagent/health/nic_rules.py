@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.health import adapter_rules, link_rules
+from nodeagent.health import adapter_rules, infiniband_rules, link_rules
 from nodeagent.health.carrier_losses import ADMINISTRATION, COUNTERS
 from nodeagent.health.rule import Measure, Rule, apply_all
+from nodeagent.measurements.sample import Source
 from nodeagent.model import State
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ DEFAULTS: tuple[Rule, ...] = (
     ),
     _rule(_DOWN, link_rules.admin_down, withdraws=True, on_facts=True),
     _rule(_DOWN, link_rules.carrier_down, clear_for_s=60, withdraws=True, on_facts=True, by_losses=True),
+    _rule(_DOWN, infiniband_rules.ib_disabled, withdraws=True),
+    _rule(_DOWN, infiniband_rules.ib_no_sm, enter_for_s=60, withdraws=True),
+    _rule(_DOWN, infiniband_rules.ib_armed, enter_for_s=60, withdraws=True),
+    _rule(_DOWN, infiniband_rules.ib_no_lid, enter_for_s=60, withdraws=True),
     _rule(
         _DEGRADED,
         link_rules.flapping,
@@ -75,6 +80,7 @@ DEFAULTS: tuple[Rule, ...] = (
         clear_for_s=60,
         withdraws=True,
         below=True,
+        source=Source.MODES,
     ),
     _rule(
         _DEGRADED,
@@ -152,6 +158,7 @@ DEFAULTS: tuple[Rule, ...] = (
         clear_for_s=60,
         withdraws=True,
         below=True,
+        source=Source.PCIE,
     ),
     _rule(
         _DEGRADED,
@@ -211,7 +218,14 @@ DEFAULTS: tuple[Rule, ...] = (
         withdraws=True,
         counters=_PRIO_TX,
     ),
-    _rule(_DEGRADED, adapter_rules.gid_missing, enter_for_s=30, clear_for_s=30, withdraws=True),
+    _rule(
+        _DEGRADED,
+        adapter_rules.gid_missing,
+        enter_for_s=30,
+        clear_for_s=30,
+        withdraws=True,
+        source=Source.RDMA,
+    ),
     _rule(State.MISCABLED, adapter_rules.miscabled, enter_for_s=60),
     _rule(
         _WARN,

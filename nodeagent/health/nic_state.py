@@ -279,7 +279,8 @@ class NicState(JudgedDevice):
                 self.values[rule.key] = measured.value
             if rule.by_losses and now < self.losses.uncounted_until and self.is_active(rule.key):
                 continue
-            self.step_rule(rule, measured, now)
+            sampled_at = None if rule.source is None else self.history.at(rule.source)
+            self.step_rule(rule, measured, now if sampled_at is None else sampled_at)
         self.next_at = self._due(now)
         self.has_news = self.sampled = self.history.changed = False
         self.history.counted.clear()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from nodeagent.measurements.sample import Source
 from nodeagent.model import State
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     Rules of PFs. ``on_facts``: the value is a fact, and the rule also applies to a PF outside the gate that was up in
     this boot; with ``ungated`` it applies to every PF. ``by_losses``: the end of the fault depends on the number of
     lost carriers. ``decays``: the value decreases by time alone; it is the penalty, or the losses of the last day.
+    ``source``: the value is as old as the last sample of this source, so a single sample is no duration.
     ``settles``: link training makes such errors, so its windows begin a settle time after the carrier returned.
     """
 
@@ -89,6 +91,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     by_losses: bool = False
     decays: Literal["penalty", "losses"] | None = None
     settles: bool = False
+    source: Source | None = None
     witnesses: frozenset[str] = frozenset()
 
     @property

@@ -9,7 +9,9 @@
   later needs another socket.
 * Two measures exclude the node's own transmissions: PACKET_IGNORE_OUTGOING (Linux 4.20) saves the clone of each
   sent packet, and the filter works where that option is missing.
-* A frame with a VLAN or priority tag is received as if untagged: the kernel strips the tag.
+* A frame with a VLAN or priority tag is received as if untagged: the kernel strips the tag. Of two tags (802.1ad,
+  QinQ) it strips the outer one and delivers the frame by the EtherType of the inner one. ``QinqSocket`` receives
+  these, one socket for all netdevs; other traffic with two tags costs it the filter.
 * The event loop reads at most ``TURN`` frames in a row, and a link at most ``RATE`` frames a second. Then the
   socket pauses for ``PAUSE_S``, and the kernel drops, without a copy, frames beyond ``QUEUE`` bytes.
 * Calls that may wait for the kernel run in threads: ``open_socket`` takes the RTNL lock, which a driver may hold
@@ -45,7 +47,9 @@ _FRAME_MAX = 2048  # an LLDPDU must fit a frame of 1500 octets; a longer one is 
 _SOL_PACKET = 263
 _ADD_MEMBERSHIP, _STATISTICS, _IGNORE_OUTGOING = 1, 6, 23
 _MR_MULTICAST = 0
+_ANY = 0  # as ifindex: every netdev
 _ETH_P_ALL, _ETH_P_LLDP = 0x0003, 0x88CC
+_ETH_P_8021Q, _ETH_P_8021AD = 0x8100, 0x88A8
 _SO_ATTACH_FILTER = 26
 _ADDRESS = struct.Struct("=H2siHBB8s")  # sockaddr_ll: family, protocol, ifindex, hatype, pkttype, halen, addr
 
@@ -69,8 +73,12 @@ _PACKET_TYPE = 0xFFFF_F004  # SKF_AD_OFF + SKF_AD_PKTTYPE
 _OUTGOING = 4
 _FILTER = (
     (_LOAD_WORD, 0, 0, _PACKET_TYPE),
-    (_EQUAL, 9, 0, _OUTGOING),
+    (_EQUAL, 13, 0, _OUTGOING),
     (_LOAD_HALF, 0, 0, 12),
+    (_EQUAL, 4, 0, _ETH_P_LLDP),
+    (_EQUAL, 1, 0, _ETH_P_8021Q),
+    (_EQUAL, 0, 9, _ETH_P_8021AD),
+    (_LOAD_HALF, 0, 0, 16),
     (_EQUAL, 0, 7, _ETH_P_LLDP),
     (_LOAD_WORD, 0, 0, 0),
     (_EQUAL, 0, 5, 0x0180_C200),
@@ -108,6 +116,7 @@ class LldpSocket:
         self._resume: asyncio.TimerHandle | None = None
         self._closed = False
         self._socket = opened
+        self._recv: Callable[[int], bytes] = opened.recv
         self._loop.add_reader(self._socket, self._read)
 
     def close(self) -> None:
@@ -152,7 +161,7 @@ class LldpSocket:
     def _read(self) -> None:
         for _ in range(self._allowance()):
             try:
-                frame = self._socket.recv(_FRAME_MAX)
+                frame = self._recv(_FRAME_MAX)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -179,8 +188,32 @@ class LldpSocket:
         return min(TURN, int(self._budget))
 
 
+class QinqSocket(LldpSocket):
+    """Takes over a result of ``open_qinq_socket``. Calls ``on_frame`` with the netdev's name and each frame that has
+    two tags. The sockets of the netdevs join the groups.
+    """
+
+    def __init__(self, opened: socket.socket, on_frame: Callable[[str, bytes], object]) -> None:
+        self._netdev = ""
+        super().__init__(_ANY, opened, lambda frame: on_frame(self._netdev, frame), lambda: None)
+        self._recv = self._recv_with_name
+
+    def _recv_with_name(self, size: int) -> bytes:
+        frame, (self._netdev, *_) = self._socket.recvfrom(size)
+        return frame
+
+
 def open_socket(ifindex: int, *, enslaved: bool = False) -> socket.socket:
     """A socket in the network namespace of this thread, bound and filtered. Raises ``PacketError``."""
+    return _open(ifindex, _ETH_P_ALL if enslaved else _ETH_P_LLDP)
+
+
+def open_qinq_socket() -> socket.socket:
+    """A socket for all netdevs of the network namespace of this thread. Raises ``PacketError``."""
+    return _open(_ANY, _ETH_P_8021Q)
+
+
+def _open(ifindex: int, protocol: int) -> socket.socket:
     try:
         # A socket with protocol 0 receives nothing until it is bound: no frame passes before the filter is set.
         opened = socket.socket(
@@ -195,7 +228,7 @@ def open_socket(ifindex: int, *, enslaved: bool = False) -> socket.socket:
             ) from error
         raise PacketError(f"no packet socket: {error.strerror}") from error
     try:
-        _set_up(opened, ifindex, _ETH_P_ALL if enslaved else _ETH_P_LLDP)
+        _set_up(opened, ifindex, protocol)
     except OSError as error:
         opened.close()
         raise PacketError(f"netdev {ifindex} cannot have a packet socket: {error.strerror}") from error
@@ -214,6 +247,6 @@ def _set_up(opened: socket.socket, ifindex: int, protocol: int) -> None:
     if _libc.bind(opened.fileno(), address, len(address)) != 0:
         code_ = ctypes.get_errno()
         raise OSError(code_, os.strerror(code_))
-    for group in _GROUPS:
+    for group in _GROUPS if ifindex != _ANY else ():
         membership = struct.pack("=iHH8s", ifindex, _MR_MULTICAST, len(group), group)
         opened.setsockopt(_SOL_PACKET, _ADD_MEMBERSHIP, membership)

@@ -6,6 +6,7 @@ kernel log. So only the needed files are read, and a file that the driver refuse
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -16,17 +17,21 @@ _CLASS = "/sys/class/infiniband"
 PORT_COUNTERS = ("port_rcv_data", "port_xmit_data")
 """In units of four octets."""
 
+INFINIBAND = "InfiniBand"
+"""The link layer of a port that a subnet manager configures."""
 _ROCE_V2 = "RoCE v2"
 _ACTIVE = "4"  # of "4: ACTIVE" (enum ib_port_state)
 
 
 class RdmaPortState(Struct, frozen=True):
-    """``None`` is unknown. ``phys_state`` is the kernel's name: LinkUp, Disabled, Polling…"""
+    """``None`` is unknown. ``phys_state`` is the kernel's name: LinkUp, Disabled, Polling… ``subnet`` has the numbers
+    of an InfiniBand port by the names of their files: ``state``, ``phys_state``, ``lid`` and ``sm_lid``."""
 
     active: bool | None
     link_layer: str | None
     phys_state: str | None
     node_guid: str | None
+    subnet: Mapping[str, int] = {}
 
 
 @dataclass(slots=True)
@@ -40,13 +45,21 @@ class RdmaPorts:
     def state(self, device: str) -> RdmaPortState:
         """Raises ``SysfsError``."""
         read = self.attributes.text
-        state = read(f"{_CLASS}/{device}/ports/1/state")
-        phys = read(f"{_CLASS}/{device}/ports/1/phys_state")
+        folder = f"{_CLASS}/{device}/ports/1"
+        state = read(f"{folder}/state")
+        phys = read(f"{folder}/phys_state")
+        link_layer = read(f"{folder}/link_layer")
+        subnet = {}
+        if link_layer == INFINIBAND:
+            texts = {"state": state, "phys_state": phys}
+            texts |= {name: read(f"{folder}/{name}") for name in ("lid", "sm_lid")}
+            subnet = {name: number for name, text in texts.items() if (number := _number(text)) is not None}
         return RdmaPortState(
             active=None if state is None else state.startswith(_ACTIVE),
-            link_layer=read(f"{_CLASS}/{device}/ports/1/link_layer"),
+            link_layer=link_layer,
             phys_state=None if phys is None else phys.partition(":")[2].strip() or phys,
             node_guid=read(f"{_CLASS}/{device}/node_guid"),
+            subnet=subnet,
         )
 
     def counters(self, device: str, names: tuple[str, ...], folder: str = "counters") -> dict[str, int]:
@@ -108,3 +121,11 @@ class RdmaPorts:
         self._gids.pop(device, None)
         for path in [path for path in self.refused if path.startswith(prefix)]:
             del self.refused[path]
+
+
+def _number(text: str | None) -> int | None:
+    """The number in ``4: ACTIVE`` or ``0x1f``."""
+    try:
+        return int((text or "").partition(":")[0], 0)
+    except ValueError:
+        return None

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from nodeagent.bounded_calls import enter
 from nodeagent.host.sysfs import NET, Tree
 
 if TYPE_CHECKING:  # the import takes 0.1 s and 13 MiB, and only a change of VFs needs it
@@ -126,6 +127,7 @@ def is_open(tree: Tree, node: str) -> bool | None:
 def _write(
     tree: Tree, function: str, path: str, value: str, remedies: Mapping[int, str] | None = None
 ) -> None:
+    enter(path)
     try:
         # No O_CREAT: on a simulated machine a missing attribute must fail as in sysfs.
         fd = os.open(tree.path(path), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
@@ -201,6 +203,7 @@ class VfNetlink:
         )
 
     def _link(self, netdev: str) -> Any:
+        enter(f"rtnetlink for {netdev}")
         try:
             link = self._rtnl().link("get", ifname=netdev, ext_mask=_RTEXT_FILTER_VF)[0]
         except _netlink_error() as error:

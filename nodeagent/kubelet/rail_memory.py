@@ -122,7 +122,15 @@ class RailMemory:
         """Read the file of an earlier agent. ``checkpoint`` is that of the kubelet, if it gets devices. Blocks."""
         file = stored(folder)
         content = file.read()
-        if content is None or content.version != _VERSION:
+        if content is not None and content.version != _VERSION:
+            log.warning(
+                "The rails of another version of nodeagent are not read; the NICs are numbered again in PCI order. "
+                "file=%s version=%d",
+                file.path,
+                content.version,
+            )
+            content = None
+        if content is None:
             content = RailsFile(names_unknown=checkpoint is not None and _exists(checkpoint))
             if content.names_unknown and not pod_resources:
                 log.warning(

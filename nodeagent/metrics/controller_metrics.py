@@ -64,6 +64,8 @@ class ControllerInput(msgspec.Struct, frozen=True):
     leading: bool
     switches: SwitchReads | None = None
     marks: MarkedNodes | None = None
+    startup_taints: Mapping[str, int] | None = None
+    """Writes by result, if configured."""
     configuration_fault: str = ""
 
 
@@ -240,6 +242,8 @@ def controller_writes(shown: ControllerInput) -> Iterator[Series]:
     if shown.marks is not None:
         for (mark, result), count in sorted(shown.marks.writes.items()):
             yield ("apply" if mark == "condition" else "patch", f"node-{mark}", result), count
+    for result, count in sorted((shown.startup_taints or {}).items()):
+        yield ("patch", "node-startup-taint", result), count
 
 
 @_family(

@@ -171,7 +171,7 @@ def vf_info(facts: FactIndex) -> Iterator[Series]:
     "lldp_neighbor_info",
     "device,chassis,port,system,port_description,stale",
     help="The switch port at the other end, as it announces itself; always 1.",
-    source="AF_PACKET, EtherType 88cc",
+    source="AF_PACKET, EtherType 88cc; InfiniBand: umad",
     use="Join on device to see faults by leaf. Texts come from the switch, escaped and cut.",
     peers="none of the agents here; lldp exporters vary",
 )
@@ -186,7 +186,7 @@ def lldp_neighbor_info(facts: FactIndex) -> Iterator[Series]:
     "lldp_neighbors",
     "device",
     help="LLDP neighbors of a link, without stale ones.",
-    source="AF_PACKET, EtherType 88cc",
+    source="AF_PACKET, EtherType 88cc; InfiniBand: umad",
     use="1 is right. More: a device between node and switch forwards LLDP. 0 with carrier: LLDP is off on the switch.",
 )
 def lldp_neighbors(facts: FactIndex) -> Iterator[Series]:

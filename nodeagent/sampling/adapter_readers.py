@@ -139,6 +139,10 @@ class RdmaReader(SysfsReader):
         values = measured(
             rdma_port_active=None if state.active is None else int(state.active),
             roce_v2_gids=self.ports.roce_v2_gids(rdma.device, again=again) if ethernet else None,
+            ib_state=state.subnet.get("state"),
+            ib_physical_state=state.subnet.get("phys_state"),
+            ib_lid=state.subnet.get("lid"),
+            ib_sm_lid=state.subnet.get("sm_lid"),
             rdma_rx_bytes=data.get("port_rcv_data"),
             rdma_tx_bytes=data.get("port_xmit_data"),
         )

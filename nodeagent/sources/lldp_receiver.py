@@ -279,6 +279,12 @@ class LldpReceiver:
 
     # --- frames ---------------------------------------------------------------------------------------
 
+    def receive_tagged(self, netdev: str, frame: bytes) -> None:
+        """Process a frame with two VLAN tags. The socket of an enslaved netdev receives them itself."""
+        link = self.links.get(netdev)
+        if link is not None and link.socket is not None and not link.enslaved:
+            self._receive(link, frame)
+
     def _receive(self, link: ReceivingLink, frame: bytes) -> None:
         now = self._loop.time()
         outcome = self.table.receive(link.name, frame, now)

@@ -15,7 +15,7 @@ from nodeagent import __version__
 from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings, DcbSocket
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
-from nodeagent.host.packet import PacketError, open_socket
+from nodeagent.host.packet import PacketError, QinqSocket, open_qinq_socket, open_socket
 from nodeagent.model import Function
 from nodeagent.sources import lldpd_client
 from nodeagent.sources.link_selection import SelectedLink, select
@@ -112,22 +112,23 @@ async def _follow_netdevs(
         return listed, links
 
     reads = BoundedCalls("lldp", lldpd_client.NETLINK_S)
-    while True:
-        receiver.rescan.clear()
-        known = functions()
-        if now() - dcb_read_at >= interval_s:
-            dcb_settings.clear()  # not at every hint: drivers ask their firmware
-            dcb_read_at = now()
-        listed, links = await reads.run(scan, known)
-        opened = await _open_sockets(reads, receiver.netdevs_to_open(links))
-        try:
-            receiver.update_links(links, listed, known, opened, dcb_settings)
-        finally:
-            _close_sockets(opened)
-        await asyncio.sleep(SCAN_GAP_S)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(interval_s):
-                await receiver.rescan.wait()
+    with contextlib.closing(QinqSocket(await reads.run(open_qinq_socket), receiver.receive_tagged)):
+        while True:
+            receiver.rescan.clear()
+            known = functions()
+            if now() - dcb_read_at >= interval_s:
+                dcb_settings.clear()  # not at every hint: drivers ask their firmware
+                dcb_read_at = now()
+            listed, links = await reads.run(scan, known)
+            opened = await _open_sockets(reads, receiver.netdevs_to_open(links))
+            try:
+                receiver.update_links(links, listed, known, opened, dcb_settings)
+            finally:
+                _close_sockets(opened)
+            await asyncio.sleep(SCAN_GAP_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await receiver.rescan.wait()
 
 
 async def _open_sockets(reads: BoundedCalls, netdevs: Iterable[Netdev]) -> dict[int, OpenResult]:

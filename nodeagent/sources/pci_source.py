@@ -114,6 +114,11 @@ def scan(tree: Tree) -> PciFacts:
     return PciFacts(product.strip() or None, ordered, pf_links, sysfs.problems(), gpus=gpus)
 
 
+def scan_once(tree: Tree) -> PciFacts:
+    """Scan for a verb: a file that does not answer is left out. Raises ``SysfsError`` and ``Unanswered``."""
+    return asyncio.run(BoundedScan("pci", tree).run(scan, tree))
+
+
 class Sweep(Struct, frozen=True):
     """How the links are read again after a hint.
 
@@ -222,7 +227,7 @@ def _scan(
 ) -> tuple[PciFacts, tuple[Function, ...]]:
     """A scan with its faults, and the functions in it that are not missing."""
     now = scan(tree)
-    hanging = _hanging_devices(tree, (*before.links, *now.links))
+    hanging = hanging_devices(tree, (*before.links, *now.links))
     listed = {function.pci_address: function for function in now.functions}
     # A hanging file hides values of its function, which keeps its last facts.
     listed |= {
@@ -244,11 +249,11 @@ def _sweep(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFa
     if now == before.links:
         return before
     functions, faults = find_faults(present, now, before.functions)
-    faults = with_hanging(faults, functions, _hanging_devices(tree, now))
+    faults = with_hanging(faults, functions, hanging_devices(tree, now))
     return replace(before, links=now, functions=functions, faults=faults)
 
 
-def _hanging_devices(tree: Tree, links: Iterable[Link]) -> set[str]:
+def hanging_devices(tree: Tree, links: Iterable[Link]) -> set[str]:
     """The PCI addresses of the functions of which a file hangs."""
     by_netdev = {link.netdev: link.pci_address for link in links}
     matches = (_DEVICE_FILE.match(path) for path in tuple(tree.hanging))

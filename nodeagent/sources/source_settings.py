@@ -1,10 +1,10 @@
-"""Settings of the sources: the links and LLDP."""
+"""Settings of the sources: the links, LLDP and InfiniBand."""
 
 from typing import Annotated, Literal
 
 import msgspec
 
-from nodeagent.config.setting import Argument, Glob, PciAddress, Settings, listed, setting
+from nodeagent.config.setting import AbsolutePath, Argument, Glob, PciAddress, Settings, listed, setting
 
 
 class LinkSelect(Settings, frozen=True, kw_only=True):
@@ -62,3 +62,23 @@ class LldpSettings(Settings, frozen=True, kw_only=True):
             "on a port beside the NIC's firmware."
         ),
     ] = False
+
+
+class InfinibandSettings(Settings, frozen=True, kw_only=True):
+    """How the agent reads the switch port at the other end of each InfiniBand link, where there is no LLDP."""
+
+    query: Annotated[
+        Literal["auto", "never"],
+        setting(
+            "auto: each InfiniBand port asks its peer for its GUID, port and name: two packets over one hop, when "
+            "its state changes and else every 5 to 10 minutes. Needs /dev/infiniband/umad*, which could also change "
+            "the fabric. never: do not ask."
+        ),
+    ] = "never"
+    node_names: Annotated[
+        AbsolutePath | None,
+        setting(
+            "File with names of switches by GUID, in the form of opensm's node-name-map: lines such as "
+            '0xb83fd20300aa0000 "su1-leaf0". For switches that have only the name of their model.'
+        ),
+    ] = None

@@ -1,14 +1,16 @@
 """Read a switch's openconfig-lldp by gNMI: Subscribe in mode ONCE, or Get.
 
-Four methods are tried, the most widely supported first. The method that works is stored for each switch. Only a
-rejection of the method itself leads to the next one.
+Servers differ in what they accept: Subscribe or Get, an encoding, a type of data (sonic-gnmi accepts only ALL), an
+origin and a target (sonic-gnmi requires both), ``[name=*]`` for a list. ``METHODS`` are tried in order, and the one
+that works is stored for each switch. A rejection of the method leads to the next one, and so does an answer without
+neighbors, because some servers answer an unknown path with nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -26,14 +28,45 @@ PORT = 9339
 ANSWER_MAX = 16 << 20
 MESSAGES_MAX = 100_000
 PATHS = (("lldp", "state"), ("lldp", "interfaces", "interface", "neighbors"))
-METHODS = (
-    (True, pb.Encoding.JSON_IETF),
-    (True, pb.Encoding.PROTO),
-    (False, pb.Encoding.JSON_IETF),
-    (False, pb.Encoding.JSON),
+ORIGIN = "openconfig"
+TARGET = "OC-YANG"
+"""The name that sonic-gnmi has for the OpenConfig models; other switches ignore it."""
+_STATE, _ALL = pb.GetRequest.DataType.STATE, pb.GetRequest.DataType.ALL
+_JSON_IETF, _JSON, _PROTO = pb.Encoding.JSON_IETF, pb.Encoding.JSON, pb.Encoding.PROTO
+
+
+class Method(NamedTuple):
+    """One form of the request. ``get`` is the type of data of a Get; without it the request is Subscribe ONCE.
+
+    Answers are decoded in any encoding. ``addressed``: with origin and target. ``keyed``: with ``[name=*]``.
+    """
+
+    get: pb.GetRequest.DataType | None
+    encoding: pb.Encoding
+    addressed: bool = True
+    keyed: bool = False
+
+
+_FORMS: tuple[tuple[pb.GetRequest.DataType | None, pb.Encoding], ...] = (
+    (None, _JSON_IETF),
+    (None, _PROTO),
+    (_STATE, _JSON_IETF),
+    (_ALL, _JSON_IETF),
+    (_STATE, _JSON),
+    (_ALL, _JSON),
 )
-"""Subscribe or Get, and the requested encoding. Answers are decoded in any encoding."""
-_NEXT_METHOD = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)
+METHODS = (
+    *(Method(get, encoding) for get, encoding in _FORMS),
+    *(Method(get, encoding, addressed=False) for get, encoding in _FORMS),
+    Method(None, _JSON_IETF, keyed=True),
+    Method(None, _PROTO, keyed=True),
+    Method(_ALL, _JSON_IETF, keyed=True),
+)
+_NEXT_METHOD = (
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+)
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
@@ -43,25 +76,32 @@ class GnmiReader:
 
     settings: GnmiSettings = field(default_factory=GnmiSettings)
     port: int = PORT
-    _methods: dict[str, int] = field(default_factory=dict)
-    """By address, the index of the method that works."""
+    _methods: dict[str, Method] = field(default_factory=dict)
+    """By address, the method that works."""
 
     async def read(self, address: str, credentials: SwitchCredentials) -> SwitchReading:
         values: list[tuple[Steps, Any]] = []
+        without_neighbors: SwitchReading | None = None
         async with self._channel(address, credentials) as channel:
-            first = self._methods.get(address, 0)
-            for n in (first, *(n for n in range(len(METHODS)) if n != first)):
+            first = self._methods.get(address, METHODS[0])
+            for method in (first, *(method for method in METHODS if method != first)):
                 values.clear()
                 try:
-                    async for notification in _notifications(channel, *METHODS[n], _metadata(credentials)):
+                    async for notification in _notifications(channel, method, _metadata(credentials)):
                         values += _leaves(notification)
                 except grpc.aio.AioRpcError as error:
                     if error.code() in _NEXT_METHOD:
                         continue
                     raise _failure(address, self.port, error) from None
-                self._methods[address] = n
-                return openconfig.reading_of(values)
-        raise SwitchError(f"{address} port {self.port} supports neither gNMI Subscribe nor Get for LLDP")
+                reading = openconfig.reading_of(values)
+                if reading.neighbors:
+                    self._methods[address] = method
+                    return reading
+                if without_neighbors is None or reading.name:
+                    without_neighbors = reading
+        if without_neighbors is None:
+            raise SwitchError(f"{address} port {self.port} supports neither gNMI Subscribe nor Get for LLDP")
+        return without_neighbors
 
     def _channel(self, address: str, credentials: SwitchCredentials) -> grpc.aio.Channel:
         target = f"[{address}]:{self.port}" if ":" in address else f"{address}:{self.port}"
@@ -97,14 +137,15 @@ def _metadata(credentials: SwitchCredentials) -> tuple[tuple[str, str], ...]:
 
 
 async def _notifications(
-    channel: grpc.aio.Channel, subscribe: bool, encoding: pb.Encoding, metadata: tuple[tuple[str, str], ...]
+    channel: grpc.aio.Channel, method: Method, metadata: tuple[tuple[str, str], ...]
 ) -> AsyncIterator[pb.Notification]:
-    paths = [pb.Path(elem=[pb.PathElem(name=name) for name in path]) for path in PATHS]
-    if not subscribe:
+    paths = [_path(path, method) for path in PATHS]
+    prefix = pb.Path(target=TARGET) if method.addressed else None
+    if method.get is not None:
         get = channel.unary_unary(
             "/gnmi.gNMI/Get", pb.GetRequest.SerializeToString, pb.GetResponse.FromString
         )
-        request = pb.GetRequest(path=paths, type=pb.GetRequest.DataType.STATE, encoding=encoding)
+        request = pb.GetRequest(prefix=prefix, path=paths, type=method.get, encoding=method.encoding)
         for notification in (await get(request, metadata=metadata)).notification:
             yield notification
         return
@@ -112,9 +153,10 @@ async def _notifications(
         "/gnmi.gNMI/Subscribe", pb.SubscribeRequest.SerializeToString, pb.SubscribeResponse.FromString
     )
     subscriptions = pb.SubscriptionList(
+        prefix=prefix,
         subscription=[pb.Subscription(path=path) for path in paths],
         mode=pb.SubscriptionList.Mode.ONCE,
-        encoding=encoding,
+        encoding=method.encoding,
     )
     stream = call(iter((pb.SubscribeRequest(subscribe=subscriptions),)), metadata=metadata)
     try:
@@ -131,6 +173,12 @@ async def _notifications(
             yield answer.update
     finally:
         stream.cancel()
+
+
+def _path(names: Iterable[str], method: Method) -> pb.Path:
+    keys = {"interface": {"name": "*"}} if method.keyed else {}
+    elements = [pb.PathElem(name=name, key=keys.get(name, {})) for name in names]
+    return pb.Path(origin=ORIGIN if method.addressed else "", elem=elements)
 
 
 def _leaves(notification: pb.Notification) -> Iterator[tuple[Steps, Any]]:

@@ -83,7 +83,8 @@ class SwitchPoller:
         self._uplinks: dict[str, tuple[str, ...]] | None = None
         self._polled: frozenset[str] = frozenset()
         self.reads: Counter[str] = Counter()
-        """By result: ``ok``, ``timeout``, ``refused``, ``unreachable``, ``other-switch``, ``no-lldp`` or ``failed``."""
+        """By result: ``ok``, ``no-neighbors``, ``timeout``, ``refused``, ``unreachable``, ``other-switch``, ``no-lldp``
+        or ``failed``."""
         self.states: Counter[str] = Counter()
         """Switches by the result of the last round: ``read``, ``silent`` or ``no-address``."""
         self.errors: dict[str, str] = {}
@@ -208,16 +209,29 @@ class _Round:
         async with self._slots:
             for address in addresses:
                 try:
-                    self._last[known.key] = await self._poller.read_switch(known, address, self._credentials)
+                    reading = await self._poller.read_switch(known, address, self._credentials)
                 except SwitchError as error:
                     self._poller.reads[error.result] += 1
                     self.errors[known.key] = str(error)
                     continue
-                self._poller.reads["ok"] += 1
                 self.states["read"] += 1
-                self.errors.pop(known.key, None)
+                self._take(known.key, address, reading)
                 return
         self.states["silent"] += 1
+
+    def _take(self, key: str, address: str, reading: SwitchReading) -> None:
+        """Keep a reading. Without neighbors it replaces none that has some: others receive frames of this switch."""
+        if reading.neighbors:
+            self._poller.reads["ok"] += 1
+            self._last[key] = reading
+            self.errors.pop(key, None)
+        else:
+            self._poller.reads["no-neighbors"] += 1
+            self._last.setdefault(key, reading)
+            self.errors[key] = (
+                f"{address} reports no LLDP neighbors, though others receive its frames: check that it receives LLDP, "
+                "and that its server allows the neighbors to be read; without switches above it this is no fault"
+            )
 
 
 def _forms(name: str) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ PURE = (
     "cdi.py",
     "health/",
     "lldp/",
+    "infiniband/",
     "kinds/",
     "config/",
     "fabric/",

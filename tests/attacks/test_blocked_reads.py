@@ -118,9 +118,14 @@ async def test_a_hanging_file_of_a_link_leaves_the_carrier_of_the_others_visible
         await n.allocatable(NIC0, 4)
 
 
-@pytest.mark.parametrize("verb", ["scan", "health"])
+@pytest.mark.parametrize("verb", ["scan", "health", "remembered"])
 async def test_a_verb_without_an_agent_shows_the_rest_of_the_machine_and_ends(verb: str) -> None:
     async with node() as n:
+        if verb == "remembered":
+            await n.kubelet.start()
+            await n.start_agent()
+            await counts(n, 4, 4, 158)
+            await n.stop_agent()
         with dead(attribute(n, 0, "sriov_totalvfs")):
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "nodeagent", verb, "--root", n.root,

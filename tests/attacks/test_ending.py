@@ -175,11 +175,45 @@ def test_the_configuration_hangs_under_a_running_agent(place: Place) -> None:
 
 @pytest.mark.needs("root", "fuse")
 def test_the_configuration_hangs_at_the_start(place: Place) -> None:
+    """SIGTERM cannot end a process that hangs here and is the first of its pod: the process ends by itself."""
     place.dead(place.config)
     agent = place.agent()
-    threading.Event().wait(1.0)  # it does not log before it has its configuration
-    agent.process.terminate()
-    assert agent.process.wait(END_S) == -signal.SIGTERM
+    agent.until(f"{place.config}: cannot be read: no answer within 10 s")
+    assert agent.process.wait(END_S) == 2
+
+
+HANGING_MAIN_THREAD = "threading.Event().wait()"
+UNENDING_TASK = """\
+while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass"""
+
+
+@pytest.mark.parametrize("part", [HANGING_MAIN_THREAD, UNENDING_TASK])
+def test_a_part_that_does_not_end_is_named_and_the_process_ends(part: str) -> None:
+    """The order of the end needs the main thread and each task. Without them the process is ended."""
+    program = f"""\
+import asyncio, logging, signal, threading
+from nodeagent.ending import end_at
+async def main():
+    logging.basicConfig()
+    end_at([signal.SIGTERM])
+    logging.warning("ready")
+    {part}
+asyncio.run(main())
+"""
+    command = [*DEFAULT_SIGNALS, sys.executable, "-c", program]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            assert "ready" in process.stderr.readline()
+            process.terminate()
+            assert process.wait(END_S) == 0
+            assert "Stopped, although a part of the process hangs" in process.stderr.read()
+        finally:
+            process.kill()
 
 
 @pytest.mark.needs("root", "fuse")

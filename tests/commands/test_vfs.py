@@ -34,6 +34,7 @@ from nodeagent.kube import podresources_pb2 as pb
 from nodeagent.sim.machine import Machine
 from nodeagent.sources import pci_source
 from tests.support import drawn_trees
+from tests.support.dead_files import dead
 from tests.support.namespaces import NamespaceThread
 
 FIRST, SECOND = "0000:18:00.0", "0000:9a:00.0"
@@ -248,6 +249,51 @@ def test_a_capture_is_not_written(root: Path) -> None:
 def test_a_root_without_a_machine_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SysfsError, match="has no /sys"):
         apply.apply(config(entry(1)), tmp_path)
+
+
+# Files that hang: the agent's pod starts after this command. The simulated kernel reads the file too, and creates no VF
+# while it hangs; a change of an MTU needs no reaction.
+
+
+@pytest.mark.needs("root", "fuse")
+@pytest.mark.parametrize("name", ["sriov_numvfs", "sriov_totalvfs"])
+def test_a_pf_whose_driver_does_not_answer_is_named_and_the_others_get_their_vfs(
+    root: Path, name: str
+) -> None:
+    with dead((root / f"sys/bus/pci/devices/{FIRST}/{name}").resolve()):
+        outcome = apply.apply(config(entry(8), entry(4, SECOND, mtu=4000)), root)
+    assert not outcome.good
+    assert states(outcome) == {FIRST: "failed", SECOND: "changed"}
+    assert "no answer of the driver" in of(outcome).reasons[0]
+    assert of(outcome, SECOND).changes == ("mtu 9000 → 4000",)
+    assert any(f"{FIRST}/{name}" in sentence for sentence in outcome.unreadable)
+    assert not any("enable SR-IOV" in note for note in outcome.notes)
+
+
+@pytest.mark.needs("root", "fuse")
+def test_a_pf_with_a_vf_that_hangs_is_not_changed(root: Path) -> None:
+    """The scan cannot show the VF, so a pod that holds it would not be asked for."""
+    before = files(root / "sys/bus/pci/devices" / FIRST)
+    with dead((root / f"sys/bus/pci/devices/{FIRST}/virtfn2/class").resolve()):
+        outcome = apply.apply(config(entry(8), entry(4, SECOND, mtu=4000)), root)
+    assert states(outcome) == {FIRST: "failed", SECOND: "changed"}
+    assert files(root / "sys/bus/pci/devices" / FIRST) == before
+
+
+@pytest.mark.needs("root", "fuse")
+def test_a_write_that_hangs_ends_the_work_on_its_pf_alone(root: Path) -> None:
+    with dead(root / "sys/bus/pci/drivers/mlx5_core/unbind"):
+        wanted = config(entry(4, driver="vfio-pci"), entry(4, SECOND, mtu=4000))
+        outcome = apply.apply(wanted, root, step_s=1.0)
+    assert states(outcome) == {FIRST: "failed", SECOND: "changed"}
+    assert of(outcome).reasons == ("vfs: no answer within 1 s (in /sys/bus/pci/drivers/mlx5_core/unbind)",)
+
+
+@pytest.mark.needs("root", "fuse")
+def test_an_empty_section_reads_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with dead(root / "sys"):
+        assert main(["vfs", "apply", "--root", str(root)]) == 0
+    assert "the section vfs is empty" in capsys.readouterr().out
 
 
 # VFs in use

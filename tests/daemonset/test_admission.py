@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster import device_marks, min_links_marks
+from nodeagent.cluster import device_marks, min_links_marks, startup_taint
 from nodeagent.fabric.hypernode import SOURCE_LABEL
 from nodeagent.kube.failure import ApiError
 from tests.daemonset.test_schemas import REPORT
@@ -454,6 +454,16 @@ def test_the_controller_marks_nodes_with_too_few_links(everything: list[Manifest
 @pytest.mark.parametrize("case", [*WRONG_FOR_ALL, *WRONG_FOR_THE_CONTROLLER])
 def test_the_controller_changes_nothing_else_of_a_node(case: str, everything: list[Manifest]) -> None:
     assert refusals(everything, patch(CONTROLLER, (WRONG_FOR_ALL | WRONG_FOR_THE_CONTROLLER)[case]))
+
+
+def test_the_controller_removes_the_start_up_taint_and_never_sets_it(everything: list[Manifest]) -> None:
+    for effect in ("NoSchedule", "NoExecute"):
+        taint = {"key": startup_taint.TAINT_KEY, "effect": effect}
+        setting = patch(CONTROLLER, lambda made, taint=taint: made["spec"]["taints"].append(taint))
+        removing = replace(setting, object=setting.old, old=setting.object)
+        assert refusals(everything, setting)
+        assert refusals(everything, removing) == []
+        assert refusals(everything, replace(removing, user=AGENT))
 
 
 def test_an_agent_does_not_remove_the_marks_of_the_controller(everything: list[Manifest]) -> None:

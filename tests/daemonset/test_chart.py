@@ -79,6 +79,10 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "controller": {"enabled": True, "fabric": text("overlays/marks/fabric.yaml")},
         "marks": {"enabled": True},
     },
+    "overlays/startup-taint": {
+        "controller": {"enabled": True, "fabric": text("overlays/startup-taint/fabric.yaml")},
+        "startupTaint": {"enabled": True},
+    },
     "overlays/prometheus-operator": {"controller": {"enabled": True}, "monitoring": {"enabled": True}},
     "overlays/node-pool": {
         "pools": {
@@ -206,7 +210,7 @@ def test_a_value_changes_its_field_and_nothing_else() -> None:
 
 
 def test_another_namespace_is_used_in_every_object() -> None:
-    on = ("controller", "nodeConditions", "marks")
+    on = ("controller", "nodeConditions", "marks", "startupTaint")
     manifests = render({one: {"enabled": True} for one in on}, "gpu-system")
     text = json.dumps(manifests)
     assert '"namespace": "nodeagent"' not in text

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from nodeagent.cluster import startup_taint
 from nodeagent.cluster.affected_devices import Offered
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.device_events import DeviceEvents
@@ -449,6 +450,73 @@ async def marks_at_work(server: ApiServer) -> None:
         await server.until(lambda: marks() == (True, True))
         server.put(nodelinks(FIRST[0], leaves(0)))
         await server.until(lambda: marks() == (False, False))
+
+
+# The start-up taint
+
+
+async def startup_taint_at_work(server: ApiServer) -> None:
+    """The controller removes the taint of a new Node. The fabric file is that of the overlay."""
+    held = named(built("overlays/startup-taint"), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
+    config = load_fabric(held, name="overlays/startup-taint")
+    place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
+    access = Access(server.url, token=server.token(CONTROLLER))
+    others = {"key": "example.com/gpu", "effect": "NoSchedule"}
+    taints = [others, {"key": startup_taint.TAINT_KEY, "effect": "NoSchedule"}]
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "new"}, "spec": {"taints": taints}})
+    async with running(Controller(config, access, place).run()):
+        await server.until(
+            lambda: any((seen.verb, seen.resource) == ("list", "pods") for seen in server.requests)
+        )
+        server.put(agent_pod("new"))
+        await server.until(lambda: (server.find("nodes", "new") or {})["spec"]["taints"] == [others])
+
+
+def agent_pod(node: str, *, ready: bool = True) -> dict[str, Any]:
+    """A pod of the DaemonSet, with the labels of the manifests."""
+    (daemonset,) = of_kind(built(), "DaemonSet")
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"nodeagent-{node}",
+            "namespace": "nodeagent",
+            "uid": f"u-{node}",
+            "labels": daemonset["spec"]["template"]["metadata"]["labels"],
+        },
+        "spec": {"nodeName": node},
+        "status": {"conditions": [{"type": "Ready", "status": "True" if ready else "False"}]},
+    }
+
+
+STARTUP_GRANTS = [("get", "", "nodes"), ("list", "", "pods"), ("watch", "", "pods")]
+
+
+async def test_the_start_up_taint_needs_exactly_the_rights_of_its_overlay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(startup_taint, "SETTLE_S", 0.01)
+    manifests = built("overlays/startup-taint")
+    admitted: list[Request] = []
+    async with asyncio.timeout(PATIENCE_S), cluster(manifests, admitted) as server:
+        await startup_taint_at_work(server)
+        assert not [seen for seen in server.requests if seen.status == 403]
+        asked = {granted(seen) for seen in server.requests}
+    assert asked >= set(STARTUP_GRANTS)
+    assert sorted(CONTROLLER_GRANTS + STARTUP_GRANTS) == allowed(manifests, CONTROLLER)
+    assert [(one, why) for one in admitted if (why := refusals(manifests, one))] == []
+
+
+@pytest.mark.parametrize("grant", STARTUP_GRANTS, ids="-".join)
+async def test_without_a_right_for_the_start_up_taint_the_controller_names_it(
+    grant: Grant, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup_taint, "SETTLE_S", 0.01)
+    manifests = built("overlays/startup-taint")
+    (found,) = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
+    caplog.set_level(logging.INFO)
+    async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
+        await missed(server, startup_taint_at_work(server), grant, caplog)
 
 
 MARKS_GRANTS = [("get", "", "nodes"), ("patch", "", "nodes/status")]

@@ -1,5 +1,5 @@
-"""What the examples do where a rule of another project decides it: the first policy that matches, a plugin that must be
-on, a rendezvous that all pods find, quota that is borrowed.
+"""The parts of the examples that a rule of another project decides: the first policy that matches, a plugin that
+must be on, a rendezvous that all pods find, quota that is borrowed.
 
 Each rule is written here from its owner's source or documentation, which the docstring names.
 """
@@ -195,7 +195,7 @@ def quantity(text: str | int) -> float:
 
 
 def requested(job: Manifest) -> dict[str, float]:
-    """What all pods of an MPIJob request together."""
+    """Return the requests of all pods of an MPIJob together."""
     total: dict[str, float] = {}
     for replica in job["spec"]["mpiReplicaSpecs"].values():
         for container in replica["template"]["spec"]["containers"]:
@@ -233,7 +233,7 @@ def test_the_mpijob_fits_only_with_what_its_queue_borrows() -> None:
 
 
 def test_the_two_jobs_of_the_kueue_example_do_not_fit_at_the_same_time() -> None:
-    """README.md says that the MPIJob waits while the other runs."""
+    """README.md: the MPIJob waits while the other runs."""
     queues = of_kind(objects("kueue"), "ClusterQueue")
     all_slices = sum(flavor(queue, "h100")["nvidia-dgx-h100/gpu-mem"]["nominalQuota"] for queue in queues)
     job = named("kueue", "Job", "pretrain")

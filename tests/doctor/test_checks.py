@@ -16,6 +16,7 @@ from nodeagent.doctor import (
     cluster_checks,
     configuration_checks,
     gpu_checks,
+    infiniband_checks,
     kubelet_checks,
     lldp_checks,
     machine_checks,
@@ -28,6 +29,8 @@ from nodeagent.doctor.finding import Finding
 from nodeagent.doctor.rbac import NEEDED_RIGHTS
 from nodeagent.health.explain import DeviceView
 from nodeagent.host.gpu_driver import GpuReading
+from nodeagent.host.umad import UmadReason
+from nodeagent.infiniband.asking import IbPortState
 from nodeagent.lldp.link_remarks import LinkSide
 from nodeagent.model import (
     Function,
@@ -41,6 +44,7 @@ from nodeagent.model import (
     Snapshot,
     State,
 )
+from nodeagent.sources.ib_ports import IbPort
 from nodeagent.sources.pci_source import PciFacts
 
 
@@ -102,6 +106,16 @@ def spec(path: str = "/etc/cdi/nvidia.yaml", **fields: object) -> runtime_checks
 
 def heard(name: str = "ens1") -> Neighbor:
     return Neighbor(name, Identifier("mac", "00:11"), Identifier("ifname", "swp1"), "leaf-1")
+
+
+IB = IbPort("ib0", "0000:18:00.0", "mlx5_0", 1, IbPortState(4, 5, 1, 1), "/dev/infiniband/umad0", 1, True)
+ASKING = config("infiniband: {query: auto}\n")
+
+
+def of_infiniband(failure: UmadReason | None = None, **fields: object) -> Iterable[Finding]:
+    failures = {} if failure is None else {IB.link: (failure, "/dev/infiniband/umad0: refused")}
+    port = replace(IB, **{"has_mads": False, **fields})  # type: ignore[arg-type]
+    return infiniband_checks.findings(infiniband_checks.InfinibandFacts((port,), failures), ASKING)
 
 
 MEMORY = config("resources: [{kind: gpu-mem}]\n")
@@ -191,6 +205,14 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
             lldp_checks.LldpFacts((), remarks=(Remark("ens1", "pfc_mismatch", "x"),)), DEFAULT
         ),
     ),
+    ("note ib_not_asked", infiniband_checks.findings(infiniband_checks.InfinibandFacts((IB,)), DEFAULT)),
+    ("fix ib_no_module", of_infiniband(umad=None)),
+    ("fix ib_no_smi", of_infiniband(umad=None, has_mads=True)),
+    ("fix ib_no_smi", of_infiniband(UmadReason.NO_SMI)),
+    ("fix ib_no_device", of_infiniband(UmadReason.NO_DEVICE)),
+    ("fix ib_device_cgroup", of_infiniband(UmadReason.CGROUP)),
+    ("fix ib_device_mode", of_infiniband(UmadReason.MODE)),
+    ("fix ib_device_fails", of_infiniband(UmadReason.FAILED)),
     ("warn lldp_two_speakers", lldp_checks.findings(lldp_checks.LldpFacts((MLX,), lldpd=True), TALKING)),
     (
         "fix driver_absent",

@@ -49,6 +49,14 @@ def test_a_counter_that_reads_zero_for_a_moment_adds_nothing(zeros: int) -> None
     assert penalty(bench) == 0
 
 
+def test_a_counter_that_reads_zero_after_a_reset_adds_nothing() -> None:
+    bench = up()
+    for at, storms in ((1002, 100), (1017, 2), (1032, 0), (1047, 2)):
+        bench.sample(S.DRIVER, at=at, pause_storm_errors=storms)
+        assert bench.health() == HEALTHY
+    assert bench.sample(S.DRIVER, at=1062, pause_storm_errors=3).reasons() == ["pause_storm"]
+
+
 def test_losses_after_a_reset_of_the_counter_count() -> None:
     bench = up().sample(S.LINK, at=1010, carrier=1, carrier_down=0)
     bench.sample(S.LINK, at=1020, carrier=1, carrier_down=1).sample(
@@ -73,6 +81,27 @@ def test_pcie_lanes_of_a_device_that_left_the_bus_clear_no_fault() -> None:
     for i in range(5, 20):
         bench.sample(S.PCIE, at=1000 + 10 * i, pcie_width=63, pcie_expected_width=16)
     assert bench.reasons() == ["pcie_width"]
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "every_s"),
+    [(S.PCIE, "pcie_width", 30), (S.MODES, "speed_mbps", 15), (S.RDMA, "roce_v2_gids", 60)],
+)
+def test_one_reading_withdraws_nothing_however_rarely_the_reader_reads(
+    source: S, name: str, every_s: int
+) -> None:
+    """A link that trains may show fewer lanes or a lower speed for a moment."""
+    sound = {"pcie_width": 16.0, "pcie_expected_width": 16.0, "rdma_port_active": 1.0, "roce_v2_gids": 2.0}
+    sound |= {"speed_mbps": 400_000.0}
+    low = {"pcie_width": 1.0, "speed_mbps": 10.0, "roce_v2_gids": 0.0}
+    bench = up()
+    for i in range(1, 6):
+        bench.take(source, {**sound, name: low[name]} if i == 3 else sound, at=1010 + every_s * i)
+        bench.wait(every_s - 1)
+        assert bench.health().allocatable
+    for i in range(6, 10):
+        bench.take(source, {**sound, name: low[name]}, at=1010 + every_s * i)
+    assert not bench.health().allocatable
 
 
 # --- counters of the PHY that come and go -------------------------------------------------------------------
@@ -188,6 +217,16 @@ def test_losses_spread_over_hours_without_samples_are_no_short_succession() -> N
     assert "flapping" not in bench.reasons()
     bench.sample(S.LINK, at=1011 + 4 * 3600, carrier=1, carrier_down=15)
     assert "flapping_daily" in bench.reasons(), "the losses of a gap are losses of the day"
+
+
+def test_a_source_that_hung_for_long_is_stale_as_early_as_before() -> None:
+    """Otherwise old values would count as known for hours after the reader hangs again."""
+    bench = up()
+    for i in range(1, 6):
+        bench.sample(S.LINK, at=1001 + 3 * i, carrier=1, carrier_down=10 + i)
+    assert "flapping_daily" in bench.reasons()
+    bench.wait(2000).sample(S.LINK, at=bench.now, carrier=1, carrier_down=15)
+    assert "flapping_daily" in bench.wait(4000).reasons(), "no reader has counted losses for an hour"
 
 
 def test_a_carrier_that_is_lost_within_the_settle_time_and_stays_lost_withdraws_at_once() -> None:

@@ -151,10 +151,11 @@ def test_a_short_loss_that_only_the_counter_shows_begins_the_windows_again() -> 
 # --- garbage ------------------------------------------------------------------------------------------------
 
 
-def test_registers_of_ones_raise_no_alarm() -> None:
+@pytest.mark.parametrize("ones", [ONES, float(2**32 - 1)])
+def test_registers_of_ones_raise_no_alarm(ones: float) -> None:
     """PCI reads return ones after the device has left the bus, and for a moment before."""
     bench = up().sample(S.DRIVER, at=1005, symbol_errors=3, pause_storm_errors=0, link_down_events=2)
-    bench.sample(S.DRIVER, at=1020, symbol_errors=ONES, pause_storm_errors=ONES, link_down_events=ONES)
+    bench.sample(S.DRIVER, at=1020, symbol_errors=ones, pause_storm_errors=ones, link_down_events=ones)
     bench.sample(S.DRIVER, at=1035, symbol_errors=4, pause_storm_errors=0, link_down_events=2)
     assert bench.health() == HEALTHY
     assert bench.engine.nics[bench.pfs[0].pci_address].figures(1035).implausible == 3

@@ -72,6 +72,28 @@ CASES = [
         {"rdma_port_active": 1, "roce_v2_gids": 2},
         counters=False,
     ),
+    Case("ib_disabled", S.RDMA, {"ib_physical_state": 3}, {"ib_physical_state": 5}, counters=False),
+    Case(
+        "ib_no_sm",
+        S.RDMA,
+        {"ib_state": 2, "ib_physical_state": 5},
+        {"ib_state": 4, "ib_physical_state": 5},
+        counters=False,
+    ),
+    Case(
+        "ib_armed",
+        S.RDMA,
+        {"ib_state": 3, "ib_physical_state": 5},
+        {"ib_state": 4, "ib_physical_state": 5},
+        counters=False,
+    ),
+    Case(
+        "ib_no_lid",
+        S.RDMA,
+        {"ib_state": 4, "ib_lid": 7, "ib_sm_lid": 0},
+        {"ib_state": 4, "ib_lid": 7, "ib_sm_lid": 1},
+        counters=False,
+    ),
     Case(
         "pcie_width",
         S.PCIE,

@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.host.packet import BURST, QUEUE, RATE, LldpSocket, PacketError, open_socket
+from nodeagent.host.packet import (
+    BURST,
+    QUEUE,
+    RATE,
+    LldpSocket,
+    PacketError,
+    QinqSocket,
+    open_qinq_socket,
+    open_socket,
+)
 from nodeagent.lldp.ethernet import GROUPS, build_frame
 from tests.support.namespaces import Netns, veth
 
@@ -130,6 +139,45 @@ async def test_a_tagged_frame_is_received_without_its_tag(wire, vlan, enslaved):
         sender.send(build_frame(GROUPS[0], SOURCE, PDU, (vlan,)))
         await received.until(lambda: len(received) >= 1)
         assert received == [build_frame(GROUPS[0], SOURCE, PDU)]
+
+
+def twice_tagged(outer: bytes, inner: bytes, number: int = 1) -> bytes:
+    frame = last(number)
+    return frame[:12] + outer + b"\0\7" + inner + b"\0\x64" + frame[12:]
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("outer", "inner"), [(b"\x88\xa8", b"\x81\0"), (b"\x81\0", b"\x81\0")], ids=["802.1ad", "802.1Q twice"]
+)
+async def test_a_frame_with_two_tags_is_received_without_the_outer_one(wire, outer, inner):
+    near, far = wire
+    received: list[tuple[str, bytes]] = []
+    with near.entered():
+        tagged = QinqSocket(open_qinq_socket(), lambda *frame: received.append(frame))
+    with contextlib.closing(tagged), receiving(near) as untagged, far.raw("b0") as sender:
+        ethertype = twice_tagged(outer, inner)[:20] + b"\x08\0" + bytes(40)
+        for frame in (ethertype, twice_tagged(outer, inner), last(2)):
+            sender.send(frame)
+        await untagged.until(lambda: last(2) in untagged)
+        async with asyncio.timeout(10):
+            while not received:
+                await asyncio.sleep(0.01)  # there is one event loop, and no other event
+        frame = last(1)
+        assert received == [("a0", frame[:12] + inner + b"\0\x64" + frame[12:])]
+        assert untagged == [last(2)]
+
+
+@needs_root
+async def test_a_port_of_a_bridge_receives_a_frame_with_two_tags(wire):
+    near, far = wire
+    near.ip("""link add br0 type bridge
+               link set br0 up
+               link set a0 master br0""")
+    with receiving(near, enslaved=True) as received, far.raw("b0") as sender:
+        sender.send(twice_tagged(b"\x88\xa8", b"\x81\0"))
+        await received.until(lambda: len(received) >= 1)
+        assert received[0][12:18] == b"\x81\0\0\x64\x88\xcc"
 
 
 @needs_root

@@ -149,3 +149,16 @@ async def test_a_rail_that_another_process_removed_ends_now_or_with_the_agent(tm
     await stored.save(RAILS, ("{}",), (OLD,), replace(UNREAD, revision=2))
     assert memory(tmp_path).content.numbering == {}
     assert stored.content.numbering == RAILS
+
+
+async def test_the_file_of_another_version_is_named_and_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await offered(tmp_path)
+    file = tmp_path / NAME
+    file.write_bytes(file.read_bytes().replace(b'"version":1', b'"version":2'))
+    (tmp_path / "checkpoint").touch()
+    stored = memory(tmp_path)
+    assert stored.content.entries == ()
+    assert stored.content.names_unknown
+    assert f"file={file} version=2" in caplog.text

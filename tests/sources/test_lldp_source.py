@@ -394,6 +394,21 @@ async def test_a_link_receives_while_it_is_a_port_of_a_bridge_and_afterwards(wir
                 near.ip("link set swp1 nomaster")
 
 
+@pytest.mark.parametrize("enslaved", [False, True])
+async def test_a_switch_whose_frames_have_two_vlan_tags_is_the_neighbor(wire, enslaved):
+    near, far = wire
+    if enslaved:
+        near.ip("""link add br0 type bridge
+                   link set swp1 master br0""")
+    async with running(near, "swp*") as agent:
+        await has_socket(agent, "swp1")
+        frame = announce("leaf-1")
+        with far.raw("b0") as switch:
+            switch.send(frame[:12] + b"\x88\xa8\0\7\x81\0\0\x64" + frame[12:])
+            await agent.shows(("swp1", "leaf-1", False))
+            assert agent.receiver.entries("swp1")[0].frames == 1, "it is received once"
+
+
 async def test_a_netdev_added_later_receives_only_if_it_is_selected(wire):
     near, far = wire
     async with running(near, "swp*") as agent:
@@ -501,11 +516,17 @@ async def test_a_link_with_only_own_frames_has_a_remark_while_they_arrive(wire):
         with far.raw("b0") as switch:
             ours = Lldpdu(ChassisId(7, b"node-7"), PortId(5, b"swp1"), 120, system_name="node-7")
             frame = build_frame(NEAREST_BRIDGE, b"\2\0\0\0\0\1", encode(ours))
-            switch.send(frame)
-            await agent.until(lambda: [f.key for f in agent.remarks] == [link_remarks.OWN_FRAMES])
-            await agent.until(lambda: [f.key for f in agent.remarks] == [link_remarks.NO_NEIGHBOR])
-            switch.send(frame)
-            await agent.until(lambda: [f.key for f in agent.remarks] == [link_remarks.OWN_FRAMES])
+
+            async def send_often() -> None:
+                while True:
+                    switch.send(frame)
+                    await asyncio.sleep(0.1)
+
+            for _ in range(2):
+                sending = asyncio.create_task(send_often())
+                await agent.until(lambda: [f.key for f in agent.remarks] == [link_remarks.OWN_FRAMES])
+                sending.cancel()
+                await agent.until(lambda: [f.key for f in agent.remarks] == [link_remarks.NO_NEIGHBOR])
 
 
 @needs_lldpd

@@ -82,6 +82,17 @@ class Habits:
     password: str | None = None
     hang: bool = False
     stays_open: bool = False
+    origin: str | None = None
+    """The origin that every path must have; ``None``: any."""
+    target: bool = False
+    """The prefix must have a target."""
+    types: tuple[int, ...] = (
+        pb.GetRequest.DataType.ALL,
+        pb.GetRequest.DataType.STATE,
+        pb.GetRequest.DataType.OPERATIONAL,
+    )
+    keys: str | None = None
+    """The key that an entry of a list must have in a path. Without it the answer is empty."""
     raw: bytes | None = None
     asked: list[tuple[str, int]] = field(default_factory=list)
 
@@ -121,6 +132,9 @@ class Server:
 
     async def _get(self, request: pb.GetRequest, context: Any) -> pb.GetResponse:
         await self._admit("get", request.encoding, context)
+        await self._check_paths(request.prefix, request.path, context)
+        if request.type not in self.habits.types:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unsupported request type")
         return pb.GetResponse(notification=list(self._notifications(request.path, request.encoding)))
 
     async def _subscribe(
@@ -129,6 +143,7 @@ class Server:
         asked = (await anext(requests)).subscribe
         assert asked.mode == pb.SubscriptionList.Mode.ONCE
         await self._admit("subscribe", asked.encoding, context)
+        await self._check_paths(asked.prefix, [one.path for one in asked.subscription], context)
         if not self.habits.subscribe:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no ONCE here")
         for one in self._notifications([one.path for one in asked.subscription], asked.encoding):
@@ -148,6 +163,13 @@ class Server:
         if encoding not in habits.encodings:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "unsupported encoding")
 
+    async def _check_paths(self, prefix: pb.Path, paths: Sequence[pb.Path], context: Any) -> None:
+        habits = self.habits
+        if habits.target and not prefix.target:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Empty target data not supported yet")
+        if habits.origin is not None and any(path.origin != habits.origin for path in paths):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such origin")
+
     def _notifications(self, paths: Sequence[pb.Path], encoding: int) -> Any:
         habits = self.habits
         if habits.raw is not None:
@@ -158,6 +180,11 @@ class Server:
             )
             return
         for asked in paths:
+            if habits.keys and any(
+                one.name in LIST_KEYS and one.key.get(LIST_KEYS[one.name]) != habits.keys
+                for one in asked.elem
+            ):
+                continue
             for at, value in find(self.tree, [one.name for one in asked.elem], ()):
                 for deep, inner in cut(at, value, habits.cut):
                     yield pb.Notification(

@@ -13,10 +13,13 @@ import os
 import shutil
 import sysconfig
 import threading
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+UMAD2SIM = Path(f"/usr/lib/{os.uname().machine}-linux-gnu/umad2sim/libumad2sim.so")
+"""Debian's place for the library that gives a program a port of ibsim."""
 _CLONE_NEWNET = 0x4000_0000
 _MODULES = ("pynvml", "scapy", "kubernetes_validate", "cel_expr_python", "helm_python", "kubernetes")
 
@@ -32,6 +35,8 @@ def missing(tool: str) -> str | None:
         return None if os.access("/dev/fuse", os.R_OK | os.W_OK) else "/dev/fuse"
     if tool in _MODULES:
         return None if importlib.util.find_spec(tool) else f"the Python module {tool}"
+    if tool == "umad2sim":
+        return None if UMAD2SIM.exists() else f"{UMAD2SIM} (Debian: ibsim-utils)"
     return None if which(tool) else tool
 
 

@@ -51,6 +51,18 @@ EVERY_FORM = {
     "only Get": Habits(subscribe=False),
     "only Get, JSON": Habits(subscribe=False, encodings=(pb.Encoding.JSON,)),
     "stays open": Habits(stays_open=True),
+    # sonic-gnmi: no ONCE, a target in the prefix, an origin in each path, no type but ALL
+    "SONiC": Habits(
+        subscribe=False,
+        origin="openconfig",
+        target=True,
+        types=(pb.GetRequest.DataType.ALL,),
+        encodings=(pb.Encoding.JSON_IETF,),
+    ),
+    "no origin": Habits(origin=""),
+    "only Get without origin": Habits(subscribe=False, origin="", encodings=(pb.Encoding.JSON,)),
+    "an answer only for [name=*]": Habits(keys="*"),
+    "an answer to Get only for [name=*]": Habits(subscribe=False, keys="*"),
 }
 
 
@@ -149,6 +161,32 @@ async def test_a_subscription_of_too_many_bytes_is_an_error(monkeypatch: pytest.
     async with Server(tree("leaf1", {"Ethernet1": many}), Habits(cut=99)) as server, asyncio.timeout(60):
         with pytest.raises(SwitchError, match="more than 4000 bytes"):
             await plain(server.port).read("127.0.0.1", SECRET)
+
+
+async def test_a_switch_without_neighbors_is_named_and_its_last_neighbors_stay(tmp_path: Path, caplog):
+    made = planner()
+    empty = tree("leaf1", {"Ethernet1": []})
+    settings = SwitchesSettings(
+        credentials=str(tmp_path),
+        addresses=(SwitchAddress(switch="leaf1", address="127.0.0.1"),),
+        upwards=False,
+        management_ports=("Management*",),
+    )
+    async with Server(TREE) as server, asyncio.timeout(60):
+        poller = SwitchPoller(settings, plain(server.port), made, lambda: None)
+        await poller.poll_once()
+        assert poller.reads == {"ok": 1}
+        server.tree = empty
+        for _ in range(2):
+            await poller.poll_once()
+        assert poller.reads == {"ok": 1, "no-neighbors": 2}
+        assert poller.states["read"] == 1
+        assert "reports no LLDP neighbors, though others receive its frames" in poller.errors["leaf1"]
+        assert caplog.text.count("leaf1") == 1, "one line for a transition"
+        assert made.inputs.switch_uplinks == {"leaf1": ("spine1", "spine2")}
+        server.tree = TREE
+        await poller.poll_once()
+        assert not poller.errors
 
 
 async def test_a_switch_without_a_supported_method_or_without_an_answer_is_an_error():

@@ -30,6 +30,7 @@ from nodeagent.model import Devices
 from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.netns import Netns
+from nodeagent.sim.simulated_subnet import SimulatedSubnet, one_leaf_for_each
 from nodeagent.sim.simulated_switches import SwitchesError, rails, sending
 
 START_S = 30.0
@@ -123,6 +124,13 @@ class NodeShow(DemoSteps):
         }
         if not names:
             return
+        if umads := self._umads():
+            self.step("The switches of the InfiniBand ports (`nodeagent neighbors`)")
+            one_leaf_for_each(stack.enter_context(SimulatedSubnet()), umads)
+            with self._config.open("a") as config:
+                config.write("infiniband: {query: auto}\n")
+            self.say(*(await self._nodeagent("neighbors")).splitlines(), "")
+            return
         self.step("The LLDP neighbors (`nodeagent neighbors`)")
         try:
             self._node = await stack.enter_async_context(sending(rails(names)))
@@ -132,6 +140,14 @@ class NodeShow(DemoSteps):
         with self._config.open("a") as config:
             config.write(f"links: {{select: {{netdevs: [{', '.join(names.values())}]}}}}\n")
         self.say(*(await self._nodeagent("neighbors", "--wait", "5")).splitlines(), "")
+
+    def _umads(self) -> list[Path]:
+        """The places of the umad devices of the InfiniBand NICs."""
+        return [
+            self._root / "dev/infiniband" / f"umad{pf.rdma.mad}"
+            for pf in self._machine.pfs
+            if pf.rdma is not None and pf.nic is not None and pf.nic.link_type == "infiniband"
+        ]
 
     async def _nodeagent(self, *arguments: str) -> str:
         """The output of a verb that runs in the agent's namespace."""

@@ -36,6 +36,9 @@ def add_neighbors(add: Add) -> None:
 
 def _neighbors(options: argparse.Namespace) -> int:
     from nodeagent.commands.neighbors import neighbor_listing
+    from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
+    from nodeagent.host.sysfs import Tree
+    from nodeagent.sources.machine_access import is_recorded
 
     config = load(options.config)
     log_to_stderr("warning")
@@ -50,10 +53,12 @@ def _neighbors(options: argparse.Namespace) -> int:
 
     async def once() -> None:
         wait_s = neighbor_listing.WAIT_S if options.wait is None else options.wait
-        listing = await neighbor_listing.read_once(
-            wanted, settings, options.root, wait_s, lambda line: print(line, file=sys.stderr, flush=True)
-        )
-        print(render(listing))
+        listing = neighbor_listing.NeighborListing((), ())
+        if not is_recorded(Tree(options.root)) or wanted.netdevs:  # its links are not netdevs of this host
+            listing = await neighbor_listing.read_once(
+                wanted, settings, options.root, wait_s, lambda line: print(line, file=sys.stderr, flush=True)
+            )
+        print(render(await with_infiniband(listing, config.infiniband, options.root)))
 
     asyncio.run(watch() if options.watch else once())
     return GOOD

@@ -51,8 +51,9 @@ class AgedNeighbor:
 @dataclass(frozen=True, slots=True)
 class LinkRow:
     """One link. ``state`` is ``live``, ``stale``, ``unheard`` (carrier, but no frame yet), ``silent`` (no frame for
-    longer than a switch waits: a remark has the reason), ``down`` (no carrier), ``away`` (the netdev is gone) or
-    ``deaf`` (no socket: ``error`` has the reason).
+    longer than a switch waits: a remark has the reason), ``down`` (no carrier), ``away`` (the netdev is gone),
+    ``deaf`` (no socket: ``error`` has the reason; InfiniBand: a remark has it) or ``unasked`` (an InfiniBand link
+    that may not ask).
     """
 
     link: str

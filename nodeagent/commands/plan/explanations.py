@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nodeagent.commands.plan.preview import Preview
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
-from nodeagent.fabric.reports import CompactReport, shown
+from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
 from nodeagent.plain_text import columns, one_line
 
 _DERIVED = {
@@ -57,7 +57,7 @@ def _node(preview: Preview, node: str) -> Iterator[str]:
         yield "It is published there."
     yield from _votes(preview, node, name)
     for anomaly in plan.outcome.anomalies:
-        if anomaly.node == node:
+        if anomaly.node == node or node in anomaly.nodes:
             yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
     yield from _links(preview, node)
 
@@ -77,8 +77,8 @@ def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
         goes = "1 link goes" if votes == 1 else f"{votes} links go"
         yield f"{goes} to the switches around {group.anchor} ({name or 'a group without nodes'})."
     expired = sum(
-        not key and slot.neighbor is not None
-        for key, slot in zip(pattern.keys, pattern.nodes[node].shape, strict=True)
+        bool(pattern.nodes[node].stale >> i & 1) and not key and slot.neighbor is not None
+        for i, (key, slot) in enumerate(zip(pattern.keys, pattern.nodes[node].shape, strict=True))
     )
     if without := pattern.links_without_neighbor - expired:
         has = "1 link has" if without == 1 else f"{without} links have"
@@ -101,7 +101,8 @@ def _links(preview: Preview, node: str) -> Iterator[str]:
         group = "" if home is None else plan.names.names.get(home, home.anchor)
         state = _freshness(report, i) if key else ""
         if not key and slot.neighbor is not None:
-            key, state = shown(slot.neighbor.name or slot.neighbor.chassis), "expired, not counted"
+            key = shown(slot.neighbor.name or slot.neighbor.chassis)
+            state = _not_counted(preview, slot.neighbor)
         rows.append(
             (
                 shown(slot.link),
@@ -119,7 +120,7 @@ def _links(preview: Preview, node: str) -> Iterator[str]:
 def _switch(preview: Preview, key: str) -> Iterator[str]:
     plan = preview.plan
     votes, cabling = plan.votes, plan.cabling
-    group = votes.graph.of[key]
+    group = votes.graph.of.get(key)
     home = cabling.home(key)
     name = None if home is None else plan.names.names.get(home)
     yield f"The switch {key} belongs to {name or 'no HyperNode'}."
@@ -128,11 +129,15 @@ def _switch(preview: Preview, key: str) -> Iterator[str]:
     for current, of in sorted(votes.names.renamed.items()):
         if of == key:
             yield f"Its name is {current} now; the chassis ID is the same."
-    if home is not group:
+    if group is not None and home is not group:
         yield "Its own group has no nodes; it belongs to the group of most nodes that are cabled to it."
-    rail = cabling.rail.get(key)
-    yield (f"It serves rail {shown(rail)}." if rail else "It serves no rail: its links are of several rails.")
-    for other in group.leaves:
+    rails = cabling.served(key)
+    yield (
+        f"It serves rail {shown(rails[0])}."
+        if len(rails) == 1
+        else f"It serves the rails {', '.join(map(shown, rails))}."
+    )
+    for other in () if group is None else group.leaves:
         if other != key:
             yield f"With {other}: {_common_nodes(preview, key, other)}."
     for anomaly in plan.outcome.anomalies:
@@ -154,7 +159,14 @@ def _common_nodes(preview: Preview, leaf: str, other: str) -> str:
     joined = "joined" if 2 * both >= either else "joined through other switches"
     if not both:
         joined = "joined by the topology file or through other switches"
-    return f"{both} of the {either} nodes with a link to either have links to both, {joined}"
+    return f"{both} of the {either} nodes that decide have links to both, {joined}"
+
+
+def _not_counted(preview: Preview, neighbor: SwitchAnnouncement) -> str:
+    votes = preview.plan.votes
+    if neighbor in votes.peers.of:
+        return "a node, not counted"
+    return "ambiguous, not counted" if neighbor in votes.names.ambiguous else "expired, not counted"
 
 
 def _hypernode(preview: Preview, name: str) -> Iterator[str]:

@@ -90,7 +90,7 @@ def _on_bus(root: Path) -> frozenset[str]:
     from nodeagent.host.sysfs import Tree
     from nodeagent.sources import pci_source
 
-    return frozenset(gpu.pci_address for gpu in pci_source.scan(Tree(root)).gpus)
+    return frozenset(gpu.pci_address for gpu in pci_source.scan_once(Tree(root)).gpus)
 
 
 class RememberedError(Exception):

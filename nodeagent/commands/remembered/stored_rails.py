@@ -134,7 +134,7 @@ def _rows(config: Config, root: Path, content: RailsFile) -> list[RailRow]:
     from nodeagent.sources.nic_identity import ethernet_mac
 
     tree = Tree(root)
-    facts = pci_source.scan(tree)
+    facts = pci_source.scan_once(tree)
     macs = {link.pci_address: link.mac for link in facts.links} if is_recorded(tree) else permanent_macs()
     nics = {address: ethernet_mac(macs.get(address)) for address in nics_of(facts.functions, ())}
     in_force: dict[str, list[str]] = {}

@@ -56,7 +56,7 @@ def fetch(config: Config, config_file: Path | None, root: Path) -> AgentView:
 async def once(agent: AgentView, wait_s: float) -> AsyncIterator[MachineView]:
     """Yield the view; with ``wait_s`` after that time, or as soon as every link with carrier has a neighbor."""
     assert agent.view is not None
-    waits = wait_s > 0 and discovery.receives_lldp(agent.config, Tree(agent.root))
+    waits = wait_s > 0 and discovery.finds_neighbors(agent.config, Tree(agent.root))
     end = asyncio.get_running_loop().time() + wait_s
     view = agent.view
     while waits and asyncio.get_running_loop().time() < end and without_neighbor(agent.config, view.snapshot):

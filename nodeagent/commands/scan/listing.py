@@ -31,7 +31,7 @@ async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineV
     """Scan once. With ``wait_s``, receive LLDP for that time, or until every link with carrier has a neighbor."""
     rails = discovery.open_rails(config, root)
     async with _scanning(config, root, rails) as inventory:
-        if wait_s > 0 and discovery.receives_lldp(config, Tree(root)):
+        if wait_s > 0 and discovery.finds_neighbors(config, Tree(root)):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     while without_neighbor(config, inventory.snapshot):
@@ -46,6 +46,13 @@ def without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
     with Netdevs() as netdevs:
         links = select(config.links.select, netdevs.read(), snapshot.functions)
     up = {link.name for link in links if link.netdev.carrier}
+    if discovery.asks_infiniband(config.infiniband):
+        ports = {
+            function.pci_address for function in snapshot.functions if function.link_type == "infiniband"
+        }
+        known = {remark.link for remark in snapshot.remarks}  # such as a peer that does not answer
+        active = {link.netdev for link in snapshot.links if link.carrier and link.pci_address in ports}
+        up |= active - known
     return up - {neighbor.link for neighbor in snapshot.neighbors}
 
 

@@ -7,60 +7,200 @@ that is refused or fails does not stop the others. ``wanted`` derives the target
 
 A PF with the default route is not changed, and neither is a PF without an SR-IOV capability. On a simulated machine
 only settings in files are applied; a note lists those that only a kernel has. A capture is not changed.
+
+The agent's pod starts only when ``apply`` has ended, as its init container. So nothing here waits without a limit: a
+file that does not answer is left out of the scan, and its PF is not changed; a step that hangs ends the work on its PF
+alone. With an empty section ``apply`` reads nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from nodeagent.agent_config import Config
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.commands.vfs.provision_pf import PfProvisioning, VfInUseError, until
 from nodeagent.commands.vfs.results import PfResult, PfState, VfResult, VfsResult, as_json, as_table
-from nodeagent.commands.vfs.vf_users import VfUsers
+from nodeagent.commands.vfs.vf_users import PodHolders, VfUsers
 from nodeagent.commands.vfs.wanted import wanted
 from nodeagent.host.sriov import BUS, SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree, is_live
 from nodeagent.kinds.hardware_selection import selected_pf
 from nodeagent.kinds.resource_settings import VfsEntry
-from nodeagent.model import Function
+from nodeagent.model import Function, Link
 from nodeagent.sources import pci_source
+from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.pci_source import PciFacts
 
 __all__ = ["PfResult", "PfState", "VfResult", "VfsResult", "apply", "as_json", "as_table", "show"]
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 WAIT_S = 10.0
 """VFs appear during the write to ``sriov_numvfs``, but their driver may be loaded later, and udev renames their
 netdevs after that."""
+STEP_S = 300.0
+"""For one write or one question to the kernel. A driver takes seconds for each VF that it creates."""
 MARKER = "/.nodeagent/machine.yaml"
 
 
-def apply(config: Config, root: Path, *, force: bool = False, wait_s: float = WAIT_S) -> VfsResult:
+def apply(
+    config: Config, root: Path, *, force: bool = False, wait_s: float = WAIT_S, step_s: float = STEP_S
+) -> VfsResult:
     """Make the machine match the configuration. ``force``: a VF whose users are unknown counts as unused.
 
     Raises ``SysfsError`` without a machine, ``SriovError`` for a capture."""
+    if not config.vfs:
+        return VfsResult(notes=("the section vfs is empty: nothing was read or changed",))
     tree = Tree(root)
     if "kind: captured" in (tree.text(MARKER) or "").splitlines():
         raise SriovError(
             f"{root} is a capture and is not written; `nodeagent vfs show` shows the differences"
         )
-    with _netlink(tree) as netlink:
-        users = VfUsers(tree, netlink, wait_s=wait_s, force=force)
-        result = _provision_all(config, tree, netlink, users, wait_s, dry=False)
-        late = _wait_for_vfs(tree, result, wait_s)
-        return _with_current_facts(tree, netlink, result, late)
+    return asyncio.run(_Run(config, tree, wait_s, step_s, force=force, dry=False).result())
 
 
 def show(config: Config, root: Path) -> VfsResult:
-    tree = Tree(root)
-    with _netlink(tree) as netlink:
-        result = _provision_all(config, tree, netlink, VfUsers(tree, netlink), 0.0, dry=True)
-        return _with_current_facts(tree, netlink, result, ())
+    return asyncio.run(_Run(config, Tree(root), 0.0, STEP_S, force=False, dry=True).result())
+
+
+class _Run:
+    """One run over all PFs."""
+
+    def __init__(
+        self, config: Config, tree: Tree, wait_s: float, step_s: float, *, force: bool, dry: bool
+    ) -> None:
+        self._config, self._tree, self._wait_s, self._step_s = config, tree, wait_s, step_s
+        self._force, self._dry = force, dry
+        self._scans = BoundedScan("vfs", tree)
+        self._holders = PodHolders(tree, wait_s)
+
+    async def result(self) -> VfsResult:
+        facts = await self._scan()
+        links = {link.pci_address: link for link in facts.links}
+        hanging = pci_source.hanging_devices(self._tree, facts.links)
+        capable = [
+            pf
+            for pf in facts.functions
+            if pf.parent is None and (pf.total_vfs is not None or pf.pci_address in hanging)
+        ]
+        pfs = [await self._processed(pf, links.get(pf.pci_address), facts) for pf in capable]
+        late: tuple[str, ...] = ()
+        if not self._dry:
+            late = await self._bounded(partial(_wait_for_vfs, self._tree, pfs, self._wait_s), _sentence)
+        problem = self._holders.problem
+        notes = (
+            *_unselected(self._config.vfs, facts, hanging),
+            *((problem,) if problem and self._force else ()),
+            *late,
+        )
+        return await self._with_current_facts(pfs, notes)
+
+    async def _scan(self) -> PciFacts:
+        return await self._scans.run(pci_source.scan, self._tree)
+
+    async def _bounded(self, work: Callable[[], T], otherwise: Callable[[Unanswered], T]) -> T:
+        """Do the work in a thread; if a step of it hangs, abandon the thread."""
+        try:
+            return await BoundedCalls("vfs", self._step_s, alone=False).run(work)
+        except Unanswered as error:
+            return otherwise(error)
+
+    async def _processed(self, pf: Function, link: Link | None, facts: PciFacts) -> PfResult:
+        result = PfResult(pf, link.mtu if link else None, PfState.FREE)
+        if wanted(self._config.vfs, pf) is None:
+            return result
+        if link is not None and link.default_route:
+            reason = f"{link.netdev} carries the default route; its VFs are never offered"
+            return replace(result, state=PfState.LEFT, reasons=(reason,))
+        if hanging := self._hanging(pf, facts):
+            reason = f"{', '.join(hanging)}: no answer of the driver, so nothing of this PF is changed"
+            return self._logged(replace(result, state=PfState.FAILED, reasons=(reason,)))
+        vfs = tuple(function for function in facts.functions if function.parent == pf.pci_address)
+        return self._logged(
+            await self._bounded(
+                partial(self._provision, result, link, vfs),
+                lambda error: replace(result, state=PfState.FAILED, reasons=(str(error),)),
+            )
+        )
+
+    def _hanging(self, pf: Function, facts: PciFacts) -> list[str]:
+        """The devices of this PF of which a file hangs: the facts may lack a VF that a pod holds."""
+        devices = pci_source.hanging_devices(self._tree, facts.links)
+        return sorted(
+            address
+            for address in devices
+            if pf.pci_address in (address, self._tree.link(f"{BUS}/devices/{address}/physfn"))
+        )
+
+    def _provision(self, result: PfResult, link: Link | None, vfs: tuple[Function, ...]) -> PfResult:
+        """Bring one PF to its target state. Blocks."""
+        pf = result.function
+        want = wanted(self._config.vfs, pf)
+        assert want is not None
+        with _netlink(self._tree) as netlink:
+            users = VfUsers(self._tree, netlink, self._holders, force=self._force)
+            work = PfProvisioning(self._tree, netlink, users, pf, link, vfs, want, self._wait_s, self._dry)
+            state, reasons = PfState.UNCHANGED, tuple[str, ...]()
+            try:
+                work.run()
+            except VfInUseError as error:
+                state, reasons = PfState.REFUSED, error.reasons
+            except (SriovError, SysfsError) as error:
+                state, reasons = PfState.FAILED, (str(error),)
+        changes, left = work.changes.sentences(), tuple(work.left)
+        if changes and state is PfState.UNCHANGED:
+            state = PfState.DIFFERS if self._dry else PfState.CHANGED
+        elif left and state is PfState.UNCHANGED:
+            state = PfState.HELD
+        return replace(result, state=state, changes=changes, left=left, reasons=(*reasons, *work.notes))
+
+    def _logged(self, result: PfResult) -> PfResult:
+        if result.state is not PfState.UNCHANGED and not self._dry:
+            what = "; ".join((*result.changes, *result.left, *result.reasons))
+            address = result.function.pci_address
+            log.info("PF processed. pci_address=%s outcome=%s what=%r", address, result.state, what)
+        return result
+
+    async def _with_current_facts(self, pfs: Iterable[PfResult], notes: tuple[str, ...]) -> VfsResult:
+        """The results with the functions as they are now."""
+        facts = await self._scan()
+        now = {function.pci_address: function for function in facts.functions}
+        mtu = {link.pci_address: link.mtu for link in facts.links}
+        current = []
+        for pf in pfs:
+            function = now.get(pf.function.pci_address, pf.function)
+            vfs = [vf for vf in facts.functions if vf.parent == function.pci_address]
+            settings = None
+            if vfs:
+                settings = await self._bounded(partial(_settings, self._tree, function), lambda _: None)
+            current.append(
+                replace(
+                    pf,
+                    function=function,
+                    mtu=mtu.get(function.pci_address),
+                    vfs=tuple(
+                        VfResult(
+                            vf, settings.get(vf.vf_index) if settings and vf.vf_index is not None else None
+                        )
+                        for vf in sorted(vfs, key=lambda vf: (vf.vf_index is None, vf.vf_index))
+                    ),
+                )
+            )
+        return VfsResult(tuple(current), notes, facts.unreadable)
+
+
+def _sentence(error: Unanswered) -> tuple[str, ...]:
+    return (str(error),)
 
 
 @contextmanager
@@ -72,47 +212,12 @@ def _netlink(tree: Tree) -> Iterator[VfNetlink | None]:
         yield netlink
 
 
-def _provision_all(
-    config: Config, tree: Tree, netlink: VfNetlink | None, users: VfUsers, wait_s: float, *, dry: bool
-) -> VfsResult:
-    facts = pci_source.scan(tree)
-    link_of = {link.pci_address: link for link in facts.links}
-
-    def provision(pf: Function) -> PfResult:
-        link = link_of.get(pf.pci_address)
-        result = PfResult(pf, link.mtu if link else None, PfState.FREE)
-        want = wanted(config.vfs, pf)
-        if want is None:
-            return result
-        if link is not None and link.default_route:
-            reason = f"{link.netdev} carries the default route; its VFs are never offered"
-            return replace(result, state=PfState.LEFT, reasons=(reason,))
-        vfs = tuple(function for function in facts.functions if function.parent == pf.pci_address)
-        work = PfProvisioning(tree, netlink, users, pf, link, vfs, want, wait_s, dry)
-        state, reasons = PfState.UNCHANGED, tuple[str, ...]()
-        try:
-            work.run()
-        except VfInUseError as error:
-            state, reasons = PfState.REFUSED, error.reasons
-        except (SriovError, SysfsError) as error:
-            state, reasons = PfState.FAILED, (str(error),)
-        changes, left = work.changes.sentences(), tuple(work.left)
-        if changes and state is PfState.UNCHANGED:
-            state = PfState.DIFFERS if dry else PfState.CHANGED
-        elif left and state is PfState.UNCHANGED:
-            state = PfState.HELD
-        if state is not PfState.UNCHANGED and not dry:
-            what = "; ".join((*changes, *left, *reasons))
-            log.info("PF processed. pci_address=%s outcome=%s what=%r", pf.pci_address, state, what)
-        return replace(result, state=state, changes=changes, left=left, reasons=(*reasons, *work.notes))
-
-    pfs = [provision(pf) for pf in facts.functions if pf.parent is None and pf.total_vfs is not None]
-    notes = (users.problem,) if users.problem and users.force else ()
-    return VfsResult(tuple(pfs), (*_unselected(config.vfs, facts), *notes))
-
-
-def _unselected(entries: Sequence[VfsEntry], facts: PciFacts) -> Iterator[str]:
-    pfs = [function for function in facts.functions if function.parent is None]
+def _unselected(entries: Sequence[VfsEntry], facts: PciFacts, hanging: Collection[str]) -> Iterator[str]:
+    pfs = [
+        function
+        for function in facts.functions
+        if function.parent is None and function.pci_address not in hanging
+    ]
     for i, entry in enumerate(entries):
         selected = [pf for pf in pfs if selected_pf(entry.select, pf)]
         if not any(pf.total_vfs is not None for pf in selected):
@@ -125,9 +230,9 @@ def _unselected(entries: Sequence[VfsEntry], facts: PciFacts) -> Iterator[str]:
                 )
 
 
-def _wait_for_vfs(tree: Tree, result: VfsResult, wait_s: float) -> tuple[str, ...]:
+def _wait_for_vfs(tree: Tree, pfs: Iterable[PfResult], wait_s: float) -> tuple[str, ...]:
     """Wait for drivers and netdevs of the VFs of changed PFs. Returns a sentence for each missing one."""
-    addresses = [pf.function.pci_address for pf in result.pfs if pf.state is PfState.CHANGED]
+    addresses = [pf.function.pci_address for pf in pfs if pf.state is PfState.CHANGED]
 
     def late() -> tuple[str, ...]:
         return tuple(sentence for address in addresses for sentence in _late(tree, address))
@@ -156,37 +261,12 @@ def _late(tree: Tree, pf: str) -> Iterator[str]:
                 yield f"{tree.link(f'{folder}/{name}')} has no netdev yet"
 
 
-def _with_current_facts(
-    tree: Tree, netlink: VfNetlink | None, result: VfsResult, late: Iterable[str]
-) -> VfsResult:
-    """The result with the functions as they are now."""
-    facts = pci_source.scan(tree)
-    now = {function.pci_address: function for function in facts.functions}
-    mtu = {link.pci_address: link.mtu for link in facts.links}
-    pfs = []
-    for pf in result.pfs:
-        function = now.get(pf.function.pci_address, pf.function)
-        vfs = [vf for vf in facts.functions if vf.parent == function.pci_address]
-        settings = _settings(netlink, function) if vfs else None
-        pfs.append(
-            replace(
-                pf,
-                function=function,
-                mtu=mtu.get(function.pci_address),
-                vfs=tuple(
-                    VfResult(vf, settings.get(vf.vf_index) if settings and vf.vf_index is not None else None)
-                    for vf in sorted(vfs, key=lambda vf: (vf.vf_index is None, vf.vf_index))
-                ),
-            )
-        )
-    return VfsResult(tuple(pfs), (*result.notes, *late), facts.unreadable)
-
-
-def _settings(netlink: VfNetlink | None, pf: Function) -> dict[int, VfSettings] | None:
-    if netlink is None or pf.netdev is None:
-        return None
-    try:
-        return netlink.vfs(pf.netdev)
-    except (SriovError, SysfsError) as error:
-        log.warning("VF settings cannot be read. pci_address=%s reason=%r", pf.pci_address, str(error))
-        return None
+def _settings(tree: Tree, pf: Function) -> dict[int, VfSettings] | None:
+    with _netlink(tree) as netlink:
+        if netlink is None or pf.netdev is None:
+            return None
+        try:
+            return netlink.vfs(pf.netdev)
+        except (SriovError, SysfsError) as error:
+            log.warning("VF settings cannot be read. pci_address=%s reason=%r", pf.pci_address, str(error))
+            return None

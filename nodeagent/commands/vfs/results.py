@@ -90,7 +90,7 @@ def _pf_rows(result: VfsResult) -> Iterable[Sequence[str]]:
             _or_dash(function.netdev),
             function.pci_address,
             _or_dash(function.driver),
-            f"{_or_dash(function.num_vfs)}/{function.total_vfs}",
+            f"{_or_dash(function.num_vfs)}/{_or_dash(function.total_vfs)}",
             _or_dash(pf.mtu),
             pf.state,
         )

@@ -26,37 +26,24 @@ POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
 _IFF_UP = 1
 
 
-class VfUsers:
-    """Reads the kubelet's holdings once, and only if a VF that exists would be removed or changed.
+class PodHolders:
+    """The VFs that pods hold, read from the kubelet once, and only if a VF that exists would be removed or changed.
 
-    ``wait_s``: how long to wait for a kubelet that restarts. ``force``: a VF whose users are unknown counts as unused;
-    a VF with a known user never does.
+    ``wait_s``: how long to wait for a kubelet that restarts.
     """
 
-    def __init__(
-        self, tree: Tree, netlink: VfNetlink | None, *, wait_s: float = 0.0, force: bool = False
-    ) -> None:
-        self._tree, self._netlink, self._wait_s, self.force = tree, netlink, wait_s, force
+    def __init__(self, tree: Tree, wait_s: float = 0.0) -> None:
+        self._tree, self._wait_s = tree, wait_s
         self._holders: dict[str, str] | None = None
         self.problem: str | None = None
         """Why the pods that hold VFs are unknown; known after the first question."""
 
-    def of(self, vf: Function) -> tuple[str, ...]:
-        """Sentences that begin with a verb; empty if no user is known. Raises ``SriovError`` and ``SysfsError`` if
-        the machine cannot be read."""
-        return (*self.holders(vf), *(self._host(vf.netdev) if vf.netdev else ()))
-
-    def holders(self, vf: Function) -> tuple[str, ...]:
-        """As ``of``, without the host's own use."""
-        return (*self._pod(vf), *self._namespace(vf), *self._program(vf))
-
-    def _pod(self, vf: Function) -> list[str]:
+    def of(self, vf: Function) -> str | None:
         if self._holders is None:
-            self._holders = self._read_holders()
-        holder = self._holders.get(vf.pci_address)
-        return [holder] if holder else []
+            self._holders = self._read()
+        return self._holders.get(vf.pci_address)
 
-    def _read_holders(self) -> dict[str, str]:
+    def _read(self) -> dict[str, str]:
         from nodeagent.kubelet import holdings
 
         socket = self._tree.path(POD_RESOURCES)
@@ -73,6 +60,34 @@ class VfUsers:
             for holding in held
             for device in holding.device_ids
         }
+
+
+class VfUsers:
+    """The users of VFs. ``force``: a VF whose users are unknown counts as unused; a VF with a known user never does."""
+
+    def __init__(
+        self, tree: Tree, netlink: VfNetlink | None, holders: PodHolders | None = None, *, force: bool = False
+    ) -> None:
+        self._tree, self._netlink, self.force = tree, netlink, force
+        self._holders = holders or PodHolders(tree)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the pods that hold VFs are unknown; known after the first question."""
+        return self._holders.problem
+
+    def of(self, vf: Function) -> tuple[str, ...]:
+        """Sentences that begin with a verb; empty if no user is known. Raises ``SriovError`` and ``SysfsError`` if
+        the machine cannot be read."""
+        return (*self.holders(vf), *(self._host(vf.netdev) if vf.netdev else ()))
+
+    def holders(self, vf: Function) -> tuple[str, ...]:
+        """As ``of``, without the host's own use."""
+        return (*self._pod(vf), *self._namespace(vf), *self._program(vf))
+
+    def _pod(self, vf: Function) -> list[str]:
+        holder = self._holders.of(vf)
+        return [holder] if holder else []
 
     def _namespace(self, vf: Function) -> list[str]:
         folder = f"{BUS}/devices/{vf.pci_address}"

@@ -33,7 +33,7 @@ from nodeagent.sim.machine.blueprint import Model, NicPart, load
 from nodeagent.sim.machine.files import MachineFiles
 from nodeagent.sim.machine.gpu_faults import GpuActions, GpuDriver
 from nodeagent.sim.machine.kernel import Kernel, MachineError, refuse
-from nodeagent.sim.machine.state import VFIO, Device, SimulatedNetdev
+from nodeagent.sim.machine.state import VFIO, Device, SimulatedNetdev, SubnetPort
 
 log = logging.getLogger(__name__)
 
@@ -223,6 +223,23 @@ class Machine(GpuActions):
         """Add or remove the GIDs of the RDMA port."""
         device = self.nic(nic)
         device.hardware.gids = there
+        self._measured(device)
+
+    def set_subnet(
+        self,
+        nic: int | str,
+        *,
+        state: str = "4: ACTIVE",
+        lid: int = 1,
+        sm_lid: int = 1,
+        disabled: bool = False,
+    ) -> None:
+        """Set what the subnet manager gives an InfiniBand port; ``2: INIT`` with zeros is a port without one."""
+        device = self.nic(nic)
+        if device.rdma is None:
+            refuse(f"{device.address} has no RDMA device")
+        device.rdma.port = SubnetPort(state, lid, sm_lid)
+        device.rdma.disabled = disabled
         self._measured(device)
 
     def _measure(self, nic: int | str, name: str, value: float) -> None:

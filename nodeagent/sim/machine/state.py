@@ -60,14 +60,37 @@ class SimulatedNetdev:
 
 
 @dataclass(slots=True)
+class SubnetPort:
+    """The values that a subnet manager gives an InfiniBand port whose link is up, in the notation of sysfs."""
+
+    state: str = "4: ACTIVE"
+    lid: int = 1
+    sm_lid: int = 1
+
+
+@dataclass(slots=True)
 class SimulatedRdma:
-    """``mad`` is the number of both ``umad`` and ``issm``."""
+    """``mad`` is the number of both ``umad`` and ``issm``. ``disabled``: a subnet manager has disabled the port."""
 
     name: str
     number: int
     verbs: int
     mad: int
     here: bool = True
+    port: SubnetPort = field(default_factory=SubnetPort)
+    disabled: bool = False
+
+    def port_files(self, *, active: bool, infiniband: bool) -> dict[str, str]:
+        """The files of port 1 that follow its link."""
+        up = active and not self.disabled
+        port = self.port if up and infiniband else SubnetPort(lid=0, sm_lid=0)
+        dark = "2: Polling" if infiniband and not self.disabled else "3: Disabled"
+        return {
+            "state": port.state if up else "1: DOWN",
+            "phys_state": "5: LinkUp" if up else dark,
+            "lid": f"0x{port.lid:x}",
+            "sm_lid": f"0x{port.sm_lid:x}",
+        }
 
 
 @dataclass(slots=True, eq=False)

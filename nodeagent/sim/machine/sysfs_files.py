@@ -235,10 +235,9 @@ def rdma(device: Device, mine: SimulatedRdma, model: Model) -> dict[str, Entry]:
     say("hca_type", f"MT{int(device.device, 16)}")
     entries[f"{folder}/device"] = Symlink(device.folder)
     say("ports/1/link_layer", "InfiniBand" if infiniband else "Ethernet")
-    say("ports/1/state", "4: ACTIVE" if active else "1: DOWN")
-    say("ports/1/phys_state", "5: LinkUp" if active else "3: Disabled")
+    for name, text in mine.port_files(active=active, infiniband=infiniband).items():
+        say(f"ports/1/{name}", text)
     say("ports/1/rate", _RATES.get(device.speed_mbps, f"{device.speed_mbps / 1000:g} Gb/sec"))
-    say("ports/1/lid", "0x1" if infiniband and active else "0x0")
     counted = device.hardware.rdma
     octets_of = {"port_rcv_data": "rdma_rx_bytes", "port_xmit_data": "rdma_tx_bytes"}
     for name in _PORT_COUNTERS:

@@ -1,0 +1,111 @@
+"""The texts of cabling anomalies, and the rails of a leaf group that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from nodeagent.fabric.groups import CablingPattern, SwitchGroup
+from nodeagent.fabric.outcome import Anomaly, AnomalyKind
+from nodeagent.fabric.reports import shown
+
+LinkPlace = tuple[CablingPattern, int]
+"""A pattern, and the position of a link in its shape."""
+NAMES_MAX = 5
+"""A text names at most this number of nodes or switches."""
+
+
+class GroupRails:
+    """The rails of a group. ``switch`` is the switch of each rail, of the group or a shared one, with this number of
+    ``links`` of the rail; ``order`` are all rails in order.
+
+    ``built`` are the rails with a neighbor at three of four nodes or more.
+    """
+
+    def __init__(self, switch: dict[str, str], links: dict[str, int], built: frozenset[str]) -> None:
+        self.switch = switch
+        self.links = links
+        self.built = built
+        self.order = sorted(switch, key=rail_order)
+
+
+def foreign_leaf(node: str, pattern: CablingPattern, i: int, home: SwitchGroup, rails: GroupRails) -> Anomaly:
+    slot, key = pattern.shape[i], pattern.keys[i]
+    link = shown(slot.link)
+    message = (
+        f"{link} of {node} is cabled to {key}, a switch of another leaf group ({home.anchor}): move this cable to "
+        f"{rails.switch.get(slot.rail, 'a switch of its own group')}, or the node's other cables to that group"
+    )
+    return Anomaly(AnomalyKind.FOREIGN_LEAF, node, link, key, message)
+
+
+def rail_shift(nodes: Sequence[str], steps: int, rails: GroupRails) -> Anomaly:
+    """All cables of these nodes are shifted by this number of rails."""
+    count = len(rails.order)
+    start = 0 if steps > 0 else -steps
+    rail, other = rails.order[start], rails.order[(start + steps) % count]
+    many = f"{len(nodes)} nodes ({names_of(nodes)})" if len(nodes) > 1 else nodes[0]
+    by = "one rail" if abs(steps) == 1 else f"{abs(steps)} rails"
+    message = (
+        f"the cables of {many} are shifted by {by}: rail {shown(rail)} is cabled to {rails.switch[other]}, the switch "
+        f"of rail {shown(other)}, and so on; move each cable to the switch of its own rail, rail {shown(rail)} to "
+        f"{rails.switch[rail]}"
+    )
+    several = tuple(nodes) if len(nodes) > 1 else ()
+    return Anomaly(AnomalyKind.RAIL_SHIFT, nodes[0], "", rails.switch[other], message, several)
+
+
+def no_leaves(group: SwitchGroup) -> Anomaly:
+    nodes = sorted(node for pattern in group.voters for node in pattern.nodes)
+    message = (
+        f"{len(group.leaves)} switches ({names_of(group.leaves)}) have no leaf groups: each shares a part of its nodes "
+        "with the next one, as in a ring or a chain, so all of them are one group; define other groups in the "
+        "topology file"
+    )
+    return Anomaly(AnomalyKind.NO_LEAVES, "", "", group.anchor, message, tuple(nodes))
+
+
+def node_to_node(one: str, other: str, ends: Sequence[tuple[str, str]]) -> Iterator[Anomaly]:
+    """The cables between two nodes. Each is reported by one of its ends, or by both."""
+    links = {node: sorted(shown(link) for at, link in ends if at == node) for node in (one, other)}
+    first, second = sorted((one, other), key=lambda node: (-len(links[node]), node))
+    for i, link in enumerate(links[first]):
+        end = f" ({links[second][i]})" if i < len(links[second]) else ""
+        message = (
+            f"{link} of {first} is cabled to the node {second}{end}: a node is no switch, so this cable counts for no "
+            "group; move both ends to the switches of their rails"
+        )
+        yield Anomaly(AnomalyKind.NODE_TO_NODE, first, link, "", message, (first, second))
+
+
+def rail_order(rail: str) -> tuple[bool, int, str]:
+    """The order of rails: numbers first."""
+    return not rail.isdecimal(), len(rail), rail
+
+
+def names_of(names: Sequence[str]) -> str:
+    return ", ".join(shown(name) for name in names[:NAMES_MAX]) + (", …" if len(names) > NAMES_MAX else "")
+
+
+def rails_text(rails: Iterable[str], except_for: str) -> str:
+    others = [shown(rail) for rail in rails if rail != except_for]
+    return f"rail {others[0]}" if len(others) == 1 else f"the rails {', '.join(others)}" if others else ""
+
+
+def shared_ports(leaf: str, places: Iterable[LinkPlace]) -> Iterator[Anomaly]:
+    """Switch ports that several nodes report at present."""
+    claims: dict[str, list[tuple[str, str]]] = {}
+    for pattern, i in places:
+        for node, report in pattern.nodes.items():
+            if not report.stale >> i & 1:
+                claims.setdefault(report.ports[i], []).append((node, pattern.shape[i].link))
+    for port, claimants in sorted(claims.items()):
+        nodes = sorted({node for node, _ in claimants})
+        if len(nodes) < 2:
+            continue
+        for node, link in sorted(claimants):
+            others = ", ".join(other for other in nodes if other != node)
+            message = (
+                f"{node} and {shown(others)} report the same port {shown(port)} of {leaf}: a device between them "
+                "forwards LLDP, or two switches share a name"
+            )
+            yield Anomaly(AnomalyKind.SHARED_PORT, node, shown(link), leaf, message)

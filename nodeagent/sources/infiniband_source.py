@@ -1,0 +1,226 @@
+"""The InfiniBand source: ask the peer of each port who it is, and publish the answers as neighbors.
+
+Ports are read at start, after every hint and every ``POLL_S``, because the kernel announces no change of a LID.
+``nodeagent.infiniband.asking`` decides when a port asks. All ports that are due ask at once, each in a thread with a
+time limit: a device that hangs delays the others by this limit and does not stop them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from nodeagent.bounded_calls import BoundedCalls, Unanswered, enter
+from nodeagent.host.sysfs import Tree
+from nodeagent.host.umad import REMEDIES, NoAnswerError, UmadError, UmadPort, UmadReason
+from nodeagent.infiniband import smp
+from nodeagent.infiniband.asking import AskingPace, IbPortState, PortAsking
+from nodeagent.infiniband.node_names import NameMap, NameMapError, parse_name_map
+from nodeagent.infiniband.peer import AskedPort, Peer, neighbors_of, remarks_of, with_description
+from nodeagent.infiniband.smp import Attribute, SmpError
+from nodeagent.model import Function, Link, Neighbor, Remark
+from nodeagent.regular_file import read_regular
+from nodeagent.sources.bounded_scan import BoundedScan
+from nodeagent.sources.ib_ports import IbPort, read_ib_ports
+from nodeagent.sources.scan_hints import ScanHint, forward
+
+log = logging.getLogger(__name__)
+
+POLL_S = 10.0
+ASK_S = 2.0
+"""For opening a device, and for each question: far more than the timeout of the kernel."""
+NAMES_S = 60.0
+PACE = AskingPace()
+
+IbPublish = Callable[[tuple[Neighbor, ...], tuple[Remark, ...]], object]
+
+
+async def watch(
+    tree: Tree,
+    functions: Callable[[], tuple[Function, ...]],
+    links: Callable[[], tuple[Link, ...]],
+    hints: Iterable[ScanHint],
+    publish: IbPublish,
+    *,
+    recorded: bool = False,
+    node_names: Path | None = None,
+    pace: AskingPace = PACE,
+    poll_s: float = POLL_S,
+) -> None:
+    """Publish neighbors and remarks until cancelled.
+
+    ``functions`` and ``links`` return the last known facts; their change should be one of the hints. ``recorded``: the
+    machine is a captured or simulated one.
+    """
+    source = InfinibandSource(tree, publish, recorded=recorded, node_names=node_names, pace=pace)
+    woken = asyncio.Event()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for hint in hints:
+                group.create_task(forward(hint, woken))
+            while True:
+                woken.clear()
+                wait_s = await source.look(functions(), links())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(wait_s, poll_s)):
+                        await woken.wait()
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+class InfinibandSource:
+    """The ports of one machine with what is known of their peers. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        publish: IbPublish,
+        *,
+        recorded: bool = False,
+        node_names: Path | None = None,
+        pace: AskingPace = PACE,
+        again: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._tree, self._publish, self._recorded, self._pace = tree, publish, recorded, pace
+        self._reads = BoundedScan("infiniband", tree, again)
+        self._names = _NodeNames(node_names)
+        self._ports: dict[tuple[str, int], _WatchedPort] = {}
+        self._published: tuple[tuple[Neighbor, ...], tuple[Remark, ...]] | None = None
+
+    async def look(self, functions: tuple[Function, ...], links: tuple[Link, ...]) -> float:
+        """Read the ports, ask where a question is due, and publish. Return the seconds until the next question."""
+        now = asyncio.get_running_loop().time
+        await self._names.refresh(now())
+        read = await self._reads.run(read_ib_ports, self._tree, functions, links)
+        present = {(port.pci_address, port.number): port for port in read}
+        known = {function.pci_address for function in functions}
+        self._ports = {key: watched for key, watched in self._ports.items() if key[0] in known}
+        for key, port in present.items():
+            watched = self._ports.get(key)
+            if watched is None:
+                watched = self._ports[key] = _WatchedPort(port, self._pace, recorded=self._recorded)
+            watched.port = port
+            watched.asking.observe(port.state, now())
+        for key in self._ports.keys() - present.keys():
+            self._ports[key].asking.observe(IbPortState(), now())
+        due = [watched for watched in self._ports.values() if watched.asking.due(now())]
+        await asyncio.gather(*(watched.ask(self._tree) for watched in due))
+        self._publish_change()
+        dues = (
+            watched.asking.due_at for watched in self._ports.values() if watched.asking.due_at is not None
+        )
+        return max(0.0, min(dues, default=float("inf")) - now())
+
+    def ports(self) -> tuple[tuple[IbPort, AskedPort], ...]:
+        """The ports with what is known of their peers."""
+        return tuple((watched.port, watched.view()) for watched in self._ports.values())
+
+    def _publish_change(self) -> None:
+        ports = [view for _, view in self.ports()]
+        neighbors = neighbors_of(ports, self._names.names)
+        facts = (neighbors, remarks_of(ports, neighbors))
+        if facts != self._published:
+            self._published = facts
+            self._publish(*facts)
+
+
+class _WatchedPort:
+    def __init__(self, port: IbPort, pace: AskingPace, *, recorded: bool) -> None:
+        self.port = port
+        self.asking = PortAsking(pace)
+        self._recorded = recorded
+        self._peer: Peer | None = None
+        self._error: str | None = None
+        self._calls: dict[str, BoundedCalls] = {}
+
+    def view(self) -> AskedPort:
+        return AskedPort(self.port.link, self.asking.peer, self.port.state, self._peer, self._error)
+
+    async def ask(self, tree: Tree) -> None:
+        """Ask the peer once. A failure is part of the view, and logged when it is new."""
+        port = self.port
+        before = self._error
+        loop = asyncio.get_running_loop()
+        spread = random.random()  # noqa: S311 - it spreads load
+        try:
+            if port.umad is None:
+                raise _without_device(port)
+            calls = self._calls.setdefault(port.umad, BoundedCalls(port.umad, ASK_S))
+            peer = await calls.run(_ask_through, tree, port.umad, port.umad_port, self._recorded)
+        except (UmadError, Unanswered, SmpError) as error:
+            remedy = REMEDIES[error.reason] if isinstance(error, UmadError) else REMEDIES[UmadReason.FAILED]
+            self._error = f"the peer of {port.device} port {port.number} cannot be asked: {error}; {remedy}"
+            self.asking.postpone(loop.time(), spread)
+            if self._error != before:
+                log.warning("A port cannot ask its peer. link=%s reason=%r", port.link, self._error)
+            return
+        except NoAnswerError:
+            answered = False
+        else:
+            answered = True
+            self._peer = with_description(peer, self._peer)
+        self._error = None
+        self.asking.asked(loop.time(), spread, answered=answered)
+
+
+def _ask_through(tree: Tree, umad: str, port: int, recorded: bool) -> Peer:
+    """As ``ask_peer``. Resolving the path may block too."""
+    enter(umad)
+    return ask_peer(tree.path(umad), port, recorded)
+
+
+def ask_peer(umad: Path, port: int, recorded: bool) -> Peer:
+    """Ask the peer of a port both questions. Blocks. Raises ``UmadError``, ``NoAnswerError`` or ``SmpError``.
+
+    A missing answer to the second question leaves the description unknown.
+    """
+    transaction = random.getrandbits(31) << 1
+    with UmadPort.open(umad, recorded=recorded) as device:
+        info = smp.node_info(device.ask(smp.question(Attribute.NODE_INFO, port, transaction)))
+        try:
+            packet = device.ask(smp.question(Attribute.NODE_DESCRIPTION, port, transaction + 1))
+            return Peer(info, smp.node_description(packet))
+        except (NoAnswerError, SmpError):
+            return Peer(info)
+
+
+def _without_device(port: IbPort) -> UmadError:
+    if port.has_mads:
+        return UmadError(UmadReason.NO_SMI, "no issm device belongs to it")
+    return UmadError(UmadReason.NO_MODULE, "it has no umad device")
+
+
+class _NodeNames:
+    """The map of names. If it cannot be read, the last one stays in force, and the log has one warning."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.names: NameMap = {}
+        self._path = path
+        self._reads = BoundedCalls("infiniband node names", ASK_S)
+        self._text: bytes | None = None
+        self._due_at = float("-inf")
+        self._logged = ""
+
+    async def refresh(self, now: float) -> None:
+        if self._path is None or now < self._due_at:
+            return
+        self._due_at = now + NAMES_S
+        try:
+            self._text, self.names = await self._reads.run(_read_names, self._path, self._text, self.names)
+            self._logged = ""
+        except (OSError, NameMapError) as error:
+            reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            if reason != self._logged:
+                log.warning(
+                    "The names of InfiniBand nodes cannot be read. file=%s reason=%r", self._path, reason
+                )
+            self._logged = reason
+
+
+def _read_names(path: Path, before: bytes | None, names: NameMap) -> tuple[bytes, NameMap]:
+    text = read_regular(path)
+    return text, names if text == before else parse_name_map(text)
