@@ -18,7 +18,7 @@ from nodeagent.bounded_calls import BoundedCalls, Unanswered, enter
 from nodeagent.host.sysfs import Tree
 from nodeagent.host.umad import REMEDIES, NoAnswerError, UmadError, UmadPort, UmadReason
 from nodeagent.infiniband import smp
-from nodeagent.infiniband.asking import AskingPace, IbPortState, PortAsking
+from nodeagent.infiniband.asking import AskingPace, PortAsking
 from nodeagent.infiniband.node_names import NameMap, NameMapError, parse_name_map
 from nodeagent.infiniband.peer import AskedPort, Peer, neighbors_of, remarks_of, with_description
 from nodeagent.infiniband.smp import Attribute, SmpError
@@ -106,7 +106,7 @@ class InfinibandSource:
             watched.port = port
             watched.asking.observe(port.state, now())
         for key in self._ports.keys() - present.keys():
-            self._ports[key].asking.observe(IbPortState(), now())
+            self._ports[key].asking.remove()
         due = [watched for watched in self._ports.values() if watched.asking.due(now())]
         await asyncio.gather(*(watched.ask(self._tree) for watched in due))
         self._publish_change()

@@ -92,6 +92,20 @@ def test_a_rule_selects_a_switch_by_its_guid() -> None:
     assert switches(compute(reports, rules=rules)) == {"leaf-0"}
 
 
+def test_infiniband_ports_that_ask_nothing_do_not_hide_the_tree_of_ethernet() -> None:
+    """They are faster, and have rails."""
+    reports = []
+    for i in range(2):
+        compute_links = report(f"n{i}", None, None).links
+        infiniband = [replace(link, link_type="infiniband") for link in compute_links]
+        ethernet = replace(
+            report(f"n{i}", neighbor(0, i, "leaf-0", "mac")).links[0],
+            name="eno1", rail=None, fabric=None, speed_mbps=100_000,
+        )  # fmt: skip
+        reports.append(replace(report(f"n{i}"), links=(*infiniband, ethernet)))
+    assert switches(compute(reports, rules=RULES)) == {"leaf-0"}
+
+
 # The file for fabrics whose switches answer no node
 
 DISCOVERED = """\

@@ -213,7 +213,9 @@ async def test_a_hall_of_two_units_becomes_two_hypernodes(tmp_path: Path) -> Non
         stack.push_async_callback(server.stop)
         for node in nodes:
             server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name}})
-            server.put(node.report())
+            reported = node.report()
+            assert {link["linkType"] for link in reported["links"]} == {"infiniband"}
+            server.put(reported)
         units = [hosts()[:EACH], hosts()[EACH:]]
         async with running(server) as controller:
             await until(lambda: groups(server) == units)
