@@ -313,6 +313,7 @@ class Discovery:
                 self._keep_lldp_receiver,
                 self._node_name,
                 self._keep_lldpd_links,
+                self._tree.path(self._config.health.state_directory) if self._stores else None,
             )
 
     def _known_functions(self) -> tuple[Function, ...]:
