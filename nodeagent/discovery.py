@@ -27,7 +27,7 @@ from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.model import Function, Gpu, Neighbor, Remark
-from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
+from nodeagent.sources import cabling_plan, gpu_source, gpu_users, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
@@ -286,7 +286,8 @@ class Discovery:
         )
 
     def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
-        self._inventory.publish("gpus", gpus=gpus, unusable_gpus=self._gpu_facts.unusable)
+        facts = self._gpu_facts
+        self._inventory.publish("gpus", gpus=gpus, unusable_gpus=facts.unusable, gpu_driver=facts.version)
         self._health.take_gpus(gpus)
 
     async def _keep_gpus(self) -> None:
@@ -296,7 +297,9 @@ class Discovery:
     async def _watch_paths(self) -> None:
         while True:
             paths = await self._path_reads.run(host_paths.find, self._tree, self._config.cdi.directory)
-            self._inventory.publish("paths", paths=paths)
+            logs = self._config.gpu.accounting.pod_logs
+            support = await self._path_reads.run(gpu_users.limit_support, self._tree, logs)
+            self._inventory.publish("paths", paths=paths, limit_support=support)
             await asyncio.sleep(self._config.scan_seconds)
 
     async def _watch_lldp(self) -> None:
