@@ -41,7 +41,7 @@ def _neighbors(options: argparse.Namespace) -> int:
     from nodeagent.sources.machine_access import is_recorded
 
     config = load(options.config)
-    log_to_stderr("warning")
+    log_to_stderr(options.log_level or "warning")
     wanted, settings = config.links.select, config.lldp
     render = neighbor_listing.as_json if options.json else neighbor_listing.as_table
 
