@@ -27,7 +27,7 @@ from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.model import Function, Gpu, Neighbor, Remark
-from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
+from nodeagent.sources import cabling_plan, gpu_source, gpu_users, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
@@ -41,7 +41,9 @@ if TYPE_CHECKING:  # loaded after registration
     from nodeagent.measurements.reader_status import ReaderStatus
     from nodeagent.measurements.sample import Sample
     from nodeagent.sampling.sampler import Sampler
+    from nodeagent.sources.link_selection import SelectedLink
     from nodeagent.sources.lldp_receiver import LldpReceiver
+    from nodeagent.sources.neighbor_view import NeighborListing
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +151,7 @@ class Discovery:
         self._sampled = sampled
         self._sampler: Sampler | None = None
         self._lldp_receiver: LldpReceiver | None = None
+        self._lldpd_links: tuple[SelectedLink, ...] = ()
         if gpu_publisher is None:
             gpu_publisher = GpuPublisher(health_service(config), open_remembered_gpus(config.health, root))
         self._gpu_facts = gpu_publisher
@@ -184,6 +187,22 @@ class Discovery:
     def last_lldp(self) -> Mapping[str, float]:
         """Return the CLOCK_BOOTTIME of the latest LLDP frame, by netdev."""
         return self._lldp_receiver.last_received() if self._lldp_receiver is not None else {}
+
+    def neighbor_view(self) -> NeighborListing:
+        """Return the links with their neighbors, for ``nodeagent neighbors``."""
+        from nodeagent.sources import neighbor_view  # noqa: PLC0415
+
+        snapshot = self._inventory.snapshot
+        fault = next((entry.reason for entry in snapshot.stale_sources if entry.source == "lldp"), None)
+        if not receives_lldp(self._config, self._tree):
+            fault = neighbor_view.off_reason(self._config.lldp)
+        if self._lldp_receiver is not None:
+            listing = neighbor_view.of_receiver(self._lldp_receiver, fault)
+        else:
+            neighbors, remarks = self._neighbors.get("lldp", ((), ()))
+            listing = neighbor_view.of_lldpd(self._lldpd_links, neighbors, remarks, fault)
+        asks = asks_infiniband(self._config.infiniband)
+        return neighbor_view.with_infiniband_facts(listing, snapshot, asks=asks)
 
     def forget_nics(self, addresses: Iterable[str]) -> None:
         """Do not keep these PFs or VFs as missing, by PCI address."""
@@ -267,7 +286,8 @@ class Discovery:
         )
 
     def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
-        self._inventory.publish("gpus", gpus=gpus, unusable_gpus=self._gpu_facts.unusable)
+        facts = self._gpu_facts
+        self._inventory.publish("gpus", gpus=gpus, unusable_gpus=facts.unusable, gpu_driver=facts.version)
         self._health.take_gpus(gpus)
 
     async def _keep_gpus(self) -> None:
@@ -277,7 +297,9 @@ class Discovery:
     async def _watch_paths(self) -> None:
         while True:
             paths = await self._path_reads.run(host_paths.find, self._tree, self._config.cdi.directory)
-            self._inventory.publish("paths", paths=paths)
+            logs = self._config.gpu.accounting.pod_logs
+            support = await self._path_reads.run(gpu_users.limit_support, self._tree, logs)
+            self._inventory.publish("paths", paths=paths, limit_support=support)
             await asyncio.sleep(self._config.scan_seconds)
 
     async def _watch_lldp(self) -> None:
@@ -293,6 +315,7 @@ class Discovery:
                 partial(self._publish_neighbors, "lldp"),
                 self._keep_lldp_receiver,
                 self._node_name,
+                self._keep_lldpd_links,
             )
 
     def _known_functions(self) -> tuple[Function, ...]:
@@ -307,6 +330,9 @@ class Discovery:
 
     def _keep_lldp_receiver(self, receiver: LldpReceiver) -> None:
         self._lldp_receiver = receiver
+
+    def _keep_lldpd_links(self, links: tuple[SelectedLink, ...]) -> None:
+        self._lldpd_links = links
 
     async def _watch_infiniband(self) -> None:
         await self._after_registration()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
-from nodeagent.commands.neighbors.neighbor_listing import NeighborListing, as_table
+from nodeagent.commands.neighbors.neighbor_listing import as_table
 from nodeagent.host.sysfs import Tree
 from nodeagent.infiniband.asking import AskingPace
 from nodeagent.model import Neighbor, Remark
@@ -23,6 +23,7 @@ from nodeagent.sim.simulated_subnet import (
     SubnetNode,
 )
 from nodeagent.sources import infiniband_source
+from nodeagent.sources.neighbor_view import NeighborListing
 from nodeagent.sources.pci_source import scan
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.sources.source_settings import InfinibandSettings
@@ -151,6 +152,21 @@ async def test_a_new_lid_asks_again_and_an_equal_state_does_not(tmp_path: Path) 
         seen.look()
         await seen.until(lambda: seen.seen()["ibp0"][1] == "12")
         assert seen.questions_of(HCAS[1]) == 2
+
+
+async def test_another_subnet_manager_is_logged_and_asks_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "nodeagent.sources.infiniband_source")
+    async with watched(tmp_path / "m") as seen:
+        await seen.until(lambda: len(seen.neighbors) == 2)
+        seen.machine.set_subnet("ibp0", sm_lid=9)
+        seen.machine.set_subnet("ibp1", lid=9)  # a new LID asks, and shows that the source has looked
+        seen.subnet.cable((HCAS[1], 1), (LEAFS[1], 21))
+        seen.look()
+        await seen.until(lambda: seen.seen()["ibp1"][1] == "21")
+        assert "link=ibp0 lid=9 before=1" in caplog.text
+        assert seen.questions_of(HCAS[0]) == 2
 
 
 async def test_an_unresponsive_peer_is_asked_three_times_and_the_reason_is_in_words(tmp_path: Path) -> None:
