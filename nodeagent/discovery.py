@@ -193,16 +193,14 @@ class Discovery:
         from nodeagent.sources import neighbor_view  # noqa: PLC0415
 
         snapshot = self._inventory.snapshot
-        fault = next((entry.reason for entry in snapshot.stale_sources if entry.source == "lldp"), None)
-        if not receives_lldp(self._config, self._tree):
-            fault = neighbor_view.off_reason(self._config.lldp)
-        if self._lldp_receiver is not None:
-            listing = neighbor_view.of_receiver(self._lldp_receiver, fault)
-        else:
-            neighbors, remarks = self._neighbors.get("lldp", ((), ()))
-            listing = neighbor_view.of_lldpd(self._lldpd_links, neighbors, remarks, fault)
-        asks = asks_infiniband(self._config.infiniband)
-        return neighbor_view.with_infiniband_facts(listing, snapshot, asks=asks)
+        runs = receives_lldp(self._config, self._tree)
+        fault = neighbor_view.lldp_fault(snapshot, self._config.lldp, runs=runs)
+        lldpd = self._lldpd_links, *self._neighbors.get("lldp", ((), ()))
+        receiver, asks = self._lldp_receiver, asks_infiniband(self._config.infiniband)
+        view = (
+            neighbor_view.of_receiver(receiver, fault) if receiver else neighbor_view.of_lldpd(*lldpd, fault)
+        )
+        return neighbor_view.with_infiniband_facts(view, snapshot, asks=asks)
 
     def forget_nics(self, addresses: Iterable[str]) -> None:
         """Do not keep these PFs or VFs as missing, by PCI address."""
@@ -316,6 +314,7 @@ class Discovery:
                 self._keep_lldp_receiver,
                 self._node_name,
                 self._keep_lldpd_links,
+                self._tree.path(self._config.health.state_directory) if self._stores else None,
             )
 
     def _known_functions(self) -> tuple[Function, ...]:

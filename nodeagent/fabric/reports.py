@@ -150,15 +150,12 @@ class ReportReader:
         )
 
     def _announcement(self, links: NodeLinks, neighbor: LinkNeighbor) -> SwitchAnnouncement | None:
-        """``None`` for a frame from the node itself, such as its NIC's firmware or a representor, and for an InfiniBand
-        adapter: it is the end of a cable between two hosts.
+        """``None`` for a frame from the node itself, such as its NIC's firmware or a representor.
 
         The name does not decide: a switch may have the name of the node.
         """
         name = neighbor.system_name or ""
         chassis = neighbor.chassis_id
-        if chassis.subtype == ADAPTER_GUID:
-            return None
         if chassis.subtype == "mac" and any(chassis.value == link.mac for link in links.links):
             return None
         addresses = tuple(sorted(neighbor.management_addresses))

@@ -85,7 +85,7 @@ def _preview(options: argparse.Namespace) -> Preview:
     from nodeagent.commands.plan import objects, preview
     from nodeagent.fabric_file import read_fabric
 
-    log_to_stderr("warning")
+    log_to_stderr(options.log_level or "warning")
     config, topology = read_fabric(options.fabric)
     if options.source is None:
         from nodeagent.commands.plan import cluster_reading
