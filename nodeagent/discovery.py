@@ -193,9 +193,8 @@ class Discovery:
         from nodeagent.sources import neighbor_view  # noqa: PLC0415
 
         snapshot = self._inventory.snapshot
-        fault = next((entry.reason for entry in snapshot.stale_sources if entry.source == "lldp"), None)
-        if not receives_lldp(self._config, self._tree):
-            fault = neighbor_view.off_reason(self._config.lldp)
+        runs = receives_lldp(self._config, self._tree)
+        fault = neighbor_view.lldp_fault(snapshot, self._config.lldp, runs=runs)
         lldpd = self._lldpd_links, *self._neighbors.get("lldp", ((), ()))
         receiver, asks = self._lldp_receiver, asks_infiniband(self._config.infiniband)
         view = (

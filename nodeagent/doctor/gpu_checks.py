@@ -15,6 +15,7 @@ from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.enforcement import LIMITS_DRIVER
 from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.model import Gpu, GpuFunction
+from nodeagent.sources.gpu_users import limit_support
 from nodeagent.sources.host_paths import GPU_NODES
 
 TOPIC = Topic(
@@ -100,6 +101,7 @@ class GpuFacts:
     module: str | None = None
     nodes: tuple[str, ...] = ()
     cgroup2: bool | None = None
+    hidden_processes: str | None = None
     hung_s: float = 0.0
 
     @property
@@ -116,12 +118,14 @@ def read(target: Target) -> GpuFacts:
     tree = target.tree
     root, driver = str(tree.root), target.config.gpu.driver
     answer = read_driver(root, driver) if target.recorded else read_in_process(root, driver, target.timeout_s)
+    support = limit_support(tree, target.config.gpu.accounting.pod_logs)
     return GpuFacts(
         on_bus=_on_bus(tree),
         answer=answer,
         module=_text(tree, "/sys/module/nvidia/version"),
         nodes=tuple(node for node in GPU_NODES if tree.exists(node)),
-        cgroup2=None if target.recorded else tree.exists("/sys/fs/cgroup/cgroup.controllers"),
+        cgroup2=support.cgroup2,
+        hidden_processes=support.hidden_processes,
         hung_s=target.timeout_s,
     )
 

@@ -27,7 +27,7 @@ def missing_for_env(snapshot: Snapshot) -> str | None:
         return "the version of the GPU driver is not known"
     if int(major[0]) < LIMITS_DRIVER:
         return f"driver {snapshot.gpu_driver} is older than {LIMITS_DRIVER}"
-    return None if snapshot.limit_support.cgroup2 else "the host has no cgroup v2"
+    return "the host has no cgroup v2" if snapshot.limit_support.cgroup2 is False else None
 
 
 def missing(enforcement: Enforcement, snapshot: Snapshot) -> str | None:

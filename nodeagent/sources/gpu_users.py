@@ -18,6 +18,7 @@ from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import GpuUsage, LimitSupport, OutsideProcess, PodUse
 from nodeagent.plain_text import one_line
 from nodeagent.sources.cgroups import CgroupPlace, place_of
+from nodeagent.sources.machine_access import is_recorded
 
 HOST = "host"
 """Stands for processes outside of containers."""
@@ -127,11 +128,8 @@ def hidden_processes(tree: Tree, pod_logs: str) -> str | None:
 
 
 def limit_support(tree: Tree, pod_logs: str) -> LimitSupport:
-    """Return the parts of the host that limits of GPU memory need."""
-    try:
-        cgroup2 = tree.exists("/sys/fs/cgroup/cgroup.controllers")
-    except SysfsError:
-        cgroup2 = False
+    """Return the parts of the host that limits of GPU memory need. A captured machine has no file of its cgroups."""
+    cgroup2 = tree.exists("/sys/fs/cgroup/cgroup.controllers") or (None if is_recorded(tree) else False)
     return LimitSupport(cgroup2, hidden_processes(tree, pod_logs) or "")
 
 
