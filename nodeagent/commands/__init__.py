@@ -10,12 +10,14 @@ from collections.abc import Callable
 
 from nodeagent.commands import (
     capture,
+    completion,
     config,
     controller,
     demo,
     doctor,
     gpus,
     health,
+    man,
     neighbors,
     plan,
     remembered,
@@ -44,6 +46,8 @@ VERBS: dict[str, Callable[[Add], None]] = {
     "capture": capture.add,
     "controller": controller.add,
     "demo": demo.add,
+    "completion": completion.add,
+    "man": man.add,
 }
 """The function that declares each verb, in the order of the help. A test compares the names with the parser, and the
 functions with the modules."""

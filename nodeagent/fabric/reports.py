@@ -122,7 +122,7 @@ class ReportReader:
             elif state == "unused":
                 unused |= 1 << bit
             neighbor = link.neighbor
-            if neighbor is not None and not _is_host(macs, neighbor):
+            if neighbor is not None and not _is_own(macs, neighbor):
                 ports.append(pool(neighbor.port_id.value))
                 if neighbor.contested:
                     contested |= 1 << bit
@@ -196,14 +196,13 @@ def _announcement(neighbor: LinkNeighbor) -> SwitchAnnouncement:
     return SwitchAnnouncement(neighbor.system_name or "", f"{chassis.subtype}={chassis.value}", addresses)
 
 
-def _is_host(macs: Container[str | None], neighbor: LinkNeighbor) -> bool:
-    """The frame is from the node itself, such as its NIC's firmware or a representor, or the neighbor is an InfiniBand
-    adapter: the end of a cable between two hosts.
+def _is_own(macs: Container[str | None], neighbor: LinkNeighbor) -> bool:
+    """The frame is from the node itself, such as its NIC's firmware or a representor.
 
     The name does not decide: a switch may have the name of the node.
     """
     chassis = neighbor.chassis_id
-    return chassis.subtype == ADAPTER_GUID or (chassis.subtype == "mac" and chassis.value in macs)
+    return chassis.subtype == "mac" and chassis.value in macs
 
 
 def _unasked(link: NodeLink) -> bool:

@@ -50,7 +50,7 @@ def _neighbors(options: argparse.Namespace) -> int:
     from nodeagent.sources.neighbor_view import NeighborListing
 
     config = load(options.config)
-    log_to_stderr("warning")
+    log_to_stderr(options.log_level or "warning")
     found, source = (None, "") if options.listen else neighbor_listing.fetch(config, options.root)
     if found is not None:
         sentence = f"the agent at {source} answers"
@@ -81,9 +81,8 @@ def _neighbors(options: argparse.Namespace) -> int:
         else:
             wait_s = neighbor_listing.WAIT_S if options.wait is None else options.wait
             received = NeighborListing((), ())
-            if (
-                not is_recorded(Tree(options.root)) or wanted.netdevs
-            ):  # its links are not netdevs of this host
+            # The links of a recorded machine are not netdevs of this host.
+            if not is_recorded(Tree(options.root)) or wanted.netdevs:
                 received = await neighbor_listing.read_once(
                     wanted,
                     settings,

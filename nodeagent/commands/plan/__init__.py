@@ -88,7 +88,7 @@ def _preview(options: argparse.Namespace) -> Preview:
     from nodeagent.commands.plan import objects, preview
     from nodeagent.fabric_file import read_fabric
 
-    log_to_stderr("warning")
+    log_to_stderr(options.log_level or "warning")
     config, topology = read_fabric(options.fabric)
     read = preview.make_objects(config, topology)
     if options.source is None:
