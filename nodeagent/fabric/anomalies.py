@@ -27,6 +27,7 @@ from nodeagent.fabric.anomaly_texts import (
     rail_order,
     rail_shift,
     rails_text,
+    several_neighbors,
     shared_ports,
 )
 from nodeagent.fabric.desired_places import group_of
@@ -55,6 +56,9 @@ class CablingCheck:
         self._check_switches()
         for pattern in votes.patterns:
             self._check_pattern(pattern, names, placed)
+            for node, report in pattern.nodes.items():
+                if report.contested:
+                    self.anomalies += several_neighbors(node, report, pattern)
         for (group, steps), nodes in self._shifted.items():
             self.anomalies.append(rail_shift(sorted(nodes), steps, self._rails[group]))
         for group in votes.groups:

@@ -31,6 +31,7 @@ class AnomalyKind(StrEnum):
     AMBIGUOUS_SWITCH = "ambiguous-switch"
     REPLACED_SWITCH = "replaced-switch"
     SHARED_PORT = "shared-port"
+    SEVERAL_NEIGHBORS = "several-neighbors"
     OVERSIZED = "oversized"
     UNDECIDABLE = "undecidable"
 

@@ -54,14 +54,15 @@ Shape = tuple[LinkSlot, ...]
 
 
 class CompactReport:
-    """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale``, ``miscabled`` and ``unused`` is for
-    this link; ``unused``: the node expects no cable there.
+    """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale``, ``miscabled``, ``unused`` and
+    ``contested`` is for this link. ``unused``: the node expects no cable there. ``contested``: the link has a second
+    confirmed neighbor.
 
     ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up. ``macs`` are
     the MAC addresses of all links of the node, of other fabrics too: six octets each.
     """
 
-    __slots__ = ("incomplete", "macs", "miscabled", "ports", "shape", "stale", "unused", "up")
+    __slots__ = ("contested", "incomplete", "macs", "miscabled", "ports", "shape", "stale", "unused", "up")
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class CompactReport:
         stale: int,
         miscabled: int,
         unused: int,
+        contested: int,
         up: int,
         incomplete: bool,
         macs: bytes,
@@ -79,6 +81,7 @@ class CompactReport:
         self.stale = stale
         self.miscabled = miscabled
         self.unused = unused
+        self.contested = contested
         self.up = up
         self.incomplete = incomplete
         self.macs = macs
@@ -110,7 +113,7 @@ class ReportReader:
         pool = self._pool
         shape: list[LinkSlot] = []
         ports: list[str] = []
-        stale = miscabled = unused = up = 0
+        stale = miscabled = unused = contested = up = 0
         incomplete = False
         for link in self._of_fabric(links):
             bit = 1 << len(shape)
@@ -129,12 +132,14 @@ class ReportReader:
                 incomplete = incomplete or not is_down
             else:
                 ports.append(pool(link.neighbor.port_id.value))
+                if link.neighbor.contested:
+                    contested |= bit
                 if link.neighbor.stale:
                     stale |= bit
                     incomplete = incomplete or not is_down
         macs = b"".join(octets(link.mac) for link in links.links if link.mac is not None)
         return CompactReport(
-            pool(tuple(shape)), pool(tuple(ports)), stale, miscabled, unused, up, incomplete, macs
+            pool(tuple(shape)), pool(tuple(ports)), stale, miscabled, unused, contested, up, incomplete, macs
         )
 
     def _announcement(self, links: NodeLinks, neighbor: LinkNeighbor) -> SwitchAnnouncement | None:
