@@ -84,8 +84,8 @@ def several_neighbors(node: str, report: CompactReport, pattern: CablingPattern)
             link, key = shown(slot.link), pattern.keys[i]
             message = (
                 f"{link} of {node} receives LLDP from a second sender, beside {key or 'its neighbor'}, which was "
-                f"confirmed for longer and counts: find the sender with `nodeagent neighbors` on {node}; it may be a device "
-                "between the two, or a host that forges frames"
+                f"confirmed for longer and counts: find the sender with `nodeagent neighbors` on {node}; it may be a "
+                "device between the two, or a host that forges frames"
             )
             yield Anomaly(AnomalyKind.SEVERAL_NEIGHBORS, node, link, key, message)
 
