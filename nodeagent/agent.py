@@ -168,6 +168,7 @@ class Agent:
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,
                 machine_view=lambda: msgspec.json.encode(self.offering.view()),
+                neighbor_view=lambda: msgspec.json.encode(self.sources.neighbor_view()),
                 configuration_fault=lambda: self.file.fault if self.file is not None else "",
                 stuck_threads=gpu_source.stuck_threads,
                 cluster=self.deliveries,

@@ -41,7 +41,9 @@ if TYPE_CHECKING:  # loaded after registration
     from nodeagent.measurements.reader_status import ReaderStatus
     from nodeagent.measurements.sample import Sample
     from nodeagent.sampling.sampler import Sampler
+    from nodeagent.sources.link_selection import SelectedLink
     from nodeagent.sources.lldp_receiver import LldpReceiver
+    from nodeagent.sources.neighbor_view import NeighborListing
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +151,7 @@ class Discovery:
         self._sampled = sampled
         self._sampler: Sampler | None = None
         self._lldp_receiver: LldpReceiver | None = None
+        self._lldpd_links: tuple[SelectedLink, ...] = ()
         if gpu_publisher is None:
             gpu_publisher = GpuPublisher(health_service(config), open_remembered_gpus(config.health, root))
         self._gpu_facts = gpu_publisher
@@ -184,6 +187,22 @@ class Discovery:
     def last_lldp(self) -> Mapping[str, float]:
         """Return the CLOCK_BOOTTIME of the latest LLDP frame, by netdev."""
         return self._lldp_receiver.last_received() if self._lldp_receiver is not None else {}
+
+    def neighbor_view(self) -> NeighborListing:
+        """Return the links with their neighbors, for ``nodeagent neighbors``."""
+        from nodeagent.sources import neighbor_view  # noqa: PLC0415
+
+        snapshot = self._inventory.snapshot
+        fault = next((entry.reason for entry in snapshot.stale_sources if entry.source == "lldp"), None)
+        if not receives_lldp(self._config, self._tree):
+            fault = neighbor_view.off_reason(self._config.lldp)
+        if self._lldp_receiver is not None:
+            listing = neighbor_view.of_receiver(self._lldp_receiver, fault)
+        else:
+            neighbors, remarks = self._neighbors.get("lldp", ((), ()))
+            listing = neighbor_view.of_lldpd(self._lldpd_links, neighbors, remarks, fault)
+        asks = asks_infiniband(self._config.infiniband)
+        return neighbor_view.with_infiniband_facts(listing, snapshot, asks=asks)
 
     def forget_nics(self, addresses: Iterable[str]) -> None:
         """Do not keep these PFs or VFs as missing, by PCI address."""
@@ -293,6 +312,7 @@ class Discovery:
                 partial(self._publish_neighbors, "lldp"),
                 self._keep_lldp_receiver,
                 self._node_name,
+                self._keep_lldpd_links,
             )
 
     def _known_functions(self) -> tuple[Function, ...]:
@@ -307,6 +327,9 @@ class Discovery:
 
     def _keep_lldp_receiver(self, receiver: LldpReceiver) -> None:
         self._lldp_receiver = receiver
+
+    def _keep_lldpd_links(self, links: tuple[SelectedLink, ...]) -> None:
+        self._lldpd_links = links
 
     async def _watch_infiniband(self) -> None:
         await self._after_registration()

@@ -1,6 +1,6 @@
 """Remove the start-up taint of new Nodes: ``nodeagent.io/starting``.
 
-A node group creates its Nodes with this taint, and Cluster Autoscaler knows it (``--startup-taint``). So no pod comes
+A node group creates its Nodes with this taint, and Cluster Autoscaler ignores it (``--startup-taint``). So no pod comes
 before the devices, and no further node is created for it.
 
 * The taint is removed after the agent's pod on the Node has been Ready for ``SETTLE_S``. The kubelet then has the
@@ -59,7 +59,7 @@ class _AgentPod(msgspec.Struct):
 
 
 class _Seen(NamedTuple):
-    """What the copy keeps of a pod."""
+    """The facts of a pod that the copy keeps."""
 
     uid: str | None
     node: str

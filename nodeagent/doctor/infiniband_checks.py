@@ -37,23 +37,24 @@ TOPIC = Topic(
 
 @dataclass(frozen=True, slots=True)
 class InfinibandFacts:
-    """``failures`` has the reason and the message for each link whose device cannot be used. ``None``: not tried."""
+    """``failures`` has the reason and the message for each link whose device cannot be used. ``None``: not tried, as on
+    a captured machine, whose devices are files."""
 
     ports: tuple[IbPort, ...] = ()
-    failures: dict[str, tuple[UmadReason, str]] | None = None
+    failures: Mapping[str, tuple[UmadReason, str]] | None = None
 
 
 def read(target: Target) -> InfinibandFacts:
     facts = scan(target.tree)
     ports = read_ib_ports(target.tree, facts.functions, facts.links)
-    if not discovery.asks_infiniband(target.config.infiniband):
+    if not discovery.asks_infiniband(target.config.infiniband) or target.recorded:
         return InfinibandFacts(ports)
     failures: dict[str, tuple[UmadReason, str]] = {}
     for port in ports:
         if port.umad is None:
             continue
         try:
-            with UmadPort.open(target.tree.path(port.umad), recorded=target.recorded):
+            with UmadPort.open(target.tree.path(port.umad)):
                 pass
         except UmadError as error:
             failures[port.link] = (error.reason, str(error))
@@ -63,7 +64,7 @@ def read(target: Target) -> InfinibandFacts:
 def findings(facts: InfinibandFacts, config: Config) -> Iterator[Finding]:
     if not facts.ports:
         return
-    if facts.failures is None:
+    if not discovery.asks_infiniband(config.infiniband):
         ports = count(len(facts.ports), "InfiniBand port")
         yield TOPIC.note(
             "ib_not_asked", f"infiniband.query is {config.infiniband.query}: {ports} without a switch"
@@ -72,14 +73,14 @@ def findings(facts: InfinibandFacts, config: Config) -> Iterator[Finding]:
     good = 0
     by_reason: dict[UmadReason, list[str]] = {}
     for port in facts.ports:
-        reason, message = _failure(port, facts.failures)
+        reason, message = _failure(port, facts.failures or {})
         if reason is None:
             good += 1
         else:
             by_reason.setdefault(reason, []).append(f"{port.link} ({message})" if message else port.link)
     for reason, links in by_reason.items():
         yield _cannot_ask(reason, f"{shortened(links, 1)} cannot ask")
-    if good:
+    if good and facts.failures is not None:
         yield TOPIC.ok(
             "ib_ready", f"{good} of {count(len(facts.ports), 'InfiniBand port')} may ask their switch"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from nodeagent.health.history import total
+from nodeagent.health.history import History, total
 from nodeagent.health.nic_view import LLDP, NicView, by, count_in_window, per_second, percent, yes_or_no
 from nodeagent.health.rule import Measured
 from nodeagent.measurements.sample import Source
@@ -106,12 +106,19 @@ def pcie_speed(view: NicView) -> Measured | None:
     link is good at any time (our own choice).
     """
     measured = _of_expected(view, "pcie_gts", "pcie_expected_gts", "GT/s")
-    if measured is None or measured.value >= 1:
+    if measured is None or not is_slow(view.history):
         return measured
     load = _load(view)
     if load is None or load < _LOADED:
         return None
     return measured._replace(text=f"{measured.text} at {percent(load)} load")
+
+
+def is_slow(history: History) -> bool:
+    """Whether the PCIe link has a lower speed than it could. Then the load decides, and the rule is evaluated with each
+    sample of the link."""
+    now, expected = history.level("pcie_gts"), history.level("pcie_expected_gts")
+    return now is not None and expected is not None and 0 < now < expected
 
 
 _LOADED = 0.05

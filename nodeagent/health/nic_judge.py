@@ -23,7 +23,7 @@ from nodeagent.health import cabling
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
 from nodeagent.health.judged_device import gravest
-from nodeagent.health.nic_rules import effective
+from nodeagent.health.nic_rules import effective, traffic
 from nodeagent.health.nic_state import NicState
 from nodeagent.health.nic_view import NicContext
 from nodeagent.health.record import NicRecord
@@ -96,7 +96,11 @@ class NicJudge:
     @property
     def has_news(self) -> bool:
         """Whether samples since the last evaluation may change the health. Changes by time are in ``due``."""
-        return any(nic.has_news or nic.history.changed or nic.history.counted for nic in self.nics.values())
+        quiet = traffic(self.rules)
+        return any(
+            nic.has_news or nic.history.changed or not nic.history.counted <= quiet
+            for nic in self.nics.values()
+        )
 
     def take_roles(self, roles: Mapping[str, str]) -> None:
         """PFs of one role are compared with each other. By PCI address."""

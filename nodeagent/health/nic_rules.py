@@ -173,7 +173,7 @@ DEFAULTS: tuple[Rule, ...] = (
         below=True,
         patient=True,
         gap_s=300,
-        counters=("phy_rx_bytes", "phy_tx_bytes", "rx_bytes", "tx_bytes"),
+        loads=("phy_rx_bytes", "phy_tx_bytes", "rx_bytes", "tx_bytes"),
     ),
     _rule(
         _DEGRADED,
@@ -376,11 +376,17 @@ def settling(rules: Sequence[Rule]) -> frozenset[str]:
     return frozenset(name for rule in rules if rule.settles for name in rule.counters)
 
 
+def traffic(rules: Sequence[Rule]) -> frozenset[str]:
+    """Return the counters that cause no evaluation by themselves."""
+    alone = {name for rule in rules for name in rule.counters}
+    return frozenset(name for rule in rules for name in rule.loads if name not in alone)
+
+
 def windows(rules: Sequence[Rule]) -> dict[str, float]:
     """Return the longest window that any rule needs of each counter. Lost links and changes by an administrator are
     always counted: losses restart the time to clear of ``carrier_down``."""
     longest = dict.fromkeys((*COUNTERS, ADMINISTRATION), 0.0)
     for rule in rules:
-        for name in rule.counters if rule.enabled else ():
+        for name in (*rule.counters, *rule.loads) if rule.enabled else ():
             longest[name] = max(longest.get(name, 0.0), rule.window_s or 0.0)
     return longest

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from nodeagent.health.adapter_rules import is_slow
 from nodeagent.health.carrier_losses import (
     DAY_S,
     KERNEL_COUNTER,
@@ -103,7 +104,7 @@ class NicState(JudgedDevice):
             if (hold := self.holds.get(Fault.CARRIER_DOWN)) is not None:
                 hold.interrupt()
         changed = on_link and self._link_levels() != before
-        self.has_news = self.has_news or changed
+        self.has_news |= changed or (sample.source is Source.PCIE and is_slow(self.history))
         return lost or changed
 
     def _note_settings(self, now: float) -> None:
@@ -353,11 +354,10 @@ class NicState(JudgedDevice):
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def figures(self, now: float) -> DeviceFigures:
-        half_life_s = damping(self._rules).window_s
         values: Mapping[str, float] = dict(self.values)
         if self.expected_mbps is not None:
             values = {**values, "expected_speed_mbps": self.expected_mbps}
-        penalty = self.losses.penalty.now(now, half_life_s or 600.0)
+        penalty = self.losses.penalty.now(now, damping(self._rules).window_s or 600.0)
         return DeviceFigures(
             self.changed_at, penalty, dict(self.transitions), values, self.history.implausible
         )

@@ -50,7 +50,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     fault makes the devices Unhealthy for the kubelet.
 
     ``below``: the value is bad when it is less than ``enter``. ``counters``: the counters whose history over
-    ``window_s`` the rule needs. ``limit`` and ``clears`` replace the thresholds in the tables.
+    ``window_s`` the rule needs. ``loads``: the same, for counters that cause no evaluation by themselves because they
+    advance with any traffic. ``limit`` and ``clears`` replace the thresholds in the tables.
 
     ``gap_s``: only time between two known values counts, and only if they are at most so far apart; ``None``: time
     counts by the clock. ``patient``: an unknown value pauses the time to enter instead of restarting it. ``follows``:
@@ -78,6 +79,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool = True
     below: bool = False
     counters: tuple[str, ...] = ()
+    loads: tuple[str, ...] = ()
     limit: str | None = None
     clears: str | None = None
     gap_s: float | None = None

@@ -17,13 +17,12 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from nodeagent.host.clock import boottime
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings
 from nodeagent.host.netlink.netdevs import Netdev
 from nodeagent.host.packet import LldpSocket, PacketError
-from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, LinkSide, find_remarks
+from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, LinkSide, find_remarks, name_of
 from nodeagent.lldp.neighbor_table import (
     TTL_MAX_S,
     FrameOutcome,
@@ -34,6 +33,7 @@ from nodeagent.lldp.neighbor_table import (
 from nodeagent.model import Function, Neighbor, Remark
 from nodeagent.sources.link_selection import SelectedLink
 from nodeagent.sources.lldp_sender import LldpSender, NodeAnnouncement, SendingLink
+from nodeagent.sources.receiving_link import NEVER, ReceivingLink, known_name
 
 log = logging.getLogger(__name__)
 
@@ -51,47 +51,6 @@ _VALID = frozenset(
     )
 )
 _FLOOD = frozenset((FrameOutcome.FLOODED, FrameOutcome.CROWDED))
-_NEVER = float("-inf")
-
-
-@dataclass(slots=True)
-class ReceivingLink:
-    """A link with a socket, or one whose netdev is away. Times are those of the event loop.
-
-    ``up_at`` is the time of carrier up or of the socket's start, ``None`` without carrier.
-    """
-
-    selected: SelectedLink
-    socket: LldpSocket | None = None
-    enslaved: bool = False
-    up_at: float | None = None
-    received_at: float = _NEVER
-    own_at: float = _NEVER
-    flooded_at: float = _NEVER
-    away_at: float | None = None
-    dropped: int = 0
-    error: str | None = None
-    dcb: DcbSettings = UNKNOWN_DCB
-
-    @property
-    def name(self) -> str:
-        return self.selected.name
-
-    @property
-    def bound_to(self) -> tuple[int, bool] | None:
-        """The ifindex of the socket, and whether the socket is made for an enslaved netdev."""
-        if self.socket is None or not self.socket.bound:
-            return None
-        return (self.socket.ifindex, self.enslaved)
-
-    def quiet_since(self) -> float:
-        return max(self.up_at or _NEVER, self.received_at)
-
-    def close(self) -> None:
-        if self.socket is not None:
-            self.dropped += self.socket.count_drops()
-            self.socket.close()
-            self.socket = None
 
 
 OpenResult = socket.socket | PacketError
@@ -125,7 +84,7 @@ class LldpReceiver:
         self._no_neighbor_after_s = no_neighbor_after_s
         self._sender = LldpSender(announcement) if announcement else None
         self._loop = asyncio.get_running_loop()
-        self._published_at = _NEVER
+        self._published_at = NEVER
         self._scheduled: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -174,7 +133,7 @@ class LldpReceiver:
         renames: list[tuple[str, str]] = []
         left = dict(self.links)
         for choice in selected:
-            old = _known_name(left, choice)
+            old = known_name(left, choice)
             link = left.pop(old) if old is not None else ReceivingLink(choice)
             if old is not None and old != choice.name:
                 renames.append((old, choice.name))
@@ -343,12 +302,26 @@ class LldpReceiver:
         sides = [self._side(link, now, link.name in live) for link in self.links.values()]
         remarks = find_remarks(sides, neighbors)
         if neighbors != self.neighbors or remarks != self.remarks:
+            self._note_moves(neighbors, now)
             self._published_at = now
             self.neighbors, self.remarks = neighbors, remarks
             self._publish_change(neighbors, remarks)
         else:
             self.neighbors = neighbors
         self._set_timer()
+
+    def _note_moves(self, neighbors: tuple[Neighbor, ...], now: float) -> None:
+        firsts = {neighbor.link: neighbor for neighbor in reversed(neighbors)}
+        for name, link in self.links.items():
+            before, after = link.neighbor, firsts.get(name)
+            if after is None:
+                continue
+            link.neighbor = after
+            if before is not None and (before.chassis_id, before.port_id) != (
+                after.chassis_id,
+                after.port_id,
+            ):
+                link.moved_from, link.moved_at = name_of(before), now
 
     def _side(self, link: ReceivingLink, now: float, live: bool) -> LinkSide:
         function = link.selected.function
@@ -385,18 +358,3 @@ class LldpReceiver:
                 receiving.socket.count_drops() if receiving.socket else 0
             )
         return counts
-
-
-def _known_name(links: Mapping[str, ReceivingLink], selected: SelectedLink) -> str | None:
-    """The name of the same link: the one whose socket is bound to the netdev, or with the PCI address or name."""
-    for name, link in links.items():
-        if link.socket is not None and link.socket.ifindex == selected.netdev.ifindex and link.socket.bound:
-            return name
-    address = selected.pci_address
-    for name, link in links.items():
-        if link.socket is not None and link.socket.bound:
-            continue  # bound to another netdev: of the same function, or with the old name of this one
-        known = link.selected.pci_address
-        if known == address and (address is not None or name == selected.name):
-            return name
-    return None

@@ -46,13 +46,14 @@ async def watch(
     publish: Publish,
     on_receiver: Callable[[LldpReceiver], object] = lambda _receiver: None,
     system_name: str | None = None,
+    on_links: Callable[[tuple[SelectedLink, ...]], object] = lambda _links: None,
 ) -> None:
     """Publish neighbors and remarks until cancelled; then send shutdown frames if ``transmit`` is on.
 
     Raises ``PacketError``, ``LldpdError`` or ``NetlinkError`` if the source cannot work; its facts stay.
     """
     if settings.source == "lldpd":
-        await lldpd_client.watch(wanted, functions, publish, settings.command)
+        await lldpd_client.watch(wanted, functions, publish, settings.command, on_links=on_links)
         return
     names = {socket.gethostname(), system_name or ""} - {""}
     receiver = LldpReceiver(

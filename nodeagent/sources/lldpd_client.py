@@ -99,8 +99,12 @@ async def watch(
     command: Sequence[str] = COMMAND,
     interval_s: float = INTERVAL_S,
     timeout_s: float = TIMEOUT_S,
+    on_links: Callable[[tuple[SelectedLink, ...]], object] = lambda _links: None,
 ) -> None:
-    """Publish neighbors and remarks until cancelled. Raises ``LldpdError`` and the errors of ``Netdevs``."""
+    """Publish neighbors and remarks until cancelled. Raises ``LldpdError`` and the errors of ``Netdevs``.
+
+    ``on_links`` takes the links at each reading.
+    """
     neighbors: tuple[Neighbor, ...] = ()
     quiet_since: dict[str, float] = {}
     now = asyncio.get_running_loop().time
@@ -114,6 +118,7 @@ async def watch(
         while True:
             answer = await read_neighbors(command, timeout_s)
             listed, links = await reads.run(scan, functions())
+            on_links(links)
             names = {link.name for link in links}
             unselected = {netdev.name for netdev in listed} - names
             current = tuple(neighbor for neighbor in answer if neighbor.link in names)

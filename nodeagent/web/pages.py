@@ -122,6 +122,8 @@ class PageSources(NamedTuple):
     """The health of every PF and GPU with its rules and values, as JSON."""
     machine_view: Callable[[], bytes]
     """The facts and the offered devices, as JSON, for ``nodeagent scan``."""
+    neighbor_view: Callable[[], bytes]
+    """The links with their neighbors, as JSON, for ``nodeagent neighbors``."""
     configuration_fault: Callable[[], str]
     """The first fault of the configuration file; empty while its content is in force."""
     stuck_threads: Callable[[], int]
@@ -154,7 +156,13 @@ class Pages:
 
     async def serve_locally(self, folder: Path) -> None:
         """Serve the verbs of this node on a socket in this folder, until cancelled."""
-        await local_socket.serve(folder, {"/health": self._health, "/scan": self._scan, "/gpus": self._gpus})
+        pages: dict[str, PageHandler] = {
+            "/health": self._health,
+            "/scan": self._scan,
+            "/gpus": self._gpus,
+            "/neighbors": self._neighbors,
+        }
+        await local_socket.serve(folder, pages)
 
     def _scrape(self, accept: str) -> Page:
         if self._metrics is None:
@@ -208,6 +216,9 @@ class Pages:
 
     def _scan(self, _accept: str) -> Page:
         return Page(200, self._sources.machine_view(), "application/json")
+
+    def _neighbors(self, _accept: str) -> Page:
+        return Page(200, self._sources.neighbor_view(), "application/json")
 
     def _gpus(self, _accept: str) -> Page:
         sources = self._sources

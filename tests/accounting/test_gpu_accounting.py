@@ -74,7 +74,7 @@ async def test_a_pod_that_takes_more_than_its_share_is_named_with_numbers(server
 @pytest.mark.parametrize(
     ("setting", "reason"), [("true", "hostPID"), ("false", "gpu.health.processes is false")]
 )
-async def test_without_what_it_needs_accounting_is_off_and_says_why(setting: str, reason: str) -> None:
+async def test_without_what_it_needs_accounting_is_off_with_the_reason(setting: str, reason: str) -> None:
     async with node() as n:
         use(n.root, {"pid": 11, "memory_bytes": 45 * GIB})
         await n.kubelet.start()

@@ -110,7 +110,7 @@ async def test_the_documented_commands_show_what_the_agent_of_the_pod_holds(base
             code, out, err = await run([*inside, *shlex.split(line)])
             assert "Traceback" not in err, (line, err)
             assert code == 0 or (line.startswith("doctor") and code == 1), (line, code, err)
-            if line.split()[0] in ("health", "scan"):
+            if line.split()[0] in ("health", "neighbors", "scan"):
                 assert "the agent at " in err, (line, err)
         for more in (["--root", "/host"], []):
             code, out, err = await run([*inside, "health", *more, "--json"])

@@ -249,3 +249,16 @@ async def test_nothing_is_written_before_links_are_known_and_at_most_one_write_i
     publish(inventory, snapshot([DOWN]))
     await server.until(lambda: server.objects("events"))
     assert server.counts["patch", "nodes"] + server.counts["patch", "nodes/status"] == 1
+
+
+async def test_the_first_write_waits_so_that_not_all_nodes_write_after_an_update(server, client, running):
+    """A second marker without the wait, started later, shows that the first would have written by now."""
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-1"}})
+    inventory = Inventory()
+    publish(inventory, snapshot([DEGRADED]))
+    settings = ClusterSettings(conditions=True, label=True)
+    running(DeviceMarker(client, inventory, "gpu-0", settings, jitter_s=3600).run())
+    running(DeviceMarker(client, inventory, "gpu-1", settings, jitter_s=0).run())
+    await server.until(lambda: server.counts["patch", "nodes/status"])
+    written = {seen.name for seen in server.requests if seen.resource.startswith("nodes")}
+    assert written == {"gpu-1"}

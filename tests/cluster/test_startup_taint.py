@@ -74,7 +74,7 @@ def reads(server: ApiServer) -> list[str]:
 
 @asynccontextmanager
 async def running(remover: StartupTaints, server: ApiServer) -> AsyncIterator[None]:
-    """The remover runs and knows the present pods and Nodes."""
+    """The remover runs and has read the present pods and Nodes."""
     task = asyncio.ensure_future(remover.run())
     try:
         await server.until(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.agent_config import Config, load
+from nodeagent.cluster import node_report
 from nodeagent.commands.neighbors import neighbor_listing
 from nodeagent.commands.scan import listing
 from nodeagent.host.packet import open_socket
@@ -20,6 +21,7 @@ from nodeagent.sim.machine import Machine
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 from tests.sources.test_lldp_source import announce
 from tests.support.namespaces import Netns, veth
+from tests.support.running_agent import node
 
 SWP = LinkSelect(netdevs=("swp*",))
 QUIET = LldpSettings()
@@ -64,8 +66,10 @@ async def test_the_verb_ends_when_every_link_with_carrier_has_a_neighbor(links, 
     assert said[-1] != said[0]
     table = neighbor_listing.as_table(result).splitlines()
     assert table[0].split("  ")[0] == "LINK"
-    assert re.fullmatch(r"swp1  -  +leaf-1  Ethernet1  node-7\\x1b\[31m  -  +0s   live", table[1])
-    assert re.fullmatch(r"swp3  -  +-  +-  +-  +-  +-    down", table[3])
+    assert re.fullmatch(
+        r"swp1  -  +leaf-1  Ethernet1  node-7\\x1b\[31m  -  +0s   120s  0s     live", table[1]
+    )
+    assert re.fullmatch(r"swp3  -  +-  +-  +-  +-  +-  +-  +-  +down", table[3])
     told = json.loads(neighbor_listing.as_json(result))
     assert [link["state"] for link in told["links"]] == ["live", "live", "down"]
     one = told["links"][0]["neighbors"][0]
@@ -106,8 +110,92 @@ async def test_watch_prints_each_change(links, root):
             switch.send(announce("leaf-1"))
             assert [row.state for row in (await anext(listings)).rows] == ["live", "unheard", "down"]
             switch.send(announce("leaf-1", ttl=0))
-            assert [row.state for row in (await anext(listings)).rows] == ["unheard", "unheard", "down"]
+            assert [row.state for row in (await anext(listings)).rows] == ["stale", "unheard", "down"]
         await listings.aclose()
+
+
+async def verb(*arguments: str) -> tuple[str, str]:
+    """Run `nodeagent neighbors` as a process in the namespace of this thread. Return stdout and stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "nodeagent", "neighbors", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    return out.decode(), err.decode()
+
+
+@pytest.mark.needs("root", "ip", "nsenter")
+async def test_the_running_agent_answers_at_once_with_the_neighbor_of_its_report(links):
+    near, far = links
+    near.ip("link set lo up")
+    async with node("two-gpu-two-nic") as running:
+        config = running.configure('links: {select: {netdevs: ["swp*"]}}\nlldp: {ttlMaxSeconds: 300}')
+        await running.start_agent(config)
+        inventory = running.agent.inventory
+        root = ("--root", str(running.root))
+
+        async def until_sent(count: int, *frames: bytes) -> None:
+            """Send until so many neighbors are live; the agent's sockets open some time after its start."""
+            with far.raw("b1") as wire:
+                async with asyncio.timeout(20):
+                    while sum(n.confirmed and not n.stale for n in inventory.snapshot.neighbors) < count:
+                        for frame in frames:
+                            wire.send(frame)
+                        await asyncio.sleep(0.05)
+
+        await until_sent(1, announce("leaf-9", "p9", b"\2\0\0\0\0\x09"))
+        with far.raw("b1") as wire:
+            wire.send(announce("leaf-9", "p9", b"\2\0\0\0\0\x09", ttl=0))
+        await running.until(lambda: all(one.stale for one in inventory.snapshot.neighbors))
+        await until_sent(1, announce("leaf-1"))
+        await running.until(lambda: [one.system_name for one in inventory.snapshot.neighbors] == ["leaf-1"])
+        await until_sent(2, announce("leaf-1"), announce("forged", "p0", b"\2\0\0\0\0\0", ttl=65535))
+        out, err = await verb(*root, "--json")
+        told = json.loads(out)
+        assert (told["agent"], err) == (f"{running.root}/var/lib/nodeagent/agent.sock", "")
+        first, second, third = told["links"]
+        assert [one["system_name"] for one in first["neighbors"]] == ["leaf-1", "forged"]
+        assert [one["ttl_seconds"] for one in first["neighbors"]] == [120, 300]
+        assert first["neighbors"][1]["announced_ttl_seconds"] == 65535
+        assert first["moved_from"] == "leaf-9 p9"
+        assert first["moved_seconds"] >= 0
+        assert [second["state"], third["state"]] == ["unheard", "down"]
+        facts = [one for one in inventory.snapshot.neighbors if one.link == "swp1"]
+        reported = node_report._neighbor(facts, None, patient=False)
+        assert (reported.system_name, reported.contested) == ("leaf-1", True)
+        out, err = await verb(*root)
+        assert "the agent at " in err
+        assert re.search(r"leaf-1 .* 120s +\d+s +live$", out, re.MULTILINE)
+        assert re.search(r"forged .* 300s of 65535s +\d+s +live beside$", out, re.MULTILINE)
+        assert "swp1: the neighbor was leaf-9 p9 until " in out
+        out, err = await verb(*root, "--listen", "--wait", "0.2", "--json")
+        assert json.loads(out)["agent"] is None
+        assert "asks no agent" in err
+
+        watching = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "nodeagent", "neighbors", *root, "--watch", "--json"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(60):
+            assert json.loads(await watching.stdout.readline())["links"][1]["state"] == "unheard"
+            with far.raw("b2") as wire:
+                wire.send(announce("leaf-2"))
+            assert json.loads(await watching.stdout.readline())["links"][1]["state"] == "live"
+        watching.terminate()
+        await watching.wait()
+        await running.stop_agent()
+        _, err = await verb(*root, "--wait", "0.2", "--json")
+        assert "no agent runs here" in err
+
+
+async def test_an_agent_without_lldp_gives_the_reason():
+    async with node("two-gpu-two-nic") as running:
+        await running.start_agent(running.configure("lldp: {source: none}"))
+        out, _ = await verb("--root", str(running.root))
+        assert out == "The agent receives no LLDP: lldp.source is none\n"
 
 
 TRANSMITTING = """\

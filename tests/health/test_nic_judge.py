@@ -14,7 +14,7 @@ from nodeagent.health.health_settings import ExpectedLinks, GuardSettings, Healt
 from nodeagent.health.nic_judge import NicJudge
 from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.health.structural import find_faults
-from nodeagent.measurements.sample import Source
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Identifier, Neighbor, State
 from tests.support.judged_machine import Bench, pf, vf, with_rules
 
@@ -588,3 +588,22 @@ def test_a_speed_that_changes_without_a_loss_is_that_of_the_sample() -> None:
     for i in range(4):
         bench.sample(Source.MODES, at=1000 + 5 * i, speed_mbps=200_000)
     assert bench.reasons() == ["speed_reduced"]
+
+
+def test_traffic_alone_causes_no_evaluation_and_errors_or_a_slow_pcie_link_do() -> None:
+    bench, address = Bench().look(), pf(1).pci_address
+    for turn in range(1, 5):
+        bench.sample(Source.LINK, at=1000 + 5 * turn, rx_bytes=1e9 * turn, tx_bytes=0, crc_errors=0)
+        bench.sample(Source.PCIE, at=1001 + 5 * turn, pcie_gts=32, pcie_expected_gts=32)
+
+    def news(at: float, source: Source, **values: float) -> bool:
+        bench.engine.take_samples([Sample(at, address, source, values)])
+        has_news = bench.engine.has_news
+        bench.wait(at - bench.now)
+        return has_news
+
+    assert not news(1025, Source.LINK, rx_bytes=9e9, tx_bytes=5e9, crc_errors=0)
+    assert news(1030, Source.LINK, rx_bytes=10e9, tx_bytes=5e9, crc_errors=1)
+    assert not news(1031, Source.PCIE, pcie_gts=32, pcie_expected_gts=32)
+    assert news(1036, Source.PCIE, pcie_gts=16, pcie_expected_gts=32)
+    assert news(1041, Source.PCIE, pcie_gts=16, pcie_expected_gts=32), "the load may have changed"

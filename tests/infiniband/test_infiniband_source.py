@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
-from nodeagent.commands.neighbors.neighbor_listing import NeighborListing, as_table
+from nodeagent.commands.neighbors.neighbor_listing import as_table
 from nodeagent.host.sysfs import Tree
 from nodeagent.infiniband.asking import AskingPace
 from nodeagent.model import Neighbor, Remark
@@ -23,6 +23,7 @@ from nodeagent.sim.simulated_subnet import (
     SubnetNode,
 )
 from nodeagent.sources import infiniband_source
+from nodeagent.sources.neighbor_view import NeighborListing
 from nodeagent.sources.pci_source import scan
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.sources.source_settings import InfinibandSettings

@@ -65,7 +65,7 @@ def test_the_rules_of_a_row_exist_and_each_rule_names_its_counters_there() -> No
     }
     readers = {number.name: family.rules for family in rows for number in family.measurements}
     for key, rule in nic_rules.items():
-        for counter in rule.counters:
+        for counter in (*rule.counters, *rule.loads):
             assert key in readers[counter], f"the row of {counter} does not name the rule {key}"
     read_by_rules = {
         literal.value

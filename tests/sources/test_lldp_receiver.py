@@ -10,12 +10,12 @@ import contextlib
 
 import pytest
 
-from nodeagent.commands.neighbors.neighbor_listing import LinkRow, _listing
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.packet import PacketError, open_socket
 from nodeagent.model import Function
 from nodeagent.sources.link_selection import SelectedLink
 from nodeagent.sources.lldp_receiver import AWAY_S, LldpReceiver
+from nodeagent.sources.neighbor_view import LinkRow, of_receiver
 from tests.sources.test_lldp_source import Agent, announce
 from tests.support.namespaces import Netns, veth
 
@@ -130,7 +130,7 @@ async def test_a_socket_error_is_kept_with_its_link_and_opening_is_retried(agent
     links = [SelectedLink(netdev, None, "veth") for netdev in listed if netdev.name == "ens1"]
     (needed,) = agent.receiver.netdevs_to_open(links)
     agent.receiver.update_links(links, listed, (), {needed.ifindex: PacketError("no memory")})
-    assert _listing(agent.receiver).rows == (LinkRow("ens1", None, "veth", "deaf", error="no memory"),)
+    assert of_receiver(agent.receiver).rows == (LinkRow("ens1", None, "veth", "deaf", error="no memory"),)
     assert agent.receiver.netdevs_to_open(links) == (needed,)
     agent.scan(near, others=["ens1"])
     await receives(agent, far, "b0", "leaf-1")

@@ -66,6 +66,7 @@ def pages_of(
         health_figures=dict,
         explained_health=lambda: b"[]\n",
         machine_view=lambda: b"{}\n",
+        neighbor_view=lambda: b"{}\n",
         configuration_fault=lambda: "",
         stuck_threads=lambda: 0,
         cluster=Deliveries(),

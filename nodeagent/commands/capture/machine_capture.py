@@ -42,6 +42,8 @@ from nodeagent.sampling.recorded_samples import PATH as SAMPLES
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources import host_paths, nvml_session, pci_source
+from nodeagent.sources.ib_ports import read_ib_ports
+from nodeagent.sources.pci_source import PciFacts
 
 MARKER = "/.nodeagent/machine.yaml"
 _ORIGIN = (
@@ -69,7 +71,7 @@ def capture(root: Path, directory: Path, *, scramble: bool) -> str:
     facts = pci_source.scan(tree)
     host_paths.find(tree, Config().cdi.directory)
     readings, why = _capture_gpus(tree)
-    _read_more(tree, facts.functions, readings)
+    _read_more(tree, facts, readings)
     tree.files[SAMPLES] = _samples(tree, facts.functions)
     tree.files[MARKER] = _marker(tree, scrambled=scramble).encode()
     if tree.unreadable:
@@ -126,10 +128,11 @@ def _capture_gpus(tree: RecordingTree) -> tuple[tuple[GpuReading, ...], str | No
     return readings, why
 
 
-def _read_more(
-    tree: RecordingTree, functions: tuple[Function, ...], readings: tuple[GpuReading, ...]
-) -> None:
-    """Read what other parts read besides the scan: GPU positions, files of ``nodeagent vfs``, device nodes."""
+def _read_more(tree: RecordingTree, facts: PciFacts, readings: tuple[GpuReading, ...]) -> None:
+    """Read what other parts read besides the scan: GPU positions, files of ``nodeagent vfs``, device nodes, InfiniBand
+    ports."""
+    functions = facts.functions
+    read_ib_ports(tree, functions, facts.links)
     for reading in readings:
         if reading.pci_address is not None:
             nvml_session.place(tree, reading.pci_address)

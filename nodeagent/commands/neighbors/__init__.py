@@ -21,17 +21,25 @@ def add_neighbors(add: Add) -> None:
     parser = add(
         "neighbors",
         _neighbors,
-        "receive LLDP and show the switch port at the other end of each link",
-        "Receives until every link with carrier has a neighbor; a switch sends every 30 s. The command receives the\n"
-        "frames itself, also beside an agent, and needs CAP_NET_RAW. `links.select` of the configuration defines\n"
-        "which netdevs are links.",
+        "show the switch port at the other end of each link, by LLDP",
+        "The agent that serves the machine below --root answers at once, with the neighbors that NodeLinks and the\n"
+        "metrics show. Without one, or with --listen, the command receives the frames itself, which needs\n"
+        "CAP_NET_RAW, until every link with carrier has a neighbor; a switch sends every 30 s. `links.select` of the\n"
+        "configuration then defines which netdevs are links. A line on stderr, and `agent` in JSON, shows which\n"
+        "answer it is.",
     )
     config_option(parser)
     json_option(parser)
     parser.add_argument(
-        "--wait", type=seconds, metavar="SECONDS", help="receive for no longer than this (default: 35)"
+        "--wait",
+        type=seconds,
+        metavar="SECONDS",
+        help="wait for no longer than this for neighbors (default: 35, or 0 if the agent answers)",
     )
     parser.add_argument("--watch", action="store_true", help="print at every change, until interrupted")
+    parser.add_argument(
+        "--listen", action="store_true", help="ask no agent: receive the frames with own sockets"
+    )
 
 
 def _neighbors(options: argparse.Namespace) -> int:
@@ -39,28 +47,53 @@ def _neighbors(options: argparse.Namespace) -> int:
     from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
     from nodeagent.host.sysfs import Tree
     from nodeagent.sources.machine_access import is_recorded
+    from nodeagent.sources.neighbor_view import NeighborListing
 
     config = load(options.config)
     log_to_stderr("warning")
-    wanted, settings = config.links.select, config.lldp
-    render = neighbor_listing.as_json if options.json else neighbor_listing.as_table
+    found, source = (None, "") if options.listen else neighbor_listing.fetch(config, options.root)
+    if found is not None:
+        sentence = f"the agent at {source} answers"
+    elif options.listen:
+        sentence = "the command receives the frames itself and asks no agent"
+    else:
+        sentence = f"no agent runs here ({source}); the command receives the frames itself"
+    if found is None or not options.json:
+        print(f"nodeagent: {sentence}", file=sys.stderr)
 
-    async def watch() -> None:
-        async for listing in neighbor_listing.watch(wanted, settings, options.root):
-            print(render(listing), flush=True)
+    def show(listing: NeighborListing) -> None:
+        place = None if found is None else source
+        as_json, as_table = neighbor_listing.as_json, neighbor_listing.as_table
+        print(as_json(listing, place) if options.json else as_table(listing), flush=True)
 
-    print("nodeagent: the command receives the frames itself and asks no agent", file=sys.stderr)
+    async def run() -> None:
+        wanted, settings = config.links.select, config.lldp
+        if options.watch:
+            async for listing in (
+                neighbor_listing.watch(wanted, settings, options.root)
+                if found is None
+                else neighbor_listing.watch_agent(found, config, options.root)
+            ):
+                show(listing)
+        elif found is not None:
+            wait_s = options.wait or 0.0
+            show(await neighbor_listing.wait_for_agent(found, config, options.root, wait_s))
+        else:
+            wait_s = neighbor_listing.WAIT_S if options.wait is None else options.wait
+            received = NeighborListing((), ())
+            if (
+                not is_recorded(Tree(options.root)) or wanted.netdevs
+            ):  # its links are not netdevs of this host
+                received = await neighbor_listing.read_once(
+                    wanted,
+                    settings,
+                    options.root,
+                    wait_s,
+                    lambda line: print(line, file=sys.stderr, flush=True),
+                )
+            show(await with_infiniband(received, config.infiniband, options.root))
 
-    async def once() -> None:
-        wait_s = neighbor_listing.WAIT_S if options.wait is None else options.wait
-        listing = neighbor_listing.NeighborListing((), ())
-        if not is_recorded(Tree(options.root)) or wanted.netdevs:  # its links are not netdevs of this host
-            listing = await neighbor_listing.read_once(
-                wanted, settings, options.root, wait_s, lambda line: print(line, file=sys.stderr, flush=True)
-            )
-        print(render(await with_infiniband(listing, config.infiniband, options.root)))
-
-    asyncio.run(watch() if options.watch else once())
+    asyncio.run(run())
     return GOOD
 
 

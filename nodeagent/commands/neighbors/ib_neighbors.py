@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-from nodeagent.commands.neighbors.neighbor_listing import AgedNeighbor, LinkRow, NeighborListing
+from msgspec.structs import replace
+
 from nodeagent.discovery import asks_infiniband
 from nodeagent.host.sysfs import Tree
 from nodeagent.infiniband.asking import PeerState
@@ -13,6 +13,7 @@ from nodeagent.infiniband.peer import NOT_ASKED
 from nodeagent.model import Link, Neighbor, Remark
 from nodeagent.sources.infiniband_source import InfinibandSource
 from nodeagent.sources.machine_access import is_recorded
+from nodeagent.sources.neighbor_view import AgedNeighbor, LinkRow, NeighborListing
 from nodeagent.sources.pci_source import PciFacts, scan
 from nodeagent.sources.source_settings import InfinibandSettings
 

@@ -1,8 +1,8 @@
-"""Receive LLDP for a while and show the switch port at the other end of each link, as a table or as JSON.
+"""Show the switch port at the other end of each link, as a table or as JSON: from the agent, or with own sockets.
 
-This needs no running agent and does not disturb one: it receives the same frames on sockets of its own. It never
-sends, regardless of the settings: a switch would take its shutdown frame for the agent's. Only this verb shows ages;
-they are not part of the facts.
+The running agent is asked first. Without one, or on request, the command receives the same frames on sockets of its own
+and disturbs no agent. It never sends, regardless of the settings: a switch would take its shutdown frame for the
+agent's.
 """
 
 from __future__ import annotations
@@ -12,22 +12,32 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from msgspec import to_builtins
+import msgspec
+from msgspec import structs, to_builtins
 
+from nodeagent.agent_config import Config
 from nodeagent.bounded_calls import in_thread
+from nodeagent.commands.agent_query import AgentQueryError, ask
 from nodeagent.host.netlink.dcb import DcbSocket
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
-from nodeagent.lldp.link_remarks import NO_NEIGHBOR, NO_NEIGHBOR_AFTER_S, OWN_FRAMES, find_remarks
-from nodeagent.model import Function, Neighbor, Remark
+from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, find_remarks
+from nodeagent.model import Function
 from nodeagent.plain_text import columns
 from nodeagent.sources import lldp_source, lldpd_client
-from nodeagent.sources.link_selection import SelectedLink, select
-from nodeagent.sources.lldp_receiver import LldpReceiver, ReceivingLink
+from nodeagent.sources.link_selection import select
+from nodeagent.sources.lldp_receiver import LldpReceiver
+from nodeagent.sources.neighbor_view import (
+    AgedNeighbor,
+    LinkRow,
+    NeighborListing,
+    of_lldpd,
+    of_receiver,
+)
 from nodeagent.sources.pci_source import scan
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 from nodeagent.supervise import beside
@@ -35,47 +45,63 @@ from nodeagent.supervise import beside
 WAIT_S = 35.0
 """A little more than the 30 s between two frames of a switch."""
 
-_WITHOUT = ("unheard", "silent")
-COLUMNS = ("LINK", "PCI ADDRESS", "SWITCH", "PORT", "DESCRIPTION", "MANAGEMENT", "AGE", "STATE")
+COLUMNS = (
+    "LINK",
+    "PCI ADDRESS",
+    "SWITCH",
+    "PORT",
+    "DESCRIPTION",
+    "MANAGEMENT",
+    "AGE",
+    "TTL",
+    "SINCE",
+    "STATE",
+)
+AGAIN_S = 1.0
+_LISTING = msgspec.json.Decoder(NeighborListing)
 
 
-@dataclass(frozen=True, slots=True)
-class AgedNeighbor:
-    """A neighbor with the ages of its last and its first frame; ``None`` for neighbors of lldpd."""
+def fetch(config: Config, root: Path) -> tuple[NeighborListing | None, str]:
+    """Return the answer of the agent that serves this root, and its place; or ``None``, and why none answers.
 
-    neighbor: Neighbor
-    age_s: float | None = None
-    known_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LinkRow:
-    """One link. ``state`` is ``live``, ``stale``, ``unheard`` (carrier, but no frame yet), ``silent`` (no frame for
-    longer than a switch waits: a remark has the reason), ``down`` (no carrier), ``away`` (the netdev is gone),
-    ``deaf`` (no socket: ``error`` has the reason; InfiniBand: a remark has it) or ``unasked`` (an InfiniBand link
-    that may not ask).
+    Raises ``AgentQueryError``.
     """
+    answer = ask("/neighbors", config, root)
+    if answer.body is None:
+        return None, answer.source
+    try:
+        return _LISTING.decode(answer.body), answer.source
+    except msgspec.MsgspecError as error:
+        raise AgentQueryError(f"the agent at {answer.source} is not of this version: {error}") from error
 
-    link: str
-    pci_address: str | None
-    driver: str | None
-    state: str
-    neighbors: tuple[AgedNeighbor, ...] = ()
-    error: str | None = None
+
+async def wait_for_agent(
+    listing: NeighborListing, config: Config, root: Path, wait_s: float
+) -> NeighborListing:
+    """Ask the agent again until every link with carrier has a neighbor, or for ``wait_s``."""
+    now = asyncio.get_running_loop().time
+    end = now() + wait_s
+    while listing.waiting and now() < end:
+        await asyncio.sleep(min(AGAIN_S, end - now()))
+        listing = await _again(config, root)
+    return listing
 
 
-@dataclass(frozen=True, slots=True)
-class NeighborListing:
-    """All links with their neighbors. ``waited_s`` is the time limit of a reading that has ended."""
+async def watch_agent(listing: NeighborListing, config: Config, root: Path) -> AsyncIterator[NeighborListing]:
+    """Yield the listing of the agent now and at every change. Raises ``AgentQueryError`` when the agent ends."""
+    while True:
+        yield listing
+        before = listing.without_times()
+        while listing.without_times() == before:
+            await asyncio.sleep(AGAIN_S)
+            listing = await _again(config, root)
 
-    rows: tuple[LinkRow, ...]
-    remarks: tuple[Remark, ...]
-    waited_s: float | None = None
 
-    @property
-    def waiting(self) -> int:
-        """The number of links with carrier and no frame yet."""
-        return sum(row.state in _WITHOUT for row in self.rows)
+async def _again(config: Config, root: Path) -> NeighborListing:
+    listing, _ = await in_thread(partial(fetch, config, root))
+    if listing is None:
+        raise AgentQueryError("the agent has ended")
+    return listing
 
 
 async def read_once(
@@ -93,17 +119,17 @@ async def read_once(
     """
     if settings.source == "lldpd":
         return await _read_lldpd(wanted, settings, _functions(root))
-    async with _receiving(wanted, root, no_neighbor_after_s) as (receiver, change):
-        listing = _listing(receiver)
+    async with _receiving(wanted, settings, root, no_neighbor_after_s) as (receiver, change):
+        listing = of_receiver(receiver)
         progress(_progress(listing, wait_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while listing.waiting:
                     await change()
-                    before, listing = listing, _listing(receiver)
+                    before, listing = listing, of_receiver(receiver)
                     if listing.waiting != before.waiting:
                         progress(_progress(listing, None))
-        return replace(_listing(receiver), waited_s=wait_s)
+        return structs.replace(of_receiver(receiver), waited_s=wait_s)
 
 
 async def watch(wanted: LinkSelect, settings: LldpSettings, root: Path) -> AsyncIterator[NeighborListing]:
@@ -115,9 +141,9 @@ async def watch(wanted: LinkSelect, settings: LldpSettings, root: Path) -> Async
             if listing != before:
                 yield listing
             await asyncio.sleep(lldpd_client.INTERVAL_S)
-    async with _receiving(wanted, root) as (receiver, change):
+    async with _receiving(wanted, settings, root) as (receiver, change):
         while True:
-            yield _listing(receiver)
+            yield of_receiver(receiver)
             await change()
 
 
@@ -127,14 +153,16 @@ def _functions(root: Path) -> tuple[Function, ...]:
 
 @asynccontextmanager
 async def _receiving(
-    wanted: LinkSelect, root: Path, no_neighbor_after_s: float = NO_NEIGHBOR_AFTER_S
+    wanted: LinkSelect, settings: LldpSettings, root: Path, no_neighbor_after_s: float = NO_NEIGHBOR_AFTER_S
 ) -> AsyncIterator[tuple[LldpReceiver, Callable[[], Awaitable[None]]]]:
     """A receiver that has read the netdevs once, and a function that waits for the next change."""
     changed = asyncio.Event()
     # Only MACs identify the node's own frames here. With the host's name, a test switch on the same host would
     # count as the node itself, because lldpd announces the host's name.
     receiver = LldpReceiver(
-        lambda _neighbors, _remarks: changed.set(), no_neighbor_after_s=no_neighbor_after_s
+        lambda _neighbors, _remarks: changed.set(),
+        no_neighbor_after_s=no_neighbor_after_s,
+        ttl_max_s=settings.ttl_max_seconds,
     )
     with LinkEvents() as events, DcbSocket() as dcb:
         work = lldp_source.run_receiver(receiver, wanted, lambda: _functions(root), [events], dcb=dcb.read)
@@ -156,53 +184,10 @@ async def _read_lldpd(
     answer = await lldpd_client.read_neighbors(settings.command)
     with Netdevs() as netdevs:
         links = select(wanted, await in_thread(netdevs.read), functions)
-    by_link: dict[str, list[AgedNeighbor]] = {}
-    for neighbor in answer:
-        by_link.setdefault(neighbor.link, []).append(AgedNeighbor(neighbor))
-    rows = [_row(link, tuple(by_link.get(link.name, ())), None, without_neighbor=False) for link in links]
     sides = [lldpd_client.side_of(link, without_neighbor=False) for link in links]
-    names = {row.link for row in rows}
-    return NeighborListing(
-        tuple(rows), find_remarks(sides, [neighbor for neighbor in answer if neighbor.link in names])
-    )
-
-
-def _listing(receiver: LldpReceiver) -> NeighborListing:
-    now = asyncio.get_running_loop().time()
-    without_neighbor = {remark.link for remark in receiver.remarks if remark.key in (NO_NEIGHBOR, OWN_FRAMES)}
-    rows = []
-    for name, link in sorted(receiver.links.items()):
-        neighbors = tuple(
-            AgedNeighbor(
-                entry.neighbor, round(now - entry.last_received, 1), round(now - entry.first_received, 1)
-            )
-            for entry in receiver.entries(name)
-        )
-        rows.append(_row(link.selected, neighbors, link, without_neighbor=name in without_neighbor))
-    return NeighborListing(tuple(rows), receiver.remarks)
-
-
-def _row(
-    selected: SelectedLink,
-    neighbors: tuple[AgedNeighbor, ...],
-    link: ReceivingLink | None,
-    *,
-    without_neighbor: bool,
-) -> LinkRow:
-    if link is not None and link.away_at is not None:
-        state = "away"
-    elif link is not None and link.socket is None:
-        state = "deaf"
-    elif any(not aged.neighbor.stale for aged in neighbors):
-        state = "live"
-    elif not selected.netdev.carrier:
-        state = "down"
-    elif neighbors:
-        state = "stale"
-    else:
-        state = "silent" if without_neighbor else "unheard"
-    error = link.error if link else None
-    return LinkRow(selected.name, selected.pci_address, selected.driver, state, neighbors, error)
+    names = {link.name for link in links}
+    selected = [neighbor for neighbor in answer if neighbor.link in names]
+    return of_lldpd(links, selected, find_remarks(sides, selected))
 
 
 def _progress(listing: NeighborListing, wait_s: float | None) -> str:
@@ -216,10 +201,14 @@ def _progress(listing: NeighborListing, wait_s: float | None) -> str:
 # --- for programs ---------------------------------------------------------------------------------------
 
 
-def as_json(listing: NeighborListing) -> str:
-    """One object on one line. Absent values are null."""
+def as_json(listing: NeighborListing, agent: str | None = None) -> str:
+    """One object on one line. ``agent``: the socket of the agent that has answered, if one has. Absent values are
+    null. The first neighbor of a link is the one in NodeLinks.
+    """
     return json.dumps(
         {
+            "agent": agent,
+            "fault": listing.fault,
             "links": [
                 {
                     "link": row.link,
@@ -227,6 +216,9 @@ def as_json(listing: NeighborListing) -> str:
                     "driver": row.driver,
                     "state": row.state,
                     "trouble": row.error,
+                    "flooded": row.flooded,
+                    "moved_from": row.moved_from,
+                    "moved_seconds": row.moved_s,
                     "neighbors": [
                         {
                             **{
@@ -236,6 +228,8 @@ def as_json(listing: NeighborListing) -> str:
                             },
                             "age_seconds": aged.age_s,
                             "known_seconds": aged.known_s,
+                            "ttl_seconds": aged.ttl_s,
+                            "announced_ttl_seconds": aged.announced_ttl_s,
                         }
                         for aged in row.neighbors
                     ],
@@ -253,10 +247,18 @@ def as_json(listing: NeighborListing) -> str:
 
 
 def as_table(listing: NeighborListing) -> str:
+    if not listing.rows and listing.fault is not None:
+        return f"The agent receives no LLDP: {listing.fault}"
     if not listing.rows:
         return "This machine has no link: no physical Ethernet NIC, or none that `links.select` matches."
     lines = [cells for row in listing.rows for cells in _lines(row)]
-    notes = [
+    notes = [f"the agent receives no LLDP any more: {listing.fault}"] if listing.fault is not None else []
+    notes += [
+        f"{row.link}: the neighbor was {row.moved_from} until {duration(row.moved_s)} ago"
+        for row in listing.rows
+        if row.moved_from is not None and row.moved_s is not None
+    ]
+    notes += [
         f"{row.link}: no LLDP in {listing.waited_s:g} s, which proves little: a switch sends every 30 s; "
         f"--wait {NO_NEIGHBOR_AFTER_S + 1:.0f} is long enough to decide"
         for row in listing.rows
@@ -269,11 +271,17 @@ def as_table(listing: NeighborListing) -> str:
 
 def _lines(row: LinkRow) -> Iterable[tuple[str, ...]]:
     head = (row.link, row.pci_address or "-")
+    flooded = ", flooded" if row.flooded else ""
     if not row.neighbors:
-        yield (*head, "-", "-", "-", "-", "-", row.state)
-    for aged in row.neighbors:
+        yield (*head, *"-------", row.state + flooded)
+    for number, aged in enumerate(row.neighbors):
         neighbor = aged.neighbor
-        state = row.state if row.state in ("away", "down", "deaf") else "stale" if neighbor.stale else "live"
+        if row.state in ("away", "down", "deaf"):
+            state = row.state
+        elif neighbor.stale:
+            state = "stale"
+        else:
+            state = "live" if number == 0 or row.neighbors[0].neighbor.stale else "live beside"
         yield (
             *head,
             neighbor.system_name or neighbor.chassis_id.value,
@@ -281,5 +289,26 @@ def _lines(row: LinkRow) -> Iterable[tuple[str, ...]]:
             neighbor.port_description or "-",
             ",".join(neighbor.management_addresses) or "-",
             "-" if aged.age_s is None else f"{aged.age_s:.0f}s",
-            state,
+            _ttl(aged),
+            "-" if aged.known_s is None else duration(aged.known_s),
+            state + flooded,
         )
+
+
+def _ttl(aged: AgedNeighbor) -> str:
+    if aged.ttl_s is None or aged.announced_ttl_s is None:
+        return "-"
+    limited = aged.ttl_s < aged.announced_ttl_s
+    return f"{aged.ttl_s:.0f}s of {aged.announced_ttl_s}s" if limited else f"{aged.announced_ttl_s}s"
+
+
+def duration(seconds: float) -> str:
+    """In the largest unit of which there are at least two.
+
+    >>> [duration(n) for n in (7, 119, 120, 7200, 200000)]
+    ['7s', '119s', '2m', '2h', '2d']
+    """
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds:.0f}s"

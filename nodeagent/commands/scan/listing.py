@@ -229,7 +229,7 @@ def _gpu_rows(view: MachineView, uuids: Sequence[str]) -> Iterable[Sequence[str]
     numa_nodes = {function.pci_address: function.numa_node for function in snapshot.gpu_functions}
     for unusable in snapshot.unusable_gpus:
         numa_node = _or_dash(numa_nodes.get(unusable.place))
-        yield "-", "-", "-", "-", unusable.place, numa_node, unusable.health.state
+        yield "-", "-", "-", "-", "-", unusable.place, numa_node, unusable.health.state
 
 
 def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
