@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nodeagent.commands import (
-    cabling,
     capture,
     config,
     controller,
     demo,
     doctor,
     gpus,
+    hall_cabling,
     health,
     neighbors,
     plan,
@@ -42,7 +42,7 @@ VERBS: dict[str, Callable[[Add], None]] = {
     "plan": plan.add_plan,
     "explain": plan.add_explain,
     "topology": plan.add_topology,
-    "cabling": cabling.add,
+    "cabling": hall_cabling.add,
     "capture": capture.add,
     "controller": controller.add,
     "demo": demo.add,

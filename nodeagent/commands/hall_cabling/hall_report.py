@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from nodeagent.commands.cabling.planned_cables import PlannedCables
+from nodeagent.commands.hall_cabling.planned_cables import PlannedCables
 from nodeagent.commands.plan.preview import Preview
 from nodeagent.fabric.nodelinks import NOT_UP, LinkNeighbor, NodeLink, NodeLinks
 from nodeagent.fabric.outcome import AnomalyKind
@@ -24,7 +24,7 @@ USUAL_MIN = 3
 """The fewest links of a rail from which a usual speed follows."""
 
 
-class LinkState(StrEnum):
+class CableState(StrEnum):
     """In the order in which faults are to be removed: a wrong cable may explain the other ones."""
 
     ELSEWHERE = "elsewhere"
@@ -37,7 +37,7 @@ class LinkState(StrEnum):
 class CheckedLink(NamedTuple):
     """One link. ``switch`` and ``port`` are where it is, ``to_switch`` and ``to_port`` where it should be."""
 
-    state: LinkState
+    state: CableState
     group: str
     node: str
     rail: str
@@ -49,7 +49,7 @@ class CheckedLink(NamedTuple):
     note: str
 
 
-_ORDER = list(LinkState)
+_ORDER = list(CableState)
 
 
 def check_hall(
@@ -68,7 +68,7 @@ def check_hall(
         for link, port in cables.items() if node not in by_node else ():
             checked.append(
                 CheckedLink(
-                    LinkState.MISSING,
+                    CableState.MISSING,
                     "",
                     node,
                     "",
@@ -85,9 +85,9 @@ def check_hall(
     )
 
 
-def count_states(links: Iterable[CheckedLink]) -> dict[str, Counter[LinkState]]:
+def count_states(links: Iterable[CheckedLink]) -> dict[str, Counter[CableState]]:
     """The number of links in each state, by leaf group."""
-    counts: dict[str, Counter[LinkState]] = {}
+    counts: dict[str, Counter[CableState]] = {}
     for link in links:
         counts.setdefault(link.group, Counter())[link.state] += 1
     return dict(sorted(counts.items()))
@@ -112,7 +112,7 @@ def _against_plan(
         yield _checked(group, node, link, port.switch, port.port, usual, right=right)
     for name, port in left.items():
         note = "the node reports no such link"
-        yield CheckedLink(LinkState.MISSING, group, node, "", name, "", "", port.switch, port.port, note)
+        yield CheckedLink(CableState.MISSING, group, node, "", name, "", "", port.switch, port.port, note)
 
 
 def _against_tree(
@@ -149,18 +149,18 @@ def _checked(
     speed, expected = link.speed_mbps or 0, usual.get(rail or link.name, 0)
     note = ""
     if (link.state or "") in NOT_UP:
-        state, note = LinkState.MISSING, ", ".join(link.reasons) or link.state or ""
+        state, note = CableState.MISSING, ", ".join(link.reasons) or link.state or ""
     elif neighbor is None or neighbor.stale:
         state, note = (
-            LinkState.NO_LLDP,
+            CableState.NO_LLDP,
             "no LLDP neighbor" if neighbor is None else "its LLDP information has expired",
         )
     elif not right:
-        state = LinkState.ELSEWHERE
+        state = CableState.ELSEWHERE
     elif speed < expected:
-        state, note = LinkState.SLOW, f"{speed} of {expected} Mbit/s"
+        state, note = CableState.SLOW, f"{speed} of {expected} Mbit/s"
     else:
-        state = LinkState.PLANNED
+        state = CableState.PLANNED
     return CheckedLink(state, group, node, rail, link.name, *at, switch, port, note)
 
 

@@ -15,7 +15,7 @@ from nodeagent.commands.plan import read_parts, source_options
 from nodeagent.plain_text import columns, one_line
 
 if TYPE_CHECKING:
-    from nodeagent.commands.cabling.hall_report import CheckedLink
+    from nodeagent.commands.hall_cabling.hall_report import CheckedLink
 
 WATCH_MIN_S = 1.0
 
@@ -56,7 +56,7 @@ def _cabling(options: argparse.Namespace) -> int:
             )
         )
     elif options.csv:
-        from nodeagent.commands.cabling.hall_report import CheckedLink
+        from nodeagent.commands.hall_cabling.hall_report import CheckedLink
 
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(CheckedLink._fields)
@@ -89,7 +89,7 @@ def _print_changes(options: argparse.Namespace, links: list[CheckedLink]) -> lis
 
 
 def _check(options: argparse.Namespace) -> list[CheckedLink]:
-    from nodeagent.commands.cabling import hall_report, planned_cables
+    from nodeagent.commands.hall_cabling import hall_report, planned_cables
     from nodeagent.commands.plan import objects, preview
     from nodeagent.fabric_file import read_fabric
 
@@ -109,7 +109,7 @@ def _listed(options: argparse.Namespace, links: list[CheckedLink]) -> list[Check
 
 
 def _print_table(options: argparse.Namespace, links: list[CheckedLink]) -> None:
-    from nodeagent.commands.cabling.hall_report import LinkState, count_states
+    from nodeagent.commands.hall_cabling.hall_report import CableState, count_states
 
     rows = [
         (
@@ -124,10 +124,10 @@ def _print_table(options: argparse.Namespace, links: list[CheckedLink]) -> None:
             end="\n\n",
         )
     counts = [
-        (group or "no leaf group", *(str(states[state]) for state in LinkState))
+        (group or "no leaf group", *(str(states[state]) for state in CableState))
         for group, states in count_states(links).items()
     ]
-    heads = ("LEAF GROUP", *(state.upper() for state in LinkState))
+    heads = ("LEAF GROUP", *(state.upper() for state in CableState))
     print("\n".join(columns(heads, counts)), flush=True)
 
 
