@@ -8,7 +8,7 @@
 set -eu
 
 namespace=${1:-nodeagent}
-labels='topology\.nodeagent\.io/[^ ]*|nodeagent\.io/(link-degraded|gpu-mem-largest)'
+labels='topology\.nodeagent\.io/[^ ]*|nodeagent\.io/(link-degraded|gpu-mem-largest|gpu-mem-enforcement)'
 taints='nodeagent\.io/(links-down|links-below-minimum):[^ ]*'
 conditions='nodeagent\.io/(LinkHealthy|GpuHealthy|FabricLinks)'
 [ $# -eq 0 ] || shift

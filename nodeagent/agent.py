@@ -87,6 +87,8 @@ class AgentOptions(msgspec.Struct, frozen=True):
     config_file: Path | None = None
     listen: str | None = None
     node_name: str | None = None
+    log_level: str | None = None
+    """Instead of ``log.level`` of the configuration."""
 
 
 class Agent:
@@ -251,7 +253,7 @@ class Agent:
         for setting in RESTART_SETTINGS:
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
-        logging.getLogger().setLevel(config.log.level.upper())
+        logging.getLogger().setLevel((self._options.log_level or config.log.level).upper())
         discovery.adopt(self.health, self._config.health, config.health)
 
 

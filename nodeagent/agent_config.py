@@ -14,10 +14,16 @@ from nodeagent.config.faults import ConfigError, ConfigFault, Conflict, dotted
 from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, Settings, setting
 from nodeagent.config.settings_file import Built, entries, read_settings, section
 from nodeagent.config.yaml_tree import locate
-from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings, gpu_health_conflicts
+from nodeagent.health.gpu_settings import (
+    GpuAccountingSettings,
+    GpuHealthSettings,
+    GpuSettings,
+    accounting_conflicts,
+    gpu_health_conflicts,
+)
 from nodeagent.health.health_settings import HealthSettings, RuleSettings, rule_conflicts
 from nodeagent.kinds.device_list_size import size_conflicts
-from nodeagent.kinds.resource_conflicts import expect_conflicts, resource_conflicts
+from nodeagent.kinds.resource_conflicts import enforcement_conflicts, expect_conflicts, resource_conflicts
 from nodeagent.kinds.resource_settings import (
     EXAMPLE_GPU,
     EXAMPLE_VFS,
@@ -146,6 +152,14 @@ def _conflicts(built: Built) -> Iterator[Conflict]:
     yield from resource_conflicts(resources, tuple(entries(built, ("vfs",), VfsEntry)))
     for conflict in expect_conflicts(section(built, ("expect",), ExpectSettings), resources):
         yield conflict.below("expect")
+    yield from enforcement_conflicts(
+        resources,
+        processes=section(built, ("gpu", "health"), GpuHealthSettings).processes,
+        pod_resources=section(built, ("kubelet",), KubeletSettings).pod_resources,
+        access=section(built, ("cluster",), ClusterSettings).access,
+    )
+    for conflict in accounting_conflicts(section(built, ("gpu", "accounting"), GpuAccountingSettings)):
+        yield conflict.below("gpu", "accounting")
     yield from rule_conflicts(tuple(entries(built, ("health", "rules"), RuleSettings)))
     for conflict in web_conflicts(section(built, ("web",), WebSettings)):
         yield conflict.below("web")

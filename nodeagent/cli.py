@@ -7,10 +7,10 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from nodeagent import __version__
-from nodeagent.commands import FAILED, GOOD, ROOT, USAGE, VERBS, Verb
+from nodeagent.commands import FAILED, GOOD, USAGE, VERBS, Verb
+from nodeagent.commands.options import common_options
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -43,15 +43,37 @@ examples:
   nodeagent config check nodeagent.yaml
   nodeagent vfs apply --config nodeagent.yaml  create the VFs (as an init container does)
   nodeagent run --config nodeagent.yaml        the daemon
+  nodeagent VERB --help                        the options of a verb
 
 exit codes: 0 good, 1 failed, 2 bad usage or configuration
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose subparsers it makes too; it names the verb or value that a wrong one resembles."""
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """argparse has the suggestion from Python 3.14 on."""
+        if action.choices is None or value in action.choices:
+            return
+        from nodeagent.config.faults import did_you_mean, quote
+
+        known = [str(choice) for choice in action.choices]
+        hint = did_you_mean(str(value), known).removeprefix("; ") or f"there is {', '.join(known)}"
+        raise argparse.ArgumentError(action, f"{quote(str(value))} is unknown: {hint}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script. An exception that the operator can resolve is printed as one line."""
     words = sys.argv[1:] if arguments is None else arguments
-    options = _parser(words[0] if words else None).parse_args(words)
+    if not words:
+        _parser().print_help()
+        return GOOD
+    options = _parser(words[0]).parse_args(words)
+    if options.log_level:  # some verbs set no level of their own
+        from nodeagent.commands.log_lines import log_to_stderr
+
+        log_to_stderr(options.log_level)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC logs every closed connection
     verb: Verb = options.verb
     try:
@@ -90,7 +112,7 @@ def _explain(error: Exception) -> int:
 
 def _parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of all verbs, or of the verb ``only``: options of other verbs would delay the start of the agent."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="nodeagent",
         description=_ABOUT,
         epilog=_EXAMPLES,
@@ -106,8 +128,8 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
             description=f"{summary[0].upper()}{summary[1:]}.\n\n{about}".strip(),
             formatter_class=_Formatter,
         )
-        made.set_defaults(verb=verb)
-        made.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help=ROOT)
+        made.set_defaults(verb=verb, parser=_parser)
+        common_options(made)
         return made
 
     for offer in [VERBS[only]] if only in VERBS else VERBS.values():

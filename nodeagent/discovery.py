@@ -27,7 +27,7 @@ from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.model import Function, Gpu, Neighbor, Remark
-from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
+from nodeagent.sources import cabling_plan, gpu_source, gpu_users, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
@@ -193,16 +193,14 @@ class Discovery:
         from nodeagent.sources import neighbor_view  # noqa: PLC0415
 
         snapshot = self._inventory.snapshot
-        fault = next((entry.reason for entry in snapshot.stale_sources if entry.source == "lldp"), None)
-        if not receives_lldp(self._config, self._tree):
-            fault = neighbor_view.off_reason(self._config.lldp)
-        if self._lldp_receiver is not None:
-            listing = neighbor_view.of_receiver(self._lldp_receiver, fault)
-        else:
-            neighbors, remarks = self._neighbors.get("lldp", ((), ()))
-            listing = neighbor_view.of_lldpd(self._lldpd_links, neighbors, remarks, fault)
-        asks = asks_infiniband(self._config.infiniband)
-        return neighbor_view.with_infiniband_facts(listing, snapshot, asks=asks)
+        runs = receives_lldp(self._config, self._tree)
+        fault = neighbor_view.lldp_fault(snapshot, self._config.lldp, runs=runs)
+        lldpd = self._lldpd_links, *self._neighbors.get("lldp", ((), ()))
+        receiver, asks = self._lldp_receiver, asks_infiniband(self._config.infiniband)
+        view = (
+            neighbor_view.of_receiver(receiver, fault) if receiver else neighbor_view.of_lldpd(*lldpd, fault)
+        )
+        return neighbor_view.with_infiniband_facts(view, snapshot, asks=asks)
 
     def forget_nics(self, addresses: Iterable[str]) -> None:
         """Do not keep these PFs or VFs as missing, by PCI address."""
@@ -286,7 +284,8 @@ class Discovery:
         )
 
     def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
-        self._inventory.publish("gpus", gpus=gpus, unusable_gpus=self._gpu_facts.unusable)
+        facts = self._gpu_facts
+        self._inventory.publish("gpus", gpus=gpus, unusable_gpus=facts.unusable, gpu_driver=facts.version)
         self._health.take_gpus(gpus)
 
     async def _keep_gpus(self) -> None:
@@ -296,7 +295,9 @@ class Discovery:
     async def _watch_paths(self) -> None:
         while True:
             paths = await self._path_reads.run(host_paths.find, self._tree, self._config.cdi.directory)
-            self._inventory.publish("paths", paths=paths)
+            logs = self._config.gpu.accounting.pod_logs
+            support = await self._path_reads.run(gpu_users.limit_support, self._tree, logs)
+            self._inventory.publish("paths", paths=paths, limit_support=support)
             await asyncio.sleep(self._config.scan_seconds)
 
     async def _watch_lldp(self) -> None:
@@ -313,6 +314,7 @@ class Discovery:
                 self._keep_lldp_receiver,
                 self._node_name,
                 self._keep_lldpd_links,
+                self._tree.path(self._config.health.state_directory) if self._stores else None,
             )
 
     def _known_functions(self) -> tuple[Function, ...]:

@@ -279,6 +279,16 @@ class HostPaths(msgspec.Struct, frozen=True):
     driver_files: tuple[Mount, ...] = ()
 
 
+class LimitSupport(msgspec.Struct, frozen=True):
+    """The parts of the host that limits of GPU memory need. ``None``: not known.
+
+    ``hidden_processes`` is why the host's processes are not visible to the agent, empty if they are.
+    """
+
+    cgroup2: bool | None = None
+    hidden_processes: str | None = None
+
+
 class StaleSource(msgspec.Struct, frozen=True):
     """A source that cannot publish at present. Its last facts stay, and no health is derived from its failure."""
 
@@ -305,6 +315,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     links: tuple[Link, ...] = ()
     holdings: tuple[Holding, ...] | None = None
     paths: HostPaths = HostPaths()
+    gpu_driver: str | None = None
+    """The version of the GPU driver: ``580.95.05``."""
+    limit_support: LimitSupport = LimitSupport()
     neighbors: tuple[Neighbor, ...] = ()
     remarks: tuple[Remark, ...] = ()
     stale_sources: tuple[StaleSource, ...] = ()

@@ -88,6 +88,8 @@ class MachineView(msgspec.Struct, frozen=True):
     troubles: tuple[Trouble, ...]
     configuration: str = ""
     free: Mapping[str, Mapping[str, int]] = {}
+    levels: Mapping[str, str] = {}
+    """The enforcement in force, by resource of GPU memory."""
 
 
 def machine_view(
@@ -102,6 +104,7 @@ def machine_view(
         troubles,
         configuration,
         {resource: by_parent for resource, by_parent in free if by_parent is not None},
+        {kind.resource: level for kind in kinds if (level := kind.level(snapshot)) is not None},
     )
 
 
@@ -338,7 +341,7 @@ class Offer:
             pass_device_nodes=entry.pass_device_nodes,
             cdi_kind=self._cdi_kind(uuids, snapshot.paths),
             control_nodes=snapshot.paths.gpu_nodes,
-            memory_limits=entry.memory_limits,
+            enforcement=entry.enforcement,
         )
 
     def _cdi_kind(self, uuids: frozenset[str], paths: HostPaths) -> str:

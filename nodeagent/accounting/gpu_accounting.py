@@ -20,8 +20,8 @@ GIB = 1 << 30
 
 
 class GpuAccounting:
-    """``changed`` is set when ``over_uses`` changes; the reader clears it. ``slice_bytes`` returns the size of a slice
-    by resource. ``obstacle`` is why the use of the GPUs is unknown, if it is."""
+    """``revision`` grows with each change of ``over_uses``. ``slice_bytes`` returns the size of a slice by resource.
+    ``obstacle`` is why the use of the GPUs is unknown, if it is."""
 
     def __init__(
         self,
@@ -30,10 +30,12 @@ class GpuAccounting:
         slice_bytes: Callable[[], Mapping[str, int]],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.changed = asyncio.Event()
+        self.revision = 0
+        self._changed = asyncio.Event()
         self.obstacle: str | None = NOT_YET if settings.health.processes else OFF
         self.grace_s = settings.accounting.grace_seconds
-        self._enabled = settings.health.processes
+        self.evict_s = settings.accounting.evict_seconds
+        self.enabled = settings.health.processes
         self._snapshot, self._slice_bytes, self._now = snapshot, slice_bytes, now
         self._usage: Mapping[str, GpuUsage] = {}
         self._over = OverUses(settings.accounting.tolerance_mib << 20, self.grace_s, settings.health.gap_s)
@@ -49,7 +51,7 @@ class GpuAccounting:
 
     def take_usage(self, usage: Mapping[str, GpuUsage], obstacle: str | None) -> None:
         """Take a measurement: who uses each GPU, or why this is unknown."""
-        if not self._enabled:
+        if not self.enabled:
             return
         self._usage = usage
         if obstacle != self.obstacle and obstacle is not None:
@@ -60,7 +62,14 @@ class GpuAccounting:
             before = set(self._over.active)
             if self._over.observe(self.accounts(), self._now()):
                 self._log(before)
-                self.changed.set()
+                self.revision += 1
+                changed, self._changed = self._changed, asyncio.Event()
+                changed.set()
+
+    async def changed(self, revision: int) -> None:
+        """Return when ``revision`` is no longer the present one."""
+        while self.revision == revision:
+            await self._changed.wait()
 
     def _log(self, before: set[tuple[str, str, str]]) -> None:
         for key, over in self._over.active.items():

@@ -14,8 +14,8 @@ from nodeagent.model import GpuUsage, Holding, OutsideProcess, PodUse, Snapshot
 
 
 class PodAccount(msgspec.Struct, frozen=True):
-    """One pod on one GPU, in bytes. ``used_bytes`` is ``None`` if the use of the processes is unknown.
-    ``utilization`` is the pod's part of the time of the SMs, 0 to 1."""
+    """One pod on one GPU, in bytes. ``used_bytes`` is ``None`` if it is not measured; ``utilization`` is
+    the pod's part of the time of the SMs, 0 to 1."""
 
     namespace: str
     pod: str

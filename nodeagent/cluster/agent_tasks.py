@@ -127,9 +127,9 @@ async def run(
             from nodeagent.cluster import over_use_notices  # noqa: PLC0415
 
             tasks["over-use"] = partial(over_use_notices.follow, accounting, inventory, node, board)
-    if settings.conditions or settings.label or settings.taint.enabled or settings.gpu_mem_largest.enabled:
+    if settings.marks_nodes:
         from nodeagent.cluster.device_marks import DeviceMarker  # noqa: PLC0415
-        from nodeagent.cluster.largest_block import free_block  # noqa: PLC0415
+        from nodeagent.cluster.largest_block import free_block, level_in_force  # noqa: PLC0415
 
         tasks["nodestate"] = DeviceMarker(
             client,
@@ -138,19 +138,15 @@ async def run(
             settings,
             deliveries,
             block=lambda snapshot: free_block(offer.offered, snapshot),
+            level=lambda snapshot: level_in_force(offer.offered, snapshot),
         ).run
-    if settings.evict.enabled:
-        from nodeagent.cluster.evictions import Evictions  # noqa: PLC0415
+    accounted = accounting if accounting is not None and accounting.enabled else None
+    if settings.evict.enabled or accounted is not None:
+        from nodeagent.cluster import eviction_tasks  # noqa: PLC0415
 
-        tasks["evictions"] = Evictions(
-            client,
-            inventory,
-            offered,
-            settings.evict.after_seconds,
-            node=node,
-            board=board,
-            delivery=deliveries.of("evictions"),
-        ).run
+        tasks |= eviction_tasks.tasks(
+            client, inventory, offer, accounted, settings.evict, node=node, board=board, deliveries=deliveries
+        )
     log.info("Writing to the API server. node=%s parts=%s", node, ",".join(tasks) or "none")
     try:
         async with asyncio.TaskGroup() as group:

@@ -114,7 +114,21 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
     gpu_mem_largest: Annotated[
         GpuMemLargestSettings, setting("A label for pods that need a large part of a GPU.")
     ] = GpuMemLargestSettings()
+    gpu_mem_enforcement: Annotated[
+        bool,
+        setting(
+            "Set the label nodeagent.io/gpu-mem-enforcement on this Node to the level in force that keeps programs "
+            "within their share of GPU memory (none, env or evict). With several resources of GPU memory, that of the "
+            "first. Off by default: it needs a right of its own."
+        ),
+    ] = False
     evict: Annotated[EvictSettings, setting("Eviction of pods that hold a failed device.")] = EvictSettings()
+
+    @property
+    def marks_nodes(self) -> bool:
+        """Whether the agent writes its Node."""
+        labels = self.label or self.gpu_mem_largest.enabled or self.gpu_mem_enforcement
+        return self.conditions or self.taint.enabled or labels
 
 
 def cluster_conflicts(cluster: ClusterSettings) -> Iterator[Conflict]:
@@ -126,6 +140,7 @@ def cluster_conflicts(cluster: ClusterSettings) -> Iterator[Conflict]:
         enabled = {"conditions": cluster.conditions, "label": cluster.label}
         enabled |= {"taint": cluster.taint.enabled, "evict": cluster.evict.enabled}
         enabled |= {"gpu_mem_largest": cluster.gpu_mem_largest.enabled}
+        enabled |= {"gpu_mem_enforcement": cluster.gpu_mem_enforcement}
         for key in (key for key, on in enabled.items() if on):
             yield Conflict(((wire(key),), ("access",)), "needs an API server, and access is none")
 

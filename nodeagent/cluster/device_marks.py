@@ -26,7 +26,7 @@ from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.cluster.event_writer import shortened
 from nodeagent.cluster.largest_block import LABEL as BLOCK_LABEL
-from nodeagent.cluster.largest_block import DampedBlock, FreeBlock
+from nodeagent.cluster.largest_block import LEVEL_LABEL, DampedBlock, FreeBlock
 from nodeagent.cluster.node_marks import NodeCondition, NodeMarks, NodeTaint, StoredNode
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.inventory import Inventory
@@ -147,7 +147,8 @@ def _listed(group: Sequence[ReportedDevice]) -> str:
 class DeviceMarker:
     """Keep the marks of this Node up to date. Belongs to one event loop.
 
-    ``block`` returns the free GPU memory of a snapshot, ``None`` if it is not known.
+    ``block`` returns the free GPU memory of a snapshot, and ``level`` what enforces its limits; ``None`` if this is not
+    known.
     """
 
     def __init__(
@@ -159,9 +160,10 @@ class DeviceMarker:
         deliveries: Deliveries | None = None,
         *,
         block: Callable[[Snapshot], FreeBlock | None] = lambda _snapshot: None,
+        level: Callable[[Snapshot], str | None] = lambda _snapshot: None,
         jitter_s: float = JITTER_S,
     ) -> None:
-        self._block = block
+        self._block, self._level = block, level
         self._damped = DampedBlock(settings.gpu_mem_largest.step, settings.gpu_mem_largest.rise_seconds)
         self._node_marks, self._inventory = NodeMarks(client), inventory
         self._node, self._settings = node, settings
@@ -172,13 +174,14 @@ class DeviceMarker:
         self._retry = ApiRetry("The Node cannot be marked", deliveries.of("marks"))
         self._missing_right = {
             mark: ApiRetry(f"The {mark} of the Node cannot be written", deliveries.of(mark))
-            for mark in ("taint", "conditions", "label", "gpu-mem-largest")
+            for mark in ("taint", "conditions", "label", "gpu-mem-largest", "gpu-mem-enforcement")
         }
         self._conditions: tuple[NodeCondition, ...] | None = None
         self._transitions: dict[str, tuple[str, str]] = {}  # status and time of the transition, by type
         self._heartbeat_at = float("-inf")
         self._label: str | bool | None = False  # False: not known
         self._block_label: str | bool | None = False
+        self._level_label: str | bool | None = False
         self._tainted: bool | None = None
         self._read = False
 
@@ -233,6 +236,7 @@ class DeviceMarker:
             ("conditions", self._write_conditions),
             ("label", self._write_label),
             ("gpu-mem-largest", self._write_block_label),
+            ("gpu-mem-enforcement", self._write_level_label),
         ):
             missing_right = self._missing_right[mark]
             if missing_right.wait_s(now) > 0:
@@ -300,6 +304,20 @@ class DeviceMarker:
         self._block_label = label
         return True
 
+    async def _write_level_label(self, _: DeviceMarks, _now: float) -> bool:
+        """As the label of the block."""
+        label: str | None = None
+        if not self._settings.gpu_mem_enforcement:
+            if not self._level_label:
+                return False
+        elif (label := self._level(self._inventory.snapshot)) is None:
+            return False
+        if label == self._level_label:
+            return False
+        await self._node_marks.set_labels(self._node, {LEVEL_LABEL: label})
+        self._level_label = label
+        return True
+
     async def _read_marks(self, devices: Sequence[ReportedDevice]) -> StoredNode | None:
         """Read the marks of an earlier agent. Without the right to read, every present state counts at once."""
         try:
@@ -315,6 +333,7 @@ class DeviceMarker:
         self._tainted = node.has_taint(TAINT)
         self._label = node.labels.get(LABEL)
         self._block_label = node.labels.get(BLOCK_LABEL)
+        self._level_label = node.labels.get(LEVEL_LABEL)
         self._damped.adopt(self._block_label)
         bad = {type_ for type_, (status, _) in self._transitions.items() if status != "True"}
         if self._tainted or LABEL in node.labels:

@@ -1,9 +1,12 @@
-"""Evict the pods that hold a failed device: off by default, slow, and within disruption budgets.
+"""Evict pods, for one of two causes: off by default, slow, and within disruption budgets.
 
 Rules:
 
-* A pod is evicted after its device has failed without interruption for the configured time. A device whose state
-  is unknown has not failed, and neither has a GPU whose driver was upgraded underneath: its pods continue to run.
+* A pod is evicted after its device has failed without interruption for the configured time (``failed_device_causes``).
+  A device whose state is unknown has not failed, and neither has a GPU whose driver was upgraded underneath: its pods
+  continue to run.
+* Where ``enforcement`` is ``evict``, a pod is evicted after it has used more GPU memory than its share for the
+  configured time (``over_use_causes``). A pod without a share is not: its DaemonSet would only make it again.
 * At most one pod in ten seconds. An eviction that a disruption budget refuses is requested again later, each time after
   a longer wait, and so is one whose pod does not end.
 * An eviction, and a refusal, is an Event on the pod and on the Node.
@@ -14,12 +17,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+from nodeagent.accounting.over_use import OverUse
 from nodeagent.backoff import JITTER, Backoff, RateLimit
-from nodeagent.cluster.affected_devices import AffectedPod, Offered, affected_pods, has_failed
+from nodeagent.cluster.affected_devices import Offered, affected_pods, has_failed
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.event_writer import EventTarget, Notice
 from nodeagent.cluster.notice_board import NoticeBoard
@@ -27,6 +32,7 @@ from nodeagent.cluster.retry import ApiRetry
 from nodeagent.inventory import Inventory
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.model import Snapshot
+from nodeagent.supervise import either
 
 log = logging.getLogger(__name__)
 
@@ -36,25 +42,65 @@ AGAIN_S = 300.0
 BUDGET_S = 30.0
 """Until the eviction is requested again for the first time after a disruption budget refused it."""
 IDLE_S = 3600.0
+GIB = 1 << 30
 
 PodName = tuple[str, str]
 """Namespace and name."""
 
 
+class EvictionCause(NamedTuple):
+    """The cause of an eviction: the device that it is about, and a clause for messages. ``since``: when it began, by
+    the monotonic clock; ``None``: when it is first seen."""
+
+    about: str
+    why: str
+    since: float | None = None
+
+
+Causes = Mapping[PodName, EvictionCause]
+
+
+def failed_device_causes(snapshot: Snapshot, offered: Offered, after_s: float) -> Causes:
+    """The pods that hold a failed device."""
+    return {
+        (pod.namespace, pod.pod): EvictionCause(
+            pod.device.key, f"{pod.device.title} has failed for {after_s:g} s"
+        )
+        for pod in affected_pods(snapshot, offered)
+        if has_failed(pod.device.health)
+    }
+
+
+def over_use_causes(over_uses: Iterable[OverUse], evicting: Collection[str], after_s: float) -> Causes:
+    """The pods that exceed their share of one of the GPUs ``evicting``, by UUID."""
+    return {
+        (over.namespace, over.pod): EvictionCause(
+            over.uuid,
+            f"it has used {over.used_bytes / GIB:.1f} GiB of {over.uuid} for {after_s:g} s, and its share is "
+            f"{over.granted_bytes / GIB:.1f} GiB",
+            over.since,
+        )
+        for over in over_uses
+        if over.namespace and over.granted_bytes and over.uuid in evicting
+    }
+
+
 @dataclass(slots=True)
 class EvictionQueue:
-    """Since when each pod's device has failed, and when to evict the pod."""
+    """Since when each pod has a cause, and when to evict the pod."""
 
     after_s: float
     since: dict[PodName, float] = field(default_factory=dict)
-    affected: dict[PodName, AffectedPod] = field(default_factory=dict)
+    causes: Causes = field(default_factory=dict)
     not_before: dict[PodName, float] = field(default_factory=dict)
 
-    def observe(self, affected: Iterable[AffectedPod], now: float) -> None:
-        pods = {(pod.namespace, pod.pod): pod for pod in affected if has_failed(pod.device.health)}
-        self.affected = pods
-        self.since = {pod: self.since.get(pod, now) for pod in pods}
-        self.not_before = {pod: at for pod, at in self.not_before.items() if pod in pods}
+    def observe(self, causes: Causes, now: float) -> None:
+        self.causes = causes
+        self.since = {
+            pod: self.since.get(pod, now if cause.since is None else cause.since)
+            for pod, cause in causes.items()
+        }
+        self.not_before = {pod: at for pod, at in self.not_before.items() if pod in causes}
 
     def due(self, now: float) -> tuple[list[PodName], float]:
         """The pods to evict, the longest waiting first, and the seconds until the next one is due."""
@@ -68,25 +114,30 @@ class EvictionQueue:
 
 
 class Evictions:
-    """``offered`` returns the devices that each resource has now. ``budget_s`` is the first wait after a refusal."""
+    """``causes`` returns the pods to evict after ``after_s``; it is called at each snapshot, and each time that
+    ``changed`` returns. ``part`` names the notices. ``budget_s`` is the first wait after a refusal."""
 
     def __init__(
         self,
         client: ApiClient,
         inventory: Inventory,
-        offered: Callable[[Snapshot], Offered],
+        causes: Callable[[Snapshot], Causes],
         after_s: float,
         *,
         node: str,
+        part: str = "evictions",
+        changed: Callable[[], Coroutine[Any, Any, object]] | None = None,
+        rate: RateLimit | None = None,
         board: NoticeBoard | None = None,
         delivery: Delivery | None = None,
         budget_s: float = BUDGET_S,
     ) -> None:
         self.queue = EvictionQueue(after_s)
-        self._client, self._inventory, self._offered = client, inventory, offered
+        self._client, self._inventory, self._causes = client, inventory, causes
+        self._part, self._changed = part, changed
         self._node, self._board, self._budget_s = node, board or NoticeBoard(), budget_s
-        self._rate = RateLimit(1, PER_S)
-        self._retry = ApiRetry("A pod with a failed device cannot be evicted", delivery)
+        self._rate = rate or RateLimit(1, PER_S)
+        self._retry = ApiRetry("A pod cannot be evicted", delivery)
         self._refusals: dict[PodName, Backoff] = {}
         self._notices: dict[PodName, tuple[Notice, Notice]] = {}
 
@@ -94,12 +145,13 @@ class Evictions:
         """Evict until cancelled."""
         while True:
             snapshot = self._inventory.snapshot
-            self.queue.observe(affected_pods(snapshot, self._offered(snapshot)), time.monotonic())
+            self.queue.observe(self._causes(snapshot), time.monotonic())
             self._forget_recovered()
             wait = await self._evict()
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
-                    await self._inventory.changed(snapshot.revision)
+                    other = () if self._changed is None else (self._changed(),)
+                    await either(self._inventory.changed(snapshot.revision), *other)
 
     async def _evict(self) -> float:
         """Evict the next pod that is due. Return the seconds until there is more to do."""
@@ -125,7 +177,7 @@ class Evictions:
         self._retry.succeeded()
         self._refusals.pop(pod, None)
         self.queue.not_before[pod] = now + AGAIN_S
-        log.warning("A pod was evicted because its device failed. pod=%s/%s", *pod)
+        log.warning("A pod was evicted. pod=%s/%s reason=%r", *pod, self.queue.causes[pod].why)
         self._post(pod, "PodEvicted", "was evicted", warning=False)
 
     def _refused(self, pod: PodName, error: ApiError, now: float) -> None:
@@ -133,7 +185,7 @@ class Evictions:
         backoff = self._refusals.setdefault(pod, Backoff(self._budget_s, AGAIN_S, jitter=JITTER))
         self.queue.not_before[pod] = now + backoff.next_s(error.retry_after_s)
         log.info(
-            "A pod with a failed device is not evicted now. pod=%s/%s reason=%r", *pod, str(error)
+            "A pod is not evicted now. pod=%s/%s reason=%r", *pod, str(error)
         )  # fmt: skip
         if not error.missing:
             who = "a disruption budget" if over_budget(error) else "the API server"
@@ -142,11 +194,10 @@ class Evictions:
     def _post(self, pod: PodName, reason: str, outcome: str, *, warning: bool = True) -> None:
         """Post the notice on the pod and on the Node."""
         namespace, name = pod
-        device = self.queue.affected[pod].device
-        why = f"{device.title} has failed for {self.queue.after_s:g} s"
+        about, why, _ = self.queue.causes[pod]
         on_pod, on_node = EventTarget("Pod", namespace, name), EventTarget("Node", "", self._node)
         self._notices[pod] = (
-            Notice(on_pod, device.key, reason, f"The pod {outcome}: {why}", warning, recovers=False),
+            Notice(on_pod, about, reason, f"The pod {outcome}: {why}", warning, recovers=False),
             Notice(
                 on_node,
                 f"{namespace}/{name}",
@@ -159,11 +210,11 @@ class Evictions:
         self._forget_recovered()
 
     def _forget_recovered(self) -> None:
-        """Keep only what concerns pods that still hold a failed device."""
+        """Keep only what concerns pods that still have a cause."""
         waiting = self.queue.since
         self._refusals = {pod: backoff for pod, backoff in self._refusals.items() if pod in waiting}
         self._notices = {pod: notices for pod, notices in self._notices.items() if pod in waiting}
-        self._board.post("evictions", *(notice for notices in self._notices.values() for notice in notices))
+        self._board.post(self._part, *(notice for notices in self._notices.values() for notice in notices))
 
 
 def over_budget(error: ApiError) -> bool:

@@ -23,6 +23,15 @@ from nodeagent.model import Snapshot
 LABEL = "nodeagent.io/gpu-mem-largest"
 
 
+LEVEL_LABEL = "nodeagent.io/gpu-mem-enforcement"
+
+
+def level_in_force(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> str | None:
+    """Return the enforcement of the first resource of GPU memory; ``None`` if there is none."""
+    levels = (kind.level(snapshot) for kind in kinds)
+    return next((level for level in levels if level is not None), None)
+
+
 class FreeBlock(msgspec.Struct, frozen=True):
     """``largest``: the most free slices of one GPU. ``whole``: the slices of the largest GPU."""
 

@@ -63,6 +63,7 @@ FINE_TRIES = 3
 """After so many, a link with a refused part is left out as a whole."""
 
 COMPUTE = "compute"
+INFINIBAND = "infiniband"
 RAIL_NAME = "nic{}"
 """The name of a link in the report, by its rail. Resources have the same names by default, and a NIC that is
 replaced in the same slot keeps it."""
@@ -145,6 +146,7 @@ def _link(
         netdev=netdev or (last.netdev if last else None),
         pci_address=function.pci_address,
         mac=(link.mac if link else None) or (last.mac if last else None),
+        link_type=INFINIBAND if function.link_type == INFINIBAND else None,
         fabric=COMPUTE if rail is not None and not (link and link.default_route) else None,
         rail=rail,
         speed_mbps=link.speed_mbps if link else None,

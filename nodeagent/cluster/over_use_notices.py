@@ -5,7 +5,6 @@ The numbers in a notice are those of its beginning. Its end is the Event ``Recov
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -20,14 +19,18 @@ POD_REASON, OUTSIDE_REASON = "GpuMemoryExceeded", "GpuUsedOutsidePods"
 
 
 class OverUseSource(Protocol):
-    """``changed`` is set when ``over_uses`` changes; the reader clears it. ``grace_s``: how long each of them lasted
-    before it was reported."""
+    """The pods that exceed their share. ``enabled``: whether they are looked for. ``grace_s`` and ``evict_s``: how long
+    each of them lasts before it is reported, and before the pod may be evicted. ``revision`` grows with each change."""
 
-    changed: asyncio.Event
+    enabled: bool
     grace_s: float
+    evict_s: float
+    revision: int
 
     @property
     def over_uses(self) -> tuple[OverUse, ...]: ...
+    async def changed(self, revision: int) -> None:
+        """Return when ``revision`` is no longer the present one."""
 
 
 def notices(over_uses: Iterable[OverUse], gpus: Sequence[Gpu], node: str, grace_s: float) -> Iterator[Notice]:
@@ -54,6 +57,6 @@ def notices(over_uses: Iterable[OverUse], gpus: Sequence[Gpu], node: str, grace_
 async def follow(source: OverUseSource, inventory: Inventory, node: str, board: NoticeBoard) -> None:
     """Post the notices at each change, until cancelled."""
     while True:
-        source.changed.clear()
+        revision = source.revision
         board.post("accounting", *notices(source.over_uses, inventory.snapshot.gpus, node, source.grace_s))
-        await source.changed.wait()
+        await source.changed(revision)

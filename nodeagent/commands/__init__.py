@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from nodeagent.commands import (
     capture,
+    completion,
     config,
     controller,
     demo,
@@ -17,6 +18,7 @@ from nodeagent.commands import (
     gpus,
     hall_cabling,
     health,
+    man,
     neighbors,
     plan,
     remembered,
@@ -46,6 +48,8 @@ VERBS: dict[str, Callable[[Add], None]] = {
     "capture": capture.add,
     "controller": controller.add,
     "demo": demo.add,
+    "completion": completion.add,
+    "man": man.add,
 }
 """The function that declares each verb, in the order of the help. A test compares the names with the parser, and the
 functions with the modules."""

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nodeagent.commands.options import GOOD, ROOT, Add, text
+from nodeagent.commands.options import GOOD, Add, common_options, text
 
 
 def add(add: Add) -> None:
@@ -22,12 +22,13 @@ def add(add: Add) -> None:
         description="Validate FILE: one line for each fault, with its place and a suggestion.",
     )
     check.add_argument("file", type=Path, metavar="FILE")
-    check.add_argument("--root", type=Path, default=argparse.SUPPRESS, metavar="DIR", help=ROOT)
     check.set_defaults(verb=_config_check)
     defaults = parts.add_parser("defaults", help="print the default configuration with comments")
     defaults.set_defaults(verb=_config_defaults)
     schema = parts.add_parser("schema", help="print the JSON schema, for editors and CI")
     schema.set_defaults(verb=_config_schema)
+    for part in (check, defaults, schema):
+        common_options(part, of_part=True)
 
 
 def _config_check(options: argparse.Namespace) -> int:

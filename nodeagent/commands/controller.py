@@ -56,7 +56,6 @@ def add(add: Add) -> None:
         help="seconds without a renewal after which another replica leads; a leader that cannot renew stops after two "
         "thirds of it (default: %(default)g)",
     )
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
 
 
 def _lease(text: str) -> float:
@@ -76,7 +75,7 @@ def _controller(options: argparse.Namespace) -> int:
 
     file: Path | None = options.fabric
     config, topology = read_fabric(None) if file is None else read_at_start(file, partial(read_fabric, file))
-    log_to_stderr(options.log_level, daemon=True)
+    log_to_stderr(options.log_level or "info", daemon=True)
     access = None if options.kubeconfig else in_cluster()
     access = access or kubeconfig(options.kubeconfig)
     settings = controller.ReplicaSettings(

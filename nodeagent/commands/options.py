@@ -17,8 +17,26 @@ ROOT = """\
 use /sys, /proc, /dev, /var/run and the state directory below this directory: the root of a host mounted in a
 container, a `nodeagent capture`, or a simulated machine (default: /)"""
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_LEVEL = """\
+log records of this level and above, to stderr (default: `info` of `controller` and `vfs apply`, `log.level` of `run`,
+otherwise `warning` or `error`)"""
+
 Verb = Callable[[argparse.Namespace], int]
 Add = Callable[..., argparse.ArgumentParser]
+
+
+def common_options(parser: argparse.ArgumentParser, *, of_part: bool = False) -> None:
+    """Options of every verb. Those of a verb's part have no default, which would override one before its name."""
+    default = argparse.SUPPRESS if of_part else None
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=argparse.SUPPRESS if of_part else Path("/"),
+        metavar="DIR",
+        help=ROOT,
+    )
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default=default, help=LOG_LEVEL)
 
 
 def config_option(parser: argparse.ArgumentParser) -> None:

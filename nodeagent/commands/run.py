@@ -43,13 +43,14 @@ def _run(options: argparse.Namespace) -> int:
     from nodeagent import agent
 
     config = load(options.config)
-    log_to_stderr(config.log.level, daemon=True)
+    log_to_stderr(options.log_level or config.log.level, daemon=True)
     agent_options = agent.AgentOptions(
         options.root,
         options.kubelet_dir,
         options.config,
         options.listen,
         os.environ.get("NODE_NAME"),
+        options.log_level,
     )
     asyncio.run(agent.run(config, agent_options))
     return GOOD

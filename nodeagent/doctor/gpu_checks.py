@@ -12,8 +12,10 @@ from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shorte
 from nodeagent.doctor.target import Target
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.kinds.enforcement import LIMITS_DRIVER
 from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.model import Gpu, GpuFunction
+from nodeagent.sources.gpu_users import limit_support
 from nodeagent.sources.host_paths import GPU_NODES
 
 TOPIC = Topic(
@@ -79,15 +81,14 @@ TOPIC = Topic(
         ),
         "memory_limits": FACT,
         "memory_limits_inert": Advice(
-            "Slices are counted and a container gets its share in the environment. The parts that enforce "
-            "the limit are missing here, so a program can use more than its share.",
-            "use driver r615 with container toolkit 1.20.1 and cgroup v2; without them only MIG or MPS "
-            "enforce a limit",
+            "Slices are counted. The parts that enforce the limit are missing here, so a program can use more than "
+            "its share.",
+            "use driver r615 with container toolkit 1.20.1 and cgroup v2; without them `enforcement: evict` ends pods "
+            "that exceed their share, and only MIG or MPS keep them from it",
         ),
     },
 )
 
-_LIMITS_DRIVER = 615
 _RECOVERY_DRIVER = 565
 
 
@@ -100,6 +101,7 @@ class GpuFacts:
     module: str | None = None
     nodes: tuple[str, ...] = ()
     cgroup2: bool | None = None
+    hidden_processes: str | None = None
     hung_s: float = 0.0
 
     @property
@@ -116,12 +118,14 @@ def read(target: Target) -> GpuFacts:
     tree = target.tree
     root, driver = str(tree.root), target.config.gpu.driver
     answer = read_driver(root, driver) if target.recorded else read_in_process(root, driver, target.timeout_s)
+    support = limit_support(tree, target.config.gpu.accounting.pod_logs)
     return GpuFacts(
         on_bus=_on_bus(tree),
         answer=answer,
         module=_text(tree, "/sys/module/nvidia/version"),
         nodes=tuple(node for node in GPU_NODES if tree.exists(node)),
-        cgroup2=None if target.recorded else tree.exists("/sys/fs/cgroup/cgroup.controllers"),
+        cgroup2=support.cgroup2,
+        hidden_processes=support.hidden_processes,
         hung_s=target.timeout_s,
     )
 
@@ -193,11 +197,13 @@ def _reading(reading: GpuReading) -> Iterator[Finding]:
 
 
 def _limits(gpus: GpuFacts, answer: DriverAnswer, config: Config) -> Iterator[Finding]:
-    wanted = [e for e in config.resources if isinstance(e, GpuMemResource) and e.memory_limits]
+    wanted = [
+        e for e in config.resources if isinstance(e, GpuMemResource) and e.enforcement in ("auto", "env")
+    ]
     version = _major(answer.version)
     if not wanted or not answer.readings or version is None:
         return
-    lacking = [f"driver {answer.version}"] if version < _LIMITS_DRIVER else []
+    lacking = [f"driver {answer.version}"] if version < LIMITS_DRIVER else []
     lacking += ["cgroup v1"] if gpus.cgroup2 is False else []
     if lacking:
         yield TOPIC.note(

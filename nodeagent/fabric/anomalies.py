@@ -27,7 +27,6 @@ from nodeagent.fabric.anomaly_texts import (
     rail_order,
     rail_shift,
     rails_text,
-    several_neighbors,
     shared_ports,
 )
 from nodeagent.fabric.desired_places import group_of
@@ -56,9 +55,6 @@ class CablingCheck:
         self._check_switches()
         for pattern in votes.patterns:
             self._check_pattern(pattern, names, placed)
-            for node, report in pattern.nodes.items():
-                if report.contested:
-                    self.anomalies += several_neighbors(node, report, pattern)
         for (group, steps), nodes in self._shifted.items():
             self.anomalies.append(rail_shift(sorted(nodes), steps, self._rails[group]))
         for group in votes.groups:
@@ -68,6 +64,7 @@ class CablingCheck:
         for leaf, pair in votes.shared.items():
             self.anomalies.append(self._shared_switch(leaf, pair))
         self.anomalies += self._node_cables()
+        self.anomalies += self._contested_links()
 
     def home(self, leaf: str) -> SwitchGroup | None:
         """The group that a switch counts for."""
@@ -327,6 +324,21 @@ class CablingCheck:
             if one in without or other in without:
                 continue
             yield from node_to_node(one, other, ends)
+
+    def _contested_links(self) -> Iterator[Anomaly]:
+        """Links on which a second device sends beside the switch. The switch, confirmed longest, stays the neighbor."""
+        for pattern in self._votes.patterns:
+            for node, report in pattern.nodes.items():
+                for i in range(report.contested.bit_length()):
+                    if not report.contested >> i & 1:
+                        continue
+                    key, link = pattern.keys[i], shown(pattern.shape[i].link)
+                    message = (
+                        f"beside {key or 'its neighbor'} another device announces itself on {link} of {node}: a device "
+                        f"between them forwards LLDP, or a program on {node} sends forged frames; `nodeagent "
+                        "neighbors` on the node shows both"
+                    )
+                    yield Anomaly(AnomalyKind.CONTESTED_LINK, node, link, key, message)
 
     def _undecidable(self, group: SwitchGroup) -> Iterator[Anomaly]:
         """A group that falls into several parts, each with nodes, if exactly half is no majority."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nodeagent.fabric.groups import CablingPattern, SwitchGroup
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
-from nodeagent.fabric.reports import CompactReport, shown
+from nodeagent.fabric.reports import shown
 
 LinkPlace = tuple[CablingPattern, int]
 """A pattern, and the position of a link in its shape."""
@@ -75,19 +75,6 @@ def node_to_node(one: str, other: str, ends: Sequence[tuple[str, str]]) -> Itera
             "group; move both ends to the switches of their rails"
         )
         yield Anomaly(AnomalyKind.NODE_TO_NODE, first, link, "", message, (first, second))
-
-
-def several_neighbors(node: str, report: CompactReport, pattern: CablingPattern) -> Iterator[Anomaly]:
-    """Links on which a second sender is confirmed."""
-    for i, slot in enumerate(pattern.shape):
-        if report.contested >> i & 1:
-            link, key = shown(slot.link), pattern.keys[i]
-            message = (
-                f"{link} of {node} receives LLDP from a second sender, beside {key or 'its neighbor'}, which was "
-                f"confirmed for longer and counts: find the sender with `nodeagent neighbors` on {node}; it may be a "
-                "device between the two, or a host that forges frames"
-            )
-            yield Anomaly(AnomalyKind.SEVERAL_NEIGHBORS, node, link, key, message)
 
 
 def rail_order(rail: str) -> tuple[bool, int, str]:

@@ -47,12 +47,14 @@ class LinkNeighbor(Wire, frozen=True, kw_only=True):
 
 
 class NodeLink(Wire, frozen=True, kw_only=True):
-    """One link. ``fabric`` and ``rail`` are assigned by the node; ``rail`` counts from 0."""
+    """One link. ``fabric`` and ``rail`` are assigned by the node; ``rail`` counts from 0. ``link_type`` is
+    ``infiniband``, or absent for Ethernet."""
 
     name: str
     netdev: str | None = None
     pci_address: str | None = None
     mac: str | None = None
+    link_type: str | None = None
     fabric: str | None = None
     rail: int | None = None
     speed_mbps: int | None = None

@@ -31,7 +31,7 @@ class AnomalyKind(StrEnum):
     AMBIGUOUS_SWITCH = "ambiguous-switch"
     REPLACED_SWITCH = "replaced-switch"
     SHARED_PORT = "shared-port"
-    SEVERAL_NEIGHBORS = "several-neighbors"
+    CONTESTED_LINK = "contested-link"
     OVERSIZED = "oversized"
     UNDECIDABLE = "undecidable"
 

@@ -54,9 +54,8 @@ Shape = tuple[LinkSlot, ...]
 
 
 class CompactReport:
-    """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale``, ``miscabled``, ``unused`` and
-    ``contested`` is for this link. ``unused``: the node expects no cable there. ``contested``: the link has a second
-    confirmed neighbor.
+    """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale``, ``contested``, ``miscabled`` and
+    ``unused`` is for this link; ``unused``: the node expects no cable there.
 
     ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up. ``macs`` are
     the MAC addresses of all links of the node, of other fabrics too: six octets each.
@@ -69,9 +68,9 @@ class CompactReport:
         shape: Shape,
         ports: tuple[str, ...],
         stale: int,
+        contested: int,
         miscabled: int,
         unused: int,
-        contested: int,
         up: int,
         incomplete: bool,
         macs: bytes,
@@ -79,9 +78,9 @@ class CompactReport:
         self.shape = shape
         self.ports = ports
         self.stale = stale
+        self.contested = contested
         self.miscabled = miscabled
         self.unused = unused
-        self.contested = contested
         self.up = up
         self.incomplete = incomplete
         self.macs = macs
@@ -113,7 +112,7 @@ class ReportReader:
         pool = self._pool
         shape: list[LinkSlot] = []
         ports: list[str] = []
-        stale = miscabled = unused = contested = up = 0
+        stale = contested = miscabled = unused = up = 0
         incomplete = False
         for link in self._of_fabric(links):
             bit = 1 << len(shape)
@@ -139,19 +138,24 @@ class ReportReader:
                     incomplete = incomplete or not is_down
         macs = b"".join(octets(link.mac) for link in links.links if link.mac is not None)
         return CompactReport(
-            pool(tuple(shape)), pool(tuple(ports)), stale, miscabled, unused, contested, up, incomplete, macs
+            pool(tuple(shape)),
+            pool(tuple(ports)),
+            stale,
+            contested,
+            miscabled,
+            unused,
+            up,
+            incomplete,
+            macs,
         )
 
     def _announcement(self, links: NodeLinks, neighbor: LinkNeighbor) -> SwitchAnnouncement | None:
-        """``None`` for a frame from the node itself, such as its NIC's firmware or a representor, and for an InfiniBand
-        adapter: it is the end of a cable between two hosts.
+        """``None`` for a frame from the node itself, such as its NIC's firmware or a representor.
 
         The name does not decide: a switch may have the name of the node.
         """
         name = neighbor.system_name or ""
         chassis = neighbor.chassis_id
-        if chassis.subtype == ADAPTER_GUID:
-            return None
         if chassis.subtype == "mac" and any(chassis.value == link.mac for link in links.links):
             return None
         addresses = tuple(sorted(neighbor.management_addresses))
@@ -160,10 +164,11 @@ class ReportReader:
     def _of_fabric(self, links: NodeLinks) -> Iterator[NodeLink]:
         """The links of the fabric that makes the tree, ordered by rail and name."""
         rules = self._rules
+        listed = [link for link in links.links if not _unasked(link)]
         # If the node names the fabric of some links, its other links belong to none, such as those for storage.
-        has_fabrics = any(link.fabric is not None for link in links.links)
-        fastest = max((link.speed_mbps or 0 for link in links.links), default=0)
-        for link in sorted(links.links, key=_order):
+        has_fabrics = any(link.fabric is not None for link in listed)
+        fastest = max((link.speed_mbps or 0 for link in listed), default=0)
+        for link in sorted(listed, key=_order):
             fabric = link.fabric
             for rule in rules.fabrics:
                 if _matches(rule, links.node_name, link):
@@ -177,6 +182,12 @@ class ReportReader:
                     fabric = rules.fabric
             if fabric == rules.fabric:
                 yield link
+
+
+def _unasked(link: NodeLink) -> bool:
+    """An InfiniBand link without any neighbor belongs to no fabric. Most likely its port asks nothing, by default, and
+    then the Ethernet links make the tree."""
+    return link.link_type == "infiniband" and link.neighbor is None
 
 
 def _order(link: NodeLink) -> tuple[int, int, str]:

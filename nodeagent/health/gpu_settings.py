@@ -109,6 +109,13 @@ class GpuAccountingSettings(Settings, frozen=True, kw_only=True):
     grace_seconds: Annotated[
         Seconds, setting("Seconds that a pod must exceed its share before it is reported.")
     ] = 60.0
+    evict_seconds: Annotated[
+        Seconds,
+        setting(
+            "Seconds that a pod must exceed its share before it is evicted, where enforcement is evict. At least "
+            "graceSeconds, so that the Event comes first."
+        ),
+    ] = 300.0
     pod_logs: Annotated[
         AbsolutePath,
         setting("The kubelet's folder of logs (podLogsDir), whose entries name the pods of processes."),
@@ -171,3 +178,10 @@ def gpu_health_conflicts(health: GpuHealthSettings) -> Iterator[Conflict]:
                 f"must be at least {wire(hold)}, {least:g}: a fault must not clear sooner than it is raised"
             )
             yield Conflict(((wire(clear),), (wire(hold),)), message)
+
+
+def accounting_conflicts(accounting: GpuAccountingSettings) -> Iterator[Conflict]:
+    """An eviction before the Event that announces it."""
+    if accounting.evict_seconds < accounting.grace_seconds:
+        message = f"must be at least graceSeconds, {accounting.grace_seconds:g}: the Event comes before the eviction"
+        yield Conflict((("evictSeconds",), ("graceSeconds",)), message)

@@ -70,7 +70,9 @@ class PortAsking:
         self._next_change_at = float("-inf")
 
     def observe(self, state: IbPortState, now: float) -> None:
-        """Take the port's state. A change of state or LID makes a question due."""
+        """Take the port's state. A change of state or LID makes a question due; an unknown state changes nothing."""
+        if state.state is None:
+            return
         before, self._state = self._state, state
         if not state.up:
             self.peer, self.due_at, self._unanswered = PeerState.DOWN, None, 0
@@ -79,6 +81,10 @@ class PortAsking:
             if self.peer is PeerState.DOWN:
                 self.peer = PeerState.UNASKED
             self.due_at = max(now, self._next_change_at)
+
+    def remove(self) -> None:
+        """The port is gone."""
+        self.peer, self.due_at, self._unanswered, self._state = PeerState.DOWN, None, 0, None
 
     def due(self, now: float) -> bool:
         return self.due_at is not None and self.due_at <= now

@@ -67,6 +67,10 @@ class DeviceKind(Protocol):
         """Return why the kubelet would refuse the device list, if it would."""
         ...
 
+    def level(self, snapshot: Snapshot) -> str | None:
+        """Return what keeps programs within their share (``kinds.enforcement``); ``None`` if a device is no share."""
+        ...
+
     def prefer(
         self,
         snapshot: Snapshot,

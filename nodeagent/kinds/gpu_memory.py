@@ -21,6 +21,7 @@ import msgspec
 from nodeagent.cdi import CdiDevices
 from nodeagent.kinds import Refused, distance, gpu_access, held_by, preference, requested, unhealthy, unknown
 from nodeagent.kinds.device_list_size import list_refusal
+from nodeagent.kinds.enforcement import Enforcement, Level, level_of, missing, sets_variables
 from nodeagent.model import Allocation, Devices, Function, Gpu, Snapshot
 
 _LISTED_MAX = 8  # GPUs named in a refusal
@@ -40,9 +41,7 @@ class _GpuSlices(msgspec.Struct, frozen=True):
 class GpuMemory(msgspec.Struct, frozen=True):
     """``gpus`` are the UUIDs to offer, ``None`` for all; ``control_nodes``: see ``gpu_access``.
 
-    ``memory_limits`` sets ``NVIDIA_GPU_MEMORY_REQUEST`` and ``_LIMIT``. NVIDIA's container toolkit makes a hard limit
-    of them from 1.20.1 on (driver 615 and cgroup v2). Older toolkits ignore them. A toolkit that reads them on a host
-    without that support refuses to start the container: set it to false there.
+    ``enforcement``: see ``kinds.enforcement``.
     """
 
     source: ClassVar[str] = "gpus"
@@ -54,7 +53,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
     pass_device_nodes: bool = False
     cdi_kind: str = gpu_access.CDI_KIND
     control_nodes: tuple[str, ...] = gpu_access.CONTROL_NODES
-    memory_limits: bool = True
+    enforcement: Enforcement = "auto"
 
     @property
     def device_mib(self) -> int:
@@ -101,8 +100,13 @@ class GpuMemory(msgspec.Struct, frozen=True):
         return bool(gpu_access.selected(snapshot, self.gpus))
 
     def refusal(self, snapshot: Snapshot) -> str | None:
-        memories = [gpu.memory_mib for gpu in gpu_access.selected(snapshot, self.gpus)]
-        return list_refusal(self.slice_mib, self.reserved_mib, memories)
+        gpus = gpu_access.selected(snapshot, self.gpus)
+        if gpus and (lacking := missing(self.enforcement, snapshot)) is not None:
+            return f"enforcement {self.enforcement} is not possible on this node: {lacking}"
+        return list_refusal(self.slice_mib, self.reserved_mib, [gpu.memory_mib for gpu in gpus])
+
+    def level(self, snapshot: Snapshot) -> Level:
+        return level_of(self.enforcement, snapshot)
 
     def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
         return gpu_access.cdi_specs(self.cdi_kind, snapshot)
@@ -152,7 +156,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
             cdi_kind=self.cdi_kind,
             control_nodes=self.control_nodes if self.pass_device_nodes else (),
             env=(
-                *(limits if self.memory_limits else ()),
+                *(limits if sets_variables(self.enforcement, snapshot) else ()),
                 ("NODEAGENT_GPU_UUID", ",".join(block.gpu.uuid for block in chosen)),
                 ("NODEAGENT_GPU_MEM_MIB", each),
             ),

@@ -15,6 +15,7 @@ from nodeagent.config.faults import Conflict, Path
 from nodeagent.config.formats import index_range
 from nodeagent.kinds.resource_settings import (
     ExpectSettings,
+    GpuMemResource,
     GpuResource,
     GpuSelect,
     PfSelect,
@@ -48,6 +49,25 @@ def expect_conflicts(expect: ExpectSettings, resources: Sequence[Placed]) -> Ite
         yield Conflict(
             (("gpus",),), "no entry of resources is of kind gpu-mem or gpu, so no GPU is ever offered"
         )
+
+
+def enforcement_conflicts(
+    resources: Sequence[Placed], *, processes: bool, pod_resources: bool, access: str
+) -> Iterator[Conflict]:
+    """Evictions for over-use without the settings that find it."""
+    for path, entry in resources:
+        if isinstance(entry, GpuMemResource) and entry.enforcement == "evict":
+            where = ((*path, "enforcement"),)
+            if not processes:
+                yield Conflict(
+                    where, "evict needs gpu.health.processes: true, which finds the pods that use too much"
+                )
+            if not pod_resources:
+                yield Conflict(
+                    where, "evict needs kubelet.podResources: true, which shows the shares of pods"
+                )
+            if access == "none":
+                yield Conflict(where, "evict needs an API server, and cluster.access is none")
 
 
 def _named(path: Path) -> str:

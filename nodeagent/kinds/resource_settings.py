@@ -22,6 +22,7 @@ from nodeagent.config.setting import (
     listed,
     setting,
 )
+from nodeagent.kinds.enforcement import Enforcement
 
 Mtu = Annotated[int, msgspec.Meta(ge=68, le=65535)]
 Strategy = Literal["cdi", "envvar"]
@@ -155,15 +156,16 @@ class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag=
             "or the CPU manager updates the cgroup."
         ),
     ] = False
-    memory_limits: Annotated[
-        bool,
+    enforcement: Annotated[
+        Enforcement,
         setting(
-            "Set NVIDIA_GPU_MEMORY_REQUEST and NVIDIA_GPU_MEMORY_LIMIT in the container to its share. "
-            "NVIDIA's container toolkit 1.20.1 enforces them (driver 615, cgroup v2); older toolkits ignore "
-            "them. Set false where such a toolkit runs on a host without this support, because it then "
-            "refuses the container."
+            "What keeps a program within its share. none: nothing. env: the container gets NVIDIA_GPU_MEMORY_REQUEST "
+            "and NVIDIA_GPU_MEMORY_LIMIT, of which NVIDIA's container toolkit 1.20.1 makes a hard limit; needs driver "
+            "615 and cgroup v2. evict: a pod that exceeds its share for gpu.accounting.evictSeconds is evicted, and "
+            "the variables are set where env is possible; needs gpu.health.processes with hostPID, and the right to "
+            "evict. auto: env where the node supports it, else none. The agent refuses a level that its node lacks."
         ),
-    ] = True
+    ] = "auto"
 
 
 class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gpu"):

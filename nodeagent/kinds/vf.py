@@ -93,6 +93,9 @@ class VfPool(msgspec.Struct, frozen=True):
     def selects(self, snapshot: Snapshot) -> bool:  # noqa: ARG002
         return bool(self.pfs)
 
+    def level(self, snapshot: Snapshot) -> None:  # noqa: ARG002
+        return None
+
     def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
         return None
 

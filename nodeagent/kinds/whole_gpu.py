@@ -57,6 +57,9 @@ class WholeGpus(msgspec.Struct, frozen=True):
     def selects(self, snapshot: Snapshot) -> bool:
         return bool(gpu_access.selected(snapshot, self.gpus))
 
+    def level(self, snapshot: Snapshot) -> None:  # noqa: ARG002
+        return None
+
     def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
         return None
 

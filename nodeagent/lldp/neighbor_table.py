@@ -25,7 +25,7 @@ Ages and counters stay outside the facts: ``neighbors()`` changes only with ``re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -202,6 +202,22 @@ class NeighborTable:
         outcome = self._receive(link, table, frame, now)
         table.counts[outcome] += 1
         return outcome
+
+    def remember(self, link: str, past: Mapping[Msap, tuple[float, float]]) -> None:
+        """Give removed neighbors of a link their ``live_s`` and ``pause_s``, at most ``PAST_MAX``."""
+        self._links.setdefault(link, _LinkTable()).past.update(past)
+
+    def times(self) -> dict[str, dict[Msap, tuple[float, float]]]:
+        """``live_s`` and ``pause_s`` of all confirmed neighbors and removed ones, by link."""
+        return {
+            link: table.past
+            | {
+                msap: (entry.live_s, entry.pause_s)
+                for msap, entry in table.entries.items()
+                if entry.neighbor.confirmed
+            }
+            for link, table in self._links.items()
+        }
 
     def set_own(self, own: OwnIdentity) -> None:
         """Set the node's own identity and remove the neighbors that match it."""

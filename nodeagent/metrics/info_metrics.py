@@ -357,6 +357,19 @@ def resource_device_bytes(facts: FactIndex) -> Iterator[Series]:
             yield (resource,), size
 
 
+@fact_family(
+    "resource_enforcement",
+    "resource,level",
+    help="1 for the level in force that keeps programs within their share of GPU memory: none, env or evict.",
+    source="the configuration, the driver's version and the host's cgroups",
+    use="none: a program that uses more than its share takes it from its neighbors; docs/gpu-memory.md.",
+)
+def resource_enforcement(facts: FactIndex) -> Iterator[Series]:
+    for resource, level in {count.resource: count.level for count in facts.device_counts}.items():
+        if level is not None:
+            yield (resource, level), 1
+
+
 def _of_gpus(facts: FactIndex) -> Iterator[DeviceCount]:
     return (count for count in facts.device_counts if count.parent in facts.gpus)
 

@@ -50,6 +50,8 @@ class DeviceCount(msgspec.Struct, frozen=True):
     allocatable: int
     free: int | None
     each_bytes: int | None = None
+    level: str | None = None
+    """The enforcement in force for shares of memory (``kinds.enforcement``)."""
 
 
 class ClusterWrites(msgspec.Struct, frozen=True):

@@ -15,9 +15,10 @@ from collections.abc import Iterable
 
 from nodeagent.host.gpu_driver import GpuProcess
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.model import GpuUsage, OutsideProcess, PodUse
+from nodeagent.model import GpuUsage, LimitSupport, OutsideProcess, PodUse
 from nodeagent.plain_text import one_line
 from nodeagent.sources.cgroups import CgroupPlace, place_of
+from nodeagent.sources.machine_access import is_recorded
 
 HOST = "host"
 """Stands for processes outside of containers."""
@@ -44,18 +45,7 @@ class GpuUsers:
         """Begin a pass over all GPUs. Return what is missing for it, if anything is."""
         self._places.clear()
         self._listed = False
-        try:
-            seen = self._tree.link("/proc/self")
-            if self._tree.text("/proc/2/comm") != KTHREADD or seen not in (None, str(os.getpid())):
-                return (
-                    "the host's processes are not visible: the agent's pod needs hostPID and the host's /proc"
-                )
-            self._tree.names(self._pod_logs)
-        except SysfsError as error:
-            return str(error)
-        if not self._tree.exists(self._pod_logs):
-            return f"{self._pod_logs} is not there: the pods of processes have no names without it"
-        return None
+        return hidden_processes(self._tree, self._pod_logs)
 
     def by_container(self, processes: Iterable[GpuProcess]) -> dict[str, float]:
         """Sum the GPU memory in bytes. A process whose memory the driver does not report adds nothing."""
@@ -123,6 +113,24 @@ class GpuUsers:
                 parts[2]: (parts[0], parts[1]) for entry in entries if len(parts := entry.split("_")) == 3
             }
         return self._names.get(uid, ("", uid))
+
+
+def hidden_processes(tree: Tree, pod_logs: str) -> str | None:
+    """Return why processes cannot be attributed to pods; ``None`` if they can."""
+    try:
+        seen = tree.link("/proc/self")
+        if tree.text("/proc/2/comm") != KTHREADD or seen not in (None, str(os.getpid())):
+            return "the host's processes are not visible: the agent's pod needs hostPID and the host's /proc"
+        tree.names(pod_logs)
+    except SysfsError as error:
+        return str(error)
+    return None if tree.exists(pod_logs) else f"{pod_logs} is not there: it has the names of the pods"
+
+
+def limit_support(tree: Tree, pod_logs: str) -> LimitSupport:
+    """Return the parts of the host that limits of GPU memory need. A captured machine has no file of its cgroups."""
+    cgroup2 = tree.exists("/sys/fs/cgroup/cgroup.controllers") or (None if is_recorded(tree) else False)
+    return LimitSupport(cgroup2, hidden_processes(tree, pod_logs) or "")
 
 
 def _by_name(use: PodUse) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from nodeagent.bounded_calls import BoundedCalls, Unanswered, enter
 from nodeagent.host.sysfs import Tree
 from nodeagent.host.umad import REMEDIES, NoAnswerError, UmadError, UmadPort, UmadReason
 from nodeagent.infiniband import smp
-from nodeagent.infiniband.asking import AskingPace, IbPortState, PortAsking
+from nodeagent.infiniband.asking import AskingPace, PortAsking
 from nodeagent.infiniband.node_names import NameMap, NameMapError, parse_name_map
 from nodeagent.infiniband.peer import AskedPort, Peer, neighbors_of, remarks_of, with_description
 from nodeagent.infiniband.smp import Attribute, SmpError
@@ -103,10 +103,9 @@ class InfinibandSource:
             watched = self._ports.get(key)
             if watched is None:
                 watched = self._ports[key] = _WatchedPort(port, self._pace, recorded=self._recorded)
-            watched.port = port
-            watched.asking.observe(port.state, now())
+            watched.take(port, now())
         for key in self._ports.keys() - present.keys():
-            self._ports[key].asking.observe(IbPortState(), now())
+            self._ports[key].asking.remove()
         due = [watched for watched in self._ports.values() if watched.asking.due(now())]
         await asyncio.gather(*(watched.ask(self._tree) for watched in due))
         self._publish_change()
@@ -136,6 +135,15 @@ class _WatchedPort:
         self._peer: Peer | None = None
         self._error: str | None = None
         self._calls: dict[str, BoundedCalls] = {}
+
+    def take(self, port: IbPort, now: float) -> None:
+        before, after = self.port.state.sm_lid, port.state.sm_lid
+        if before and after and before != after:
+            log.info(
+                "Another subnet manager configures a port. link=%s lid=%d before=%d", port.link, after, before
+            )
+        self.port = port
+        self.asking.observe(port.state, now)
 
     def view(self) -> AskedPort:
         return AskedPort(self.port.link, self.asking.peer, self.port.state, self._peer, self._error)

@@ -10,19 +10,21 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 from nodeagent import __version__
-from nodeagent.bounded_calls import BoundedCalls
+from nodeagent.bounded_calls import BoundedCalls, in_thread
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings, DcbSocket
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
 from nodeagent.host.packet import PacketError, QinqSocket, open_qinq_socket, open_socket
 from nodeagent.model import Function
-from nodeagent.sources import lldpd_client
+from nodeagent.sources import lldpd_client, remembered_neighbors
 from nodeagent.sources.link_selection import SelectedLink, select
 from nodeagent.sources.lldp_receiver import LldpReceiver, OpenResult, Publish
 from nodeagent.sources.lldp_sender import NodeAnnouncement, management_addresses
 from nodeagent.sources.scan_hints import ScanHint, forward
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
+from nodeagent.supervise import either
 
 SCAN_GAP_S = 0.1
 
@@ -47,10 +49,12 @@ async def watch(
     on_receiver: Callable[[LldpReceiver], object] = lambda _receiver: None,
     system_name: str | None = None,
     on_links: Callable[[tuple[SelectedLink, ...]], object] = lambda _links: None,
+    state_folder: Path | None = None,
 ) -> None:
     """Publish neighbors and remarks until cancelled; then send shutdown frames if ``transmit`` is on.
 
-    Raises ``PacketError``, ``LldpdError`` or ``NetlinkError`` if the source cannot work; its facts stay.
+    ``state_folder`` keeps for how long each neighbor has sent. Raises ``PacketError``, ``LldpdError`` or
+    ``NetlinkError`` if the source cannot work; its facts stay.
     """
     if settings.source == "lldpd":
         await lldpd_client.watch(wanted, functions, publish, settings.command, on_links=on_links)
@@ -64,7 +68,14 @@ async def watch(
     )
     on_receiver(receiver)
     with DcbSocket() as dcb:
-        await run_receiver(receiver, wanted, functions, hints, dcb=dcb.read)
+        work = run_receiver(receiver, wanted, functions, hints, dcb=dcb.read)
+        if state_folder is None:
+            await work
+            return
+        stored = remembered_neighbors.stored_neighbors(state_folder)
+        found = await in_thread(stored.read) or ()
+        remembered_neighbors.restore(receiver.table, found)
+        await either(work, remembered_neighbors.keep(receiver.table, stored, found))
 
 
 async def run_receiver(

@@ -80,8 +80,10 @@ class NeighborListing(msgspec.Struct, frozen=True):
         return rows, self.remarks, self.fault
 
 
-def off_reason(settings: LldpSettings) -> str:
-    """Why no LLDP source runs."""
+def lldp_fault(snapshot: Snapshot, settings: LldpSettings, *, runs: bool) -> str | None:
+    """Why no LLDP comes in: the source does not run, or it has failed."""
+    if runs:
+        return next((entry.reason for entry in snapshot.stale_sources if entry.source == "lldp"), None)
     if settings.source == "none":
         return "lldp.source is none"
     return "a recorded machine has no netdevs, and links.select names none of this host"

@@ -261,6 +261,7 @@ def device_counts(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterable[D
     """Count the devices of each resource on each PF or GPU, and those that are free."""
     for kind in kinds:
         free = kind.free(snapshot)
+        level = kind.level(snapshot)
         device_bytes = None if kind.device_mib is None else kind.device_mib * MIB
         counts: dict[str, list[int]] = {}
         for entry in kind.devices(snapshot):
@@ -269,4 +270,4 @@ def device_counts(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterable[D
             count[1] += len(entry.ids) if entry.health.allocatable else 0
         for parent, (devices, allocatable) in counts.items():
             left = None if free is None else free.get(parent, 0)
-            yield DeviceCount(kind.resource, parent, devices, allocatable, left, device_bytes)
+            yield DeviceCount(kind.resource, parent, devices, allocatable, left, device_bytes, level)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from nodeagent.config.faults import ConfigError
 from nodeagent.host.recorded_gpus import PATH
 from nodeagent.sim.kubelet import PodSpec
 from tests.cluster.test_agent_tasks import HEAD, events, kubeconfig, server
@@ -71,10 +72,54 @@ async def test_a_pod_that_takes_more_than_its_share_is_named_with_numbers(server
         await server.until(lambda: ("Pod", "Recovered") in events(server))
 
 
+EVICT = """
+gpu: {health: {processes: true, readSeconds: 1}, accounting: {graceSeconds: 1, evictSeconds: 3}}
+resources: [{kind: gpu-mem, enforcement: evict}]
+"""
+
+
+async def test_with_enforcement_evict_the_pod_is_evicted_through_the_api(server, kubeconfig, caplog):
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default"}}
+    server.put(pod)
+    async with node() as n:
+        process(n.root, 2, "0::/\n", "kthreadd")
+        process(n.root, 11, SCOPE, "python3")
+        (n.root / "var/log/pods" / f"default_p_{UID}").mkdir(parents=True)
+        use(n.root, {"pid": 11, "memory_bytes": 45 * GIB})
+        await n.kubelet.start()
+        text = f"{EVICT}cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}}}\n"
+        await n.start_agent(n.configure(text), node_name="gpu-0")
+        await n.allocatable(f"{HEAD}/gpu-mem", 158)
+        assert (await n.kubelet.admit(PodSpec.single("p", {f"{HEAD}/gpu-mem": 40}))).admitted
+        await server.until(lambda: server.find("pods", "p", "default") is None)
+        await server.until(lambda: {("Pod", "PodEvicted"), ("Node", "PodEvicted")} <= events(server))
+        (message,) = (
+            one["message"] for one in server.objects("events")
+            if one["reason"] == "PodEvicted" and one["involvedObject"]["kind"] == "Pod"
+        )  # fmt: skip
+        assert "it has used 45.0 GiB of GPU-" in message
+        assert "its share is 40.0 GiB" in message
+        _, page = await n.get("/metrics")
+        assert f'nodeagent_resource_enforcement{{resource="{HEAD}/gpu-mem",level="evict"}} 1' in page
+
+
+@pytest.mark.parametrize(
+    ("enforcement", "missing"), [("evict", "hostPID"), ("env", "driver 580.95.05 is older than 615")]
+)
+async def test_a_level_that_the_node_lacks_is_refused_at_the_start(enforcement: str, missing: str) -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        text = EVICT.replace("enforcement: evict", f"enforcement: {enforcement}")
+        with pytest.raises(ConfigError, match=f"enforcement {enforcement} is not possible .*{missing}"):
+            await n.start_agent(n.configure(text))
+
+
 @pytest.mark.parametrize(
     ("setting", "reason"), [("true", "hostPID"), ("false", "gpu.health.processes is false")]
 )
-async def test_without_what_it_needs_accounting_is_off_with_the_reason(setting: str, reason: str) -> None:
+async def test_without_what_it_needs_accounting_is_off_and_names_the_reason(
+    setting: str, reason: str
+) -> None:
     async with node() as n:
         use(n.root, {"pid": 11, "memory_bytes": 45 * GIB})
         await n.kubelet.start()

@@ -75,7 +75,7 @@ def test_an_over_use_counts_after_the_grace_and_ends_at_once() -> None:
 def test_an_unknown_use_and_a_gap_between_measurements_begin_and_end_nothing() -> None:
     over = OverUses(tolerance_bytes=0, grace_s=60, gap_s=30)
     over.observe([account(101)], 0)
-    over.observe([account(101)], 1000)  # the time between is unknown
+    over.observe([account(101)], 1000)  # the time between them is unknown
     assert not over.observe([account(101)], 1030)
     assert over.observe([account(101)], 1060)
     assert not over.observe([account(None)], 1090)

@@ -144,7 +144,8 @@ async def test_a_pod_gets_its_vf_and_slices_and_the_device_info_file_is_there_fi
         env = dict(given.env)
         vf = env["PCIDEVICE_TWO-GPUS-AND-TWO-NICS_NIC0"]
         assert vf == env["PCIDEVICE_TWO_GPUS_AND_TWO_NICS_NIC0"]
-        assert env["NODEAGENT_GPU_MEM_MIB"] == env["NVIDIA_GPU_MEMORY_LIMIT"] == "20480"
+        assert env["NODEAGENT_GPU_MEM_MIB"] == "20480"
+        assert "NVIDIA_GPU_MEMORY_LIMIT" not in env, "driver 580 enforces no limit"
         assert given.cdi_devices == (f"nodeagent.io/gpu={env['NODEAGENT_GPU_UUID']}",)
         folder = n.root / "var/run/k8s.cni.cncf.io/devinfo/dp"
         (path,) = folder.glob("*-device.json")

@@ -7,6 +7,7 @@ the kubelet's list as Unhealthy, under its own index, and everything that an ope
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 
@@ -280,13 +281,13 @@ async def test_a_command_drops_a_gpu_that_was_taken_out(
         await n.start_agent(config)
         await n.allocatable(MEMORY, EACH)
         verb = ["remembered", "--root", str(n.root), "--config", str(n.config_file)]
-        assert main(verb) == 0
+        assert await asyncio.to_thread(main, verb) == 0
         table = capsys.readouterr().out
         assert re.search(rf"1 +{gone} .* no\n", table), table
         assert re.search(rf"0 +{here} .* yes\n", table), table
         for wrong in (["forget"], ["forget", "nic0", gone], ["forget", gone, "--all-rails"], ["show"]):
-            assert main([*verb, *wrong]) == 2
-        assert main([*verb, "forget", gone, here]) == 0
+            assert await asyncio.to_thread(main, [*verb, *wrong]) == 2
+        assert await asyncio.to_thread(main, [*verb, "forget", gone, here]) == 0
         await n.until(lambda: {gpu.uuid for gpu in n.agent.inventory.snapshot.gpus} == {here})
         remembered = n.root / "var/lib/nodeagent/gpus.json"
         await n.until(lambda: here in remembered.read_text() and gone not in remembered.read_text())

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import time
 
+from msgspec import structs
+
+from nodeagent.accounting.over_use import OverUse
 from nodeagent.backoff import RateLimit
-from nodeagent.cluster.affected_devices import affected_pods
 from nodeagent.cluster.device_events import DeviceEvents
-from nodeagent.cluster.evictions import EvictionQueue, Evictions
+from nodeagent.cluster.evictions import EvictionQueue, Evictions, failed_device_causes, over_use_causes
 from nodeagent.cluster.notice_board import NoticeBoard
 from nodeagent.inventory import Inventory
 from nodeagent.model import Health, Reason, State
 from tests.support.cluster_node import DOWN, offered, publish, snapshot
 
 
+def failed(facts):
+    return failed_device_causes(facts, offered(facts), 0.01)
+
+
 def test_a_pod_is_due_after_its_device_has_failed_without_interruption():
     queue = EvictionQueue(300)
     made = snapshot([None, DOWN])
-    queue.observe(affected_pods(made, offered(made)), 0)
+    queue.observe(failed(made), 0)
     assert queue.due(0) == ([], 300)
-    queue.observe(affected_pods(made, offered(made)), 299)
+    queue.observe(failed(made), 299)
     assert queue.due(300) == ([("default", "b")], 3600)
-    queue.observe((), 301)
-    queue.observe(affected_pods(made, offered(made)), 302)
+    queue.observe({}, 301)
+    queue.observe(failed(made), 302)
     assert queue.due(302) == ([], 300), "a device that came back starts the wait again"
 
 
@@ -31,15 +37,32 @@ def test_a_pod_on_a_gpu_whose_driver_was_upgraded_continues_to_run():
     upgraded = Reason("driver_version_mismatch", "x")
     for reasons, pods in (((upgraded,), []), ((upgraded, Reason("xid_79", "y")), [("default", "a")])):
         made = snapshot([], [Health(State.UNHEALTHY, reasons, allocatable=False)])
-        queue.observe(affected_pods(made, offered(made)), 0)
+        queue.observe(failed(made), 0)
         assert queue.due(0)[0] == pods
+
+
+def test_an_over_use_is_due_after_its_own_time_on_a_gpu_with_evictions_and_only_with_a_share():
+    over = OverUse("team", "llm", "GPU-0", 40 << 30, 45 << 30, since=100.0)
+    outside = structs.replace(over, namespace="", pod="")
+    without_share = structs.replace(over, pod="probe", granted_bytes=0)
+    elsewhere = structs.replace(over, pod="other", uuid="GPU-1")
+    causes = over_use_causes((over, outside, without_share, elsewhere), {"GPU-0"}, 300)
+    assert causes.keys() == {("team", "llm")}
+    why = "it has used 45.0 GiB of GPU-0 for 300 s, and its share is 40.0 GiB"
+    assert causes["team", "llm"].why == why
+    queue = EvictionQueue(300)
+    queue.observe(causes, 160.0)  # reported after its grace
+    assert queue.due(160.0) == ([], 240.0)
+    assert queue.due(400.0)[0] == [("team", "llm")]
+    queue.observe({}, 401.0)
+    assert queue.due(402.0)[0] == []
 
 
 async def test_a_pod_with_a_failed_device_is_evicted_within_its_budget(server, client, running):
     inventory = Inventory()
     server.fail("429", resource="pods/eviction", message="disruption budget", retry_after_s=0)
     publish(inventory, snapshot([None, DOWN], [None]))
-    evictions = Evictions(client, inventory, offered, 0.01, node="gpu-0", budget_s=0.01)
+    evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0", budget_s=0.01)
     evictions._rate = RateLimit(100, 100)
     running(evictions.run())
     await server.until(lambda: server.counts["create", "pods/eviction"] == 1)
@@ -56,7 +79,7 @@ async def test_a_refused_and_a_done_eviction_are_events_on_the_pod_and_on_the_no
     inventory, board = Inventory(), NoticeBoard()
     server.fail("429", resource="pods/eviction", message=BUDGET, retry_after_s=0, times=3)
     publish(inventory, snapshot([None, DOWN], [None]))
-    evictions = Evictions(client, inventory, offered, 0.01, node="gpu-0", board=board, budget_s=0.01)
+    evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0", board=board, budget_s=0.01)
     evictions._rate = RateLimit(100, 100)
     running(DeviceEvents(client, inventory, "gpu-0", offered, board=board).run())
 
@@ -82,13 +105,11 @@ async def test_refusals_are_spaced_out_whatever_the_server_asks_for(server, clie
     server.fail("429", resource="pods/eviction", message=BUDGET, retry_after_s=0, times=None)
     inventory = Inventory()
     publish(inventory, snapshot([None, DOWN], [None]))
-    evictions = Evictions(client, inventory, offered, 0.01, node="gpu-0", budget_s=0.1)
+    evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0", budget_s=0.1)
     evictions._rate = RateLimit(1000, 1000)
     for _ in range(8):
         evictions.queue.since = {("default", "b"): 0.0}
-        evictions.queue.affected = {
-            ("default", "b"): affected_pods(inventory.snapshot, offered(inventory.snapshot))[0]
-        }
+        evictions.queue.causes = failed(inventory.snapshot)
         evictions.queue.not_before.clear()
         await evictions._evict()
     assert evictions.queue.not_before["default", "b"] - time.monotonic() > 10 * 0.1
@@ -100,7 +121,7 @@ async def test_a_pod_that_a_policy_refuses_does_not_stop_the_eviction_of_another
     publish(inventory, snapshot([DOWN, DOWN], [None]))
     assert [one["metadata"]["name"] for one in server.objects("pods")] == ["a", "b"]
     server.fail("422", resource="pods/eviction", name="a", message="an agent may not evict pods", times=None)
-    evictions = Evictions(client, inventory, offered, 0.01, node="gpu-0")
+    evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0")
     evictions._rate = RateLimit(100, 100)
     running(evictions.run())
     await server.until(lambda: [one["metadata"]["name"] for one in server.objects("pods")] == ["a"])

@@ -11,11 +11,18 @@ from msgspec.structs import replace
 from nodeagent.backoff import RateLimit
 from nodeagent.cluster.cluster_settings import ClusterSettings, GpuMemLargestSettings
 from nodeagent.cluster.device_marks import DeviceMarker
-from nodeagent.cluster.largest_block import LABEL, DampedBlock, FreeBlock, free_block
+from nodeagent.cluster.largest_block import (
+    LABEL,
+    LEVEL_LABEL,
+    DampedBlock,
+    FreeBlock,
+    free_block,
+    level_in_force,
+)
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.whole_gpu import WholeGpus
-from nodeagent.model import Holding, Snapshot
+from nodeagent.model import Holding, LimitSupport, Snapshot
 from tests.support.cluster_node import GPU_LOST, snapshot
 
 KIND = GpuMemory("x/gpu-mem")  # 79 slices of 1 GiB on each GPU
@@ -138,3 +145,27 @@ async def test_a_label_of_an_earlier_configuration_is_removed(server, client, ru
     running(marker(client, inventory, ClusterSettings(label=True)).run())
     await server.until(lambda: label_of(server) is None)
     assert server.find("nodes", "gpu-0")["metadata"]["labels"] == {"a": "b"}
+
+
+async def test_the_level_in_force_is_a_label_and_one_of_an_earlier_configuration_is_removed(
+    server, client, running
+):
+    inventory = Inventory()
+    tell(inventory, held(0))
+    settings = ClusterSettings(gpu_mem_enforcement=True)
+    made = DeviceMarker(
+        client, inventory, "gpu-0", settings, level=lambda facts: level_in_force((KIND,), facts), jitter_s=0
+    )
+    made._rate = RateLimit(100, 100)
+    running(made.run())
+
+    def label():
+        return server.find("nodes", "gpu-0")["metadata"].get("labels", {}).get(LEVEL_LABEL)
+
+    await server.until(lambda: label() == "none")
+    inventory.publish("paths", limit_support=LimitSupport(cgroup2=True))
+    inventory.publish("gpus", gpu_driver="615.71.09")
+    await server.until(lambda: label() == "env")
+    assert level_in_force((WholeGpus("x/gpu"),), inventory.snapshot) is None
+    running(marker(client, inventory, ClusterSettings(label=True)).run())
+    await server.until(lambda: label() is None)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cli import main
+from nodeagent.cli import _parser, main
+from nodeagent.commands.completion import parsers
 from nodeagent.sim.machine import Machine
 from tests.support.default_signals import DEFAULT_SIGNALS
 
@@ -186,11 +190,123 @@ def test_a_root_without_a_machine_is_an_error_of_one_line(
 
 
 def test_bad_usage_is_2() -> None:
-    for arguments in ([], ["scann"], ["run", "--listen", "9808"], ["vfs"], ["config"]):
+    for arguments in (["scann"], ["run", "--listen", "9808"], ["vfs"], ["config"]):
         done = run(*arguments)
         assert done.returncode == 2, arguments
         assert done.stdout == ""
         assert "usage:" in done.stderr
+
+
+def test_without_a_verb_the_help_is_printed() -> None:
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == run("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["scam"], '"scam" is unknown: did you mean scan?'),
+        (["config", "chek"], '"chek" is unknown: did you mean check?'),
+        (["scan", "--log-level", "debgu"], '"debgu" is unknown: did you mean debug?'),
+        (["completion", "tcsh"], '"tcsh" is unknown: there is bash, zsh, fish'),
+    ],
+)
+def test_an_unknown_word_is_answered_with_the_similar_one(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+def whole_parsers() -> list[argparse.ArgumentParser]:
+    return list(parsers(_parser()))[1:]
+
+
+def test_every_verb_and_part_has_a_log_level() -> None:
+    assert len(whole_parsers()) > 20
+    for parser in whole_parsers():
+        assert "--log-level" in parser.format_help(), parser.prog
+
+
+@pytest.mark.parametrize("level", [None, "debug", "error"])
+def test_the_level_of_the_log_is_the_one_of_the_option(
+    level: str | None, dgx: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [] if level is None else ["--log-level", level]
+    for verb in (["scan"], ["vfs", "show"], ["config", "check"]):
+        file = [str(GOLDEN.parent / "nowhere.yaml")] if "check" in verb else []
+        main([*verb, *words, "--root", str(dgx), *file])
+        if level or not file:
+            assert logging.getLogger().level == getattr(logging, (level or "warning").upper())
+
+
+def test_the_manual_page_has_every_verb_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["man"]) == 0
+    page = capsys.readouterr().out
+    for parser in whole_parsers():
+        section = page.partition(f"\n.SS {parser.prog}\n".replace("-", r"\-"))[2].partition("\n.S")[0]
+        for option in re.findall(r"(?<![\w-])--[a-z-]+", parser.format_usage()):
+            assert option.replace("-", r"\-") in section, (parser.prog, option)
+    requests = {line.split()[0] for line in page.splitlines() if line.startswith((".", "'"))}
+    assert requests <= {".TH", ".SH", ".SS", ".PP", ".TP", ".B", ".I", ".nf", ".fi"}
+
+
+@pytest.mark.needs("man")
+def test_man_reads_the_manual_page_without_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "nodeagent.1").write_text(run("man").stdout)
+    done = subprocess.run(
+        ["man", "--warnings", "-l", str(tmp_path / "nodeagent.1")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "MANWIDTH": "100", "LC_ALL": "C.UTF-8"},
+    )
+    assert done.stderr == ""
+    assert "receive LLDP for this long" in " ".join(done.stdout.split())
+
+
+COMPLETED = [("sca", "scan"), ("config ch", "check"), ("scan --jso", "--json"), ("plan --fro", "--from")]
+
+
+@pytest.mark.needs("shtab")
+@pytest.mark.parametrize(("typed", "completed"), COMPLETED)
+def test_bash_completes(typed: str, completed: str, tmp_path: Path) -> None:
+    (tmp_path / "c").write_text(run("completion", "bash").stdout)
+    script = (
+        'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))\n'
+        "function=$(complete -p nodeagent | sed 's/.*-F \\([^ ]*\\) .*/\\1/')\n"
+        "$function 2>/dev/null; echo ${COMPREPLY[@]}"
+    )
+    words = ["bash", "-c", script, "bash", str(tmp_path / "c"), "nodeagent", *typed.split()]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert completed in done.stdout.split()
+
+
+@pytest.mark.needs("shtab", "fish")
+@pytest.mark.parametrize(("typed", "completed"), COMPLETED)
+def test_fish_completes(typed: str, completed: str, tmp_path: Path) -> None:
+    (tmp_path / "c").write_text(run("completion", "fish").stdout)
+    script = f'source {tmp_path / "c"}; complete --do-complete "nodeagent {typed}"'
+    done = subprocess.run(
+        ["fish", "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"HOME": str(tmp_path)},
+    )
+    assert completed in done.stdout.split()
+
+
+@pytest.mark.needs("shtab", "zsh")
+def test_zsh_reads_the_completion(tmp_path: Path) -> None:
+    (tmp_path / "_nodeagent").write_text(run("completion", "zsh").stdout)
+    script = f"fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -D; autoload +X _nodeagent"
+    script += "; echo $_comps[nodeagent]"
+    done = subprocess.run(["zsh", "-fc", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "_nodeagent\n"
 
 
 @pytest.mark.parametrize("where", [("vfs", "--root", "{}", "show"), ("vfs", "show", "--root", "{}")])

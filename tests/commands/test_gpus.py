@@ -87,7 +87,7 @@ async def test_the_agent_answers_with_shares_use_and_pods(capsys) -> None:
         assert "41.0 GiB" in out
 
 
-def test_without_an_agent_the_command_looks_itself_and_names_that(tmp_path, capsys) -> None:
+def test_without_an_agent_the_command_reads_the_machine_and_reports_it(tmp_path, capsys) -> None:
     Machine.load("two-gpu-two-nic").write(tmp_path)
     assert main(["gpus", "--root", str(tmp_path)]) == 0
     out, err = capsys.readouterr()

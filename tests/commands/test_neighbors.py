@@ -18,6 +18,7 @@ from nodeagent.commands.scan import listing
 from nodeagent.host.packet import open_socket
 from nodeagent.lldp.lldpd_json import LldpdError
 from nodeagent.sim.machine import Machine
+from nodeagent.sources import remembered_neighbors
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 from tests.sources.test_lldp_source import announce
 from tests.support.namespaces import Netns, veth
@@ -189,6 +190,37 @@ async def test_the_running_agent_answers_at_once_with_the_neighbor_of_its_report
         await running.stop_agent()
         _, err = await verb(*root, "--wait", "0.2", "--json")
         assert "no agent runs here" in err
+
+
+@pytest.mark.needs("root", "ip", "nsenter")
+async def test_a_restarted_agent_prefers_the_switch_of_before(links, monkeypatch):
+    near, far = links
+    near.ip("link set lo up")
+    monkeypatch.setattr(remembered_neighbors, "CHECK_S", 0.05)
+    async with node("two-gpu-two-nic") as running:
+        config = running.configure('links: {select: {netdevs: ["swp*"]}}')
+        stored = remembered_neighbors.stored_neighbors(running.root / "var/lib/nodeagent")
+
+        async def send_until(done, frame: bytes) -> None:
+            with far.raw("b1") as wire:
+                async with asyncio.timeout(30):
+                    while not done():
+                        wire.send(frame)
+                        await asyncio.sleep(0.05)
+
+        await running.start_agent(config)
+        await send_until(lambda: any(each.live_s > 1 for each in stored.read() or ()), announce("leaf-1"))
+        await running.stop_agent()
+        await running.start_agent(config)
+        inventory = running.agent.inventory
+        forged = announce("forged", "p0", b"\2\0\0\0\0\0", ttl=65535)
+        await send_until(lambda: any(one.confirmed for one in inventory.snapshot.neighbors), forged)
+        assert [one.system_name for one in inventory.snapshot.neighbors] == ["forged"]
+        with far.raw("b1") as wire:
+            wire.send(announce("leaf-1"))
+        await running.until(
+            lambda: [one.system_name for one in inventory.snapshot.neighbors] == ["leaf-1", "forged"]
+        )
 
 
 async def test_an_agent_without_lldp_gives_the_reason():

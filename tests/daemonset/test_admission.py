@@ -327,7 +327,7 @@ OWN_CONDITION = condition(FABRIC)
         (
             "nodeagent-node-conditions",
             {device_marks.LINK, device_marks.GPU},
-            {device_marks.LABEL, device_marks.BLOCK_LABEL},
+            {device_marks.LABEL, device_marks.BLOCK_LABEL, device_marks.LEVEL_LABEL},
             device_marks.TAINT.key,
         ),
         ("nodeagent-controller-nodes", {min_links_marks.CONDITION}, None, min_links_marks.TAINT.key),
@@ -352,7 +352,7 @@ def test_an_agent_sets_its_condition_its_taint_and_its_label(everything: list[Ma
     assert refusals(everything, marked) == []
     assert refusals(everything, replace(marked, object=marked.old, old=marked.object)) == []
     assert refusals(everything, patch(AGENT, lambda made: made["spec"]["taints"].append(OWN_TAINT))) == []
-    for key in ("link-degraded", "gpu-mem-largest"):
+    for key in ("link-degraded", "gpu-mem-largest", "gpu-mem-enforcement"):
         label = patch(
             AGENT, lambda made, key=key: made["metadata"]["labels"].update({f"nodeagent.io/{key}": "2"})
         )

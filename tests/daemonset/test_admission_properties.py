@@ -35,7 +35,11 @@ Json = Any
 
 OWN: dict[str, dict[str, tuple[str, ...]]] = {
     AGENT: {
-        "labels": ("nodeagent.io/link-degraded", "nodeagent.io/gpu-mem-largest"),
+        "labels": (
+            "nodeagent.io/link-degraded",
+            "nodeagent.io/gpu-mem-largest",
+            "nodeagent.io/gpu-mem-enforcement",
+        ),
         "taints": ("nodeagent.io/links-down",),
         "conditions": ("nodeagent.io/LinkHealthy", "nodeagent.io/GpuHealthy"),
     },

@@ -18,7 +18,7 @@ from nodeagent.cluster.affected_devices import Offered
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.device_events import DeviceEvents
 from nodeagent.cluster.device_marks import DeviceMarker
-from nodeagent.cluster.evictions import Evictions
+from nodeagent.cluster.evictions import Evictions, failed_device_causes
 from nodeagent.cluster.min_links_marks import CONDITION, TAINT
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.cluster.notice_board import NoticeBoard
@@ -169,7 +169,14 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
             DeviceMarker(
                 client, inventory, "gpu-0", ClusterSettings(conditions=True, label=False), jitter_s=0
             ).run(),
-            Evictions(client, inventory, offered, 0.01, node="gpu-0", board=board).run(),
+            Evictions(
+                client,
+                inventory,
+                lambda facts: failed_device_causes(facts, offered(facts), 0.01),
+                0.01,
+                node="gpu-0",
+                board=board,
+            ).run(),
         ]
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "uid": "u-0"}})
     server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml"}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -171,6 +172,20 @@ def test_two_nodes_at_one_switch_port_are_an_anomaly() -> None:
         (AnomalyKind.SHARED_PORT, "su000-n000"),
         (AnomalyKind.SHARED_PORT, "su000-n001"),
     ]
+
+
+def test_a_second_device_beside_a_switch_is_an_anomaly_and_moves_no_node() -> None:
+    cables = rails(2, 4)
+    before = plan(cables)
+    row = list(cables["su000-n001"])
+    row[2] = replace(row[2], contested=True)
+    cables["su000-n001"] = tuple(row)
+    outcome = plan(cables)
+    assert partition(outcome) == partition(before)
+    assert [(one.kind, one.node, one.link, one.switch) for one in outcome.anomalies] == [
+        (AnomalyKind.CONTESTED_LINK, "su000-n001", "rail2", row[2].switch)
+    ]
+    assert f"beside {row[2].switch} another device announces itself on rail2" in outcome.anomalies[0].message
 
 
 def test_a_node_without_neighbors_is_unplaced_with_a_reason() -> None:

@@ -280,5 +280,5 @@ def test_a_second_sender_on_a_link_is_an_anomaly_and_changes_nothing_else() -> N
     made = (reports[2].links[0], contested, *reports[2].links[2:])
     reports[2] = structs.replace(reports[2], links=made)
     outcome = compute(reports, rules=NOW)
-    assert named(outcome.anomalies) == {("several-neighbors", "su0-n02", "rail1", "su0-leaf1"): 1}
+    assert named(outcome.anomalies) == {("contested-link", "su0-n02", "rail1", "su0-leaf1"): 1}
     assert partition(outcome) == hall.units()

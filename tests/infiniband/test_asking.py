@@ -39,14 +39,27 @@ def test_a_port_that_is_up_asks_at_once_and_again_after_five_to_ten_minutes() ->
     assert asking.due_at == 1000.0
 
 
-@pytest.mark.parametrize(
-    "state", [DOWN, IbPortState(), IbPortState(1, 3), IbPortState(4, 6, 7), IbPortState(5, 5, 7)]
-)
+@pytest.mark.parametrize("state", [DOWN, IbPortState(1, 3), IbPortState(4, 6, 7), IbPortState(5, 5, 7)])
 def test_a_port_whose_link_is_not_up_asks_nothing(state: IbPortState) -> None:
     asking = PortAsking(PACE)
     asking.observe(state, 100.0)
     assert not asking.due(10 * DAY)
     assert asking.peer is PeerState.DOWN
+
+
+def test_a_state_that_cannot_be_read_changes_nothing() -> None:
+    asking = PortAsking(PACE)
+    asking.observe(IbPortState(), 100.0)
+    assert asking.due_at is None
+    asking.observe(ACTIVE, 100.0)
+    asking.asked(100.0, 0.0, answered=True)
+    asking.observe(IbPortState(), 110.0)
+    asking.observe(ACTIVE, 120.0)
+    assert (asking.peer, asking.due_at) == (PeerState.ANSWERED, 400.0)
+    asking.remove()
+    assert (asking.peer, asking.due_at) == (PeerState.DOWN, None)
+    asking.observe(ACTIVE, 130.0)
+    assert asking.due(130.0)
 
 
 def test_a_port_without_a_subnet_manager_asks_too() -> None:

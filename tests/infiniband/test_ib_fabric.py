@@ -83,6 +83,19 @@ def test_hosts_back_to_back_are_no_leaves() -> None:
     outcome = compute([report("n0", one), report("n1", other)], rules=RULES)
     assert outcome.hypernodes == ()
     assert {unplaced.node for unplaced in outcome.unplaced} == {"n0", "n1"}
+    assert [(one.kind, one.node, one.link) for one in outcome.anomalies] == [
+        (AnomalyKind.NODE_TO_NODE, "n0", "nic0")
+    ]
+
+
+def test_the_adapter_of_an_unknown_host_is_no_leaf_either() -> None:
+    storage = neighbor(0xD0, 1, None, "hca-guid")
+    reports = [report(f"n{i}", neighbor(0xA0, i, "leaf-0"), storage if i == 0 else None) for i in range(3)]
+    outcome = compute(reports, rules=RULES)
+    assert switches(outcome) == {"leaf-0"}
+    assert [(one.kind, one.node, one.link) for one in outcome.anomalies] == [
+        (AnomalyKind.NODE_TO_NODE, "n0", "nic1")
+    ]
 
 
 def test_a_rule_selects_a_switch_by_its_guid() -> None:
@@ -90,6 +103,20 @@ def test_a_rule_selects_a_switch_by_its_guid() -> None:
     reports = [report(f"n{i}", neighbor(0xA0, i, "leaf-0"), storage) for i in range(2)]
     rules = FabricRules(hysteresis=IMMEDIATE, fabrics=(FabricSelect(fabric="storage", switches=("*00ee",)),))
     assert switches(compute(reports, rules=rules)) == {"leaf-0"}
+
+
+def test_infiniband_ports_that_ask_nothing_do_not_hide_the_tree_of_ethernet() -> None:
+    """They are faster, and have rails."""
+    reports = []
+    for i in range(2):
+        compute_links = report(f"n{i}", None, None).links
+        infiniband = [replace(link, link_type="infiniband") for link in compute_links]
+        ethernet = replace(
+            report(f"n{i}", neighbor(0, i, "leaf-0", "mac")).links[0],
+            name="eno1", rail=None, fabric=None, speed_mbps=100_000,
+        )  # fmt: skip
+        reports.append(replace(report(f"n{i}"), links=(*infiniband, ethernet)))
+    assert switches(compute(reports, rules=RULES)) == {"leaf-0"}
 
 
 # The file for fabrics whose switches answer no node

@@ -154,6 +154,21 @@ async def test_a_new_lid_asks_again_and_an_equal_state_does_not(tmp_path: Path) 
         assert seen.questions_of(HCAS[1]) == 2
 
 
+async def test_another_subnet_manager_is_logged_and_asks_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "nodeagent.sources.infiniband_source")
+    async with watched(tmp_path / "m") as seen:
+        await seen.until(lambda: len(seen.neighbors) == 2)
+        seen.machine.set_subnet("ibp0", sm_lid=9)
+        seen.machine.set_subnet("ibp1", lid=9)  # a new LID asks, and shows that the source has looked
+        seen.subnet.cable((HCAS[1], 1), (LEAFS[1], 21))
+        seen.look()
+        await seen.until(lambda: seen.seen()["ibp1"][1] == "21")
+        assert "link=ibp0 lid=9 before=1" in caplog.text
+        assert seen.questions_of(HCAS[0]) == 2
+
+
 async def test_an_unresponsive_peer_is_asked_three_times_and_the_reason_is_in_words(tmp_path: Path) -> None:
     def protect(seen: Watched) -> None:
         seen.subnet.faults[HCAS[0], 1] = SubnetFault(silent=frozenset({NODE_INFO, NODE_DESCRIPTION}))

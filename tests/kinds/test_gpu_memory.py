@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from nodeagent.kinds import Refused
 from nodeagent.kinds.gpu_memory import GpuMemory
-from nodeagent.model import Gpu, Holding, Snapshot
+from nodeagent.model import Gpu, Holding, LimitSupport, Snapshot
 from tests.support.kind_machines import SICK, answer_of, as_json, dgx, fleets, gpu_of, pf_of, uuid_of
 
 RESOURCE = "nvidia-dgx-h100/gpu-mem"
@@ -275,13 +275,50 @@ def test_a_refusal_names_the_sizes_that_fit_and_each_of_them_is_granted() -> Non
         SLICES.prefer(sick, ids(0, *range(79)), [], 1)
 
 
+VISIBLE = LimitSupport(cgroup2=True, hidden_processes="")
+MODERN = replace(dgx(), gpu_driver="615.71.09", limit_support=VISIBLE)
+OLD = replace(MODERN, gpu_driver="580.95.05")
+CGROUP1 = replace(MODERN, limit_support=replace(VISIBLE, cgroup2=False))
+BLIND = replace(MODERN, limit_support=replace(VISIBLE, hidden_processes="the agent's pod needs hostPID"))
+
+
+@pytest.mark.parametrize(
+    ("enforcement", "snapshot", "level", "variables", "refusal"),
+    [
+        ("auto", MODERN, "env", True, None),
+        ("auto", OLD, "none", False, None),
+        ("auto", CGROUP1, "none", False, None),
+        ("auto", dgx(), "none", False, None),
+        ("none", MODERN, "none", False, None),
+        ("env", MODERN, "env", True, None),
+        ("env", OLD, "env", False, "driver 580.95.05 is older than 615"),
+        ("env", CGROUP1, "env", False, "the host has no cgroup v2"),
+        ("env", dgx(), "env", False, "the version of the GPU driver is not known"),
+        ("evict", MODERN, "evict", True, None),
+        ("evict", OLD, "evict", False, None),
+        ("evict", BLIND, "evict", True, "the agent's pod needs hostPID"),
+    ],
+)
+def test_a_level_is_in_force_or_refused_with_the_part_that_is_missing(
+    enforcement: str, snapshot: Snapshot, level: str, variables: bool, refusal: str | None
+) -> None:
+    kind = structs.replace(SLICES, enforcement=enforcement)
+    assert kind.level(snapshot) == level
+    env = dict(kind.allocate(snapshot, ids(0, 0)).env)
+    assert ("NVIDIA_GPU_MEMORY_LIMIT" in env) == ("NVIDIA_GPU_MEMORY_REQUEST" in env) == variables
+    assert env["NODEAGENT_GPU_MEM_MIB"] == "1024"
+    expected = refusal and f"enforcement {enforcement} is not possible on this node: {refusal}"
+    assert kind.refusal(snapshot) == expected
+    assert kind.refusal(replace(snapshot, gpus=())) is None, "a node without GPUs enforces nothing"
+
+
 def test_slices_of_several_gpus_are_refused_unless_they_are_all_of_them() -> None:
     with pytest.raises(Refused, match="GPU-00000000… 2, GPU-00000001… 1") as refused:
         SLICES.allocate(dgx(), [*ids(0, 0, 1), *ids(1, 0)])
     assert not refused.value.invalid
     with pytest.raises(Refused):
         SLICES.allocate(dgx(), [*ids(0, *range(79)), *ids(1, *range(78))])
-    both = SLICES.allocate(dgx(), [*ids(1, *range(79)), *ids(0, *range(79))])
+    both = SLICES.allocate(MODERN, [*ids(1, *range(79)), *ids(0, *range(79))])
     assert both.cdi_devices == (f"nvidia.com/gpu={uuid_of(0)}", f"nvidia.com/gpu={uuid_of(1)}")
     assert dict(both.env)["NVIDIA_GPU_MEMORY_LIMIT"] == str(79 * 1024)  # of each
 
@@ -293,7 +330,8 @@ def test_whole_gpus_of_different_sizes_are_not_allocated_together() -> None:
 
 
 def test_forty_slices_by_cdi_are_one_device_and_its_limit() -> None:
-    assert as_json(SLICES.allocate(dgx(), ids(3, *range(39, -1, -1)))) == json.loads(
+    snapshot = MODERN
+    assert as_json(SLICES.allocate(snapshot, ids(3, *range(39, -1, -1)))) == json.loads(
         """{
           "env": {
             "NVIDIA_GPU_MEMORY_REQUEST": "40960",
@@ -311,7 +349,7 @@ def test_forty_slices_by_cdi_are_one_device_and_its_limit() -> None:
 
 
 def test_two_slices_by_envvar_with_device_nodes_name_everything_the_driver_needs() -> None:
-    kind = structs.replace(SLICES, strategy="envvar", pass_device_nodes=True, memory_limits=False)
+    kind = structs.replace(SLICES, strategy="envvar", pass_device_nodes=True, enforcement="none")
     assert as_json(kind.allocate(dgx(), ids(3, 0, 1))) == json.loads(
         """{
           "env": {

@@ -31,6 +31,7 @@ LINK = {
     "netdev": "enp24s0np0",
     "pciAddress": "0000:18:00.0",
     "mac": "b8:3f:d2:00:00:01",
+    "linkType": "infiniband",
     "fabric": "compute",
     "rail": 0,
     "speedMbps": 400000,

@@ -26,6 +26,7 @@ class End:
     stale: bool = False
     chassis: str | None = None
     address: str | None = None
+    contested: bool = False
 
 
 Row = tuple[End | None, ...]
@@ -44,6 +45,7 @@ def links(node: str, row: Iterable[End | None], **more: object) -> NodeLinks:
                 system_name=end.switch or None,
                 management_addresses=(end.address,) if end.address else (),
                 stale=end.stale,
+                contested=end.contested,
             )
         state = "healthy" if end is not None and not end.stale else "down"
         made.append(

@@ -21,7 +21,7 @@ import pytest
 UMAD2SIM = Path(f"/usr/lib/{os.uname().machine}-linux-gnu/umad2sim/libumad2sim.so")
 """Debian's place for the library that gives a program a port of ibsim."""
 _CLONE_NEWNET = 0x4000_0000
-_MODULES = ("pynvml", "scapy", "kubernetes_validate", "cel_expr_python", "helm_python", "kubernetes")
+_MODULES = ("pynvml", "scapy", "kubernetes_validate", "cel_expr_python", "helm_python", "kubernetes", "shtab")
 
 
 @functools.cache

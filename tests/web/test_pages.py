@@ -7,7 +7,9 @@ from typing import ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
+from nodeagent.accounting.gpu_accounting import GpuAccounting
 from nodeagent.cluster.deliveries import Deliveries
+from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.service import HealthService
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
@@ -16,7 +18,7 @@ from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
-from nodeagent.model import Health, Holding, State
+from nodeagent.model import Health, Holding, Snapshot, State
 from nodeagent.offer import Trouble
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverVitals
@@ -70,6 +72,7 @@ def pages_of(
         configuration_fault=lambda: "",
         stuck_threads=lambda: 0,
         cluster=Deliveries(),
+        accounting=GpuAccounting(GpuSettings(), Snapshot, lambda: {}),
     )
     return Pages(WebSettings(), sources)
 

@@ -30,7 +30,7 @@ def add(add: Add) -> None:
 
 
 def _capture(options: argparse.Namespace) -> int:
-    log_to_stderr("warning")
+    log_to_stderr(options.log_level or "warning")
     if options.samples is None:
         from nodeagent.commands.capture.machine_capture import capture
 

@@ -38,7 +38,7 @@ def _gpus(options: argparse.Namespace) -> int:
     from nodeagent.commands.gpus import gpu_answers, gpu_table
 
     config = load(options.config)
-    log_to_stderr("warning")
+    log_to_stderr(options.log_level or "warning")
 
     def explain(agent: str | None, why: str) -> None:
         line = f"no agent runs here ({why}); {ALONE}" if agent is None else f"the agent at {agent} answers"

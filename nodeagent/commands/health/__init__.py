@@ -49,7 +49,7 @@ def add(add: Add) -> None:
 
 def _health(options: argparse.Namespace) -> int:
     config = load(options.config)
-    log_to_stderr("warning")
+    log_to_stderr(options.log_level or "warning")
     match options.target:
         case []:
             return _show(options, config, None)

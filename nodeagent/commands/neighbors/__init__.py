@@ -50,7 +50,7 @@ def _neighbors(options: argparse.Namespace) -> int:
     from nodeagent.sources.neighbor_view import NeighborListing
 
     config = load(options.config)
-    log_to_stderr("warning")
+    log_to_stderr(options.log_level or "warning")
     found, source = (None, "") if options.listen else neighbor_listing.fetch(config, options.root)
     if found is not None:
         sentence = f"the agent at {source} answers"

@@ -97,7 +97,7 @@ def _preview(options: argparse.Namespace) -> Preview:
     from nodeagent.commands.plan import objects, preview
     from nodeagent.fabric_file import read_fabric
 
-    log_to_stderr("warning")
+    log_to_stderr(options.log_level or "warning")
     config, topology = read_fabric(options.fabric)
     parts = read_parts(options)
     if options.current is not None:

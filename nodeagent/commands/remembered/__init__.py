@@ -37,7 +37,7 @@ def _remembered(options: argparse.Namespace) -> int:
     from nodeagent.commands.remembered import stored_gpu_list, stored_rails
 
     config = load(options.config)
-    log_to_stderr("error")
+    log_to_stderr(options.log_level or "error")
     parts = (stored_rails, stored_gpu_list)
     match options.target:
         case [] if not options.all_rails and options.json:

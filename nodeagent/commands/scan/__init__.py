@@ -54,7 +54,7 @@ def _scan(options: argparse.Namespace) -> int:
     from nodeagent.commands.scan import agent_view, listing
 
     config = load(options.config)
-    log_to_stderr("warning")
+    log_to_stderr(options.log_level or "warning")
 
     async def views(agent: AgentView) -> AsyncIterator[MachineView]:
         if agent.view is not None:

@@ -125,6 +125,7 @@ def as_json(view: MachineView, agent: str | None = None) -> str:
                     "resource": resource,
                     "devices": [to_builtins(entry) for entry in devices],
                     "free": view.free.get(resource),
+                    "enforcement": view.levels.get(resource),
                 }
                 for resource, devices in view.resources
             ],
@@ -152,7 +153,7 @@ def as_table(view: MachineView, width: int | None = None) -> str:
     parts = [
         section(
             "RESOURCES",
-            ("RESOURCE", "DEVICES", "HEALTHY", "FREE", "LARGEST", "PARENT", "NUMA"),
+            ("RESOURCE", "DEVICES", "HEALTHY", "FREE", "LARGEST", "LIMITS", "PARENT", "NUMA"),
             _resource_rows(view),
         ),
         _gpu_section(view, width),
@@ -179,6 +180,7 @@ def _resource_rows(view: MachineView) -> Iterable[Sequence[str]]:
             str(sum(len(entry.ids) for entry in devices if entry.health.allocatable)),
             "-" if free is None else str(sum(free.values())),
             "-" if free is None else str(max(free.values(), default=0)),
+            view.levels.get(resource, "-"),
             parents[0] if len(parents) == 1 else f"{len(parents)} of them" if parents else "-",
             ",".join(map(str, numa)) or "-",
         )

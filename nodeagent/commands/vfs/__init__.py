@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
     FAILED,
     GOOD,
-    ROOT,
     Add,
+    common_options,
     config_option,
     json_option,
     load,
@@ -36,8 +35,7 @@ def add(add: Add) -> None:
     ):
         part = parts.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         part.set_defaults(verb=verb)
-        # Suppressed: a default here would override a --root before the part's name.
-        part.add_argument("--root", type=Path, default=argparse.SUPPRESS, metavar="DIR", help=ROOT)
+        common_options(part, of_part=True)
         config_option(part)
         json_option(part)
         if name == "apply":
@@ -53,7 +51,7 @@ def _vfs_apply(options: argparse.Namespace) -> int:
     from nodeagent.commands.vfs import apply
 
     config = load(options.config)
-    log_to_stderr("info")
+    log_to_stderr(options.log_level or "info")
     result = apply.apply(config, options.root, force=options.force)
     print(apply.as_json(result) if options.json else apply.as_table(result))
     return GOOD if result.good else FAILED
@@ -63,7 +61,7 @@ def _vfs_show(options: argparse.Namespace) -> int:
     from nodeagent.commands.vfs import apply
 
     config = load(options.config)
-    log_to_stderr("warning")
+    log_to_stderr(options.log_level or "warning")
     result = apply.show(config, options.root)
     print(apply.as_json(result) if options.json else apply.as_table(result))
     return GOOD

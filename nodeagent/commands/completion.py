@@ -1,0 +1,49 @@
+"""The verb `completion`: a script by which a shell completes verbs, options, values and file names."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+from nodeagent.commands.options import FAILED, GOOD, Add
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add(add: Add) -> None:
+    parser = add(
+        "completion",
+        _completion,
+        "print the completion of a shell",
+        "bash:  nodeagent completion bash > ~/.local/share/bash-completion/completions/nodeagent\n"
+        'zsh:   nodeagent completion zsh > "${fpath[1]}/_nodeagent"\n'
+        "fish:  nodeagent completion fish > ~/.config/fish/completions/nodeagent.fish",
+    )
+    parser.add_argument("shell", choices=SHELLS, help=", ".join(SHELLS))
+
+
+def _completion(options: argparse.Namespace) -> int:
+    try:
+        import shtab
+    except ImportError:
+        print("nodeagent: completion needs the Python package shtab", file=sys.stderr)
+        return FAILED
+
+    parser: argparse.ArgumentParser = options.parser()
+    files = {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY}
+    for each in parsers(parser):
+        for action in each._actions:
+            if action.metavar in files:
+                action.complete = files[action.metavar]  # type: ignore[attr-defined]
+    print(shtab.complete(parser, options.shell))
+    return GOOD
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """``parser`` and the parsers of its verbs and their parts."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from parsers(each)

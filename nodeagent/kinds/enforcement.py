@@ -1,0 +1,51 @@
+"""The levels that keep programs within their share of GPU memory, and what a node needs for each.
+
+NVIDIA's container toolkit makes a hard limit of ``NVIDIA_GPU_MEMORY_REQUEST`` and ``_LIMIT`` from 1.20.1 on, with
+driver 615 and cgroup v2. Older toolkits ignore them. A toolkit that reads them on a host
+without that support refuses to start the container, so they are set only where driver and cgroups have it. The version
+of the toolkit itself is not visible.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from nodeagent.model import Snapshot
+
+Level = Literal["none", "env", "evict"]
+Enforcement = Literal["auto", "none", "env", "evict"]
+
+LIMITS_DRIVER = 615
+"""The first driver with memory limits (NVIDIA, MPS documentation, section "Memory Partitioning")."""
+
+
+def missing_for_env(snapshot: Snapshot) -> str | None:
+    """Return what the node lacks for hard limits by the container toolkit; ``None`` if it has all."""
+    major = re.match(r"\d{1,5}", snapshot.gpu_driver or "")
+    if major is None:
+        return "the version of the GPU driver is not known"
+    if int(major[0]) < LIMITS_DRIVER:
+        return f"driver {snapshot.gpu_driver} is older than {LIMITS_DRIVER}"
+    return "the host has no cgroup v2" if snapshot.limit_support.cgroup2 is False else None
+
+
+def missing(enforcement: Enforcement, snapshot: Snapshot) -> str | None:
+    """Return why a node cannot enforce as configured; ``None`` if it can."""
+    if enforcement == "env":
+        return missing_for_env(snapshot)
+    if enforcement == "evict":
+        return snapshot.limit_support.hidden_processes or None
+    return None
+
+
+def level_of(enforcement: Enforcement, snapshot: Snapshot) -> Level:
+    """Return the level in force on this node."""
+    if enforcement == "auto":
+        return "env" if missing_for_env(snapshot) is None else "none"
+    return enforcement
+
+
+def sets_variables(enforcement: Enforcement, snapshot: Snapshot) -> bool:
+    """Whether a container gets the variables of the toolkit."""
+    return enforcement != "none" and missing_for_env(snapshot) is None

@@ -1,0 +1,112 @@
+"""Any sequence of allocations and releases of slices: the rules hold, and best fit keeps the largest block.
+
+Over a whole sequence neither best fit nor first fit always wins: a later release may favor either. From one and the
+same state best fit is never worse, and this is compared at each step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
+
+from nodeagent.kinds import Refused
+from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.model import Holding, Snapshot
+from tests.support.kind_machines import SICK, answer_of, gpu_of
+
+KIND = GpuMemory("x/gpu-mem")
+
+
+def counts(ids: tuple[str, ...]) -> Counter[str]:
+    return Counter(id_.partition("::")[0] for id_ in ids)
+
+
+class SlicesInUse(RuleBasedStateMachine):
+    """A kubelet that asks for a preference, allocates what it gets, and lists its pods as podresources does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.snapshot = Snapshot()
+        self.pods: dict[int, tuple[str, ...]] = {}
+        self.number = 0
+
+    @initialize(sizes=st.lists(st.sampled_from((4, 6, 6, 8)), min_size=1, max_size=5))
+    def build(self, sizes: list[int]) -> None:
+        gpus = tuple(gpu_of(n, memory_mib=1024 * size) for n, size in enumerate(sizes))
+        self.snapshot = Snapshot(gpus=gpus)
+
+    def free_of(self) -> dict[str, int]:
+        taken = counts(tuple(id_ for ids in self.pods.values() for id_ in ids))
+        return {
+            gpu.uuid: KIND.count(gpu) - taken[gpu.uuid] if gpu.health.allocatable else 0
+            for gpu in self.snapshot.gpus
+        }
+
+    def held(self) -> tuple[Holding, ...]:
+        return tuple(
+            Holding("ns", f"p{n}", "c", "x/gpu-mem", tuple(sorted(ids))) for n, ids in self.pods.items()
+        )
+
+    @rule(size=st.integers(1, 9) | st.sampled_from((12, 16, 18)), lagging=st.booleans())
+    def allocate(self, size: int, lagging: bool) -> None:
+        """``lagging``: podresources still lists nothing; the kubelet's list of available devices decides."""
+        before = self.free_of()
+        held = {id_ for ids in self.pods.values() for id_ in ids}
+        devices = KIND.devices(self.snapshot)
+        available = [
+            id_ for entry in devices if entry.health.allocatable for id_ in entry.ids if id_ not in held
+        ]
+        known = replace(self.snapshot, holdings=() if lagging else self.held())
+        whole = {gpu.uuid: KIND.count(gpu) for gpu in self.snapshot.gpus}
+        chosen = answer_of(lambda: tuple(KIND.prefer(known, available, [], size)))
+        if isinstance(chosen, Refused):
+            idle = Counter(free for uuid, free in before.items() if free == whole[uuid])
+            assert max(before.values()) < size, chosen
+            assert all(size % each or size // each > number for each, number in idle.items()), chosen
+            return
+        KIND.allocate(known, chosen)
+        assert set(chosen) <= set(available)
+        self.pods[self.number] = chosen
+        self.number += 1
+        if max(before.values()) >= size:
+            first = next(uuid for uuid, free in before.items() if free >= size)
+            after_first_fit = before | {first: before[first] - size}
+            assert max(self.free_of().values()) >= max(after_first_fit.values())
+
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        del self.pods[data.draw(st.sampled_from(sorted(self.pods)))]
+
+    @rule(data=st.data())
+    def change_health(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.snapshot.gpus) - 1))
+        gpus = list(self.snapshot.gpus)
+        health = gpu_of(0).health if gpus[index].health is SICK else SICK
+        gpus[index] = replace(gpus[index], health=health)
+        self.snapshot = replace(self.snapshot, gpus=tuple(gpus))
+
+    @invariant()
+    def no_slice_is_in_two_pods(self) -> None:
+        held = [id_ for ids in self.pods.values() for id_ in ids]
+        assert len(held) == len(set(held))
+
+    @invariant()
+    def a_pod_is_on_one_gpu_or_on_whole_gpus_of_one_size(self) -> None:
+        whole = {gpu.uuid: KIND.count(gpu) for gpu in self.snapshot.gpus}
+        for ids in self.pods.values():
+            parts = counts(ids)
+            assert len(parts) == 1 or (
+                len(set(parts.values())) == 1 and all(whole[uuid] == part for uuid, part in parts.items())
+            )
+
+    @invariant()
+    def no_gpu_gives_more_than_it_has_and_podresources_accounts_for_each_slice(self) -> None:
+        assert all(free >= 0 for free in self.free_of().values())
+        assert KIND.free(replace(self.snapshot, holdings=self.held())) == self.free_of()
+
+
+TestSlicesInUse = SlicesInUse.TestCase

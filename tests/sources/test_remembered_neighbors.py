@@ -1,0 +1,70 @@
+"""The neighbors of links over restarts of the agent."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from nodeagent.lldp.neighbor_table import NeighborTable
+from nodeagent.sources import remembered_neighbors
+from nodeagent.sources.remembered_neighbors import is_outdated, keep, remembered, restore, stored_neighbors
+from tests.lldp.test_neighbor_table import frame, ports
+
+
+def of_a_day() -> NeighborTable:
+    table = NeighborTable()
+    for n in range(2880):
+        table.receive("eth0", frame("real"), 30.0 * n)
+    return table
+
+
+def test_after_a_restart_the_switch_is_the_neighbor_again_although_another_sender_was_first(
+    tmp_path: Path,
+) -> None:
+    before = of_a_day()
+    stored_neighbors(tmp_path).write(remembered(before))
+    after = NeighborTable()
+    restore(after, stored_neighbors(tmp_path).read() or ())
+    for n in range(29):
+        after.receive("eth0", frame("forged", ttl=65535), 5.0 + n)
+    assert ports(after) == [("eth0", "forged", False)]
+    after.receive("eth0", frame("real"), 35.0)
+    assert ports(after) == [("eth0", "real", False), ("eth0", "forged", False)]
+
+
+def test_a_steady_neighbor_is_written_a_few_times_only() -> None:
+    table, written, writes = NeighborTable(), (), 0
+    for n in range(2880):
+        table.receive("eth0", frame("real"), 30.0 * n)
+        now = remembered(table)
+        if is_outdated(written, now):
+            written, writes = now, writes + 1
+    assert 8 <= writes <= 14
+    table.receive("eth0", frame("real", ttl=0), 86400.0)
+    for n in range(6000):
+        table.receive("eth0", frame("other"), 86430.0 + 30.0 * n)
+    assert is_outdated(written, remembered(table)), "another neighbor"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"chassis": "x"}, {"chassis_subtype": 0}, {"port_subtype": 9}, {"live_s": -1.0}, {"port": "0"}]
+)
+def test_a_record_that_cannot_be_true_is_ignored(wrong: dict[str, object]) -> None:
+    good = remembered(of_a_day())[0]
+    table = NeighborTable()
+    restore(table, [replace(good, **wrong), good])
+    assert [len(times) for times in table.times().values()] == [1]
+
+
+async def test_the_file_has_the_neighbors_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered_neighbors, "CHECK_S", 0.01)
+    table = of_a_day()
+    keeping = asyncio.create_task(keep(table, stored_neighbors(tmp_path), ()))
+    async with asyncio.timeout(20):
+        while not (tmp_path / remembered_neighbors.NAME).exists():
+            await asyncio.sleep(0.01)  # a file has no event here
+    keeping.cancel()
+    assert stored_neighbors(tmp_path).read() == remembered(table)
