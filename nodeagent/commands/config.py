@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nodeagent.commands.options import GOOD, Add, common_options, text
+from nodeagent.commands.options import GOOD, Add, common_options
 
 
 def add(add: Add) -> None:
@@ -19,7 +19,10 @@ def add(add: Add) -> None:
     check = parts.add_parser(
         "check",
         help="validate FILE: one line for each fault, with its place and a suggestion",
-        description="Validate FILE: one line for each fault, with its place and a suggestion.",
+        description="Validate FILE: one line for each fault, with its place and a suggestion. FILE is the agent's\n"
+        "configuration, the controller's (kind: FabricConfig, with the files that it names), a fabric topology\n"
+        "(kind: FabricTopology), or a cabling plan (nodes, their links and ports).",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(verb=_config_check)
@@ -32,12 +35,13 @@ def add(add: Add) -> None:
 
 
 def _config_check(options: argparse.Namespace) -> int:
-    from nodeagent.commands.scan import listing
+    from nodeagent.commands.file_checks import check_file
+    from nodeagent.plain_text import one_line
 
-    config, remarks = listing.check(text(options.file), options.root, name=str(options.file))
-    for remark in remarks:
-        print(f"{options.file}: note: {remark}")
-    print(f"{options.file}: good, {len(config.resources)} resources configured")
+    checked = check_file(options.file, options.root)
+    for note in checked.notes:
+        print(one_line(f"{options.file}: note: {note}"))
+    print(one_line(f"{options.file}: good, {checked.content}"))
     return GOOD
 
 

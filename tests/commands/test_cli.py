@@ -344,6 +344,60 @@ def test_a_configuration_is_checked_line_by_line(tmp_path: Path, capsys: pytest.
     assert "did you mean sliceMiB?" in lines[2]
 
 
+FABRIC = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n"
+TOPOLOGY = (
+    "apiVersion: nodeagent.io/v1alpha1\nkind: FabricTopology\n"
+    "switches: [{name: leaf1, uplinks: [spine1]}, {name: spine1}]\n"
+)
+PLAN = "n1: {eth0: {switch: leaf1, port: Ethernet1}}\nn2: {eth0: {switch: leaf1, port: Ethernet2}}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (FABRIC, "configuration of the controller"),
+        (FABRIC + "topology: topology.yaml\n", "configuration of the controller, topology.yaml, 2 switches"),
+        (TOPOLOGY, "fabric topology, 2 switches"),
+        (PLAN, "cabling plan, 2 nodes, 2 links"),
+    ],
+)
+def test_every_file_that_a_daemon_reads_is_checked(
+    content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "topology.yaml").write_text(TOPOLOGY)
+    (tmp_path / "file.yaml").write_text(content)
+    assert main(["config", "check", str(tmp_path / "file.yaml")]) == 0
+    assert f"file.yaml: good, {words}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (FABRIC + "topolgy: topology.yaml\n", "file.yaml:3:1: topolgy: unknown key; did you mean topology?"),
+        (FABRIC + "topology: topology.yaml\n", "topology.yaml: cannot be read"),
+        (TOPOLOGY.replace("spine1}]", "spine2}]"), "did you mean spine2?"),
+        (PLAN + "n3: {eth0: {switch: leaf1}}\n", "n3: eth0: must be {switch: NAME, port: NAME}"),
+        (PLAN + "7: {eth0: {switch: leaf1, port: 3}}\n", "7: the name of a node must be text"),
+        ("kind: FabricConfg\napiVersion: nodeagent.io/v1alpha1\n", "file.yaml:1:"),
+        ("switch: [leaf1\n", "file.yaml:2:"),
+    ],
+)
+def test_every_file_that_a_daemon_reads_has_its_faults_named(
+    content: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file.yaml").write_text(content)
+    assert main(["config", "check", str(tmp_path / "file.yaml")]) == 2
+    assert fault in capsys.readouterr().err
+
+
+def test_a_port_that_a_cabling_plan_gives_to_two_links_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file.yaml").write_text(PLAN.replace("Ethernet2", "ethernet1"))
+    assert main(["config", "check", str(tmp_path / "file.yaml")]) == 0
+    assert "note: leaf1 ethernet1 is planned for n1 eth0 and for n2 eth0" in capsys.readouterr().out
+
+
 def test_a_configuration_with_too_many_slices_is_an_error_with_the_size_that_fits(
     tmp_path: Path, dgx: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
