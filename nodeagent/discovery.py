@@ -34,7 +34,6 @@ from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, perma
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.sources.scan_hints import ScanRequest
-from nodeagent.sources.source_settings import InfinibandSettings
 from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # loaded after registration
@@ -109,13 +108,8 @@ def receives_lldp(config: Config, tree: Tree) -> bool:
     return config.lldp.source != "none" and (not is_recorded(tree) or bool(config.links.select.netdevs))
 
 
-def asks_infiniband(settings: InfinibandSettings) -> bool:
-    """Whether the InfiniBand source runs. On a machine without InfiniBand ports it finds none."""
-    return settings.query != "never"
-
-
 def finds_neighbors(config: Config, tree: Tree) -> bool:
-    return receives_lldp(config, tree) or asks_infiniband(config.infiniband)
+    return receives_lldp(config, tree) or config.infiniband.asks
 
 
 class Discovery:
@@ -196,7 +190,7 @@ class Discovery:
         runs = receives_lldp(self._config, self._tree)
         fault = neighbor_view.lldp_fault(snapshot, self._config.lldp, runs=runs)
         lldpd = self._lldpd_links, *self._neighbors.get("lldp", ((), ()))
-        receiver, asks = self._lldp_receiver, asks_infiniband(self._config.infiniband)
+        receiver, asks = self._lldp_receiver, self._config.infiniband.asks
         view = (
             neighbor_view.of_receiver(receiver, fault) if receiver else neighbor_view.of_lldpd(*lldpd, fault)
         )
@@ -229,7 +223,7 @@ class Discovery:
             ("samples", self._sampled, self._sample),
             ("cabling", config.health.cabling_plan is not None, self._watch_cabling_plan),
             ("lldp", receives_lldp(config, self._tree), self._watch_lldp),
-            ("infiniband", asks_infiniband(config.infiniband), self._watch_infiniband),
+            ("infiniband", config.infiniband.asks, self._watch_infiniband),
         )
         return {name: source for name, enabled, source in table if enabled}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nodeagent import discovery
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent.doctor.target import Target
@@ -47,7 +46,7 @@ class InfinibandFacts:
 def read(target: Target) -> InfinibandFacts:
     facts = scan(target.tree)
     ports = read_ib_ports(target.tree, facts.functions, facts.links)
-    if not discovery.asks_infiniband(target.config.infiniband) or target.recorded:
+    if not target.config.infiniband.asks or target.recorded:
         return InfinibandFacts(ports)
     failures: dict[str, tuple[UmadReason, str]] = {}
     for port in ports:
@@ -64,7 +63,7 @@ def read(target: Target) -> InfinibandFacts:
 def findings(facts: InfinibandFacts, config: Config) -> Iterator[Finding]:
     if not facts.ports:
         return
-    if not discovery.asks_infiniband(config.infiniband):
+    if not config.infiniband.asks:
         ports = count(len(facts.ports), "InfiniBand port")
         yield TOPIC.note(
             "ib_not_asked", f"infiniband.query is {config.infiniband.query}: {ports} without a switch"

@@ -82,3 +82,8 @@ class InfinibandSettings(Settings, frozen=True, kw_only=True):
             '0xb83fd20300aa0000 "su1-leaf0". For switches that have only the name of their model.'
         ),
     ] = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether the source runs. On a machine without InfiniBand ports it finds none."""
+        return self.query != "never"

@@ -81,9 +81,8 @@ def _neighbors(options: argparse.Namespace) -> int:
         else:
             wait_s = neighbor_listing.WAIT_S if options.wait is None else options.wait
             received = NeighborListing((), ())
-            if (
-                not is_recorded(Tree(options.root)) or wanted.netdevs
-            ):  # its links are not netdevs of this host
+            # The links of a recorded machine are not netdevs of this host.
+            if not is_recorded(Tree(options.root)) or wanted.netdevs:
                 received = await neighbor_listing.read_once(
                     wanted,
                     settings,

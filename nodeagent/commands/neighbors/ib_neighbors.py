@@ -6,7 +6,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from nodeagent.discovery import asks_infiniband
 from nodeagent.host.sysfs import Tree
 from nodeagent.infiniband.asking import PeerState
 from nodeagent.infiniband.peer import NOT_ASKED
@@ -31,7 +30,7 @@ async def with_infiniband(
     facts = scan(tree)
     if not any(link for link in facts.links if _is_infiniband(facts, link)):
         return listing
-    rows, remarks = await _asked(tree, facts, settings) if asks_infiniband(settings) else _unasked(facts)
+    rows, remarks = await _asked(tree, facts, settings) if settings.asks else _unasked(facts)
     return replace(
         listing,
         rows=tuple(sorted((*listing.rows, *rows), key=lambda row: row.link)),

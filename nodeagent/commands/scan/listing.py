@@ -46,7 +46,7 @@ def without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
     with Netdevs() as netdevs:
         links = select(config.links.select, netdevs.read(), snapshot.functions)
     up = {link.name for link in links if link.netdev.carrier}
-    if discovery.asks_infiniband(config.infiniband):
+    if config.infiniband.asks:
         ports = {
             function.pci_address for function in snapshot.functions if function.link_type == "infiniband"
         }
