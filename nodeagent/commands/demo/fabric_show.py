@@ -43,21 +43,28 @@ _FOREIGN = 'nodeagent_fabric_anomalies{kind="foreign-leaf"}'
 _LEADER = "nodeagent_controller_leader"
 
 
+def fabric_of(machine: str, nodes: int) -> Fabric:
+    """A fabric of ``nodes`` such machines. Raises ``DemoError`` for a number or a machine that makes no demo."""
+    if not NODES_MIN <= nodes <= NODES_MAX:
+        raise DemoError(
+            f"{nodes} nodes are too few or too many for the demo: give --nodes {NODES_MIN} to {NODES_MAX}"
+        )
+    fabric = Fabric(nodes, model := Machine.load(machine))
+    if len(fabric.rails) < 2:
+        raise DemoError(f"{model.model.name} has fewer than two NICs with VFs")
+    return fabric
+
+
 class FabricShow(DemoSteps):
     def __init__(self, machine: str, folder: Path, nodes: int) -> None:
         super().__init__()
-        if not NODES_MIN <= nodes <= NODES_MAX:
-            raise DemoError(
-                f"{nodes} nodes are too few or too many for the demo: give --nodes {NODES_MIN} to {NODES_MAX}"
-            )
+        self._fabric = fabric_of(machine, nodes)
         self._machine = Machine.load(machine)
         self._folder, self._nodes = folder, nodes
         self._versions: dict[str, str] = {}
 
     async def run(self, *, once: bool) -> None:
-        fabric = Fabric(self._nodes, self._machine)
-        if len(fabric.rails) < 2:
-            raise DemoError(f"{self._machine.model.name} has fewer than two NICs with VFs")
+        fabric = self._fabric
         rails = {address: rail for rail, address in enumerate(fabric.rails)}
         print(
             f"nodeagent demo: a fabric of {self._nodes} nodes ({self._machine.model.name}), {len(rails)} rails, "
@@ -65,7 +72,6 @@ class FabricShow(DemoSteps):
         )
         print(*textwrap.wrap(_ABOUT, WIDTH), "", sep="\n")
         async with DemoCluster(self._folder, fabric, rails) as self._cluster:
-            self._fabric = fabric
             self._cluster.fabric_file.write_text(_CONFIG)
             await self._form()
             await self._miscable()

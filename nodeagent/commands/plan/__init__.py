@@ -12,6 +12,7 @@ from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import FAILED, GOOD, Add
 
 if TYPE_CHECKING:
+    from nodeagent.commands.plan.objects import Objects
     from nodeagent.commands.plan.preview import Preview
 
 
@@ -23,7 +24,7 @@ def add_plan(add: Add) -> None:
         "Reads NodeLinks, and HyperNodes and Nodes if given, as YAML or JSON; writes nothing. Without --from it reads\n"
         "the cluster. Moves are shown at once; the controller lets them wait for the times of its configuration.",
     )
-    _options(parser)
+    source_options(parser)
     parser.add_argument(
         "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
     )
@@ -40,7 +41,7 @@ def add_explain(add: Add) -> None:
         "explain the place of a node, a switch or a HyperNode in the fabric",
         "Shows the links that decide the place, and which switches are joined and by how many nodes.",
     )
-    _options(parser)
+    source_options(parser)
     parser.add_argument(
         "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
     )
@@ -51,7 +52,7 @@ def add_topology(add: Add) -> None:
     parser = add(
         "topology", _topology, "draw the fabric: leaf groups, their switches and nodes, and every cable"
     )
-    _options(parser)
+    source_options(parser)
     parser.add_argument(
         "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
     )
@@ -66,7 +67,7 @@ def add_topology(add: Add) -> None:
     )
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
+def source_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="source",
@@ -84,6 +85,18 @@ def _options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def read_source(options: argparse.Namespace, read: Objects) -> None:
+    """Store the objects of ``--from``, or of the cluster."""
+    from nodeagent.commands.plan import objects
+
+    if options.source is not None:
+        objects.read(options.source, read)
+        return
+    from nodeagent.commands.plan import cluster_reading
+
+    asyncio.run(cluster_reading.read(cluster_reading.access(options.kubeconfig), read))
+
+
 def _preview(options: argparse.Namespace) -> Preview:
     from nodeagent.commands.plan import objects, preview
     from nodeagent.fabric_file import read_fabric
@@ -91,12 +104,7 @@ def _preview(options: argparse.Namespace) -> Preview:
     log_to_stderr(options.log_level or "warning")
     config, topology = read_fabric(options.fabric)
     read = preview.make_objects(config, topology)
-    if options.source is None:
-        from nodeagent.commands.plan import cluster_reading
-
-        asyncio.run(cluster_reading.read(cluster_reading.access(options.kubeconfig), read))
-    else:
-        objects.read(options.source, read)
+    read_source(options, read)
     if options.current is not None:
         if options.current == options.source == "-":
             raise preview.SourceError(

@@ -12,19 +12,29 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.commands.plan.objects import Objects, store_object
+from nodeagent.commands.plan.preview import SourceError
 from nodeagent.commands.user_files import UserFileError
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Partial, Resource
 
+NO_CLUSTER = (
+    "name a cluster with --kubeconfig FILE, or read reports with --from FILE "
+    "(`nodeagent demo --nodes 64 --write DIR` makes some)"
+)
+
 
 def access(file: Path | None) -> Access:
     """The access of the given kubeconfig, of the pod's service account, or of the kubeconfig that kubectl uses.
 
-    Raises ``UserFileError`` for the given file, ``AccessError`` for the others.
+    Raises ``UserFileError`` for the given file, ``SourceError`` for the others.
     """
     if file is None:
-        return in_cluster() or kubeconfig(None)
+        try:
+            return in_cluster() or kubeconfig(None)
+        except (AccessError, OSError) as error:
+            why = str(error) if isinstance(error, AccessError) else f"{error.filename}: {error.strerror}"
+            raise SourceError(f"{why}: {NO_CLUSTER}") from error
     try:
         return kubeconfig(file)
     except AccessError as error:

@@ -54,6 +54,8 @@ class Objects:
     """
 
     planner: Planner
+    reports: dict[str, NodeLinks] | None = None
+    """The reports as they are, by name, for a caller that gives a dict."""
     refused: dict[str, str] = field(default_factory=dict)
     hypernodes: dict[str, HyperNode] = field(default_factory=dict)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -77,14 +79,21 @@ class Objects:
         before = reports.get(name)
         self._versions[name] = version
         self.planner.report(name, report)
+        kept = None if self.reports is None else self.reports.get(name)
+        if self.reports is not None:
+            self.reports[name] = report
         if before is not None and version == known and name in reports and repr(before) > repr(reports[name]):
             reports[name] = before
+            if self.reports is not None and kept is not None:
+                self.reports[name] = kept
 
     def drop_reports(self) -> None:
         """They are read again from the start."""
         for name in self._versions:
             self.planner.report(name, None)
         self._versions.clear()
+        if self.reports is not None:
+            self.reports.clear()
         self._equal_names.clear()
 
     def complete(self) -> None:
