@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -15,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cli import main
 from nodeagent.commands.demo.control_plane import CONTROLLER, DemoCluster, RequestLog
 from nodeagent.commands.demo.demo_steps import DemoError
-from nodeagent.commands.demo.fabric_show import FabricShow, fold
+from nodeagent.commands.demo.fabric_show import FabricShow
+from nodeagent.commands.plan.folded_tree import fold
 from nodeagent.kube.access import kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, LEASES
@@ -111,10 +114,32 @@ def test_too_few_nodes_are_an_error():
     assert done.stderr == "nodeagent: 3 nodes are too few or too many for the demo: give --nodes 4 to 2048\n"
 
 
-def test_write_and_nodes_exclude_each_other(tmp_path: Path):
-    done = demo("--nodes", "8", "--write", str(tmp_path / "root"))
-    assert done.returncode == 2
-    assert "give one of the two" in done.stderr
+def test_the_reports_of_a_fabric_are_written_for_plan(tmp_path: Path, capsys):
+    assert main(["demo", "--nodes", "8", "--write", str(tmp_path / "new")]) == 0
+    file = tmp_path / "new/nodelinks.yaml"
+    assert f"Next: nodeagent plan --from {file}" in capsys.readouterr().out
+    sample = Path(__file__).parents[2] / "docs/samples/nodelinks.yaml"
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        sample.parent.mkdir(exist_ok=True)
+        sample.write_text(file.read_text())
+    assert file.read_text() == sample.read_text()
+    assert main(["plan", "--json", "--from", str(file)]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert sum(hypernode["spec"]["tier"] == 1 for hypernode in plan["hypernodes"]) == 2
+    assert [anomaly["kind"] for anomaly in plan["anomalies"]] == ["foreign-leaf"]
+
+
+def test_without_a_cluster_plan_names_both_ways(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    for verb in (["plan"], ["topology"], ["explain", "gpu-1"]):
+        assert main(verb) == 1
+        error = capsys.readouterr().err
+        assert (
+            f"{tmp_path}/nowhere: No such file or directory: name a cluster with --kubeconfig FILE" in error
+        )
+        assert "--from FILE" in error
+        assert len(error.splitlines()) == 1
 
 
 # --- its statements ---------------------------------------------------------------------------------------
@@ -225,7 +250,7 @@ fabric compute
    ├─ n-014
    ├─ n-015
    └─ n-016"""
-    assert fold(drawn) == [
+    assert fold(drawn.splitlines()) == [
         "fabric compute",
         "├─ a (leaf): s0 … s3 (4 switches)",
         "│  ├─ n-008 … n-010  (3 nodes)",

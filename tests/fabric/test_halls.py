@@ -269,3 +269,16 @@ def test_the_message_of_a_shared_switch_is_a_rule_that_ends_the_anomaly() -> Non
     outcome = compute(hall.reports(), rules=rules)
     assert not outcome.anomalies
     assert partition(outcome) == hall.units()
+
+
+def test_a_second_sender_on_a_link_is_an_anomaly_and_changes_nothing_else() -> None:
+    hall = Hall([[f"su0-leaf{rail}" for rail in range(4)]], 4)
+    reports = hall.reports()
+    link = reports[2].links[1]
+    assert link.neighbor is not None
+    contested = structs.replace(link, neighbor=structs.replace(link.neighbor, contested=True))
+    made = (reports[2].links[0], contested, *reports[2].links[2:])
+    reports[2] = structs.replace(reports[2], links=made)
+    outcome = compute(reports, rules=NOW)
+    assert named(outcome.anomalies) == {("contested-link", "su0-n02", "rail1", "su0-leaf1"): 1}
+    assert partition(outcome) == hall.units()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from nodeagent.commands.options import GOOD, USAGE, Add
+from nodeagent.commands.options import GOOD, Add
 
 MODEL_MAX = 1 << 20
 """Bytes; the largest model of the package has 4 KiB."""
@@ -36,7 +35,8 @@ def add(add: Add) -> None:
         "--write",
         type=Path,
         metavar="DIR",
-        help="write the files of the simulated machine to DIR and end, for `--root DIR` of the other verbs",
+        help="write the files of the simulated machine to DIR and end, for `--root DIR` of the other verbs; with "
+        "--nodes the NodeLinks of the fabric, for `nodeagent plan --from`",
     )
     parser.add_argument(
         "--no-rdma",
@@ -48,13 +48,12 @@ def add(add: Add) -> None:
 def _demo(options: argparse.Namespace) -> int:
     from nodeagent.commands.demo import shows
 
-    if options.write is not None and options.nodes is not None:
-        print(
-            "nodeagent: --write is for one machine and --nodes for a fabric: give one of the two",
-            file=sys.stderr,
-        )
-        return USAGE
     _check_model(options.machine)
+    if options.write is not None and options.nodes is not None:
+        from nodeagent.commands.demo.sample_reports import write_reports
+
+        print(write_reports(options.machine, options.write, options.nodes))
+        return GOOD
     if options.write is not None:
         print(shows.write(options.machine, options.write, rdma=not options.no_rdma))
         return GOOD

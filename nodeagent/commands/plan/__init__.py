@@ -12,6 +12,7 @@ from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import FAILED, GOOD, Add
 
 if TYPE_CHECKING:
+    from nodeagent.commands.plan.objects import Objects
     from nodeagent.commands.plan.preview import Preview
 
 
@@ -23,7 +24,7 @@ def add_plan(add: Add) -> None:
         "Reads NodeLinks, and HyperNodes and Nodes if given, as YAML or JSON; writes nothing. Without --from it reads\n"
         "the cluster. Moves are shown at once; the controller lets them wait for the times of its configuration.",
     )
-    _options(parser)
+    source_options(parser)
     parser.add_argument(
         "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
     )
@@ -40,7 +41,7 @@ def add_explain(add: Add) -> None:
         "explain the place of a node, a switch or a HyperNode in the fabric",
         "Shows the links that decide the place, and which switches are joined and by how many nodes.",
     )
-    _options(parser)
+    source_options(parser)
     parser.add_argument(
         "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
     )
@@ -51,19 +52,22 @@ def add_topology(add: Add) -> None:
     parser = add(
         "topology", _topology, "draw the fabric: leaf groups, their switches and nodes, and every cable"
     )
-    _options(parser)
+    source_options(parser)
     parser.add_argument(
         "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
     )
     parser.add_argument(
         "--format",
-        choices=("tree", "dot", "mermaid", "json"),
+        choices=("tree", "dot", "mermaid", "json", "slurm"),
         default="tree",
-        help="tree shows anomalies, the other formats every cable (default: %(default)s)",
+        help="tree shows anomalies; dot, mermaid and json every cable; slurm is a topology.conf (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--whole", action="store_true", help="show each node of the tree on a line of its own"
     )
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
+def source_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="source",
@@ -81,25 +85,33 @@ def _options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def read_source(options: argparse.Namespace, read: Objects) -> None:
+    """Store the objects of ``--from``, or of the cluster."""
+    from nodeagent.commands.plan import objects
+
+    if options.source is not None:
+        objects.read(options.source, read)
+        return
+    from nodeagent.commands.plan import cluster_reading
+
+    asyncio.run(cluster_reading.read(cluster_reading.access(options.kubeconfig), read))
+
+
 def _preview(options: argparse.Namespace) -> Preview:
     from nodeagent.commands.plan import objects, preview
     from nodeagent.fabric_file import read_fabric
 
     log_to_stderr(options.log_level or "warning")
     config, topology = read_fabric(options.fabric)
-    if options.source is None:
-        from nodeagent.commands.plan import cluster_reading
-
-        parts = [asyncio.run(cluster_reading.read(cluster_reading.access(options.kubeconfig)))]
-    else:
-        parts = [objects.read(options.source)]
+    read = preview.make_objects(config, topology)
+    read_source(options, read)
     if options.current is not None:
         if options.current == options.source == "-":
             raise preview.SourceError(
                 "the standard input can be read only once: give a file to --from or --current"
             )
-        parts.append(objects.read(options.current))
-    made = preview.make_preview(parts, config, topology)
+        objects.read(options.current, read)
+    made = preview.make_preview(read, config)
     for note in made.notes:
         print(f"nodeagent: {note}", file=sys.stderr)
     return made
@@ -136,5 +148,5 @@ def _explain(options: argparse.Namespace) -> int:
 def _topology(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import topology_picture
 
-    print(topology_picture.draw(_preview(options), options.format))
+    print(topology_picture.draw(_preview(options), options.format, whole=options.whole))
     return GOOD

@@ -1,0 +1,144 @@
+"""The verb cabling: every link of the hall, compared with a cabling plan or with the derived tree."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from nodeagent.commands.log_lines import log_to_stderr
+from nodeagent.commands.options import FAILED, GOOD, Add, json_option, seconds
+from nodeagent.commands.plan import read_source, source_options
+from nodeagent.plain_text import columns, one_line
+
+if TYPE_CHECKING:
+    from nodeagent.commands.hall_cabling.hall_report import CheckedLink
+
+WATCH_MIN_S = 1.0
+
+
+def add(add: Add) -> None:
+    parser = add(
+        "cabling",
+        _cabling,
+        "compare every link of the hall with a cabling plan: planned, elsewhere, missing, without LLDP or slow",
+        "Without --plan, links are compared with the leaf groups that the reports lead to. The result is 0 if every\n"
+        "link is as planned, 1 if one is not, and 2 if the input cannot be read.",
+    )
+    source_options(parser)
+    parser.add_argument(
+        "--plan",
+        metavar="FILE",
+        help="the cabling plan: YAML, .csv or .dot (docs/topology.md, The cabling of a hall)",
+    )
+    form = parser.add_mutually_exclusive_group()
+    json_option(form)  # type: ignore[arg-type]
+    form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
+    form.add_argument(
+        "--watch",
+        type=seconds,
+        metavar="SECONDS",
+        help="read again after this time, and print each link that changed",
+    )
+    parser.add_argument("--all", action="store_true", help="list links that are as planned too")
+
+
+def _cabling(options: argparse.Namespace) -> int:
+    log_to_stderr("warning")
+    links = _check(options)
+    if options.json:
+        print(
+            json.dumps(
+                [{**link._asdict(), "state": str(link.state)} for link in _listed(options, links)], indent=2
+            )
+        )
+    elif options.csv:
+        from nodeagent.commands.hall_cabling.hall_report import CheckedLink
+
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(CheckedLink._fields)
+        writer.writerows(_listed(options, links))
+    else:
+        _print_table(options, links)
+    while options.watch is not None:
+        time.sleep(max(options.watch, WATCH_MIN_S))
+        links = _print_changes(options, links)
+    return GOOD if all(link.state == "planned" for link in links) else FAILED
+
+
+def _print_changes(options: argparse.Namespace, links: list[CheckedLink]) -> list[CheckedLink]:
+    """Check again, and print the links that differ. An input that cannot be read now is a line on stderr."""
+    from nodeagent.commands.user_files import UserFileError
+    from nodeagent.kube.client import ApiError
+
+    try:
+        changed = _check(options)
+    except (ApiError, UserFileError, OSError) as error:
+        print(one_line(f"nodeagent: {error}"), file=sys.stderr, flush=True)
+        return links
+    before = {(link.node, link.link): link for link in links}
+    for link in changed:
+        if before.pop((link.node, link.link), None) != link:
+            print(_sentence(link), flush=True)
+    for node, name in before:
+        print(one_line(f"{node} {name}: no longer reported"), flush=True)
+    return changed
+
+
+def _check(options: argparse.Namespace) -> list[CheckedLink]:
+    from nodeagent.commands.hall_cabling import hall_report, planned_cables
+    from nodeagent.commands.plan import preview
+    from nodeagent.fabric_file import read_fabric
+
+    config, topology = read_fabric(options.fabric)
+    read = preview.make_objects(config, topology)
+    read.reports = {}
+    read_source(options, read)
+    made = preview.make_preview(read, config)
+    for note in made.notes:
+        print(f"nodeagent: {note}", file=sys.stderr)
+    reports = [*read.reports.values()]
+    nodes = {report.node_name for report in reports}
+    planned = None if options.plan is None else planned_cables.read(options.plan, nodes)
+    return hall_report.check_hall(reports, made, planned)
+
+
+def _listed(options: argparse.Namespace, links: list[CheckedLink]) -> list[CheckedLink]:
+    return [link for link in links if options.all or link.state != "planned"]
+
+
+def _print_table(options: argparse.Namespace, links: list[CheckedLink]) -> None:
+    from nodeagent.commands.hall_cabling.hall_report import CableState, count_states
+
+    rows = [
+        (
+            str(link.state), link.node, link.rail, link.link, f"{link.switch} {link.port}".strip(),
+            f"{link.to_switch} {link.to_port}".strip(), link.note,
+        )
+        for link in _listed(options, links)
+    ]  # fmt: skip
+    if rows:
+        print(
+            "\n".join(columns(("STATE", "NODE", "RAIL", "LINK", "IS AT", "BELONGS TO", "NOTE"), rows)),
+            end="\n\n",
+        )
+    counts = [
+        (group or "no leaf group", *(str(states[state]) for state in CableState))
+        for group, states in count_states(links).items()
+    ]
+    heads = ("LEAF GROUP", *(state.upper() for state in CableState))
+    print("\n".join(columns(heads, counts)), flush=True)
+
+
+def _sentence(link: CheckedLink) -> str:
+    at = f" at {link.switch} {link.port}".rstrip() if link.switch else ""
+    to = (
+        f", belongs to {link.to_switch} {link.to_port}".rstrip()
+        if link.to_switch and link.state != "planned"
+        else ""
+    )
+    note = f" ({link.note})" if link.note else ""
+    return one_line(f"{link.node} {link.link}: {link.state}{at}{to}{note}")

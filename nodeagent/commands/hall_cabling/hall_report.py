@@ -1,0 +1,189 @@
+"""Compare every link of a hall with a cabling plan, or with the tree that the planner derives from the reports.
+
+The state of a link is the first that applies: *elsewhere*, *missing* (no carrier, or no NIC), *no-lldp* (a carrier and
+no current LLDP neighbor), *slow* (less than the usual speed of its rail), *planned*. A link that is in no plan and that
+its node reports as unused is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from nodeagent.commands.hall_cabling.planned_cables import PlannedCables
+from nodeagent.commands.plan.preview import Preview
+from nodeagent.fabric.nodelinks import NOT_UP, LinkNeighbor, NodeLink, NodeLinks
+from nodeagent.fabric.outcome import AnomalyKind
+from nodeagent.fabric.reports import shown
+from nodeagent.health.cabling import Port
+
+WRONG_CABLES = frozenset((AnomalyKind.FOREIGN_LEAF, AnomalyKind.RAIL_SWAP, AnomalyKind.MISCABLED))
+USUAL_MIN = 3
+"""The fewest links of a rail from which a usual speed follows."""
+
+
+class CableState(StrEnum):
+    """In the order in which faults are to be removed: a wrong cable may explain the other ones."""
+
+    ELSEWHERE = "elsewhere"
+    MISSING = "missing"
+    NO_LLDP = "no-lldp"
+    SLOW = "slow"
+    PLANNED = "planned"
+
+
+class CheckedLink(NamedTuple):
+    """One link. ``switch`` and ``port`` are where it is, ``to_switch`` and ``to_port`` where it should be."""
+
+    state: CableState
+    group: str
+    node: str
+    rail: str
+    link: str
+    switch: str
+    port: str
+    to_switch: str
+    to_port: str
+    note: str
+
+
+_ORDER = list(CableState)
+
+
+def check_hall(
+    reports: Iterable[NodeLinks], preview: Preview, planned: PlannedCables | None
+) -> list[CheckedLink]:
+    """All links, sorted by what to do first, then by leaf group, node and rail."""
+    by_node = {report.node_name: report for report in reports}
+    usual = _usual_speeds(by_node.values())
+    checked: list[CheckedLink] = []
+    for node, report in by_node.items():
+        if planned is None:
+            checked += _against_tree(preview, node, report, usual)
+        else:
+            checked += _against_plan(preview, node, report, planned.get(node, {}), usual)
+    for node, cables in (planned or {}).items():
+        for link, port in cables.items() if node not in by_node else ():
+            checked.append(
+                CheckedLink(
+                    CableState.MISSING,
+                    "",
+                    node,
+                    "",
+                    link,
+                    "",
+                    "",
+                    port.switch,
+                    port.port,
+                    "the node has no report",
+                )
+            )
+    return sorted(
+        checked, key=lambda link: (_ORDER.index(link.state), link.group, link.node, _rail_order(link))
+    )
+
+
+def count_states(links: Iterable[CheckedLink]) -> dict[str, Counter[CableState]]:
+    """The number of links in each state, by leaf group."""
+    counts: dict[str, Counter[CableState]] = {}
+    for link in links:
+        counts.setdefault(link.group, Counter())[link.state] += 1
+    return dict(sorted(counts.items()))
+
+
+def _rail_order(link: CheckedLink) -> tuple[int, str, str]:
+    return len(link.rail), link.rail, link.link
+
+
+def _against_plan(
+    preview: Preview, node: str, report: NodeLinks, planned: Mapping[str, Port], usual: Mapping[str, int]
+) -> Iterator[CheckedLink]:
+    group = preview.plan.nodes.place.get(node, "")
+    left = dict(planned)
+    for link in report.links:
+        name = next((name for name in (link.name, link.netdev, link.pci_address) if name in left), None)
+        if name is None:
+            continue
+        port = left.pop(name)
+        neighbor = link.neighbor
+        right = neighbor is not None and _is_switch(port, neighbor) and _is_port(port, neighbor)
+        yield _checked(group, node, link, port.switch, port.port, usual, right=right)
+    for name, port in left.items():
+        note = "the node reports no such link"
+        yield CheckedLink(CableState.MISSING, group, node, "", name, "", "", port.switch, port.port, note)
+
+
+def _against_tree(
+    preview: Preview, node: str, report: NodeLinks, usual: Mapping[str, int]
+) -> Iterator[CheckedLink]:
+    plan = preview.plan
+    pattern = plan.votes.pattern(node)
+    if pattern is None:
+        return
+    place = plan.nodes.place.get(node, "")
+    group = plan.names.groups.get(place)
+    switch = {} if group is None else plan.cabling.rails_of(group).switch
+    own = [anomaly for anomaly in plan.outcome.anomalies if node in (anomaly.node, *anomaly.nodes)]
+    wrong = {anomaly.link for anomaly in own if anomaly.kind in WRONG_CABLES}
+    shifted = any(anomaly.kind is AnomalyKind.RAIL_SHIFT for anomaly in own)
+    links = {link.name: link for link in report.links}
+    for key, slot in zip(pattern.keys, pattern.shape, strict=True):
+        link, should = links[slot.link], switch.get(slot.rail, "")
+        if link.state == "unused" and link.neighbor is None:
+            continue
+        right = bool(key) and (key == should or not (shifted or shown(slot.link) in wrong))
+        yield _checked(place, node, link, should, "", usual, right=right)
+
+
+def _checked(
+    group: str, node: str, link: NodeLink, switch: str, port: str, usual: Mapping[str, int], *, right: bool
+) -> CheckedLink:
+    neighbor, rail = link.neighbor, "" if link.rail is None else str(link.rail)
+    at = (
+        ("", "")
+        if neighbor is None
+        else (neighbor.system_name or neighbor.chassis_id.value, neighbor.port_id.value)
+    )
+    speed, expected = link.speed_mbps or 0, usual.get(rail or link.name, 0)
+    note = ""
+    if (link.state or "") in NOT_UP:
+        state, note = CableState.MISSING, ", ".join(link.reasons) or link.state or ""
+    elif neighbor is None or neighbor.stale:
+        state, note = (
+            CableState.NO_LLDP,
+            "no LLDP neighbor" if neighbor is None else "its LLDP information has expired",
+        )
+    elif not right:
+        state = CableState.ELSEWHERE
+    elif speed < expected:
+        state, note = CableState.SLOW, f"{speed} of {expected} Mbit/s"
+    else:
+        state = CableState.PLANNED
+    return CheckedLink(state, group, node, rail, link.name, *at, switch, port, note)
+
+
+def _is_switch(port: Port, neighbor: LinkNeighbor) -> bool:
+    system = (neighbor.system_name or "").lower()
+    return port.switch.lower() in (system, system.partition(".")[0], neighbor.chassis_id.value.lower())
+
+
+def _is_port(port: Port, neighbor: LinkNeighbor) -> bool:
+    ports = (neighbor.port_id.value.lower(), (neighbor.port_description or "").lower())
+    return not port.port or port.port.lower() in ports
+
+
+def _usual_speeds(reports: Iterable[NodeLinks]) -> dict[str, int]:
+    """The most frequent speed of each rail, of links that are up."""
+    speeds: dict[str, Counter[int]] = {}
+    for report in reports:
+        for link in report.links:
+            if link.speed_mbps:
+                rail = link.name if link.rail is None else str(link.rail)
+                speeds.setdefault(rail, Counter())[link.speed_mbps] += 1
+    return {
+        rail: max(counts, key=lambda speed: (counts[speed], speed))
+        for rail, counts in speeds.items()
+        if sum(counts.values()) >= USUAL_MIN
+    }

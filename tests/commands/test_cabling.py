@@ -1,0 +1,224 @@
+"""cabling: the state of each link of a generated hall, against a plan in each form, and against the derived tree."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from msgspec import structs
+
+from nodeagent.cli import main
+from nodeagent.fabric import NodeLinks
+from tests.support.halls import Hall
+
+RAILS = 4
+
+
+def hall() -> Hall:
+    return Hall([[f"su{unit}-leaf{rail}" for rail in range(RAILS)] for unit in range(2)], 8)
+
+
+def write(file: Path, reports: list[NodeLinks]) -> Path:
+    items = [
+        json.loads(
+            msgspec.json.encode(
+                structs.replace(report, api_version="nodeagent.io/v1alpha1", kind="NodeLinks")
+            )
+        )
+        for report in reports
+    ]
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    return file
+
+
+def plan_of(made: Hall) -> dict[str, dict[str, dict[str, str]]]:
+    """The plan that the present cables are as."""
+    plan: dict[str, dict[str, dict[str, str]]] = {}
+    for report in made.reports():
+        for link in report.links:
+            assert link.neighbor is not None
+            port = {"switch": str(link.neighbor.system_name), "port": link.neighbor.port_id.value}
+            plan.setdefault(report.node_name, {})[link.name] = port
+    return plan
+
+
+def write_plan(file: Path, plan: dict[str, dict[str, dict[str, str]]]) -> Path:
+    cables = [
+        (node, link, end["switch"], end["port"]) for node, ends in plan.items() for link, end in ends.items()
+    ]
+    if file.suffix == ".csv":
+        lines = ["Port,node,link,switch,label"] + [f"{p},{n},{link},{s},x" for n, link, s, p in cables]
+        file.write_text("\n".join(lines))
+    elif file.suffix == ".dot":
+        lines = [f'  "{n}":"{link}" -- "{s}":"{p}" [color=red];' for n, link, s, p in cables[::2]]
+        lines += [f"  {s}:{p} -- {n}:{link}" for n, link, s, p in cables[1::2]]
+        file.write_text("\n".join(["graph hall {", *lines, '  "leaf":"swp1" -- "spine":"swp2"', "}"]))
+    else:
+        file.write_text(yaml.safe_dump(plan))
+    return file
+
+
+def states(capsys: pytest.CaptureFixture[str], *options: object) -> tuple[int, set[tuple[str, ...]]]:
+    """The exit code, and state, node, link, present and right switch of each listed link."""
+    code = main(["cabling", "--json", *map(str, options)])
+    listed = json.loads(capsys.readouterr().out)
+    return code, {(one["state"], one["node"], one["link"], one["switch"], one["to_switch"]) for one in listed}
+
+
+def faulty(made: Hall) -> set[tuple[str, ...]]:
+    """Add one fault of each kind."""
+    made.cables["su0-n00", 1], made.cables["su0-n00", 2] = "su0-leaf2", "su0-leaf1"
+    made.cables["su0-n01", 0] = "su1-leaf0"
+    del made.cables["su1-n03", 3]
+    return {
+        ("elsewhere", "su0-n00", "rail1", "su0-leaf2", "su0-leaf1"),
+        ("elsewhere", "su0-n00", "rail2", "su0-leaf1", "su0-leaf2"),
+        ("elsewhere", "su0-n01", "rail0", "su1-leaf0", "su0-leaf0"),
+        ("missing", "su1-n03", "rail3", "", "su1-leaf3"),
+    }
+
+
+def with_slow_and_without_lldp(reports: list[NodeLinks]) -> list[NodeLinks]:
+    """rail0 of su1-n05 is slow, and rail1 of su1-n06 receives no LLDP."""
+    made = []
+    for report in reports:
+        links = list(report.links)
+        if report.node_name == "su1-n05":
+            links[0] = structs.replace(links[0], speed_mbps=100_000)
+        if report.node_name == "su1-n06":
+            links[1] = structs.replace(links[1], neighbor=None)
+        made.append(structs.replace(report, links=tuple(links)))
+    return made
+
+
+SLOW_AND_WITHOUT_LLDP = {
+    ("slow", "su1-n05", "rail0", "su1-leaf0", "su1-leaf0"),
+    ("no-lldp", "su1-n06", "rail1", "", "su1-leaf1"),
+}
+
+
+@pytest.mark.parametrize("form", [".yaml", ".csv", ".dot", ""])
+def test_each_fault_is_listed_with_and_without_a_plan(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = hall()
+    options = ["--plan", write_plan(tmp_path / f"plan{form}", plan_of(made))] if form else []
+    source = write(tmp_path / "links.json", made.reports())
+    assert states(capsys, "--from", source, *options) == (0, set())
+    expected = faulty(made) | SLOW_AND_WITHOUT_LLDP
+    source = write(tmp_path / "links.json", with_slow_and_without_lldp(made.reports()))
+    assert states(capsys, "--from", source, *options) == (1, expected)
+
+
+def test_a_plan_finds_a_wrong_port_and_a_node_without_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = hall()
+    planned = plan_of(made)
+    planned["su0-n02"]["rail1"]["port"] = "Eth1/64"
+    planned["su0-n99"] = {"rail0": {"switch": "su0-leaf0", "port": "Eth1/63"}}
+    options = ("--plan", write_plan(tmp_path / "plan.csv", planned))
+    source = write(tmp_path / "links.json", made.reports())
+    assert states(capsys, "--from", source, *options) == (
+        1,
+        {
+            ("elsewhere", "su0-n02", "rail1", "su0-leaf1", "su0-leaf1"),
+            ("missing", "su0-n99", "rail0", "", "su0-leaf0"),
+        },
+    )
+
+
+def test_a_shifted_rack_is_listed_link_by_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = hall()
+    for rail in range(RAILS):
+        made.cables["su0-n00", rail] = f"su0-leaf{(rail + 1) % RAILS}"
+    code, listed = states(capsys, "--from", write(tmp_path / "links.json", made.reports()))
+    assert code == 1
+    assert listed == {
+        ("elsewhere", "su0-n00", f"rail{rail}", f"su0-leaf{(rail + 1) % RAILS}", f"su0-leaf{rail}")
+        for rail in range(RAILS)
+    }
+
+
+def test_the_table_starts_with_the_cables_to_move_and_ends_with_the_sums(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = hall()
+    faulty(made)
+    reports = with_slow_and_without_lldp(made.reports())
+    random.Random(0).shuffle(reports)
+    assert main(["cabling", "--from", str(write(tmp_path / "links.json", reports))]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:7]] == ["elsewhere"] * 3 + ["missing", "no-lldp", "slow"]
+    assert lines[-3].split() == ["LEAF", "GROUP", "ELSEWHERE", "MISSING", "NO-LLDP", "SLOW", "PLANNED"]
+    assert [line.split()[1:] for line in lines[-2:]] == [
+        ["3", "0", "0", "0", "29"],
+        ["0", "1", "1", "1", "29"],
+    ]
+
+
+def test_csv_has_a_line_for_each_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "links.json", hall().reports())
+    assert main(["cabling", "--csv", "--all", "--from", str(source)]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == 2 * 8 * RAILS
+    assert {row["state"] for row in rows} == {"planned"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("plan.csv", "node,link,switch\na,b,c", "plan.csv:1: the header has no column port"),
+        (
+            "plan.csv",
+            "node,link,switch,port\na,,c,d",
+            "plan.csv:2: a cable needs a node, a link and a switch",
+        ),
+        ("plan.csv", "node,link,switch,port\na,b,c,d\na,b,e,f", "plan.csv:3: b of a is listed twice"),
+        ("plan.dot", "graph x {\nsu0-n00 -- leaf\n}", "plan.dot:2: this line is no cable"),
+        ("plan.yaml", "a: {b: leaf1}", "must be {switch: NAME, port: NAME}"),
+        ("plan.yaml", "[", "expected a cabling plan"),
+    ],
+)
+def test_a_plan_with_errors_is_refused_with_its_line(
+    name: str, text: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    source = write(tmp_path / "links.json", hall().reports())
+    assert main(["cabling", "--from", str(source), "--plan", str(tmp_path / name)]) == 2
+    assert fault in capsys.readouterr().err
+
+
+def test_watch_prints_each_link_that_changes(tmp_path: Path) -> None:
+    made = hall()
+    source = write(tmp_path / "links.json", made.reports())
+    command = [sys.executable, "-m", "nodeagent", "cabling", "--watch", "1", "--from", str(source)]
+    watch = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert watch.stdout is not None
+        assert watch.stderr is not None
+        assert watch.stdout.readline().split()[-1] == "PLANNED"
+        assert [watch.stdout.readline().split()[-1] for _ in range(2)] == ["32", "32"]
+        made.cables["su0-n01", 0] = "su1-leaf0"
+        write(tmp_path / "new.json", made.reports()).rename(source)
+        assert watch.stdout.readline() == (
+            "su0-n01 rail0: elsewhere at su1-leaf0 Eth1/9, belongs to su0-leaf0\n"
+        )
+        source.rename(tmp_path / "away.json")
+        assert "links.json" in watch.stderr.readline()
+        made.cables["su0-n01", 0] = "su0-leaf0"
+        write(tmp_path / "new.json", made.reports()).rename(source)
+        assert watch.stdout.readline() == "su0-n01 rail0: planned at su0-leaf0 Eth1/2\n"
+    finally:
+        watch.send_signal(signal.SIGINT)
+        watch.communicate()
+    assert watch.returncode == 130
