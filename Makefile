@@ -32,6 +32,7 @@ bench: $(VENV)/.bench  ## the benchmark table and bench.json; LLDP beside scapy,
 	$(BIN)/python hack/bench.py $(ARGS)
 	$(BIN)/python hack/bench_lldp.py
 	$(BIN)/python hack/bench_fabric.py $(if $(filter --quick,$(ARGS)),1000 10000)
+	$(BIN)/python hack/bench_controller.py $(if $(filter --quick,$(ARGS)),1000)
 	$(BIN)/python hack/bench_lldp_wire.py $(filter --quick,$(ARGS))
 	$(BIN)/python hack/bench_metrics.py $(filter --quick,$(ARGS))
 

@@ -33,6 +33,7 @@ from typing import TypeVar
 from nodeagent import supervise
 from nodeagent.backoff import JITTER, Backoff
 from nodeagent.bounded_calls import in_thread
+from nodeagent.c_heap import return_free_memory, use_one_heap
 from nodeagent.cluster.fabric_events import FabricEvents
 from nodeagent.cluster.hypernodes import HyperNodeWriter, TreeResult
 from nodeagent.cluster.mirrors import ClusterMirror
@@ -171,6 +172,7 @@ class Controller:
         gc.collect()
         # Objects that live as long as the process are exempt from garbage collection.
         gc.freeze()
+        return_free_memory()
         self._planned.clear()
         self.planner.forget_times()
         self._parts.overlaps.forget()
@@ -191,6 +193,10 @@ class Controller:
             # Only the leader shows the tree: a second replica would double every sum over the replicas.
             self.progress.outcome, self.progress.held = None, False
 
+    @property
+    def _writes_tree(self) -> bool:
+        return "hypernodes" in self._parts.outputs and not self.cluster.hypernodes.lacking
+
     async def _work(self) -> None:
         backoff, loop = _backoff(), asyncio.get_running_loop()
         while True:
@@ -200,13 +206,17 @@ class Controller:
             result = await self._write(outcome, versions)
             self.progress.held = outcome.breaker is not None
             event_s = await self.events.tell(outcome)
-            labelled = LabelResult(left_out=len(outcome.relabel))
-            if loop.time() >= self._pause_until:
+            labelled = LabelResult(left_out=len(outcome.relabel) if "labels" in self._parts.outputs else 0)
+            if loop.time() >= self._pause_until and labelled.left_out:
                 label_s = min(_left_s(outcome, self._settings.label_s), self._settings.label_s)
                 labelled = await self.labels.label(outcome.relabel, label_s)
             if result.versions:
                 await self.cluster.caught_up(result.versions, self._settings.catch_up_s)
-            again_s = await self._parts.overlaps.mark(outcome.overlapping, self.cluster.hypernodes.objects)
+            again_s = None
+            if self._writes_tree:
+                again_s = await self._parts.overlaps.mark(
+                    outcome.overlapping, self.cluster.hypernodes.objects
+                )
             waits = (_left_s(outcome, None), again_s, event_s)
             wake_s = min((wait_s for wait_s in waits if wait_s is not None), default=None)
             if not (result.failed or result.left_out or labelled.failed):
@@ -229,7 +239,7 @@ class Controller:
         ``versions`` are the versions of the HyperNodes when the plan began.
         """
         writes = outcome.writes
-        if not writes:
+        if not writes or not self._writes_tree:
             return TreeResult()
         if asyncio.get_running_loop().time() < self._pause_until:
             return TreeResult(left_out=len(writes))
@@ -377,6 +387,7 @@ async def run(
     file: Path | None = None,
 ) -> None:
     """Run a controller until SIGTERM or SIGINT, then release the lease. ``file`` is followed."""
+    use_one_heap()
     end_at(ending_signals(signal.SIGINT))
     controller = Controller(config, access, settings, topology)
     if file is not None:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflicts
 from nodeagent.config import formats
@@ -14,12 +14,20 @@ from nodeagent.config.settings_file import read_settings
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.switches.switch_settings import SwitchesSettings, switch_conflicts
 
+Output = Literal["hypernodes", "labels"]
 FilePath = Annotated[str, formats.form(r"[^\x00-\x1f]+", "a path", at_most=4095)]
 
 
 class FabricConfig(FabricRules, frozen=True, kw_only=True):
     """The configuration of the controller."""
 
+    outputs: Annotated[
+        tuple[Output, ...],
+        setting(
+            "What the controller writes: HyperNodes for Volcano, labels on Nodes for other schedulers. In a cluster "
+            "without the definition of HyperNodes it writes the labels alone, and the HyperNodes once it appears."
+        ),
+    ] = ("hypernodes", "labels")
     topology: Annotated[
         FilePath | None,
         setting(

@@ -17,7 +17,7 @@ from nodeagent.cluster.hypernodes import OverlapMarker
 from nodeagent.cluster.min_links_marks import MinLinksMarker
 from nodeagent.cluster.mirrors import ClusterMirror
 from nodeagent.cluster.startup_taint import StartupTaints
-from nodeagent.controller_config import FabricConfig
+from nodeagent.controller_config import FabricConfig, Output
 from nodeagent.fabric import Planner
 from nodeagent.fabric.topology_file import Topology
 from nodeagent.fabric_file import read_fabric
@@ -31,6 +31,7 @@ from nodeagent.switches.switch_settings import SwitchesSettings
 class FabricParts(NamedTuple):
     """``marks``, ``startup`` and ``switches`` exist if configured."""
 
+    outputs: tuple[Output, ...]
     planner: Planner
     mirror: ClusterMirror
     overlaps: OverlapMarker
@@ -110,7 +111,7 @@ def make_parts(
 ) -> FabricParts:
     """Raises ``Fatal`` if this installation cannot do what is configured."""
     planner = Planner(config, topology)
-    mirror = ClusterMirror(reader, namespace, planner, config.labels.keys)
+    mirror = ClusterMirror(reader, namespace, planner, config.label_keys)
     switches = None
     if config.switches.method != "none":
         asking = _switch_reader(config.switches)
@@ -120,7 +121,7 @@ def make_parts(
         marks = MinLinksMarker(writer, config.nodes, config.min_links)
     overlaps = OverlapMarker(writer, enabled=config.overlap_condition)
     startup = StartupTaints(writer, namespace) if config.nodes.startup_taint else None
-    return FabricParts(planner, mirror, overlaps, marks, startup, switches)
+    return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches)
 
 
 def _switch_reader(settings: SwitchesSettings) -> SwitchReader:

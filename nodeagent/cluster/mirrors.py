@@ -5,7 +5,7 @@ Rules:
 * A copy holds just enough of each object to detect a change. The planner receives the content while it is read: a
   hundred thousand reports as objects would take most of a gigabyte.
 * An object that cannot be decoded is refused by name and does not affect the others.
-* Of a Node only the metadata is requested, and only labels that the controller may write are kept.
+* Of a Node only the metadata is requested, and only the labels that the controller may write are decoded.
 * A watch can stop without ending, and its copy is then outdated. Before a plan is written, the versions of all
   HyperNodes are listed: a write names the version of one object, but the rules of the tree concern all of them.
 """
@@ -15,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import msgspec
 
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
 from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks
+from nodeagent.fabric.reports import InternPool
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Meta, Partial
@@ -53,6 +55,33 @@ class RawHyperNode(msgspec.Struct):
 OurLabels = tuple[tuple[str, str], ...]
 """The labels of a Node that the controller may write, sorted by key."""
 
+
+class NodeLabelDecoder:
+    """Decodes a Node's metadata with the labels of ``keys`` alone: a Node has fifty others."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = tuple(sorted(set(keys)))
+        names = {key: f"label_{i}" for i, key in enumerate(self._keys)}
+        labels = msgspec.defstruct(
+            "DecodedLabels",
+            [(name, str | None, None) for name in names.values()],
+            rename={name: key for key, name in names.items()},
+        )
+        meta = msgspec.defstruct(
+            "LabelledMeta", [("labels", labels | None, None)], bases=(Meta,), rename="camel"
+        )
+        self.struct = msgspec.defstruct("LabelledNode", [("metadata", meta)])
+        self._pool = InternPool()
+
+    def labels(self, node: Any) -> OurLabels:
+        """The labels of a decoded ``struct``. Equal labels are one value."""
+        labels = node.metadata.labels
+        values = msgspec.structs.astuple(labels) if labels is not None else ()
+        return self._pool(
+            tuple((key, value) for key, value in zip(self._keys, values, strict=False) if value is not None)
+        )
+
+
 _NAME = msgspec.json.Decoder(str)
 _LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
 
@@ -67,11 +96,11 @@ class ClusterMirror:
         self._client = client
         self._waiters: list[asyncio.Future[None]] = []
         self._listener = listener
-        self._label_prefixes = tuple(key.partition("{")[0] for key in label_keys)
-        self._report_hashes: dict[str, int] = {}
-        """Of the content that the planner has; a list that fails half-way makes it differ from the copy."""
+        self._node_labels = NodeLabelDecoder(label_keys)
+        self._passed_on: dict[str, int] = {}
+        """Reports that the planner has and the copy has not yet: those of a list that has not ended, or has failed."""
         self._decoded: dict[str, HyperNode | None] = {}
-        self.reports: Reflector[bool] = Reflector(
+        self.reports: Reflector[int] = Reflector(
             client,
             NODELINKS.typed(RawReport),
             namespace=namespace,
@@ -79,16 +108,20 @@ class ClusterMirror:
             changed=self._report_changed,
         )
         self.nodes: Reflector[OurLabels] = Reflector(
-            client, NODES.partial, take=self._take_node, changed=self._node_changed
+            client,
+            replace(NODES.typed(self._node_labels.struct), metadata_only=True),
+            take=self._node_labels.labels,
+            changed=self._node_changed,
         )
         self.hypernodes: Reflector[str] = Reflector(
             client,
             HYPERNODES.typed(RawHyperNode),
             take=self._take_hypernode,
             changed=self._hypernode_changed,
+            optional=self.stir,
         )
 
-    def parts(self) -> dict[str, Reflector[bool] | Reflector[OurLabels] | Reflector[str]]:
+    def parts(self) -> dict[str, Reflector[int] | Reflector[OurLabels] | Reflector[str]]:
         """The copies by resource."""
         return {"nodelinks": self.reports, "nodes": self.nodes, "hypernodes": self.hypernodes}
 
@@ -158,15 +191,16 @@ class ClusterMirror:
 
     # --- reports ------------------------------------------------------------------------------------------
 
-    def _take_report(self, raw: RawReport) -> bool:
+    def _take_report(self, raw: RawReport) -> int:
         """Pass a changed report on at once, so that at most one page of decoded reports exists.
 
-        A list that fails half-way has still passed on what is true.
+        A list that fails half-way has still passed on what is true. The copy has a hash of each report.
         """
         name = raw.metadata.name
         content = hash((bytes(raw.links), bytes(raw.node_name)))
-        if self._report_hashes.get(name) != content:
-            self._report_hashes[name] = content
+        known = self._passed_on.get(name)
+        if content != (self.reports.objects.get(name) if known is None else known):
+            self._passed_on[name] = content
             try:
                 report = _decoded(raw)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -174,21 +208,16 @@ class ClusterMirror:
             else:
                 self._listener.report(name, report)
             self.stir()
-        return True
+        return content
 
-    def _report_changed(self, name: str, _before: bool | None, now: bool | None) -> None:
+    def _report_changed(self, name: str, _before: int | None, now: int | None) -> None:
+        if self._passed_on.pop(name, None) is not None and not self._passed_on:
+            self._passed_on.clear()  # which frees its memory
         if now is None:
-            self._report_hashes.pop(name, None)
             self._listener.report(name, None)
             self.stir()
 
     # --- Nodes --------------------------------------------------------------------------------------------
-
-    def _take_node(self, node: Partial) -> OurLabels:
-        labels = node.metadata.labels or {}
-        return tuple(
-            sorted((key, value) for key, value in labels.items() if key.startswith(self._label_prefixes))
-        )
 
     def _node_changed(self, name: str, _before: OurLabels | None, now: OurLabels | None) -> None:
         self.stir()

@@ -20,7 +20,7 @@ FAULTS_MAX = 100
 
 
 class CheckedFile(NamedTuple):
-    """What a good file holds, in words, and notes on it."""
+    """The description of a good file, in words, and notes on it."""
 
     content: str
     notes: tuple[str, ...] = ()

@@ -53,10 +53,28 @@ def read(source: str, expected: str, size_max: int = SIZE_MAX) -> bytes:
     return content
 
 
+def read_at_most(stream: BinaryIO, size: int) -> bytes:
+    """``size`` bytes, or less at the end of the stream."""
+    content = bytearray()
+    while len(content) < size and (more := stream.read(size - len(content))):
+        content += more
+    return bytes(content)
+
+
+def read_rest(stream: BinaryIO, name: str, expected: str, before: int, size_max: int = SIZE_MAX) -> bytes:
+    """The rest of a stream, of which ``before`` bytes were read. Raises ``UserFileError``."""
+    content = read_at_most(stream, size_max - before + 1)
+    if before + len(content) > size_max:
+        raise UserFileError(name, f"it has more than {size_max} bytes", expected)
+    return content
+
+
 def refuse_unless_utf8(content: bytes, name: str, expected: str) -> None:
     """Raises ``UserFileError`` with the line of the first byte that is not UTF-8."""
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UserFileError(name, "the text is UTF-16", f"{expected}, in UTF-8", 1)
+    if content.isascii():
+        return
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:

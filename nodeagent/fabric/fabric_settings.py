@@ -1,6 +1,7 @@
 """Settings of the planner in the controller's file: which links make the fabric, tiers, times, labels."""
 
 import re
+from collections.abc import Mapping
 from functools import reduce
 from typing import Annotated, Literal
 
@@ -19,7 +20,7 @@ from nodeagent.config.setting import (
     listed,
     setting,
 )
-from nodeagent.fabric.hypernode import tier_name
+from nodeagent.fabric.hypernode import TIER_NAMES, tier_name
 
 Foreign = Literal["refuse", "yield", "own"]
 """The policy for nodes that a foreign HyperNode holds too: write no tree at all, leave these nodes to the other owner,
@@ -40,7 +41,10 @@ GENERIC_NAMES = (
 )
 """Factory-default system names of switches."""
 
-_KEY_FIELDS = ("tier", "tierName", "fabric")
+_KEY_FIELDS = ("tier", "tier0", "tierName", "fabric")
+LabelPreset = Literal["topograph"]
+PRESETS: Mapping[LabelPreset, str] = {"topograph": "fabric.topograph.run/tier-{tier0}"}
+"""The keys of other programs: those of topograph 1.0 count from 0, the leaf."""
 _KEY = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9{]([-A-Za-z0-9_.{}]*[A-Za-z0-9}])?"
 _FIELD = re.compile(r"\{([^{}]*)\}")
 
@@ -52,8 +56,10 @@ def _key_complaint(text: str) -> str | None:
             hint = did_you_mean(field, _KEY_FIELDS)
             known = ", ".join(f"{{{name}}}" for name in _KEY_FIELDS)
             return f"{quote('{' + field + '}')} is not one of the fields {known}{hint}"
-    if not {"tier", "tierName"} & set(fields):
-        return f"{quote(text)} is one label for all tiers; it must contain {{tier}} or {{tierName}}"
+    if not {"tier", "tier0", "tierName"} & set(fields):
+        return (
+            f"{quote(text)} is one label for all tiers; it must contain {{tier}}, {{tier0}} or {{tierName}}"
+        )
     return None
 
 
@@ -183,12 +189,15 @@ class LabelSettings(Settings, frozen=True, kw_only=True):
     keys: Annotated[
         tuple[LabelKey, ...],
         listed(
-            "Label keys with the fields {tier} (1, 2, 3), {tierName} (leaf, spine, core) or {fabric}; each "
-            "key is written for each tier. network.topology.nvidia.com/{tierName} adds the labels of NVIDIA "
-            "topograph.",
+            "Label keys with the fields {tier} (1, 2, 3), {tier0} (0, 1, 2), {tierName} (leaf, spine, core) or "
+            "{fabric}; each key is written for each tier. Kueue, KAI and the scheduler of Kubernetes read any key.",
             16,
         ),
     ] = (TIER_LABEL,)
+    presets: Annotated[
+        tuple[LabelPreset, ...],
+        setting("Programs whose label keys are written too; topograph: fabric.topograph.run/tier-{tier0}."),
+    ] = ()
 
 
 class FabricRules(Settings, frozen=True, kw_only=True):
@@ -234,9 +243,18 @@ class FabricRules(Settings, frozen=True, kw_only=True):
         ),
     ] = "refuse"
 
+    @property
+    def label_keys(self) -> frozenset[str]:
+        """The keys of all node labels that the planner writes."""
+        return frozenset(key for tier in range(1, len(TIER_NAMES) + 1) for key in self.labels_of_tier(tier))
+
     def labels_of_tier(self, tier: int) -> tuple[str, ...]:
         """The keys of the node labels that carry the name of the object of this tier."""
-        values = {"{tierName}": tier_name(tier), "{tier}": str(tier), "{fabric}": self.fabric}
-        return tuple(
-            reduce(lambda text, value: text.replace(*value), values.items(), key) for key in self.labels.keys
-        )
+        values = {
+            "{tierName}": tier_name(tier),
+            "{tier}": str(tier),
+            "{tier0}": str(tier - 1),
+            "{fabric}": self.fabric,
+        }
+        keys = dict.fromkeys((*self.labels.keys, *(PRESETS[preset] for preset in self.labels.presets)))
+        return tuple(reduce(lambda text, value: text.replace(*value), values.items(), key) for key in keys)

@@ -20,7 +20,7 @@ class ReportError(ValueError):
     """The report cannot be decoded. The message names the field and the reason."""
 
 
-class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", gc=False):
     """The encoding of all structs here. Unknown fields belong to another version and are ignored."""
 
 

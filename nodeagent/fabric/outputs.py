@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from nodeagent.fabric.anomalies import CablingCheck
 from nodeagent.fabric.desired_places import DesiredPlaces
@@ -43,7 +43,7 @@ def make_outcome(
     is_blocked = bool(overlaps) and rules.foreign == "refuse"
     return PlanOutcome(
         hypernodes=tuple(sorted(wanted.values(), key=lambda hypernode: (hypernode.tier, hypernode.name))),
-        labels=_labels(nodes.place, chains, trimmed),
+        labels=PlacedLabels(nodes.place, chains, trimmed),
         relabel=_relabel(levels, nodes.place, chains),
         anomalies=tuple(sorted([*cabling.anomalies, *names.anomalies, *_oversized(leaves, tiers)])),
         unplaced=_unplaced(desired.unplaced, trimmed),
@@ -72,15 +72,24 @@ def _label_chains(rules: FabricRules, leaves: LeafObjects, tiers: UpperTiers) ->
     }
 
 
-def _labels(
-    place: Mapping[str, str], chains: Mapping[str, Texts], trimmed: Mapping[str, str]
-) -> dict[str, Mapping[str, str]]:
-    """The labels of each placed node. Nodes of one object share one mapping."""
-    of = {name: dict(chain) for name, chain in chains.items()}
-    labels: dict[str, Mapping[str, str]] = {node: of[name] for node, name in place.items()}
-    for node in trimmed:
-        del labels[node]
-    return labels
+class PlacedLabels(Mapping[str, Mapping[str, str]]):
+    """The labels of each placed node, made when they are read."""
+
+    def __init__(
+        self, place: Mapping[str, str], chains: Mapping[str, Texts], trimmed: Container[str]
+    ) -> None:
+        self._place, self._chains, self._trimmed = place, chains, trimmed
+
+    def __getitem__(self, node: str) -> Mapping[str, str]:
+        if node in self._trimmed:
+            raise KeyError(node)
+        return dict(self._chains[self._place[node]])
+
+    def __iter__(self) -> Iterator[str]:
+        return (node for node in self._place if node not in self._trimmed)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def _relabel(levels: Levels, place: Mapping[str, str], chains: Mapping[str, Texts]) -> dict[str, Patch]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from itertools import pairwise, takewhile
 
-from nodeagent.fabric.hypernode import ALIASES, TIER_NAMES, HyperNode
+from nodeagent.fabric.fabric_settings import FabricRules
+from nodeagent.fabric.hypernode import ALIASES, TIER_NAMES, HyperNode, Texts
+from nodeagent.fabric.inputs import KnownLabels
 from nodeagent.fabric.switch_keys import short
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 
 
 class PublishedMembers:
@@ -53,6 +59,32 @@ class PublishedTree:
         self.aliases: dict[str, str] = {}
         for leaf in leaves:
             self.aliases.update(parse_aliases(leaf))
+
+
+def tree_of_labels(nodes: Mapping[str, KnownLabels], rules: FabricRules) -> dict[str, HyperNode]:
+    """The tree that the labels of the Nodes describe, without switches: the memory where no HyperNode exists."""
+    keys = [keys[0] for tier in range(1, len(TIER_NAMES) + 1) if (keys := rules.labels_of_tier(tier))]
+    members: dict[tuple[str, ...], list[str]] = {}
+    chains: dict[Texts, tuple[str, ...]] = {}
+    for node, labels in nodes.items():
+        if (chain := chains.get(labels.ours)) is None:
+            named = dict(labels.ours)
+            chain = chains[labels.ours] = tuple(
+                takewhile(_NAME.fullmatch, (named.get(key, "") for key in keys))
+            )
+        if chain:
+            members.setdefault(chain, []).append(node)
+    below: dict[tuple[int, str], set[str]] = {}
+    for chain, names in members.items():
+        below.setdefault((1, chain[0]), set()).update(names)
+        for tier, (child, name) in enumerate(pairwise(chain), 2):
+            below.setdefault((tier, name), set()).add(child)
+    tree: dict[str, HyperNode] = {}
+    for (tier, name), found in sorted(below.items()):
+        listed = tuple(sorted(found))
+        nodes_of, children = (listed, ()) if tier == 1 else ((), listed)
+        tree.setdefault(name, HyperNode(name=name, tier=tier, nodes=nodes_of, children=children))
+    return tree
 
 
 def parse_aliases(hypernode: HyperNode | None) -> dict[str, str]:

@@ -9,9 +9,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Container, Hashable, Iterable
 from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.fabric.nodelinks import NOT_UP, LinkNeighbor, NodeLink, NodeLinks
@@ -53,7 +55,7 @@ class LinkSlot(NamedTuple):
 Shape = tuple[LinkSlot, ...]
 
 
-class CompactReport:
+class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
     """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale``, ``contested``, ``miscabled`` and
     ``unused`` is for this link; ``unused``: the node expects no cable there.
 
@@ -61,29 +63,15 @@ class CompactReport:
     the MAC addresses of all links of the node, of other fabrics too: six octets each.
     """
 
-    __slots__ = ("contested", "incomplete", "macs", "miscabled", "ports", "shape", "stale", "unused", "up")
-
-    def __init__(
-        self,
-        shape: Shape,
-        ports: tuple[str, ...],
-        stale: int,
-        contested: int,
-        miscabled: int,
-        unused: int,
-        up: int,
-        incomplete: bool,
-        macs: bytes,
-    ) -> None:
-        self.shape = shape
-        self.ports = ports
-        self.stale = stale
-        self.contested = contested
-        self.miscabled = miscabled
-        self.unused = unused
-        self.up = up
-        self.incomplete = incomplete
-        self.macs = macs
+    shape: Shape
+    ports: tuple[str, ...]
+    stale: int
+    contested: int
+    miscabled: int
+    unused: int
+    up: int
+    incomplete: bool
+    macs: bytes
 
 
 class InternPool:
@@ -99,46 +87,58 @@ class InternPool:
         return self._values.setdefault(value, value)  # type: ignore[return-value]
 
 
+SLOTS_MAX = 4096
+"""Links of some hundred scalable units; the API server lists the reports by name, so neighbors come together."""
+
+
 class ReportReader:
-    """Makes compact reports by one set of rules."""
+    """Makes compact reports by one set of rules.
+
+    Most links are equal to one of the report before, except for the port. So the slots of the latest links are found
+    by the values in the report, without making a new slot.
+    """
 
     def __init__(self, rules: FabricRules, pool: InternPool) -> None:
         self._rules = rules
         self._pool = pool
+        self._slots: dict[Hashable, LinkSlot] = {}
+        self._shape: Shape = ()
 
     def read(self, name: str, links: NodeLinks) -> CompactReport:
         """``name`` is the name of the NodeLinks object. Raises ``RefusedReportError``."""
         _check(name, links)
         pool = self._pool
-        shape: list[LinkSlot] = []
+        macs = dict.fromkeys(link.mac for link in links.links)
+        slots: list[LinkSlot] = []
         ports: list[str] = []
         stale = contested = miscabled = unused = up = 0
         incomplete = False
-        for link in self._of_fabric(links):
-            bit = 1 << len(shape)
+        for bit, link in enumerate(self._of_fabric(links)):
             state = (link.state or "").lower()
             is_down = state in NOT_UP
             up += not is_down
             if state == "miscabled":
-                miscabled |= bit
+                miscabled |= 1 << bit
             elif state == "unused":
-                unused |= bit
-            neighbor = None if link.neighbor is None else self._announcement(links, link.neighbor)
-            rail = link.name if link.rail is None else str(link.rail)
-            shape.append(pool(LinkSlot(pool(link.name), rail, neighbor)))
-            if neighbor is None or link.neighbor is None:
+                unused |= 1 << bit
+            neighbor = link.neighbor
+            if neighbor is not None and not _is_own(macs, neighbor):
+                ports.append(pool(neighbor.port_id.value))
+                if neighbor.contested:
+                    contested |= 1 << bit
+                if neighbor.stale:
+                    stale |= 1 << bit
+                    incomplete = incomplete or not is_down
+            else:
+                neighbor = None
                 ports.append("")
                 incomplete = incomplete or not is_down
-            else:
-                ports.append(pool(link.neighbor.port_id.value))
-                if link.neighbor.contested:
-                    contested |= bit
-                if link.neighbor.stale:
-                    stale |= bit
-                    incomplete = incomplete or not is_down
-        macs = b"".join(octets(link.mac) for link in links.links if link.mac is not None)
+            slots.append(self._slot(link, neighbor))
+        shape = tuple(slots)
+        if shape != self._shape:
+            self._shape = pool(shape)
         return CompactReport(
-            pool(tuple(shape)),
+            self._shape,
             pool(tuple(ports)),
             stale,
             contested,
@@ -146,42 +146,63 @@ class ReportReader:
             unused,
             up,
             incomplete,
-            macs,
+            b"".join(octets(mac) for mac in macs if mac is not None),
         )
 
-    def _announcement(self, links: NodeLinks, neighbor: LinkNeighbor) -> SwitchAnnouncement | None:
-        """``None`` for a frame from the node itself, such as its NIC's firmware or a representor.
+    def _slot(self, link: NodeLink, neighbor: LinkNeighbor | None) -> LinkSlot:
+        key: Hashable = (link.name, link.rail)
+        if neighbor is not None:
+            key = (key, neighbor.system_name, neighbor.chassis_id, neighbor.management_addresses)
+        slot = self._slots.get(key)
+        if slot is None:
+            if len(self._slots) >= SLOTS_MAX:
+                self._slots.clear()
+            pool = self._pool
+            switch = None if neighbor is None else pool(_announcement(neighbor))
+            rail = link.name if link.rail is None else str(link.rail)
+            slot = self._slots[key] = pool(LinkSlot(pool(link.name), rail, switch))
+        return slot
 
-        The name does not decide: a switch may have the name of the node.
-        """
-        name = neighbor.system_name or ""
-        chassis = neighbor.chassis_id
-        if chassis.subtype == "mac" and any(chassis.value == link.mac for link in links.links):
-            return None
-        addresses = tuple(sorted(neighbor.management_addresses))
-        return self._pool(SwitchAnnouncement(name, f"{chassis.subtype}={chassis.value}", addresses))
-
-    def _of_fabric(self, links: NodeLinks) -> Iterator[NodeLink]:
+    def _of_fabric(self, links: NodeLinks) -> Iterable[NodeLink]:
         """The links of the fabric that makes the tree, ordered by rail and name."""
         rules = self._rules
-        listed = [link for link in links.links if not _unasked(link)]
+        by_rail = sorted([link for link in links.links if not _unasked(link)], key=_order)
+        named = {link.fabric for link in by_rail}
+        if not rules.fabrics and named == {rules.fabric}:
+            return by_rail
         # If the node names the fabric of some links, its other links belong to none, such as those for storage.
-        has_fabrics = any(link.fabric is not None for link in listed)
-        fastest = max((link.speed_mbps or 0 for link in listed), default=0)
-        for link in sorted(listed, key=_order):
-            fabric = link.fabric
-            for rule in rules.fabrics:
-                if _matches(rule, links.node_name, link):
-                    fabric = rule.fabric
-                    break
-            else:
-                # Slow links are management ports. A link of unknown speed stays in the fabric, because links that
-                # are down have no speed.
-                speed = link.speed_mbps or 0
-                if not has_fabrics and (speed <= 0 or speed * 2 >= fastest):
-                    fabric = rules.fabric
-            if fabric == rules.fabric:
-                yield link
+        has_fabrics = bool(named - {None})
+        fastest = max((link.speed_mbps or 0 for link in by_rail), default=0)
+        return [
+            link
+            for link in by_rail
+            if self._fabric_of(links.node_name, link, has_fabrics, fastest) == rules.fabric
+        ]
+
+    def _fabric_of(self, node: str, link: NodeLink, has_fabrics: bool, fastest: int) -> str | None:
+        for rule in self._rules.fabrics:
+            if _matches(rule, node, link):
+                return rule.fabric
+        # Slow links are management ports. A link of unknown speed stays in the fabric, because links that are down
+        # have no speed.
+        speed = link.speed_mbps or 0
+        if not has_fabrics and (speed <= 0 or speed * 2 >= fastest):
+            return self._rules.fabric
+        return link.fabric
+
+
+def _announcement(neighbor: LinkNeighbor) -> SwitchAnnouncement:
+    chassis, addresses = neighbor.chassis_id, tuple(sorted(neighbor.management_addresses))
+    return SwitchAnnouncement(neighbor.system_name or "", f"{chassis.subtype}={chassis.value}", addresses)
+
+
+def _is_own(macs: Container[str | None], neighbor: LinkNeighbor) -> bool:
+    """The frame is from the node itself, such as its NIC's firmware or a representor.
+
+    The name does not decide: a switch may have the name of the node.
+    """
+    chassis = neighbor.chassis_id
+    return chassis.subtype == "mac" and chassis.value in macs
 
 
 def _unasked(link: NodeLink) -> bool:
@@ -225,19 +246,19 @@ def _check(name: str, links: NodeLinks) -> None:
         if link.name in names:
             raise RefusedReportError(f"lists the link {shown(link.name)} twice")
         names.add(link.name)
-        if max(map(len, _texts(link))) > TEXT_MAX:
+        if _has_long_text(link):
             raise RefusedReportError(f"has a text of more than {TEXT_MAX} characters at {shown(link.name)}")
 
 
-def _texts(link: NodeLink) -> Iterator[str]:
-    yield link.name
-    yield link.fabric or ""
-    if (neighbor := link.neighbor) is not None:
-        yield neighbor.system_name or ""
-        for identifier in (neighbor.chassis_id, neighbor.port_id):
-            yield identifier.subtype
-            yield identifier.value
-        yield from neighbor.management_addresses
+def _has_long_text(link: NodeLink) -> bool:
+    """The sum of the lengths is enough for nearly every link."""
+    name, fabric, neighbor = link.name, link.fabric or "", link.neighbor
+    if neighbor is None:
+        return max(len(name), len(fabric)) > TEXT_MAX
+    system, chassis, port = neighbor.system_name or "", neighbor.chassis_id, neighbor.port_id
+    addresses = neighbor.management_addresses
+    texts = (name, fabric, system, chassis.subtype, chassis.value, port.subtype, port.value, *addresses)
+    return len("".join(texts)) > TEXT_MAX and max(map(len, texts)) > TEXT_MAX
 
 
 def octets(mac: str) -> bytes:

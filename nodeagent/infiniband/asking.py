@@ -94,6 +94,11 @@ class PortAsking:
         if self.due_at is not None:
             self.due_at = now + self._pace.again_s * (1 + spread)
 
+    def hasten(self, now: float) -> None:
+        """The port's device can be used again."""
+        if self.due_at is not None:
+            self.due_at = min(self.due_at, now)
+
     def asked(self, now: float, spread: float, *, answered: bool) -> None:
         """Take the result of a question."""
         pace = self._pace

@@ -46,11 +46,12 @@ def check_encoding(request: FailedRequest, headers: Mapping[str, str]) -> None:
         raise ApiError(request.verb, request.path, 200, "Broken", message)
 
 
-def decode(request: FailedRequest, body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def decode(request: FailedRequest, body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode the answer of a call, or an event of a watch. Raises ``ApiError``."""
     most = LIST_VALUES_MAX if request.verb == "list" else OBJECT_VALUES_MAX
-    # The texts are looked for only if the count with them exceeds the limit: that takes longer.
-    if _values(body, 0, len(body)) > most and _more_values_than(most, body):
+    # A value takes two bytes or more. The texts are looked for only if the count with them exceeds the limit: that
+    # takes longer.
+    if len(body) > 2 * most and _values(body, 0, len(body)) > most and _more_values_than(most, body):
         raise too_large(request, f"more than {most} values")
     try:
         return decoder.decode(body)
@@ -62,7 +63,7 @@ def decode(request: FailedRequest, body: bytes, decoder: msgspec.json.Decoder[T]
         raise ApiError(request.verb, request.path, 200, "Broken", message) from error
 
 
-def _more_values_than(most: int, body: bytes) -> bool:
+def _more_values_than(most: int, body: bytes | bytearray) -> bool:
     """Outside texts. One text at a time: a copy of the body without its texts takes a hundred megabytes to make."""
     found = start = 0
     for text in _TEXTS.finditer(body):
@@ -73,6 +74,6 @@ def _more_values_than(most: int, body: bytes) -> bool:
     return found + _values(body, start, len(body)) > most
 
 
-def _values(body: bytes, start: int, end: int) -> int:
+def _values(body: bytes | bytearray, start: int, end: int) -> int:
     """A value follows a comma or opens a list or map. Commas in texts count too."""
     return body.count(b",", start, end) + body.count(b"[", start, end) + body.count(b"{", start, end)

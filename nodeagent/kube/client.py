@@ -341,7 +341,7 @@ class ApiClient:
 
         return ApiCall(request, time.monotonic() + seconds)
 
-    async def _send(self, request: ApiRequest, *, repeat: bool = True) -> bytes:
+    async def _send(self, request: ApiRequest, *, repeat: bool = True) -> bytearray:
         """Send the request, and again after a ``Retry-After`` if time is left. Return the answer's body."""
         until = time.monotonic() + self._timeout_s
         backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S, jitter=JITTER)
@@ -357,10 +357,10 @@ class ApiClient:
                     raise
             await asyncio.sleep(wait_s)
 
-    async def _once(self, request: ApiRequest, seconds: float) -> bytes:
+    async def _once(self, request: ApiRequest, seconds: float) -> bytearray:
         call = self._call(request, seconds)
         guard = None if request.method == "GET" else self._guard
-        working: asyncio.Future[bytes] | None = None
+        working: asyncio.Future[bytearray] | None = None
         try:
             async with asyncio.timeout(max(seconds, 0)):
                 await self._threads.acquire()
@@ -382,7 +382,7 @@ class ApiClient:
             decoder = self._decoders[type_] = msgspec.json.Decoder(type_)
         return decoder
 
-    def _decode(self, request: ApiRequest, body: bytes, type_: type[U]) -> U:
+    def _decode(self, request: ApiRequest, body: bytearray, type_: type[U]) -> U:
         decoded: U = answer_bounds.decode(request, body, self._decoder(type_))
         return decoded
 

@@ -46,6 +46,9 @@ class Reflector(Generic[U]):
     ``take`` turns each decoded object into the value to keep (smaller, interned). ``changed`` is called in the event
     loop for each object that differs (``==``), after ``objects`` is up to date. ``synced`` is set after the first
     complete list.
+
+    With ``optional`` the cluster may lack the definition of the resource: then there are no objects, ``lacking`` is
+    true and ``synced`` is set. ``optional`` is called when the definition has appeared.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Reflector(Generic[U]):
         labels: str = "",
         take: Callable[[Any], U] | None = None,
         changed: Changed | None = None,
+        optional: Callable[[], None] | None = None,
         first_s: float = BACKOFF_FIRST_S,
         max_s: float = BACKOFF_MAX_S,
     ) -> None:
@@ -66,6 +70,7 @@ class Reflector(Generic[U]):
         """Lists by cause: ``start``, ``gone``, ``error``, ``doubt``."""
         self.watches = 0
         """Watches started."""
+        self.lacking = False
         self.trouble: str | None = None
         """Why the copy is not kept up to date at present; ``None``: it is."""
         self.resource = resource
@@ -74,6 +79,7 @@ class Reflector(Generic[U]):
         self._labels = labels
         self._take = take if take is not None else _same
         self._changed = changed if changed is not None else _ignore
+        self._optional = optional
         self._first_s = first_s
         self._max_s = max_s
         self._answered_at: float | None = None
@@ -111,7 +117,9 @@ class Reflector(Generic[U]):
                 elif error.status is not None and error.status < 500 and error.status != 429:
                     # The server refuses this version: do not send it again.
                     self._version, cause = "", "error"
-                if not error.gone:
+                if error.missing and error.verb == "list" and self._optional is not None:
+                    self._lack(error)
+                elif not error.gone:
                     self._failed(error)
             if failed and time.monotonic() - began < self._max_s:
                 await asyncio.sleep(backoff.next_s(wait))
@@ -135,6 +143,9 @@ class Reflector(Generic[U]):
             if (was := before.get(key)) != now:
                 self._changed(key, was, now)
         self.synced.set()
+        if self.lacking and self._optional is not None:
+            self.lacking = False
+            self._optional()
 
     def doubt(self) -> None:
         """End the open watch and list again: the caller has seen that the copy is outdated."""
@@ -194,6 +205,17 @@ class Reflector(Generic[U]):
             return
         log.info("Watch re-established. resource=%s", self.resource.plural)
         self.trouble = None
+
+    def _lack(self, error: ApiError) -> None:
+        """Continue without objects. The list is repeated until it succeeds."""
+        if not self.lacking:
+            log.warning(
+                "The cluster has no definition of this resource; what needs it waits for it. resource=%s",
+                f"{self.resource.plural}.{self.resource.group}",
+            )
+        self.lacking = True
+        self.trouble, self._failed_verb = "the cluster has no definition of this resource", error.verb
+        self.synced.set()
 
     def _failed(self, error: ApiError) -> None:
         if self.trouble is None:

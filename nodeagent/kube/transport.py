@@ -144,7 +144,7 @@ class Transport:
         if pool is not None:
             pool.close()
 
-    def send(self, call: ApiCall, guard: Callable[[], float] | None = None) -> bytes:
+    def send(self, call: ApiCall, guard: Callable[[], float] | None = None) -> bytearray:
         """Return the body of a successful answer. Raises ``ApiError``.
 
         ``guard`` is called just before the request is sent. It returns the seconds that the request may take, or
@@ -247,7 +247,7 @@ def _cause(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _body(call: ApiCall, answer: urllib3.BaseHTTPResponse) -> bytes:
+def _body(call: ApiCall, answer: urllib3.BaseHTTPResponse) -> bytearray:
     """The whole body. Raises ``ApiError`` beyond the limit, ``TimeoutError`` after the deadline."""
     most = call.request.answer_max
     if answer.length_remaining is not None and answer.length_remaining > most:
@@ -260,7 +260,7 @@ def _body(call: ApiCall, answer: urllib3.BaseHTTPResponse) -> bytes:
             raise too_large(call.request, f"more than {most} bytes")
         if call.left_s <= 0:
             raise TimeoutError(f"no complete answer in time ({len(body)} bytes came)")
-    return bytes(body)
+    return body
 
 
 def _refusal(call: ApiCall, answer: urllib3.BaseHTTPResponse) -> bytes:

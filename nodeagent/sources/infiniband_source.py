@@ -56,8 +56,10 @@ async def watch(
     ``functions`` and ``links`` return the last known facts; their change should be one of the hints. ``recorded``: the
     machine is a captured or simulated one.
     """
-    source = InfinibandSource(tree, publish, recorded=recorded, node_names=node_names, pace=pace)
     woken = asyncio.Event()
+    source = InfinibandSource(
+        tree, publish, recorded=recorded, node_names=node_names, pace=pace, again=woken.set
+    )
     try:
         async with asyncio.TaskGroup() as group:
             for hint in hints:
@@ -85,7 +87,9 @@ class InfinibandSource:
         pace: AskingPace = PACE,
         again: Callable[[], object] = lambda: None,
     ) -> None:
+        """``again`` is called when a file or a device that hung has answered after all."""
         self._tree, self._publish, self._recorded, self._pace = tree, publish, recorded, pace
+        self._again = again
         self._reads = BoundedScan("infiniband", tree, again)
         self._names = _NodeNames(node_names)
         self._ports: dict[tuple[str, int], _WatchedPort] = {}
@@ -102,7 +106,9 @@ class InfinibandSource:
         for key, port in present.items():
             watched = self._ports.get(key)
             if watched is None:
-                watched = self._ports[key] = _WatchedPort(port, self._pace, recorded=self._recorded)
+                watched = self._ports[key] = _WatchedPort(
+                    port, self._pace, self._again, recorded=self._recorded
+                )
             watched.take(port, now())
         for key in self._ports.keys() - present.keys():
             self._ports[key].asking.remove()
@@ -128,8 +134,11 @@ class InfinibandSource:
 
 
 class _WatchedPort:
-    def __init__(self, port: IbPort, pace: AskingPace, *, recorded: bool) -> None:
+    def __init__(
+        self, port: IbPort, pace: AskingPace, again: Callable[[], object], *, recorded: bool
+    ) -> None:
         self.port = port
+        self._again = again
         self.asking = PortAsking(pace)
         self._recorded = recorded
         self._peer: Peer | None = None
@@ -148,6 +157,11 @@ class _WatchedPort:
     def view(self) -> AskedPort:
         return AskedPort(self.port.link, self.asking.peer, self.port.state, self._peer, self._error)
 
+    def _returned(self) -> None:
+        """An abandoned question has returned."""
+        self.asking.hasten(asyncio.get_running_loop().time())
+        self._again()
+
     async def ask(self, tree: Tree) -> None:
         """Ask the peer once. A failure is part of the view, and logged when it is new."""
         port = self.port
@@ -157,7 +171,7 @@ class _WatchedPort:
         try:
             if port.umad is None:
                 raise _without_device(port)
-            calls = self._calls.setdefault(port.umad, BoundedCalls(port.umad, ASK_S))
+            calls = self._calls.setdefault(port.umad, BoundedCalls(port.umad, ASK_S, self._returned))
             peer = await calls.run(_ask_through, tree, port.umad, port.umad_port, self._recorded)
         except (UmadError, Unanswered, SmpError) as error:
             remedy = REMEDIES[error.reason] if isinstance(error, UmadError) else REMEDIES[UmadReason.FAILED]

@@ -19,7 +19,8 @@ import pytest
 from nodeagent.cli import main
 from nodeagent.commands.demo.control_plane import CONTROLLER, DemoCluster, RequestLog
 from nodeagent.commands.demo.demo_steps import DemoError
-from nodeagent.commands.demo.fabric_show import FabricShow, fold
+from nodeagent.commands.demo.fabric_show import FabricShow
+from nodeagent.commands.plan.folded_tree import fold
 from nodeagent.kube.access import kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, LEASES
@@ -249,7 +250,7 @@ fabric compute
    ├─ n-014
    ├─ n-015
    └─ n-016"""
-    assert fold(drawn) == [
+    assert fold(drawn.splitlines()) == [
         "fabric compute",
         "├─ a (leaf): s0 … s3 (4 switches)",
         "│  ├─ n-008 … n-010  (3 nodes)",

@@ -69,6 +69,8 @@ FORMS = {
     "explain-switch.txt": ("explain", "su001-leaf-r0"),
     "explain-hypernode.txt": ("explain", "nodeagent-t1-su000-leaf-r0-67333430"),
     "topology.txt": ("topology",),
+    "topology-whole.txt": ("topology", "--whole"),
+    "topology.conf": ("topology", "--format", "slurm"),
     "topology.dot": ("topology", "--format", "dot"),
     "topology.mermaid": ("topology", "--format", "mermaid"),
     "topology.json": ("topology", "--format", "json"),

@@ -10,7 +10,8 @@ import pytest
 
 from nodeagent import cli
 from nodeagent.commands.plan import cluster_reading
-from nodeagent.commands.plan.preview import make_preview
+from nodeagent.commands.plan.objects import Objects
+from nodeagent.commands.plan.preview import make_objects, make_preview
 from nodeagent.fabric import FabricRules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError
@@ -55,34 +56,40 @@ def access(server: ApiServer) -> Access:
     return Access(server.url, token=server.token())
 
 
+async def read(server: ApiServer) -> Objects:
+    objects = make_objects(FabricRules())
+    await cluster_reading.read(access(server), objects)
+    return objects
+
+
 async def test_reports_nodes_and_hypernodes_are_read_and_nothing_is_written(server: ApiServer):
-    objects = await cluster_reading.read(access(server))
-    assert {one.node_name for one in objects.reports} == {"gpu-0", "gpu-1"}
+    objects = await read(server)
+    assert set(objects.planner.inputs.reports) == {"gpu-0", "gpu-1"}
     assert objects.nodes == {"gpu-0": {"zone": "a"}, "gpu-1": {"zone": "a"}}
-    assert [one.name for one in objects.hypernodes] == ["theirs"]
-    seen = make_preview([objects], FabricRules())
+    assert [*objects.hypernodes] == ["theirs"]
+    seen = make_preview(objects, FabricRules())
     assert [one.nodes for one in seen.outcome.hypernodes if one.ours] == [("gpu-0", "gpu-1")]
     assert {verb for verb, _ in server.counts} == {"list"}
 
 
 async def test_an_object_that_is_no_report_is_refused_by_itself(server: ApiServer):
     server.put(report("gpu-2", "what?"))
-    objects = await cluster_reading.read(access(server))
-    assert len(objects.reports) == 2
+    objects = await read(server)
+    assert len(objects.planner.inputs.reports) == 2
     assert "is not a NodeLinks object" in objects.refused["gpu-2"]
 
 
 async def test_a_kind_that_the_cluster_does_not_have_is_one_without_objects(server: ApiServer):
     server.fail("404", resource="hypernodes")
-    objects = await cluster_reading.read(access(server))
-    assert objects.hypernodes == []
+    objects = await read(server)
+    assert objects.hypernodes == {}
     assert objects.notes == ["the cluster has no kind HyperNode: is its CRD installed?"]
 
 
 async def test_a_missing_list_permission_is_an_error_and_no_partial_fabric(server: ApiServer):
     server.fail("403", resource="nodes")
     with pytest.raises(ApiError, match="list nodes"):
-        await cluster_reading.read(access(server))
+        await read(server)
 
 
 async def test_the_verb_reads_the_cluster_of_a_kubeconfig(server: ApiServer, tmp_path: Path, capsys):

@@ -6,8 +6,10 @@ import pytest
 from msgspec import structs
 
 from nodeagent.fabric import FabricRules
+from nodeagent.fabric.inputs import Inputs
 from nodeagent.fabric.nodelinks import NodeLink
-from nodeagent.fabric.reports import InternPool, ReportReader
+from nodeagent.fabric.reports import SLOTS_MAX, InternPool, ReportReader
+from nodeagent.fabric.topology_file import NO_TOPOLOGY
 from tests.support.fabrics import links, rails
 
 
@@ -40,3 +42,42 @@ def test_a_link_that_is_not_up_delays_no_node_and_counts_for_no_minimum(state: s
     assert read.up == len(report.links)
     up = structs.replace(idle, state="healthy")
     assert reader.read(node, structs.replace(report, links=(*report.links, up))).incomplete
+
+
+def test_more_links_than_are_kept_for_comparison_cost_no_sharing() -> None:
+    """A cluster in the order of its serial numbers: the next node of a unit comes after a thousand others."""
+    reader = ReportReader(FabricRules(), InternPool())
+    cables = rails(SLOTS_MAX // 8 + 1, 2)
+    reports = {node: links(node, row) for node, row in cables.items()}
+    first, second = ([reader.read(node, reports[node]) for node in list(reports)[i::2]] for i in (0, 1))
+    assert all(one.shape is other.shape for one, other in zip(first, second, strict=True))
+
+
+def test_reports_that_differ_in_one_link_have_two_shapes() -> None:
+    reader = ReportReader(FabricRules(), InternPool())
+    ((node, row),) = rails(1, 1).items()
+    report = links(node, row)
+    *others, last = report.links
+    for change in ({"rail": 99}, {"name": "other"}, {"neighbor": None}, {"fabric": "storage"}):
+        changed = structs.replace(report, links=(*others, structs.replace(last, **change)))
+        assert reader.read(node, changed).shape != reader.read(node, report).shape
+        assert reader.read(node, report).shape is reader.read(node, report).shape
+
+
+def test_a_plan_keeps_its_inputs_while_reports_change() -> None:
+    """It runs in a thread, and the mirror continues meanwhile."""
+    inputs = Inputs(FabricRules(), NO_TOPOLOGY)
+    (first, row), (second, other) = rails(1, 2).items()
+    inputs.report(first, links(first, row))
+    inputs.node(first, {})
+    levels = inputs.levels()
+    inputs.report(second, links(second, other))
+    inputs.report(first, None)
+    inputs.node(second, {})
+    inputs.refuse("third", "is empty")
+    assert set(levels.reports) == set(levels.nodes) == {first}
+    assert not levels.refused
+    later = inputs.levels()
+    assert set(later.reports) == {second}
+    assert set(later.nodes) == {first, second}
+    assert set(later.refused) == {"third"}

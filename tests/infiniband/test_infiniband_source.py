@@ -268,10 +268,7 @@ async def test_devices_that_hang_stop_neither_the_loop_nor_the_source(tmp_path: 
             await seen.until(lambda: len(seen.remarks) == 2)
             assert seen.remark_keys() == [("ibp0", "peer_not_asked"), ("ibp1", "peer_not_asked")]
             assert "no answer within 2 s" in seen.remarks[0].detail
-            stack.close()
-            seen.machine.set_subnet("ibp0", lid=70)
-            seen.machine.set_subnet("ibp1", lid=71)
-            seen.look()
+            stack.close()  # the devices answer, and are asked without another reason
             await seen.until(lambda: len(seen.neighbors) == 2 and not seen.remarks)
 
 

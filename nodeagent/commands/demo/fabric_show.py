@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -272,11 +271,11 @@ class FabricShow(DemoSteps):
         self._versions = self._cluster.versions()
 
     async def _tree(self) -> None:
-        """Print the output of ``nodeagent topology`` with rows of nodes folded.
+        """Print the output of ``nodeagent topology``.
 
         All steps concern the first two units, so the others may be cut.
         """
-        lines = fold(await self._cluster.ask("topology"))
+        lines = (await self._cluster.ask("topology")).splitlines()
         if len(lines) > LINES:
             lines[LINES - 1 :] = [f"… {len(lines) - LINES + 1} more lines"]
         self.say(*lines, "")
@@ -290,50 +289,3 @@ class FabricShow(DemoSteps):
             raise self._cluster.error(
                 f"this is not true: {statement}; written: {self._cluster.by_controller().lines()}"
             )
-
-
-_LEAF = re.compile(r"(?P<indent>(?:│  |   )*)(?P<branch>[├└]─ )(?P<stem>\S*?)(?P<number>\d+)$")
-_HEAD = re.compile(r"(?P<head>.*): (?P<first>[^ ,]+), (?P<middle>.+), (?P<last>[^ ,]+)$")
-ROW = 3
-"""The least number of nodes that are folded."""
-
-
-def fold(drawn: str) -> list[str]:
-    """Fold the output of ``nodeagent topology``: consecutively numbered nodes without a remark become one line."""
-    folded: list[str] = []
-    row: list[re.Match[str]] = []
-    for line in [*drawn.splitlines(), ""]:
-        node = _LEAF.fullmatch(line)
-        if row and not (node and _follows(row[-1], node)):
-            folded += _row_lines(row)
-            row = []
-        if node:
-            row.append(node)
-        elif line:
-            folded.append(_shortened(line))
-    return folded
-
-
-def _follows(node: re.Match[str], following: re.Match[str]) -> bool:
-    same = (node["indent"], node["stem"]) == (following["indent"], following["stem"])
-    return same and int(following["number"]) == int(node["number"]) + 1
-
-
-def _row_lines(row: list[re.Match[str]]) -> Iterator[str]:
-    if len(row) < ROW:
-        yield from (node[0] for node in row)
-        return
-    first, last = row[0], row[-1]
-    yield (
-        f"{first['indent']}{last['branch']}{first['stem']}{first['number']} … {last['stem']}{last['number']}"
-        f"  ({len(row)} nodes)"
-    )
-
-
-def _shortened(line: str) -> str:
-    """A HyperNode's line without the switches between the first and the last."""
-    head = _HEAD.fullmatch(line)
-    if head is None:
-        return line
-    count = 3 + head["middle"].count(",")
-    return f"{head['head']}: {head['first']} … {head['last']} ({count} switches)"

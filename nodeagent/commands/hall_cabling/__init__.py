@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import FAILED, GOOD, Add, json_option, seconds
-from nodeagent.commands.plan import read_parts, source_options
+from nodeagent.commands.plan import read_source, source_options
 from nodeagent.plain_text import columns, one_line
 
 if TYPE_CHECKING:
@@ -90,15 +90,17 @@ def _print_changes(options: argparse.Namespace, links: list[CheckedLink]) -> lis
 
 def _check(options: argparse.Namespace) -> list[CheckedLink]:
     from nodeagent.commands.hall_cabling import hall_report, planned_cables
-    from nodeagent.commands.plan import objects, preview
+    from nodeagent.commands.plan import preview
     from nodeagent.fabric_file import read_fabric
 
     config, topology = read_fabric(options.fabric)
-    parts = read_parts(options)
-    made = preview.make_preview(parts, config, topology)
+    read = preview.make_objects(config, topology)
+    read.reports = {}
+    read_source(options, read)
+    made = preview.make_preview(read, config)
     for note in made.notes:
         print(f"nodeagent: {note}", file=sys.stderr)
-    reports = objects.merged(parts).reports
+    reports = [*read.reports.values()]
     nodes = {report.node_name for report in reports}
     planned = None if options.plan is None else planned_cables.read(options.plan, nodes)
     return hall_report.check_hall(reports, made, planned)

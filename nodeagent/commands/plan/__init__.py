@@ -58,9 +58,12 @@ def add_topology(add: Add) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("tree", "dot", "mermaid", "json"),
+        choices=("tree", "dot", "mermaid", "json", "slurm"),
         default="tree",
-        help="tree shows anomalies, the other formats every cable (default: %(default)s)",
+        help="tree shows anomalies; dot, mermaid and json every cable; slurm is a topology.conf (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--whole", action="store_true", help="show each node of the tree on a line of its own"
     )
 
 
@@ -82,15 +85,16 @@ def source_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_parts(options: argparse.Namespace) -> list[Objects]:
-    """The objects of ``--from``, or of the cluster."""
+def read_source(options: argparse.Namespace, read: Objects) -> None:
+    """Store the objects of ``--from``, or of the cluster."""
     from nodeagent.commands.plan import objects
 
     if options.source is not None:
-        return [objects.read(options.source)]
+        objects.read(options.source, read)
+        return
     from nodeagent.commands.plan import cluster_reading
 
-    return [asyncio.run(cluster_reading.read(cluster_reading.access(options.kubeconfig)))]
+    asyncio.run(cluster_reading.read(cluster_reading.access(options.kubeconfig), read))
 
 
 def _preview(options: argparse.Namespace) -> Preview:
@@ -99,14 +103,15 @@ def _preview(options: argparse.Namespace) -> Preview:
 
     log_to_stderr(options.log_level or "warning")
     config, topology = read_fabric(options.fabric)
-    parts = read_parts(options)
+    read = preview.make_objects(config, topology)
+    read_source(options, read)
     if options.current is not None:
         if options.current == options.source == "-":
             raise preview.SourceError(
                 "the standard input can be read only once: give a file to --from or --current"
             )
-        parts.append(objects.read(options.current))
-    made = preview.make_preview(parts, config, topology)
+        objects.read(options.current, read)
+    made = preview.make_preview(read, config)
     for note in made.notes:
         print(f"nodeagent: {note}", file=sys.stderr)
     return made
@@ -143,5 +148,5 @@ def _explain(options: argparse.Namespace) -> int:
 def _topology(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import topology_picture
 
-    print(topology_picture.draw(_preview(options), options.format))
+    print(topology_picture.draw(_preview(options), options.format, whole=options.whole))
     return GOOD

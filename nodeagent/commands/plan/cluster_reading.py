@@ -6,10 +6,12 @@ note. Any other error ends the reading, because half of the reports would make a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nodeagent.commands.plan.objects import Objects, keep_latest, store_object
+from nodeagent.commands.plan.objects import Objects, store_object
 from nodeagent.commands.plan.preview import SourceError
 from nodeagent.commands.user_files import UserFileError
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
@@ -42,28 +44,37 @@ def access(file: Path | None) -> Access:
         ) from error
 
 
-async def read(cluster: Access) -> Objects:
-    """Read all objects of all namespaces. Raises ``ApiError``."""
+async def read(cluster: Access, objects: Objects) -> None:
+    """Read all objects of all namespaces, one page at a time. Raises ``ApiError``."""
     client = ApiClient(cluster)
-    objects = Objects()
+
+    def take_node(node: Partial) -> None:
+        objects.stored += 1
+        objects.nodes[node.metadata.name] = dict(node.metadata.labels or {})
+
+    def store(document: dict[str, Any], kind: str) -> None:
+        store_object({"kind": kind, **document}, objects)
+
     try:
-        for resource in (NODELINKS, HYPERNODES):
-            documents: list[Any] = []
-            await _list_into(documents, client, resource, objects)
-            for document in documents:
-                store_object({"kind": resource.kind, **document}, objects)
-        nodes: list[Partial] = []
-        await _list_into(nodes, client, NODES.partial, objects)
+        for resource, forget in (
+            (NODELINKS, objects.drop_reports),
+            (HYPERNODES, objects.hypernodes.clear),
+        ):
+            await _list(client, resource, partial(store, kind=resource.kind), forget, objects)
+        await _list(client, NODES.partial, take_node, objects.nodes.clear, objects)
     finally:
         await client.close()
-    objects.nodes.update((node.metadata.name, dict(node.metadata.labels or {})) for node in nodes)
-    keep_latest(objects)
-    return objects
 
 
-async def _list_into(target: list[Any], client: ApiClient, resource: Resource[Any], objects: Objects) -> None:
+async def _list(
+    client: ApiClient,
+    resource: Resource[Any],
+    take: Callable[[Any], None],
+    forget: Callable[[], None],
+    objects: Objects,
+) -> None:
     try:
-        await client.list_each(resource, target.append, target.clear)
+        await client.list_each(resource, take, forget)
     except ApiError as error:
         if not error.missing:
             raise

@@ -8,6 +8,8 @@ recurses, because the input is not trusted.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,15 +20,23 @@ import msgspec
 import yaml
 
 from nodeagent.commands import user_files
+from nodeagent.commands.plan import large_lists
+from nodeagent.commands.plan.large_lists import ListPart
 from nodeagent.commands.user_files import UserFileError
 from nodeagent.config.bounded_yaml import LOADER, Limits, bounded_events
 from nodeagent.fabric import hypernode, nodelinks
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError
 from nodeagent.fabric.nodelinks import NodeLinks, ReportError
+from nodeagent.fabric.planner import Planner
 from nodeagent.plain_text import one_line
 
 LIMITS = Limits(depth=64, aliases=False)
 SUFFIXES = (".yaml", ".yml", ".json")
+WHOLE_MAX = 4 << 20
+"""Bytes of a text that is always read as a whole."""
+LIST_MAX = 8 << 30
+"""Bytes of a list that is read in parts; kubectl's list of 100,000 reports with eight links has one GB."""
+_LIST_KIND = re.compile(rb'"kind"\s*:\s*"([A-Za-z]*List)"')
 _NULLS = ("", "~", "null", "Null", "NULL")
 
 
@@ -37,75 +47,188 @@ EXPECTED = (
 
 @dataclass(slots=True)
 class Objects:
-    """``refused`` maps the names of refused reports to the reason."""
+    """The objects of all sources. ``planner`` has the reports: as objects, 100,000 of them take a gigabyte.
 
-    reports: list[NodeLinks] = field(default_factory=list)
+    ``refused`` maps the names of refused reports to the reason. HyperNodes of a later source replace those of an
+    earlier one.
+    """
+
+    planner: Planner
+    reports: dict[str, NodeLinks] | None = None
+    """The reports as they are, by name, for a caller that gives a dict."""
     refused: dict[str, str] = field(default_factory=dict)
-    hypernodes: list[HyperNode] = field(default_factory=list)
+    hypernodes: dict[str, HyperNode] = field(default_factory=dict)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    stored: int = 0
+    """Objects of all kinds."""
+    _versions: dict[str, int] = field(default_factory=dict)
+    _equal_names: Counter[str] = field(default_factory=Counter)
+
+    def add_report(self, report: NodeLinks) -> None:
+        """Of several reports with a name the latest version counts, in whatever order they come."""
+        self.stored += 1
+        name = report.metadata.name or report.node_name
+        version = _version(report)
+        known = self._versions.get(name)
+        if known is not None:
+            self._equal_names[name] += 1
+            if version < known:
+                return
+        reports = self.planner.inputs.reports
+        before = reports.get(name)
+        self._versions[name] = version
+        self.planner.report(name, report)
+        kept = None if self.reports is None else self.reports.get(name)
+        if self.reports is not None:
+            self.reports[name] = report
+        if before is not None and version == known and name in reports and repr(before) > repr(reports[name]):
+            reports[name] = before
+            if self.reports is not None and kept is not None:
+                self.reports[name] = kept
+
+    def drop_reports(self) -> None:
+        """They are read again from the start."""
+        for name in self._versions:
+            self.planner.report(name, None)
+        self._versions.clear()
+        if self.reports is not None:
+            self.reports.clear()
+        self._equal_names.clear()
+
+    def complete(self) -> None:
+        """All sources are read: give the planner the rest, and add notes on equal names."""
+        for name, more in self._equal_names.items():
+            self.notes.append(f"{more + 1} reports are called {name}: the latest counts")
+        for name, published in self.hypernodes.items():
+            self.planner.hypernode(name, published)
+        for name, labels in self.nodes.items():
+            self.planner.node(name, labels)
+        for name, why in self.refused.items():
+            self.planner.refuse(name, why)
 
 
-def read(source: str) -> Objects:
+def read(source: str, objects: Objects) -> None:
     """Read a file, a directory of files, or ``-`` for the standard input. Raises ``UserFileError``."""
-    objects = Objects()
+    before = objects.stored
     others: UserFileError | None = None
-    for name, raw in _texts(source):
-        user_files.refuse_unless_utf8(raw, name, EXPECTED)
-        documents = 0
-        for number, (document, lax) in enumerate(_documents(name, raw)):
-            if document is None:  # nothing between two lines of hyphens
-                continue
-            documents += 1
-            other = _store_all(document, objects, _Origin(name, raw, number), lax=lax)
-            others = others or other
-        if not documents:
-            raise UserFileError(name, "the file is empty", EXPECTED, 1)
-    if others is not None and not (objects.reports or objects.refused or objects.hypernodes or objects.nodes):
+    for name in _files(source):
+        other = _read_file(name, objects)
+        others = others or other
+    if others is not None and objects.stored == before:
         raise others
-    keep_latest(objects)
-    return objects
+
+
+def _read_file(source: str, objects: Objects) -> UserFileError | None:
+    """Store the objects of one file. Returns an error for the first object of another kind."""
+    name = user_files.STDIN if source == "-" else source
+    with user_files.opened(source, EXPECTED) as stream:
+        first = user_files.read_at_most(stream, WHOLE_MAX)
+        if len(first) < WHOLE_MAX:
+            return _read_whole(name, first, objects)
+        parts = large_lists.parts(first, stream, LIST_MAX)
+        if parts is None:
+            return _read_whole(
+                name, first + user_files.read_rest(stream, name, EXPECTED, len(first)), objects
+            )
+        del first
+        try:
+            return _read_parts(name, parts, objects)
+        except large_lists.ListTooLargeError:
+            raise UserFileError(name, f"it has more than {LIST_MAX} bytes", EXPECTED) from None
+
+
+def _read_whole(name: str, raw: bytes, objects: Objects) -> UserFileError | None:
+    user_files.refuse_unless_utf8(raw, name, EXPECTED)
+    others: UserFileError | None = None
+    documents = 0
+    for number, (document, lax) in enumerate(_documents(name, raw)):
+        if document is None:  # nothing between two lines of hyphens
+            continue
+        documents += 1
+        other = _store_all(document, objects, _Origin(name, raw, number), lax=lax)
+        others = others or other
+    if not documents:
+        raise UserFileError(name, "the file is empty", EXPECTED, 1)
+    return others
+
+
+def _read_parts(name: str, parts: Iterable[ListPart], objects: Objects) -> UserFileError | None:
+    """Store the objects of a large list. Items without a kind wait for the kind of the list, at its end."""
+    others: UserFileError | None = None
+    waiting: list[Any] = []
+    for part in parts:
+        if not part.content.isascii():
+            user_files.refuse_unless_utf8(part.text, name, EXPECTED)
+        if part.items is None:
+            other = _read_whole(name, part.text, objects)
+            kind = _LIST_KIND.findall(part.content)
+            waiting = list(_with_kind(waiting, kind[-1].decode() if kind else None))
+            others = others or other or _store_all(waiting, objects, _Origin(name, b"[]", 0), lax=False)
+            break
+        for number, item in enumerate(part.items):
+            report = _plain_report(item)
+            if report is not None:
+                objects.add_report(report)
+                continue
+            document = msgspec.json.decode(item)
+            if part.in_list and isinstance(document, dict) and not {"kind", "nodeName"} & document.keys():
+                waiting.append(document)
+                continue
+            origin = _Origin(name, part, 0, (number,)) if part.in_list else _Origin(name, part, number)
+            other = _store_all(document, objects, origin, lax=False)
+            others = others or other
+    return others
+
+
+def _plain_report(item: msgspec.Raw) -> NodeLinks | None:
+    """The report, if the item is one of the known version without a fault."""
+    try:
+        report = nodelinks.decode(item)
+    except ReportError:
+        return None
+    known = report.kind == nodelinks.KIND and report.api_version == nodelinks.API_VERSION
+    return report if known else None
 
 
 class _Origin(NamedTuple):
-    """Where an object comes from: the ``number`` of its document counts from 0."""
+    """Where an object comes from: the ``number`` of its document counts from 0, ``path`` leads to the object there."""
 
     name: str
-    raw: bytes
+    raw: bytes | ListPart
     number: int
+    path: tuple[int, ...] = ()
 
     def fault(self, fault: str, path: tuple[str | int, ...]) -> UserFileError:
         return UserFileError(self.name, fault, EXPECTED, self._line(path))
 
     def _line(self, path: tuple[str | int, ...]) -> int | None:
         """The line of the value at this path in the document: parses the file again, with positions."""
+        raw = self.raw.text if isinstance(self.raw, ListPart) else self.raw
         try:
-            for _ in bounded_events(self.raw, LIMITS):
+            for _ in bounded_events(raw, LIMITS):
                 pass
-            node = next(islice(yaml.compose_all(self.raw, LOADER), self.number, None))
-            for part in path:
+            node = next(islice(yaml.compose_all(raw, LOADER), self.number, None))
+            for part in (*self.path, *path):
                 if isinstance(part, int):
                     node = node.value[part]
                 else:
                     node = next(value for key, value in node.value if key.value == part)
         except (yaml.YAMLError, StopIteration, LookupError, AttributeError, TypeError):
             # JSON that is no YAML: a JSON object on each line, or tabs.
-            lines = [number for number, line in enumerate(self.raw.splitlines(), 1) if line.strip()]
+            lines = [number for number, line in enumerate(raw.splitlines(), 1) if line.strip()]
             return lines[self.number] if self.number < len(lines) else None
         return int(node.start_mark.line) + 1
 
 
-def _texts(source: str) -> Iterator[tuple[str, bytes]]:
-    if source != "-" and Path(source).is_dir():
-        files = sorted(
-            file for file in Path(source).rglob("*") if file.suffix in SUFFIXES and not file.is_dir()
-        )
-        if not files:
-            raise UserFileError(source, f"no file in it ends in {', '.join(SUFFIXES)}", EXPECTED)
-        for file in files:
-            yield str(file), user_files.read(str(file), EXPECTED)
-    else:
-        yield user_files.STDIN if source == "-" else source, user_files.read(source, EXPECTED)
+def _files(source: str) -> Iterator[str]:
+    if source == "-" or not Path(source).is_dir():
+        yield source
+        return
+    files = sorted(file for file in Path(source).rglob("*") if file.suffix in SUFFIXES and not file.is_dir())
+    if not files:
+        raise UserFileError(source, f"no file in it ends in {', '.join(SUFFIXES)}", EXPECTED)
+    yield from map(str, files)
 
 
 def _documents(name: str, raw: bytes) -> Iterator[tuple[Any, bool]]:
@@ -222,18 +345,22 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
     kind = document.get("kind")
     if kind == nodelinks.KIND or (kind in (None, "") and "nodeName" in document):
         try:
-            objects.reports.append(_report(document, lax))
+            objects.add_report(_report(document, lax))
         except ReportError as error:
+            objects.stored += 1
             objects.refused[_name(document)] = f"is not a NodeLinks object: {error}"
     elif kind == hypernode.KIND:
         try:
-            objects.hypernodes.append(hypernode.convert(document, lax=lax))
+            published = hypernode.convert(document, lax=lax)
+            objects.stored += 1
+            objects.hypernodes[published.name] = published
         except HyperNodeError as error:
             objects.notes.append(f"HyperNode {_name(document)} is ignored: {error}")
     elif kind == "Node":
         metadata = document.get("metadata")
         labels = metadata.get("labels") if isinstance(metadata, dict) else None
         pairs = labels.items() if isinstance(labels, dict) else ()
+        objects.stored += 1
         objects.nodes[_name(document)] = {str(key): str(value) for key, value in pairs}
     else:
         return False
@@ -264,30 +391,6 @@ def _name(document: dict[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
-def keep_latest(objects: Objects) -> None:
-    """Keep one report for each name: the one with the latest version, in whatever order they were read."""
-    by_name: dict[str, list[NodeLinks]] = {}
-    for report in objects.reports:
-        by_name.setdefault(report.metadata.name or report.node_name, []).append(report)
-    objects.reports = [max(reports, key=_version) for reports in by_name.values()]
-    for name, reports in by_name.items():
-        if len(reports) > 1:
-            objects.notes.append(f"{len(reports)} reports are called {name}: the latest counts")
-
-
-def _version(report: NodeLinks) -> tuple[int, bytes]:
+def _version(report: NodeLinks) -> int:
     version = report.metadata.resource_version or ""
-    number = int(version) if version.isdecimal() and len(version) < 30 else -1
-    return number, msgspec.json.encode(report)
-
-
-def merged(parts: Iterable[Objects]) -> Objects:
-    """Merge several sources. HyperNodes of a later source replace those of an earlier one."""
-    whole = Objects()
-    for part in parts:
-        whole.reports += part.reports
-        whole.refused.update(part.refused)
-        whole.hypernodes += part.hypernodes
-        whole.nodes.update(part.nodes)
-        whole.notes += part.notes
-    return whole
+    return int(version) if version.isdecimal() and len(version) < 30 else -1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from nodeagent.commands.plan.objects import Objects, merged
+from nodeagent.commands.plan.objects import Objects
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
 from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
 from nodeagent.fabric.planner import Plan
@@ -38,26 +38,21 @@ class Preview:
         return {hypernode.name: hypernode for hypernode in self.outcome.hypernodes}
 
 
-def make_preview(parts: Iterable[Objects], rules: FabricRules, topology: Topology = NO_TOPOLOGY) -> Preview:
+def make_objects(rules: FabricRules, topology: Topology = NO_TOPOLOGY) -> Objects:
+    """No objects yet; they are read for a plan with these rules, without waiting."""
+    return Objects(Planner(structs.replace(rules, hysteresis=IMMEDIATE), topology))
+
+
+def make_preview(objects: Objects, rules: FabricRules) -> Preview:
     """Plan for all objects that were read."""
-    objects = merged(parts)
-    planner = Planner(structs.replace(rules, hysteresis=IMMEDIATE), topology)
-    published = {hypernode.name: hypernode for hypernode in objects.hypernodes}
-    for hypernode in published.values():
-        planner.hypernode(hypernode.name, hypernode)
-    for name, labels in objects.nodes.items():
-        planner.node(name, labels)
-    for report in objects.reports:
-        planner.report(report.metadata.name or report.node_name, report)
-    for name, why in objects.refused.items():
-        planner.refuse(name, why)
-    plan = planner.prepare(0.0)()
-    notes = [*objects.notes, *_notes(objects, plan, rules.hysteresis)]
-    return Preview(plan, published, tuple(notes))
+    objects.complete()
+    plan = objects.planner.prepare(0.0)()
+    notes = [*objects.notes, *_notes(plan, rules.hysteresis)]
+    return Preview(plan, objects.hypernodes, tuple(notes))
 
 
-def _notes(objects: Objects, plan: Plan, times: HysteresisSettings) -> Iterable[str]:
-    if not objects.reports and not objects.refused:
+def _notes(plan: Plan, times: HysteresisSettings) -> Iterable[str]:
+    if not plan.levels.reports and not plan.levels.refused:
         yield "no NodeLinks found: the published tree stays as it is"
     moves, placed = len(plan.nodes.pending), len(plan.published.tiers[1].placed)
     if moves > max(times.hold_nodes, times.hold_share * placed):

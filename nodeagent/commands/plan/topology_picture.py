@@ -1,4 +1,4 @@
-"""Draw the fabric: a tree for a terminal, dot, mermaid, or JSON."""
+"""Draw the fabric: a tree for a terminal, dot, mermaid, JSON, or a file for Slurm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nodeagent.commands.plan.folded_tree import fold
 from nodeagent.commands.plan.preview import Preview
+from nodeagent.commands.plan.slurm import topology_conf
 from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
 from nodeagent.fabric.reports import shown
 
@@ -14,9 +16,12 @@ AnomalyKinds = dict[tuple[str, str], str]
 """By node and link."""
 
 
-def draw(preview: Preview, form: str) -> str:
+def draw(preview: Preview, form: str, *, whole: bool = False) -> str:
+    """The picture in a form of ``FORMS``. ``whole``: the tree with a line for each node."""
+    if form == "slurm":
+        return topology_conf(preview)
     renderers: dict[str, Callable[[dict[str, Any]], str]] = {
-        "tree": _tree,
+        "tree": lambda document: "\n".join(_tree(document) if whole else fold(_tree(document))),
         "dot": _dot,
         "mermaid": _mermaid,
         "json": lambda document: json.dumps(document, indent=2),
@@ -74,12 +79,12 @@ def _links(preview: Preview, node: str, kinds: AnomalyKinds) -> Iterator[dict[st
         }
 
 
-def _tree(document: dict[str, Any]) -> str:
+def _tree(document: dict[str, Any]) -> list[str]:
     lines = [f"fabric {document['fabric']}"]
     lines += _below(document["hypernodes"], "")
     for unplaced in document["unplaced"]:
         lines.append(f"unplaced: {unplaced['node'] or '(no name)'}: {unplaced['reason']}")
-    return "\n".join(lines)
+    return lines
 
 
 def _below(branches: list[dict[str, Any]], indent: str) -> Iterator[str]:

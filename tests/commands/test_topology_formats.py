@@ -1,0 +1,157 @@
+"""topology.conf, dot and mermaid as their documentation describes them, read by small readers of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.cli import main
+from nodeagent.commands.plan.slurm import hostlist
+from tests.commands.test_plan import BISECTION, objects
+from tests.support.fabrics import rails
+
+
+def expand(text: str) -> Iterator[str]:
+    """Slurm's hostlist: ``tux[0-3,12,18-20],login``; the width of the first number pads the others."""
+    for entry in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", text):
+        stem, bracket, inner = entry.partition("[")
+        if not bracket:
+            yield entry
+            continue
+        for span in inner.rstrip("]").split(","):
+            first, _, last = span.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                yield f"{stem}{number:0{len(first)}}"
+
+
+def read_topology_conf(text: str) -> dict[str, tuple[str, list[str]]]:
+    """Lines of ``Name=value`` without quotes, names in any case, and comments after ``#``."""
+    switches: dict[str, tuple[str, list[str]]] = {}
+    for line in text.splitlines():
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        fields = {key.lower(): value for key, _, value in (word.partition("=") for word in words)}
+        assert len(fields) == len(words)
+        name = fields.pop("switchname")
+        assert 0 < len(name) <= 64
+        assert name not in switches
+        ((kind, value),) = fields.items()
+        assert kind in ("nodes", "switches")
+        switches[name] = (kind, list(expand(value)))
+    return switches
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> tuple[str, str]:
+    cables = rails(3, 12)
+    file, fabric = tmp_path / "links.json", tmp_path / "fabric.yaml"
+    file.write_text(json.dumps({"kind": "List", "items": objects(cables)}))
+    fabric.write_text(BISECTION)
+    return str(file), str(fabric)
+
+
+def topology(capsys: pytest.CaptureFixture[str], reports: tuple[str, str], form: str, *more: str) -> str:
+    assert main(["topology", "--from", reports[0], "--fabric", reports[1], "--format", form, *more]) == 0
+    return capsys.readouterr().out
+
+
+def test_slurm_reads_the_tree_that_volcano_gets(
+    reports: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = read_topology_conf(topology(capsys, reports, "slurm"))
+    assert main(["plan", "--json", "--from", reports[0], "--fabric", reports[1]]) == 0
+    expected = {
+        hypernode["metadata"]["name"]: sorted(
+            member["selector"]["exactMatch"]["name"] for member in hypernode["spec"]["members"]
+        )
+        for hypernode in json.loads(capsys.readouterr().out)["hypernodes"]
+    }
+    assert {name: sorted(members) for name, (_, members) in found.items()} == expected
+    assert len(expected) == 4
+    leaves = {name for name, (kind, _) in found.items() if kind == "nodes"}
+    (top,) = found.keys() - leaves
+    assert set(found[top][1]) == leaves
+    nodes = [node for leaf in leaves for node in found[leaf][1]]
+    assert len(nodes) == len(set(nodes)) == 36
+
+
+def test_nodes_without_a_place_are_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "links.json"
+    lonely = {"kind": "NodeLinks", "metadata": {"name": "lonely"}, "nodeName": "lonely", "links": []}
+    file.write_text(json.dumps({"kind": "List", "items": [*objects(rails(1, 2)), lonely]}))
+    assert main(["topology", "--format", "slurm", "--from", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "# not in the tree: lonely: it reports no link" in out
+    assert "lonely" not in json.dumps(read_topology_conf(out))
+
+
+@given(
+    st.lists(
+        st.from_regex(r"[a-z]([-a-z0-9.]{0,8}[a-z0-9])?", fullmatch=True)
+        | st.builds(lambda number, width: f"gpu-{number:0{width}}", st.integers(0, 40), st.integers(1, 3)),
+        min_size=1,
+        unique=True,
+    )
+)
+def test_a_hostlist_has_the_names(names: list[str]) -> None:
+    assert sorted(expand(hostlist(names))) == sorted(names)
+
+
+def test_a_hostlist_is_short() -> None:
+    names = [f"gpu-{number:03}" for number in (*range(32), 40)]
+    assert hostlist([*names, "login"]) == "gpu-[000-031,040],login"
+
+
+def test_the_tree_folds_nodes_unless_the_whole_is_asked_for(
+    reports: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folded, whole = topology(capsys, reports, "tree"), topology(capsys, reports, "tree", "--whole")
+    assert "(12 nodes)" in folded
+    assert len(folded.splitlines()) < 10
+    assert len(whole.splitlines()) == len(folded.splitlines()) + 3 * 11
+
+
+_ID, _TEXT = r"n[0-9]+", r'"(?:[\w ._:/()=-]|#[0-9]+;)*"'
+_MERMAID = [
+    rf"subgraph {_ID}\[{_TEXT}\]",
+    "end",
+    rf"{_ID}\(\[{_TEXT}\]\)",
+    rf"{_ID}\[{_TEXT}\]",
+    rf"{_ID} ---\|{_TEXT}\| {_ID}",
+]
+"""The statements of a flowchart that the picture uses, as in mermaid's documentation of flowcharts."""
+
+
+def test_mermaid_has_only_statements_of_a_flowchart(
+    reports: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *lines = topology(capsys, reports, "mermaid").splitlines()
+    assert first == "flowchart TB"
+    depth = 0
+    known: set[str] = set()
+    for line in map(str.strip, lines):
+        assert any(re.fullmatch(form, line) for form in _MERMAID), line
+        depth += line.startswith("subgraph") - (line == "end")
+        assert depth >= 0
+        if " ---|" in line:
+            assert {line.split()[0], line.split()[-1]} <= known
+        elif line != "end":
+            known.add(re.search(_ID, line)[0])  # type: ignore[index]
+    assert depth == 0
+
+
+@pytest.mark.needs("dot")
+def test_graphviz_reads_the_picture(reports: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = topology(capsys, reports, "dot")
+    read = subprocess.run(["dot", "-Tjson0"], input=drawn, capture_output=True, text=True, check=True)
+    graph = json.loads(read.stdout)
+    assert len(graph["edges"]) == 36 * 8
+    assert not read.stderr
