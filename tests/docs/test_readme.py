@@ -73,7 +73,7 @@ def test_the_files_that_the_documents_name_exist(page: str) -> None:
 
 
 def test_no_text_names_the_project_in_a_package_index() -> None:
-    """`pip install nodeagent` would install whatever somebody else publishes under this name."""
+    """`pip install nodeagent` would install the package of another owner."""
     files = [README, *(ROOT / "docs").glob("*.md"), *(ROOT / "nodeagent").rglob("*.py")]
     named = re.compile(
         r"(?<!helm )(?<!un)install nodeagent(\[|\b(?![/-]))|nodeagent\[(gpu|snmp|kubeconfig)\]"
