@@ -133,8 +133,11 @@ def _listen_complaint(text: str) -> str | None:
     try:
         host_port(text)
     except ValueError as error:
-        hint = "; null turns the web server off" if not text else ""
-        return str(error) + (f"; did you mean :{text}?" if text.isdigit() else hint)
+        if not text:
+            return f"{error}; null turns the web server off"
+        if text.isdigit() and not _listen_complaint(f":{text}"):
+            return f"{error}; did you mean :{text}?"
+        return f"{error}; the highest port is 65535" if re.search("[0-9]{5}$", text) else str(error)
     return None
 
 

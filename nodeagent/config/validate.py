@@ -233,7 +233,11 @@ def _text_complaint(text: str, type_: inspect.StrType, extra: Mapping[str, Any])
     pattern = re.compile(type_.pattern or "")
     if _matches(pattern, text):
         return None
-    better = [spelling for spelling in mend(text) if _matches(pattern, spelling)] if mend is not None else []
+    better = [
+        spelling
+        for spelling in (mend(text) if mend is not None else ())
+        if _matches(pattern, spelling) and (check is None or check(spelling) is None)
+    ]
     hint = f"; did you mean {better[0]}?" if better else ""
     return f"{quote(text)} is not {extra['meaning']}{hint}"
 

@@ -80,7 +80,20 @@ DOCTOR = Topic(
     },
 )
 
+PLACE = Topic(
+    "place",
+    "THIS MACHINE",
+    {
+        "no_node": Advice(
+            "Capabilities and writable folders matter where the agent runs, which is not here. Devices, drivers, the "
+            "runtime and the configuration are checked.",
+            "nothing; on a node run the doctor in the agent's pod, or as root",
+        ),
+    },
+)
+
 TOPICS = (
+    PLACE,
     configuration_checks.TOPIC,
     machine_checks.TOPIC,
     nic_checks.TOPIC,
@@ -188,6 +201,9 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
             yield from findings(outcome.value)
 
     gpus = snapshot.gpus if snapshot else ()
+    bare = _is_bare(outcomes)
+    if bare:
+        yield PLACE.note("no_node", "no node, no root: no kubelet runs here, and this is an ordinary user")
     yield from found_by(
         "configuration", lambda facts: configuration_checks.findings(facts, snapshot, stored.numbering)
     )
@@ -205,7 +221,8 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
         "kubelet", lambda facts: kubelet_checks.findings(facts, config, snapshot, stored.numbering)
     )
     yield from found_by("agent", lambda facts: agent_checks.findings(facts, recorded=target.recorded))
-    yield from found_by("rights", lambda facts: capabilities.findings(facts, config))
+    if not bare:
+        yield from found_by("rights", lambda facts: capabilities.findings(facts, config))
     cluster = outcomes.get("cluster", ReadOutcome(error=LookupError()))
     if cluster.error is None and cluster.hung_s is None:
         yield from cluster_checks.findings(cluster.value, config, snapshot, stored.numbering)
@@ -218,6 +235,15 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
         unknown = ["clock", "capabilities", "network namespace", "LLDP"]
         unknown += ["kubelet"] if target.kubelet_dir is None else []
         yield DOCTOR.note("not_known", f"captured or simulated machine; not known: {', '.join(unknown)}")
+
+
+def _is_bare(outcomes: dict[str, ReadOutcome]) -> bool:
+    """Whether this is an ordinary user's process on a machine without a kubelet: a laptop, a build host."""
+    kubelet: kubelet_checks.KubeletFacts | None = outcomes["kubelet"].value
+    rights: capabilities.ProcessRights | None = outcomes["rights"].value if "rights" in outcomes else None
+    if kubelet is None or rights is None:
+        return False
+    return rights.uid != 0 and kubelet.folder is not None and not kubelet.exists and not kubelet.forbidden
 
 
 def _snapshot(outcomes: dict[str, ReadOutcome], stored: StoredNics) -> Snapshot | None:

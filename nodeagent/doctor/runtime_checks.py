@@ -23,6 +23,12 @@ from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, VfRes
 from nodeagent.model import Gpu
 from nodeagent.sources.host_paths import CDI_FOLDERS, VENDOR_KIND, parsed
 
+_OWN_SPEC = (
+    "the agent writes this file at its start: kubectl -n nodeagent rollout restart daemonset nodeagent; where no agent "
+    "runs any more, remove the file"
+)
+"""NVIDIA's tool does not write our kinds."""
+
 TOPIC = Topic(
     "runtime",
     "CONTAINER RUNTIME",
@@ -67,7 +73,8 @@ TOPIC = Topic(
         "cdi_stale": Advice(
             "A spec that names missing files prevents every container with this device from starting. A "
             "driver upgrade leaves such specs behind.",
-            "generate it again: nvidia-ctk cdi generate --output=FILE",
+            "generate it again: nvidia-ctk cdi generate --output=FILE; a spec of nodeagent.io: restart the "
+            "agent, which writes it, or remove the file where no agent runs any more",
         ),
         "cdi_undefined": Advice(
             "Devices are allocated by names that no spec defines, and the configuration forbids the agent "
@@ -368,7 +375,8 @@ def _of_specs(facts: RuntimeFacts) -> Iterator[Finding]:
         if spec.broken is not None:
             yield TOPIC.warn("cdi_broken", f"{spec.path}: {spec.broken}")
         if spec.missing:
-            yield TOPIC.fix("cdi_stale", f"{spec.path}: {shortened(spec.missing, 2)}: missing")
+            remedy = _OWN_SPEC if spec.kind in (cdi.GPU_KIND, cdi.VF_KIND) else ""
+            yield TOPIC.fix("cdi_stale", f"{spec.path}: {shortened(spec.missing, 2)}: missing", remedy)
         folder = _canonical(spec.path.rpartition("/")[0])
         for device in spec.devices:
             definers.setdefault((folder, f"{spec.kind}={device}"), []).append(spec.path)

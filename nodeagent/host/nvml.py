@@ -69,7 +69,7 @@ class Nvml:
             import pynvml  # noqa: PLC0415 - nodes without GPUs do not need it
         except ImportError as error:
             raise DriverError(
-                "the Python binding nvidia-ml-py is not installed; install nodeagent[gpu]", absent=True
+                "the Python binding nvidia-ml-py is not installed: pip install nvidia-ml-py", absent=True
             ) from error
         lib: Any = pynvml
         with self._lock:

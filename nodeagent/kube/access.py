@@ -175,7 +175,7 @@ def _by_official_client(path: Path | None, context: str | None) -> Access:
     except ImportError as error:
         raise AccessError(
             f"{where}: this user logs in by a program or an identity provider, which needs the Python package "
-            "kubernetes; install nodeagent[kubeconfig], or give the user a token or a client certificate"
+            "kubernetes; pip install kubernetes, or give the user a token or a client certificate"
         ) from error
     settings = client.Configuration()
     try:

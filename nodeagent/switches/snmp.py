@@ -49,7 +49,7 @@ class SnmpReader:
             import gufo.snmp  # noqa: F401, PLC0415 - an extra, loaded on use
         except ImportError as error:
             raise SnmpMissingError(
-                f"switches.method is snmp and the package gufo-snmp is missing ({error}): pip install nodeagent[snmp]"
+                f"switches.method is snmp and the package gufo-snmp is missing ({error}): pip install gufo-snmp"
             ) from None
 
     async def read(self, address: str, credentials: SwitchCredentials) -> SwitchReading:

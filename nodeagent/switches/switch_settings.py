@@ -100,7 +100,9 @@ class SwitchesSettings(Settings, frozen=True, kw_only=True):
 
     method: Annotated[
         Literal["none", "snmp", "gnmi"],
-        setting("Protocol; none: switches are not asked. snmp needs the extra nodeagent[snmp]."),
+        setting(
+            "Protocol; none: switches are not asked. snmp needs the package gufo-snmp, which the image has."
+        ),
     ] = "none"
     credentials: Annotated[
         AbsolutePath,

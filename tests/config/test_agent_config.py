@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -300,3 +301,16 @@ def test_importing_the_configuration_imports_nothing_heavy() -> None:
     of_rooms = [name for name in modules if name.startswith(tuple(f"nodeagent.{room}." for room in rooms))]
     assert of_rooms
     assert all(name.endswith("_settings") for name in of_rooms)
+
+
+@pytest.mark.parametrize("setting", ["listen", "probeListen"])
+@pytest.mark.parametrize("number", [0, 1, 9808, 65535, 65536, 99999, 123456789])
+def test_a_suggested_address_is_accepted(setting: str, number: int) -> None:
+    head = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+    key = "listen: {}\n" if setting == "listen" else "web: {{probeListen: {}}}\n"
+    with pytest.raises(ConfigError) as refused:
+        load(head + key.format(number), name="x")
+    hint = re.search(r"did you mean (\S+)\?", str(refused.value))
+    assert (hint is not None) == (number <= 65535)
+    if hint:
+        load(head + key.format(f'"{hint[1]}"'), name="x")

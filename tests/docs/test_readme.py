@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,47 @@ def test_the_files_that_the_documents_name_exist(page: str) -> None:
     named = re.findall(r"`((?:nodeagent|tests|hack|protos|docs|daemonset)/[\w./-]+)`", text)
     assert named
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_no_text_names_the_project_in_a_package_index() -> None:
+    """`pip install nodeagent` would install the package of another owner."""
+    files = [README, *(ROOT / "docs").glob("*.md"), *(ROOT / "nodeagent").rglob("*.py")]
+    named = re.compile(
+        r"(?<!helm )(?<!un)install nodeagent(\[|\b(?![/-]))|nodeagent\[(gpu|snmp|kubeconfig)\]"
+    )
+    assert len(files) > 100
+    assert not {
+        (file.name, line) for file in files for line in file.read_text().splitlines() if named.search(line)
+    }
+
+
+def test_the_wheel_of_the_readme_has_the_whole_command(tmp_path: Path) -> None:
+    """Built as in README, but without a download; its files run from a folder of their own."""
+    from nodeagent import __version__
+
+    wheel = f"nodeagent-{__version__}-py3-none-any.whl"
+    assert README.read_text().count(f"dist/{wheel}") == 2
+    words = [
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(tmp_path),
+        str(ROOT),
+    ]
+    subprocess.run([sys.executable, *words], check=True, timeout=240)
+    with zipfile.ZipFile(tmp_path / wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from nodeagent import cli; print(cli.__file__); cli.main()"
+    words = ["-Pc", code, str(tmp_path / "site"), "demo", "--nodes", "4", "--write", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=True, timeout=240, cwd=tmp_path
+    )
+    assert done.stdout.startswith(str(tmp_path / "site"))
+    assert (tmp_path / "out/nodelinks.yaml").exists()
 
 
 def test_every_package_has_a_reason() -> None:

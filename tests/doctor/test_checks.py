@@ -421,7 +421,7 @@ def test_facts_give_the_expected_finding(expected: str, found: Iterable[Finding]
 
 def test_every_finding_with_a_remedy_has_a_case() -> None:
     wanted = {key for topic in doctor.TOPICS for key, entry in topic.entries.items() if entry.why}
-    whole_reports = {"check_hung", "check_failed", "not_known"}  # tests/doctor/test_doctor.py
+    whole_reports = {"check_hung", "check_failed", "not_known", "no_node"}  # tests/doctor/test_doctor.py
     assert {case[0].split()[1] for case in (*CASES, *CLUSTER_CASES)} == wanted - whole_reports
 
 
@@ -489,3 +489,14 @@ def test_var_run_is_the_same_directory_as_run() -> None:
 def test_the_agents_own_spec_is_good_where_no_vendor_spec_exists() -> None:
     assert levels(runtime_checks.findings(settings(), MEMORY, (GPU,))) == {"ok"}
     assert HostPaths().vendor_gpus == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("kind", "tool"), [("nvidia.com/gpu", "nvidia-ctk cdi generate"), ("nodeagent.io/gpu", "rollout restart")]
+)
+def test_a_stale_spec_is_written_again_by_its_own_tool(kind: str, tool: str) -> None:
+    stale = spec(kind=kind, missing=("/usr/lib/x",))
+    findings = runtime_checks.findings(runtime_checks.RuntimeFacts(specs=(stale,)), DEFAULT, (GPU,))
+    (finding,) = (finding for finding in findings if finding.key == "cdi_stale")
+    assert tool in finding.remedy
+    assert ("nvidia-ctk" in finding.remedy) == (kind == "nvidia.com/gpu")

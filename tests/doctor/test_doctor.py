@@ -13,10 +13,14 @@ import pytest
 
 from hack.docs.doctor_findings import finding_tables
 from nodeagent import doctor
+from nodeagent.agent_config import Config
 from nodeagent.cli import main
 from nodeagent.doctor import report, timeouts
+from nodeagent.doctor.capabilities import ProcessRights, StateDirectory
 from nodeagent.doctor.finding import Finding, Level
-from nodeagent.host.sysfs import SysfsError
+from nodeagent.doctor.kubelet_checks import KubeletFacts
+from nodeagent.doctor.target import Target
+from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.sim.machine import Machine
 from tests.commands.test_cli import compare
 from tests.support.dead_files import dead
@@ -97,6 +101,36 @@ def test_this_machine_can_be_examined() -> None:
     report = doctor.examine(doctor.DoctorOptions())
     assert not keys(report) & {"check_failed", "check_hung"}
     assert {"capabilities", "boot_id"} <= keys(report)
+
+
+def found_with(*, uid: int, kubelet: bool) -> list[Finding]:
+    """The findings for a machine whose process has no rights and can write nowhere."""
+    refused = {"/var/run/cdi": "no permission to write"}
+    rights = ProcessRights(
+        uid=uid, folders=refused, state=StateDirectory("/var/lib/nodeagent", "no permission")
+    )
+    facts = KubeletFacts(folder="/var/lib/kubelet", exists=kubelet)
+    outcomes = {name: timeouts.ReadOutcome() for name in ("nics", "gpus", "paths", "rails", "lldp")}
+    names = ("configuration", "machine", "infiniband", "runtime", "agent")
+    outcomes |= {name: timeouts.ReadOutcome() for name in names}
+    outcomes |= {"rights": timeouts.ReadOutcome(rights), "kubelet": timeouts.ReadOutcome(facts)}
+    target = Target(Tree(Path("/")), Config(), recorded=False, kubelet_dir=Path("/var/lib/kubelet"))
+    return list(doctor._findings(outcomes, target))
+
+
+def test_for_an_ordinary_user_without_a_kubelet_no_node_comes_first_and_no_right_is_to_fix() -> None:
+    laptop = found_with(uid=1000, kubelet=False)
+    assert (laptop[0].key, laptop[0].level) == ("no_node", Level.NOTE)
+    assert laptop[0].what.startswith("no node, no root: ")
+    assert not [one for one in laptop if one.level in (Level.FIX, Level.WARN)]
+    assert report.as_table(doctor.TOPICS, laptop).startswith("THIS MACHINE\n")
+
+
+@pytest.mark.parametrize(("uid", "kubelet"), [(0, False), (0, True), (1000, True)])
+def test_on_a_node_or_as_root_missing_rights_are_findings(uid: int, kubelet: bool) -> None:
+    keys = {one.key: one.level for one in found_with(uid=uid, kubelet=kubelet)}
+    assert "no_node" not in keys
+    assert keys["net_raw_missing"] is keys["folder_unwritable"] is Level.FIX
 
 
 def test_a_root_without_a_machine_is_an_error(tmp_path: Path) -> None:
@@ -329,7 +363,7 @@ def test_every_key_is_used_and_declared_once() -> None:
     declared = [key for topic in doctor.TOPICS for key in topic.entries]
     assert len(declared) == len(set(declared))
     source = "".join(path.read_text() for path in (ROOT / "nodeagent" / "doctor").glob("*.py"))
-    used = set(re.findall(r"\b(?:TOPIC|DOCTOR)\.(?:ok|note|warn|fix)\(\s*\"(\w+)\"", source))
+    used = set(re.findall(r"\b(?:TOPIC|DOCTOR|PLACE)\.(?:ok|note|warn|fix)\(\s*\"(\w+)\"", source))
     used |= set(re.findall(r"\bsay\(\s*\"(\w+)\"", source))
     assert used == set(declared)
     assert all(

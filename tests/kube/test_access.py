@@ -96,7 +96,7 @@ def test_a_login_by_a_program_needs_the_official_client(tmp_path, monkeypatch):
         tmp_path, user={"exec": {"command": "login", "apiVersion": "client.authentication.k8s.io/v1"}}
     )
     monkeypatch.setitem(sys.modules, "kubernetes.config", None)
-    with pytest.raises(AccessError, match=r"install nodeagent\[kubeconfig\]"):
+    with pytest.raises(AccessError, match=r"pip install kubernetes"):
         kubeconfig(path)
 
 
