@@ -1,4 +1,4 @@
-"""The fabric: from the LLDP neighbors that nodes report to the tree of HyperNodes that schedulers use. Pure.
+"""The fabric: from the neighbors that nodes report to the tree of HyperNodes that schedulers use. Pure.
 
 ``Planner`` takes the latest state of each object, in any order, and computes a plan from all of them:
 
@@ -19,6 +19,7 @@ A plan goes through these modules, in this order:
     nodelinks, reports    a report as written by a node, and its compact form
     hypernode             Volcano's object
     fabric_settings       the settings; ``topology_file`` has the known cabling
+    known_neighbors       neighbors of InfiniBand links from a file of the operator
     inputs                the latest state of all objects
     published, foreign    the published tree; HyperNodes of other owners
     switch_keys,

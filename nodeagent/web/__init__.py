@@ -1,1 +1,1 @@
-"""The HTTP server of the agent: authentication, health probes and the metrics page."""
+"""The HTTP server of the agent: authentication, health probes, the metrics page, and the pages of the verbs."""
