@@ -209,6 +209,47 @@ def test_a_value_changes_its_field_and_nothing_else() -> None:
     assert by_key(rest) == by_key([one for one in built("overlays/controller") if one["kind"] not in changed])
 
 
+@pytest.mark.parametrize("part", ["kueue", "marks", "startupTaint"])
+def test_a_part_of_the_controller_is_refused_without_the_controller(part: str) -> None:
+    import helm_python as helm
+
+    with pytest.raises(helm.HelmError, match=rf"{part}\.enabled needs the controller"):
+        render({part: {"enabled": True}})
+    assert render({part: {"enabled": True}, "controller": {"enabled": True}})
+
+
+def test_pods_get_the_labels_environment_and_volumes_of_the_values() -> None:
+    digest = f"sha256:{'a' * 64}"
+    extra = {
+        "podLabels": {"team": "hpc"},
+        "nodeSelector": {"zone": "a"},
+        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+        "extraVolumes": [{"name": "extra", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+    }
+    plain = render({"controller": {"enabled": True}})
+    changed = render({"agent": extra, "controller": {"enabled": True, **extra}, "image": {"digest": digest}})
+    for kind, name in (("DaemonSet", "nodeagent"), ("Deployment", "nodeagent-controller")):
+        before = named(plain, kind, name)["spec"]["template"]
+        after = named(changed, kind, name)["spec"]["template"]
+        assert after["metadata"]["labels"] == {**before["metadata"]["labels"], "team": "hpc"}
+        assert after["spec"]["nodeSelector"] == {**before["spec"].get("nodeSelector", {}), "zone": "a"}
+        assert after["spec"]["volumes"] == [*before["spec"].get("volumes", []), *extra["extraVolumes"]]
+        (old,), (new,) = before["spec"]["containers"], after["spec"]["containers"]
+        assert new["env"] == [*old.get("env", []), *extra["extraEnv"]]
+        assert new["volumeMounts"] == [*old.get("volumeMounts", []), *extra["extraVolumeMounts"]]
+        assert new["image"] == f"nodeagent@{digest}"
+    assert not [manifest for manifest in changed if complaints(manifest, NEWEST)]
+
+
+def test_the_links_of_alerts_lead_to_the_runbook_of_the_values() -> None:
+    address = "https://git.example/nodeagent/blob/v0.1.0/docs/runbook.md"
+    manifests = render({"monitoring": {"enabled": True, "runbook": address}})
+    links = re.findall(r'"runbook_url": "([^"]+)"', json.dumps(manifests))
+    assert len(links) > 20
+    assert all(link.startswith(f"{address}#node") for link in links)
+
+
 def test_another_namespace_is_used_in_every_object() -> None:
     on = ("controller", "nodeConditions", "marks", "startupTaint")
     manifests = render({one: {"enabled": True} for one in on}, "gpu-system")
