@@ -7,11 +7,12 @@ call that is not the reading of a file, end the scan with ``Unanswered``.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from nodeagent.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.host.sysfs import Tree
 
 T = TypeVar("T")
@@ -22,6 +23,14 @@ READ_AGAIN_S = 0.5
 """For one file while another hangs, which may be of the same device."""
 HANGING_MAX = 32
 """Files, and threads that hang in them."""
+
+
+def scan_now(source: str, tree: Tree, work: Callable[..., T], *arguments: Any) -> T:
+    """Scan for a verb. In a thread, because the caller may run an event loop. Raises the errors of ``work``, and
+    ``Unanswered``."""
+    scan = BoundedScan(source, tree).run(work, *arguments)
+    # The scan itself leaves out what hangs; the limit here is longer than all of its limits together.
+    return within(source, 2 * READ_S * HANGING_MAX, lambda: asyncio.run(scan))
 
 
 class BoundedScan:

@@ -22,7 +22,7 @@ from nodeagent.affinity import path_of
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults, with_hanging
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree, natural_order
 from nodeagent.model import Function, GpuFunction, Link, Rdma
-from nodeagent.sources.bounded_scan import BoundedScan
+from nodeagent.sources.bounded_scan import BoundedScan, scan_now
 from nodeagent.sources.default_route import default_route_netdevs
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.pf_links import read_links, sweep_links
@@ -116,7 +116,7 @@ def scan(tree: Tree) -> PciFacts:
 
 def scan_once(tree: Tree) -> PciFacts:
     """Scan for a verb: a file that does not answer is left out. Raises ``SysfsError`` and ``Unanswered``."""
-    return asyncio.run(BoundedScan("pci", tree).run(scan, tree))
+    return scan_now("pci", tree, scan, tree)
 
 
 class Sweep(Struct, frozen=True):

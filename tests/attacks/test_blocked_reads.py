@@ -135,3 +135,22 @@ async def test_a_verb_without_an_agent_shows_the_rest_of_the_machine_and_ends(ve
     assert process.returncode == 0, complaints
     assert n.machine.nic(1).netdev is not None
     assert n.machine.nic(1).netdev.name in shown.decode()
+
+
+@pytest.mark.parametrize("options", [(), ("--samples", "0.1")], ids=["machine", "samples"])
+async def test_a_capture_leaves_out_a_file_that_hangs(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """A broken machine is the one that is captured."""
+    async with node() as n:
+        with dead(attribute(n, 0, "sriov_totalvfs")):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "nodeagent", "capture", *options, "--root", n.root, tmp_path / "made",
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            _, complaints = await asyncio.wait_for(process.communicate(), 90)
+        assert process.returncode == 0, complaints
+        made = tmp_path / "made"
+        if not options:
+            assert "ETIMEDOUT" in (made / ".nodeagent/unreadable").read_text()
+            assert (made / f"sys/class/net/{n.machine.nic(1).netdev.name}").exists()
+        else:
+            assert n.machine.nic(1).address in made.read_text()

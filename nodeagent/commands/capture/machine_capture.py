@@ -22,16 +22,18 @@ import socket
 import stat
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from nodeagent import __version__, discovery
 from nodeagent.agent_config import Config
+from nodeagent.bounded_calls import Unanswered
 from nodeagent.commands.capture.scrambler import Scrambler
 from nodeagent.host import recorded_gpus
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
@@ -42,8 +44,11 @@ from nodeagent.sampling.recorded_samples import PATH as SAMPLES
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources import host_paths, nvml_session, pci_source
+from nodeagent.sources.bounded_scan import scan_now
 from nodeagent.sources.ib_ports import read_ib_ports
 from nodeagent.sources.pci_source import PciFacts
+
+T = TypeVar("T")
 
 MARKER = "/.nodeagent/machine.yaml"
 _ORIGIN = (
@@ -68,10 +73,10 @@ def capture(root: Path, directory: Path, *, scramble: bool) -> str:
     """
     _check_target(directory)
     tree = RecordingTree(root)
-    facts = pci_source.scan(tree)
-    host_paths.find(tree, Config().cdi.directory)
+    facts = _bounded(tree, pci_source.scan, tree)
+    _bounded(tree, host_paths.find, tree, Config().cdi.directory)
     readings, why = _capture_gpus(tree)
-    _read_more(tree, facts, readings)
+    _bounded(tree, _read_more, tree, facts, readings)
     tree.files[SAMPLES] = _samples(tree, facts.functions)
     tree.files[MARKER] = _marker(tree, scrambled=scramble).encode()
     if tree.unreadable:
@@ -126,6 +131,14 @@ def _capture_gpus(tree: RecordingTree) -> tuple[tuple[GpuReading, ...], str | No
         recording["failure"] = {"call": "init", "error": why} if why else None
         tree.files[recorded_gpus.PATH] = (json.dumps(recording, indent=2) + "\n").encode()
     return readings, why
+
+
+def _bounded(tree: RecordingTree, work: Callable[..., T], *arguments: Any) -> T:
+    """Read a part of the machine. A file that does not answer is recorded as one that cannot be read."""
+    try:
+        return scan_now("capture", tree, work, *arguments)
+    except Unanswered as error:
+        raise CaptureError(f"{error}; nothing was captured") from None
 
 
 def _read_more(tree: RecordingTree, facts: PciFacts, readings: tuple[GpuReading, ...]) -> None:

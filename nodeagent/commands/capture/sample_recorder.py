@@ -30,6 +30,7 @@ from nodeagent.model import Function, Gpu, Link
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources import gpu_source, pci_source
+from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import hints, is_recorded, permanent_macs
 from nodeagent.sources.nvml_session import DriverReading
@@ -72,7 +73,7 @@ async def _record(
     rates: SamplesSettings | None,
     pace: gpu_source.Pace | None,
 ) -> str:
-    facts = await in_thread(partial(pci_source.scan, tree))
+    facts = await BoundedScan("capture", tree).run(pci_source.scan, tree)
     pfs = tuple(function for function in facts.functions if function.parent is None)
     macs = {} if is_recorded(tree) else await in_thread(permanent_macs)
     before_header: list[Sample] | None = []
@@ -122,7 +123,7 @@ async def _record_facts(tree: Tree, pfs: Sequence[Function], publish: Publish) -
     """Record whether each PF is present, its driver and the number of its VFs, now and after each change."""
     recorded: dict[str, Sample] = {}
     while True:
-        facts = await in_thread(partial(pci_source.scan, tree))
+        facts = await BoundedScan("capture", tree).run(pci_source.scan, tree)
         present = {function.pci_address: function for function in facts.functions}
         samples = [_facts_sample(pf.pci_address, present.get(pf.pci_address)) for pf in pfs]
         changed = [sample for sample in samples if sample != recorded.get(sample.device)]
