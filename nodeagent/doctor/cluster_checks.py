@@ -52,7 +52,7 @@ TOPIC = Topic(
         ),
         "hypernodes_absent": Advice(
             "Volcano before 1.12 has no HyperNodes: it cannot place jobs by topology.",
-            "install Volcano 1.12 or newer, or its HyperNode definition alone: labels need it too",
+            "install Volcano 1.12 or newer, or its HyperNode definition alone",
         ),
         "volcano": FACT,
         "schedulers_absent": Advice(
