@@ -180,10 +180,8 @@ class NoticeLedger:
 
     def next_s(self, now: float) -> float | None:
         """Seconds until a rejected Event is tried again; ``None``: there is none."""
-        return min(
-            (record.not_before - now for record in self.records.values() if record.not_before > now),
-            default=None,
-        )
+        waits = (record.not_before - now for record in self.records.values() if record.tries)
+        return min((max(0.0, wait_s) for wait_s in waits), default=None)
 
     def _recovered(
         self, current: dict[NoticeKey, Notice], unknown: Callable[[str], bool]
@@ -251,7 +249,7 @@ class EventWriter:
             if (wait := self._rate.wait_s(time.monotonic())) > 0:
                 return wait
             self._rate.take(time.monotonic())
-            count, now = record.count, time.monotonic()
+            count = record.count
             try:
                 await self._write(record)
             except ApiError as error:
@@ -259,12 +257,12 @@ class EventWriter:
                 if not (error.refused or passing):
                     return self._retry.failed(error, time.monotonic())
                 self._retry.rejected()
-                if record.rejected(now, passing=passing) is not None:
+                if record.rejected(time.monotonic(), passing=passing) is not None:
                     continue
                 log.warning("The API server rejects an Event; it is dropped. reason=%r", str(error))
             else:
                 self._retry.succeeded()
-            record.wrote(count, now)
+            record.wrote(count, time.monotonic())
         return self.ledger.next_s(time.monotonic())
 
     async def _write(self, record: NoticeRecord) -> None:

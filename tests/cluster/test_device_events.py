@@ -255,6 +255,23 @@ async def test_a_deleted_namespace_does_not_block_other_events(server, client, r
     assert [one["involvedObject"]["kind"] for one in server.objects("events")] == ["Node"]
 
 
+def test_a_rejected_event_whose_time_has_come_is_due_at_once():
+    """Another call that takes longer than the wait must not leave it unwritten."""
+    ledger = event_writer.NoticeLedger()
+    notice = event_writer.Notice(event_writer.EventTarget("Node", "", "gpu-0"), "nic0", "LinkDown", "it is down")
+    ledger.observe([notice], 0.0, 0.0)
+    (record,) = ledger.due(0.0)
+    assert ledger.next_s(0.0) is None
+    wait_s = record.rejected(0.0, passing=True)
+    assert wait_s is not None
+    assert ledger.next_s(0.0) == wait_s
+    assert ledger.due(0.0) == []
+    assert ledger.next_s(wait_s + 5) == 0.0
+    assert ledger.due(wait_s + 5) == [record]
+    record.wrote(1, wait_s + 6)
+    assert ledger.next_s(wait_s + 6) is None
+
+
 @pytest.mark.parametrize("status", ["404", "409", "410"])
 async def test_an_event_that_is_refused_once_is_written_later_as_a_new_one(
     server, client, running, monkeypatch, status
