@@ -258,7 +258,9 @@ async def test_a_deleted_namespace_does_not_block_other_events(server, client, r
 def test_a_rejected_event_whose_time_has_come_is_due_at_once():
     """Another call that takes longer than the wait must not leave it unwritten."""
     ledger = event_writer.NoticeLedger()
-    notice = event_writer.Notice(event_writer.EventTarget("Node", "", "gpu-0"), "nic0", "LinkDown", "it is down")
+    notice = event_writer.Notice(
+        event_writer.EventTarget("Node", "", "gpu-0"), "nic0", "LinkDown", "it is down"
+    )
     ledger.observe([notice], 0.0, 0.0)
     (record,) = ledger.due(0.0)
     assert ledger.next_s(0.0) is None
