@@ -146,7 +146,7 @@ def test_the_page_names_every_file_that_the_agent_leaves_on_a_node() -> None:
         *(f"{config.cdi.directory}/{name}" for name in FILES.values()),
         f"/var/lib/kubelet/device-plugins/{LOCK}",
         "/var/lib/kubelet/device-plugins/nodeagent-*.sock",
-        "/var/lib/kubelet/plugins_registry/nodeagent.sock",
+        "/var/lib/kubelet/plugins_registry/nodeagent-*.sock",
         f"{DEVICE_INFO}/*-device.json",
     ):
         assert path in page

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -278,14 +279,17 @@ def test_netdevs_of_another_network_namespace_are_a_finding(tmp_path: Path) -> N
 
 @pytest.mark.needs("root", "setpriv")
 def test_missing_rights_of_the_process_are_findings() -> None:
+    """On a node: without a kubelet, rights are not to fix for an ordinary user."""
     less = ["setpriv", "--bounding-set", "-net_raw,-net_admin", "--reuid", "65534", "--clear-groups", "--"]
-    done = subprocess.run(
-        [*less, sys.executable, "-m", "nodeagent", "doctor", "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    with TemporaryDirectory() as kubelet:
+        Path(kubelet).chmod(0o755)
+        done = subprocess.run(
+            [*less, sys.executable, "-m", "nodeagent", "doctor", "--json", "--kubelet-dir", kubelet],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
     keys = {one["key"] for one in json.loads(done.stdout)["findings"]}
     assert {"net_raw_missing", "net_admin_missing", "not_root", "folder_unwritable"} <= keys
     assert done.returncode == 1
