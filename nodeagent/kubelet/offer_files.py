@@ -5,8 +5,8 @@ While such a file cannot be written, each pod with the device fails on a node th
 out the resource until the file can be written. A file that is on the disk and needs no change is no obstacle.
 
 The folders are tried every ``CHECK_S``, after each failed allocation, and every ``RETRY_S`` while one fails. A thread
-writes. At the start, an answer that takes longer than ``START_S`` counts as a failure: nothing is offered yet. Later
-the offer continues after ``MOMENT_S``. A file system without an answer for ``HANGS_S`` then counts as a failure until
+writes. At the start, what needs a file is withheld after ``START_S`` without an answer: nothing of it is offered yet.
+Later the offer continues after ``MOMENT_S``. A file system without an answer for ``HANGS_S`` counts as a failure until
 the thread returns. A machine under load is slow, and pods need its devices.
 """
 
@@ -50,6 +50,7 @@ _REMEDIES = {
     errno.EISDIR: "remove the folder in its place",
     errno.ENOTEMPTY: "remove the folder in its place",
     errno.ETIMEDOUT: "its mount does not answer: mount it again",
+    errno.EINPROGRESS: "wait; if this lasts, its mount does not answer",
 }
 
 
@@ -124,12 +125,13 @@ class OfferFiles:
         found = dict[str, OSError]()
         if self.cdi_specs.looked:
             found |= await specs.attempt(self._write_specs, START_S if differs else MOMENT_S)
-        found = {**_timed_out(self.cdi_specs.unwritten()), **found}
+        late = _timed_out if specs.tried and not self.cdi_specs.looked else _not_yet
+        found = {**late(self.cdi_specs.unwritten()), **found}
         if any(DEVICE_INFO_FILES in kind.needed_files(snapshot) for kind in kinds):
             folder = self._folders[DEVICE_INFO_FILES]
             found |= await folder.attempt(self._try_device_info, MOMENT_S if folder.tried else START_S)
             if not folder.tried:
-                found |= _timed_out({DEVICE_INFO_FILES: self.device_info.folder})
+                found |= _not_yet({DEVICE_INFO_FILES: self.device_info.folder})
         self._take({need: _described(error) for need, error in found.items()})
         waits = found or any(folder.busy for folder in self._folders.values())
         self._next_at = time.monotonic() + (RETRY_S if waits else CHECK_S)
@@ -174,7 +176,9 @@ class OfferFiles:
         before, self._failures = self.unwritable, failures
         for failure in self.unwritable:
             if failure not in before:
-                log.error(
+                slow = failure.error == errno.errorcode[errno.EINPROGRESS]
+                log.log(
+                    logging.INFO if slow else logging.ERROR,
                     "The resources that need a file are withheld: it cannot be written. reason=%r",
                     str(failure),
                 )
@@ -213,6 +217,12 @@ class _WrittenFolder:
 def _timed_out(paths: Mapping[str, Path]) -> dict[str, OSError]:
     reason = "the file system does not answer"
     return {need: OSError(errno.ETIMEDOUT, reason, str(path)) for need, path in paths.items()}
+
+
+def _not_yet(paths: Mapping[str, Path]) -> dict[str, OSError]:
+    """For a disk that is slow at the start, which is no fault of the machine yet."""
+    reason = "the file system has not answered yet"
+    return {need: OSError(errno.EINPROGRESS, reason, str(path)) for need, path in paths.items()}
 
 
 def _described(error: OSError) -> UnwritableFile:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -196,10 +197,29 @@ async def test_a_folder_that_does_not_answer_withholds_what_needs_it_until_it_an
             await n.kubelet.start()
             await n.start_agent()
             await n.allocatable(*kept)
+            await n.until(lambda: any("ETIMEDOUT" in str(one) for one in n.agent.offering.withheld))
             await not_ready_because(n, lost[0], path, "ETIMEDOUT", "mount it again")
             assert lost[0] not in n.kubelet.capacity()
         await ready(n)
         assert (await n.kubelet.admit(PodSpec.single("next", {NIC0: 1, MEMORY: 3}))).admitted
+
+
+@pytest.mark.needs("root", "fuse")
+async def test_a_folder_that_is_slow_at_the_start_delays_its_resource_and_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(offer_files, "HANGS_S", 60.0)
+    caplog.set_level(logging.INFO)
+    async with node() as n:
+        (n.root / DEVICE_INFO).mkdir(parents=True)
+        with dead(n.root / DEVICE_INFO):
+            await n.kubelet.start()
+            await n.start_agent()
+            await n.allocatable(MEMORY, 158)
+            await not_ready_because(n, NIC0, n.root / DEVICE_INFO, "EINPROGRESS", "has not answered yet")
+            told = [one for one in caplog.records if one.name == "nodeagent.kubelet.offer_files"]
+            assert [one.levelno for one in told] == [logging.INFO], caplog.text
+        await ready(n)
 
 
 @pytest.mark.needs("root", "fuse")
