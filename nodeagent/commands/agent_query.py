@@ -10,7 +10,9 @@ from __future__ import annotations
 import http.client
 import ssl
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from nodeagent.agent_config import Config
 from nodeagent.config.formats import host_port
@@ -18,6 +20,8 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.memory_file import MemoryFile
 from nodeagent.regular_file import read_regular
 from nodeagent.web import local_socket
+
+T = TypeVar("T")
 
 FETCH_S = 5.0
 FILE_MAX = 1 << 20
@@ -50,6 +54,20 @@ def ask(page: str, config: Config, root: Path) -> AgentAnswer:
         return AgentAnswer(None, f"{place} may be opened by root only")
     except OSError as error:
         raise AgentQueryError(f"the agent at {place} does not answer: {error.strerror or error}") from error
+
+
+def ask_for(decoder: msgspec.json.Decoder[T], page: str, config: Config, root: Path) -> tuple[T | None, str]:
+    """Return the decoded answer and the place of the agent; or ``None``, and why none answers.
+
+    Raises ``AgentQueryError``, also for an answer of an agent of another version.
+    """
+    answer = ask(page, config, root)
+    if answer.body is None:
+        return None, answer.source
+    try:
+        return decoder.decode(answer.body), answer.source
+    except msgspec.MsgspecError as error:
+        raise AgentQueryError(f"the agent at {answer.source} is not of this version: {error}") from error
 
 
 def ask_address(page: str, config: Config, listen: str | None) -> AgentAnswer:

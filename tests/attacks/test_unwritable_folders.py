@@ -217,8 +217,8 @@ async def test_a_folder_that_is_slow_at_the_start_delays_its_resource_and_is_no_
             await n.start_agent()
             await n.allocatable(MEMORY, 158)
             await not_ready_because(n, NIC0, n.root / DEVICE_INFO, "EINPROGRESS", "has not answered yet")
-            told = [one for one in caplog.records if one.name == "nodeagent.kubelet.offer_files"]
-            assert [one.levelno for one in told] == [logging.INFO], caplog.text
+            records = [one for one in caplog.records if one.name == "nodeagent.kubelet.offer_files"]
+            assert [one.levelno for one in records] == [logging.INFO], caplog.text
         await ready(n)
 
 

@@ -64,20 +64,20 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
         "process 0 4242 1048576",
         f"process 0 4243 {NOT_AVAILABLE}",
     )
-    (told,) = vitals(nvml)
-    assert told.absurd == []
-    assert told.texts == {
+    (reading,) = vitals(nvml)
+    assert reading.absurd == []
+    assert reading.texts == {
         "gpu_serial": "1654922000123",
         "gpu_vbios": "96.00.74.00.01",
         "gpu_fabric_state": "completed",
     }
-    assert told.processes == [
+    assert reading.processes == [
         {"pid": 4242, "memory_bytes": 1048576, "utilization": 0.0},
         {"pid": 4243, "memory_bytes": None, "utilization": 0.0},
     ]
     states = {f"gpu_nvlink_up/{link}": float(link != 17) for link in range(18)}
-    assert {name: told.values.pop(name) for name in states} == states
-    assert told.values == {
+    assert {name: reading.values.pop(name) for name in states} == states
+    assert reading.values == {
         "gpu_memory_used_bytes": 1 << 30,
         "gpu_memory_total_bytes": 81559 << 20,
         "gpu_ecc_correctable_sram": 3,
@@ -114,39 +114,39 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
 
 def test_a_gpu_without_measured_values_has_only_its_memory(nvml, machine):
     machine.set(gpu(0))
-    (told,) = vitals(nvml)
-    assert told.values == {"gpu_memory_used_bytes": 0, "gpu_memory_total_bytes": 81559 << 20}
-    assert (told.texts, told.absurd, told.processes) == ({}, [], [])
+    (reading,) = vitals(nvml)
+    assert reading.values == {"gpu_memory_used_bytes": 0, "gpu_memory_total_bytes": 81559 << 20}
+    assert (reading.texts, reading.absurd, reading.processes) == ({}, [], [])
 
 
 def test_an_old_driver_returns_the_values_that_it_supports(start, old, machine):
     machine.set(gpu(0), *vital(ecc_1_0_7=1, pcie_width=16, celsius=40, fabric_state=3), field(145, 1))
-    (told,) = vitals(start(old))
-    assert told.values.keys() == {
+    (reading,) = vitals(start(old))
+    assert reading.values.keys() == {
         "gpu_ecc_uncorrectable_sram",
         "gpu_pcie_width",
         "gpu_celsius",
         "gpu_memory_used_bytes",
         "gpu_memory_total_bytes",
     }
-    assert (told.texts, told.processes) == ({}, None)
+    assert (reading.texts, reading.processes) == ({}, None)
 
 
 def test_a_process_is_counted_once_and_has_its_own_part_of_the_sms(nvml, machine):
     """The driver fills its answer with samples of no process, and lists a process in each list that it belongs to."""
     processes = ["process 0 11 100", "graphics 0 11 100", "mps 0 12 70", "process 0 12 70", "graphics 0 13 5"]
     machine.set(gpu(0), *processes, "sample 0 11 1000 40", "sample 0 11 2000 60", "sample 0 12 1500 30")
-    (told,) = vitals(nvml)
-    assert told.processes == [
+    (reading,) = vitals(nvml)
+    assert reading.processes == [
         {"pid": 11, "memory_bytes": 100, "utilization": 0.6},
         {"pid": 12, "memory_bytes": 70, "utilization": 0.3},
         {"pid": 13, "memory_bytes": 5, "utilization": 0.0},
     ]
-    (told,) = vitals(nvml)
-    assert [process["utilization"] for process in told.processes] == [0.0, 0.0, 0.0], "no newer sample"
+    (reading,) = vitals(nvml)
+    assert [process["utilization"] for process in reading.processes] == [0.0, 0.0, 0.0], "no newer sample"
     machine.set(gpu(0), *processes, "sample 0 11 1000 40", "sample 0 13 2001 101", "sample 0 12 2002 99")
-    (told,) = vitals(nvml)
-    assert [process["utilization"] for process in told.processes] == [0.0, 0.99, 0.0]
+    (reading,) = vitals(nvml)
+    assert [process["utilization"] for process in reading.processes] == [0.0, 0.99, 0.0]
 
 
 @pytest.mark.parametrize("result", [3, 13])
@@ -158,8 +158,8 @@ def test_without_a_list_or_the_utilization_the_other_processes_are_known(nvml, m
         f"fail nvmlDeviceGetGraphicsRunningProcesses_v3 {result}",
         f"fail nvmlDeviceGetProcessUtilization {result}",
     )
-    (told,) = vitals(nvml)
-    assert told.processes == [{"pid": 11, "memory_bytes": 100, "utilization": None}]
+    (reading,) = vitals(nvml)
+    assert reading.processes == [{"pid": 11, "memory_bytes": 100, "utilization": None}]
 
 
 CALLS = (
@@ -187,11 +187,11 @@ def test_a_failed_call_affects_only_its_own_values(nvml, machine, call, result):
     machine.set(
         gpu(0), *numbers, *vital(fabric_state=3), field(145, 1), "text 0 serial 1", f"fail {call} {result}"
     )
-    (told,) = vitals(nvml)
-    assert told.values.items() <= whole.values.items()
-    assert told.texts.items() <= whole.texts.items()
-    missing = len(whole.values) - len(told.values) + len(whole.texts) - len(told.texts)
-    assert missing >= 1 or told.processes is None
+    (reading,) = vitals(nvml)
+    assert reading.values.items() <= whole.values.items()
+    assert reading.texts.items() <= whole.texts.items()
+    missing = len(whole.values) - len(reading.values) + len(whole.texts) - len(reading.texts)
+    assert missing >= 1 or reading.processes is None
 
 
 def test_impossible_values_are_dropped_and_named(nvml, machine):
@@ -208,8 +208,8 @@ def test_impossible_values_are_dropped_and_named(nvml, machine):
         field(REPLAY, 1, scope=4),
         field(STATE, 2, scope=5),
     )
-    (told,) = vitals(nvml)
-    assert set(told.absurd) == {
+    (reading,) = vitals(nvml)
+    assert set(reading.absurd) == {
         "gpu_pcie_width",
         "gpu_pcie_generation",
         "gpu_celsius",
@@ -224,14 +224,14 @@ def test_impossible_values_are_dropped_and_named(nvml, machine):
         "gpu_nvlink_replays",
         "gpu_nvlink_up/5",
     }
-    assert told.values == {"gpu_memory_total_bytes": 81559 << 20}
+    assert reading.values == {"gpu_memory_total_bytes": 81559 << 20}
 
 
 def test_invalid_texts_are_absent(start, young, machine):
     nvml = start(young)
     machine.path.write_bytes(f"driver 1\n{gpu(0)}\ntext 0 serial \xff\xfe\n".encode("latin-1"))
-    (told,) = vitals(nvml)
-    assert "gpu_serial" not in told.texts
+    (reading,) = vitals(nvml)
+    assert "gpu_serial" not in reading.texts
 
 
 def test_a_gpu_lost_during_the_reading_does_not_affect_the_others(nvml, machine):
@@ -245,19 +245,19 @@ def test_a_gpu_lost_during_the_reading_does_not_affect_the_others(nvml, machine)
 
 def test_the_number_of_nvlinks_follows_the_driver(nvml, machine):
     machine.set(gpu(0), field(91, 12), *links(12))
-    (told,) = vitals(nvml)
-    assert sum(name.startswith("gpu_nvlink_up/") for name in told.values) == 12
+    (reading,) = vitals(nvml)
+    assert sum(name.startswith("gpu_nvlink_up/") for name in reading.values) == 12
     machine.set(gpu(0), field(91, 36), *links(36))
     vitals(nvml)
-    (told,) = vitals(nvml)
-    assert sum(name.startswith("gpu_nvlink_up/") for name in told.values) == 36
+    (reading,) = vitals(nvml)
+    assert sum(name.startswith("gpu_nvlink_up/") for name in reading.values) == 36
 
 
 def test_an_unavailable_gpu_is_not_an_xid(nvml, machine):
     nvml.gpus()
     machine.set(gpu(0), gpu(1), "event 1 1 16384 0", "event 2 0 8 13", "event 3 0 32768 1")
-    told = nvml.ask("wait", 5)
-    assert [(one["uuid"], one["xid"], one["unavailable"]) for one in told] == [
+    reading = nvml.ask("wait", 5)
+    assert [(one["uuid"], one["xid"], one["unavailable"]) for one in reading] == [
         ("GPU-1", None, True),
         ("GPU-0", 13, False),
         ("GPU-0", None, False),

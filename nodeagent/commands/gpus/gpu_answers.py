@@ -12,7 +12,7 @@ import msgspec
 from nodeagent.accounting.gpu_accounting import GpuAccounting
 from nodeagent.agent_config import Config
 from nodeagent.bounded_calls import in_thread
-from nodeagent.commands.agent_query import AgentQueryError, ask
+from nodeagent.commands.agent_query import AgentQueryError, ask_for
 from nodeagent.commands.running_sources import RunningSources
 from nodeagent.offer import Offer
 from nodeagent.web.gpu_statuses import GpuStatuses, gpu_statuses
@@ -27,13 +27,7 @@ def fetch(config: Config, root: Path) -> tuple[GpuStatuses | None, str]:
 
     Raises ``AgentQueryError``.
     """
-    answer = ask("/gpus", config, root)
-    if answer.body is None:
-        return None, answer.source
-    try:
-        return _LINES.decode(answer.body), answer.source
-    except msgspec.MsgspecError as error:
-        raise AgentQueryError(f"the agent at {answer.source} is not of this version: {error}") from error
+    return ask_for(_LINES, "/gpus", config, root)
 
 
 async def views(

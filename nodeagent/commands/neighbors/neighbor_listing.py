@@ -20,7 +20,7 @@ from msgspec import structs, to_builtins
 
 from nodeagent.agent_config import Config
 from nodeagent.bounded_calls import in_thread
-from nodeagent.commands.agent_query import AgentQueryError, ask
+from nodeagent.commands.agent_query import AgentQueryError, ask_for
 from nodeagent.host.netlink.dcb import DcbSocket
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.netlink.netdevs import Netdevs
@@ -66,13 +66,7 @@ def fetch(config: Config, root: Path) -> tuple[NeighborListing | None, str]:
 
     Raises ``AgentQueryError``.
     """
-    answer = ask("/neighbors", config, root)
-    if answer.body is None:
-        return None, answer.source
-    try:
-        return _LISTING.decode(answer.body), answer.source
-    except msgspec.MsgspecError as error:
-        raise AgentQueryError(f"the agent at {answer.source} is not of this version: {error}") from error
+    return ask_for(_LISTING, "/neighbors", config, root)
 
 
 async def wait_for_agent(

@@ -13,7 +13,7 @@ import msgspec
 from nodeagent import discovery
 from nodeagent.agent_config import Config, digest
 from nodeagent.bounded_calls import in_thread
-from nodeagent.commands.agent_query import AgentQueryError, ask
+from nodeagent.commands.agent_query import AgentQueryError, ask_for
 from nodeagent.commands.scan.listing import view_of, without_neighbor
 from nodeagent.host.sysfs import Tree
 from nodeagent.offer import MachineView, Offer
@@ -38,19 +38,16 @@ class AgentView(NamedTuple):
 def fetch(config: Config, config_file: Path | None, root: Path) -> AgentView:
     """Ask the agent. With a file that differs from the agent's configuration, the agent's facts and the resources of
     that file. Raises ``AgentQueryError``."""
-    answer = ask("/scan", config, root)
-    if answer.body is None:
-        sentence = f"no agent runs here ({answer.source}); {ALONE}"
+    answer = ask_for(_VIEW, "/scan", config, root)
+    view, source = answer
+    if view is None:
+        sentence = f"no agent runs here ({source}); {ALONE}"
         return AgentView(config, config_file, root, None, None, sentence)
-    try:
-        view = _VIEW.decode(answer.body)
-    except msgspec.MsgspecError as error:
-        raise AgentQueryError(f"the agent at {answer.source} is not of this version: {error}") from error
-    sentence = f"the agent at {answer.source} answers"
+    sentence = f"the agent at {source} answers"
     if config_file is not None and view.configuration != digest(config):
         view = view_of(Offer(config), view.snapshot)
         sentence += f"; its configuration is not {config_file}, and the resources are those of that file"
-    return AgentView(config, config_file, root, view, answer.source, sentence)
+    return AgentView(config, config_file, root, view, source, sentence)
 
 
 async def once(agent: AgentView, wait_s: float) -> AsyncIterator[MachineView]:
