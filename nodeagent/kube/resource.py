@@ -99,3 +99,6 @@ HYPERNODES: Resource[Json] = Resource(
     "topology.volcano.sh", "v1alpha1", "hypernodes", "HyperNode", False, dict
 )
 NODELINKS: Resource[Json] = Resource("nodeagent.io", "v1alpha1", "nodelinks", "NodeLinks", True, dict)
+RESOURCE_CLAIMS: Resource[Json] = Resource(
+    "resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True, dict
+)
