@@ -17,7 +17,8 @@ Without a file that can be read, the names are unknown, unless the kubelet has n
 allocated a device. The checkpoint is not read, because its format is private to the kubelet.
 
 If ``kubelet.podResources`` is off, GPUs wait for nothing, and a VF with another name is not offered until its rail is
-forgotten. Unknown names are accepted once, with a warning: an update from an agent without this file must not withdraw all VFs.
+forgotten. Unknown names are accepted once, with a warning: an update from an agent without this file must not withdraw
+all VFs.
 """
 
 from __future__ import annotations
