@@ -56,10 +56,10 @@ class ClaimFiles:
         except FileNotFoundError:
             found = {}
         for uid, path in found.items():
-            record = self._read_record(uid, path)
+            record = self._read_record(uid, path) if valid_uid(uid) else None
             if record is not None and record.boot_id == self._boot_id and record.claim.uid == uid:
                 claims.append(record.claim)
-            elif record is not None or not valid_uid(uid):
+            else:
                 self._discard(path)
         self._remove_specs({claim.uid for claim in claims})
         return claims
@@ -107,16 +107,15 @@ class ClaimFiles:
             return msgspec.json.decode(read_regular(path, RECORD_MAX), type=_Record)
         except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             reason = getattr(error, "strerror", None) or str(error)
-        if valid_uid(uid):
-            with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
-                document = json.loads(read_regular(self._spec(uid), RECORD_MAX))
-                record = msgspec.json.decode(document["annotations"][_ANNOTATION], type=_Record)
-                log.warning(
-                    "The record of a prepared claim is damaged; the copy in its CDI spec is used. file=%s reason=%r",
-                    path,
-                    reason,
-                )
-                return record
+        with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+            document = json.loads(read_regular(self._spec(uid), RECORD_MAX))
+            record = msgspec.json.decode(document["annotations"][_ANNOTATION], type=_Record)
+            log.warning(
+                "The record of a prepared claim is damaged; the copy in its CDI spec is used. file=%s reason=%r",
+                path,
+                reason,
+            )
+            return record
         log.error(
             "The record of a prepared claim is damaged and has no copy: its devices count as free. End the pods of "
             "the claim. claim_uid=%r file=%s reason=%r",
@@ -124,7 +123,6 @@ class ClaimFiles:
             path,
             reason,
         )
-        self._discard(path)
         return None
 
     def _remove_specs(self, uids: frozenset[str] | set[str]) -> None:
