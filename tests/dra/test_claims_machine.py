@@ -43,14 +43,15 @@ EXPECTED = (Refused, OSError)
 
 shares = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from([0, 1]), st.sampled_from([1024, 20480, 40960, 80896])),
-        st.tuples(st.sampled_from([2, 3]), st.integers(1, 3)),
+        st.tuples(st.sampled_from([0, 1]), st.sampled_from([1024, 20480, 60416])),
+        st.tuples(st.sampled_from([2, 3]), st.sampled_from([1, 1, 2])),
     ),
     min_size=1,
-    max_size=3,
+    max_size=2,
 )
-names = st.sampled_from(["a", "b", "c", "d", "e"])
-steps = st.integers(0, 12)
+picks = st.integers(0, 999)
+steps = st.sampled_from([12, 12, 12, 0, 1, 2, 3, 4, 5, 6])
+troubles = st.sampled_from(["none", "none", "none", "disk", "disk at the second file", "api"])
 
 
 class ClaimsMachine(RuleBasedStateMachine):
@@ -81,48 +82,65 @@ class ClaimsMachine(RuleBasedStateMachine):
 
     # --- the cluster ----------------------------------------------------------------------------------
 
+    def results(self, wanted: list[Any]) -> list[dict[str, Any]]:
+        return [result(DEVICES[index], amount, f"r{i}") for i, (index, amount) in enumerate(wanted)]
+
     @initialize(wanted=shares)
     def first_claim(self, wanted: list[Any]) -> None:
-        self.allocate("a", wanted)
+        self.start_pod(wanted, 12, "none")
 
-    @rule(name=names, wanted=shares)
-    def allocate(self, name: str, wanted: list[Any]) -> None:
-        """A claim is made, or made again under its name."""
-        results = [result(DEVICES[index], amount, f"r{i}") for i, (index, amount) in enumerate(wanted)]
-        self.store.put(claim_of(name, *results))
+    @rule(wanted=shares, count=steps, trouble=troubles)
+    def start_pod(self, wanted: list[Any], count: int, trouble: str) -> None:
+        """The scheduler gives a new claim to this node."""
+        claim = self.store.put(
+            claim_of(f"c{len(self.store.claims) + self.store.reads}", *self.results(wanted))
+        )
+        self.prepare(reference(claim), count, trouble)
 
-    @rule(name=names, wanted=shares)
-    def allocate_again(self, name: str, wanted: list[Any]) -> None:
-        """The same claim gets other devices, after the kubelet has ended it."""
-        claim = self.store.claims.get(name)
-        if claim is None or self._busy(claim["metadata"]["uid"]):
-            return
-        results = [result(DEVICES[index], amount, f"r{i}") for i, (index, amount) in enumerate(wanted)]
-        claim["status"]["allocation"] = {"devices": {"results": results}}
+    @precondition(lambda self: self.store.claims)
+    @rule(pick=picks, count=steps, trouble=troubles)
+    def start_pod_again(self, pick: int, count: int, trouble: str) -> None:
+        """The kubelet repeats its call: after its restart, or after an error."""
+        claims = list(self.store.claims.values())
+        self.prepare(reference(claims[pick % len(claims)]), count, trouble)
 
-    @rule(name=names)
-    def delete_by_force(self, name: str) -> None:
-        self.store.claims.pop(name, None)
+    @precondition(lambda self: self.store.claims)
+    @rule(pick=picks, wanted=shares, again=st.booleans())
+    def change_claim(self, pick: int, wanted: list[Any], *, again: bool) -> None:
+        """A claim is made again under its name, or gets other devices after the kubelet has ended it."""
+        claim = list(self.store.claims.values())[pick % len(self.store.claims)]
+        if again:
+            self.store.put(claim_of(claim["metadata"]["name"], *self.results(wanted)))
+        elif not self._busy(claim["metadata"]["uid"]):
+            claim["status"]["allocation"] = {"devices": {"results": self.results(wanted)}}
 
-    @rule(away=st.booleans())
-    def api_server(self, *, away: bool) -> None:
-        self.store.failure = ApiError("get", "/x", 403, "Forbidden", "no right") if away else None
+    @precondition(lambda self: self.store.claims)
+    @rule(pick=picks)
+    def delete_by_force(self, pick: int) -> None:
+        del self.store.claims[list(self.store.claims)[pick % len(self.store.claims)]]
 
     # --- the kubelet ----------------------------------------------------------------------------------
 
-    @rule(name=names, count=steps)
-    def prepare(self, name: str, count: int) -> None:
-        claim = self.store.claims.get(name)
-        if claim is not None:
-            ref = reference(claim)
-            if not any(it[1].uid == ref.uid for it in self.working):
-                self.working.append((self.loop.create_task(self.claims.prepare(ref)), ref, True))
+    def prepare(self, ref: ClaimReference, count: int, trouble: str) -> None:
+        self.have(trouble)
+        if not any(it[1].uid == ref.uid for it in self.working):
+            self.working.append((self.loop.create_task(self.claims.prepare(ref)), ref, True))
         self.run(count)
+        self.have("none")
+
+    def have(self, trouble: str) -> None:
+        self.calls.failure = self.store.failure = None
+        if trouble.startswith("disk"):
+            self.calls.failure = OSError(errno.ENOSPC, "No space left on device", "/x")
+            self.calls.after = trouble == "disk at the second file"
+        elif trouble == "api":
+            self.store.failure = ApiError("get", "/x", 403, "Forbidden", "no right")
 
     @precondition(lambda self: self.granted or self.working)
-    @rule(pick=st.integers(0, 99), count=steps, cancels=st.booleans())
-    def unprepare(self, pick: int, count: int, *, cancels: bool) -> None:
+    @rule(pick=picks, count=steps, trouble=troubles, cancels=st.booleans())
+    def unprepare(self, pick: int, count: int, trouble: str, *, cancels: bool) -> None:
         """The containers have ended, or the kubelet has given up waiting; a call that it gave up may still run."""
+        self.have(trouble)
         refs = [*(it[0] for it in self.granted.values()), *(it[1] for it in self.working)]
         ref = refs[pick % len(refs)]
         self.granted.pop(ref.uid, None)
@@ -135,6 +153,7 @@ class ClaimsMachine(RuleBasedStateMachine):
                 self.abandoned(task)
         self.working.append((self.loop.create_task(self.claims.unprepare(ref)), ref, False))
         self.run(count)
+        self.have("none")
 
     def abandoned(self, task: asyncio.Task[Any]) -> None:
         task.add_done_callback(lambda it: it.cancelled() or it.exception())
@@ -154,11 +173,6 @@ class ClaimsMachine(RuleBasedStateMachine):
         self.claims = self.started()
         for ref in unfinished:  # the kubelet repeats them
             self.working.append((self.loop.create_task(self.claims.unprepare(ref)), ref, False))
-
-    @rule(full=st.booleans(), after=st.booleans())
-    def disk(self, *, full: bool, after: bool) -> None:
-        self.calls.failure = OSError(errno.ENOSPC, "No space left on device", "/x") if full else None
-        self.calls.after = after
 
     @rule(sick=st.booleans())
     def gpu_vanishes(self, *, sick: bool) -> None:
@@ -201,7 +215,7 @@ class ClaimsMachine(RuleBasedStateMachine):
 
     def everything_is_free_in_the_end(self) -> None:
         """When every claim is gone and the machine is well again, all of it is free."""
-        self.calls.failure = self.store.failure = None
+        self.have("none")
         publish(self.offer, FACTS)
         self.store.claims.clear()
         self.crash(3)
