@@ -207,13 +207,18 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """Devices of one resource that one container holds, from the kubelet's podresources API."""
+    """Devices of one resource that one container holds, from the kubelet's podresources API.
+
+    ``claim`` is the name of the ResourceClaim that gave them; empty if a device plugin did. The container is then
+    empty: a claim belongs to the pod.
+    """
 
     namespace: str
     pod: str
     container: str
     resource: str
     device_ids: tuple[str, ...]
+    claim: str = ""
 
 
 class Devices(msgspec.Struct, frozen=True):

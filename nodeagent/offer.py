@@ -10,15 +10,15 @@ of a NIC is then its place in that list.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator
 from types import MappingProxyType
-from typing import Literal, assert_never
-
-import msgspec
+from typing import assert_never
 
 from nodeagent import cdi
 from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
+from nodeagent.dra.devices import GPU, NIC, DraDevice, devices_of, lacking_enforcement
 from nodeagent.kinds import DeviceKind, gpu_access
 from nodeagent.kinds import named as _named
 from nodeagent.kinds.device_list_size import status_remark
@@ -51,7 +51,8 @@ from nodeagent.kinds.resource_settings import (
 )
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kinds.whole_gpu import WholeGpus
-from nodeagent.model import Devices, Function, HostPaths, Snapshot, State
+from nodeagent.machine_view import Trouble
+from nodeagent.model import Function, HostPaths, Snapshot, State
 
 FALLBACK_PREFIX = "nodeagent.io"
 
@@ -59,53 +60,6 @@ FALLBACK_PREFIX = "nodeagent.io"
 _MEANINGLESS = re.compile(
     r"to be filled|default string|system product|not specified|^none$|o\.e\.m|standard pc|virtual|kvm", re.I
 )
-
-
-class Trouble(msgspec.Struct, frozen=True):
-    """The configuration asks for something that this machine lacks.
-
-    ``fatal``: the agent does not start, and does not accept the changed configuration. ``ready``: the agent is ready
-    nevertheless. ``source``: before this source has published, the message is a guess. ``key``: ``idle`` if an entry
-    selects nothing, ``slices`` if its slices are very small.
-    """
-
-    message: str
-    fatal: bool
-    ready: bool = True
-    source: str = "pci"
-    key: Literal["idle", "slices"] = "idle"
-
-
-class MachineView(msgspec.Struct, frozen=True):
-    """The facts of one moment, and the resources that the configuration makes of them.
-
-    ``configuration``: the digest of an agent's configuration; empty if no agent answers. ``free``: the devices that a
-    pod can still get, by resource and parent; without a resource if it is not known what pods hold.
-    """
-
-    snapshot: Snapshot
-    resources: tuple[tuple[str, tuple[Devices, ...]], ...]
-    troubles: tuple[Trouble, ...]
-    configuration: str = ""
-    free: Mapping[str, Mapping[str, int]] = {}
-    levels: Mapping[str, str] = {}
-    """The enforcement in force, by resource of GPU memory."""
-
-
-def machine_view(
-    kinds: Iterable[DeviceKind], snapshot: Snapshot, troubles: tuple[Trouble, ...], configuration: str = ""
-) -> MachineView:
-    """Return the view of these resources."""
-    kinds = tuple(kinds)
-    free = ((kind.resource, kind.free(snapshot)) for kind in kinds)
-    return MachineView(
-        snapshot,
-        tuple((kind.resource, kind.devices(snapshot)) for kind in kinds),
-        troubles,
-        configuration,
-        {resource: by_parent for resource, by_parent in free if by_parent is not None},
-        {kind.resource: level for kind in kinds if (level := kind.level(snapshot)) is not None},
-    )
 
 
 def prefix(config: Config, product: str | None) -> str:
@@ -144,14 +98,26 @@ class Offer:
         """PCI addresses of missing NICs that get no rail."""
 
     def kinds(self, snapshot: Snapshot) -> tuple[DeviceKind, ...]:
-        """Return the resources of this node, in the order of the configuration."""
-        kinds: list[DeviceKind] = []
+        """Return the resources that device plugins offer, in the order of the configuration."""
+        return tuple(kind for entry, kind in self._all_kinds(snapshot) if not _by_claim(entry))
+
+    def dra_devices(self, snapshot: Snapshot) -> tuple[DraDevice, ...]:
+        """Return the GPUs and PFs that claims allocate (``mode: dra``), GPUs first."""
+        by_claim = [(entry.name, kind) for entry, kind in self._all_kinds(snapshot) if _by_claim(entry)]
+        return devices_of(by_claim, self.rails, snapshot)
+
+    @property
+    def dra_pools(self) -> frozenset[str]:
+        """The pools of the kinds with ``mode: dra``: ``gpu``, ``nic``."""
+        by_claim = (entry for entry in self.config.resources if _by_claim(entry))
+        return frozenset(NIC if isinstance(entry, VfResource) else GPU for entry in by_claim)
+
+    def _all_kinds(self, snapshot: Snapshot) -> Iterator[tuple[ResourceSettings, DeviceKind]]:
         taken: frozenset[str] = frozenset()
         for entry in self.config.resources:
             made = tuple(self._kinds_of(entry, snapshot, taken))
             taken = taken.union(*(kind.hardware(snapshot) for kind in made if kind.source == "gpus"))
-            kinds += made
-        return tuple(kinds)
+            yield from ((entry, kind) for kind in made)
 
     @property
     def rails(self) -> dict[str, int]:
@@ -185,6 +151,7 @@ class Offer:
         """Return what is wrong with this configuration on this machine."""
         finders = (
             self._offered_twice,
+            self._pf_in_two_entries,
             self._refused,
             self._nothing_offered,
             self._less_than_expected,
@@ -206,10 +173,19 @@ class Offer:
                     )
                 owner |= {id_: kind.resource for id_ in hardware if id_ not in owner}
 
+    def _pf_in_two_entries(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        """With mode dra a PF is one device; two entries would publish it twice, with different VFs."""
+        for name, count in Counter(device.name for device in self.dra_devices(snapshot)).items():
+            if count > 1:
+                message = f"{name} is in {count} entries of resources; with mode dra each PF is in one"
+                yield Trouble(message, fatal=True)
+
     def _refused(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for kind in self.kinds(snapshot):
             if (refusal := kind.refusal(snapshot)) is not None:
                 yield Trouble(f"{kind.resource.partition('/')[2]}: {refusal}", fatal=True)
+        for name, lacking in lacking_enforcement(self.dra_devices(snapshot), snapshot):
+            yield Trouble(f"{name.partition('/')[2]}: {lacking}", fatal=True)
 
     def _nothing_offered(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for entry in self.config.resources:
@@ -260,7 +236,7 @@ class Offer:
 
     def _tiny_slices(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for entry in self.config.resources:
-            if isinstance(entry, GpuMemResource):
+            if isinstance(entry, GpuMemResource) and not _by_claim(entry):
                 memories = [gpu.memory_mib for gpu in selected_gpus(entry.select, snapshot.gpus)]
                 if remark := status_remark(entry.slice_mib, entry.reserved_mib, memories):
                     yield Trouble(f"{entry.name}: {remark}", fatal=False, source="gpus", key="slices")
@@ -269,7 +245,7 @@ class Offer:
         expect = self.config.expect
         if expect == ExpectSettings():
             return
-        kinds = self.kinds(snapshot)
+        kinds = [kind for _, kind in self._all_kinds(snapshot)]
         if expect.gpus is not None:
             gone = {gpu.uuid for gpu in snapshot.gpus if gpu.lost}
             offered = {uuid for kind in kinds if kind.source == "gpus" for uuid in kind.hardware(snapshot)}
@@ -379,6 +355,10 @@ class Offer:
         return bool(function.total_vfs) and any(
             entry.count and selected_pf(entry.select, function) for entry in self.config.vfs
         )
+
+
+def _by_claim(entry: ResourceSettings) -> bool:
+    return not isinstance(entry, GpuResource) and entry.mode == "dra"
 
 
 def _too_few(setting: str, expected: int, offered: set[str], gone: set[str]) -> Iterator[Trouble]:

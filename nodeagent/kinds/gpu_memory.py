@@ -100,10 +100,14 @@ class GpuMemory(msgspec.Struct, frozen=True):
         return bool(gpu_access.selected(snapshot, self.gpus))
 
     def refusal(self, snapshot: Snapshot) -> str | None:
-        gpus = gpu_access.selected(snapshot, self.gpus)
-        if gpus and (lacking := missing(self.enforcement, snapshot)) is not None:
+        memories = [gpu.memory_mib for gpu in gpu_access.selected(snapshot, self.gpus)]
+        return self.lacking(snapshot) or list_refusal(self.slice_mib, self.reserved_mib, memories)
+
+    def lacking(self, snapshot: Snapshot) -> str | None:
+        """Return why the configured enforcement is not possible, if it is not."""
+        if self.selects(snapshot) and (lacking := missing(self.enforcement, snapshot)) is not None:
             return f"enforcement {self.enforcement} is not possible on this node: {lacking}"
-        return list_refusal(self.slice_mib, self.reserved_mib, [gpu.memory_mib for gpu in gpus])
+        return None
 
     def level(self, snapshot: Snapshot) -> Level:
         return level_of(self.enforcement, snapshot)

@@ -26,6 +26,7 @@ from nodeagent.kinds.enforcement import Enforcement
 
 Mtu = Annotated[int, msgspec.Meta(ge=68, le=65535)]
 Strategy = Literal["cdi", "envvar"]
+Mode = Literal["devicePlugin", "dra"]
 OTHER_GPUS = "let the two resources select different GPUs"
 NO_GPU = "nothing is offered: no GPU is selected"
 
@@ -94,6 +95,14 @@ class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"
         ),
     ] = "nic{rail}"
     select: Annotated[VfSelect, setting("Which VFs; without any list, the VFs of all PFs.")] = VfSelect()
+    mode: Annotated[
+        Mode,
+        setting(
+            "How pods get the VFs. devicePlugin: as counted devices of the kubelet. dra: by Dynamic Resource "
+            "Allocation (Kubernetes 1.36 or newer): the scheduler chooses the PF, and the agent one of its VFs. All "
+            "entries of kind vf have one mode, and a PF is in one entry alone."
+        ),
+    ] = "devicePlugin"
     vf_driver: Annotated[
         Literal["any", "netdevice", "vfio-pci", "rdma"],
         setting(
@@ -124,6 +133,14 @@ class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag=
     nothing_selected: ClassVar[str] = NO_GPU
 
     name: Annotated[Name, setting("Name of the resource.")] = "gpu-mem"
+    mode: Annotated[
+        Mode,
+        setting(
+            "How pods get the memory. devicePlugin: as slices that the kubelet counts. dra: by Dynamic Resource "
+            "Allocation (Kubernetes 1.36 or newer): a claim names the memory, and the scheduler chooses the GPU. All "
+            "entries of kind gpu-mem have one mode; dra needs deviceListStrategy cdi."
+        ),
+    ] = "devicePlugin"
     slice_mib: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=2**30)],
         setting(
