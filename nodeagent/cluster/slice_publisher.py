@@ -4,8 +4,8 @@ Rules:
 
 * The slices are a level: own slices are listed and watched, compared with the facts, and written where they differ. In
   a steady state nothing is written, also after a restart of the agent.
-* The kubelet deletes all slices of its node when it starts. A deleted slice is written again at once; if deletions go
-  on, every ``DELETED_GAP_S``.
+* The kubelet deletes all slices of its node when it starts. A deleted slice is written again at once. After several
+  deletions it is written every ``DELETED_GAP_S``.
 * Changes of one slice are at least ``GAP_S`` apart; the first one is written at once.
 * Slices of a pool whose facts are not known yet stay as they are. SIGTERM deletes nothing.
 * The server may lack a feature and drop its fields. This is logged once, and such a slice is not written again.
@@ -18,15 +18,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-
-import msgspec
+from typing import Protocol
 
 from nodeagent.backoff import RateLimit, jittered
 from nodeagent.cluster.deliveries import Deliveries, Delivery
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.dra import DRIVER
+from nodeagent.dra.published_pools import SlicePools
 from nodeagent.dra.slice_layout import (
     AnsweredDevices,
     SliceWrite,
@@ -35,13 +35,11 @@ from nodeagent.dra.slice_layout import (
     wanted_slices,
     writes,
 )
-from nodeagent.inventory import Inventory
 from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import NODES, RESOURCE_SLICES, Json, Meta, metadata
 from nodeagent.kube.server_version import server_version
-from nodeagent.model import Snapshot
 from nodeagent.supervise import either
 
 log = logging.getLogger(__name__)
@@ -58,33 +56,28 @@ REMEMBERED_S = 60.0
 """How long the answer to a write counts although the watch does not show it."""
 
 
-class SlicePools(msgspec.Struct, frozen=True):
-    """The devices of each pool by its name, and the pools whose facts are not known yet."""
+class Pools(Protocol):
+    """The devices to publish; ``dra.published_pools.PublishedPools``."""
 
-    devices: Mapping[str, Sequence[Json]]
-    unknown: tuple[str, ...] = ()
-
-
-PoolsOf = Callable[[Snapshot, Sequence[Json]], SlicePools]
-"""Makes the pools from the facts and the stored slices."""
+    async def changed(self) -> None: ...
+    def pools(self, stored: Sequence[Json]) -> SlicePools: ...
 
 
 class SlicePublisher:
-    """Keep this node's slices. ``pools`` makes the devices. ``owner`` is the Node; ``None``: it is read from the API."""
+    """Keep this node's slices. ``pools`` makes the devices. ``owner`` is the Node; ``None``: read it from the API."""
 
     def __init__(
         self,
         client: ApiClient,
-        inventory: Inventory,
         node: str,
-        pools: PoolsOf,
+        pools: Pools,
         *,
         owner: NodeClaim | None = None,
         delivery: Delivery | None = None,
         gap_s: float = GAP_S,
         floor_check_s: float = FLOOR_CHECK_S,
     ) -> None:
-        self._client, self._inventory, self._node, self._pools = client, inventory, node, pools
+        self._client, self._node, self._pools = client, node, pools
         self._owner = owner
         self._delivery = delivery or Deliveries().of("slices")
         self._retry = ApiRetry("The ResourceSlices do not reach the API server", self._delivery)
@@ -129,15 +122,14 @@ class SlicePublisher:
             group.create_task(self._reflector.run(), name="slices watch")
             await self._reflector.synced.wait()
             while True:
-                snapshot = self._inventory.snapshot
                 self._wake.clear()
-                wait_s = await self._publish(snapshot)
+                wait_s = await self._publish()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
-                        await either(self._inventory.changed(snapshot.revision), self._wake.wait())
+                        await either(self._pools.changed(), self._wake.wait())
 
     async def _wait_for_floor(self) -> None:
-        """Return when the API server is new enough. One line in the log tells that it is not."""
+        """Return when the API server is new enough. One line in the log says that it is not."""
         told = False
         while True:
             try:
@@ -159,7 +151,7 @@ class SlicePublisher:
             told = True
             await asyncio.sleep(jittered(self._floor_check_s))
 
-    async def _publish(self, snapshot: Snapshot) -> float:
+    async def _publish(self) -> float:
         """Write what differs. Return the seconds until there is more to do."""
         now = time.monotonic()
         if (wait_s := self._retry.wait_s(now)) > 0:
@@ -168,7 +160,7 @@ class SlicePublisher:
         self._deleted.clear()
         stored = self.stored
         by_pool: dict[str, list[SliceWrite]] = {}
-        for write in self._planned(snapshot, stored):
+        for write in self._planned(stored):
             by_pool.setdefault(write.pool, []).append(write)
         waits_s = [LOOK_S, *([REMEMBERED_S] if self._answers or by_pool else [])]
         wrote = False
@@ -186,8 +178,8 @@ class SlicePublisher:
             self._retry.succeeded(sorted(self._dropped))
         return min(waits_s)
 
-    def _planned(self, snapshot: Snapshot, stored: Mapping[str, Json]) -> list[SliceWrite]:
-        pools = self._pools(snapshot, tuple(stored.values()))
+    def _planned(self, stored: Mapping[str, Json]) -> list[SliceWrite]:
+        pools = self._pools.pools(tuple(stored.values()))
         wanted = wanted_slices(self._node, pools.devices)
         planned = list(
             writes(

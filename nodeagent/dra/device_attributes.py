@@ -12,8 +12,8 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
-from nodeagent.dra.devices import Capacity, DraDevice, GpuDevice, PfDevice
 
+from nodeagent.dra.devices import Capacity, DraDevice, GpuDevice, PfDevice
 from nodeagent.model import Link, Neighbor, Snapshot
 
 Json = dict[str, Any]
@@ -24,7 +24,7 @@ PCIE_ROOT, PCI_BUS_ID = "resource.kubernetes.io/pcieRoot", "resource.kubernetes.
 NUMA_NODES = ("resource.kubernetes.io/numaNode", "dra.net/numaNode")
 """The name of KEP-6072, and the one that drivers of NICs use."""
 COMPUTE = "compute"
-LEAF, SPEED = "leaf", "speedMbps"
+LEAF, LEAF_GROUP, SPEED = "leaf", "leafGroup", "speedMbps"
 
 
 class LinkPlace(msgspec.Struct, frozen=True):
@@ -43,6 +43,8 @@ class LinkMemory:
 
     def __init__(self) -> None:
         self._places: dict[str, LinkPlace] = {}
+        self.leaf_group: str | None = None
+        """The last known leaf group of the node."""
 
     def adopt(self, slices: Sequence[Json]) -> None:
         """Take the values that an earlier agent has published."""
@@ -51,6 +53,7 @@ class LinkMemory:
                 attributes = device.get("attributes") or {}
                 address = (attributes.get(PCI_BUS_ID) or {}).get("string")
                 leaf = (attributes.get(LEAF) or {}).get("string")
+                self.leaf_group = self.leaf_group or (attributes.get(LEAF_GROUP) or {}).get("string")
                 speed = (attributes.get(SPEED) or {}).get("int")
                 if address and address not in self._places:
                     self._places[address] = LinkPlace(speed, leaf)
@@ -116,7 +119,7 @@ def _pf_attributes(
         "rdma": pf.rdma is not None,
         "fabric": COMPUTE if in_fabric else None,
         LEAF: place.leaf,
-        "leafGroup": leaf_group if in_fabric else None,
+        LEAF_GROUP: leaf_group if in_fabric else None,
         **_place(pf.pci_address, pf.pci_path, pf.numa_node),
     }
 

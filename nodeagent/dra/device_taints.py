@@ -12,7 +12,6 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from nodeagent.dra.devices import DraDevice, GpuDevice
-
 from nodeagent.model import Health, State
 
 Json = dict[str, Any]
@@ -33,7 +32,7 @@ def taints(
 
     ``no_execute`` are the keys of reasons that delete the pods of a device. If more than ``share`` of the devices
     would have it, it is given to those of ``before``, which have it already, and the others get NoSchedule: so many
-    devices seldom fail at once, and a wrong verdict must not empty a node.
+    devices seldom fail at once, and one wrong rule must not empty a node.
     """
     failed = {device.name: reason for device in devices if (reason := _failure(device)) is not None}
     asked = {name for name, reason in failed.items() if reason in no_execute}
@@ -47,6 +46,11 @@ def taints(
         if device.name not in found and device.health.state is State.DEGRADED:
             found[device.name] = [_taint(DEGRADED, _key(device.health), NONE)]
     return found
+
+
+def blocked() -> list[Json]:
+    """The taint of a device that cannot be handed out although it is healthy: a file cannot be written."""
+    return [_taint(UNHEALTHY, "file_unwritable", NO_SCHEDULE)]
 
 
 def marked_no_execute(slices: Sequence[Json]) -> frozenset[str]:

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.deliveries import Deliveries
-from nodeagent.cluster.slice_publisher import SlicePools, SlicePublisher
-from nodeagent.inventory import Inventory
+from nodeagent.cluster.slice_publisher import SlicePublisher
+from nodeagent.dra.published_pools import SlicePools
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient
-from nodeagent.model import Snapshot
 from nodeagent.sim.apiserver import ApiServer
 
 Json = dict[str, Any]
@@ -33,22 +32,24 @@ class Stage:
 
     def __init__(self, server: ApiServer) -> None:
         self.server = server
-        self.inventory = Inventory()
-        self.pools: dict[str, list[Json]] = {
+        self.devices: dict[str, list[Json]] = {
             f"{NODE}/gpu": [device("gpu-0")],
             f"{NODE}/nic": [device("nic-0")],
         }
         self.unknown: tuple[str, ...] = ()
         self.deliveries = Deliveries()
-        self.revision = 0
+        self.stirred = asyncio.Event()
 
-    def pools_of(self, _snapshot: Snapshot, _stored: Sequence[Json]) -> SlicePools:
-        return SlicePools(self.pools, self.unknown)
+    def pools(self, _stored: Sequence[Json]) -> SlicePools:
+        self.stirred.clear()
+        return SlicePools(self.devices, self.unknown)
+
+    async def changed(self) -> None:
+        await self.stirred.wait()
 
     def stir(self) -> None:
         """Wake the publisher as a new fact does."""
-        self.revision += 1
-        self.inventory.publish("test", product=str(self.revision))
+        self.stirred.set()
 
     def names(self) -> list[str]:
         return [obj["metadata"]["name"] for obj in self.server.objects(SLICES)]
@@ -74,9 +75,7 @@ async def publishing(server: ApiServer, stage: Stage | None = None, **options: A
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "uid": OWNER.uid}})
     client = ApiClient(Access(server.url, token=server.token()))
     options = {"owner": OWNER, "gap_s": 0.05} | options
-    publisher = SlicePublisher(
-        client, stage.inventory, NODE, stage.pools_of, delivery=stage.delivery, **options
-    )
+    publisher = SlicePublisher(client, NODE, stage, delivery=stage.delivery, **options)
     task = asyncio.create_task(publisher.run())
     try:
         yield stage
@@ -113,7 +112,7 @@ async def test_the_steady_state_writes_nothing_and_neither_does_a_restart(server
         await server.until(lambda: server.watching[SLICES])
         stage.stir()
         await server.until(lambda: server.counts["watch", SLICES] or server.watching[SLICES])
-        stage.pools[f"{NODE}/nic"] = [
+        stage.devices[f"{NODE}/nic"] = [
             device("nic-0", rail=3)
         ]  # a change shows that the publisher has compared
         stage.stir()
@@ -183,7 +182,7 @@ async def test_a_slice_of_an_earlier_layout_is_deleted_and_a_pool_without_facts_
     server.put(old)
     foreign = {**old, "metadata": {"name": "foreign"}, "spec": {**old["spec"], "driver": "gpu.example.com"}}
     server.put(foreign)
-    stage.pools.pop(f"{NODE}/gpu")
+    stage.devices.pop(f"{NODE}/gpu")
     stage.unknown = (f"{NODE}/gpu",)
     async with publishing(server, stage):
         await server.until(lambda: "old-twin" not in stage.names())
@@ -198,13 +197,13 @@ async def test_a_server_that_drops_fields_is_named_once_and_not_fought(
     server = await ApiServer(gates=()).start()
     taint = {"key": "nodeagent.io/unhealthy", "value": "x", "effect": "NoSchedule"}
     stage = Stage(server)
-    stage.pools = {f"{NODE}/nic": [device(f"nic-{n}", taints=[taint]) for n in range(100)]}
+    stage.devices = {f"{NODE}/nic": [device(f"nic-{n}", taints=[taint]) for n in range(100)]}
     async with publishing(server, stage):
         await server.until(lambda: len(server.objects(SLICES)) == 2 and server.watching[SLICES])
         for _ in range(3):
             stage.stir()
             await asyncio.sleep(0)
-        stage.pools = stage.pools | {
+        stage.devices = stage.devices | {
             f"{NODE}/gpu": []
         }  # a third slice shows that the two were compared again
         stage.stir()
@@ -219,7 +218,7 @@ async def test_a_server_that_drops_fields_is_named_once_and_not_fought(
 
 
 @pytest.mark.parametrize("minor", [33, 35])
-async def test_below_the_floor_nothing_is_requested_and_one_line_tells_it(
+async def test_below_the_floor_nothing_is_requested_and_one_line_has_the_reason(
     minor: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = await ApiServer(minor=minor).start()
@@ -251,7 +250,7 @@ async def test_an_upgrade_of_the_server_starts_the_publication() -> None:
     await new.stop()
 
 
-async def test_a_missing_right_is_told(server: ApiServer) -> None:
+async def test_a_missing_right_is_a_remark(server: ApiServer) -> None:
     server.fail("403", verb="create", resource=SLICES, times=None)
     async with publishing(server) as stage:
         await stage.deliveries.changed.wait()
