@@ -21,6 +21,7 @@ from nodeagent.health.gpu_presence import MISMATCH
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Numbering, changes, selection
+from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
@@ -242,11 +243,11 @@ class DeviceOffering:
         return None
 
     def _unnamed(self, snapshot: Snapshot) -> Iterator[Withheld]:
-        """Yield the entries whose resources get their names from PFs that are not known yet."""
-        if not self._inventory.has_published("pci"):
-            for entry in self.config.resources:
-                if "{" in entry.name:
-                    yield Withheld(entry.name, _why_missing("pci", snapshot))
+        """Yield the entries whose resources get their names from PFs or GPUs that are not known yet."""
+        for entry in self.config.resources:
+            source = "pci" if isinstance(entry, VfResource) else "gpus"
+            if "{" in entry.name and not self._inventory.has_published(source):
+                yield Withheld(entry.name, _why_missing(source, snapshot))
 
     def _missing_nics(self, snapshot: Snapshot) -> Iterator[str]:
         """Yield a sentence for each rail whose NIC is missing."""

@@ -13,16 +13,14 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from types import MappingProxyType
-from typing import assert_never
 
-from nodeagent import cdi
 from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
 from nodeagent.dra.devices import GPU, NIC, DraDevice, devices_of, lacking_enforcement
-from nodeagent.kinds import DeviceKind, gpu_access
+from nodeagent.gpu_kinds import gpu_kinds
+from nodeagent.kinds import DeviceKind
 from nodeagent.kinds import named as _named
 from nodeagent.kinds.device_list_size import status_remark
-from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.hardware_selection import (
     literal_addresses,
     matches,
@@ -45,14 +43,12 @@ from nodeagent.kinds.resource_settings import (
     ExpectSettings,
     GpuMemResource,
     GpuResource,
-    GpuSelect,
     ResourceSettings,
     VfResource,
 )
 from nodeagent.kinds.vf import VfPool
-from nodeagent.kinds.whole_gpu import WholeGpus
 from nodeagent.machine_view import Trouble
-from nodeagent.model import Function, HostPaths, Snapshot, State
+from nodeagent.model import Function, Snapshot, State
 
 FALLBACK_PREFIX = "nodeagent.io"
 
@@ -262,12 +258,9 @@ class Offer:
         match entry:
             case VfResource():
                 yield from self._vf_pools(entry, snapshot)
-            case GpuMemResource():
-                yield self._gpu_memory(entry, snapshot, taken)
-            case GpuResource():
-                yield self._whole_gpus(entry, snapshot, taken)
             case _:
-                assert_never(entry)
+                head = prefix(self.config, snapshot.product)
+                yield from gpu_kinds(entry, snapshot, taken, head, own_cdi=self.config.cdi.generate)
 
     def _resource(self, name: str, snapshot: Snapshot) -> str:
         return f"{prefix(self.config, snapshot.product)}/{name}"
@@ -294,36 +287,6 @@ class Offer:
                 rdma_cm=snapshot.paths.rdma_cm,
                 cdi=entry.device_list_strategy == "cdi",
             )
-
-    def _whole_gpus(self, entry: GpuResource, snapshot: Snapshot, taken: frozenset[str]) -> WholeGpus:
-        uuids = _uuids(entry.select, snapshot, taken)
-        return WholeGpus(
-            self._resource(entry.name, snapshot),
-            uuids,
-            strategy=entry.device_list_strategy,
-            pass_device_nodes=entry.pass_device_nodes,
-            cdi_kind=self._cdi_kind(uuids, snapshot.paths),
-            control_nodes=snapshot.paths.gpu_nodes,
-        )
-
-    def _gpu_memory(self, entry: GpuMemResource, snapshot: Snapshot, taken: frozenset[str]) -> GpuMemory:
-        uuids = _uuids(entry.select, snapshot, taken)
-        return GpuMemory(
-            self._resource(entry.name, snapshot),
-            uuids,
-            slice_mib=entry.slice_mib,
-            reserved_mib=entry.reserved_mib,
-            strategy=entry.device_list_strategy,
-            pass_device_nodes=entry.pass_device_nodes,
-            cdi_kind=self._cdi_kind(uuids, snapshot.paths),
-            control_nodes=snapshot.paths.gpu_nodes,
-            enforcement=entry.enforcement,
-        )
-
-    def _cdi_kind(self, uuids: frozenset[str], paths: HostPaths) -> str:
-        """Return our own CDI kind if it is allowed and no vendor's spec describes all these GPUs."""
-        ours = self.config.cdi.generate and not uuids <= paths.vendor_gpus
-        return cdi.GPU_KIND if ours else gpu_access.CDI_KIND
 
     def _numbered(self, entry: VfResource, snapshot: Snapshot) -> Rails:
         """Return the rails of an entry, with those of NICs that are new."""
@@ -371,7 +334,3 @@ def _too_few(setting: str, expected: int, offered: set[str], gone: set[str]) -> 
         )
         source = "pci" if setting == "nics" else setting
         yield Trouble(message, fatal=False, ready=False, source=source)
-
-
-def _uuids(select: GpuSelect, snapshot: Snapshot, taken: frozenset[str]) -> frozenset[str]:
-    return frozenset(gpu.uuid for gpu in selected_gpus(select, snapshot.gpus)) - taken

@@ -145,11 +145,12 @@ def size_conflicts(
     for i, resource in enumerate(resources):
         if isinstance(resource, GpuMemResource) and resource.mode == "devicePlugin":
             selected = _selected(resource, memories)
-            if (
-                complaint := list_refusal(
-                    resource.slice_mib, resource.reserved_mib, selected, machine, assumed=assumed
-                )
-            ) is not None:
+            lists = [[memory] for memory in selected] if "{gpu}" in resource.name else [selected]
+            complaints = (
+                list_refusal(resource.slice_mib, resource.reserved_mib, gpus, machine, assumed=assumed)
+                for gpus in lists
+            )
+            if (complaint := next(filter(None, complaints), None)) is not None:
                 yield Conflict((("resources", i, "sliceMiB"),), complaint)
 
 

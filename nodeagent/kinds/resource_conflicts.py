@@ -89,7 +89,7 @@ def _same_name(resources: Sequence[Placed]) -> Iterator[Conflict]:
     for path, entry in resources:
         if "{netdev}" in entry.name:
             continue  # only the machine shows which entries select the same PF
-        before = first.setdefault(entry.name.replace("{rail}", "0"), path)
+        before = first.setdefault(entry.name.replace("{rail}", "0").replace("{gpu}", "0"), path)
         if before != path:
             message = f'"{entry.name}" is also the name of {_named(before)}; each resource needs its own name'
             yield Conflict(((*path, "name"), (*before, "name")), message)
