@@ -129,7 +129,7 @@ class SlicePublisher:
                         await either(self._pools.changed(), self._wake.wait())
 
     async def _wait_for_floor(self) -> None:
-        """Return when the API server is new enough. One line in the log says that it is not."""
+        """Return when the API server is new enough. Otherwise the log has one line."""
         told = False
         while True:
             try:
