@@ -225,7 +225,9 @@ class Agent:
         tasks["dra"] = partial(self._run_dra, access)
         if access is not None:
             arguments = (config.cluster, access, self.inventory, self.offering, self.settled)
-            tasks["cluster"] = partial(agent_tasks.run, *arguments, self.deliveries, self.accounting)
+            tasks["cluster"] = partial(
+                agent_tasks.run, *arguments, self.deliveries, self.accounting, config.health
+            )
         return tasks
 
     def reload(self) -> None:

@@ -1,7 +1,7 @@
 """The files of prepared claims: their records, their CDI specs, and the device-info files of their VFs.
 
-* One record for each claim, replaced in one step and synced: a damaged file concerns one claim. The record says in
-  which boot it was made; after a reboot no container runs, and the kubelet prepares its claims again.
+* One record for each claim, replaced in one step and synced: a damaged file concerns one claim. The record has the
+  boot in which it was made; after a reboot no container runs, and the kubelet prepares its claims again.
 * The CDI spec has a name of its own for each claim, because runtimes cache specs by name. It holds a copy of the
   record, which is used if the record is damaged.
 * The record is on the disk before the spec, and the spec before the kubelet gets the answer.
@@ -48,7 +48,7 @@ class ClaimFiles:
     def read(self) -> list[PreparedClaim]:
         """Return the records of this boot. Remove those of an earlier one, and specs without a record.
 
-        Raises ``OSError`` if the folder cannot be read: without it nobody knows which devices are held.
+        Raises ``OSError`` if the folder cannot be read: without it the devices that are held are unknown.
         """
         claims = []
         try:

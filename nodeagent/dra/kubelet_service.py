@@ -40,11 +40,11 @@ from nodeagent.model import State
 log = logging.getLogger(__name__)
 
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
-"""The newest first: the kubelet takes the first one that it knows (dra_plugin_manager.go)."""
+"""The newest first: the kubelet takes the first one that it supports (dra_plugin_manager.go)."""
 DEADLINE_S = 40.0
 """Less than the 45 s of the kubelet, so that it gets the reason."""
 HEALTH_S = 10.0
-"""The kubelet takes the health for unknown after 30 s of silence (healthinfo.go)."""
+"""The kubelet takes the health for unknown after 30 s without a message (healthinfo.go)."""
 MESSAGE_MAX = 1024  # bytes of the message of a device's health
 LOOK_S = 5.0
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 60.0

@@ -52,7 +52,7 @@ class PreparedClaim(msgspec.Struct, frozen=True):
 
 
 class Shares:
-    """What claims hold: the sum by device, and the VFs."""
+    """The sum that claims hold of each device, and their VFs."""
 
     def __init__(self, claims: Iterable[PreparedClaim]) -> None:
         self.amounts: dict[str, int] = {}

@@ -102,3 +102,6 @@ NODELINKS: Resource[Json] = Resource("nodeagent.io", "v1alpha1", "nodelinks", "N
 RESOURCE_CLAIMS: Resource[Json] = Resource(
     "resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True, dict
 )
+RESOURCE_SLICES: Resource[Json] = Resource(
+    "resource.k8s.io", "v1", "resourceslices", "ResourceSlice", False, dict
+)

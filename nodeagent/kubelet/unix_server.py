@@ -9,6 +9,9 @@ import grpc
 
 from nodeagent.host.file_writing import unwritable_because
 
+PATH_MAX = 107
+"""Bytes in the path of a socket: sizeof(sun_path) - 1, unix(7)."""
+
 _OPTIONS = (
     # GetPreferredAllocation lists every free ID: 80,000 of them exceed gRPC's default of 4 MiB.
     ("grpc.max_receive_message_length", 32 << 20),

@@ -124,7 +124,7 @@ async def test_what_a_pod_deleted_by_force_still_holds_is_refused_until_it_is_en
     assert (await claims.prepare(new)).devices
 
 
-async def test_a_claim_that_the_kubelet_never_ends_blocks_nothing_for_ever(tmp_path: Path) -> None:
+async def test_a_claim_that_the_kubelet_never_ends_blocks_nothing_without_end(tmp_path: Path) -> None:
     store, clock = ClaimStore(), Clock()
     claims = claims_of(tmp_path, offer_of(FACTS), store, clock=clock)
     gone, again, moved, kept = (store.put(small(name, 1024)) for name in ("gone", "again", "moved", "kept"))

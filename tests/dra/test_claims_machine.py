@@ -1,7 +1,6 @@
 """Random claims, force-deletions, crashes at every step and full disks: no VF and no MiB is ever in two claims.
 
-The test keeps what the kubelet believes: a claim has devices from the answer of Prepare until the kubelet asks for its
-end, or forgets it. The scheduler of this test overbooks as it likes.
+In this test a claim has devices from the answer of Prepare until the kubelet asks for its end, or loses it. The scheduler of this test overbooks as it likes.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class ClaimsMachine(RuleBasedStateMachine):
         self.working: list[tuple[asyncio.Task[Any], ClaimReference, bool]] = []
         """The calls of the kubelet in progress; the last is whether they prepare."""
         self.granted: dict[str, tuple[ClaimReference, PreparedClaim]] = {}
-        """What containers may use, by UID."""
+        """The devices that containers may use, by UID."""
 
     def started(self) -> PreparedClaims:
         return claims_of(Path(self.folder.name), self.offer, self.store, calls=self.calls, clock=self.clock)
@@ -180,8 +179,8 @@ class ClaimsMachine(RuleBasedStateMachine):
         publish(self.offer, replace(FACTS, gpus=(first, *FACTS.gpus[1:])))
 
     @rule()
-    def kubelet_forgets_and_time_passes(self) -> None:
-        """The kubelet ends or forgets what has no claim any more; the agent compares."""
+    def time_passes(self) -> None:
+        """The kubelet ends or loses claims whose object is gone; the agent compares."""
         self.run(60)
         present = {claim["metadata"]["uid"]: claim for claim in self.store.claims.values()}
         self.granted = {uid: it for uid, it in self.granted.items() if uid in present}
