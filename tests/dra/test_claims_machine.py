@@ -1,6 +1,7 @@
 """Random claims, force-deletions, crashes at every step and full disks: no VF and no MiB is ever in two claims.
 
-In this test a claim has devices from the answer of Prepare until the kubelet asks for its end, or loses it. The scheduler of this test overbooks as it likes.
+In this test a claim has devices from the answer of Prepare until the kubelet asks for its end, or loses it. The
+scheduler of this test overbooks as it likes.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ shares = st.lists(
 )
 picks = st.integers(0, 999)
 steps = st.sampled_from([12, 12, 12, 0, 1, 2, 3, 4, 5, 6])
+crashes = st.sampled_from([False, False, True])
 troubles = st.sampled_from(["none", "none", "none", "disk", "disk at the second file", "api"])
 
 
@@ -86,15 +88,17 @@ class ClaimsMachine(RuleBasedStateMachine):
 
     @initialize(wanted=shares)
     def first_claim(self, wanted: list[Any]) -> None:
-        self.start_pod(wanted, 12, "none")
+        self.start_pod(wanted, 12, "none", crashes=False)
 
-    @rule(wanted=shares, count=steps, trouble=troubles)
-    def start_pod(self, wanted: list[Any], count: int, trouble: str) -> None:
+    @rule(wanted=shares, count=steps, trouble=troubles, crashes=crashes)
+    def start_pod(self, wanted: list[Any], count: int, trouble: str, *, crashes: bool) -> None:
         """The scheduler gives a new claim to this node."""
         claim = self.store.put(
             claim_of(f"c{len(self.store.claims) + self.store.reads}", *self.results(wanted))
         )
         self.prepare(reference(claim), count, trouble)
+        if crashes:
+            self.crash(0)
 
     @precondition(lambda self: self.store.claims)
     @rule(pick=picks, count=steps, trouble=troubles)
@@ -136,8 +140,8 @@ class ClaimsMachine(RuleBasedStateMachine):
             self.store.failure = ApiError("get", "/x", 403, "Forbidden", "no right")
 
     @precondition(lambda self: self.granted or self.working)
-    @rule(pick=picks, count=steps, trouble=troubles, cancels=st.booleans())
-    def unprepare(self, pick: int, count: int, trouble: str, *, cancels: bool) -> None:
+    @rule(pick=picks, count=steps, trouble=troubles, cancels=st.booleans(), crashes=crashes)
+    def unprepare(self, pick: int, count: int, trouble: str, *, cancels: bool, crashes: bool) -> None:
         """The containers have ended, or the kubelet has given up waiting; a call that it gave up may still run."""
         self.have(trouble)
         refs = [*(it[0] for it in self.granted.values()), *(it[1] for it in self.working)]
@@ -153,6 +157,8 @@ class ClaimsMachine(RuleBasedStateMachine):
         self.working.append((self.loop.create_task(self.claims.unprepare(ref)), ref, False))
         self.run(count)
         self.have("none")
+        if crashes:
+            self.crash(0)
 
     def abandoned(self, task: asyncio.Task[Any]) -> None:
         task.add_done_callback(lambda it: it.cancelled() or it.exception())
@@ -237,4 +243,4 @@ async def end(tasks: set[asyncio.Task[Any]]) -> None:
 
 
 TestClaimsMachine = ClaimsMachine.TestCase
-TestClaimsMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestClaimsMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
