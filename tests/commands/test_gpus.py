@@ -8,6 +8,7 @@ import json
 from nodeagent.accounting.gpu_accounts import PodAccount
 from nodeagent.cli import main
 from nodeagent.commands.gpus.gpu_table import as_table
+from nodeagent.commands.terminal import Screen
 from nodeagent.model import OutsideProcess
 from nodeagent.sim.kubelet import PodSpec
 from nodeagent.sim.machine import Machine
@@ -53,7 +54,7 @@ def test_the_table_has_a_line_for_each_gpu_and_pod_and_marks_an_over_use() -> No
         "the use by pods is not known: no hostPID",
         "GPU0: unhealthy: xid_79",
     ]
-    assert "GPU-32203369  " in as_table(GpuStatuses((FIRST,)), 60)
+    assert "GPU-32203369  " in as_table(GpuStatuses((FIRST,)), Screen(80))
 
 
 async def test_the_agent_answers_with_shares_use_and_pods(capsys) -> None:

@@ -18,6 +18,7 @@ from nodeagent.commands.options import (
     json_option,
     load,
 )
+from nodeagent.commands.terminal import screen, watching
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
@@ -75,15 +76,16 @@ def _show(options: argparse.Namespace, config: Config, device: str | None) -> in
     _explain(None if views is None else source, source)
     if views is None:
         views = asyncio.run(answers.read_machine(config, options.root))
-    _print(options, views, device)
+    print(_text(options, views, device), flush=True)
     return GOOD
 
 
 async def _watch(options: argparse.Namespace, config: Config, device: str | None) -> int:
     from nodeagent.commands.health import answers
 
-    async for views in answers.watch(config, options.root, options.listen, _explain):
-        _print(options, views, device)
+    with watching(in_place=not options.json) as show:
+        async for views in answers.watch(config, options.root, options.listen, _explain):
+            show(_text(options, views, device))
     return GOOD
 
 
@@ -92,16 +94,15 @@ def _explain(agent: str | None, why: str) -> None:
     print(f"nodeagent: {line}", file=sys.stderr)
 
 
-def _print(options: argparse.Namespace, views: tuple[DeviceView, ...], device: str | None) -> None:
+def _text(options: argparse.Namespace, views: tuple[DeviceView, ...], device: str | None) -> str:
     import msgspec
 
     from nodeagent.commands.health import answers, tables
 
-    if device is not None:
-        view = answers.find(views, device)
-        print(msgspec.json.encode(view).decode() if options.json else tables.as_detail(view), flush=True)
-    else:
-        print(msgspec.json.encode(views).decode() if options.json else tables.as_table(views), flush=True)
+    view = None if device is None else answers.find(views, device)
+    if options.json:
+        return msgspec.json.encode(views if view is None else view).decode()
+    return tables.as_table(views, screen()) if view is None else tables.as_detail(view, screen())
 
 
 def _rules(options: argparse.Namespace, config: Config) -> int:
@@ -110,7 +111,7 @@ def _rules(options: argparse.Namespace, config: Config) -> int:
 
     rules = effective(config.health.rules)
     if not options.json:
-        print(tables.rules_table(rules))
+        print(tables.rules_table(rules, screen()))
         return GOOD
     keys = ("rule", "state", "kubelet", "enter", "enterFor", "clear", "clearFor", "window", "enabled")
     rows = [
@@ -144,5 +145,5 @@ def _replay(options: argparse.Namespace, config: Config, file: str) -> int:
         ) from error
     tally.finish()
     if not options.json:
-        print(f"\n{replay.summary(tally)}", end="")
+        print(f"\n{replay.summary(tally, screen())}", end="")
     return GOOD
