@@ -46,7 +46,7 @@ PLAIN = Screen()
 
 
 def screen() -> Screen:
-    """What stdout is. Rich evaluates COLUMNS, NO_COLOR, FORCE_COLOR and TERM."""
+    """Describe stdout. Rich evaluates COLUMNS, NO_COLOR, FORCE_COLOR and TERM."""
     from rich.console import Console
 
     console = Console()

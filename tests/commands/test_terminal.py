@@ -84,7 +84,7 @@ def test_sentences_wrap_below_their_beginning() -> None:
 
 
 def _on_terminal(script: str, width: int = 80, **environment: str) -> str:
-    """What a program writes to a terminal of this width."""
+    """Return the output of a program on a terminal of this width."""
     end, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     inherited = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
