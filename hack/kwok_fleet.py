@@ -63,15 +63,15 @@ def node(name: str, resources: dict[str, str]) -> dict[str, Any]:
 def fleet(nodes: int, model: str, wrong_cables: int, dead_switches: int) -> Iterator[dict[str, Any]]:
     """The Nodes, then their NodeLinks.
 
-    ``wrong_cables``: cables of the first nodes that are plugged into the next unit. ``dead_switches``: leaf switches of
-    the last unit without carrier and LLDP.
+    ``wrong_cables``: so many of the first nodes have one cable in the second unit. ``dead_switches``: so many leaf
+    switches of the last unit, from the last rail on, have neither carrier nor LLDP.
     """
     machine = Machine.load(model)
     resources, fabric = offered(machine), Fabric(nodes, machine)
     for number in range(wrong_cables):
         rail = number % len(fabric.rails)
-        fabric.plug(fabric.nodes[number // len(fabric.rails)], rail, fabric.leaf(1, rail))
-    for rail in range(dead_switches):
+        fabric.plug(fabric.nodes[number], rail, fabric.leaf(1, rail))
+    for rail in range(len(fabric.rails) - dead_switches, len(fabric.rails)):
         fabric.stop_frames(fabric.leaf(fabric.units - 1, rail))
     rails = {address: number for number, address in enumerate(fabric.rails)}
     for name in fabric.nodes:
