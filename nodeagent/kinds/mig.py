@@ -104,7 +104,7 @@ class MigDevices(msgspec.Struct, frozen=True):
         near: Sequence[Function] = (),
         later_sizes: Sequence[int] | None = (),  # noqa: ARG002
     ) -> list[str]:
-        """Choose from the GPUs with the fewest free devices, so that others stay idle and can be divided anew."""
+        """Choose from the GPUs with the fewest free devices, so that others stay idle and can be divided again."""
         free, must = preference(self.resource, available, must_include, size)
         members = self._members(snapshot)
         self._usable(snapshot, must)
