@@ -33,6 +33,7 @@ def add(add: Add) -> None:
         _health,
         "show the health of each device, with values, thresholds, durations and what would clear a fault",
         "  nodeagent health               every NIC and GPU, from the agent that runs here\n"
+        "  nodeagent health --html        the page of this node as one HTML file\n"
         "  nodeagent health DEVICE        one device with every rule: ens1np0, 0000:1a:00.0, GPU0, a UUID\n"
         "  nodeagent health rules         the rules in force, with --config those of that file\n"
         "  nodeagent health replay FILE   every change of health that the rules make on recorded samples\n\n"
@@ -41,6 +42,9 @@ def add(add: Add) -> None:
     )
     config_option(parser)
     json_option(parser)
+    parser.add_argument(
+        "--html", action="store_true", help="print the node page as one HTML file, to attach to a ticket"
+    )
     parser.add_argument("--watch", action="store_true", help="print again every second, until interrupted")
     parser.add_argument(
         "--listen", type=address, metavar="[HOST]:PORT", help="where the agent serves (default: `listen:`)"
@@ -52,6 +56,8 @@ def _health(options: argparse.Namespace) -> int:
     config = load(options.config)
     log_to_stderr(options.log_level or "warning")
     match options.target:
+        case [] if options.html:
+            return _page(options, config)
         case []:
             return _show(options, config, None)
         case ["rules"]:
@@ -77,6 +83,19 @@ def _show(options: argparse.Namespace, config: Config, device: str | None) -> in
     if views is None:
         views = asyncio.run(answers.read_machine(config, options.root))
     print(_text(options, views, device), flush=True)
+    return GOOD
+
+
+def _page(options: argparse.Namespace, config: Config) -> int:
+    from nodeagent.commands.health import answers, machine_page
+    from nodeagent.web.ui_files import self_contained
+
+    answer = answers.fetch_page("/ui/document.json", config, options.root, options.listen)
+    _explain(None if answer.body is None else answer.source, answer.source)
+    document = answer.body
+    if document is None:
+        document = asyncio.run(machine_page.read_document(config, options.root))
+    print(self_contained("node", document))
     return GOOD
 
 
