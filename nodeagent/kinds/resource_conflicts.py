@@ -18,6 +18,7 @@ from nodeagent.kinds.resource_settings import (
     GpuMemResource,
     GpuResource,
     GpuSelect,
+    MigResource,
     Mode,
     PfSelect,
     ResourceSettings,
@@ -75,7 +76,7 @@ def enforcement_conflicts(
 def claim_conflicts(resources: Sequence[Placed], *, access: str, pod_resources: bool) -> Iterator[Conflict]:
     """Resources that claims allocate, without the settings that this needs."""
     for path, entry in resources:
-        if isinstance(entry, GpuResource) or entry.mode != "dra":
+        if not isinstance(entry, VfResource | GpuMemResource) or entry.mode != "dra":
             continue
         if access == "none":
             message = "dra needs an API server, and cluster.access is none"
@@ -110,7 +111,9 @@ def _no_gpus(resources: Sequence[Placed]) -> Iterator[Conflict]:
 def _gpu_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
     before: list[tuple[Path, GpuSelect]] = []
     for path, entry in resources:
-        if isinstance(entry, VfResource) or (isinstance(entry, GpuResource) and entry.select == GpuSelect()):
+        if isinstance(entry, VfResource | MigResource) or (
+            isinstance(entry, GpuResource) and entry.select == GpuSelect()
+        ):
             continue
         for path_a, select in before:
             if (shared := _shared_gpus(select, entry.select)) is not None:
@@ -170,7 +173,7 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
     first: dict[type, tuple[Path, Mode]] = {}
     by_claim: list[tuple[Path, VfResource]] = []
     for path, entry in resources:
-        if isinstance(entry, GpuResource):
+        if isinstance(entry, GpuResource | MigResource):
             continue
         path_a, mode = first.setdefault(type(entry), (path, entry.mode))
         if mode != entry.mode:
