@@ -30,6 +30,11 @@ def add(add: Add) -> None:
     parser.add_argument(
         "--machine", default="dgx-h100", metavar="NAME|FILE", help="the machine model (default: %(default)s)"
     )
+    parser.add_argument(
+        "--ui",
+        action="store_true",
+        help="instead of the steps: the pages in a browser, with buttons for the faults (docs/ui.md)",
+    )
     parser.add_argument("--once", action="store_true", help="end after the last step instead of staying up")
     parser.add_argument(
         "--write",
@@ -57,7 +62,7 @@ def _demo(options: argparse.Namespace) -> int:
     if options.write is not None:
         print(shows.write(options.machine, options.write, rdma=not options.no_rdma))
         return GOOD
-    return shows.main(options.machine, once=options.once, nodes=options.nodes)
+    return shows.main(options.machine, once=options.once, nodes=options.nodes, ui=options.ui)
 
 
 def _check_model(machine: str) -> None:

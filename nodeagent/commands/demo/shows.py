@@ -20,12 +20,13 @@ from nodeagent.supervise import ending_signals
 __all__ = ["DemoError", "main", "write"]
 
 
-def main(machine: str, *, once: bool, nodes: int | None = None) -> int:
-    """Run the demo of one node, or of a fabric with ``nodes`` nodes. Returns the exit code."""
+def main(machine: str, *, once: bool, nodes: int | None = None, ui: bool = False) -> int:
+    """Run the demo of one node, or of a fabric with ``nodes`` nodes. Returns the exit code. ``ui``: a page
+    in place of the steps."""
     folder = Path(tempfile.mkdtemp(prefix="nodeagent-demo-"))
     try:
         show = NodeShow(machine, folder) if nodes is None else FabricShow(machine, folder, nodes)
-        asyncio.run(_run(show, once=once))
+        asyncio.run(_run(show, once=once, ui=ui))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
@@ -33,9 +34,9 @@ def main(machine: str, *, once: bool, nodes: int | None = None) -> int:
     return 0
 
 
-async def _run(show: NodeShow | FabricShow, *, once: bool) -> None:
+async def _run(show: NodeShow | FabricShow, *, once: bool, ui: bool) -> None:
     task = asyncio.current_task()
     if task is not None:
         for number in ending_signals(signal.SIGHUP):  # a closed terminal ends the demo like Ctrl-C
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    await show.run(once=once)
+    await show.run(once=once, ui=ui)
