@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from nodeagent.commands.demo.control_plane import DemoCluster
-from nodeagent.commands.demo.fault_panel import Fault, FaultPanel, Streams
+from nodeagent.commands.demo.fault_panel import DemoFault, FaultPanel, Streams
 from nodeagent.commands.demo.node_faults import show_panel
 
 
@@ -40,14 +40,14 @@ class FabricFaults:
         self._moved = self._fabric.at(self._fabric.leaf(0, 0))[0]
         self._killed = ""
 
-    def all(self) -> list[Fault]:
+    def all(self) -> list[DemoFault]:
         return [
-            Fault("cable", "plug a cable into the wrong unit", self._miscable, self._correct),
-            Fault("switch", f"switch {self._leaf} off", self._stop_switch, self._start_switch),
-            Fault("replace", f"replace {self._replaced}", self._replace_switch),
-            Fault("move", f"move {self._moved} to another unit", self._move, self._move_back),
-            Fault("node", "add a node", self._add_node),
-            Fault("leader", "kill the leading controller", self._kill_leader, self._start_killed),
+            DemoFault("cable", "plug a cable into the wrong unit", self._miscable, self._correct),
+            DemoFault("switch", f"switch {self._leaf} off", self._stop_switch, self._start_switch),
+            DemoFault("replace", f"replace {self._replaced}", self._replace_switch),
+            DemoFault("move", f"move {self._moved} to another unit", self._move, self._move_back),
+            DemoFault("node", "add a node", self._add_node),
+            DemoFault("leader", "kill the leading controller", self._kill_leader, self._start_killed),
         ]
 
     async def _rescan(self, nodes: Iterable[str]) -> None:

@@ -33,7 +33,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(slots=True)
-class Fault:
+class DemoFault:
     """A fault that a button makes. ``undo`` takes it back; ``None``: it can be made again and again."""
 
     key: str
@@ -53,7 +53,7 @@ class Fault:
 class FaultPanel:
     """``connect`` opens a connection to the daemon. Raises ``OSError`` if none runs."""
 
-    def __init__(self, faults: Sequence[Fault], connect: Callable[[], Awaitable[Streams]]) -> None:
+    def __init__(self, faults: Sequence[DemoFault], connect: Callable[[], Awaitable[Streams]]) -> None:
         self._faults = {fault.key: fault for fault in faults}
         self._connect = connect
         self._pressing = asyncio.Lock()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from nodeagent.agent_config import Config
-from nodeagent.commands.demo.fault_panel import Fault, FaultPanel, Streams, connect_to_socket
+from nodeagent.commands.demo.fault_panel import DemoFault, FaultPanel, Streams, connect_to_socket
 from nodeagent.host.sysfs import Tree
 from nodeagent.sim.kubelet import Kubelet
 from nodeagent.sim.machine import Machine
@@ -16,12 +16,12 @@ from nodeagent.web import local_socket
 CONNECT_S = 2.0
 
 
-def node_faults(machine: Machine, kubelet: Kubelet, pfs: Sequence[str]) -> list[Fault]:
+def node_faults(machine: Machine, kubelet: Kubelet, pfs: Sequence[str]) -> list[DemoFault]:
     """The faults that this machine can have. ``pfs``: the PCI addresses of its offered NICs."""
-    faults: list[Fault] = []
+    faults: list[DemoFault] = []
     if pfs:
         faults.append(
-            Fault(
+            DemoFault(
                 "cable",
                 "pull the cable of the last NIC",
                 _call(lambda: machine.set_link(pfs[-1], up=False)),
@@ -40,12 +40,12 @@ def node_faults(machine: Machine, kubelet: Kubelet, pfs: Sequence[str]) -> list[
             machine.find_gpu(gpu)
             machine.set_recovery_action(gpu, "none")
 
-        faults.append(Fault("gpu", f"GPU {gpu} falls off the bus", _call(fall), _call(reset)))
-    faults.append(Fault("kubelet", "kill the kubelet", kubelet.kill, kubelet.start))
+        faults.append(DemoFault("gpu", f"GPU {gpu} falls off the bus", _call(fall), _call(reset)))
+    faults.append(DemoFault("kubelet", "kill the kubelet", kubelet.kill, kubelet.start))
     return faults
 
 
-async def show_node_page(faults: Sequence[Fault], root: Path, *, once: bool) -> None:
+async def show_node_page(faults: Sequence[DemoFault], root: Path, *, once: bool) -> None:
     """Serve the page until cancelled; with ``once``, end when the agent has answered it."""
     folder = Tree(root).path(Config().health.state_directory)
 
