@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from nodeagent.model import GpuUsage
+from nodeagent.model import GpuUsage, NvlinkDomain
 
 
 class DriverError(Exception):
@@ -28,7 +28,7 @@ class GpuReading(Struct, frozen=True):
 
     ``recovery_action`` is one of ``nvml.RECOVERY_ACTIONS``, or ``None`` if the driver does not support it. ``lost``:
     the driver reports that the GPU does not answer any more. ``fault`` is the error text of the first failed call
-    about this GPU.
+    about this GPU. ``nvlink_domain`` is ``None`` while the driver does not know it yet.
     """
 
     index: int
@@ -41,6 +41,7 @@ class GpuReading(Struct, frozen=True):
     recovery_action: str | None = None
     lost: bool = False
     fault: str | None = None
+    nvlink_domain: NvlinkDomain | None = None
 
 
 class GpuProcess(Struct, frozen=True):

@@ -8,9 +8,11 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading
+from nodeagent.model import NO_NVLINK_DOMAIN
 
 pytestmark = pytest.mark.needs("pynvml", "cc")
 
@@ -103,7 +105,7 @@ class Remote:
         return self.ask("version")
 
     def gpus(self):
-        return tuple(GpuReading(**reading) for reading in self.ask("gpus"))
+        return msgspec.convert(self.ask("gpus"), tuple[GpuReading, ...])
 
     def excluded(self):
         return set(self.ask("excluded"))
@@ -150,6 +152,7 @@ def test_a_gpu_has_the_kernels_pci_address_and_memory_in_mib(nvml, machine):
             pci_address="0000:1b:00.0",
             memory_mib=81559,
             recovery_action="none",
+            nvlink_domain=NO_NVLINK_DOMAIN,
         ),
     )
     assert nvml.version() == "580.95.05"

@@ -20,7 +20,7 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.device_list_size import status_remarks
 from nodeagent.kubelet.rail_memory import RailMemory
-from nodeagent.model import Function, Gpu, Health, Link, Snapshot
+from nodeagent.model import NO_NVLINK_DOMAIN, Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import MachineView, Offer, machine_view
 from nodeagent.plain_text import remarks, section
 from nodeagent.sources.link_selection import select
@@ -157,6 +157,7 @@ def as_table(view: MachineView, width: int | None = None) -> str:
             _resource_rows(view),
         ),
         _gpu_section(view, width),
+        _nvlink_section(snapshot),
         section(
             "NICS",
             ("NETDEV", "PCI ADDRESS", "DRIVER", "SPEED", "LINK", "VFS", "RDMA", "NUMA", "STATE"),
@@ -232,6 +233,20 @@ def _gpu_rows(view: MachineView, uuids: Sequence[str]) -> Iterable[Sequence[str]
     for unusable in snapshot.unusable_gpus:
         numa_node = _or_dash(numa_nodes.get(unusable.place))
         yield "-", "-", "-", "-", "-", unusable.place, numa_node, unusable.health.state
+
+
+def _nvlink_section(snapshot: Snapshot) -> str:
+    """The NVLink domains of the GPUs; empty if no GPU is in one."""
+    indexes: dict[str, list[str]] = {}
+    for gpu in snapshot.gpus:
+        domain = gpu.nvlink_domain
+        indexes.setdefault("not known yet" if domain is None else str(domain) or "none", []).append(
+            str(gpu.index)
+        )
+    if all(gpu.nvlink_domain in (None, NO_NVLINK_DOMAIN) for gpu in snapshot.gpus):
+        return ""
+    rows = [(domain, ",".join(gpus)) for domain, gpus in indexes.items()]
+    return section("NVLINK", ("DOMAIN", "GPUS"), rows)
 
 
 def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
