@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode, render
+from nodeagent.fabric.hypernode import DERIVED_FROM, NVLINK_DOMAIN, HyperNode, render
 from nodeagent.fabric.outcome import Overlap, PlanOutcome
 from nodeagent.plain_text import one_line, remarks, section
 
@@ -98,7 +98,9 @@ def as_table(outcome: PlanOutcome) -> str:
                     f"{hypernode.tier} {hypernode.tier_name}",
                     hypernode.name,
                     str(len(hypernode.nodes) + len(hypernode.children)),
-                    _some(hypernode.switches) or hypernode.note(DERIVED_FROM),
+                    _some(hypernode.switches)
+                    or hypernode.note(DERIVED_FROM)
+                    or hypernode.note(NVLINK_DOMAIN),
                 )
                 for hypernode in outcome.hypernodes
             ],
