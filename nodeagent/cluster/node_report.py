@@ -290,7 +290,7 @@ class NodeReporter:
         self._stored: NodeLinks | None = None
         self._left_out: tuple[str, ...] = ()
         self._reduced: NodeLinks | None = None
-        """What was written in place of ``_stored``, without the parts that the server refused."""
+        """The report that was written in place of ``_stored``, without the parts that the server refused."""
         self.writes = 0
 
     async def run(self) -> None:

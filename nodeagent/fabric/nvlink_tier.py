@@ -4,9 +4,9 @@
   and the others are not in it. Without such a group it is left out.
 * Nodes without a leaf group go with their domain. A domain of such nodes alone has no parent.
 * A node without a domain is a member of its leaf group itself: in an object of the lowest tier, a job that requires
-  NVLink would run on it. A domain of one node is left out, because it says nothing.
+  NVLink would run on it. A domain of one node is left out: it joins nothing.
 * An object is named once, and keeps its name while half of its nodes stay together, whatever ID the domain gets.
-* Moves wait until the nodes of the new domain are the same for ``move_seconds``: while a fabric is divided anew, its
+* Moves wait until the nodes of the new domain are the same for ``move_seconds``: while a fabric is divided again, its
   nodes report their new IDs one after the other. A node that reports no domain any more leaves after ``grace_seconds``.
 * A node without a report stays.
 """

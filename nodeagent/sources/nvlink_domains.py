@@ -1,7 +1,7 @@
 """The NVLink domain of each GPU over several readings of the driver. Pure.
 
 A domain that differs from the last one counts when two readings in succession report it: while the fabric is divided
-anew, the driver reports other IDs for a moment. A reading without a domain, of a driver that does not know it, changes
+again, the driver reports other IDs for a moment. A reading without a domain, of a driver that does not know it, changes
 nothing.
 """
 
