@@ -210,7 +210,9 @@ class Agent:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)
         if (access := agent_tasks.node_access(config.cluster, self._options.node_name)) is not None:
             arguments = (config.cluster, access, self.inventory, self.offering, self.settled)
-            tasks["cluster"] = partial(agent_tasks.run, *arguments, self.deliveries, self.accounting)
+            tasks["cluster"] = partial(
+                agent_tasks.run, *arguments, self.deliveries, self.accounting, config.health
+            )
         return tasks
 
     def reload(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from nodeagent.model import GpuUsage, NvlinkDomain
+from nodeagent.model import GpuUsage, MigDevice, NvlinkDomain
 
 
 class DriverError(Exception):
@@ -28,7 +28,8 @@ class GpuReading(Struct, frozen=True):
 
     ``recovery_action`` is one of ``nvml.RECOVERY_ACTIONS``, or ``None`` if the driver does not support it. ``lost``:
     the driver reports that the GPU does not answer any more. ``fault`` is the error text of the first failed call
-    about this GPU. ``nvlink_domain`` is ``None`` while the driver does not know it yet.
+    about this GPU. ``nvlink_domain`` is ``None`` while the driver does not know it yet, ``mig_devices`` if they could
+    not be read.
     """
 
     index: int
@@ -42,6 +43,7 @@ class GpuReading(Struct, frozen=True):
     lost: bool = False
     fault: str | None = None
     nvlink_domain: NvlinkDomain | None = None
+    mig_devices: tuple[MigDevice, ...] | None = ()
 
 
 class GpuProcess(Struct, frozen=True):
