@@ -482,7 +482,7 @@ static int registration(Device *device, unsigned version, FabricInfo1 *info) {
     int result;
     memset(info, 0, sizeof *info);
     for (; newest[0] <= '3'; newest[0]++) {
-        if (!told("fabric", device->index, newest, rest, sizeof rest)) continue;
+        if (!rest_of_line("fabric", device->index, newest, rest, sizeof rest)) continue;
         if (newest[0] == '0') return NOT_SUPPORTED;
         if (version > (unsigned)(newest[0] - '0')) return 25; /* ARGUMENT_VERSION_MISMATCH */
         if (sscanf(rest, "%u %d %u %32s", &state, &info->status, &info->clique, digits) != 4) return 999;
