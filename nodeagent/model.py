@@ -63,24 +63,6 @@ class Health(msgspec.Struct, frozen=True):
 HEALTHY = Health()
 
 
-class NvlinkDomain(msgspec.Struct, frozen=True):
-    """The GPUs that reach each other by NVLink: a partition (clique) of one NVSwitch fabric (cluster).
-
-    ``cluster_uuid`` is in the notation of RFC 9562; empty: the GPU is in no domain. ``clique_id`` is 0 to 2**32 - 1,
-    and 0 is an ID like others.
-    """
-
-    cluster_uuid: str
-    clique_id: int
-
-    def __str__(self) -> str:
-        """``<cluster UUID>.<clique ID>``, as in the label ``nvidia.com/gpu.clique``."""
-        return f"{self.cluster_uuid}.{self.clique_id}" if self.cluster_uuid else ""
-
-
-NO_NVLINK_DOMAIN = NvlinkDomain("", 0)
-
-
 class MigDevice(msgspec.Struct, frozen=True):
     """A MIG device: a part of a GPU that the driver isolates.
 
@@ -102,7 +84,8 @@ class Gpu(msgspec.Struct, frozen=True):
     ``memory_mib`` is NVML's total, rounded down. ``minor`` is n in ``/dev/nvidia<n>``. ``pci_path`` is
     the path from the root complex, as ``Function.pci_path``. ``lost``: the driver does not list the GPU now, or does
     not reach it; its slices stay on the kubelet's list. ``index`` is NVML's. While a GPU is lost, the others keep
-    their indexes. ``nvlink_domain`` is ``None`` while it is not known, and ``NO_NVLINK_DOMAIN`` where there is none.
+    their indexes. ``nvlink_domain`` is NVML's ``<cluster UUID>.<clique ID>``, empty for none, ``None``
+    while it is not known.
     """
 
     uuid: str
@@ -115,7 +98,7 @@ class Gpu(msgspec.Struct, frozen=True):
     pci_path: tuple[str, ...] = ()
     health: Health = HEALTHY
     lost: bool = False
-    nvlink_domain: NvlinkDomain | None = None
+    nvlink_domain: str | None = None
     mig: bool = False
     """MIG mode is on: only its MIG devices can be used, whatever ``mig_devices`` has."""
     mig_devices: tuple[MigDevice, ...] = ()

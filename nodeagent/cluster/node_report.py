@@ -48,11 +48,9 @@ from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.model import (
     LINK_STATES,
-    NO_NVLINK_DOMAIN,
     Function,
     Link,
     Neighbor,
-    NvlinkDomain,
     Snapshot,
     State,
 )
@@ -139,16 +137,15 @@ def _domains(snapshot: Snapshot, before: NodeLinks | None) -> tuple[ReportedDoma
     gpus = [gpu for gpu in snapshot.gpus if not gpu.lost]
     if not gpus or any(gpu.nvlink_domain is None for gpu in gpus):
         return () if before is None else before.nvlink_domains
-    indexes: dict[NvlinkDomain, list[int]] = {}
+    indexes: dict[str, list[int]] = {}
     for gpu in gpus:
-        if gpu.nvlink_domain is not None:
-            indexes.setdefault(gpu.nvlink_domain, []).append(gpu.index)
-    if indexes.keys() == {NO_NVLINK_DOMAIN}:
+        indexes.setdefault(gpu.nvlink_domain or "", []).append(gpu.index)
+    if indexes.keys() == {""}:
         return ()
     return tuple(
         ReportedDomain(
-            cluster_uuid=domain.cluster_uuid or None,
-            clique_id=domain.clique_id if domain.cluster_uuid else None,
+            cluster_uuid=domain.rpartition(".")[0] or None,
+            clique_id=int(domain.rpartition(".")[2]) if domain else None,
             gpus=tuple(found),
         )
         for domain, found in sorted(indexes.items(), key=lambda entry: entry[1])

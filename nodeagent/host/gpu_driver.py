@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from nodeagent.model import GpuUsage, MigDevice, NvlinkDomain
+from nodeagent.model import GpuUsage, MigDevice
 
 
 class DriverError(Exception):
@@ -42,7 +42,7 @@ class GpuReading(Struct, frozen=True):
     recovery_action: str | None = None
     lost: bool = False
     fault: str | None = None
-    nvlink_domain: NvlinkDomain | None = None
+    nvlink_domain: str | None = None
     mig_devices: tuple[MigDevice, ...] | None = ()
 
 

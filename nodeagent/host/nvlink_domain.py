@@ -11,12 +11,10 @@ import ctypes
 import uuid
 from typing import Any
 
-from nodeagent.model import NO_NVLINK_DOMAIN, NvlinkDomain
 
-
-def read_nvlink_domain(lib: Any, handle: Any) -> NvlinkDomain | None:
-    """The domain of a GPU, ``NO_NVLINK_DOMAIN`` if it is in none, or ``None`` while this is not known: the registration
-    has not started or is in progress, or the call fails."""
+def read_nvlink_domain(lib: Any, handle: Any) -> str | None:
+    """The domain of a GPU as ``<cluster UUID>.<clique ID>``, empty if it is in none, or ``None`` while this is not
+    known: the registration has not started or is in progress, or the call fails."""
     other_version = {
         lib.NVML_ERROR_NOT_SUPPORTED,
         lib.NVML_ERROR_FUNCTION_NOT_FOUND,
@@ -38,16 +36,16 @@ def read_nvlink_domain(lib: Any, handle: Any) -> NvlinkDomain | None:
                 continue
             return None
         return _domain(lib, info)
-    return NO_NVLINK_DOMAIN
+    return ""
 
 
-def _domain(lib: Any, info: Any) -> NvlinkDomain | None:
+def _domain(lib: Any, info: Any) -> str | None:
     state = int(info.state) & 0xFF  # one byte in nvml.h, a word in the binding
     if state == lib.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
-        return NO_NVLINK_DOMAIN
+        return ""
     if state != lib.NVML_GPU_FABRIC_STATE_COMPLETED:
         return None
     cluster = uuid.UUID(bytes=bytes(info.clusterUuid))
     if info.status != lib.NVML_SUCCESS or not cluster.int:
-        return NO_NVLINK_DOMAIN
-    return NvlinkDomain(str(cluster), int(info.cliqueId))
+        return ""
+    return f"{cluster}.{int(info.cliqueId)}"

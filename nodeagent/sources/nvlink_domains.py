@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nodeagent.host.gpu_driver import GpuReading
-from nodeagent.model import NvlinkDomain
 
 
 class NvlinkDomains:
     """By the UUID of the GPU."""
 
     def __init__(self) -> None:
-        self._domains: dict[str, NvlinkDomain] = {}
-        self._differing: dict[str, NvlinkDomain] = {}
+        self._domains: dict[str, str] = {}
+        self._differing: dict[str, str] = {}
 
     def take(self, readings: Iterable[GpuReading]) -> None:
         for reading in readings:
@@ -33,6 +32,6 @@ class NvlinkDomains:
             else:
                 self._differing[uuid] = domain
 
-    def of(self, uuid: str) -> NvlinkDomain | None:
+    def of(self, uuid: str) -> str | None:
         """The domain; ``None`` if no reading had one."""
         return self._domains.get(uuid)

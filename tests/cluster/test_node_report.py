@@ -26,14 +26,12 @@ from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
 from nodeagent.lldp.lldpdu_codec import encode
 from nodeagent.lldp.neighbor_table import NeighborTable
 from nodeagent.model import (
-    NO_NVLINK_DOMAIN,
     Function,
     Gpu,
     Health,
     Identifier,
     Link,
     Neighbor,
-    NvlinkDomain,
     Reason,
     Snapshot,
     State,
@@ -113,10 +111,10 @@ def test_eight_links_are_one_small_object_that_reads_back():
 
 
 CLUSTER = "9c6f5af3-4f59-4f8d-bb27-f3a2a3f1c5aa"
-ONE, TWO = NvlinkDomain(CLUSTER, 0), NvlinkDomain(CLUSTER, 4026)
+ONE, TWO = f"{CLUSTER}.0", f"{CLUSTER}.4026"
 
 
-def domains_of(*domains: NvlinkDomain | None, before: NodeLinks | None = None, lost: int = -1) -> NodeLinks:
+def domains_of(*domains: str | None, before: NodeLinks | None = None, lost: int = -1) -> NodeLinks:
     gpus = tuple(
         Gpu(
             f"GPU-{n}",
@@ -140,12 +138,12 @@ def written(made: NodeLinks) -> Any:
 
 def test_the_nvlink_domain_of_the_gpus_is_part_of_the_report():
     assert written(domains_of(ONE, ONE)) == ({"clusterUUID": CLUSTER, "cliqueID": 0, "gpus": (0, 1)},)
-    assert written(domains_of(NO_NVLINK_DOMAIN, NO_NVLINK_DOMAIN)) is None
+    assert written(domains_of("", "")) is None
     assert written(domains_of()) is None
 
 
 def test_gpus_that_disagree_are_reported_each_with_its_domain():
-    assert written(domains_of(TWO, ONE, NO_NVLINK_DOMAIN, ONE)) == (
+    assert written(domains_of(TWO, ONE, "", ONE)) == (
         {"clusterUUID": CLUSTER, "cliqueID": 4026, "gpus": (0,)},
         {"clusterUUID": CLUSTER, "cliqueID": 0, "gpus": (1, 3)},
         {"gpus": (2,)},
@@ -154,10 +152,10 @@ def test_gpus_that_disagree_are_reported_each_with_its_domain():
 
 def test_the_last_reported_domain_stands_while_one_is_not_known():
     before = domains_of(ONE, ONE)
-    for unknown in ((None, ONE), (None, NO_NVLINK_DOMAIN), (None, None), ()):
+    for unknown in ((None, ONE), (None, ""), (None, None), ()):
         assert domains_of(*unknown, before=before).nvlink_domains == before.nvlink_domains
     assert domains_of(TWO, TWO, before=before).nvlink_domains == domains_of(TWO, TWO).nvlink_domains
-    assert written(domains_of(NO_NVLINK_DOMAIN, NO_NVLINK_DOMAIN, before=before)) is None
+    assert written(domains_of("", "", before=before)) is None
 
 
 def test_a_lost_gpu_does_not_keep_the_others_from_their_new_domain():

@@ -199,6 +199,4 @@ async def test_racks_partitions_and_plain_nodes_through_the_whole_chain(racks: R
 
 def test_the_scan_of_a_tray_shows_its_domain(racks: Racks) -> None:
     assert isinstance(racks.snapshot, Snapshot)
-    assert {str(gpu.nvlink_domain) for gpu in racks.snapshot.gpus} == {
-        "9c6f5af3-4f59-4f8d-bb27-f3a2a3f1c5aa.4026"
-    }
+    assert {gpu.nvlink_domain for gpu in racks.snapshot.gpus} == {"9c6f5af3-4f59-4f8d-bb27-f3a2a3f1c5aa.4026"}

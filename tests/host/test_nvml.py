@@ -15,7 +15,7 @@ import pytest
 from nodeagent.host import nvml_mig
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading
 from nodeagent.host.nvml_mig import profile
-from nodeagent.model import NO_NVLINK_DOMAIN, MigDevice
+from nodeagent.model import MigDevice
 
 pytestmark = pytest.mark.needs("pynvml", "cc")
 
@@ -155,7 +155,7 @@ def test_a_gpu_has_the_kernels_pci_address_and_memory_in_mib(nvml, machine):
             pci_address="0000:1b:00.0",
             memory_mib=81559,
             recovery_action="none",
-            nvlink_domain=NO_NVLINK_DOMAIN,
+            nvlink_domain="",
         ),
     )
     assert nvml.version() == "580.95.05"

@@ -21,7 +21,7 @@ from nodeagent.inventory import Inventory
 from nodeagent.kinds.device_list_size import status_remarks
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.machine_view import MachineView, machine_view
-from nodeagent.model import NO_NVLINK_DOMAIN, Function, Gpu, Health, Link, Snapshot
+from nodeagent.model import Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import Offer
 from nodeagent.plain_text import remarks, section
 from nodeagent.sources.link_selection import select
@@ -241,10 +241,8 @@ def _nvlink_section(snapshot: Snapshot) -> str:
     indexes: dict[str, list[str]] = {}
     for gpu in snapshot.gpus:
         domain = gpu.nvlink_domain
-        indexes.setdefault("not known yet" if domain is None else str(domain) or "none", []).append(
-            str(gpu.index)
-        )
-    if all(gpu.nvlink_domain in (None, NO_NVLINK_DOMAIN) for gpu in snapshot.gpus):
+        indexes.setdefault("not known yet" if domain is None else domain or "none", []).append(str(gpu.index))
+    if not any(gpu.nvlink_domain for gpu in snapshot.gpus):
         return ""
     rows = [(domain, ",".join(gpus)) for domain, gpus in indexes.items()]
     return section("NVLINK", ("DOMAIN", "GPUS"), rows)

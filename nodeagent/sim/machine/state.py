@@ -164,7 +164,7 @@ class SimulatedGpu:
     excluded: bool = False
     counted: int | None = None
     recovery_action: str = "none"
-    nvlink_domain: dict[str, str | int] | None = None
+    nvlink_domain: str | None = None
     values: dict[str, float] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
 
@@ -264,10 +264,7 @@ def _gpu(model: Model, line: GpuLine, index: int) -> Device:
             line.uuid or f"GPU-{model.draw(f'gpu/{index}')}",
             part,
             line.mig,
-            nvlink_domain={
-                "cluster_uuid": fabric.cluster_uuid if fabric else "",
-                "clique_id": fabric.clique_id if fabric else 0,
-            },
+            nvlink_domain=f"{fabric.cluster_uuid}.{fabric.clique_id}" if fabric else "",
             values=healthy_gpu_values(part),
             texts={"gpu_serial": f"16549{index:08d}", "gpu_vbios": "96.00.74.00.01"},
         ),
