@@ -279,6 +279,8 @@ class GpuPublisher:
                     health=self.health.gpus.health(uuid),
                     lost=reading.lost,
                     nvlink_domain=self._domains.of(uuid),
+                    mig=reading.mig,
+                    mig_devices=reading.mig_devices or (),
                 )
             )
         return tuple(gpus)

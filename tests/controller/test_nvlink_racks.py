@@ -76,7 +76,7 @@ class Racks:
         return [node for node, of in self.rack.items() if of == rack]
 
     def report(self, node: str, clique: int) -> dict[str, Any]:
-        """What the agent on a tray writes after two readings of its driver."""
+        """The report of the agent on a tray after two readings of its driver."""
         rack = self.rack[node]
         self.machine.join_nvlink_domain("" if node in self.plain else cluster_uuid(rack), clique)
         driver = RecordedGpuDriver(self.root)

@@ -36,6 +36,10 @@ def _rows(gpus: Sequence[GpuStatus], uuids: Sequence[str]) -> Iterator[Sequence[
             "-" if gpu.celsius is None else f"{gpu.celsius:g} °C",
             gpu.state,
         )
+        for device in gpu.mig:
+            granted = _memory(device.memory_bytes) if device.holder else ""
+            state = f"held by {device.holder}" if device.holder else "free"
+            yield "", f"  {device.uuid}", granted, "", "", "", "", "", f"{device.profile}, {state}"
         for pod in gpu.pods:
             name = f"{pod.namespace}/{pod.pod}" if pod.namespace else f"pod {pod.pod}"
             over = pod.used_bytes is not None and pod.used_bytes > pod.granted_bytes

@@ -213,19 +213,21 @@ def beginnings(uuids: Sequence[str], least: int = 12) -> list[str]:
 def _gpu_rows(view: MachineView, uuids: Sequence[str]) -> Iterable[Sequence[str]]:
     """FREE is the largest request that the GPU can still serve: all slices of a container are on one GPU."""
     snapshot = view.snapshot
-    free = {
-        entry.parent: f"{view.free[resource].get(entry.parent, 0)}/{len(entry.ids)}"
-        for resource, devices in view.resources
-        if resource in view.free
-        for entry in devices
-    }
+    free: dict[str, int] = {}
+    offered: dict[str, int] = {}
+    for resource, devices in view.resources:
+        if resource in view.free:
+            for entry in devices:
+                offered[entry.parent] = offered.get(entry.parent, 0) + len(entry.ids)
+            for parent, count in view.free[resource].items():
+                free[parent] = free.get(parent, 0) + count
     for gpu, uuid in zip(snapshot.gpus, uuids, strict=True):
         yield (
             str(gpu.index),
             uuid,
             gpu.name,
             f"{gpu.memory_mib} MiB",
-            free.get(gpu.uuid, "-"),
+            f"{free.get(gpu.uuid, 0)}/{offered[gpu.uuid]}" if gpu.uuid in offered else "-",
             gpu.pci_address,
             _or_dash(gpu.numa_node),
             gpu.health.state,
