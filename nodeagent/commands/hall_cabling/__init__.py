@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import FAILED, GOOD, Add, json_option, seconds
 from nodeagent.commands.plan import read_source, source_options
-from nodeagent.plain_text import columns, one_line
+from nodeagent.commands.terminal import columns, screen
+from nodeagent.plain_text import one_line
 
 if TYPE_CHECKING:
     from nodeagent.commands.hall_cabling.hall_report import CheckedLink
@@ -129,7 +130,7 @@ def _print_table(options: argparse.Namespace, links: list[CheckedLink]) -> None:
         for link in _listed(options, links)
     ]  # fmt: skip
     heads = ("STATE", *(["RACK"] if has_racks else []), "NODE", "RAIL", "LINK", "IS AT", "BELONGS TO", "NOTE")
-    parts = ["\n".join(columns(heads, rows))] if rows else []
+    parts = ["\n".join(columns(heads, rows, screen()))] if rows else []
     parts.append(_sums("RAIL", links, lambda link: link.rail or "no rail"))
     if has_racks:
         parts.append(_sums("RACK", links, lambda link: link.rack or "no rack"))
@@ -144,7 +145,7 @@ def _sums(head: str, links: list[CheckedLink], of: Callable[[CheckedLink], str])
         (name, *(str(states[state]) for state in CableState))
         for name, states in count_states(links, of).items()
     ]
-    return "\n".join(columns((head, *(state.upper() for state in CableState)), counts))
+    return "\n".join(columns((head, *(state.upper() for state in CableState)), counts, screen()))
 
 
 def _sentence(link: CheckedLink) -> str:
