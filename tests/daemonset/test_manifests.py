@@ -51,6 +51,7 @@ CONFIGS = {
     "kind": DAEMONSET / "overlays" / "kind" / "nodeagent.yaml",
     "node-conditions": DAEMONSET / "overlays" / "node-conditions" / "nodeagent.yaml",
     "evictions": DAEMONSET / "overlays" / "evictions" / "nodeagent.yaml",
+    "dra": DAEMONSET / "overlays" / "dra" / "nodeagent.yaml",
     "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
 }
 RESOURCES = {f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)} | {"nvidia-dgx-h100/gpu-mem": 632}
@@ -257,7 +258,7 @@ def test_nothing_else_of_the_host_can_be_written(init: Manifest, daemon: Manifes
     def writable(container: Manifest) -> set[str]:
         return {one["name"] for one in container["volumeMounts"] if not one.get("readOnly", False)}
 
-    assert writable(daemon) == {"cni", "cdi", "state", "device-plugins", "plugins-registry"}
+    assert writable(daemon) == {"cni", "cdi", "state", "device-plugins", "plugins-registry", "dra"}
     assert writable(init) == {"sys"}
 
 
