@@ -36,7 +36,7 @@ enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, TIMEO
 enum { GPUS = 16, EVENTS = 512, RULES = 64, FIELD_RECOVERY_ACTION = 230 };
 
 typedef struct { int index, mig; } Device; /* mig: 0, or 1 + the slot of a MIG device */
-typedef struct { unsigned long long mask[GPUS]; long told; } EventSet;
+typedef struct { unsigned long long mask[GPUS]; long delivered; } EventSet;
 typedef struct { Device *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } EventData;
 typedef struct {
     char legacy[16];
@@ -128,7 +128,7 @@ static void look(Machine *m) {
 }
 
 /* The rest of the line "<kind> <index> <key> ...", if there is one. */
-static int told(const char *kind, int index, const char *key, char *rest, size_t length) {
+static int rest_of_line(const char *kind, int index, const char *key, char *rest, size_t length) {
     char line[512], k[16], name[64];
     int i, at, found = 0;
     const char *path = getenv("NVML_STANDIN");
@@ -147,7 +147,7 @@ static int told(const char *kind, int index, const char *key, char *rest, size_t
 
 static int vital(Device *device, const char *name, unsigned long long *value) {
     char rest[128];
-    if (!told("vital", device->index, name, rest, sizeof rest)) return NOT_SUPPORTED;
+    if (!rest_of_line("vital", device->index, name, rest, sizeof rest)) return NOT_SUPPORTED;
     *value = strtoull(rest, NULL, 0);
     return OK;
 }
@@ -160,7 +160,7 @@ static int small_vital(Device *device, const char *name, unsigned *value) {
 }
 
 static int text(Device *device, const char *name, char *out, unsigned length) {
-    return told("text", device->index, name, out, length) ? OK : NOT_SUPPORTED;
+    return rest_of_line("text", device->index, name, out, length) ? OK : NOT_SUPPORTED;
 }
 
 /* The first step of every call: apply the rules of the control file for a GPU (or -1 for none). */
@@ -241,7 +241,7 @@ typedef struct {
 static int mig_of(Device *device, Mig *mig) {
     char key[16], rest[256];
     snprintf(key, sizeof key, "%d", device->mig - 1);
-    if (!device->mig || !told("mig", device->index, key, rest, sizeof rest) ||
+    if (!device->mig || !rest_of_line("mig", device->index, key, rest, sizeof rest) ||
         sscanf(rest, "%95s %u %u %llu %u %u %63s", mig->uuid, &mig->gpu_instance, &mig->compute_instance, &mig->mib,
                &mig->slices, &mig->compute_slices, mig->name) != 7)
         return INVALID_ARGUMENT;
@@ -343,7 +343,7 @@ int nvmlEventSetCreate(EventSet **set) {
     *set = calloc(1, sizeof **set);
     if (!*set) return 20;
     for (int i = 0; i < m.events; i++)
-        if (m.event[i].sequence > (*set)->told) (*set)->told = m.event[i].sequence;
+        if (m.event[i].sequence > (*set)->delivered) (*set)->delivered = m.event[i].sequence;
     return OK;
 }
 
@@ -440,7 +440,7 @@ int nvmlDeviceGetFieldValues(Device *device, int count, FieldValue *values) {
         char key[32], rest[128], value[100];
         snprintf(key, sizeof key, "%u/%u", values[i].field, values[i].scope);
         values[i].result = NOT_SUPPORTED;
-        if (told("field", device->index, key, rest, sizeof rest) && sscanf(rest, "%u %99s", &values[i].type, value) == 2) {
+        if (rest_of_line("field", device->index, key, rest, sizeof rest) && sscanf(rest, "%u %99s", &values[i].type, value) == 2) {
             values[i].result = OK;
             values[i].value.ull = strtoull(value, NULL, 0);
             if (values[i].type == 0) values[i].value.d = strtod(value, NULL);
@@ -533,8 +533,8 @@ static long now_ms(void) {
 static int next_event(Machine *m, EventSet *set, EventData *data) {
     for (int i = 0; i < m->events; i++) {
         Event *e = &m->event[i];
-        if (e->sequence <= set->told) continue;
-        set->told = e->sequence;
+        if (e->sequence <= set->delivered) continue;
+        set->delivered = e->sequence;
         if (!(set->mask[e->index] & e->type)) continue;
         *data = (EventData){&devices[e->index], e->type, e->data, ~0u, ~0u};
         return 1;
