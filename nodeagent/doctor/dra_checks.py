@@ -78,9 +78,10 @@ def _floor(facts: DraFacts, kubelet: str) -> Iterator[Finding]:
 
 
 def _classes(facts: DraFacts, config: Config) -> Iterator[Finding]:
-    memory = {entry.name for entry in config.resources if isinstance(entry, GpuMemResource)} | {"gpu-mem"}
+    names = ["gpu-mem", *(entry.name for entry in config.resources if isinstance(entry, GpuMemResource))]
+    memory = re.compile("|".join(re.escape(name).replace(r"\{gpu\}", "[0-9]*") for name in names))
     for resource, device_class in sorted(facts.classes.items()):
-        if resource.rpartition("/")[2] in memory:
+        if memory.fullmatch(resource.rpartition("/")[2]):
             yield TOPIC.fix("class_of_memory", f"the DeviceClass {device_class} has the name {resource}")
 
 
@@ -103,13 +104,9 @@ def _offered_twice(
 
 def _names(device: PublishedDevice, config: Config) -> Iterator[str]:
     """The names after the slash under which a device plugin of nodeagent offers this hardware."""
+    kinds = {VfResource: ("nic", "{rail}"), GpuMemResource: ("gpu", "{gpu}")}
     for entry in config.resources:
-        if isinstance(entry, VfResource):
-            if (
-                device.kind == "nic"
-                and "{netdev}" not in entry.name
-                and (device.rail is not None or "{" not in entry.name)
-            ):
-                yield entry.name.format(rail=device.rail)
-        elif isinstance(entry, GpuMemResource) and device.kind == "gpu":
-            yield entry.name
+        kind, field = kinds.get(type(entry), ("", ""))
+        name = entry.name if device.number is None else entry.name.replace(field, str(device.number))
+        if kind == device.kind and "{" not in name:
+            yield name

@@ -18,11 +18,12 @@ DEVICE_CLASSES: Resource[Json] = Resource(
 
 @dataclass(frozen=True, slots=True)
 class PublishedDevice:
-    """A device in a slice of our driver. ``kind`` is ``gpu`` or ``nic``, ``taint`` its first taint as text."""
+    """A device in a slice of our driver. ``kind`` is ``gpu`` or ``nic``, ``number`` the index of the GPU or the rail of
+    the NIC, ``taint`` the first taint as text."""
 
     name: str
     kind: str
-    rail: int | None = None
+    number: int | None = None
     taint: str = ""
 
 
@@ -67,11 +68,12 @@ async def read(client: ApiClient, node: str | None, forbidden: Callable[[ApiErro
 
 def _device(device: Json) -> PublishedDevice:
     attributes = device.get("attributes") or {}
-    rail = (attributes.get("rail") or {}).get("int")
+    kind = str((attributes.get("kind") or {}).get("string", ""))
+    number = (attributes.get("index" if kind == "gpu" else "rail") or {}).get("int")
     taint: Json = next(iter(device.get("taints") or ()), {})
     return PublishedDevice(
         str(device.get("name", "")),
-        str((attributes.get("kind") or {}).get("string", "")),
-        rail if isinstance(rail, int) else None,
+        kind,
+        number if isinstance(number, int) else None,
         f"{taint.get('value', '')}:{taint.get('effect', '')}" if taint else "",
     )

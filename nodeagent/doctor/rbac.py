@@ -80,6 +80,6 @@ DRA_RIGHTS = (
         ("list", "watch", "create", "patch", "delete"),
         "to publish GPUs and PFs",
     ),
-    NeededRight("resource.k8s.io", "resourceclaims", ("get",), "to hand out what a claim has"),
+    NeededRight("resource.k8s.io", "resourceclaims", ("get",), "to hand out the devices of a claim"),
 )
-"""What an agent needs beside its ``NEEDED_RIGHTS`` where a resource has mode dra."""
+"""Rights of an agent beside its ``NEEDED_RIGHTS`` where a resource has mode dra."""

@@ -1,9 +1,9 @@
 """A stand-in for the part of the scheduler that allocates ResourceClaims: depth-first, first fit, one node at a time.
 
-It behaves like Kubernetes 1.36 where a user sees it: pools by name, slices by name, devices as listed; only complete
-pools of the highest generation; taints and tolerations; consumable capacity with its policy; ``matchAttribute`` and
-``distinctAttribute``; no memory of equal devices, so a request that cannot be met costs all combinations of those
-before it. The differences:
+It behaves like Kubernetes 1.36 where a user sees it. Pools and slices are searched by name, devices as listed. Only
+complete pools of the highest generation count. Taints, tolerations, consumable capacity with its policy,
+``matchAttribute`` and ``distinctAttribute`` are applied. Equal devices are tried one by one, so a request that cannot be
+met costs all combinations of those before it. The differences:
 
 * selectors are conjunctions of comparisons, as in the shipped classes; another expression is an error;
 * ``allocationMode`` ``All``, ``firstAvailable``, ``adminAccess``, counters, binding conditions and node selectors are
@@ -40,7 +40,7 @@ class AllocationError(Exception):
 
 
 @dataclass(frozen=True)
-class ListedDevice:
+class PoolDevice:
     """A device of a complete pool."""
 
     driver: str
@@ -142,13 +142,13 @@ class _Search:
         self,
         requests: list[_DeviceRequest],
         constraints: list[Json],
-        devices: list[ListedDevice],
+        devices: list[PoolDevice],
         taken: TakenCapacity,
         steps_max: int,
     ) -> None:
         self._requests, self._constraints, self._devices = requests, constraints, devices
         self._taken, self._steps_left = taken, steps_max
-        self._chosen: list[tuple[ListedDevice, dict[str, Fraction] | None]] = []
+        self._chosen: list[tuple[PoolDevice, dict[str, Fraction] | None]] = []
 
     def results(self) -> list[Json] | None:
         """The results of the claim on this node; ``None`` if it does not fit. Raises ``AllocationError`` after too
@@ -193,7 +193,7 @@ class _Search:
         return False
 
     def _amounts(
-        self, request: _DeviceRequest, device: ListedDevice
+        self, request: _DeviceRequest, device: PoolDevice
     ) -> tuple[bool, dict[str, Fraction] | None]:
         """Whether the device has room, and the capacity that the request consumes; ``None``: the device as a whole."""
         capacities = device.body.get("capacity") or {}
@@ -212,7 +212,7 @@ class _Search:
             amounts[name] = amount
         return True, amounts
 
-    def _keeps_constraints(self, index: int, device: ListedDevice) -> bool:
+    def _keeps_constraints(self, index: int, device: PoolDevice) -> bool:
         name = self._requests[index].name
         for constraint in self._constraints:
             members = constraint.get("requests") or [request.name for request in self._requests]
@@ -234,7 +234,7 @@ class _Search:
         return True
 
 
-def _devices(slices: Sequence[Json]) -> Iterator[ListedDevice]:
+def _devices(slices: Sequence[Json]) -> Iterator[PoolDevice]:
     """The devices of the complete pools, in the order of preference."""
     pools: dict[tuple[str, str], list[Json]] = {}
     for obj in sorted(slices, key=lambda obj: str(obj["metadata"]["name"])):
@@ -245,7 +245,7 @@ def _devices(slices: Sequence[Json]) -> Iterator[ListedDevice]:
         current = [spec for spec in specs if spec["pool"]["generation"] == highest]
         if len(current) == current[0]["pool"]["resourceSliceCount"]:
             for spec in current:
-                yield from (ListedDevice(driver, pool, device) for device in spec.get("devices") or ())
+                yield from (PoolDevice(driver, pool, device) for device in spec.get("devices") or ())
 
 
 def _taken(claims: Sequence[Json]) -> TakenCapacity:
@@ -264,7 +264,7 @@ def _taken(claims: Sequence[Json]) -> TakenCapacity:
     return taken
 
 
-def _suits(request: _DeviceRequest, device: ListedDevice) -> bool:
+def _suits(request: _DeviceRequest, device: PoolDevice) -> bool:
     tainted = any(
         taint["effect"] in ("NoSchedule", "NoExecute")
         and not any(_tolerates(toleration, taint) for toleration in request.tolerations)
@@ -281,7 +281,7 @@ def _tolerates(toleration: Json, taint: Json) -> bool:
     return (toleration.get("key"), toleration.get("value", "")) == (taint["key"], taint.get("value", ""))
 
 
-def matches(expression: str, device: ListedDevice) -> bool:
+def matches(expression: str, device: PoolDevice) -> bool:
     """Evaluate a selector. Raises ``AllocationError`` for a missing attribute, as CEL does."""
     for text in re.split(r"\s*&&\s*", expression.strip()):
         term = _TERM.fullmatch(text)
@@ -294,7 +294,7 @@ def matches(expression: str, device: ListedDevice) -> bool:
     return True
 
 
-def _term_holds(term: re.Match[str], device: ListedDevice) -> bool:
+def _term_holds(term: re.Match[str], device: PoolDevice) -> bool:
     if term["key"] is not None:
         return device.has(term["within"], term["key"])
     if term["driver"] is None and not device.has(term["domain"], term["name"]):

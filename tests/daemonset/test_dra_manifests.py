@@ -21,7 +21,7 @@ from nodeagent.dra import DRIVER
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.claim_allocator import AllocationError, ListedDevice, allocate, matches
+from nodeagent.sim.claim_allocator import AllocationError, PoolDevice, allocate, matches
 from tests.cluster.test_slice_publisher import NODE as STAGE_NODE
 from tests.cluster.test_slice_publisher import OWNER as STAGE_OWNER
 from tests.cluster.test_slice_publisher import Stage
@@ -210,10 +210,10 @@ def test_no_class_has_a_name_whose_amount_is_no_number_of_devices() -> None:
                 assert re.search(r"/nic[0-7]$", line.strip()), f"{path}: {line}"
 
 
-def listed(facts: Any = None) -> list[ListedDevice]:
+def listed(facts: Any = None) -> list[PoolDevice]:
     node = Node(facts or dgx())
     return [
-        ListedDevice(DRIVER, f"gpu-7/{pool}", device)
+        PoolDevice(DRIVER, f"gpu-7/{pool}", device)
         for pool in ("gpu", "nic")
         for device in node.devices(pool)
     ]
@@ -221,7 +221,7 @@ def listed(facts: Any = None) -> list[ListedDevice]:
 
 def test_each_class_selects_its_devices(manifests: list[Manifest]) -> None:
     devices = listed()
-    other = ListedDevice("gpu.nvidia.com", "x", {"name": "gpu-0", "attributes": {}})
+    other = PoolDevice("gpu.nvidia.com", "x", {"name": "gpu-0", "attributes": {}})
     for one in of_kind(manifests, "DeviceClass"):
         (selector,) = one["spec"]["selectors"]
         chosen = [device for device in (*devices, other) if matches(selector["cel"]["expression"], device)]
@@ -239,20 +239,20 @@ def test_each_class_selects_its_devices(manifests: list[Manifest]) -> None:
 def test_the_stand_in_and_a_cel_library_evaluate_the_classes_alike(manifests: list[Manifest]) -> None:
     evaluate = _cel_evaluator()
     without_rail = {"name": "nic-x", "attributes": {"kind": {"string": "nic"}}}
-    devices = [*listed(), ListedDevice(DRIVER, "p", without_rail), ListedDevice("x.io", "p", {"name": "a"})]
+    devices = [*listed(), PoolDevice(DRIVER, "p", without_rail), PoolDevice("x.io", "p", {"name": "a"})]
     for one in of_kind(manifests, "DeviceClass"):
         expression = one["spec"]["selectors"][0]["cel"]["expression"]
         for device in devices:
             assert evaluate(expression, device) == matches(expression, device)
 
 
-def _cel_evaluator() -> Callable[[str, ListedDevice], bool]:
+def _cel_evaluator() -> Callable[[str, PoolDevice], bool]:
     need("cel_expr_python")
     from cel_expr_python import cel
 
     environment = cel.NewEnv(variables={"device": cel.Type.DYN})
 
-    def evaluate(expression: str, device: ListedDevice) -> bool:
+    def evaluate(expression: str, device: PoolDevice) -> bool:
         domains: dict[str, dict[str, Any]] = {DRIVER: {}}
         for name, value in (device.body.get("attributes") or {}).items():
             domain, _, short = name.rpartition("/")

@@ -409,6 +409,14 @@ DRA_CASES: list[tuple[str, Iterable[Finding]]] = [
     ("fix version_below_dra", of_claims(kubelet="v1.35.9")),
     ("fix offered_twice", of_claims(gpu_mem="632", nic3="0")),
     ("fix offered_twice", of_claims(nic3="8")),
+    (
+        "fix offered_twice",
+        of_claims(
+            DraFacts((1, 36), {}, (PublishedDevice("gpu-2", "gpu", 2),)),
+            config("resources:\n- {kind: gpu-mem, name: 'gpu-mem{gpu}'}\n"),
+            gpu_mem2="79",
+        ),
+    ),
     ("fix class_of_memory", of_claims(replace(PUBLISHED, classes={"x/gpu-mem": "c", "x/nic0": "nic0"}))),
     ("fix not_published", of_claims(replace(PUBLISHED, devices=()))),
     ("note tainted", of_claims(replace(PUBLISHED, devices=TAINTED))),

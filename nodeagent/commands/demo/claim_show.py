@@ -57,7 +57,7 @@ class ClaimShow(DemoSteps):
     async def run(self, *, once: bool) -> None:
         print(
             f"nodeagent demo. Simulated: the machine ({self._machine.model.name}), its drivers, the kubelet, the API "
-            "server and\nthe scheduler's allocation of claims. Real: the agent, a process that publishes ResourceSlices.\n"
+            "server and\nthe scheduler's allocation of claims. Real: the agent, which publishes ResourceSlices.\n"
         )
         if not self._machine.gpus or not self._machine.pfs:
             raise DemoError(f"the machine {self._machine.model.name} has no GPU or no NIC; claims need both")
