@@ -18,6 +18,7 @@ import asyncio
 import gc
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -169,12 +170,13 @@ class Agent:
                 statuses=self.plugins.statuses,
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,
-                machine_view=lambda: msgspec.json.encode(self.offering.view()),
+                machine_view=self.offering.view,
                 neighbor_view=lambda: msgspec.json.encode(self.sources.neighbor_view()),
                 configuration_fault=lambda: self.file.fault if self.file is not None else "",
                 stuck_threads=gpu_source.stuck_threads,
                 cluster=self.deliveries,
                 accounting=self.accounting,
+                node=options.node_name or socket.gethostname(),
             ),
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from nodeagent.agent_config import Config
 from nodeagent.doctor.dra_facts import DraFacts, PublishedDevice
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, VfResource
+from nodeagent.kinds.resource_settings import GpuMemResource, VfResource
 
 FLOOR = (1, 36)
 """The first version whose defaults have all that mode dra needs."""
@@ -48,7 +48,7 @@ def findings(
     facts: DraFacts, config: Config, node: Mapping[str, str] | None, kubelet: str
 ) -> Iterator[Finding]:
     """``node`` has the allocatable amounts of the Node by resource, ``kubelet`` its version."""
-    by_claim = any(not isinstance(entry, GpuResource) and entry.mode == "dra" for entry in config.resources)
+    by_claim = any(getattr(entry, "mode", "") == "dra" for entry in config.resources)
     if by_claim:
         yield from _floor(facts, kubelet)
     yield from _classes(facts, config)

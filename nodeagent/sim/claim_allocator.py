@@ -2,8 +2,8 @@
 
 It behaves like Kubernetes 1.36 where a user sees it. Pools and slices are searched by name, devices as listed. Only
 complete pools of the highest generation count. Taints, tolerations, consumable capacity with its policy,
-``matchAttribute`` and ``distinctAttribute`` are applied. Equal devices are tried one by one, so a request that cannot be
-met costs all combinations of those before it. The differences:
+``matchAttribute`` and ``distinctAttribute`` are applied. Equal devices are tried one by one, so a request that cannot
+be met costs all combinations of those before it. The differences:
 
 * selectors are conjunctions of comparisons, as in the shipped classes; another expression is an error;
 * ``allocationMode`` ``All``, ``firstAvailable``, ``adminAccess``, counters, binding conditions and node selectors are

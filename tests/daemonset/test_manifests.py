@@ -53,6 +53,7 @@ CONFIGS = {
     "evictions": DAEMONSET / "overlays" / "evictions" / "nodeagent.yaml",
     "dra": DAEMONSET / "overlays" / "dra" / "nodeagent.yaml",
     "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
+    "mig": DAEMONSET / "overlays" / "mig" / "nodeagent.yaml",
 }
 RESOURCES = {f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)} | {"nvidia-dgx-h100/gpu-mem": 632}
 
@@ -319,6 +320,7 @@ def test_every_volume_is_mounted_and_every_mount_has_a_volume(overlay: str) -> N
 GRANTED = {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW"], "machine": [], "controller": []}
 GRANTED_IN = {
     "overlays/kind": {"nodeagent": [], "machine": []},
+    "overlays/mig": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
     "overlays/optics": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "NET_ADMIN"]},
 }
 
