@@ -67,6 +67,7 @@ def test_every_supported_system_has_an_example() -> None:
         "large-clusters",
         "mpi-operator",
         "multus-sriov",
+        "node-problem-detector",
         "training-operator",
         "volcano",
         "volcano-global",
@@ -408,8 +409,11 @@ def test_the_numbers_of_the_large_cluster_readme_are_right() -> None:
     ]
     assert rows["HyperNodes of tier 1 (32 nodes each)"] == [f"{-(-n // 32):,}" for n in nodes]
     assert rows["pages of the controller's first list"] == [str(-(-n // 500)) for n in nodes]
-    assert rows["samples a second at 60 s"] == [f"{2_400 * n // 60:,}" for n in nodes]
-    assert rows["shards of 2.5 M series at most"] == [str(-(-2_400 * n // 2_500_000)) for n in nodes]
-    assert rows["series"] == [f"{2_400 * n / 1e6:g} M" for n in nodes]
+    found = re.search(r"([\d,]+) stay", text)
+    assert found is not None
+    series = int(found[1].replace(",", ""))
+    assert rows["samples a second at 60 s"] == [f"{series * n // 60:,}" for n in nodes]
+    assert rows["shards of 2.5 M series at most"] == [str(-(-series * n // 2_500_000)) for n in nodes]
+    assert rows["series"] == [f"{series * n / 1e6:,.1f} M" for n in nodes]
     (prometheus,) = of_kind(parsed((LARGE / "prometheus.yaml").read_text()), "Prometheus")
     assert str(prometheus["spec"]["shards"]) == rows["shards of 2.5 M series at most"][1]
