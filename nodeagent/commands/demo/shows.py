@@ -12,6 +12,7 @@ import signal
 import tempfile
 from pathlib import Path
 
+from nodeagent.commands.demo.claim_show import ClaimShow
 from nodeagent.commands.demo.demo_steps import DemoError
 from nodeagent.commands.demo.fabric_show import FabricShow
 from nodeagent.commands.demo.node_show import NodeShow, write
@@ -20,11 +21,15 @@ from nodeagent.supervise import ending_signals
 __all__ = ["DemoError", "main", "write"]
 
 
-def main(machine: str, *, once: bool, nodes: int | None = None) -> int:
-    """Run the demo of one node, or of a fabric with ``nodes`` nodes. Returns the exit code."""
+def main(machine: str, *, once: bool, nodes: int | None = None, by_claim: bool = False) -> int:
+    """Run the demo of one node, of a fabric with ``nodes`` nodes, or of claims. Returns the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="nodeagent-demo-"))
     try:
-        show = NodeShow(machine, folder) if nodes is None else FabricShow(machine, folder, nodes)
+        show: NodeShow | FabricShow | ClaimShow
+        if by_claim:
+            show = ClaimShow(machine, folder)
+        else:
+            show = NodeShow(machine, folder) if nodes is None else FabricShow(machine, folder, nodes)
         asyncio.run(_run(show, once=once))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
@@ -33,7 +38,7 @@ def main(machine: str, *, once: bool, nodes: int | None = None) -> int:
     return 0
 
 
-async def _run(show: NodeShow | FabricShow, *, once: bool) -> None:
+async def _run(show: NodeShow | FabricShow | ClaimShow, *, once: bool) -> None:
     task = asyncio.current_task()
     if task is not None:
         for number in ending_signals(signal.SIGHUP):  # a closed terminal ends the demo like Ctrl-C
