@@ -51,6 +51,7 @@ CONFIGS = {
     "kind": DAEMONSET / "overlays" / "kind" / "nodeagent.yaml",
     "node-conditions": DAEMONSET / "overlays" / "node-conditions" / "nodeagent.yaml",
     "evictions": DAEMONSET / "overlays" / "evictions" / "nodeagent.yaml",
+    "dra": DAEMONSET / "overlays" / "dra" / "nodeagent.yaml",
     "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
     "mig": DAEMONSET / "overlays" / "mig" / "nodeagent.yaml",
 }
@@ -287,7 +288,7 @@ def test_nothing_else_of_the_host_can_be_written(init: Manifest, daemon: Manifes
     def writable(container: Manifest) -> set[str]:
         return {one["name"] for one in container["volumeMounts"] if not one.get("readOnly", False)}
 
-    assert writable(daemon) == {"cni", "cdi", "state", "device-plugins", "plugins-registry"}
+    assert writable(daemon) == {"cni", "cdi", "state", "device-plugins", "plugins-registry", "dra"}
     assert writable(init) == {"sys"}
 
 
