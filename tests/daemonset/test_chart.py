@@ -70,6 +70,7 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "evictions": {"enabled": True},
         "config": text("overlays/evictions/nodeagent.yaml"),
     },
+    "overlays/dra": {"dra": {"enabled": True}, "config": text("overlays/dra/nodeagent.yaml")},
     "overlays/node-conditions": {
         "controller": {"enabled": True},
         "nodeConditions": {"enabled": True},
