@@ -1,7 +1,7 @@
 """The pages of the controller's web server: metrics, probes, and the fabric map below ``/ui/``.
 
 The map shows what this replica has: its copies of the cluster, planned once more for each document and not accepted,
-so that looking changes no move. Only the leader knows since when moves wait, and what was written.
+so that looking changes no move. Only the leader has the times of waiting moves and the last writes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NODE_NAME_MAX = 253
 
 
 class ReplicaWrites(msgspec.Struct, frozen=True):
-    """What this replica writes."""
+    """The writers of this replica, and their last writes."""
 
     hypernodes: HyperNodeWriter
     labels: NodeLabeler
@@ -52,7 +52,7 @@ _REPORT = NODELINKS.typed(_ReportedLinks)
 
 
 class ControllerPages:
-    """``reader`` asks the API server for the report of a node that somebody has selected."""
+    """``reader`` asks the API server for the report of a selected node."""
 
     def __init__(
         self,

@@ -27,11 +27,11 @@ STALE, CONTESTED, SAYS_MISCABLED = 1, 2, 4
 """Bits of a mark: the LLDP information has expired; another neighbor sends too; the node reports it as miscabled."""
 
 
-class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class FabricPart(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     pass
 
 
-class ViewShape(_Wire, frozen=True, kw_only=True):
+class ViewShape(FabricPart, frozen=True, kw_only=True):
     """The links of some nodes, in the order of the report: names, columns (rail or fabric) and switches.
 
     ``own`` links come first, which are those of the tree's fabric; the column of any other link is its fabric.
@@ -44,7 +44,7 @@ class ViewShape(_Wire, frozen=True, kw_only=True):
     switches: tuple[int, ...]
 
 
-class ViewHyperNode(_Wire, frozen=True, kw_only=True):
+class ViewHyperNode(FabricPart, frozen=True, kw_only=True):
     """``parent`` is an index in ``FabricView.hypernodes``, or -1. ``source`` is the owner of a foreign one."""
 
     name: str
@@ -57,7 +57,7 @@ class ViewHyperNode(_Wire, frozen=True, kw_only=True):
     members: int = 0
 
 
-class ViewAnomaly(_Wire, frozen=True, kw_only=True):
+class ViewAnomaly(FabricPart, frozen=True, kw_only=True):
     kind: str
     node: str
     link: str
@@ -66,7 +66,7 @@ class ViewAnomaly(_Wire, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
 
 
-class ViewMove(_Wire, frozen=True, kw_only=True):
+class ViewMove(FabricPart, frozen=True, kw_only=True):
     """A node or HyperNode that waits. ``to`` is empty for one that leaves, ``here`` for a new one. ``due``: when the
     wait ends, if nothing changes; ``None`` if it has no end of its own."""
 
@@ -78,7 +78,7 @@ class ViewMove(_Wire, frozen=True, kw_only=True):
     why: str
 
 
-class ViewOverlap(_Wire, frozen=True, kw_only=True):
+class ViewOverlap(FabricPart, frozen=True, kw_only=True):
     name: str
     source: str | None
     members: tuple[str, ...]
@@ -91,7 +91,7 @@ class ViewReport(msgspec.Struct, frozen=True):
     reasons: Mapping[str, Any]
 
 
-class FabricView(_Wire, frozen=True, kw_only=True):
+class FabricView(FabricPart, frozen=True, kw_only=True):
     """Everything that the map shows.
 
     ``nodes[i]`` is in ``hypernodes[groups[i]]``, and has the links of ``shapes[shapes_of[i]]`` (-1: no report, or no

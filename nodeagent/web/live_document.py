@@ -1,4 +1,4 @@
-"""A document that pages show live: made while somebody looks, and announced to each viewer when it changes.
+"""A document that pages show live: made while it has viewers, and announced to each viewer when it changes.
 
 An event names only the new version; the viewer then fetches the document. So a viewer that reads slowly costs one
 version number and never a queue, all viewers share one document, and a viewer that was away needs the latest one only.
@@ -22,11 +22,11 @@ from nodeagent.supervise import keep
 from nodeagent.web.server import Page
 
 VIEWERS_MAX = 16
-"""Half of the connections of the server; further viewers are told to ask again, and do so every 15 s."""
+"""Half of the connections of the server; further viewers ask for the document every 15 s."""
 REST_S = 1.0
 """At least this long between two documents."""
 REST_SHARE = 10.0
-"""And at least so many times the time that one has taken: at most a tenth of a core while somebody looks."""
+"""And at least so many times the time that one has taken: at most a tenth of a core while there are viewers."""
 HEARTBEAT_S = 10.0
 """A viewer that receives nothing for three times this long has lost its connection."""
 JSON_TYPE = "application/json"
@@ -72,7 +72,7 @@ class LiveDocument:
         return Page(200, b"retry: 2000\n\n", "text/event-stream", stream=self._stream(), headers=_NO_STORE)
 
     async def document(self) -> Page:
-        """The latest document; it is made now if nobody looks."""
+        """The latest document; it is made now if there is no viewer."""
         document = await self.latest()
         return Page(200, document.body, JSON_TYPE, gzipped=document.gzipped, headers=_NO_STORE)
 
@@ -80,13 +80,19 @@ class LiveDocument:
         """The latest document. Calls at the same time share one."""
         if self._document is not None:
             return self._document
-        if self._making is None:
-            self._making = asyncio.create_task(self._make_one())
-            self._making.add_done_callback(self._made)
-        return await asyncio.shield(self._making)
+        return await asyncio.shield(self._making or self._begin())
 
-    def _made(self, _task: asyncio.Task[Document]) -> None:
-        self._making = None
+    def _begin(self) -> asyncio.Task[Document]:
+        """Make a document of the present state. Who asks for the latest one meanwhile gets it."""
+        making = self._making = asyncio.create_task(self._make_one())
+        making.add_done_callback(self._ended)
+        return making
+
+    def _ended(self, making: asyncio.Task[Document]) -> None:
+        if self._making is making:
+            self._making = None
+        if not making.cancelled():
+            making.exception()  # each waiter has it; without one it is of no interest
 
     async def _make_one(self) -> Document:
         raw = await self._make()
@@ -128,7 +134,7 @@ class LiveDocument:
             began = time.perf_counter()
             change = asyncio.ensure_future(self._changed())
             try:
-                self._document = await self._make_one()
+                self._document = await self._begin()
                 announced, self._announced = self._announced, asyncio.Event()
                 announced.set()
                 await asyncio.sleep(max(REST_S, REST_SHARE * (time.perf_counter() - began)))

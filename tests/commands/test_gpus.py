@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from nodeagent.accounting.gpu_accounts import PodAccount, accounts
 from nodeagent.cli import main
 from nodeagent.commands.gpus.gpu_table import as_table
+from nodeagent.commands.terminal import Screen
 from nodeagent.metrics.scrape_input import DeviceCount
 from nodeagent.model import Holding, MigDevice, OutsideProcess, Snapshot
 from nodeagent.sim.kubelet import PodSpec
@@ -57,7 +58,7 @@ def test_the_table_has_a_line_for_each_gpu_and_pod_and_marks_an_over_use() -> No
         "the use by pods is not known: no hostPID",
         "GPU0: unhealthy: xid_79",
     ]
-    assert "GPU-32203369  " in as_table(GpuStatuses((FIRST,)), 60)
+    assert "GPU-32203369  " in as_table(GpuStatuses((FIRST,)), Screen(80))
 
 
 def test_a_gpu_in_mig_mode_has_a_line_for_each_mig_device_with_its_pod() -> None:

@@ -69,6 +69,7 @@ def test_every_supported_system_has_an_example() -> None:
         "training-operator",
         "volcano",
         "volcano-deviceshare",
+        "volcano-global",
     ]
 
 

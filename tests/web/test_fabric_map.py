@@ -319,7 +319,7 @@ async def test_two_viewers_see_a_change_and_a_page_survives_the_end_of_its_contr
                 f"{state}.className.includes('bad') && {state}.innerText.includes('Connection lost')",
             )
             await until(lambda: first.pages.live.viewers == 0)
-            assert first.pages.live._document is None, "nothing is kept when nobody looks"
+            assert first.pages.live._document is None, "without viewers nothing is kept"
             front.to = await second.port
             await asyncio.to_thread(tabs[0].until, f"{state}.innerText.includes('second follows first')")
             server.put(nodelinks("node-00", leaves(0)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import FAILED, GOOD, Add
+from nodeagent.commands.terminal import screen
 
 if TYPE_CHECKING:
     from nodeagent.commands.plan.objects import Objects
@@ -133,7 +134,7 @@ def _plan(options: argparse.Namespace) -> int:
     elif options.diff:
         print(render.as_diff(preview.published, preview.outcome), end="")
     else:
-        print(render.as_table(preview.outcome), end="")
+        print(render.as_table(preview.outcome, screen()), end="")
     return GOOD
 
 
@@ -141,7 +142,7 @@ def _explain(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import explanations
 
     try:
-        print(explanations.explain(_preview(options), options.name))
+        print(explanations.explain(_preview(options), options.name, screen()))
     except explanations.UnknownNameError as error:
         print(f"nodeagent: {error}", file=sys.stderr)
         return FAILED
