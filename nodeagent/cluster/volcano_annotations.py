@@ -46,27 +46,27 @@ _MODE = "hami-core"
 """The scheduler's word for GPUs that are shared without MIG."""
 
 
-class Limits(msgspec.Struct):
+class VgpuLimits(msgspec.Struct):
     """The limits of one container, as quantities."""
 
     limits: dict[str, str | int] | None = None
 
 
-class ContainerSpec(msgspec.Struct):
+class VgpuContainer(msgspec.Struct):
     name: str
-    resources: Limits = msgspec.field(default_factory=Limits)
+    resources: VgpuLimits = msgspec.field(default_factory=VgpuLimits)
 
 
-class PodSpec(msgspec.Struct, rename="camel"):
+class VgpuPodSpec(msgspec.Struct, rename="camel"):
     node_name: str = ""
-    containers: list[ContainerSpec] = msgspec.field(default_factory=list)
+    containers: list[VgpuContainer] = msgspec.field(default_factory=list)
 
 
-class PodStatus(msgspec.Struct):
+class VgpuPodStatus(msgspec.Struct):
     phase: str = ""
 
 
-class PodMeta(msgspec.Struct, rename="camel"):
+class VgpuPodMeta(msgspec.Struct, rename="camel"):
     name: str
     namespace: str = ""
     uid: str = ""
@@ -78,9 +78,9 @@ class PodMeta(msgspec.Struct, rename="camel"):
 class VgpuPod(msgspec.Struct):
     """The fields of a pod that are read."""
 
-    metadata: PodMeta
-    spec: PodSpec
-    status: PodStatus = msgspec.field(default_factory=PodStatus)
+    metadata: VgpuPodMeta
+    spec: VgpuPodSpec
+    status: VgpuPodStatus = msgspec.field(default_factory=VgpuPodStatus)
 
     @property
     def annotations(self) -> Mapping[str, str]:
@@ -91,7 +91,7 @@ class VgpuPod(msgspec.Struct):
         return self.status.phase in ("Succeeded", "Failed") or self.metadata.deletion_timestamp is not None
 
     @property
-    def asking(self) -> list[ContainerSpec]:
+    def asking(self) -> list[VgpuContainer]:
         """The containers that ask for a GPU, as ``resourcereqs`` of the scheduler finds them."""
         return [one for one in self.spec.containers if {NUMBER, MEMORY} & (one.resources.limits or {}).keys()]
 

@@ -2,8 +2,8 @@
 
 volcano, pkg/scheduler/api/devices/nvidia/vgpu (``decodeNodeDevices``, ``resourcereqs``,
 ``checkNodeGPUSharingPredicateAndScore``, ``Allocate``) and pkg/scheduler/plugins/util/nodelock. Its unpleasant parts
-are copied: it reads the health of a GPU and does not use it, it goes through the GPUs from the last to the first, it
-counts a pod by its annotations until the pod is gone, and a lock whose time it cannot read is never released.
+are copied. It reads the health of a GPU and does not use it. It goes through the GPUs from the last to the first, and
+counts a pod by its annotations until the pod is gone. A lock whose time it cannot read is never released.
 """
 
 from __future__ import annotations
