@@ -108,6 +108,13 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             "volcanoDeviceshare.enabled",
             NEEDS_NODE_CONDITIONS + write(build("volcano-deviceshare", kubectl)),
         ),
+        "templates/dra.yaml": when(
+            "dra.enabled",
+            write(build("dra", kubectl)).replace(
+                "extendedResourceName: nvidia-dgx-h100/",
+                "extendedResourceName: {{ $.Values.dra.resourcePrefix }}/",
+            ),
+        ),
         "templates/marks.yaml": when(
             "marks.enabled", needs_controller("marks") + write(build("marks", kubectl))
         ),

@@ -105,6 +105,7 @@ class DeviceOffering:
                 *(trouble for trouble in self.troubles if not trouble.fatal),
             ),
             digest(self.config),
+            self.dra.current.devices(),
         )
 
     def check(self, name: str) -> None:

@@ -75,6 +75,7 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "volcanoDeviceshare": {"enabled": True},
         "config": text("overlays/volcano-deviceshare/nodeagent.yaml"),
     },
+    "overlays/dra": {"dra": {"enabled": True}, "config": text("overlays/dra/nodeagent.yaml")},
     "overlays/node-conditions": {
         "controller": {"enabled": True},
         "nodeConditions": {"enabled": True},
