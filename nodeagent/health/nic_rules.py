@@ -377,6 +377,11 @@ def settling(rules: Sequence[Rule]) -> frozenset[str]:
     return frozenset(name for rule in rules if rule.settles for name in rule.counters)
 
 
+def counting(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """Return the rules whose value counters or their decay may change."""
+    return tuple(rule for rule in rules if rule.counters or rule.decays is not None)
+
+
 def traffic(rules: Sequence[Rule]) -> frozenset[str]:
     """Return the counters that cause no evaluation by themselves."""
     alone = {name for rule in rules for name in rule.counters}

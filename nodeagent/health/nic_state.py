@@ -22,7 +22,7 @@ from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
 from nodeagent.health.judged_device import DeviceFigures, JudgedDevice
 from nodeagent.health.link_rules import QUIET_S
-from nodeagent.health.nic_rules import damping, settling, windows
+from nodeagent.health.nic_rules import counting, damping, settling, windows
 from nodeagent.health.nic_view import SYSFS, NicContext, NicView
 from nodeagent.health.record import SPEED_MAX_MBPS, NicFault, NicRecord
 from nodeagent.health.rule import Measured, Rule
@@ -56,7 +56,7 @@ class NicState(JudgedDevice):
         """The time at which the health may change without news."""
         self.netdev: str | None = None
         """The last known name of its netdev."""
-        self._set_rules(rules)
+        self._rules, self._counting = rules, counting(rules)
         self.history = History(windows(rules))
         self.context = NicContext()
         self.expected_mbps: float | None = None
@@ -127,12 +127,8 @@ class NicState(JudgedDevice):
     def _link_levels(self) -> tuple[float | bool | None, ...]:
         return (*self._up, *[self.history.level(name) for name in _LINK_LEVELS])
 
-    def _set_rules(self, rules: Sequence[Rule]) -> None:
-        self._rules = rules
-        self._counting = tuple(rule for rule in rules if rule.counters or rule.decays is not None)
-
     def follow_rules(self, rules: Sequence[Rule], settle_s: float) -> None:
-        self._set_rules(rules)
+        self._rules, self._counting = rules, counting(rules)
         self.losses.follow(damping(rules), settle_s)
         self.history.follow(windows(rules))
         self.has_news = True
@@ -293,15 +289,10 @@ class NicState(JudgedDevice):
 
     def _may_change(self) -> list[Rule]:
         """The rules whose value counters or time may have changed."""
-        counted, decays = self.history.counted, self.losses.penalty.points > 0
-        keys = set(self._running)
-        for rule in self._counting:
-            if (
-                not counted.isdisjoint(rule.counters)
-                or (decays and rule.decays is not None)
-                # A counter has no rate until it was read for some time.
-                or (rule.key not in self.values and self.history.follows(rule.counters))
-            ):
+        history, points, keys = self.history, self.losses.penalty.points, set(self._running)
+        for rule in self._counting:  # a counter has no rate until it was read for some time
+            unknown = rule.key not in self.values and history.follows(rule.counters)
+            if unknown or not history.counted.isdisjoint(rule.counters) or (points > 0 and rule.decays):
                 keys.add(rule.key)
         return [rule for rule in self._rules if rule.key in keys] if keys else []
 

@@ -38,7 +38,7 @@ ONES = float(2**64 - 1)
 
 @dataclass
 class Account:
-    """What this history has shown of one measured fault."""
+    """The evidence of one measured fault in this history."""
 
     bad_s: float = -math.inf
     """For how long it was read as bad without a break; negative: it is good."""
@@ -168,7 +168,7 @@ class GpuHistory(RuleBasedStateMachine):
         value=st.sampled_from([ONES, 0.0, 5.0, 2**32 - 1]),
     )
     def read_garbage(self, names: set[str], value: float) -> None:
-        """Counters of ones, as a device answers that has left the bus, and counters that begin anew."""
+        """Counters of ones, as a device answers that has left the bus, and counters that begin at 0 again."""
         self.tick(**dict.fromkeys(names, float(value)))
         self.tick()
         assert "nvlink_errors" not in self.bench.reasons()
