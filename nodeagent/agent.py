@@ -5,6 +5,7 @@
     offer      inventory and configuration → kinds                         → kubelet, our CDI specs
     kubelet    sockets and registrations
     config     the configuration file, read again when it changes and at SIGHUP
+    dra        claims that the scheduler has allocated: prepared for the kubelet
     cluster    what the agent writes to the API server, if there is one
     web        /metrics, /health, /healthz, /readyz
 
@@ -18,12 +19,14 @@ import asyncio
 import gc
 import logging
 import signal
+import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -38,6 +41,8 @@ from nodeagent.ending import end_at
 from nodeagent.followed_configuration import FollowedConfiguration, configuration_text
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
+from nodeagent.kinds.resource_settings import GpuMemResource
+from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.kubelet.offer_files import OfferFiles
@@ -50,6 +55,9 @@ from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.supervise import ending_signals, first_cause, keep
 from nodeagent.web.pages import Pages, PageSources
+
+if TYPE_CHECKING:
+    from nodeagent.dra.driver import DraDriver
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +145,7 @@ class Agent:
             watched=config.kubelet.registration == "plugins_registry",
             files=files,
             stats=rpc_stats,
-            on_allocate=self._read_pods.set,
+            on_allocate=self._take_allocation,
         )
         self.offering = DeviceOffering(
             config,
@@ -147,13 +155,19 @@ class Agent:
             SliceSizes.open(tree.path(config.health.state_directory)),
             rails,
             self.sources.forget_nics,
+            lambda: () if self.dra is None else self.dra.claims.holdings,
         )
+        self.dra: DraDriver | None = None
+        """The DRA driver, once a kind has mode dra or claims of an earlier agent are prepared."""
+        self._device_info = files.device_info
+        self._rpc_stats = rpc_stats
+        self._pod_holdings: tuple[Holding, ...] | None = None
         self.accounting = GpuAccounting(
             config.gpu,
             lambda: self.inventory.snapshot,
             lambda: {
                 kind.resource: kind.device_mib << 20
-                for kind in self.offering.offered
+                for kind in (*self.offering.offered, *(it.kind for it in self.offering.dra.current.known()))
                 if kind.device_mib is not None
             },
         )
@@ -169,12 +183,13 @@ class Agent:
                 statuses=self.plugins.statuses,
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,
-                machine_view=lambda: msgspec.json.encode(self.offering.view()),
+                machine_view=self.offering.view,
                 neighbor_view=lambda: msgspec.json.encode(self.sources.neighbor_view()),
                 configuration_fault=lambda: self.file.fault if self.file is not None else "",
                 stuck_threads=gpu_source.stuck_threads,
                 cluster=self.deliveries,
                 accounting=self.accounting,
+                node=options.node_name or socket.gethostname(),
             ),
         )
 
@@ -208,9 +223,20 @@ class Agent:
             tasks["pods"] = self._watch_pods
         if listen := config.listen if self._options.listen is None else self._options.listen:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)
-        if (access := agent_tasks.node_access(config.cluster, self._options.node_name)) is not None:
+        access = agent_tasks.node_access(config.cluster, self._options.node_name)
+        if any(self._claim_records.glob("*")):
+            self._open_dra(access)
+        tasks["dra"] = partial(self._run_dra, access)
+        if access is not None:
             arguments = (config.cluster, access, self.inventory, self.offering, self.settled)
-            tasks["cluster"] = partial(agent_tasks.run, *arguments, self.deliveries, self.accounting)
+            tasks["cluster"] = partial(
+                agent_tasks.run,
+                *arguments,
+                self.deliveries,
+                self.accounting,
+                config.health,
+                volcano=_by_volcano(config),
+            )
         return tasks
 
     def reload(self) -> None:
@@ -243,9 +269,67 @@ class Agent:
             self._read_pods,
         )
 
+    def _take_allocation(self, resource: str, ids: Sequence[str]) -> None:
+        self._read_pods.set()
+        if resource == NUMBER:
+            snapshot = self.inventory.snapshot
+            granted = snapshot.vgpu_granted | {next_waiting(snapshot, len(ids)).key}
+            self.inventory.publish("volcano", vgpu_granted=granted)
+            self.offering.refresh()
+
     def _publish_holdings(self, holdings: tuple[Holding, ...]) -> None:
-        self.inventory.publish("pods", holdings=holdings)
+        self._pod_holdings = holdings
+        self.inventory.publish("pods", holdings=self._all_holdings(holdings))
         self.offering.holdings_read()
+
+    def _all_holdings(self, of_plugins: tuple[Holding, ...]) -> tuple[Holding, ...]:
+        of_claims = () if self.dra is None else self.dra.claims.holdings
+        return tuple(sorted((*of_plugins, *of_claims), key=lambda it: (it.namespace, it.pod)))
+
+    # --- Dynamic Resource Allocation ------------------------------------------------------------------
+
+    @property
+    def _claim_records(self) -> Path:
+        return Tree(self._options.root).path(self._config.health.state_directory) / "claims"
+
+    def _open_dra(self, access: agent_tasks.NodeAccess | None) -> None:
+        """Make the driver, and read what claims of an earlier agent hold."""
+        if access is None:
+            log.error(
+                "Resources with mode dra are not offered: the agent has no API server, or not the name of this Node."
+            )
+            return
+        from nodeagent.dra.driver import DraDriver  # noqa: PLC0415
+
+        tree = Tree(self._options.root)
+        self.dra = DraDriver(
+            access.access,
+            access.node,
+            self.offering.dra,
+            kubelet_dir=self._options.kubelet_dir,
+            record_folder=self._claim_records,
+            cdi_folder=tree.path(self._config.cdi.directory),
+            device_info=self._device_info,
+            stats=self._rpc_stats,
+            on_change=self._claims_changed,
+        )
+        self.dra.read_records()
+
+    async def _run_dra(self, access: agent_tasks.NodeAccess | None) -> None:
+        await self.settled.wait()
+        while self.dra is None and not (offer := self.offering.dra).current.pools:
+            await offer.changed(offer.revision)
+        if self.dra is None:
+            self._open_dra(access)
+        if self.dra is None:
+            await asyncio.Event().wait()
+        else:
+            await self.dra.run()
+
+    def _claims_changed(self) -> None:
+        if self._pod_holdings is not None:
+            self.inventory.publish("claims", holdings=self._all_holdings(self._pod_holdings))
+        self.offering.claims_changed()
 
     def _adopt(self, config: Config) -> None:
         """Apply a changed configuration. Raises ``ConfigError``."""
@@ -253,8 +337,14 @@ class Agent:
         for setting in RESTART_SETTINGS:
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
+        if _by_volcano(config) != _by_volcano(self._config):
+            log.warning("A changed setting takes effect when the agent is restarted. setting=volcano")
         logging.getLogger().setLevel((self._options.log_level or config.log.level).upper())
         discovery.adopt(self.health, self._config.health, config.health)
+
+
+def _by_volcano(config: Config) -> bool:
+    return any(isinstance(entry, GpuMemResource) and entry.volcano for entry in config.resources)
 
 
 def _read_config(path: Path) -> Config:

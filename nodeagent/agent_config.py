@@ -24,16 +24,18 @@ from nodeagent.health.gpu_settings import (
 from nodeagent.health.health_settings import HealthSettings, RuleSettings, rule_conflicts
 from nodeagent.kinds.device_list_size import size_conflicts
 from nodeagent.kinds.resource_conflicts import (
-    access_conflicts,
+    claim_conflicts,
     enforcement_conflicts,
     expect_conflicts,
     resource_conflicts,
+    volcano_conflicts,
 )
 from nodeagent.kinds.resource_settings import (
     EXAMPLE_GPU,
     EXAMPLE_VFS,
     ExpectSettings,
     GpuMemResource,
+    MigResource,
     ResourceSettings,
     VfResource,
     VfsEntry,
@@ -79,11 +81,11 @@ class Config(Settings, frozen=True, kw_only=True):
     resources: Annotated[
         tuple[ResourceSettings, ...],
         setting(
-            "Resources offered to the kubelet: entries of kind vf, gpu-mem or gpu.",
+            "Resources offered to the kubelet: entries of kind vf, gpu-mem, mig or gpu.",
             max_length=ENTRIES_MAX,
             example=EXAMPLE_GPU,
         ),
-    ] = (VfResource(), GpuMemResource())
+    ] = (VfResource(), GpuMemResource(), MigResource())
     expect: Annotated[
         ExpectSettings, setting("What this node must offer for its agent to be ready (/readyz).")
     ] = ExpectSettings()
@@ -163,7 +165,16 @@ def _conflicts(built: Built) -> Iterator[Conflict]:
         pod_resources=section(built, ("kubelet",), KubeletSettings).pod_resources,
         access=section(built, ("cluster",), ClusterSettings).access,
     )
-    yield from access_conflicts(resources, access=section(built, ("cluster",), ClusterSettings).access)
+    yield from volcano_conflicts(
+        resources,
+        pod_resources=section(built, ("kubelet",), KubeletSettings).pod_resources,
+        access=section(built, ("cluster",), ClusterSettings).access,
+    )
+    yield from claim_conflicts(
+        resources,
+        access=section(built, ("cluster",), ClusterSettings).access,
+        pod_resources=section(built, ("kubelet",), KubeletSettings).pod_resources,
+    )
     for conflict in accounting_conflicts(section(built, ("gpu", "accounting"), GpuAccountingSettings)):
         yield conflict.below("gpu", "accounting")
     yield from rule_conflicts(tuple(entries(built, ("health", "rules"), RuleSettings)))

@@ -16,7 +16,7 @@ from nodeagent.agent_config import Config, digest
 from nodeagent.bounded_calls import BoundedCalls, Unanswered, hanging_calls
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.dra.devices import GPU, NIC, DraDevice
-from nodeagent.dra.offered import DraOffer, LeftOut, OfferedPools, without_plugin_holders
+from nodeagent.dra.offered import DraOffer, LeftOut, OfferedPools, held_by_claims, without_plugin_holders
 from nodeagent.health.gpu_presence import MISMATCH
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
@@ -25,11 +25,11 @@ from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
-from nodeagent.kubelet.removed_vfs import RemovedVfs
+from nodeagent.kubelet.removed_devices import RemovedDevices
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.machine_view import MachineView, Trouble, machine_view
-from nodeagent.model import Snapshot
+from nodeagent.model import Holding, Snapshot
 from nodeagent.offer import Offer, prefix
 from nodeagent.sources.pci_source import PRODUCT_FILE
 from nodeagent.supervise import either
@@ -52,10 +52,11 @@ class DeviceOffering:
         sizes: SliceSizes,
         rails: RailMemory,
         forget_nics: Callable[[Iterable[str]], None],
-        dra: DraOffer | None = None,
+        claim_holdings: Callable[[], Iterable[Holding]] = tuple,
     ) -> None:
-        self.dra = dra or DraOffer()
+        self.dra = DraOffer()
         """The devices that claims allocate. The kubelet gets none of them from a device plugin."""
+        self._claim_holdings = claim_holdings
         self.offered: tuple[DeviceKind, ...] = ()
         self.withheld: tuple[Withheld, ...] = ()
         """The resources that are not offered."""
@@ -72,7 +73,7 @@ class DeviceOffering:
         self._scan_seconds = config.scan_seconds
         self._rails = rails
         self._forget_nics = forget_nics
-        self._removed_vfs = RemovedVfs()
+        self._removed = RemovedDevices()
         self._offer = Offer(config, rails.content.numbering)
         self._logged_rails: Numbering = rails.content.numbering
         self._replaced = asyncio.Event()
@@ -104,6 +105,7 @@ class DeviceOffering:
                 *(trouble for trouble in self.troubles if not trouble.fatal),
             ),
             digest(self.config),
+            self.dra.current.devices(),
         )
 
     def check(self, name: str) -> None:
@@ -118,6 +120,14 @@ class DeviceOffering:
         resized = (self._sizes.refusal(kind, snapshot) for kind in offer.kinds(snapshot))
         _refuse(name, [*self._fatal(offer), *filter(None, resized)])
         self._offer = offer
+        self._replaced.set()
+
+    def refresh(self) -> None:
+        """Give the plugins the latest facts now: the next request of the kubelet may arrive before the next round."""
+        self._plugins.update(self.offered, self._inventory.snapshot, self._removed.gone)
+
+    def claims_changed(self) -> None:
+        """A claim was prepared or ended."""
         self._replaced.set()
 
     def holdings_read(self) -> None:
@@ -161,10 +171,11 @@ class DeviceOffering:
         self._settle_claims(by_claim, snapshot)
         await self._sizes.save(self.offered)
         await self._save_rails(snapshot)
-        if gone := self._removed_vfs.take(snapshot, time.monotonic()):
-            log.info("Removed VFs leave the device lists: no pod holds them. vfs=%s", ",".join(sorted(gone)))
+        if gone := self._removed.take(snapshot, time.monotonic()):
+            names = ",".join(sorted(gone))
+            log.info("Removed devices leave the device lists: no pod holds them. devices=%s", names)
             self._forget_nics(gone)
-        self._plugins.update(self.offered, snapshot, self._removed_vfs.gone)
+        self._plugins.update(self.offered, snapshot, self._removed.gone)
         return snapshot
 
     def _decide(self, snapshot: Snapshot) -> tuple[list[DeviceKind], list[Withheld]]:
@@ -177,6 +188,8 @@ class DeviceOffering:
                 settled = missing
             elif (refusal := kind.refusal(snapshot)) is not None:
                 settled = refusal
+            elif (claimed := held_by_claims(kind.hardware(snapshot), self._claim_holdings())) is not None:
+                settled = claimed
             elif (obstacle := self._rails.obstacle(kind, snapshot)) is not None:
                 settled = obstacle
             else:

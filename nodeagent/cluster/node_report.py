@@ -38,6 +38,7 @@ from nodeagent.fabric.nodelinks import (
     Metadata,
     NodeLink,
     NodeLinks,
+    ReportedDomain,
     ReportedId,
     convert,
 )
@@ -45,7 +46,14 @@ from nodeagent.inventory import Inventory
 from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
-from nodeagent.model import LINK_STATES, Function, Link, Neighbor, Snapshot, State
+from nodeagent.model import (
+    LINK_STATES,
+    Function,
+    Link,
+    Neighbor,
+    Snapshot,
+    State,
+)
 from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
@@ -119,6 +127,28 @@ def report(
         metadata=Metadata(name=node, namespace=namespace),
         node_name=node,
         links=tuple(sorted(reported.values(), key=_place)),
+        nvlink_domains=_domains(snapshot, before),
+    )
+
+
+def _domains(snapshot: Snapshot, before: NodeLinks | None) -> tuple[ReportedDomain, ...]:
+    """The NVLink domains of the GPUs. While one is not known, or there is no GPU, the last report stands: a driver
+    that is loaded again, or a fabric that starts, divides no domain. A GPU that is lost counts for nothing."""
+    gpus = [gpu for gpu in snapshot.gpus if not gpu.lost]
+    if not gpus or any(gpu.nvlink_domain is None for gpu in gpus):
+        return () if before is None else before.nvlink_domains
+    indexes: dict[str, list[int]] = {}
+    for gpu in gpus:
+        indexes.setdefault(gpu.nvlink_domain or "", []).append(gpu.index)
+    if indexes.keys() == {""}:
+        return ()
+    return tuple(
+        ReportedDomain(
+            cluster_uuid=domain.rpartition(".")[0] or None,
+            clique_id=int(domain.rpartition(".")[2]) if domain else None,
+            gpus=tuple(found),
+        )
+        for domain, found in sorted(indexes.items(), key=lambda entry: entry[1])
     )
 
 
@@ -220,6 +250,10 @@ def body(links: NodeLinks, owner: NodeClaim | None) -> dict[str, Any]:
     return applied
 
 
+def _is_same(links: NodeLinks, other: NodeLinks) -> bool:
+    return (links.links, links.nvlink_domains) == (other.links, other.nvlink_domains)
+
+
 class NodeReporter:
     """Keep this node's NodeLinks up to date.
 
@@ -252,8 +286,8 @@ class NodeReporter:
         self._board = board or NoticeBoard()
         self._stored: NodeLinks | None = None
         self._left_out: tuple[str, ...] = ()
-        self._reduced: tuple[NodeLink, ...] | None = None
-        """The links that were written in place of ``_stored``, without the parts that the server refused."""
+        self._reduced: NodeLinks | None = None
+        """The report that was written in place of ``_stored``, without the parts that the server refused."""
         self.writes = 0
 
     async def run(self) -> None:
@@ -291,7 +325,7 @@ class NodeReporter:
                 patient=patient,
                 namespace=self._namespace,
             )
-            if self._stored is not None and links.links == self._stored.links and not again:
+            if self._stored is not None and _is_same(links, self._stored) and not again:
                 return
             try:
                 left_out = await self._send(links)
@@ -322,7 +356,7 @@ class NodeReporter:
                 left_out += removed
             else:
                 break
-        self._reduced = convert(written).links if left_out else None
+        self._reduced = convert(written) if left_out else None
         return tuple(dict.fromkeys(left_out))
 
     async def _read(self) -> None:
@@ -336,7 +370,7 @@ class NodeReporter:
                     continue
                 self._stored = self._reduced = None
             else:
-                if self._reduced is None or stored.links != self._reduced:
+                if self._reduced is None or not _is_same(stored, self._reduced):
                     self._stored, self._reduced = stored, None
             if self._retry.reason is not None:
                 self._succeeded(self._left_out)

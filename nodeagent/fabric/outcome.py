@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+import msgspec
+
 from nodeagent.fabric.hypernode import HyperNode
 
 
@@ -32,6 +34,8 @@ class AnomalyKind(StrEnum):
     REPLACED_SWITCH = "replaced-switch"
     SHARED_PORT = "shared-port"
     CONTESTED_LINK = "contested-link"
+    NVLINK_DOMAIN_MIXED = "nvlink-domain-mixed"
+    NVLINK_DOMAIN_SPLIT = "nvlink-domain-split"
     OVERSIZED = "oversized"
     UNDECIDABLE = "undecidable"
 
@@ -70,6 +74,17 @@ class TreeWrite:
     object: HyperNode
     after: tuple[int, ...] = ()
     reason: str = ""
+
+
+class WriteRecord(msgspec.Struct, frozen=True):
+    """A write to the API server that this replica has sent. ``at``: Unix time in seconds. ``result``: ``ok``, or why
+    it failed."""
+
+    at: float
+    verb: str
+    object: str
+    reason: str
+    result: str
 
 
 @dataclass(frozen=True, slots=True)

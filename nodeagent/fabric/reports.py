@@ -26,8 +26,17 @@ SHOWN_MAX = 80
 MAC_OCTETS = 6
 SWITCH_GUID, ADAPTER_GUID = "switch-guid", "hca-guid"
 """The subtypes of InfiniBand: the chassis ID is the GUID of a switch chip or of an adapter."""
+DOMAINS_MAX = 64
+"""Four times the GPUs of the largest node of 2026."""
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_ZERO_UUID = "00000000-0000-0000-0000-000000000000"
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LAST = 1 << 31
+STATE_LETTERS = {
+    "missing": "-", "down": "x", "miscabled": "m", "degraded": "d", "unknown": "?", "healthy": "h", "unused": "o",
+}  # fmt: skip
+"""A letter for each state of a link; a state of a later version counts as unknown."""
+UNKNOWN_LETTER = STATE_LETTERS["unknown"]
 
 T = TypeVar("T", bound=Hashable)
 
@@ -55,12 +64,24 @@ class LinkSlot(NamedTuple):
 Shape = tuple[LinkSlot, ...]
 
 
+class OtherLink(NamedTuple):
+    """A link outside the fabric of the tree, such as one for storage. It counts for no group."""
+
+    link: str
+    fabric: str
+    switch: str
+
+
 class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
     """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale``, ``contested``, ``miscabled`` and
     ``unused`` is for this link; ``unused``: the node expects no cable there.
 
     ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up. ``macs`` are
-    the MAC addresses of all links of the node, of other fabrics too: six octets each.
+    the MAC addresses of all links of the node, of other fabrics too: six octets each. ``domains`` are the NVLink
+    domains of its GPUs, empty for none, with the indexes of these GPUs.
+
+    ``states`` has a letter of ``STATE_LETTERS`` for each link of ``shape``, then one for each link of ``others``.
+    The tree does not depend on ``states`` and ``others``.
     """
 
     shape: Shape
@@ -72,6 +93,14 @@ class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
     up: int
     incomplete: bool
     macs: bytes
+    states: str = ""
+    others: tuple[OtherLink, ...] = ()
+    domains: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    @property
+    def domain(self) -> str:
+        """The NVLink domain of all GPUs, or an empty string."""
+        return self.domains[0][0] if len(self.domains) == 1 else ""
 
 
 class InternPool:
@@ -113,8 +142,11 @@ class ReportReader:
         ports: list[str] = []
         stale = contested = miscabled = unused = up = 0
         incomplete = False
-        for bit, link in enumerate(self._of_fabric(links)):
+        letters: list[str] = []
+        of_fabric = list(self._of_fabric(links))
+        for bit, link in enumerate(of_fabric):
             state = (link.state or "").lower()
+            letters.append(STATE_LETTERS.get(state, UNKNOWN_LETTER))
             is_down = state in NOT_UP
             up += not is_down
             if state == "miscabled":
@@ -137,6 +169,13 @@ class ReportReader:
         shape = tuple(slots)
         if shape != self._shape:
             self._shape = pool(shape)
+        others: list[OtherLink] = []
+        if len(of_fabric) < len(links.links):
+            named = {link.name for link in of_fabric}
+            for link in sorted(links.links, key=_order):
+                if link.name not in named:
+                    letters.append(STATE_LETTERS.get((link.state or "").lower(), UNKNOWN_LETTER))
+                    others.append(_other(link))
         return CompactReport(
             self._shape,
             pool(tuple(ports)),
@@ -147,6 +186,9 @@ class ReportReader:
             up,
             incomplete,
             b"".join(octets(mac) for mac in macs if mac is not None),
+            pool("".join(letters)),
+            pool(tuple(others)),
+            pool(_domains(links)) if links.nvlink_domains else (),
         )
 
     def _slot(self, link: NodeLink, neighbor: LinkNeighbor | None) -> LinkSlot:
@@ -189,6 +231,12 @@ class ReportReader:
         if not has_fabrics and (speed <= 0 or speed * 2 >= fastest):
             return self._rules.fabric
         return link.fabric
+
+
+def _other(link: NodeLink) -> OtherLink:
+    neighbor = link.neighbor
+    switch = "" if neighbor is None else neighbor.system_name or neighbor.chassis_id.value
+    return OtherLink(link.name, link.fabric or "", switch)
 
 
 def _announcement(neighbor: LinkNeighbor) -> SwitchAnnouncement:
@@ -248,6 +296,26 @@ def _check(name: str, links: NodeLinks) -> None:
         names.add(link.name)
         if _has_long_text(link):
             raise RefusedReportError(f"has a text of more than {TEXT_MAX} characters at {shown(link.name)}")
+
+
+def _domains(links: NodeLinks) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Raises ``RefusedReportError`` for values that NVML cannot report."""
+    if len(links.nvlink_domains) > DOMAINS_MAX:
+        raise RefusedReportError(
+            f"lists {len(links.nvlink_domains)} NVLink domains; at most {DOMAINS_MAX} are accepted"
+        )
+    domains = []
+    for reported in links.nvlink_domains:
+        cluster, clique = reported.cluster_uuid or "", reported.clique_id or 0
+        if (cluster and not (_UUID.fullmatch(cluster) and 0 <= clique < 1 << 32)) or len(
+            reported.gpus
+        ) > DOMAINS_MAX:
+            raise RefusedReportError(
+                f"has the NVLink domain {shown(f'{cluster}.{clique}')}, which is not one of NVML's"
+            )
+        known = cluster and cluster != _ZERO_UUID
+        domains.append((f"{cluster}.{clique}" if known else "", reported.gpus))
+    return tuple(domains)
 
 
 def _has_long_text(link: NodeLink) -> bool:

@@ -124,6 +124,14 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     guard: Annotated[
         GuardSettings, setting("Limit on how many devices one source can make Unhealthy at once.")
     ] = GuardSettings()
+    no_execute: Annotated[
+        tuple[Glob, ...],
+        listed(
+            "Globs on the keys of reasons, such as xid_79 or gpu_*. A device of mode dra that is Unhealthy for one of "
+            "them gets the taint NoExecute, which deletes its pods without regard to disruption budgets; never more "
+            "than the guard's share of the GPUs or PFs. Empty: pods stay."
+        ),
+    ] = ()
     cabling_plan: Annotated[
         AbsolutePath | None,
         setting(
@@ -159,7 +167,7 @@ def _complaints(settings: RuleSettings) -> Iterator[tuple[str, str]]:
         if value is None:
             continue
         if not before.has_threshold:
-            yield key, f"{settings.rule} is {before.unit} and has no {key}; only its times can be changed"
+            yield key, f"{settings.rule} is a fact and has no {key}; only its times can be changed"
         elif value < 0 and not before.may_be_negative:
             yield key, f"must be at least 0 {before.unit}, is {value:g}"
     if settings.window_seconds is not None and before.window_s is None:

@@ -67,7 +67,9 @@ class GpuMemory(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, slice_mib=device_mib)
 
     def count(self, gpu: Gpu) -> int:
-        """Return how many slices the GPU's memory holds."""
+        """Return how many slices the GPU's memory holds: none in MIG mode, which divides it in another way."""
+        if gpu.mig:
+            return 0
         return max(0, (gpu.memory_mib - self.reserved_mib) // self.slice_mib)
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
@@ -159,20 +161,28 @@ class GpuMemory(msgspec.Struct, frozen=True):
                 " are all on one GPU, or whole GPUs of one size",
                 invalid=False,
             )
-        each = str(count * self.slice_mib)
+        return self.grant(snapshot, [block.gpu for block in chosen], count * self.slice_mib)
+
+    def grant(self, snapshot: Snapshot, gpus: Sequence[Gpu], mib: int) -> Allocation:
+        """Return what a container gets that may use ``mib`` of EACH of the GPUs."""
+        each = str(mib)
         end = "" if self.number is None else f"_{self.number}"
         limits = (("NVIDIA_GPU_MEMORY_REQUEST", each), ("NVIDIA_GPU_MEMORY_LIMIT", each))
         return gpu_access.grant(
-            [block.gpu for block in chosen],
+            gpus,
             strategy=self.strategy,
             cdi_kind=self.cdi_kind,
             control_nodes=self.control_nodes if self.pass_device_nodes else (),
             env=(
-                *(limits if sets_variables(self.enforcement, snapshot) else ()),
-                (f"NODEAGENT_GPU_UUID{end}", ",".join(block.gpu.uuid for block in chosen)),
+                *(limits if self.limits(snapshot) else ()),
+                (f"NODEAGENT_GPU_UUID{end}", ",".join(gpu.uuid for gpu in gpus)),
                 (f"NODEAGENT_GPU_MEM_MIB{end}", each),
             ),
         )
+
+    def limits(self, snapshot: Snapshot) -> bool:
+        """Whether containers get the variables of NVIDIA's container toolkit that limit their memory."""
+        return sets_variables(self.enforcement, snapshot)
 
     def _members(self, snapshot: Snapshot) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in gpu_access.selected(snapshot, self.gpus) if self.count(gpu))

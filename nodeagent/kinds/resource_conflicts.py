@@ -18,6 +18,7 @@ from nodeagent.kinds.resource_settings import (
     GpuMemResource,
     GpuResource,
     GpuSelect,
+    MigResource,
     Mode,
     PfSelect,
     ResourceSettings,
@@ -72,12 +73,37 @@ def enforcement_conflicts(
                 yield Conflict(where, "evict needs an API server, and cluster.access is none")
 
 
-def access_conflicts(resources: Sequence[Placed], *, access: str) -> Iterator[Conflict]:
-    """Resources that are allocated by claims, which only the API server has."""
+def claim_conflicts(resources: Sequence[Placed], *, access: str, pod_resources: bool) -> Iterator[Conflict]:
+    """Resources that claims allocate, without the settings that this needs."""
     for path, entry in resources:
-        if not isinstance(entry, GpuResource) and entry.mode == "dra" and access == "none":
+        if not isinstance(entry, VfResource | GpuMemResource) or entry.mode != "dra":
+            continue
+        if access == "none":
             message = "dra needs an API server, and cluster.access is none"
             yield Conflict(((*path, "mode"), ("cluster", "access")), message)
+        if not pod_resources:
+            message = "dra needs kubelet.podResources: true, which shows what pods hold of device plugins"
+            yield Conflict(((*path, "mode"), ("kubelet", "podResources")), message)
+
+
+def volcano_conflicts(resources: Sequence[Placed], *, pod_resources: bool, access: str) -> Iterator[Conflict]:
+    """Resources that Volcano cannot place."""
+    first: Path | None = None
+    for path, entry in resources:
+        if not isinstance(entry, GpuMemResource) or not entry.volcano:
+            continue
+        where = ((*path, "volcano"),)
+        if first is not None:
+            yield Conflict(where, f"{_named(first)} has it too, and the names of its resources are fixed")
+        first = first or path
+        if entry.mode == "dra":
+            yield Conflict(where, "Volcano's deviceshare needs mode: devicePlugin")
+        if "{gpu}" in entry.name:
+            yield Conflict(where, "the scheduler chooses the GPU; take {gpu} out of the name")
+        if not pod_resources:
+            yield Conflict(where, "it needs kubelet.podResources: true, which shows the pods that have GPUs")
+        if access == "none":
+            yield Conflict(where, "it needs an API server, and cluster.access is none")
 
 
 def _named(path: Path) -> str:
@@ -105,7 +131,9 @@ def _no_gpus(resources: Sequence[Placed]) -> Iterator[Conflict]:
 def _gpu_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
     before: list[tuple[Path, GpuSelect]] = []
     for path, entry in resources:
-        if isinstance(entry, VfResource) or (isinstance(entry, GpuResource) and entry.select == GpuSelect()):
+        if isinstance(entry, VfResource | MigResource) or (
+            isinstance(entry, GpuResource) and entry.select == GpuSelect()
+        ):
             continue
         for path_a, select in before:
             if (shared := _shared_gpus(select, entry.select)) is not None:
@@ -165,7 +193,7 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
     first: dict[type, tuple[Path, Mode]] = {}
     by_claim: list[tuple[Path, VfResource]] = []
     for path, entry in resources:
-        if isinstance(entry, GpuResource):
+        if isinstance(entry, GpuResource | MigResource):
             continue
         path_a, mode = first.setdefault(type(entry), (path, entry.mode))
         if mode != entry.mode:

@@ -15,23 +15,30 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
 from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.host.file_writing import unwritable_because
 from nodeagent.kinds import DeviceKind, Refused
 from nodeagent.kubelet.device_list import PLUGIN_OPTIONS, DeviceList
 from nodeagent.kubelet.grown_requests import GrownRequests
 from nodeagent.kubelet.rpc_stats import RpcStats
+from nodeagent.kubelet.unix_server import UnixServer
 from nodeagent.model import Allocation, Devices, Function, Reason, Snapshot
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 DEADLINE_S = 2.0
 """An Allocate that has not ended by then is refused, and the kubelet rolls it back."""
+
+LATER_S = 1.0
+"""For facts of the API server that the kubelet had first. It watches the same pods as the agent."""
 
 FILES_S = 1.5
 """For the files of one container. A local file is written in a millisecond; a disk that takes longer hangs."""
@@ -39,13 +46,6 @@ FILES_S = 1.5
 RECENT_S = 2.0
 """NICs allocated within this time are taken for the same container's. The kubelet allocates each resource of a
 container in a call of its own, in random order and without the pod's name, and admits one container at a time."""
-
-_SERVER_OPTIONS = (
-    # GetPreferredAllocation lists every free ID: 80,000 of them exceed gRPC's default of 4 MiB.
-    ("grpc.max_receive_message_length", 32 << 20),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.so_reuseport", 0),
-)
 
 _EMPTY = b""
 _PREFERRED: tuple[frozenset[str], Refused | None] = (frozenset(), None)
@@ -80,15 +80,11 @@ class RecentFunctions:
         return tuple(function for _, function in self._entries)
 
 
-class BindError(Exception):
-    """The socket cannot be opened. The message names the socket and the cause."""
-
-
 class Plugin:
     """Serves the devices of one kind.
 
-    ``on_stream_lost`` is called when the last ListAndWatch stream ends while the server runs, ``on_allocate`` at
-    each Allocate that is granted.
+    ``on_stream_lost`` is called when the last ListAndWatch stream ends while the server runs, ``on_allocate`` with
+    resource and IDs at each Allocate that is granted.
     """
 
     def __init__(
@@ -98,7 +94,7 @@ class Plugin:
         recent: RecentFunctions,
         stats: RpcStats,
         on_stream_lost: Callable[[], None],
-        on_allocate: Callable[[], None] = lambda: None,
+        on_allocate: Callable[[str, Sequence[str]], None] = lambda _resource, _ids: None,
     ) -> None:
         self.resource = kind.resource
         self.device_list = DeviceList()
@@ -115,16 +111,17 @@ class Plugin:
         self._grown = GrownRequests()
         self._unpreferred: tuple[frozenset[str], Refused | None] = _PREFERRED
         """The required devices of the last request that has no preference, and why it has none."""
-        self._server: grpc.aio.Server | None = None
+        self._server = UnixServer()
         self._changed = asyncio.Event()
-        self._inode: tuple[int, int] | None = None
-        self._path: Path | None = None
+        self._fresh = asyncio.Event()
 
     def update(self, kind: DeviceKind, snapshot: Snapshot, removed: frozenset[str] = frozenset()) -> bool:
         """Take the latest kind and snapshot. If the device list changed, every open stream sends it. ``removed`` are
         the IDs that may leave the list."""
         self._kind = kind
         self._snapshot = snapshot
+        fresh, self._fresh = self._fresh, asyncio.Event()
+        fresh.set()
         held = [
             id_
             for holding in snapshot.holdings or ()
@@ -143,31 +140,19 @@ class Plugin:
 
     @property
     def serving(self) -> bool:
-        return self._server is not None
+        return self._server.serving
 
     def intact(self) -> bool:
         """Whether the socket's file is still the one that was bound."""
-        return self._path is not None and self._inode is not None and _inode(self._path) == self._inode
+        return self._server.intact()
 
     async def start(self, path: Path, extra: Sequence[grpc.GenericRpcHandler] = ()) -> None:
         """Bind and serve. A file at ``path`` is replaced; the caller holds the node's lock."""
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((self._handler(), *extra))
-        try:
-            path.unlink(missing_ok=True)
-            server.add_insecure_port(f"unix:{path}")
-            await server.start()
-            path.chmod(0o600)  # gRPC creates it as the umask is
-        except (RuntimeError, OSError) as error:
-            raise BindError(f"cannot listen on {path}: {_bind_obstacle(path.parent) or error}") from error
-        self._server, self._path, self._inode = server, path, _inode(path)
+        await self._server.start(path, (self._handler(), *extra))
 
     async def stop(self) -> None:
         """Close the socket and every stream. Return when they are closed."""
-        server, self._server = self._server, None
-        self._inode = None
-        if server is not None:
-            await server.stop(grace=None)
+        await self._server.stop()
 
     # --- the service ----------------------------------------------------------------------------------
 
@@ -191,7 +176,7 @@ class Plugin:
         return _EMPTY
 
     async def _list_and_watch(self, _request: bytes, _context: Any) -> AsyncIterator[bytes]:
-        server = self._server
+        served = self._server.bound
         self.streams += 1
         sent = -1
         try:
@@ -203,7 +188,7 @@ class Plugin:
                 await changed.wait()
         finally:
             self.streams -= 1
-            if self.streams == 0 and self._server is server:
+            if self.streams == 0 and self.serving and self._server.bound == served:
                 self._on_stream_lost()
 
     async def _prefer(self, request: bytes, context: Any) -> bytes:
@@ -212,7 +197,10 @@ class Plugin:
                 from nodeagent.kubelet import messages  # noqa: PLC0415
 
                 questions = messages.read_preferred_request(request)
-                return messages.preferred_response(self._preferred(*question) for question in questions)
+                answers = [
+                    await self._once_known(partial(self._preferred, *question)) for question in questions
+                ]
+                return messages.preferred_response(answers)
             except Refused as refusal:
                 code, reason = _code(refusal), str(refusal)
             call.refused(code.name)
@@ -259,25 +247,38 @@ class Plugin:
     async def _grant(self, request: bytes) -> bytes:
         from nodeagent.kubelet import messages  # noqa: PLC0415
 
-        kind, snapshot = self._kind, self._snapshot
         allocations = []
         for ids in messages.read_allocate_request(request):
             self._refuse_missing(ids)
-            allocation = self._allocation(kind, snapshot, ids)
+            allocation = await self._once_known(partial(self._allocation, ids))
             if self._files.due(allocation):
                 await self._write_files(allocation)
-            self._note_recent(snapshot, ids)
+            self._note_recent(self._snapshot, ids)
             self._grown.allocate(ids, time.monotonic())
             allocations.append(allocation)
             log.info("Devices were allocated. resource=%s count=%d first=%s", self.resource, len(ids), ids[0])
-            self._on_allocate()
+            self._on_allocate(self.resource, ids)
         return messages.allocate_response(allocations)
 
-    def _allocation(self, kind: DeviceKind, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
+    async def _once_known(self, ask: Callable[[], T]) -> T:
+        """Return the answer. If it needs a fact that may arrive soon, wait for new facts for ``LATER_S``."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + LATER_S
+        while True:
+            try:
+                return ask()
+            except Refused as refusal:
+                if not refusal.later or loop.time() >= deadline:
+                    raise
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self._fresh.wait()
+
+    def _allocation(self, ids: Sequence[str]) -> Allocation:
         """Raises ``Refused``, with the reason why there was no preference for this request: it names the cause."""
         (must, cause), self._unpreferred = self._unpreferred, _PREFERRED
         try:
-            return kind.allocate(snapshot, ids)
+            return self._kind.allocate(self._snapshot, ids)
         except Refused:
             if cause is not None and must <= frozenset(ids):
                 raise cause from None
@@ -304,24 +305,8 @@ class Plugin:
                 self._recent.add(function)
 
 
-def _bind_obstacle(folder: Path) -> str | None:
-    """Return why no socket can be created in a folder: gRPC's own error does not name the cause."""
-    try:
-        return unwritable_because(folder)
-    except OSError as error:
-        return f"its folder is not there ({error.strerror})"
-
-
 def _code(refusal: Refused) -> grpc.StatusCode:
     return grpc.StatusCode.INVALID_ARGUMENT if refusal.invalid else grpc.StatusCode.FAILED_PRECONDITION
-
-
-def _inode(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _log_transitions(resource: str, before: Sequence[Devices], now: Sequence[Devices]) -> None:

@@ -22,19 +22,19 @@ def build_info(_shown: ScrapeInput) -> Iterator[Series]:
 
 @live_family(
     "rpc_duration_seconds",
-    "resource,method,le",
+    "method,le",
     type="histogram",
     help="Time to answer a call of the kubelet.",
     source="the agent",
     use="The kubelet admits pods one after another and waits for Allocate: above 0.1 s check the disk.",
 )
 def rpc_duration(shown: ScrapeInput) -> Iterator[Series]:
-    for labels, durations in sorted(shown.rpc_stats.durations.items()):
+    for method, durations in sorted(shown.rpc_stats.durations.items()):
         buckets = durations.buckets()
         for bound, count in buckets:
-            yield (*labels, bound), count
-        yield (*labels, "sum"), durations.sum_s
-        yield (*labels, "count"), buckets[-1][1]
+            yield (method, bound), count
+        yield (method, "sum"), durations.sum_s
+        yield (method, "count"), buckets[-1][1]
 
 
 @live_family(
@@ -158,6 +158,19 @@ def cluster_writes(shown: ScrapeInput) -> Iterator[Series]:
 def cluster_writes_failing(shown: ScrapeInput) -> Iterator[Series]:
     for writes in shown.cluster_writes:
         yield (writes.part,), writes.reason is not None
+
+
+@live_family(
+    "cluster_objects_removed_total",
+    "part",
+    help="Objects of this part of the agent that another client deleted. A kubelet that starts deletes ResourceSlices.",
+    source="the agent",
+    use="Rises without a restart of the kubelet: another client deletes them, or the driver is not registered.",
+)
+def cluster_objects_removed(shown: ScrapeInput) -> Iterator[Series]:
+    for writes in shown.cluster_writes:
+        if writes.part == "slices":
+            yield (writes.part,), writes.removed
 
 
 @live_family(

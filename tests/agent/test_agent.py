@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.config.faults import ConfigError
 from nodeagent.host.sysfs import SysfsError
-from nodeagent.kubelet import removed_vfs
+from nodeagent.kubelet import removed_devices
 from nodeagent.sim.kubelet import PodSpec
 from tests.support.running_agent import Node, node
 
@@ -218,7 +218,7 @@ async def test_a_device_held_by_a_pod_and_gone_before_the_restart_is_on_the_list
 
 async def test_removed_vfs_leave_the_capacity_once_no_pod_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``vfs apply`` with a smaller number does."""
-    monkeypatch.setattr(removed_vfs, "FREE_S", 0.5)
+    monkeypatch.setattr(removed_devices, "FREE_S", 0.5)
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent(n.configure("scanSeconds: 1\n"))
@@ -280,7 +280,7 @@ async def test_a_config_map_that_the_kubelet_swaps_applies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "logged"),
     [
         ("resources: [{kind: gpu-mem, sliceMib: 2}]\n", "did you mean sliceMiB?"),
         ("resources: [{kind: gpu-mem}, {kind: gpu, select: {indexes: ['1']}}]\n", "offered twice"),
@@ -292,7 +292,7 @@ async def test_a_config_map_that_the_kubelet_swaps_applies() -> None:
     ],
 )
 async def test_a_changed_configuration_with_faults_is_refused_and_the_running_one_stays(
-    change: str, told: str, caplog: pytest.LogCaptureFixture
+    change: str, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with node() as n:
         config = n.configure("")
@@ -305,7 +305,7 @@ async def test_a_changed_configuration_with_faults_is_refused_and_the_running_on
         temporary = n.config_file.with_suffix(".tmp")
         temporary.write_text(f"apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n{change}")
         temporary.replace(n.config_file)
-        await n.until(lambda: told in caplog.text)
+        await n.until(lambda: logged in caplog.text)
         assert "the running one stays" in caplog.text
         assert "configuration: refused, the running one stays: " in (await n.get("/readyz"))[1]
         assert "nodeagent_configuration_in_force 0" in (await n.get("/metrics"))[1]
@@ -314,7 +314,7 @@ async def test_a_changed_configuration_with_faults_is_refused_and_the_running_on
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         ("resources: [{kind: gpu-mem, sliceMiB: 1}]\n", "sliceMiB: .* is the smallest that fits"),
         (
@@ -323,9 +323,11 @@ async def test_a_changed_configuration_with_faults_is_refused_and_the_running_on
         ),
     ],
 )
-async def test_a_configuration_that_cannot_work_on_this_machine_ends_the_start(text: str, told: str) -> None:
+async def test_a_configuration_that_cannot_work_on_this_machine_ends_the_start(
+    text: str, reason: str
+) -> None:
     async with node() as n:
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=reason):
             await n.start_agent(n.configure(text))
 
 

@@ -15,6 +15,8 @@
  *   process <index> <pid> <bytes>            computes on that GPU
  *   graphics <index> <pid> <bytes>           has a graphics context there
  *   mps <index> <pid> <bytes>                is a client of MPS there
+ *   fabric <index> <newest version, 0: none> <state> <status> <clique> <32 hex digits of the cluster's UUID>
+ *                                            the registration with the NVSwitch fabric
  *   mig <index> <slot> <uuid> <gpu instance> <compute instance> <MiB> <slices> <compute slices> <name>
  *                                            a MIG device of that GPU, which has <mig> 1; slots may have gaps
  *   sample <index> <pid> <time in us> <percent>  the utilization of the SMs by that process
@@ -36,7 +38,7 @@ enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, TIMEO
 enum { GPUS = 16, EVENTS = 512, RULES = 64, FIELD_RECOVERY_ACTION = 230 };
 
 typedef struct { int index, mig; } Device; /* mig: 0, or 1 + the slot of a MIG device */
-typedef struct { unsigned long long mask[GPUS]; long told; } EventSet;
+typedef struct { unsigned long long mask[GPUS]; long delivered; } EventSet;
 typedef struct { Device *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } EventData;
 typedef struct {
     char legacy[16];
@@ -52,6 +54,7 @@ typedef struct {
     unsigned long long l2, sm, pcie, mcu, other;
     unsigned threshold_exceeded;
 } SramStatus;
+typedef struct { unsigned char cluster[16]; int status; unsigned clique; unsigned char state; } FabricInfo1;
 typedef struct {
     unsigned version;
     unsigned char cluster[16];
@@ -59,7 +62,16 @@ typedef struct {
     unsigned clique;
     unsigned char state;
     unsigned health;
-} FabricInfo;
+} FabricInfo2;
+typedef struct {
+    unsigned version;
+    unsigned char cluster[16];
+    int status;
+    unsigned clique;
+    unsigned char state;
+    unsigned health;
+    unsigned char summary;
+} FabricInfo3;
 typedef struct { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; } Process;
 typedef struct {
     unsigned field, scope;
@@ -128,7 +140,7 @@ static void look(Machine *m) {
 }
 
 /* The rest of the line "<kind> <index> <key> ...", if there is one. */
-static int told(const char *kind, int index, const char *key, char *rest, size_t length) {
+static int rest_of_line(const char *kind, int index, const char *key, char *rest, size_t length) {
     char line[512], k[16], name[64];
     int i, at, found = 0;
     const char *path = getenv("NVML_STANDIN");
@@ -147,7 +159,7 @@ static int told(const char *kind, int index, const char *key, char *rest, size_t
 
 static int vital(Device *device, const char *name, unsigned long long *value) {
     char rest[128];
-    if (!told("vital", device->index, name, rest, sizeof rest)) return NOT_SUPPORTED;
+    if (!rest_of_line("vital", device->index, name, rest, sizeof rest)) return NOT_SUPPORTED;
     *value = strtoull(rest, NULL, 0);
     return OK;
 }
@@ -160,7 +172,7 @@ static int small_vital(Device *device, const char *name, unsigned *value) {
 }
 
 static int text(Device *device, const char *name, char *out, unsigned length) {
-    return told("text", device->index, name, out, length) ? OK : NOT_SUPPORTED;
+    return rest_of_line("text", device->index, name, out, length) ? OK : NOT_SUPPORTED;
 }
 
 /* The first step of every call: apply the rules of the control file for a GPU (or -1 for none). */
@@ -241,7 +253,7 @@ typedef struct {
 static int mig_of(Device *device, Mig *mig) {
     char key[16], rest[256];
     snprintf(key, sizeof key, "%d", device->mig - 1);
-    if (!device->mig || !told("mig", device->index, key, rest, sizeof rest) ||
+    if (!device->mig || !rest_of_line("mig", device->index, key, rest, sizeof rest) ||
         sscanf(rest, "%95s %u %u %llu %u %u %63s", mig->uuid, &mig->gpu_instance, &mig->compute_instance, &mig->mib,
                &mig->slices, &mig->compute_slices, mig->name) != 7)
         return INVALID_ARGUMENT;
@@ -343,7 +355,7 @@ int nvmlEventSetCreate(EventSet **set) {
     *set = calloc(1, sizeof **set);
     if (!*set) return 20;
     for (int i = 0; i < m.events; i++)
-        if (m.event[i].sequence > (*set)->told) (*set)->told = m.event[i].sequence;
+        if (m.event[i].sequence > (*set)->delivered) (*set)->delivered = m.event[i].sequence;
     return OK;
 }
 
@@ -440,7 +452,7 @@ int nvmlDeviceGetFieldValues(Device *device, int count, FieldValue *values) {
         char key[32], rest[128], value[100];
         snprintf(key, sizeof key, "%u/%u", values[i].field, values[i].scope);
         values[i].result = NOT_SUPPORTED;
-        if (told("field", device->index, key, rest, sizeof rest) && sscanf(rest, "%u %99s", &values[i].type, value) == 2) {
+        if (rest_of_line("field", device->index, key, rest, sizeof rest) && sscanf(rest, "%u %99s", &values[i].type, value) == 2) {
             values[i].result = OK;
             values[i].value.ull = strtoull(value, NULL, 0);
             if (values[i].type == 0) values[i].value.d = strtod(value, NULL);
@@ -463,14 +475,48 @@ int nvmlDeviceGetSramEccErrorStatus(Device *device, SramStatus *status) {
     return result;
 }
 
-int nvmlDeviceGetGpuFabricInfoV(Device *device, FabricInfo *info) {
+/* The registration, for a call of this version; without a line "fabric" there are the vitals of version 2. */
+static int registration(Device *device, unsigned version, FabricInfo1 *info) {
+    char newest[2] = "0", rest[128], digits[33] = "";
     unsigned state = 0;
-    ENTER("nvmlDeviceGetGpuFabricInfoV", device->index);
-    if (info->version != (sizeof *info | 2 << 24)) return 25;
+    int result;
+    memset(info, 0, sizeof *info);
+    for (; newest[0] <= '3'; newest[0]++) {
+        if (!rest_of_line("fabric", device->index, newest, rest, sizeof rest)) continue;
+        if (newest[0] == '0') return NOT_SUPPORTED;
+        if (version > (unsigned)(newest[0] - '0')) return 25; /* ARGUMENT_VERSION_MISMATCH */
+        if (sscanf(rest, "%u %d %u %32s", &state, &info->status, &info->clique, digits) != 4) return 999;
+        info->state = (unsigned char)state;
+        for (int i = 0; i < 16; i++) sscanf(digits + 2 * i, "%2hhx", &info->cluster[i]);
+        return OK;
+    }
+    if (version != 2) return version == 3 ? 25 : NOT_SUPPORTED;
     result = small_vital(device, "fabric_state", &state);
     info->state = (unsigned char)state;
-    if (result == OK) small_vital(device, "fabric_health", &info->health);
     return result;
+}
+
+int nvmlDeviceGetGpuFabricInfo(Device *device, FabricInfo1 *info) {
+    ENTER("nvmlDeviceGetGpuFabricInfo", device->index);
+    return registration(device, 1, info);
+}
+
+int nvmlDeviceGetGpuFabricInfoV(Device *device, FabricInfo2 *info) {
+    FabricInfo1 fabric;
+    unsigned version = info->version >> 24;
+    size_t size = info->version & 0xffffff;
+    ENTER("nvmlDeviceGetGpuFabricInfoV", device->index);
+    if (!(version == 2 && size == sizeof *info) && !(version == 3 && size == sizeof(FabricInfo3))) return 25;
+    result = registration(device, version, &fabric);
+    if (result != OK) return result;
+    memcpy(info->cluster, fabric.cluster, sizeof info->cluster);
+    info->status = fabric.status;
+    info->clique = fabric.clique;
+    info->state = fabric.state;
+    info->health = 0;
+    small_vital(device, "fabric_health", &info->health);
+    if (version == 3) ((FabricInfo3 *)info)->summary = 1;
+    return OK;
 }
 
 static int processes_of(Device *device, const char *kind, unsigned *count, Process *processes) {
@@ -533,8 +579,8 @@ static long now_ms(void) {
 static int next_event(Machine *m, EventSet *set, EventData *data) {
     for (int i = 0; i < m->events; i++) {
         Event *e = &m->event[i];
-        if (e->sequence <= set->told) continue;
-        set->told = e->sequence;
+        if (e->sequence <= set->delivered) continue;
+        set->delivered = e->sequence;
         if (!(set->mask[e->index] & e->type)) continue;
         *data = (EventData){&devices[e->index], e->type, e->data, ~0u, ~0u};
         return 1;

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nodeagent.commands.plan.preview import Preview
+from nodeagent.commands.terminal import PLAIN, Screen, columns, wrapped
 from nodeagent.fabric.groups import SwitchGroup
-from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
+from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
-from nodeagent.plain_text import columns, one_line
+from nodeagent.plain_text import one_line
 
 _DERIVED = {
     "topology-file": "the topology file joins them",
@@ -24,33 +25,42 @@ class UnknownNameError(Exception):
     """The input has nothing with this name. The message shows how to list the names."""
 
 
-def explain(preview: Preview, name: str) -> str:
+def explain(preview: Preview, name: str, on: Screen = PLAIN) -> str:
     """Explain a node, a switch or a HyperNode. Raises ``UnknownNameError``."""
     plan = preview.plan
     levels, votes = plan.levels, plan.votes
     if name in preview.wanted or name in preview.published:
         lines = _hypernode(preview, name)
     elif name in levels.reports or name in levels.refused or name in levels.nodes or name in plan.nodes.place:
-        lines = _node(preview, name)
+        lines = _node(preview, name, on)
     else:
         keys = [key for key in (name, votes.names.key_of(name)) if key in votes.graph]
         if not keys:
             raise UnknownNameError(
                 f"{shown(name)} is not a node, switch or HyperNode in this input; `nodeagent topology` lists them"
             )
-        lines = _switch(preview, keys[0])
-    return "\n".join(lines)
+        lines = _switch(preview, keys[0], on)
+    text = [*lines]
+    table_at = text.index("") if "" in text else len(text)
+    sentences = [part for line in text[:table_at] for part in wrapped(line, on)]
+    return "\n".join([*sentences, *text[table_at:]])
 
 
-def _node(preview: Preview, node: str) -> Iterator[str]:
+def _node(preview: Preview, node: str, on: Screen) -> Iterator[str]:
     plan = preview.plan
     name = plan.nodes.place.get(node)
-    if name is None:
+    lowest = plan.nvlink.of.get(node, name)
+    if lowest is None:
         yield f"The node {node} is in no HyperNode."
     else:
-        yield f"The node {node} is in {name}{_parents(preview, name)}."
+        yield f"The node {node} is in {lowest}{_parents(preview, lowest)}."
+    report = plan.levels.reports.get(node)
+    if report is not None and report.domain:
+        yield f"Its GPUs are in the NVLink domain {report.domain}."
+    if node in plan.nvlink.adopted:
+        yield "None of its links votes for a leaf group, so it goes with the other nodes of its domain."
     yield from (f"Reason: {unplaced.reason}." for unplaced in plan.outcome.unplaced if unplaced.node == node)
-    here = plan.published.tiers[1].placed.get(node)
+    here = plan.published.tiers[LEAF].placed.get(node)
     if here is not None and here != name:
         yield f"It is published in {here} now, and moves when its report has been stable for `moveSeconds`."
     elif here is not None:
@@ -59,7 +69,7 @@ def _node(preview: Preview, node: str) -> Iterator[str]:
     for anomaly in plan.outcome.anomalies:
         if anomaly.node == node or node in anomaly.nodes:
             yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
-    yield from _links(preview, node)
+    yield from _links(preview, node, on)
 
 
 def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
@@ -88,7 +98,7 @@ def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
         yield f"{has} expired LLDP information; such links count for it too."
 
 
-def _links(preview: Preview, node: str) -> Iterator[str]:
+def _links(preview: Preview, node: str, on: Screen) -> Iterator[str]:
     plan = preview.plan
     pattern = plan.votes.pattern(node)
     if pattern is None:
@@ -114,10 +124,10 @@ def _links(preview: Preview, node: str) -> Iterator[str]:
             )
         )
     yield ""
-    yield from columns(("LINK", "RAIL", "SWITCH", "PORT", "LLDP", "GROUP"), rows)
+    yield from columns(("LINK", "RAIL", "SWITCH", "PORT", "LLDP", "GROUP"), rows, on)
 
 
-def _switch(preview: Preview, key: str) -> Iterator[str]:
+def _switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
     plan = preview.plan
     votes, cabling = plan.votes, plan.cabling
     group = votes.graph.of.get(key)
@@ -151,7 +161,7 @@ def _switch(preview: Preview, key: str) -> Iterator[str]:
         for node, report in pattern.nodes.items()
     ]
     yield ""
-    yield from columns(("NODE", "LINK", "PORT", "LLDP"), sorted(rows))
+    yield from columns(("NODE", "LINK", "PORT", "LLDP"), sorted(rows), on)
 
 
 def _common_nodes(preview: Preview, leaf: str, other: str) -> str:
@@ -185,7 +195,11 @@ def _hypernode(preview: Preview, name: str) -> Iterator[str]:
         yield "It is published as it should be."
     else:
         yield "It is published, and would be changed."
-    if wanted.children:
+    if domain := wanted.note(NVLINK_DOMAIN):
+        yield f"The GPUs of its nodes reach each other by NVLink: they are in the domain {domain}."
+        yield f"Its nodes: {', '.join(_shortened(wanted.nodes))}."
+        return
+    if wanted.children and wanted.tier_name != tier_name(LEAF):
         why = _DERIVED.get(wanted.note(DERIVED_FROM), "they are published together")
         yield f"Its {len(wanted.children)} members are together because {why}."
         yield from (f"  {one_line(child)}" for child in wanted.children)
@@ -195,13 +209,21 @@ def _hypernode(preview: Preview, name: str) -> Iterator[str]:
         yield "No report votes for it now. Missing reports change nothing, so its members stay."
     else:
         yield from _group(preview, group, old)
-    members = wanted.nodes
-    if len(members) > _NODES_MAX:
-        members = (*members[:_NODES_MAX], f"and {len(members) - _NODES_MAX} more")
-    yield f"Its nodes: {', '.join(members)}."
+    inside = {node for child in wanted.children for node in preview.wanted[child].nodes}
+    if wanted.children:
+        yield f"Its NVLink domains: {', '.join(_shortened(wanted.children))}."
+    if wanted.nodes:
+        beside = " outside of them" if wanted.children else ""
+        yield f"Its nodes{beside}: {', '.join(_shortened(wanted.nodes))}."
     for anomaly in preview.plan.outcome.anomalies:
-        if anomaly.node in wanted.nodes:
+        if anomaly.node in wanted.nodes or anomaly.node in inside:
             yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
+
+
+def _shortened(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(names) <= _NODES_MAX:
+        return names
+    return (*names[:_NODES_MAX], f"and {len(names) - _NODES_MAX} more")
 
 
 def _group(preview: Preview, group: SwitchGroup, old: HyperNode | None) -> Iterator[str]:
@@ -234,11 +256,12 @@ def _weakest_pair(preview: Preview, group: SwitchGroup) -> tuple[str, str] | Non
 
 def _parents(preview: Preview, name: str) -> str:
     parts = []
-    parent = preview.plan.tiers.parent.get(name)
+    above = preview.plan.parent
+    parent = above.get(name)
     while parent is not None:
         hypernode = preview.wanted[parent]
         parts.append(f", below {parent} (tier {hypernode.tier}, {hypernode.tier_name})")
-        parent = preview.plan.tiers.parent.get(parent)
+        parent = above.get(parent)
     return "".join(parts)
 
 

@@ -51,8 +51,10 @@ class GpuDriver:
                         "pci_address": device.address,
                         "memory_mib": facts.part.memory_mib,
                         "mig": facts.mig,
+                        "mig_devices": list(facts.mig_devices),
                         "lost": facts.lost,
                         "recovery_action": facts.recovery_action,
+                        "nvlink_domain": facts.nvlink_domain,
                         "values": facts.values,
                         "texts": facts.texts,
                     }
@@ -97,6 +99,32 @@ class GpuActions:
         self._facts(gpu).recovery_action = action
         self._settle()
 
+    def set_mig_mode(self, gpu: int | str, *, on: bool) -> None:
+        """Switch MIG mode. Its MIG devices end with it."""
+        facts = self._facts(gpu)
+        facts.mig, facts.mig_devices = on, []
+        self._settle()
+
+    def make_mig_device(self, gpu: int | str, uuid: str, profile: str, memory_mib: int) -> None:
+        """Make a GPU instance with one compute instance."""
+        facts = self._facts(gpu)
+        used = {device["gpu_instance"] for device in facts.mig_devices}
+        facts.mig_devices.append(
+            {
+                "uuid": uuid,
+                "profile": profile,
+                "memory_mib": memory_mib,
+                "gpu_instance": min(set(range(1, 15)) - used),
+                "compute_instance": 0,
+            }
+        )
+        self._settle()
+
+    def destroy_mig_device(self, gpu: int | str, uuid: str) -> None:
+        facts = self._facts(gpu)
+        facts.mig_devices = [device for device in facts.mig_devices if device["uuid"] != uuid]
+        self._settle()
+
     def measure(self, gpu: int | str, **values: float | None) -> None:
         """Set measured values by their names in the recording; ``None`` removes a value."""
         measured = self._facts(gpu).values
@@ -128,6 +156,19 @@ class GpuActions:
 
     def nvlink(self, gpu: int | str, link: int, up: bool) -> None:
         self.measure(gpu, **{f"gpu_nvlink_up/{link}": float(up)})
+
+    def join_nvlink_domain(self, cluster_uuid: str, clique_id: int, *gpus: int | str) -> None:
+        """Assign GPUs, or all of them, to a partition of an NVSwitch fabric. An empty UUID is no fabric."""
+        self._register(gpus, f"{cluster_uuid}.{clique_id}" if cluster_uuid else "")
+
+    def register_nvlink(self, *gpus: int | str) -> None:
+        """Let the registration of GPUs, or of all, with their NVSwitch fabric be in progress."""
+        self._register(gpus, None)
+
+    def _register(self, gpus: tuple[int | str, ...], domain: str | None) -> None:
+        for gpu in gpus or [device.address for device in self._kernel.gpus]:
+            self._facts(gpu).nvlink_domain = domain
+        self._settle()
 
     def pcie(self, gpu: int | str, generation: int | None = None, width: int | None = None) -> None:
         """Set the trained PCIe link; values that are not given stay."""
