@@ -12,6 +12,7 @@ from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.hardware_selection import selected_gpus
 from nodeagent.kinds.mig import MigDevices, resource_part
 from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, MigResource
+from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER, VgpuParts, VgpuPlaces
 from nodeagent.kinds.whole_gpu import WholeGpus
 from nodeagent.model import Snapshot
 
@@ -59,6 +60,11 @@ def gpu_kinds(
         enforcement=entry.enforcement,
         preferred=entry.preferred,
     )
+    if entry.volcano:
+        yield VgpuPlaces(replace(memory, resource=NUMBER))
+        yield VgpuParts(replace(memory, resource=MEMORY), "memory")
+        yield VgpuParts(replace(memory, resource=CORES), "cores")
+        return
     if "{gpu}" not in entry.name:
         yield memory
         return

@@ -70,6 +70,11 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "evictions": {"enabled": True},
         "config": text("overlays/evictions/nodeagent.yaml"),
     },
+    "overlays/volcano-deviceshare": {
+        "nodeConditions": {"enabled": True},
+        "volcanoDeviceshare": {"enabled": True},
+        "config": text("overlays/volcano-deviceshare/nodeagent.yaml"),
+    },
     "overlays/dra": {"dra": {"enabled": True}, "config": text("overlays/dra/nodeagent.yaml")},
     "overlays/node-conditions": {
         "controller": {"enabled": True},

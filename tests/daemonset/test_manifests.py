@@ -54,6 +54,7 @@ CONFIGS = {
     "dra": DAEMONSET / "overlays" / "dra" / "nodeagent.yaml",
     "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
     "mig": DAEMONSET / "overlays" / "mig" / "nodeagent.yaml",
+    "volcano-deviceshare": DAEMONSET / "overlays" / "volcano-deviceshare" / "nodeagent.yaml",
 }
 RESOURCES = {f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)} | {"nvidia-dgx-h100/gpu-mem": 632}
 
