@@ -189,6 +189,7 @@ class Agent:
                 stuck_threads=gpu_source.stuck_threads,
                 cluster=self.deliveries,
                 accounting=self.accounting,
+                claims=lambda: None if self.dra is None else self.dra.figures,
                 node=options.node_name or socket.gethostname(),
             ),
         )
