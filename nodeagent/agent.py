@@ -45,9 +45,12 @@ from nodeagent.kubelet.rail_memory import CHECKPOINT
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
+from nodeagent.limits.cgroup_limits import CgroupLimits
+from nodeagent.limits.shares import shares_of
 from nodeagent.model import Holding
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
+from nodeagent.sources.machine_access import is_recorded
 from nodeagent.supervise import ending_signals, first_cause, keep
 from nodeagent.web.pages import Pages, PageSources
 
@@ -158,6 +161,12 @@ class Agent:
             },
         )
         gpu_publisher.publish_usage_to(self.accounting.take_usage)
+        self.cgroup_limits = CgroupLimits(
+            tree,
+            config.gpu.accounting.pod_logs,
+            self.inventory,
+            lambda: shares_of(self.offering.offered, self.inventory.snapshot, "nvml-limits"),
+        )
         self.pages = Pages(
             config.web,
             PageSources(
@@ -175,6 +184,7 @@ class Agent:
                 stuck_threads=gpu_source.stuck_threads,
                 cluster=self.deliveries,
                 accounting=self.accounting,
+                limits=self.cgroup_limits,
             ),
         )
 
@@ -206,11 +216,15 @@ class Agent:
             tasks["config"] = self.file.run
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
+            if not is_recorded(Tree(self._options.root)):
+                tasks["limits"] = self.cgroup_limits.run
         if listen := config.listen if self._options.listen is None else self._options.listen:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)
         if (access := agent_tasks.node_access(config.cluster, self._options.node_name)) is not None:
             arguments = (config.cluster, access, self.inventory, self.offering, self.settled)
-            tasks["cluster"] = partial(agent_tasks.run, *arguments, self.deliveries, self.accounting)
+            tasks["cluster"] = partial(
+                agent_tasks.run, *arguments, self.deliveries, self.accounting, self.cgroup_limits
+            )
         return tasks
 
     def reload(self) -> None:

@@ -282,11 +282,13 @@ class HostPaths(msgspec.Struct, frozen=True):
 class LimitSupport(msgspec.Struct, frozen=True):
     """The parts of the host that limits of GPU memory need. ``None``: not known.
 
-    ``hidden_processes`` is why the host's processes are not visible to the agent, empty if they are.
+    ``hidden_processes`` is why the host's processes are not visible to the agent, ``cgroup_obstacle`` why it cannot set
+    limits on the cgroups of containers; empty if nothing is missing.
     """
 
     cgroup2: bool | None = None
     hidden_processes: str | None = None
+    cgroup_obstacle: str | None = None
 
 
 class StaleSource(msgspec.Struct, frozen=True):

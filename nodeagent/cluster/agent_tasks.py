@@ -25,6 +25,7 @@ from nodeagent.supervise import Fatal, keep
 
 if TYPE_CHECKING:
     from nodeagent.cluster.affected_devices import Offered
+    from nodeagent.cluster.limit_notices import LimitSource
     from nodeagent.cluster.over_use_notices import OverUseSource
     from nodeagent.kube.access import Access
 
@@ -87,6 +88,7 @@ async def run(
     settled: asyncio.Event,
     deliveries: Deliveries | None = None,
     accounting: OverUseSource | None = None,
+    limits: LimitSource | None = None,
 ) -> None:
     """Run the enabled tasks until cancelled. They start once the agent has ``settled``: the kubelet comes first."""
     await settled.wait()
@@ -127,6 +129,10 @@ async def run(
             from nodeagent.cluster import over_use_notices  # noqa: PLC0415
 
             tasks["over-use"] = partial(over_use_notices.follow, accounting, inventory, node, board)
+        if limits is not None:
+            from nodeagent.cluster import limit_notices  # noqa: PLC0415
+
+            tasks["limits"] = partial(limit_notices.follow, limits, inventory, node, board)
     if settings.marks_nodes:
         from nodeagent.cluster.device_marks import DeviceMarker  # noqa: PLC0415
         from nodeagent.cluster.largest_block import free_block, level_in_force  # noqa: PLC0415

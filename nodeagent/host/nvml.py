@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.nvml_limits import MemoryLimits
 from nodeagent.host.nvml_vitals import VitalsReader
 
 log = logging.getLogger(__name__)
@@ -63,8 +64,9 @@ class Nvml:
         self._uuids: dict[int, str] = {}
         """By device handle: a lost GPU raises its XID and then does not return its UUID."""
 
-    def open(self) -> None:
-        """Load and initialize NVML. Raises ``DriverError``, with ``absent`` if there is no driver."""
+    def open(self, *, events: bool = True) -> None:
+        """Load and initialize NVML. Raises ``DriverError``, with ``absent`` if there is no driver. Without ``events``
+        no wait is possible."""
         try:
             import pynvml  # noqa: PLC0415 - nodes without GPUs do not need it
         except ImportError as error:
@@ -82,6 +84,8 @@ class Nvml:
             raise failure from error
         self._lib = lib
         self._vitals = VitalsReader(lib, processes=self._with_processes)
+        if not events:
+            return
         try:
             self._events = lib.nvmlEventSetCreate()
         except lib.NVMLError as error:
@@ -153,6 +157,10 @@ class Nvml:
         assert self._vitals is not None
         for uuid, handle in self._handles.items():
             yield self._vitals.read(handle, uuid)
+
+    def memory_limits(self) -> MemoryLimits:
+        """The limits of GPU memory by cgroup, until ``close``."""
+        return MemoryLimits(self._opened())
 
     def has_events(self) -> bool:
         """Whether each GPU that answered the last ``gpus`` is registered for events."""

@@ -54,8 +54,11 @@ def expect_conflicts(expect: ExpectSettings, resources: Sequence[Placed]) -> Ite
 def enforcement_conflicts(
     resources: Sequence[Placed], *, processes: bool, pod_resources: bool, access: str
 ) -> Iterator[Conflict]:
-    """Evictions for over-use without the settings that find it."""
+    """Levels of enforcement without the settings that they need."""
     for path, entry in resources:
+        if isinstance(entry, GpuMemResource) and entry.enforcement == "nvml-limits" and not pod_resources:
+            message = "nvml-limits needs kubelet.podResources: true, which shows the shares of containers"
+            yield Conflict(((*path, "enforcement"),), message)
         if isinstance(entry, GpuMemResource) and entry.enforcement == "evict":
             where = ((*path, "enforcement"),)
             if not processes:

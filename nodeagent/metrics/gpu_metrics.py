@@ -223,6 +223,32 @@ def gpu_outside_memory_used(shown: ScrapeInput) -> Iterator[Series]:
         yield (names.get(account.uuid, account.uuid),), used
 
 
+@live_family(
+    "gpu_memory_limits",
+    "state",
+    help="Shares of GPU memory whose hard limits the agent sets itself, by state: set, waiting (the container does not "
+    "run), failed.",
+    source="nvmlDeviceGetMemoryLimits_v1 for the cgroup of each container",
+    use="failed: a container can use more than its share; its Event names the cause.",
+    peers="none",
+)
+def gpu_memory_limits(shown: ScrapeInput) -> Iterator[Series]:
+    for state, count in shown.limit_counts.items():
+        yield (state,), count
+
+
+@live_family(
+    "gpu_memory_limit_writes_total",
+    help="Hard limits of GPU memory that the agent has set.",
+    source="nvmlDeviceSetMemoryLimits_v1",
+    use="One for each start of a container. A steady growth: another program changes the limits.",
+    peers="none",
+)
+def gpu_memory_limit_writes(shown: ScrapeInput) -> Iterator[Series]:
+    if shown.limit_counts:
+        yield (), shown.limit_writes
+
+
 @fact_family(
     "gpu_nic_affinity_info",
     "gpu,device,relation",

@@ -108,6 +108,14 @@ class Accounting(Protocol):
     def accounts(self) -> tuple[GpuAccount, ...]: ...
 
 
+class Limits(Protocol):
+    """The limits of GPU memory that the agent sets itself: the shares by state, and the limits set so far."""
+
+    def counts(self) -> Mapping[str, int]: ...
+    @property
+    def writes(self) -> int: ...
+
+
 class PageSources(NamedTuple):
     """The parts of the agent that the pages read."""
 
@@ -129,6 +137,7 @@ class PageSources(NamedTuple):
     stuck_threads: Callable[[], int]
     cluster: ClusterState
     accounting: Accounting
+    limits: Limits
 
 
 class Pages:
@@ -202,6 +211,8 @@ class Pages:
             rails=sources.offering.rails,
             gpu_accounts=sources.accounting.accounts() if sources.accounting.obstacle is None else (),
             accounting_obstacle=sources.accounting.obstacle,
+            limit_counts=sources.limits.counts(),
+            limit_writes=sources.limits.writes,
         )
 
     def _device_counts(self, snapshot: Snapshot) -> tuple[DeviceCount, ...]:

@@ -25,6 +25,7 @@ from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.kubelet.node_lock import LOCK
 from nodeagent.offer import Offer
+from nodeagent.limits.container_cgroups import CONTAINER_LOGS
 from nodeagent.sim.kubelet import Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
 from nodeagent.sources import host_paths
@@ -52,6 +53,7 @@ CONFIGS = {
     "node-conditions": DAEMONSET / "overlays" / "node-conditions" / "nodeagent.yaml",
     "evictions": DAEMONSET / "overlays" / "evictions" / "nodeagent.yaml",
     "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
+    "gpu-memory-limits": DAEMONSET / "overlays" / "gpu-memory-limits" / "nodeagent.yaml",
 }
 RESOURCES = {f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)} | {"nvidia-dgx-h100/gpu-mem": 632}
 
@@ -187,6 +189,20 @@ def test_memory_per_container_is_enabled_only_with_the_processes_of_the_host() -
     assert spec["hostNetwork"] is True
 
 
+def test_limits_on_containers_have_the_cgroups_and_the_folders_that_name_them() -> None:
+    (spec,) = pod_specs(named(built("overlays/gpu-memory-limits"), "DaemonSet", "nodeagent"))
+    (daemon,) = spec["containers"]
+    for path in ("/sys/fs/cgroup/kubepods.slice", "/host/sys/fs/cgroup/kubepods.slice"):
+        mount = mount_of(daemon, path)
+        assert not mount.get("readOnly")
+        assert volume(spec, mount["name"])["hostPath"]["path"] == "/sys/fs/cgroup"
+    for folder in (config("gpu-memory-limits").gpu.accounting.pod_logs, CONTAINER_LOGS):
+        logs = mount_of(daemon, f"/host{folder}/x")
+        assert logs["readOnly"] is True
+        assert volume(spec, logs["name"])["hostPath"]["path"] == folder
+    assert config("gpu-memory-limits") == config(), "auto uses the rights where the node supports the level"
+
+
 async def test_the_pod_in_the_readme_requests_offered_resources() -> None:
     readme = (ROOT / "README.md").read_text()
     (text,) = (
@@ -318,6 +334,7 @@ def test_every_volume_is_mounted_and_every_mount_has_a_volume(overlay: str) -> N
 GRANTED = {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW"], "machine": [], "controller": []}
 GRANTED_IN = {
     "overlays/kind": {"nodeagent": [], "machine": []},
+    "overlays/gpu-memory-limits": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
     "overlays/optics": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "NET_ADMIN"]},
 }
 
@@ -337,7 +354,7 @@ def test_no_container_has_more_rights_than_listed_here(overlay: str) -> None:
             assert added == GRANTED_IN.get(overlay, GRANTED)[container["name"]]
             privileged = (overlay, container["name"]) in PRIVILEGED_IN
             assert context.get("privileged", False) is privileged
-            assert context["allowPrivilegeEscalation"] is privileged
+            assert context["allowPrivilegeEscalation"] is (privileged or "SYS_ADMIN" in added)
             assert context["readOnlyRootFilesystem"] is True
             assert context["seccompProfile"] == {"type": "RuntimeDefault"}
             # The user is root, the owner of the kubelet's folders and of sysfs.

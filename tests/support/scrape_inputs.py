@@ -198,6 +198,8 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
         boot_unix=1_700_000_000.0,
         certificate=(1_800_000_000.0, True),
         rails=offer.rails,
+        limit_counts={"set": 2, "waiting": 1, "failed": 0},
+        limit_writes=5,
         gpu_accounts=accounts(
             snapshot,
             {"nvidia-dgx-h100/gpu-mem": 1 << 30},

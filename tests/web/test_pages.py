@@ -11,10 +11,12 @@ from nodeagent.accounting.gpu_accounting import GpuAccounting
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.service import HealthService
+from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
+from nodeagent.limits.cgroup_limits import CgroupLimits
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
@@ -73,6 +75,7 @@ def pages_of(
         stuck_threads=lambda: 0,
         cluster=Deliveries(),
         accounting=GpuAccounting(GpuSettings(), Snapshot, lambda: {}),
+        limits=CgroupLimits(Tree("/"), "/var/log/pods", Inventory(), lambda: None),
     )
     return Pages(WebSettings(), sources)
 
