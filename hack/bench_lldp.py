@@ -1,4 +1,4 @@
-"""Measure the decoding of one frame with 20 TLVs in µs, beside scapy's contrib layer in the same process.
+"""Measure the decoding of one frame with 29 TLVs (DCBX among them) in µs, beside scapy's contrib layer in one process.
 
     python hack/bench_lldp.py
 
@@ -22,17 +22,20 @@ from nodeagent.lldp.lldpdu import (
     Lldpdu,
     MacPhy,
     ManagementAddress,
+    Med,
+    MedCapabilities,
     Organizational,
     Pfc,
     PortId,
+    Ppvid,
     Vlan,
 )
 from nodeagent.lldp.lldpdu_codec import decode, encode
 from nodeagent.lldp.neighbor_table import NeighborTable
 
-_CLASSES = (0, 0, 0, 3, 0, 0, 6, 7)
-_BANDWIDTH = (50, 0, 0, 50, 0, 0, 0, 0)
-_ALGORITHMS = (2, 2, 2, 2, 0, 0, 0, 0)
+_CLASSES = bytes((0, 0, 0, 3, 0, 0, 6, 7))
+_BANDWIDTH = bytes((50, 0, 0, 50, 0, 0, 0, 0))
+_ALGORITHMS = bytes((2, 2, 2, 2, 0, 0, 0, 0))
 
 PDU = Lldpdu(
     ChassisId(4, bytes.fromhex("1c34da1c5800")),
@@ -47,14 +50,17 @@ PDU = Lldpdu(
         ManagementAddress(2, bytes.fromhex("20010db8" + "00" * 11 + "11"), 2, 2),
     ),
     pvid=100,
-    vlans=(Vlan(100, "rail-0"),),
+    ppvids=(Ppvid(100, True, True),),
+    vlans=tuple(Vlan(100 + n, f"rail-{n}") for n in range(4)),
     link_aggregation=LinkAggregation(True, False, 0),
+    link_aggregation_8023=LinkAggregation(True, False, 0),
     ets=EtsConfiguration(False, False, 8, _CLASSES, _BANDWIDTH, _ALGORITHMS),
     ets_recommendation=EtsRecommendation(_CLASSES, _BANDWIDTH, _ALGORITHMS),
     pfc=Pfc(False, False, 8, 0x08),
     applications=(Application(3, 1, 0x8915), Application(3, 3, 4791)),
     mac_phy=MacPhy(True, True, 0x6C00, 0x001E),
     maximum_frame_size=9216,
+    med=Med(MedCapabilities(0x3F, 4), "1.0", "2.3.4", "5.9.1"),
     organizational=(Organizational(bytes.fromhex("0026e1"), 2, b"leaf-group-0"),),
 )
 FRAME = build_frame(NEAREST_BRIDGE, bytes.fromhex("1c34da1c5801"), encode(PDU))

@@ -15,8 +15,9 @@ Run of 2026-11-21, Python 3.11, atheris, one core: 61 s, 369,536 inputs (6,057 a
 
 from __future__ import annotations
 
-import dataclasses
 import sys
+
+from msgspec import structs
 
 try:
     import atheris
@@ -44,7 +45,7 @@ def codec(data: bytes) -> None:
         except lldpdu.LldpError as error:
             _within(error.offset, raw)
             continue
-        again = dataclasses.replace(pdu, warnings=())
+        again = structs.replace(pdu, warnings=())
         assert lldpdu_codec.decode(lldpdu_codec.encode(again)) == again
         describe.describe(pdu)
 

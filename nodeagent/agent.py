@@ -223,7 +223,12 @@ class Agent:
         if (access := agent_tasks.node_access(config.cluster, self._options.node_name)) is not None:
             arguments = (config.cluster, access, self.inventory, self.offering, self.settled)
             tasks["cluster"] = partial(
-                agent_tasks.run, *arguments, self.deliveries, self.accounting, self.cgroup_limits
+                agent_tasks.run,
+                *arguments,
+                self.deliveries,
+                self.accounting,
+                limits=self.cgroup_limits,
+                health=config.health,
             )
         return tasks
 

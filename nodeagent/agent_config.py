@@ -23,7 +23,12 @@ from nodeagent.health.gpu_settings import (
 )
 from nodeagent.health.health_settings import HealthSettings, RuleSettings, rule_conflicts
 from nodeagent.kinds.device_list_size import size_conflicts
-from nodeagent.kinds.resource_conflicts import enforcement_conflicts, expect_conflicts, resource_conflicts
+from nodeagent.kinds.resource_conflicts import (
+    access_conflicts,
+    enforcement_conflicts,
+    expect_conflicts,
+    resource_conflicts,
+)
 from nodeagent.kinds.resource_settings import (
     EXAMPLE_GPU,
     EXAMPLE_VFS,
@@ -158,6 +163,7 @@ def _conflicts(built: Built) -> Iterator[Conflict]:
         pod_resources=section(built, ("kubelet",), KubeletSettings).pod_resources,
         access=section(built, ("cluster",), ClusterSettings).access,
     )
+    yield from access_conflicts(resources, access=section(built, ("cluster",), ClusterSettings).access)
     for conflict in accounting_conflicts(section(built, ("gpu", "accounting"), GpuAccountingSettings)):
         yield conflict.below("gpu", "accounting")
     yield from rule_conflicts(tuple(entries(built, ("health", "rules"), RuleSettings)))

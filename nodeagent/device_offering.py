@@ -15,18 +15,22 @@ from contextlib import suppress
 from nodeagent.agent_config import Config, digest
 from nodeagent.bounded_calls import BoundedCalls, Unanswered, hanging_calls
 from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.dra.devices import GPU, NIC, DraDevice
+from nodeagent.dra.offered import DraOffer, LeftOut, OfferedPools, without_plugin_holders
 from nodeagent.health.gpu_presence import MISMATCH
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Numbering, changes, selection
+from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.removed_vfs import RemovedVfs
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
+from nodeagent.machine_view import MachineView, Trouble, machine_view
 from nodeagent.model import Snapshot
-from nodeagent.offer import MachineView, Offer, Trouble, machine_view, prefix
+from nodeagent.offer import Offer, prefix
 from nodeagent.sources.pci_source import PRODUCT_FILE
 from nodeagent.supervise import either
 
@@ -48,7 +52,10 @@ class DeviceOffering:
         sizes: SliceSizes,
         rails: RailMemory,
         forget_nics: Callable[[Iterable[str]], None],
+        dra: DraOffer | None = None,
     ) -> None:
+        self.dra = dra or DraOffer()
+        """The devices that claims allocate. The kubelet gets none of them from a device plugin."""
         self.offered: tuple[DeviceKind, ...] = ()
         self.withheld: tuple[Withheld, ...] = ()
         """The resources that are not offered."""
@@ -148,8 +155,10 @@ class DeviceOffering:
         """Offer the devices of the latest snapshot once, and return it."""
         snapshot = self._inventory.snapshot
         candidates, withheld = self._decide(snapshot)
-        await self._files.prepare(candidates, snapshot)
+        by_claim = self._offer.dra_devices(snapshot)
+        await self._files.prepare((*candidates, *(device.kind for device in by_claim)), snapshot)
         self._settle(candidates, withheld, snapshot)
+        self._settle_claims(by_claim, snapshot)
         await self._sizes.save(self.offered)
         await self._save_rails(snapshot)
         if gone := self._removed_vfs.take(snapshot, time.monotonic()):
@@ -190,6 +199,24 @@ class DeviceOffering:
         self.offered, self.withheld = tuple(offered), tuple(withheld)
         self.remarks = (*self._sizes.remarks, *gpu_remarks(snapshot), *self._missing_nics(snapshot))
 
+    def _settle_claims(self, devices: Iterable[DraDevice], snapshot: Snapshot) -> None:
+        """Publish the devices of the pools whose facts are known and that no device plugin's pod holds."""
+        by_pool: dict[str, list[DraDevice]] = {name: [] for name in sorted(self._offer.dra_pools)}
+        for device in devices:
+            by_pool[device.pool].append(device)
+        sources = {GPU: {"gpus"}, NIC: {"pci"}}
+        awaited = {"pods"} if self._pod_resources else set()
+        pools: dict[str, tuple[DraDevice, ...] | None] = {}
+        left_out: list[LeftOut] = []
+        for name, members in by_pool.items():
+            pools[name] = None
+            if all(self._inventory.has_published(source) for source in sources[name] | awaited):
+                pools[name], held = without_plugin_holders(members, snapshot)
+                left_out += held
+        found = ((device, self._files.obstacle(device.kind, snapshot)) for device in devices)
+        obstacles = {device.name: str(file) for device, file in found if file is not None}
+        self.dra.update(OfferedPools(pools, obstacles, tuple(left_out)), snapshot)
+
     def _find_troubles(self, snapshot: Snapshot) -> None:
         self.troubles = tuple(
             trouble
@@ -216,11 +243,11 @@ class DeviceOffering:
         return None
 
     def _unnamed(self, snapshot: Snapshot) -> Iterator[Withheld]:
-        """Yield the entries whose resources get their names from PFs that are not known yet."""
-        if not self._inventory.has_published("pci"):
-            for entry in self.config.resources:
-                if "{" in entry.name:
-                    yield Withheld(entry.name, _why_missing("pci", snapshot))
+        """Yield the entries whose resources get their names from PFs or GPUs that are not known yet."""
+        for entry in self.config.resources:
+            source = "pci" if isinstance(entry, VfResource) else "gpus"
+            if "{" in entry.name and not self._inventory.has_published(source):
+                yield Withheld(entry.name, _why_missing(source, snapshot))
 
     def _missing_nics(self, snapshot: Snapshot) -> Iterator[str]:
         """Yield a sentence for each rail whose NIC is missing."""

@@ -63,6 +63,21 @@ class Health(msgspec.Struct, frozen=True):
 HEALTHY = Health()
 
 
+class MigDevice(msgspec.Struct, frozen=True):
+    """A MIG device: a part of a GPU that the driver isolates.
+
+    ``profile`` is the driver's word, ``1g.10gb`` or ``1c.3g.40gb+me``. ``nodes`` are the device nodes that a container
+    needs beside that of the GPU (``/dev/nvidia-caps/nvidia-cap<n>``); empty if they are not known.
+    """
+
+    uuid: str
+    profile: str
+    memory_mib: int
+    gpu_instance: int
+    compute_instance: int
+    nodes: tuple[str, ...] = ()
+
+
 class Gpu(msgspec.Struct, frozen=True):
     """One GPU as its driver reports it, or as it last did.
 
@@ -82,6 +97,9 @@ class Gpu(msgspec.Struct, frozen=True):
     pci_path: tuple[str, ...] = ()
     health: Health = HEALTHY
     lost: bool = False
+    mig: bool = False
+    """MIG mode is on: only its MIG devices can be used, whatever ``mig_devices`` has."""
+    mig_devices: tuple[MigDevice, ...] = ()
 
 
 _FOR_GUESTS = ("vfio", "pci-stub", "pciback")
@@ -207,13 +225,18 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """Devices of one resource that one container holds, from the kubelet's podresources API."""
+    """Devices of one resource that one container holds, from the kubelet's podresources API.
+
+    ``claim`` is the name of the ResourceClaim that gave them; empty if a device plugin did. The container is then
+    empty: a claim belongs to the pod.
+    """
 
     namespace: str
     pod: str
     container: str
     resource: str
     device_ids: tuple[str, ...]
+    claim: str = ""
 
 
 class Devices(msgspec.Struct, frozen=True):

@@ -10,19 +10,17 @@ of a NIC is then its place in that list.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator
 from types import MappingProxyType
-from typing import Literal, assert_never
 
-import msgspec
-
-from nodeagent import cdi
 from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
-from nodeagent.kinds import DeviceKind, gpu_access
+from nodeagent.dra.devices import GPU, NIC, DraDevice, devices_of, lacking_enforcement
+from nodeagent.gpu_kinds import gpu_kinds
+from nodeagent.kinds import DeviceKind
 from nodeagent.kinds import named as _named
 from nodeagent.kinds.device_list_size import status_remark
-from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.hardware_selection import (
     literal_addresses,
     matches,
@@ -45,13 +43,12 @@ from nodeagent.kinds.resource_settings import (
     ExpectSettings,
     GpuMemResource,
     GpuResource,
-    GpuSelect,
     ResourceSettings,
     VfResource,
 )
 from nodeagent.kinds.vf import VfPool
-from nodeagent.kinds.whole_gpu import WholeGpus
-from nodeagent.model import Devices, Function, HostPaths, Snapshot, State
+from nodeagent.machine_view import Trouble
+from nodeagent.model import Function, Snapshot, State
 
 FALLBACK_PREFIX = "nodeagent.io"
 
@@ -59,53 +56,6 @@ FALLBACK_PREFIX = "nodeagent.io"
 _MEANINGLESS = re.compile(
     r"to be filled|default string|system product|not specified|^none$|o\.e\.m|standard pc|virtual|kvm", re.I
 )
-
-
-class Trouble(msgspec.Struct, frozen=True):
-    """The configuration asks for something that this machine lacks.
-
-    ``fatal``: the agent does not start, and does not accept the changed configuration. ``ready``: the agent is ready
-    nevertheless. ``source``: before this source has published, the message is a guess. ``key``: ``idle`` if an entry
-    selects nothing, ``slices`` if its slices are very small.
-    """
-
-    message: str
-    fatal: bool
-    ready: bool = True
-    source: str = "pci"
-    key: Literal["idle", "slices"] = "idle"
-
-
-class MachineView(msgspec.Struct, frozen=True):
-    """The facts of one moment, and the resources that the configuration makes of them.
-
-    ``configuration``: the digest of an agent's configuration; empty if no agent answers. ``free``: the devices that a
-    pod can still get, by resource and parent; without a resource if it is not known what pods hold.
-    """
-
-    snapshot: Snapshot
-    resources: tuple[tuple[str, tuple[Devices, ...]], ...]
-    troubles: tuple[Trouble, ...]
-    configuration: str = ""
-    free: Mapping[str, Mapping[str, int]] = {}
-    levels: Mapping[str, str] = {}
-    """The enforcement in force, by resource of GPU memory."""
-
-
-def machine_view(
-    kinds: Iterable[DeviceKind], snapshot: Snapshot, troubles: tuple[Trouble, ...], configuration: str = ""
-) -> MachineView:
-    """Return the view of these resources."""
-    kinds = tuple(kinds)
-    free = ((kind.resource, kind.free(snapshot)) for kind in kinds)
-    return MachineView(
-        snapshot,
-        tuple((kind.resource, kind.devices(snapshot)) for kind in kinds),
-        troubles,
-        configuration,
-        {resource: by_parent for resource, by_parent in free if by_parent is not None},
-        {kind.resource: level for kind in kinds if (level := kind.level(snapshot)) is not None},
-    )
 
 
 def prefix(config: Config, product: str | None) -> str:
@@ -144,14 +94,26 @@ class Offer:
         """PCI addresses of missing NICs that get no rail."""
 
     def kinds(self, snapshot: Snapshot) -> tuple[DeviceKind, ...]:
-        """Return the resources of this node, in the order of the configuration."""
-        kinds: list[DeviceKind] = []
+        """Return the resources that device plugins offer, in the order of the configuration."""
+        return tuple(kind for entry, kind in self._all_kinds(snapshot) if not _by_claim(entry))
+
+    def dra_devices(self, snapshot: Snapshot) -> tuple[DraDevice, ...]:
+        """Return the GPUs and PFs that claims allocate (``mode: dra``), GPUs first."""
+        by_claim = [(entry.name, kind) for entry, kind in self._all_kinds(snapshot) if _by_claim(entry)]
+        return devices_of(by_claim, self.rails, snapshot)
+
+    @property
+    def dra_pools(self) -> frozenset[str]:
+        """The pools of the kinds with ``mode: dra``: ``gpu``, ``nic``."""
+        by_claim = (entry for entry in self.config.resources if _by_claim(entry))
+        return frozenset(NIC if isinstance(entry, VfResource) else GPU for entry in by_claim)
+
+    def _all_kinds(self, snapshot: Snapshot) -> Iterator[tuple[ResourceSettings, DeviceKind]]:
         taken: frozenset[str] = frozenset()
         for entry in self.config.resources:
             made = tuple(self._kinds_of(entry, snapshot, taken))
             taken = taken.union(*(kind.hardware(snapshot) for kind in made if kind.source == "gpus"))
-            kinds += made
-        return tuple(kinds)
+            yield from ((entry, kind) for kind in made)
 
     @property
     def rails(self) -> dict[str, int]:
@@ -185,6 +147,7 @@ class Offer:
         """Return what is wrong with this configuration on this machine."""
         finders = (
             self._offered_twice,
+            self._pf_in_two_entries,
             self._refused,
             self._nothing_offered,
             self._less_than_expected,
@@ -206,10 +169,19 @@ class Offer:
                     )
                 owner |= {id_: kind.resource for id_ in hardware if id_ not in owner}
 
+    def _pf_in_two_entries(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        """With mode dra a PF is one device; two entries would publish it twice, with different VFs."""
+        for name, count in Counter(device.name for device in self.dra_devices(snapshot)).items():
+            if count > 1:
+                message = f"{name} is in {count} entries of resources; with mode dra each PF is in one"
+                yield Trouble(message, fatal=True)
+
     def _refused(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for kind in self.kinds(snapshot):
             if (refusal := kind.refusal(snapshot)) is not None:
                 yield Trouble(f"{kind.resource.partition('/')[2]}: {refusal}", fatal=True)
+        for name, lacking in lacking_enforcement(self.dra_devices(snapshot), snapshot):
+            yield Trouble(f"{name.partition('/')[2]}: {lacking}", fatal=True)
 
     def _nothing_offered(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for entry in self.config.resources:
@@ -260,7 +232,7 @@ class Offer:
 
     def _tiny_slices(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for entry in self.config.resources:
-            if isinstance(entry, GpuMemResource):
+            if isinstance(entry, GpuMemResource) and not _by_claim(entry):
                 memories = [gpu.memory_mib for gpu in selected_gpus(entry.select, snapshot.gpus)]
                 if remark := status_remark(entry.slice_mib, entry.reserved_mib, memories):
                     yield Trouble(f"{entry.name}: {remark}", fatal=False, source="gpus", key="slices")
@@ -269,7 +241,7 @@ class Offer:
         expect = self.config.expect
         if expect == ExpectSettings():
             return
-        kinds = self.kinds(snapshot)
+        kinds = [kind for _, kind in self._all_kinds(snapshot)]
         if expect.gpus is not None:
             gone = {gpu.uuid for gpu in snapshot.gpus if gpu.lost}
             offered = {uuid for kind in kinds if kind.source == "gpus" for uuid in kind.hardware(snapshot)}
@@ -286,12 +258,9 @@ class Offer:
         match entry:
             case VfResource():
                 yield from self._vf_pools(entry, snapshot)
-            case GpuMemResource():
-                yield self._gpu_memory(entry, snapshot, taken)
-            case GpuResource():
-                yield self._whole_gpus(entry, snapshot, taken)
             case _:
-                assert_never(entry)
+                head = prefix(self.config, snapshot.product)
+                yield from gpu_kinds(entry, snapshot, taken, head, own_cdi=self.config.cdi.generate)
 
     def _resource(self, name: str, snapshot: Snapshot) -> str:
         return f"{prefix(self.config, snapshot.product)}/{name}"
@@ -318,36 +287,6 @@ class Offer:
                 rdma_cm=snapshot.paths.rdma_cm,
                 cdi=entry.device_list_strategy == "cdi",
             )
-
-    def _whole_gpus(self, entry: GpuResource, snapshot: Snapshot, taken: frozenset[str]) -> WholeGpus:
-        uuids = _uuids(entry.select, snapshot, taken)
-        return WholeGpus(
-            self._resource(entry.name, snapshot),
-            uuids,
-            strategy=entry.device_list_strategy,
-            pass_device_nodes=entry.pass_device_nodes,
-            cdi_kind=self._cdi_kind(uuids, snapshot.paths),
-            control_nodes=snapshot.paths.gpu_nodes,
-        )
-
-    def _gpu_memory(self, entry: GpuMemResource, snapshot: Snapshot, taken: frozenset[str]) -> GpuMemory:
-        uuids = _uuids(entry.select, snapshot, taken)
-        return GpuMemory(
-            self._resource(entry.name, snapshot),
-            uuids,
-            slice_mib=entry.slice_mib,
-            reserved_mib=entry.reserved_mib,
-            strategy=entry.device_list_strategy,
-            pass_device_nodes=entry.pass_device_nodes,
-            cdi_kind=self._cdi_kind(uuids, snapshot.paths),
-            control_nodes=snapshot.paths.gpu_nodes,
-            enforcement=entry.enforcement,
-        )
-
-    def _cdi_kind(self, uuids: frozenset[str], paths: HostPaths) -> str:
-        """Return our own CDI kind if it is allowed and no vendor's spec describes all these GPUs."""
-        ours = self.config.cdi.generate and not uuids <= paths.vendor_gpus
-        return cdi.GPU_KIND if ours else gpu_access.CDI_KIND
 
     def _numbered(self, entry: VfResource, snapshot: Snapshot) -> Rails:
         """Return the rails of an entry, with those of NICs that are new."""
@@ -381,6 +320,10 @@ class Offer:
         )
 
 
+def _by_claim(entry: ResourceSettings) -> bool:
+    return not isinstance(entry, GpuResource) and entry.mode == "dra"
+
+
 def _too_few(setting: str, expected: int, offered: set[str], gone: set[str]) -> Iterator[Trouble]:
     present = len(offered - gone)
     if present < expected:
@@ -391,7 +334,3 @@ def _too_few(setting: str, expected: int, offered: set[str], gone: set[str]) -> 
         )
         source = "pci" if setting == "nics" else setting
         yield Trouble(message, fatal=False, ready=False, source=source)
-
-
-def _uuids(select: GpuSelect, snapshot: Snapshot, taken: frozenset[str]) -> frozenset[str]:
-    return frozenset(gpu.uuid for gpu in selected_gpus(select, snapshot.gpus)) - taken

@@ -1,4 +1,5 @@
-"""Everything that the agent writes to the API server, composed: NodeLinks, Events, marks on the Node, evictions.
+"""Everything that the agent writes to the API server, composed: NodeLinks, Events, marks on the Node, evictions,
+ResourceSlices.
 
 It runs only where the configuration and the machine give access to an API server; otherwise none of the modules is
 loaded. Each task is supervised alone: one that lacks a right logs it and does not affect the others.
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from nodeagent.cluster.affected_devices import Offered
     from nodeagent.cluster.limit_notices import LimitSource
     from nodeagent.cluster.over_use_notices import OverUseSource
-    from nodeagent.kube.access import Access
+    from nodeagent.dra.offered import DraOffer
+    from nodeagent.health.health_settings import HealthSettings
+    from nodeagent.kube.access import Access, NodeClaim
+    from nodeagent.kube.client import ApiClient
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +82,8 @@ class AgentOffer(Protocol):
     def offered(self) -> Sequence[DeviceKind]: ...
     @property
     def rails(self) -> Mapping[str, int]: ...
+    @property
+    def dra(self) -> DraOffer: ...
 
 
 async def run(
@@ -89,6 +95,7 @@ async def run(
     deliveries: Deliveries | None = None,
     accounting: OverUseSource | None = None,
     limits: LimitSource | None = None,
+    health: HealthSettings | None = None,
 ) -> None:
     """Run the enabled tasks until cancelled. They start once the agent has ``settled``: the kubelet comes first."""
     await settled.wait()
@@ -103,11 +110,13 @@ async def run(
     access, node = node_access.access, node_access.node
     deliveries, board = deliveries or Deliveries(), NoticeBoard()
     client = ApiClient(access)
-    tasks: dict[str, Callable[[], Awaitable[object]]] = {}
+    owner = node_of(await BoundedCalls("token", TOKEN_S).run(access.authorization))
+    tasks: dict[str, Callable[[], Awaitable[object]]] = {
+        "slices": partial(_publish_slices, client, inventory, offer.dra, node, owner, deliveries, health)
+    }
     if settings.report:
         from nodeagent.cluster.node_report import NodeReporter  # noqa: PLC0415
 
-        owner = node_of(await BoundedCalls("token", TOKEN_S).run(access.authorization))
         reporter = NodeReporter(
             client,
             inventory,
@@ -161,3 +170,29 @@ async def run(
             await asyncio.Event().wait()
     finally:
         await client.close()
+
+
+async def _publish_slices(
+    client: ApiClient,
+    inventory: Inventory,
+    offer: DraOffer,
+    node: str,
+    owner: NodeClaim | None,
+    deliveries: Deliveries,
+    health: HealthSettings | None,
+) -> None:
+    """Publish ResourceSlices from the moment when a kind has mode dra."""
+    while not offer.current.pools:
+        await offer.changed(offer.revision)
+    from nodeagent.cluster.leaf_group_label import LeafGroupLabel  # noqa: PLC0415
+    from nodeagent.cluster.slice_publisher import SlicePublisher  # noqa: PLC0415
+    from nodeagent.dra.published_pools import PublishedPools  # noqa: PLC0415
+    from nodeagent.health.health_settings import HealthSettings  # noqa: PLC0415
+
+    health = health or HealthSettings()
+    pools = PublishedPools(inventory, offer, node, no_execute=health.no_execute, share=health.guard.share)
+    label = LeafGroupLabel(client, node, pools.set_leaf_group)
+    publisher = SlicePublisher(client, node, pools, owner=owner, delivery=deliveries.of("slices"))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(keep("leaf group", label.run), name="leaf group")
+        group.create_task(keep("slices", publisher.run), name="slices")

@@ -1,7 +1,7 @@
 """The state of the writes to the API server, for each part of the agent: for ``/readyz``, metrics and Events.
 
-A part is ``nodelinks``, ``events``, ``marks`` or ``evictions``. No failure here makes the agent unready: devices come
-first.
+A part is ``nodelinks``, ``events``, ``marks``, ``evictions`` or ``slices``. No failure here makes the agent unready:
+devices come first.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nodeagent.kube.failure import ApiError
 
 LEFT_OUT_SHOWN = 10
+SLICES = "slices"
 
 
 class Delivery:
@@ -29,13 +30,20 @@ class Delivery:
         """The server answers, and refuses the request for good."""
         self.left_out: tuple[str, ...] = ()
         self.results: Counter[str] = Counter()
-        """Writes by result: ``ok``, ``refused`` or ``failed``."""
+        """Writes by result: ``ok``, ``refused``, ``failed``, or ``conflict`` where another client was faster."""
+        self.removed = 0
+        """Our objects that another client has deleted."""
         self._changed = changed
 
     def failed(self, error: ApiError) -> None:
         self.refused = error.refused or error.status == 403
         self.results["refused" if self.refused else "failed"] += 1
         self.reason = str(error)
+        self._changed.set()
+
+    def unmet(self, reason: str) -> None:
+        """Nothing is written because the server lacks something."""
+        self.refused, self.reason = True, reason
         self._changed.set()
 
     def succeeded(self, left_out: Iterable[str] = ()) -> None:
@@ -45,7 +53,7 @@ class Delivery:
 
     @property
     def writes(self) -> ClusterWrites:
-        return ClusterWrites(self.part, dict(self.results), self.reason, self.left_out)
+        return ClusterWrites(self.part, dict(self.results), self.reason, self.left_out, self.removed)
 
 
 class Deliveries:
@@ -68,6 +76,10 @@ class Deliveries:
             if delivery.reason is not None:
                 verb = "is refused by" if delivery.refused else "does not reach"
                 lines.append(f"cluster {delivery.part}: {verb} the API server: {delivery.reason}")
+            elif delivery.left_out and delivery.part == SLICES:
+                lines.append(
+                    f"cluster {SLICES}: the API server drops {', '.join(delivery.left_out)}: enable its feature gates"
+                )
             elif delivery.left_out:
                 lines.append(f"cluster {delivery.part}: {incomplete(delivery.left_out)}")
         return tuple(lines)

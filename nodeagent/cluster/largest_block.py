@@ -48,15 +48,14 @@ class FreeBlock(msgspec.Struct, frozen=True):
 
 
 def free_block(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> FreeBlock | None:
-    """Return the block of the first resource of GPU memory; ``None`` if there is none, or if holdings are unknown."""
-    for kind in kinds:
-        if kind.device_mib is not None:
-            free = kind.free(snapshot)
-            if free is None or not free:
-                return None
-            whole = max(len(entry.ids) for entry in kind.devices(snapshot))
-            return FreeBlock(max(free.values()), whole)
-    return None
+    """Return the largest block of the first resource of GPU memory and of those with slices of the same size;
+    ``None`` if there is none, or if holdings are unknown."""
+    memory = [kind for kind in kinds if kind.device_mib is not None]
+    alike = [kind for kind in memory if kind.device_mib == memory[0].device_mib]
+    free = [number for kind in alike for number in (kind.free(snapshot) or {}).values()]
+    if not free:
+        return None
+    return FreeBlock(max(free), max(len(entry.ids) for kind in alike for entry in kind.devices(snapshot)))
 
 
 class DampedBlock:

@@ -8,7 +8,7 @@ returns other spellings of a refused text, to be suggested.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -23,8 +23,6 @@ PREFIX_MAX = 253 - len("requests.")
 """For quotas the API server puts ``requests.`` before the name; the result must fit too."""
 VF_INDEX_MAX = 65535
 """TotalVFs is a 16-bit register of the SR-IOV capability."""
-_NETDEV_MAX = 15  # IFNAMSIZ less the terminating zero
-_RAIL_MAX = 3
 
 _PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]"
 _GLOB_OF_HEX = r"[0-9a-f:.*?!\[\]-]*[*?\[][0-9a-f:.*?!\[\]-]*"
@@ -32,10 +30,13 @@ _RANGE = "(0|[1-9][0-9]{0,5})(-(0|[1-9][0-9]{0,5}))?"
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _NAME = r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
-_PART = r"([A-Za-z0-9]|\{(rail|netdev)\})"
 _NAME_MEANING = "a resource's name: letters, digits, -, _ and ., a letter or digit first and last"
 _FIELD = re.compile(r"\{([^{}]*)\}")
-TEMPLATE_FIELDS = ("rail", "netdev")
+VF_FIELDS = {"rail": 3, "netdev": 15}
+"""The fields in the names of resources of VFs, and the longest text of each. A netdev has IFNAMSIZ characters less the
+terminating zero."""
+GPU_FIELDS = {"gpu": 3}
+"""The same for resources of GPU memory."""
 
 
 def form(
@@ -101,20 +102,36 @@ def name_complaint(name: str) -> str | None:
     return f"{quote(name)} is not {_NAME_MEANING}{hint}"
 
 
-def _template_complaint(template: str) -> str | None:
+def _template_complaint(template: str, longest: Mapping[str, int]) -> str | None:
+    """``longest`` is the length of the longest text of each field."""
+    known = [f"{{{field}}}" for field in longest]
+    fields = f"the fields {' and '.join(known)}" if len(known) > 1 else f"the field {known[0]}"
     for field in _FIELD.findall(template):
-        if field not in TEMPLATE_FIELDS:
-            hint = did_you_mean(field, TEMPLATE_FIELDS)
-            return f"{quote('{' + field + '}')} is not a field; the fields are {{rail}} and {{netdev}}{hint}"
+        if field not in longest:
+            hint = did_you_mean(field, tuple(longest))
+            what = fields.replace("fields", "fields are").replace("field {", "field is {")
+            return f"{quote('{' + field + '}')} is not a field; {what}{hint}"
     if re.search(r"[{}]", _FIELD.sub("", template)):
         return f"{quote(template)} has an unmatched brace"
-    # The longest possible names, in characters that every name may contain.
-    longest = len(template.replace("{rail}", "0" * _RAIL_MAX).replace("{netdev}", "e" * _NETDEV_MAX))
-    if longest > NAME_MAX:
-        return f"can become {longest} characters long, at most {NAME_MAX} are allowed"
+    # The longest possible name, in a character that every name may contain.
+    length = len(_FIELD.sub(lambda match: "0" * longest[match[1]], template))
+    if length > NAME_MAX:
+        return f"can become {length} characters long, at most {NAME_MAX} are allowed"
     if name_complaint(_FIELD.sub("0", template)) is None:
         return None
-    return f"{quote(template)} is not {_NAME_MEANING}, and the fields {{rail}} and {{netdev}}"
+    hint = "; the prefix is set by resourcePrefix" if "/" in template else ""
+    return f"{quote(template)} is not {_NAME_MEANING}, and {fields}{hint}"
+
+
+def _template(longest: Mapping[str, int]) -> msgspec.Meta:
+    """Declare the format of a resource's name with fields."""
+    part = rf"([A-Za-z0-9]|\{{({'|'.join(longest)})\}})"
+    return form(
+        rf"{part}(({part}|[-_.])*{part})?",
+        _NAME_MEANING,
+        at_most=NAME_MAX,
+        check=lambda template: _template_complaint(template, longest),
+    )
 
 
 def _range_complaint(text: str) -> str | None:
@@ -181,9 +198,8 @@ ABSOLUTE_PATH = form(r"/[^\x00-\x1f]*", "an absolute path", at_most=4095)
 ARGUMENT = form(r"[^\x00]+", "an argument of a command", at_most=4095)
 PREFIX = form(_SUBDOMAIN, "a DNS subdomain", at_most=PREFIX_MAX, check=prefix_complaint)
 NAME = form(_NAME, _NAME_MEANING, at_most=NAME_MAX, check=name_complaint)
-TEMPLATE = form(
-    rf"{_PART}(({_PART}|[-_.])*{_PART})?", _NAME_MEANING, at_most=NAME_MAX, check=_template_complaint
-)
+VF_TEMPLATE = _template(VF_FIELDS)
+GPU_TEMPLATE = _template(GPU_FIELDS)
 LISTEN = form(
     r"(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:\[\]/]*):[0-9]{1,5}", "an address such as :9808", check=_listen_complaint
 )

@@ -124,6 +124,14 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     guard: Annotated[
         GuardSettings, setting("Limit on how many devices one source can make Unhealthy at once.")
     ] = GuardSettings()
+    no_execute: Annotated[
+        tuple[Glob, ...],
+        listed(
+            "Globs on the keys of reasons, such as xid_79 or gpu_*. A device of mode dra that is Unhealthy for one of "
+            "them gets the taint NoExecute, which deletes its pods without regard to disruption budgets; never more "
+            "than the guard's share of the GPUs or PFs. Empty: pods stay."
+        ),
+    ] = ()
     cabling_plan: Annotated[
         AbsolutePath | None,
         setting(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from nodeagent.model import GpuUsage
+from nodeagent.model import GpuUsage, MigDevice
 
 
 class DriverError(Exception):
@@ -36,7 +36,7 @@ class GpuReading(Struct, frozen=True):
 
     ``recovery_action`` is one of ``nvml.RECOVERY_ACTIONS``, or ``None`` if the driver does not support it. ``lost``:
     the driver reports that the GPU does not answer any more. ``fault`` is the error text of the first failed call
-    about this GPU.
+    about this GPU. ``mig_devices`` is ``None`` if they could not be read.
     """
 
     index: int
@@ -49,6 +49,7 @@ class GpuReading(Struct, frozen=True):
     recovery_action: str | None = None
     lost: bool = False
     fault: str | None = None
+    mig_devices: tuple[MigDevice, ...] | None = ()
 
 
 class GpuProcess(Struct, frozen=True):

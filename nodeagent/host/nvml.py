@@ -20,7 +20,9 @@ from typing import Any, ClassVar, TypeVar
 
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.nvml_limits import MemoryLimits
+from nodeagent.host.nvml_mig import mig_devices
 from nodeagent.host.nvml_vitals import VitalsReader
+from nodeagent.model import MigDevice
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ RECOVERY_ACTIONS = (
 )
 """By ``nvmlDeviceGpuRecoveryAction_t``, 0 first (drivers from r565; the last three are newer)."""
 
+MIG_REMEDY = "; on a GPU in MIG mode the agent needs overlays/mig"
 _EXCLUDED_MAX = 64
 _EVENTS_MAX = 64
 """Events of one wait. Further ones come with the next wait, so that a storm cannot block the caller."""
@@ -206,6 +209,11 @@ class Nvml:
         if handle is None:
             return GpuReading(index, lost=gpu.lost, fault=gpu.fault, recovery_action=gpu.action)
         uuid = gpu.call("nvmlDeviceGetUUID", lambda: str(lib.nvmlDeviceGetUUID(handle)))
+        mig = gpu.call("nvmlDeviceGetMigMode", lambda: lib.nvmlDeviceGetMigMode(handle)[0] == 1) or False
+        gpu.mig = mig
+        migs: tuple[MigDevice, ...] | None = ()
+        if mig:
+            migs = gpu.call("nvmlDeviceGetMigDeviceHandleByIndex", lambda: tuple(mig_devices(lib, handle)))
         action = gpu.call("nvmlDeviceGetFieldValues", lambda: _recovery_action(lib, handle))
         reading = GpuReading(
             index=index,
@@ -216,10 +224,11 @@ class Nvml:
             memory_mib=gpu.call(
                 "nvmlDeviceGetMemoryInfo", lambda: int(lib.nvmlDeviceGetMemoryInfo(handle).total) >> 20
             ),
-            mig=gpu.call("nvmlDeviceGetMigMode", lambda: lib.nvmlDeviceGetMigMode(handle)[0] == 1) or False,
+            mig=mig,
             recovery_action=gpu.action or action,
             lost=gpu.lost,
             fault=gpu.fault,
+            mig_devices=migs,
         )
         if uuid is not None and not gpu.lost:
             self._handles[uuid] = handle
@@ -240,6 +249,7 @@ class Nvml:
             | lib.nvmlEventTypeFatalPoisonError
             | lib.nvmlEventTypeGpuUnavailableError
             | lib.nvmlEventTypeGpuRecoveryAction
+            | lib.nvmlEventMigConfigChange
         )
         try:
             mask = wanted & lib.nvmlDeviceGetSupportedEventTypes(handle)
@@ -273,6 +283,7 @@ class _GpuCalls:
     def __init__(self, lib: Any) -> None:
         self.lib = lib
         self.lost = False
+        self.mig = False
         self.action: str | None = None
         self.fault: str | None = None
 
@@ -294,7 +305,8 @@ class _GpuCalls:
             self.lost = error.value == lib.NVML_ERROR_GPU_IS_LOST
             if error.value == lib.NVML_ERROR_RESET_REQUIRED:
                 self.action = "gpu_reset"
-            self.fault = self.fault or f"{name}: {error}"
+            remedy = MIG_REMEDY if self.mig and error.value == lib.NVML_ERROR_NO_PERMISSION else ""
+            self.fault = self.fault or f"{name}: {error}{remedy}"
         except ValueError as error:  # includes UnicodeDecodeError: an invalid text
             self.fault = self.fault or f"{name}: {error}"
         return None

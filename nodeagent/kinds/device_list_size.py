@@ -97,7 +97,7 @@ def status_remarks(
 ) -> Iterator[str]:
     """Yield a sentence for each entry of kind gpu-mem whose slices may be too many for the status of one pod."""
     for entry in resources:
-        if isinstance(entry, GpuMemResource):
+        if isinstance(entry, GpuMemResource) and entry.mode == "devicePlugin":
             selected = _selected(entry, gpu_memories_mib)
             if (remark := status_remark(entry.slice_mib, entry.reserved_mib, selected)) is not None:
                 yield f"{entry.name}: {remark}"
@@ -143,13 +143,14 @@ def size_conflicts(
     machine = f"assumed: {len(ASSUMED_MIB)} GPUs of {ASSUMED_MIB[0]} MiB" if assumed else "this machine"
     memories = ASSUMED_MIB if gpu_memories_mib is None else gpu_memories_mib
     for i, resource in enumerate(resources):
-        if isinstance(resource, GpuMemResource):
+        if isinstance(resource, GpuMemResource) and resource.mode == "devicePlugin":
             selected = _selected(resource, memories)
-            if (
-                complaint := list_refusal(
-                    resource.slice_mib, resource.reserved_mib, selected, machine, assumed=assumed
-                )
-            ) is not None:
+            lists = [[memory] for memory in selected] if "{gpu}" in resource.name else [selected]
+            complaints = (
+                list_refusal(resource.slice_mib, resource.reserved_mib, gpus, machine, assumed=assumed)
+                for gpus in lists
+            )
+            if (complaint := next(filter(None, complaints), None)) is not None:
                 yield Conflict((("resources", i, "sliceMiB"),), complaint)
 
 

@@ -22,6 +22,7 @@ from nodeagent.cdi import CdiDevices
 from nodeagent.kinds import Refused, distance, gpu_access, held_by, preference, requested, unhealthy, unknown
 from nodeagent.kinds.device_list_size import list_refusal
 from nodeagent.kinds.enforcement import Enforcement, Level, level_of, missing, sets_variables
+from nodeagent.kinds.resource_settings import Preferred
 from nodeagent.model import Allocation, Devices, Function, Gpu, Snapshot
 
 _LISTED_MAX = 8  # GPUs named in a refusal
@@ -41,7 +42,8 @@ class _GpuSlices(msgspec.Struct, frozen=True):
 class GpuMemory(msgspec.Struct, frozen=True):
     """``gpus`` are the UUIDs to offer, ``None`` for all; ``control_nodes``: see ``gpu_access``.
 
-    ``enforcement``: see ``kinds.enforcement``.
+    ``enforcement``: see ``kinds.enforcement``. ``number`` is the index of the GPU if the resource has its name from
+    one GPU. A container may ask for several such resources, so the names of its variables end with the number.
     """
 
     source: ClassVar[str] = "gpus"
@@ -54,6 +56,8 @@ class GpuMemory(msgspec.Struct, frozen=True):
     cdi_kind: str = gpu_access.CDI_KIND
     control_nodes: tuple[str, ...] = gpu_access.CONTROL_NODES
     enforcement: Enforcement = "auto"
+    preferred: Preferred = "pack"
+    number: int | None = None
 
     @property
     def device_mib(self) -> int:
@@ -100,10 +104,14 @@ class GpuMemory(msgspec.Struct, frozen=True):
         return bool(gpu_access.selected(snapshot, self.gpus))
 
     def refusal(self, snapshot: Snapshot) -> str | None:
-        gpus = gpu_access.selected(snapshot, self.gpus)
-        if gpus and (lacking := missing(self.enforcement, snapshot)) is not None:
+        memories = [gpu.memory_mib for gpu in gpu_access.selected(snapshot, self.gpus)]
+        return self.lacking(snapshot) or list_refusal(self.slice_mib, self.reserved_mib, memories)
+
+    def lacking(self, snapshot: Snapshot) -> str | None:
+        """Return why the configured enforcement is not possible, if it is not."""
+        if self.selects(snapshot) and (lacking := missing(self.enforcement, snapshot)) is not None:
             return f"enforcement {self.enforcement} is not possible on this node: {lacking}"
-        return list_refusal(self.slice_mib, self.reserved_mib, [gpu.memory_mib for gpu in gpus])
+        return None
 
     def level(self, snapshot: Snapshot) -> Level:
         return level_of(self.enforcement, snapshot)
@@ -126,12 +134,15 @@ class GpuMemory(msgspec.Struct, frozen=True):
     ) -> list[str]:
         """Choose the best fit on one GPU; for an exact multiple of a GPU's slices, that many idle GPUs.
 
-        The smallest remainder wins, then the NUMA node of ``near``, the PCIe hops to it, and the index. A request
-        that may grow (``later_sizes``) is placed as if it had its largest later size that fits.
+        The smallest remainder wins (``pack``) or the largest (``spread``), then the NUMA node of ``near``, the PCIe
+        hops to it, and the index. With ``nic-affinity`` NUMA node and hops come first. A request that may grow
+        (``later_sizes``) is placed as if it had its largest later size that fits.
         """
         free, must = preference(self.resource, available, must_include, size)
         blocks = self._blocks(snapshot, free, must)
-        chosen = _best_fit(blocks, size, near, later_sizes) or self._whole(snapshot, blocks, size, near)
+        chosen = _best_fit(blocks, size, near, later_sizes, self.preferred) or self._whole(
+            snapshot, blocks, size, near
+        )
         if not chosen:
             raise self._no_fit(blocks, size)
         fresh = (name for block in chosen for name in block.ids if name in free and name not in must)
@@ -149,6 +160,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
                 invalid=False,
             )
         each = str(count * self.slice_mib)
+        end = "" if self.number is None else f"_{self.number}"
         limits = (("NVIDIA_GPU_MEMORY_REQUEST", each), ("NVIDIA_GPU_MEMORY_LIMIT", each))
         return gpu_access.grant(
             [block.gpu for block in chosen],
@@ -157,8 +169,8 @@ class GpuMemory(msgspec.Struct, frozen=True):
             control_nodes=self.control_nodes if self.pass_device_nodes else (),
             env=(
                 *(limits if sets_variables(self.enforcement, snapshot) else ()),
-                ("NODEAGENT_GPU_UUID", ",".join(block.gpu.uuid for block in chosen)),
-                ("NODEAGENT_GPU_MEM_MIB", each),
+                (f"NODEAGENT_GPU_UUID{end}", ",".join(block.gpu.uuid for block in chosen)),
+                (f"NODEAGENT_GPU_MEM_MIB{end}", each),
             ),
         )
 
@@ -241,7 +253,11 @@ class GpuMemory(msgspec.Struct, frozen=True):
 
 
 def _best_fit(
-    blocks: Sequence[_GpuSlices], size: int, near: Sequence[Function], later_sizes: Sequence[int] | None
+    blocks: Sequence[_GpuSlices],
+    size: int,
+    near: Sequence[Function],
+    later_sizes: Sequence[int] | None,
+    preferred: Preferred,
 ) -> list[_GpuSlices]:
     pinned = [block for block in blocks if block.must]
     if len(pinned) > 1:
@@ -252,10 +268,14 @@ def _best_fit(
             break
     else:
         return []
-    extreme = max if later_sizes is None else min
-    best = extreme(block.free for block in fitting)
-    ties = [block for block in fitting if block.free == best]
-    return [min(ties, key=lambda block: (distance(block.gpu, near), block.gpu.index))]
+    # A request of unknown growth goes to the emptiest GPU.
+    sign = -1 if preferred == "spread" or later_sizes is None else 1
+
+    def rank(block: _GpuSlices) -> tuple[object, ...]:
+        far, left = distance(block.gpu, near), sign * block.free
+        return (*((far, left) if preferred == "nic-affinity" else (left, far)), block.gpu.index)
+
+    return [min(fitting, key=rank)]
 
 
 def _listed(blocks: Sequence[_GpuSlices]) -> str:

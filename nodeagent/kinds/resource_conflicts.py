@@ -18,6 +18,7 @@ from nodeagent.kinds.resource_settings import (
     GpuMemResource,
     GpuResource,
     GpuSelect,
+    Mode,
     PfSelect,
     ResourceSettings,
     VfResource,
@@ -35,6 +36,7 @@ def resource_conflicts(resources: Sequence[Placed], vfs: Sequence[PlacedVfs]) ->
     yield from _no_gpus(resources)
     yield from _gpu_twice(resources)
     yield from _vf_twice(resources)
+    yield from _modes(resources)
     for path, entry in vfs:
         yield from _vfs_entry(path, entry)
     yield from _pf_twice(vfs)
@@ -73,6 +75,14 @@ def enforcement_conflicts(
                 yield Conflict(where, "evict needs an API server, and cluster.access is none")
 
 
+def access_conflicts(resources: Sequence[Placed], *, access: str) -> Iterator[Conflict]:
+    """Resources that are allocated by claims, which only the API server has."""
+    for path, entry in resources:
+        if not isinstance(entry, GpuResource) and entry.mode == "dra" and access == "none":
+            message = "dra needs an API server, and cluster.access is none"
+            yield Conflict(((*path, "mode"), ("cluster", "access")), message)
+
+
 def _named(path: Path) -> str:
     return f"{path[0]}[{path[1]}]"
 
@@ -82,7 +92,7 @@ def _same_name(resources: Sequence[Placed]) -> Iterator[Conflict]:
     for path, entry in resources:
         if "{netdev}" in entry.name:
             continue  # only the machine shows which entries select the same PF
-        before = first.setdefault(entry.name.replace("{rail}", "0"), path)
+        before = first.setdefault(entry.name.replace("{rail}", "0").replace("{gpu}", "0"), path)
         if before != path:
             message = f'"{entry.name}" is also the name of {_named(before)}; each resource needs its own name'
             yield Conflict(((*path, "name"), (*before, "name")), message)
@@ -145,12 +155,44 @@ def _vf_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
 
 def _shares_vfs(a: VfResource, b: VfResource) -> bool:
     """Whether both certainly select the same VFs, if they select any."""
-    pfs_a, pfs_b = (msgspec.structs.replace(entry.select, vf_indexes=()) for entry in (a, b))
+    pfs_a, pfs_b = _pfs(a), _pfs(b)
     return (
         (a.vf_driver == b.vf_driver or "any" in (a.vf_driver, b.vf_driver))
         and (pfs_a == pfs_b or VfSelect() in (pfs_a, pfs_b))
         and _mask(a.select.vf_indexes) & _mask(b.select.vf_indexes) != 0
     )
+
+
+def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
+    """Entries of one kind with two modes, one PF in two entries, and GPUs that no claim can hand out."""
+    first: dict[type, tuple[Path, Mode]] = {}
+    by_claim: list[tuple[Path, VfResource]] = []
+    for path, entry in resources:
+        if isinstance(entry, GpuResource):
+            continue
+        path_a, mode = first.setdefault(type(entry), (path, entry.mode))
+        if mode != entry.mode:
+            message = (
+                f"is {entry.mode}, but {mode} in {_named(path_a)}: all entries of one kind have one mode"
+            )
+            yield Conflict(((*path, "mode"), (*path_a, "mode")), message)
+        elif entry.mode != "dra":
+            continue
+        elif isinstance(entry, GpuMemResource):
+            if entry.device_list_strategy != "cdi":
+                message = "mode dra hands out GPUs by CDI alone; set it to cdi"
+                yield Conflict(((*path, "deviceListStrategy"),), message)
+        else:
+            for path_b, other in by_claim:
+                if _pfs(other) == _pfs(entry) or VfSelect() in (_pfs(other), _pfs(entry)):
+                    message = f"with mode dra a PF is one device, and {_named(path_b)} selects PFs of this entry too"
+                    yield Conflict(((*path, "select"), (*path_b, "select")), message)
+                    break
+            by_claim.append((path, entry))
+
+
+def _pfs(entry: VfResource) -> VfSelect:
+    return msgspec.structs.replace(entry.select, vf_indexes=())
 
 
 def _vfs_entry(path: Path, entry: VfsEntry) -> Iterator[Conflict]:

@@ -9,6 +9,7 @@ from nodeagent.config.setting import (
     Count,
     Driver,
     Glob,
+    GpuTemplate,
     Hex4,
     IndexRange,
     LinkType,
@@ -17,8 +18,8 @@ from nodeagent.config.setting import (
     PciAddress,
     Rate,
     Settings,
-    Template,
     Uuid,
+    VfTemplate,
     listed,
     setting,
 )
@@ -26,6 +27,8 @@ from nodeagent.kinds.enforcement import Enforcement
 
 Mtu = Annotated[int, msgspec.Meta(ge=68, le=65535)]
 Strategy = Literal["cdi", "envvar"]
+Preferred = Literal["pack", "spread", "nic-affinity"]
+Mode = Literal["devicePlugin", "dra"]
 OTHER_GPUS = "let the two resources select different GPUs"
 NO_GPU = "nothing is offered: no GPU is selected"
 
@@ -84,7 +87,7 @@ class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"
     )
 
     name: Annotated[
-        Template,
+        VfTemplate,
         setting(
             "Name of the resource. {rail} is the number of the PF among the selected PFs, in PCI order (or in "
             "the order of pciAddresses if none of these is a glob), which it keeps over restarts; {netdev} is the "
@@ -94,6 +97,14 @@ class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"
         ),
     ] = "nic{rail}"
     select: Annotated[VfSelect, setting("Which VFs; without any list, the VFs of all PFs.")] = VfSelect()
+    mode: Annotated[
+        Mode,
+        setting(
+            "How pods get the VFs. devicePlugin: as counted devices of the kubelet. dra: by Dynamic Resource "
+            "Allocation (Kubernetes 1.36 or newer): the scheduler chooses the PF, and the agent one of its VFs. All "
+            "entries of kind vf have one mode, and a PF is in one entry alone."
+        ),
+    ] = "devicePlugin"
     vf_driver: Annotated[
         Literal["any", "netdevice", "vfio-pci", "rdma"],
         setting(
@@ -118,12 +129,27 @@ class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"
 
 
 class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gpu-mem"):
-    """Slices of GPU memory. All slices of a container are on one GPU."""
+    """Slices of GPU memory. All slices of a container are on one GPU, and those of several resources on several."""
 
     apart: ClassVar[str] = OTHER_GPUS
     nothing_selected: ClassVar[str] = NO_GPU
 
-    name: Annotated[Name, setting("Name of the resource.")] = "gpu-mem"
+    name: Annotated[
+        GpuTemplate,
+        setting(
+            "Name of the resource. {gpu} is the driver's index of the GPU, and makes one resource for each GPU: "
+            "gpu-mem{gpu}. The scheduler then counts each GPU, so no pod is refused for fragmentation; the pod names "
+            "its GPU. Without the field, one resource holds the slices of all selected GPUs."
+        ),
+    ] = "gpu-mem"
+    mode: Annotated[
+        Mode,
+        setting(
+            "How pods get the memory. devicePlugin: as slices that the kubelet counts. dra: by Dynamic Resource "
+            "Allocation (Kubernetes 1.36 or newer): a claim names the memory, and the scheduler chooses the GPU. All "
+            "entries of kind gpu-mem have one mode; dra needs deviceListStrategy cdi."
+        ),
+    ] = "devicePlugin"
     slice_mib: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=2**30)],
         setting(
@@ -140,6 +166,15 @@ class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag=
         ),
     ] = 512
     select: Annotated[GpuSelect, setting("Which GPUs; without any list, all GPUs.")] = GpuSelect()
+    preferred: Annotated[
+        Preferred,
+        setting(
+            "Which GPU a container gets where several share the resource. pack: the GPU with the smallest remainder, "
+            "which keeps large blocks free; spread: the one with the most free slices, for bandwidth and load; "
+            "nic-affinity: the one nearest to the container's NICs, then as pack. The kubelet allocates the resources "
+            "of a container in random order, so the NICs count only if they come first."
+        ),
+    ] = "pack"
     device_list_strategy: Annotated[
         Strategy,
         setting(

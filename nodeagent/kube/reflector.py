@@ -58,6 +58,7 @@ class Reflector(Generic[U]):
         *,
         namespace: str | None = None,
         labels: str = "",
+        fields: str = "",
         take: Callable[[Any], U] | None = None,
         changed: Changed | None = None,
         optional: Callable[[], None] | None = None,
@@ -76,7 +77,7 @@ class Reflector(Generic[U]):
         self.resource = resource
         self._client = client
         self._namespace = namespace
-        self._labels = labels
+        self._labels, self._fields = labels, fields
         self._take = take if take is not None else _same
         self._changed = changed if changed is not None else _ignore
         self._optional = optional
@@ -133,7 +134,12 @@ class Reflector(Generic[U]):
             listed[self._key(obj)] = self._take(obj)
 
         version = await self._client.list_each(
-            self.resource, take, listed.clear, namespace=self._namespace, labels=self._labels
+            self.resource,
+            take,
+            listed.clear,
+            namespace=self._namespace,
+            labels=self._labels,
+            fields=self._fields,
         )
         self._answered_at = time.monotonic()
         before, self.objects, self._version = self.objects, listed, version
@@ -170,7 +176,11 @@ class Reflector(Generic[U]):
     async def _watch(self) -> None:
         self.watches += 1
         events = self._client.watch(
-            self.resource, resource_version=self._version, namespace=self._namespace, labels=self._labels
+            self.resource,
+            resource_version=self._version,
+            namespace=self._namespace,
+            labels=self._labels,
+            fields=self._fields,
         )
         async with aclosing(events):
             async for event in events:

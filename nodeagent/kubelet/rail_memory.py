@@ -5,18 +5,20 @@ The file ``rails.json`` is beside the slice sizes and is not bound to a boot, as
 * ``entries``: the rails of each selection of the configuration, with PCI address and permanent MAC address. The sixteen
   selections that were in force last stay, so that a configuration that is taken back has its old rails.
 * ``nics``: the last facts of each NIC with a rail. A NIC that is missing at the start is offered as missing.
-* ``names``: the resources through which pods may hold each VF.
+* ``names``: the resources through which pods may hold each VF and each GPU.
 
 **Names.** The kubelet counts by the name of the resource. If a VF was offered under another name before, or that is not
 known, a pod may hold it where the kubelet counts it as free. Then its resource waits for the holdings
 (``kubelet/holdings.py``), read after the change. Once they are known, ``kinds/vf.py`` refuses each VF that another
-resource holds. Names are on the disk before the kubelet gets the devices.
+resource holds. Names are on the disk before the kubelet gets the devices. The same holds for GPUs (``gpu-mem{gpu}``),
+except that unknown names are accepted: most configurations offer all GPUs under one name.
 
 Without a file that can be read, the names are unknown, unless the kubelet has no checkpoint either: then it never
 allocated a device. The checkpoint is not read, because its format is private to the kubelet.
 
-If ``kubelet.podResources`` is off, a VF with another name is not offered until its rail is forgotten. Unknown names
-are accepted once, with a warning: an update from an agent without this file must not withdraw all VFs.
+If ``kubelet.podResources`` is off, GPUs wait for nothing, and a VF with another name is not offered until its rail is
+forgotten. Unknown names are accepted once, with a warning: an update from an agent without this file must not withdraw
+all VFs.
 """
 
 from __future__ import annotations
@@ -163,25 +165,31 @@ class RailMemory:
         return waited
 
     def obstacle(self, kind: DeviceKind, snapshot: Snapshot) -> str | None:
-        """Return why the VFs of this kind are not offered yet."""
-        if kind.source != "pci":
+        """Return why the VFs or GPUs of this kind are not offered yet."""
+        vfs = kind.source == "pci"
+        if not vfs and not self._pod_resources:
             return None
-        vfs = kind.hardware(snapshot).keys()
+        hardware = kind.hardware(snapshot).keys()
         before = {
-            name: frozenset(vfs & set(ids))
+            name: frozenset(hardware & set(ids))
             for name, ids in self.content.names.items()
-            if name != kind.resource and not vfs.isdisjoint(ids)
+            if name != kind.resource and not hardware.isdisjoint(ids)
         }
         if before != self._changed.get(kind.resource, {}):
             self._changed[kind.resource] = before
             if before:  # the holdings may be older than the last allocation under that name
                 self._read_since = False
                 self._read_holdings()
-        if self._held(snapshot) is not None or not (before or self.content.names_unknown):
+        if self._held(snapshot) is not None or not (before or (vfs and self.content.names_unknown)):
             self._waiting.discard(kind.resource)
             return None
         if before:
-            why = f"its VFs were offered as {', '.join(sorted(before))} before"
+            names = ", ".join(sorted(before))
+            why = (
+                f"its VFs were offered as {names} before"
+                if vfs
+                else f"its GPUs were offered as {names} before"
+            )
         else:
             why = "it is not known under which names its VFs were offered before"
         if kind.resource not in self._waiting:
@@ -198,11 +206,13 @@ class RailMemory:
         return f"{why}, and what pods hold is not known yet{cause}"
 
     def _held(self, snapshot: Snapshot) -> frozenset[tuple[str, str]] | None:
-        """Return the resources and IDs that pods hold; ``None`` if this is not known."""
+        """Return the resources and the VFs and GPUs that pods hold; ``None`` if this is not known."""
         if snapshot.holdings is None or not self._read_since:
             return None
         return frozenset(
-            (holding.resource, id_) for holding in snapshot.holdings for id_ in holding.device_ids
+            (holding.resource, id_.partition("::")[0])
+            for holding in snapshot.holdings
+            for id_ in holding.device_ids
         )
 
     # --- the file -------------------------------------------------------------------------------------
@@ -284,14 +294,13 @@ class RailMemory:
     def _names(
         self, kinds: Sequence[DeviceKind], snapshot: Snapshot, held: frozenset[tuple[str, str]] | None
     ) -> dict[str, tuple[str, ...]]:
-        """The VFs by resource: those that are offered now, and others as long as a pod may hold them."""
+        """VFs and GPUs by resource: those that are offered now, and others as long as a pod may hold them."""
         names = {
             name: {id_ for id_ in ids if held is None or (name, id_) in held}
             for name, ids in self.content.names.items()
         }
         for kind in kinds:
-            if kind.source == "pci":
-                names.setdefault(kind.resource, set()).update(kind.hardware(snapshot))
+            names.setdefault(kind.resource, set()).update(kind.hardware(snapshot))
         return {name: tuple(sorted(ids)) for name, ids in names.items() if ids}
 
     def _without_forgotten(self) -> RailsFile:

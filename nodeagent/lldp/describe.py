@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 from nodeagent.lldp.escaping import family_word, mac, object_identifier, printable, valid_unicode
@@ -230,8 +229,8 @@ def _med(value: Med) -> Json:
     if value.capabilities is not None:
         output["capabilities"] = value.capabilities.bits
         output["device_class"] = value.capabilities.device_class
-    for item in fields(value)[1:]:
-        text = getattr(value, item.name)
+    for name in Med.__struct_fields__[1:]:
+        text = getattr(value, name)
         if text is not None:
-            output[item.name] = valid_unicode(text)
+            output[name] = valid_unicode(text)
     return output

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from nodeagent.lldp.lldpdu import LldpError, value
+import msgspec
+
+from nodeagent.lldp.lldpdu import LldpError
 
 LLDP = 0x88CC
 _UNTAGGED = LLDP.to_bytes(2, "big")
@@ -15,8 +17,7 @@ NEAREST_CUSTOMER_BRIDGE = bytes.fromhex("0180c2000000")
 GROUPS = (NEAREST_BRIDGE, NEAREST_NON_TPMR_BRIDGE, NEAREST_CUSTOMER_BRIDGE)
 
 
-@value
-class Frame:
+class Frame(msgspec.Struct, frozen=True, gc=False):
     """``data`` from ``offset`` on is the LLDPDU and perhaps padding. ``vlans`` are the VLAN IDs of the tags,
     the outermost first; 0 is a priority tag. A cooked capture has no ``destination``.
     """

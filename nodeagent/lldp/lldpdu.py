@@ -1,27 +1,14 @@
 """The values of an LLDPDU: the TLVs of IEEE 802.1AB-2016, 802.1Q annex D, 802.3 clause 79 and LLDP-MED.
 
 Numbers stay as in the frame; the tables here have their names. Text is decoded without loss (see ``escaping``).
-Bits that the standards reserve are dropped. ``None`` is an absent TLV.
+Bits that the standards reserve are dropped. ``None`` is an absent TLV. ``gc=False``: no value contains itself.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar, dataclass_transform
+import msgspec
 
 from nodeagent.lldp.escaping import address, mac, text_of
-
-T = TypeVar("T")
-
-
-@dataclass_transform(frozen_default=True)
-def value(cls: type[T]) -> type[T]:
-    """A slotted, hashable dataclass that is frozen for the type checker only.
-
-    Freezing at run time costs 60 ns for each field: 20 µs instead of 13 µs a frame.
-    """
-    return dataclass(slots=True, unsafe_hash=True)(cls)
-
 
 CHASSIS_WORDS = {
     1: "component",
@@ -78,8 +65,7 @@ def _identifier(word: str, raw: bytes) -> str:
     return text_of(raw).rstrip("\0")
 
 
-@value
-class ChassisId:
+class ChassisId(msgspec.Struct, frozen=True, gc=False):
     subtype: int
     raw: bytes
 
@@ -93,8 +79,7 @@ class ChassisId:
         return _identifier(self.word, self.raw)
 
 
-@value
-class PortId:
+class PortId(msgspec.Struct, frozen=True, gc=False):
     subtype: int
     raw: bytes
 
@@ -107,8 +92,7 @@ class PortId:
         return _identifier(self.word, self.raw)
 
 
-@value
-class Capabilities:
+class Capabilities(msgspec.Struct, frozen=True, gc=False):
     """Bit n is ``CAPABILITY_WORDS[n]``."""
 
     supported: int
@@ -121,8 +105,7 @@ def capability_words(bits: int) -> tuple[str, ...]:
     )
 
 
-@value
-class ManagementAddress:
+class ManagementAddress(msgspec.Struct, frozen=True, gc=False):
     """``family`` is IANA's address family number; ``oid`` is raw, and mostly empty."""
 
     family: int
@@ -136,8 +119,7 @@ class ManagementAddress:
         return address(self.family, self.raw)
 
 
-@value
-class Ppvid:
+class Ppvid(msgspec.Struct, frozen=True, gc=False):
     """A port and protocol VLAN."""
 
     vid: int
@@ -145,14 +127,12 @@ class Ppvid:
     enabled: bool
 
 
-@value
-class Vlan:
+class Vlan(msgspec.Struct, frozen=True, gc=False):
     vid: int
     name: str
 
 
-@value
-class LinkAggregation:
+class LinkAggregation(msgspec.Struct, frozen=True, gc=False):
     """``port_id`` is the ifIndex of the aggregated port, 0 while not aggregated."""
 
     capable: bool
@@ -160,31 +140,28 @@ class LinkAggregation:
     port_id: int
 
 
-@value
-class EtsRecommendation:
+class EtsRecommendation(msgspec.Struct, frozen=True, gc=False):
     """``classes[p]`` is the traffic class of priority p; ``bandwidth[c]`` (percent) and ``algorithms[c]``
-    (``ALGORITHM_WORDS``) belong to class c. Eight of each.
+    (``ALGORITHM_WORDS``) belong to class c. Eight octets each.
     """
 
-    classes: tuple[int, ...]
-    bandwidth: tuple[int, ...]
-    algorithms: tuple[int, ...]
+    classes: bytes
+    bandwidth: bytes
+    algorithms: bytes
 
 
-@value
-class EtsConfiguration:
+class EtsConfiguration(msgspec.Struct, frozen=True, gc=False):
     """``max_classes`` is 1 to 8 (0 in the frame means 8). The tables are as in ``EtsRecommendation``."""
 
     willing: bool
     credit_based_shaper: bool
     max_classes: int
-    classes: tuple[int, ...]
-    bandwidth: tuple[int, ...]
-    algorithms: tuple[int, ...]
+    classes: bytes
+    bandwidth: bytes
+    algorithms: bytes
 
 
-@value
-class Pfc:
+class Pfc(msgspec.Struct, frozen=True, gc=False):
     """Bit p of ``enabled`` is priority p; ``capability`` is how many classes may have PFC, 0 for any number."""
 
     willing: bool
@@ -197,8 +174,7 @@ class Pfc:
         return tuple(p for p in range(8) if self.enabled >> p & 1)
 
 
-@value
-class Application:
+class Application(msgspec.Struct, frozen=True, gc=False):
     """Frames of ``protocol`` have ``priority``; ``SELECTOR_WORDS[selector]`` is the kind of number in ``protocol``."""
 
     priority: int
@@ -206,8 +182,7 @@ class Application:
     protocol: int
 
 
-@value
-class MacPhy:
+class MacPhy(msgspec.Struct, frozen=True, gc=False):
     """Autonegotiation: ``advertised`` is the PMD bit string, ``mau`` the operational MAU type (RFC 4836)."""
 
     autonegotiation_supported: bool
@@ -216,14 +191,12 @@ class MacPhy:
     mau: int
 
 
-@value
-class MedCapabilities:
+class MedCapabilities(msgspec.Struct, frozen=True, gc=False):
     bits: int
     device_class: int
 
 
-@value
-class Med:
+class Med(msgspec.Struct, frozen=True, gc=False):
     """LLDP-MED (ANSI/TIA-1057): capabilities and inventory; policies, locations and power stay raw."""
 
     capabilities: MedCapabilities | None = None
@@ -236,8 +209,7 @@ class Med:
     asset_id: str | None = None
 
 
-@value
-class Organizational:
+class Organizational(msgspec.Struct, frozen=True, gc=False):
     """A raw TLV of an unknown organization."""
 
     oui: bytes
@@ -245,16 +217,14 @@ class Organizational:
     value: bytes
 
 
-@value
-class Reserved:
+class Reserved(msgspec.Struct, frozen=True, gc=False):
     """A raw TLV of a type that 802.1AB reserves (9 to 126)."""
 
     type: int
     value: bytes
 
 
-@value
-class Lldpdu:
+class Lldpdu(msgspec.Struct, frozen=True, gc=False):
     """The content of one LLDP frame. ``ttl`` is in seconds; 0 is a shutdown, which needs no further TLV.
 
     ``applications`` is ``None`` without the TLV, empty if the TLV has no entry. ``warnings`` list the dropped TLVs

@@ -27,8 +27,14 @@ _SPECS = {
     -spec.key if isinstance(spec.key, int) else int.from_bytes(spec.key, "big"): spec
     for spec in (*BASIC, *ORGANIZATIONAL)
 }
-_READERS = {key: (s.field, s.least, s.most, s.many, s.read) for key, s in _SPECS.items()}
-_MED_FIELDS = frozenset(spec.field for spec in ORGANIZATIONAL if spec.field.startswith("med."))
+# A list of values in the order of the fields of Lldpdu, then of Med: a place in it costs half as much as a key.
+_FIELDS = (*Lldpdu.__struct_fields__, *(f"med.{name}" for name in Med.__struct_fields__))
+_MED = len(Lldpdu.__struct_fields__)
+_NOTHING = [None] * 3 + list(Lldpdu.__struct_defaults__) + list(Med.__struct_defaults__)
+_MED_PLACE, _ORGANIZATIONAL_PLACE, _RESERVED_PLACE, _WARNINGS_PLACE = map(
+    _FIELDS.index, ("med", "organizational", "reserved", "warnings")
+)
+_READERS = {key: (_FIELDS.index(s.field), s.least, s.most, s.many, s.read) for key, s in _SPECS.items()}
 
 # One read takes a TLV's header and the octets after it; the padding allows reads past the last octet.
 _HEADER_AND_KEY = struct.Struct(">HI").unpack_from
@@ -44,19 +50,19 @@ def decode(data: bytes, offset: int = 0) -> Lldpdu:
     """
     size = len(data)
     padded = data + _PADDING
+    values = _NOTHING.copy()
     subtype, start, end = _identifier(padded, offset, 1, size)
-    chassis_id = ChassisId(subtype, data[start:end])
+    values[0] = ChassisId(subtype, data[start:end])
     subtype, start, end = _identifier(padded, end, 2, size)
-    port_id = PortId(subtype, data[start:end])
-    ttl, offset = _ttl(padded, end, size)
-    fields: dict[str, Any] = {}
+    values[1] = PortId(subtype, data[start:end])
+    values[2], offset = _ttl(padded, end, size)
     for _ in range(_TLVS_MAX):
-        if offset >= size:
-            break
         header, key = _HEADER_AND_KEY(padded, offset)
         start = offset + 2
         end = start + (header & _LENGTH_MAX)
         if end > size:
+            if offset == size:
+                break
             raise _overrun(header, size - start, offset)
         if header >= _ORGANIZATIONAL_HEADER:
             start += 4
@@ -67,27 +73,29 @@ def decode(data: bytes, offset: int = 0) -> Lldpdu:
                     break
                 raise _misplaced(header, offset)
         try:
-            if key not in _READERS:
-                _keep(fields, key, data, start, end)
+            reader = _READERS.get(key)
+            if reader is None:
+                _keep(values, key, data, start, end)
             else:
-                field, least, most, many, read = _READERS[key]
+                place, least, most, many, read = reader
                 length = end - start
-                if not least <= length <= most:
+                if length < least or length > most:
                     raise _misfit(length, least, most, offset)
-                if many:
-                    fields[field] = (*fields.get(field, ()), read(data, start, end))
-                elif field in fields:
-                    raise LldpError("repeated", offset)
+                present = values[place]
+                if present is None:
+                    values[place] = read(data, start, end)
+                elif many:
+                    values[place] = (*present, read(data, start, end))
                 else:
-                    fields[field] = read(data, start, end)
+                    raise LldpError("repeated", offset)
         except LldpError as error:
-            fields["warnings"] = (*fields.get("warnings", ()), f"{_label(key)}: {error}")
+            values[_WARNINGS_PLACE] = (*values[_WARNINGS_PLACE], f"{_label(key)}: {error}")
         offset = end
     else:
         raise LldpError(f"more than {_TLVS_MAX} TLVs", offset)
-    if not _MED_FIELDS.isdisjoint(fields):
-        fields["med"] = Med(**{name[4:]: fields.pop(name) for name in _MED_FIELDS & fields.keys()})
-    return Lldpdu(chassis_id, port_id, ttl, **fields)
+    if values[_MED:] != _NOTHING[_MED:]:
+        values[_MED_PLACE] = Med(*values[_MED:])
+    return Lldpdu(*values[:_MED])
 
 
 def encode(pdu: Lldpdu) -> bytes:
@@ -123,14 +131,19 @@ def _identifier(padded: bytes, offset: int, kind: int, size: int) -> tuple[int, 
     """The subtype of the chassis ID (1) or port ID (2) at ``offset``, and the start and end of its octets."""
     header, subtype = _HEADER_AND_SUBTYPE(padded, offset)
     end = offset + 2 + (header & _LENGTH_MAX)
-    if header >> 9 != kind or end > size:
-        raise _missing(header, offset, kind, size)
-    if not offset + 4 <= end <= offset + 258:
-        octets = max(0, end - offset - 3)
-        raise LldpError(f"the {_MANDATORY[kind]} has {octets} octets, 1 to 255 expected", offset)
-    if not 1 <= subtype <= 7:
-        raise LldpError(f"the {_MANDATORY[kind]} has the reserved subtype {subtype}", offset + 2)
+    if header >> 9 != kind or end > size or not 1 <= subtype <= 7 or not offset + 4 <= end <= offset + 258:
+        raise _bad_identifier(header, subtype, offset, kind, size)
     return subtype, offset + 3, end
+
+
+def _bad_identifier(header: int, subtype: int, offset: int, kind: int, size: int) -> LldpError:
+    length = header & _LENGTH_MAX
+    if header >> 9 != kind or offset + 2 + length > size:
+        return _missing(header, offset, kind, size)
+    if not 2 <= length <= 256:
+        octets = max(0, length - 1)
+        return LldpError(f"the {_MANDATORY[kind]} has {octets} octets, 1 to 255 expected", offset)
+    return LldpError(f"the {_MANDATORY[kind]} has the reserved subtype {subtype}", offset + 2)
 
 
 def _ttl(padded: bytes, offset: int, size: int) -> tuple[int, int]:
@@ -176,15 +189,15 @@ def _label(key: int) -> str:
     return _SPECS[key].label if key in _SPECS else "organizational TLV"
 
 
-def _keep(fields: dict[str, Any], key: int, data: bytes, start: int, end: int) -> None:
+def _keep(values: list[Any], key: int, data: bytes, start: int, end: int) -> None:
     """Keep an unknown TLV as raw octets."""
     if key < 0:
-        fields["reserved"] = (*fields.get("reserved", ()), Reserved(-key, data[start:end]))
+        values[_RESERVED_PLACE] = (*values[_RESERVED_PLACE], Reserved(-key, data[start:end]))
         return
     if start > end:
         raise LldpError("too short for an OUI and a subtype", start - 6)
     unknown = Organizational(data[start - 4 : start - 1], data[start - 1], data[start:end])
-    fields["organizational"] = (*fields.get("organizational", ()), unknown)
+    values[_ORGANIZATIONAL_PLACE] = (*values[_ORGANIZATIONAL_PLACE], unknown)
 
 
 def _encoded_id(name: str, value: ChassisId | PortId, out: bytearray) -> bytes:

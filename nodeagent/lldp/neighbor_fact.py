@@ -26,8 +26,8 @@ def neighbor_of(link: str, pdu: Lldpdu) -> Neighbor:
         maximum_frame_size=pdu.maximum_frame_size,
         pfc=pdu.pfc.priorities if pdu.pfc else None,
         ets=Ets(
-            pdu.ets.classes,
-            pdu.ets.bandwidth,
+            tuple(pdu.ets.classes),
+            tuple(pdu.ets.bandwidth),
             tuple(ALGORITHM_WORDS.get(number, f"algorithm-{number}") for number in pdu.ets.algorithms),
         )
         if pdu.ets

@@ -9,7 +9,9 @@ Priority 0 is the highest nibble of a priority assignment table and the lowest b
 from __future__ import annotations
 
 import struct
+from binascii import hexlify
 from collections.abc import Callable
+from string import hexdigits
 from typing import Any, NamedTuple
 
 from nodeagent.lldp.escaping import raw_of
@@ -40,9 +42,9 @@ _INTERFACE = struct.Struct(">BI")
 _FLAGS_SHORT = struct.Struct(">BH")
 _FLAGS_LONG = struct.Struct(">BI")
 _MAC_PHY = struct.Struct(">BHH")
-_ETS = struct.Struct(">21B")
+_ETS = struct.Struct(">B4s8s8s")
 _MED = struct.Struct(">HB")
-_NIBBLES = tuple((octet >> 4, octet & 15) for octet in range(256))
+_NUMBER_OF_DIGIT = bytes(int(chr(octet), 16) if chr(octet) in hexdigits else 0 for octet in range(256))
 
 
 class TlvSpec(NamedTuple):
@@ -169,20 +171,21 @@ def _write_aggregation(value: LinkAggregation) -> bytes:
     return _FLAGS_LONG.pack(value.capable | value.enabled << 1, value.port_id)
 
 
+def _nibbles(octets: bytes) -> bytes:
+    """The upper and lower half of each octet, as octets."""
+    return hexlify(octets).translate(_NUMBER_OF_DIGIT)
+
+
 def _read_ets(data: bytes, start: int, _: int) -> EtsConfiguration:
-    octets = _ETS.unpack_from(data, start)
-    flags, a, b, c, d = octets[:5]
-    classes = (*_NIBBLES[a], *_NIBBLES[b], *_NIBBLES[c], *_NIBBLES[d])
+    flags, classes, bandwidth, algorithms = _ETS.unpack_from(data, start)
     return EtsConfiguration(
-        flags & 0x80 != 0, flags & 0x40 != 0, flags & 7 or 8, classes, octets[5:13], octets[13:]
+        flags & 0x80 != 0, flags & 0x40 != 0, flags & 7 or 8, _nibbles(classes), bandwidth, algorithms
     )
 
 
 def _read_recommendation(data: bytes, start: int, _: int) -> EtsRecommendation:
-    octets = _ETS.unpack_from(data, start)
-    _, a, b, c, d = octets[:5]
-    classes = (*_NIBBLES[a], *_NIBBLES[b], *_NIBBLES[c], *_NIBBLES[d])
-    return EtsRecommendation(classes, octets[5:13], octets[13:])
+    _, classes, bandwidth, algorithms = _ETS.unpack_from(data, start)
+    return EtsRecommendation(_nibbles(classes), bandwidth, algorithms)
 
 
 def _write_tables(value: EtsConfiguration | EtsRecommendation) -> bytes:
@@ -192,7 +195,7 @@ def _write_tables(value: EtsConfiguration | EtsRecommendation) -> bytes:
     if not all(0 <= c <= 15 for c in classes):
         raise ValueError("a traffic class fits four bits")
     nibbles = bytes(classes[n] << 4 | classes[n + 1] for n in range(0, 8, 2))
-    return nibbles + bytes(value.bandwidth) + bytes(value.algorithms)
+    return nibbles + value.bandwidth + value.algorithms
 
 
 def _write_ets(value: EtsConfiguration) -> bytes:

@@ -57,14 +57,16 @@ class DeviceCount(msgspec.Struct, frozen=True):
 class ClusterWrites(msgspec.Struct, frozen=True):
     """The writes of one part of the agent to the API server.
 
-    ``results`` counts ``ok``, ``refused`` and ``failed``. ``reason``: why they fail at present. ``left_out`` are the
-    parts of the last write that the server refused.
+    ``results`` counts ``ok``, ``refused``, ``failed`` and ``conflict``. ``reason``: why they fail at present.
+    ``left_out`` are the parts of the last write that the server refused. ``removed`` counts our objects that another
+    client has deleted.
     """
 
     part: str
     results: Mapping[str, int] = {}
     reason: str | None = None
     left_out: tuple[str, ...] = ()
+    removed: int = 0
 
 
 class ScrapeInput(msgspec.Struct, frozen=True):

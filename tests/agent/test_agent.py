@@ -280,7 +280,7 @@ async def test_a_config_map_that_the_kubelet_swaps_applies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "logged"),
     [
         ("resources: [{kind: gpu-mem, sliceMib: 2}]\n", "did you mean sliceMiB?"),
         ("resources: [{kind: gpu-mem}, {kind: gpu, select: {indexes: ['1']}}]\n", "offered twice"),
@@ -292,7 +292,7 @@ async def test_a_config_map_that_the_kubelet_swaps_applies() -> None:
     ],
 )
 async def test_a_changed_configuration_with_faults_is_refused_and_the_running_one_stays(
-    change: str, told: str, caplog: pytest.LogCaptureFixture
+    change: str, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with node() as n:
         config = n.configure("")
@@ -305,7 +305,7 @@ async def test_a_changed_configuration_with_faults_is_refused_and_the_running_on
         temporary = n.config_file.with_suffix(".tmp")
         temporary.write_text(f"apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n{change}")
         temporary.replace(n.config_file)
-        await n.until(lambda: told in caplog.text)
+        await n.until(lambda: logged in caplog.text)
         assert "the running one stays" in caplog.text
         assert "configuration: refused, the running one stays: " in (await n.get("/readyz"))[1]
         assert "nodeagent_configuration_in_force 0" in (await n.get("/metrics"))[1]
@@ -314,7 +314,7 @@ async def test_a_changed_configuration_with_faults_is_refused_and_the_running_on
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         ("resources: [{kind: gpu-mem, sliceMiB: 1}]\n", "sliceMiB: .* is the smallest that fits"),
         (
@@ -323,9 +323,11 @@ async def test_a_changed_configuration_with_faults_is_refused_and_the_running_on
         ),
     ],
 )
-async def test_a_configuration_that_cannot_work_on_this_machine_ends_the_start(text: str, told: str) -> None:
+async def test_a_configuration_that_cannot_work_on_this_machine_ends_the_start(
+    text: str, reason: str
+) -> None:
     async with node() as n:
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=reason):
             await n.start_agent(n.configure(text))
 
 

@@ -209,6 +209,26 @@ def test_a_gpu_offered_twice_is_fatal_and_belongs_to_the_first_entry() -> None:
     assert whole.devices(snapshot) == ()
 
 
+def test_a_name_with_the_index_makes_one_resource_for_each_gpu_which_it_keeps_while_the_gpu_is_lost() -> None:
+    config = configured("resources:\n- {kind: gpu-mem, name: 'gpu-mem{gpu}', select: {indexes: ['1-2']}}\n")
+    snapshot = machine(gpus=3)
+    (gone, left) = snapshot.gpus[1:]
+    lost = replace(snapshot, gpus=(snapshot.gpus[0], replace(gone, lost=True), left))
+    for facts in (snapshot, lost):
+        made = Offer(config).kinds(facts)
+        parents = {kind.resource: [it.parent for it in kind.devices(facts)] for kind in made}
+        assert parents == {"example.com/gpu-mem1": ["GPU-1"], "example.com/gpu-mem2": ["GPU-2"]}
+    (trouble,) = Offer(config).troubles(machine())
+    assert trouble.message == "gpu-mem{gpu}: nothing is offered: no GPU is selected"
+
+
+def test_each_resource_of_one_gpu_has_its_own_device_list_and_limit() -> None:
+    text = "resources:\n- {kind: gpu-mem, name: 'gpu-mem{gpu}', sliceMiB: SIZE, reservedMiB: 0}\n"
+    fits, shared = (configured(text.replace("SIZE", "2").replace("{gpu}", gpu)) for gpu in ("{gpu}", ""))
+    assert [it.fatal for it in Offer(fits).troubles(machine(gpus=8))] == [False], "the status of a pod"
+    assert any(it.fatal for it in Offer(shared).troubles(machine(gpus=8)))
+
+
 def test_a_list_too_long_for_the_kubelet_is_fatal_and_names_the_slice_size_that_fits() -> None:
     made = Offer(configured("resources: [{kind: gpu-mem, sliceMiB: 8}]\n"))
     (trouble,) = (trouble for trouble in made.troubles(machine(gpus=8)) if trouble.fatal)

@@ -112,13 +112,13 @@ async def test_fewer_gpus_or_nics_than_expected_are_not_ready() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         ("expect: {nics: 2}\nresources: [{kind: gpu-mem}]\n", "expect.nics"),
         ("expect: {gpus: 2}\nresources: [{kind: vf}]\n", "expect.gpus"),
         ("expect: {gpus: 0}\n", "expect.gpus"),
     ],
 )
-def test_an_expectation_that_nothing_can_meet_is_a_fault_of_the_file(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_an_expectation_that_nothing_can_meet_is_a_fault_of_the_file(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
         load(HEAD + text, name="expect")

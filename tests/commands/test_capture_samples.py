@@ -85,14 +85,14 @@ def test_gpu_faults_are_recorded_and_replayed(machine, tmp_path):
         times = [one.at for one in samples if one.device == card]
         assert len(times) > 10
         assert times == sorted(times)
-    told = [
+    verdicts = [
         (one.name, tuple(reason.key for reason in one.after.reasons), one.after.allocatable)
         for one in replay(header, samples, HealthSettings())
         if one.device in cards
     ]
-    assert ("GPU0", ("sram_uncorrectable",), False) in told
-    assert any("xid_79" in reasons for name, reasons, _ in told if name == "GPU1")
-    assert [one for one in told if one[0] == "GPU1"][-1] == ("GPU1", (), True)
+    assert ("GPU0", ("sram_uncorrectable",), False) in verdicts
+    assert any("xid_79" in reasons for name, reasons, _ in verdicts if name == "GPU1")
+    assert [one for one in verdicts if one[0] == "GPU1"][-1] == ("GPU1", (), True)
 
 
 def test_a_pf_whose_vfs_change_and_that_leaves_the_bus_is_recorded_and_replayed(machine, tmp_path):
@@ -121,9 +121,9 @@ def test_a_failing_driver_is_reported_and_the_nics_are_recorded(machine, tmp_pat
     made, root = machine
     made.fail_driver("init", "Driver/library version mismatch")
     file = tmp_path / "samples.jsonl"
-    told = record(root, file, 0.3)
-    assert "3 PFs and 0 GPUs" in told
-    assert "gpu: Driver/library version mismatch" in told
+    summary = record(root, file, 0.3)
+    assert "3 PFs and 0 GPUs" in summary
+    assert "gpu: Driver/library version mismatch" in summary
     assert file.read_bytes().count(b"\n") > 3
 
 

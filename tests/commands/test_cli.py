@@ -68,10 +68,10 @@ def test_every_verb_prints_its_help(verb: str, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as ended:
         main([*verb.split(), "--help"])
     assert ended.value.code == 0
-    told = capsys.readouterr().out
-    assert "usage: nodeagent" in told
+    printed = capsys.readouterr().out
+    assert "usage: nodeagent" in printed
     if verb not in ("", "vfs", "config"):
-        assert "--root DIR" in told
+        assert "--root DIR" in printed
 
 
 def test_a_scan_of_a_dgx_h100_is_as_reviewed(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,10 +123,10 @@ def test_a_scan_names_each_fault_with_its_reason(capsys: pytest.CaptureFixture[s
         'apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nhealth: {expected: [{links: ["*"]}]}\n'
     )
     assert main(["scan", "--root", str(root), "--config", str(config)]) == 0
-    told = capsys.readouterr().out
-    assert "enp24s0np0 0000:18:00.0: down: carrier_down" in told
-    assert "gpu_lost" in told
-    assert "0000:9a:00.2: down: driver_unbound" in told
+    printed = capsys.readouterr().out
+    assert "enp24s0np0 0000:18:00.0: down: carrier_down" in printed
+    assert "gpu_lost" in printed
+    assert "0000:9a:00.2: down: driver_unbound" in printed
 
 
 def test_a_count_that_cannot_be_read_is_a_dash(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ def test_a_count_that_cannot_be_read_is_a_dash(capsys: pytest.CaptureFixture[str
     (tmp_path / "sys/bus/pci/devices/0000:18:00.0/sriov_numvfs").unlink()
     for verb in (["scan"], ["vfs", "show"]):
         assert main([*verb, "--root", str(tmp_path)]) == 0
-        told = capsys.readouterr().out
-        assert " -/16 " in told
-        assert "None" not in told
+        printed = capsys.readouterr().out
+        assert " -/16 " in printed
+        assert "None" not in printed
 
 
 @pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
@@ -171,20 +171,20 @@ def test_an_unreadable_capture_is_an_error_with_its_name(
         if content is not None:
             broken.write_bytes(content)
         assert main(["decode", str(broken)]) == 2
-        told = capsys.readouterr()
-        assert told.out == ""
-        assert told.err.startswith(f"nodeagent: {broken}: ")
-        assert why in told.err
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert output.err.startswith(f"nodeagent: {broken}: ")
+        assert why in output.err
 
 
 def test_a_root_without_a_machine_is_an_error_of_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["scan", "--root", str(tmp_path)]) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
+    output = capsys.readouterr()
+    assert output.out == ""
     assert (
-        told.err
+        output.err
         == f"nodeagent: {tmp_path} has no /sys: --root takes the root of a machine, a capture or a simulation\n"
     )
 
@@ -461,7 +461,7 @@ def test_the_daemon_exits_with_0_on_sigterm_without_a_kubelet(dgx: Path, tmp_pat
 def test_the_demo_shows_everything_and_exits_with_0() -> None:
     done = run("demo", "--machine", "two-gpu-two-nic", "--once")
     assert (done.returncode, done.stderr) == (0, "")
-    for told in (
+    for text in (
         "Simulated",
         "pod too-big",
         "no exact multiple",
@@ -469,7 +469,7 @@ def test_the_demo_shows_everything_and_exits_with_0() -> None:
         "carrier back",
         "registered again",
     ):
-        assert told in done.stdout
+        assert text in done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -71,9 +71,9 @@ async def test_the_verb_ends_when_every_link_with_carrier_has_a_neighbor(links, 
         r"swp1  -  +leaf-1  Ethernet1  node-7\\x1b\[31m  -  +0s   120s  0s     live", table[1]
     )
     assert re.fullmatch(r"swp3  -  +-  +-  +-  +-  +-  +-  +-  +down", table[3])
-    told = json.loads(neighbor_listing.as_json(result))
-    assert [link["state"] for link in told["links"]] == ["live", "live", "down"]
-    one = told["links"][0]["neighbors"][0]
+    printed = json.loads(neighbor_listing.as_json(result))
+    assert [link["state"] for link in printed["links"]] == ["live", "live", "down"]
+    one = printed["links"][0]["neighbors"][0]
     assert one["port_id"] == {"subtype": "ifname", "value": "Ethernet1"}
     assert 0 <= one["age_seconds"] < 10
     assert one["stale"] is False
@@ -84,9 +84,9 @@ async def test_a_short_wait_prints_its_length_instead_of_a_reason(links, root):
     async with asyncio.timeout(10):
         result = await neighbor_listing.read_once(SWP, QUIET, root, wait_s=0.2)
     assert [row.state for row in result.rows] == ["unheard", "unheard", "down"]
-    told = neighbor_listing.as_table(result)
-    assert "swp1: no LLDP in 0.2 s, which proves little: a switch sends every 30 s" in told
-    assert "most likely" not in told
+    table = neighbor_listing.as_table(result)
+    assert "swp1: no LLDP in 0.2 s, which proves little: a switch sends every 30 s" in table
+    assert "most likely" not in table
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
@@ -155,9 +155,9 @@ async def test_the_running_agent_answers_at_once_with_the_neighbor_of_its_report
         await running.until(lambda: [one.system_name for one in inventory.snapshot.neighbors] == ["leaf-1"])
         await until_sent(2, announce("leaf-1"), announce("forged", "p0", b"\2\0\0\0\0\0", ttl=65535))
         out, err = await verb(*root, "--json")
-        told = json.loads(out)
-        assert (told["agent"], err) == (f"{running.root}/var/lib/nodeagent/agent.sock", "")
-        first, second, third = told["links"]
+        printed = json.loads(out)
+        assert (printed["agent"], err) == (f"{running.root}/var/lib/nodeagent/agent.sock", "")
+        first, second, third = printed["links"]
         assert [one["system_name"] for one in first["neighbors"]] == ["leaf-1", "forged"]
         assert [one["ttl_seconds"] for one in first["neighbors"]] == [120, 300]
         assert first["neighbors"][1]["announced_ttl_seconds"] == 65535
@@ -296,12 +296,12 @@ async def test_a_machine_without_links_prints_the_setting_to_change(links, root)
 
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_neighbors_of_lldpd_are_printed_in_the_same_way(links, root):
-    told = {
+    interface = {
         "name": "swp1",
         "chassis": [{"id": [{"type": "mac", "value": "02:00:00:00:00:01"}], "name": [{"value": "leaf-1"}]}],
         "port": [{"id": [{"type": "local", "value": "Eth1/1"}], "mfs": [{"value": "1000"}]}],
     }
-    answer = json.dumps({"lldp": [{"interface": [told, {**told, "name": "eno1"}]}]})
+    answer = json.dumps({"lldp": [{"interface": [interface, {**interface, "name": "eno1"}]}]})
     settings = LldpSettings(source="lldpd", command=(sys.executable, "-c", f"print({answer!r})"))
     result = await neighbor_listing.read_once(SWP, settings, root)
     assert [(row.link, row.state) for row in result.rows] == [

@@ -688,17 +688,17 @@ def test_show_lists_the_differences_and_changes_nothing(root: Path) -> None:
 def test_the_table_and_the_json_have_the_same_values(root: Path, machine: Machine) -> None:
     machine.move_netdev("0000:18:00.1", rdma=False)
     outcome = apply.show(config(entry(8), entry(2, "0000:ff:00.0")), root)
-    told = json.loads(apply.as_json(outcome))
-    assert told["good"] is False
-    assert [(pf["function"]["pci_address"], pf["state"]) for pf in told["pfs"]] == [
+    printed = json.loads(apply.as_json(outcome))
+    assert printed["good"] is False
+    assert [(pf["function"]["pci_address"], pf["state"]) for pf in printed["pfs"]] == [
         (FIRST, "refused"),
         (SECOND, "not configured"),
     ]
-    assert told["pfs"][0]["vfs"][3]["function"]["netdev"] == "enp24s0v3"
+    assert printed["pfs"][0]["vfs"][3]["function"]["netdev"] == "enp24s0v3"
     table = apply.as_table(outcome)
     assert "  enp24s0np0   0000:18:00.0  mlx5_core  4/16  9000  refused\n" in table
     assert "  enp24s0np0   3   0000:18:00.4  mlx5_core  enp24s0v3   -      -            -     -\n" in table
-    for sentence in (*told["pfs"][0]["reasons"], *told["notes"]):
+    for sentence in (*printed["pfs"][0]["reasons"], *printed["notes"]):
         assert sentence in table
 
 

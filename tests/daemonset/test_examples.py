@@ -328,8 +328,8 @@ def test_the_recording_rules_use_metrics_of_the_agent() -> None:
 def test_an_empty_node_group_advertises_the_resources_of_a_node(registered: dict[str, int]) -> None:
     tags = yaml.safe_load((EXAMPLES / "autoscaling" / PLAIN[0]).read_text())
     head = "k8s.io/cluster-autoscaler/node-template/resources/"
-    told = {key.removeprefix(head): int(value) for key, value in tags.items() if key.startswith(head)}
-    assert told == registered
+    tagged = {key.removeprefix(head): int(value) for key, value in tags.items() if key.startswith(head)}
+    assert tagged == registered
 
 
 @pytest.mark.needs("kubectl")

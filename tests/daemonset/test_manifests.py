@@ -24,8 +24,8 @@ from nodeagent.controller import LEASE
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.kubelet.node_lock import LOCK
-from nodeagent.offer import Offer
 from nodeagent.limits.container_cgroups import CONTAINER_LOGS
+from nodeagent.offer import Offer
 from nodeagent.sim.kubelet import Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
 from nodeagent.sources import host_paths

@@ -185,7 +185,7 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
     def stored() -> dict[str, Any]:
         return server.find("nodelinks", "gpu-0", "nodeagent") or {"links": [{}]}
 
-    def told(reason: str, times: int = 1) -> bool:
+    def event_written(reason: str, times: int = 1) -> bool:
         return any(one["reason"] == reason and one["count"] >= times for one in server.objects("events"))
 
     def node() -> dict[str, Any]:
@@ -198,15 +198,15 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
             tell(inventory, facts(HEALTHY, "Ethernet9/1"))
             await server.until(lambda: stored()["links"][0]["neighbor"]["portID"]["value"] == "Ethernet9/1")
             tell(inventory, facts(DOWN, "Ethernet9/1"))
-            await server.until(lambda: told("LinkCarrierDown") and told("DeviceFailed"))
+            await server.until(lambda: event_written("LinkCarrierDown") and event_written("DeviceFailed"))
             tell(inventory, facts(HEALTHY, "Ethernet9/1"))
-            await server.until(lambda: told("Recovered"))
+            await server.until(lambda: event_written("Recovered"))
             tell(inventory, facts(DOWN, "Ethernet9/1"))
-            await server.until(lambda: told("LinkCarrierDown", 2))
+            await server.until(lambda: event_written("LinkCarrierDown", 2))
             await server.until(lambda: stored()["summary"]["health"] == "down")
             if marks:
                 await server.until(lambda: server.find("pods", "trainer", "ml") is None)
-                await server.until(lambda: told("PodEvicted"))
+                await server.until(lambda: event_written("PodEvicted"))
                 await server.until(lambda: node().get("status", {}).get("conditions"))
                 await server.until(
                     lambda: "nodeagent.io/link-degraded" in node()["metadata"].get("labels", {})

@@ -140,13 +140,13 @@ async def test_each_missing_rule_is_named(role: Role, tmp_path: Path) -> None:
                 )
                 missing = {(d.right.group, d.right.resource, d.verb, d.right.name) for d in seen.denied}
                 assert missing == granted([rule])
-                told = [
+                refusals = [
                     one.what
                     for one in cluster_checks.findings(seen, Config(), None)
                     if one.key == "rights_missing"
                 ]
-                assert len(told) == len(missing)
-                assert all(one.startswith(f"{ACCOUNTS[role]} may not ") for one in told)
+                assert len(refusals) == len(missing)
+                assert all(one.startswith(f"{ACCOUNTS[role]} may not ") for one in refusals)
                 server.put(obj)
     finally:
         await server.stop()
@@ -309,14 +309,14 @@ async def test_one_report_covers_node_and_cluster(tmp_path: Path) -> None:
         report = await asyncio.to_thread(doctor.examine, place)
     finally:
         await server.stop()
-    told = {f"{one.level} {one.key}" for one in report.findings}
+    keys = {f"{one.level} {one.key}" for one in report.findings}
     assert {
         "ok node",
         "fix rights_missing",
         "warn gpus_counted_twice",
         "note kubelet_race",
         "ok sriov",
-    } <= told
+    } <= keys
     table = doctor.as_table(doctor.TOPICS, report.findings)
     assert "dgx-1: kubelet v1.36.2, containerd://2.1.4" in table
 
@@ -354,9 +354,9 @@ def test_any_text_is_accepted_as_volcanos_configuration(conf: str, sources: list
     assert cluster_facts.discoverers(conf) == sources
 
 
-@pytest.mark.parametrize(("expected", "told"), CLUSTER_CASES, ids=[case[0] for case in CLUSTER_CASES])
-def test_cluster_facts_give_the_expected_finding(expected: str, told: Iterable[Finding]) -> None:
-    assert expected in {f"{one.level} {one.key}" for one in told}
+@pytest.mark.parametrize(("expected", "findings"), CLUSTER_CASES, ids=[case[0] for case in CLUSTER_CASES])
+def test_cluster_facts_give_the_expected_finding(expected: str, findings: Iterable[Finding]) -> None:
+    assert expected in {f"{one.level} {one.key}" for one in findings}
 
 
 def test_a_good_cluster_gives_ok_findings_only() -> None:

@@ -88,13 +88,13 @@ def test_the_report_of_a_broken_node_is_golden(
 def test_json_is_one_object(small: tuple[Machine, Path], capsys: pytest.CaptureFixture[str]) -> None:
     _, root = small
     assert main(["doctor", "--root", str(root), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert set(told) == {"version", "summary", "findings"}
-    assert told["version"] == 1
-    assert set(told["summary"]) == {"ok", "note", "warn", "fix"}
-    assert sum(told["summary"].values()) == len(told["findings"])
-    assert all(set(one) == {"group", "key", "level", "what", "why", "remedy"} for one in told["findings"])
-    assert all(one["why"] and one["remedy"] for one in told["findings"] if one["level"] in ("fix", "warn"))
+    printed = json.loads(capsys.readouterr().out)
+    assert set(printed) == {"version", "summary", "findings"}
+    assert printed["version"] == 1
+    assert set(printed["summary"]) == {"ok", "note", "warn", "fix"}
+    assert sum(printed["summary"].values()) == len(printed["findings"])
+    assert all(set(one) == {"group", "key", "level", "what", "why", "remedy"} for one in printed["findings"])
+    assert all(one["why"] and one["remedy"] for one in printed["findings"] if one["level"] in ("fix", "warn"))
 
 
 def test_this_machine_can_be_examined() -> None:
@@ -145,9 +145,9 @@ def test_a_configuration_with_faults_is_a_finding(
     path = tmp_path / "bad.yaml"
     path.write_text(HEAD + "resources:\n- kind: gpu-mem\n  sliceMib: 512\nscanSeconds: never\n")
     assert main(["doctor", "--root", str(root), "--config", str(path)]) == 1
-    told = capsys.readouterr().out
-    assert "sliceMiB" in told
-    assert "scanSeconds" in told
+    printed = capsys.readouterr().out
+    assert "sliceMiB" in printed
+    assert "scanSeconds" in printed
     assert main(["doctor", "--root", str(root), "--config", str(tmp_path / "absent.yaml")]) == 1
     assert "config_unreadable" in capsys.readouterr().out
 
@@ -179,9 +179,9 @@ def test_a_hanging_file_is_a_finding_and_the_other_checks_run(
             check=False,
             timeout=60,
         )
-    told = json.loads(done.stdout)["findings"]
-    assert f"{check}: no answer within 1 s" in [one["what"] for one in told if one["key"] == "check_hung"]
-    assert {"sriov", "driver"} <= {one["key"] for one in told}
+    findings = json.loads(done.stdout)["findings"]
+    assert f"{check}: no answer within 1 s" in [one["what"] for one in findings if one["key"] == "check_hung"]
+    assert {"sriov", "driver"} <= {one["key"] for one in findings}
     assert done.returncode == 1
 
 
@@ -293,9 +293,9 @@ def test_names_of_the_machine_are_escaped_for_the_terminal(
     )
     for options in ([], ["--json"]):
         main(["doctor", "--root", str(root), *options])
-        told = capsys.readouterr().out
-        assert not [line for line in told.splitlines() if not line.isprintable()]
-        assert "evil" in told
+        printed = capsys.readouterr().out
+        assert not [line for line in printed.splitlines() if not line.isprintable()]
+        assert "evil" in printed
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"kind": 1, "devices": [{"name": 2}]}', "[" * 100_000])
@@ -341,9 +341,9 @@ def test_a_narrow_terminal_gets_wrapped_and_indented_lines() -> None:
 
 def test_equal_advice_is_printed_once() -> None:
     findings = [Finding("machine", "k", Level.FIX, what, "because", "correct it") for what in ("a", "b", "c")]
-    told = report.as_table(doctor.TOPICS, findings)
-    assert told.count("because") == 1
-    assert told.index("because") > told.index("fix   k  c")
+    table = report.as_table(doctor.TOPICS, findings)
+    assert table.count("because") == 1
+    assert table.index("because") > table.index("fix   k  c")
 
 
 # --- the documentation ----------------------------------------------------------------------------------

@@ -54,9 +54,9 @@ async def test_a_running_agent_is_not_its_own_rival() -> None:
         await world.kubelet.start()
         await world.start_agent()
         await world.allocatable("two-gpus-and-two-nics/gpu-mem", 158)
-        told = found(await examined(world))
-    assert {"ok agent", "ok kubelet", "ok podresources"} <= told
-    assert not [one for one in told if one.startswith(("fix", "warn"))]
+        keys = found(await examined(world))
+    assert {"ok agent", "ok kubelet", "ok podresources"} <= keys
+    assert not [one for one in keys if one.startswith(("fix", "warn"))]
 
 
 async def test_plugins_with_our_names_or_our_devices_are_found() -> None:
@@ -83,17 +83,17 @@ async def test_plugins_with_our_names_or_our_devices_are_found() -> None:
         asked = [plugin.called("ListAndWatch") for plugin in plugins]
         for plugin in plugins:
             await plugin.stop()
-    told = {(one.key, one.what) for one in report.findings}
+    findings = {(one.key, one.what) for one in report.findings}
     assert (
         "resource_claimed",
         "two-gpus-and-two-nics/gpu-mem has 1 devices that are not of this agent: foreign-0",
-    ) in told
-    twice = sorted(what for key, what in told if key == "device_promised_twice")
+    ) in findings
+    twice = sorted(what for key, what in findings if key == "device_promised_twice")
     assert [what.split(" both ")[0] for what in twice] == [
         "intel.com/vfs and two-gpus-and-two-nics/nic0",
         "nvidia.com/gpu and two-gpus-and-two-nics/gpu-mem",
     ]
-    assert ("plugin_stale", "no process listens on dead.sock") in told
+    assert ("plugin_stale", "no process listens on dead.sock") in findings
     assert [len(calls) for calls in asked] == [1, 1, 1], "no plugin is asked by the doctor"
     assert not report.good
 
@@ -139,8 +139,8 @@ def mounted(folder: Path, options: str, before: str = "true") -> list[dict[str, 
         check=False,
         timeout=60,
     )
-    told: list[dict[str, str]] = json.loads(done.stdout)["findings"]
-    return told
+    findings: list[dict[str, str]] = json.loads(done.stdout)["findings"]
+    return findings
 
 
 @pytest.mark.needs("root", "unshare", "mount")
@@ -152,8 +152,8 @@ def mounted(folder: Path, options: str, before: str = "true") -> list[dict[str, 
     ],
 )
 def test_an_unwritable_kubelet_directory_is_a_finding(tmp_path: Path, after: str, why: str) -> None:
-    told = mounted(tmp_path, after)
-    assert [one["what"] for one in told if one["key"] == "kubelet_folder_unwritable"] == [
+    findings = mounted(tmp_path, after)
+    assert [one["what"] for one in findings if one["key"] == "kubelet_folder_unwritable"] == [
         f"{tmp_path}/device-plugins: {why}"
     ]
 
@@ -246,10 +246,10 @@ async def test_lldp_of_all_links_ends_the_wait(links, root) -> None:
         speaking.cancel()
         with suppress(asyncio.CancelledError):
             await speaking
-    told = {one.key: one for one in lldp_checks.findings(seen, target.config)}
-    assert told["lldp_heard"].what.startswith("2 of 2 links receive LLDP from leaf-")
-    assert told["lldp_no_carrier"].what == "no carrier on swp3"
-    assert "\x1b" not in told["lldp_heard"].what
+    findings = {one.key: one for one in lldp_checks.findings(seen, target.config)}
+    assert findings["lldp_heard"].what.startswith("2 of 2 links receive LLDP from leaf-")
+    assert findings["lldp_no_carrier"].what == "no carrier on swp3"
+    assert "\x1b" not in findings["lldp_heard"].what
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
@@ -299,9 +299,9 @@ def test_a_file_instead_of_a_directory_is_unwritable(tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
     (tmp_path / "var/run").mkdir(parents=True)
     (tmp_path / "var/run/cdi").touch()
-    told = capabilities.read(of(tmp_path)).folders
-    assert told["/var/run/cdi"] == f"{tmp_path}/var/run/cdi is not a directory"
-    assert told["/var/run/k8s.cni.cncf.io/devinfo/dp"] is None
+    folders = capabilities.read(of(tmp_path)).folders
+    assert folders["/var/run/cdi"] == f"{tmp_path}/var/run/cdi is not a directory"
+    assert folders["/var/run/k8s.cni.cncf.io/devinfo/dp"] is None
     assert sorted(os.listdir(tmp_path / "var/run")) == ["cdi"]
 
 

@@ -133,7 +133,7 @@ def rules_for(chance: random.Random) -> tuple[FabricRules, Topology]:
     if chance.random() < 0.3:
         leaves = tuple(f"su{chance.randrange(UNITS):03}-leaf-r{rail}" for rail in range(chance.randrange(4)))
         nodes = tuple(f"su{chance.randrange(UNITS):03}-n{n:03}" for n in range(chance.randrange(3)))
-        groups = (StaticGroup("told", leaves, nodes),)
+        groups = (StaticGroup("configured", leaves, nodes),)
         if chance.random() < 0.3:
             groups += (StaticGroup("dark", (), ("su000-n003", "nowhere")),)
     if chance.random() < 0.2:

@@ -155,13 +155,13 @@ def test_the_thresholds_of_a_passive_qsfp_cable_are_not_read():
     assert not [byte for byte in touched if byte[1] == 3]
 
 
-def sff8472_image(*, told: int = 0x60, cable: int = 0) -> Pages:
+def sff8472_image(*, monitoring: int = 0x60, cable: int = 0) -> Pages:
     pages = blank(0x03)
     put(pages, 0, 8, "B", cable)
     put(pages, 0, 20, "16s", b"ACME            ")
     put(pages, 0, 40, "16s4s", b"S28-SR          ", b"1.0 ")
     put(pages, 0, 68, "16s", b"SN3             ")
-    put(pages, 0, 92, "B", told)
+    put(pages, 0, 92, "B", monitoring)
     put(pages, 0, 0, "4h", 80 * 256, -10 * 256, 75 * 256, -5 * 256, i2c=DIAGNOSTICS)
     put(pages, 0, 8, "16H", *(4, 1, 3, 2) * 4, i2c=DIAGNOSTICS)
     put(pages, 0, 56, "5f", 0, 0, 0, 2, -3, i2c=DIAGNOSTICS)
@@ -179,7 +179,7 @@ def test_an_internally_calibrated_sfp_is_decoded():
 
 
 def test_an_externally_calibrated_sfp_is_decoded():
-    module = decode(read(sff8472_image(told=0x50))[0])
+    module = decode(read(sff8472_image(monitoring=0x50))[0])
     assert module.celsius == pytest.approx((1.5 * 30 * 256 + 10) / 256)
     assert module.volts == pytest.approx((1.5 * 33_000 + 10) * 1e-4)
     assert module.lanes[0].rx_power == pytest.approx((2 * 5_000 - 3) * 1e-7)
@@ -187,16 +187,16 @@ def test_an_externally_calibrated_sfp_is_decoded():
 
 
 def test_no_light_is_zero_and_not_negative():
-    pages = sff8472_image(told=0x50)
+    pages = sff8472_image(monitoring=0x50)
     put(pages, 0, 104, "H", 0, i2c=DIAGNOSTICS)
     assert decode(read(pages)[0]).lanes[0].rx_power == 0
     put(pages, 0, 56, "5f", math.nan, 0, 0, 1, 0, i2c=DIAGNOSTICS)
     assert decode(read(pages)[0]).lanes[0].rx_power == 0
 
 
-@pytest.mark.parametrize("told", [0x00, 0x64])
-def test_an_sfp_without_readable_diagnostics_has_only_its_identity(told):
-    image, touched = read(sff8472_image(told=told))
+@pytest.mark.parametrize("monitoring", [0x00, 0x64])
+def test_an_sfp_without_readable_diagnostics_has_only_its_identity(monitoring):
+    image, touched = read(sff8472_image(monitoring=monitoring))
     assert decode(image).celsius is None
     assert not [byte for byte in touched if byte[0] == DIAGNOSTICS]
 

@@ -1,5 +1,6 @@
 """The real binding against a stand-in ``libnvidia-ml.so.1``: its ABI, its errors, its events."""
 
+import doctest
 import json
 import os
 import shutil
@@ -8,9 +9,13 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from nodeagent.host import nvml_mig
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading
+from nodeagent.host.nvml_mig import profile
+from nodeagent.model import MigDevice
 
 pytestmark = pytest.mark.needs("pynvml", "cc")
 
@@ -103,7 +108,7 @@ class Remote:
         return self.ask("version")
 
     def gpus(self):
-        return tuple(GpuReading(**reading) for reading in self.ask("gpus"))
+        return msgspec.convert(self.ask("gpus"), tuple[GpuReading, ...])
 
     def excluded(self):
         return set(self.ask("excluded"))
@@ -593,3 +598,81 @@ def test_nonsense_from_nvml_costs_one_gpu(agent, machine):
         assert "GPU-2" not in line
         assert "GPU-3" not in line
         assert "all" not in line
+
+
+def mig(index, slot, *, name="1g.10gb", slices=1, compute=1, mib=9856):
+    return f"mig {index} {slot} MIG-{index}-{slot} {slot + 7} 0 {mib} {slices} {compute} {name}"
+
+
+def test_mig_devices_are_read_with_the_names_of_the_driver_and_their_slots_may_have_gaps(
+    young, machine, start
+):
+    machine.set(
+        gpu(0, mig=1), mig(0, 0), mig(0, 3, name="3g.40gb+me", slices=3, compute=3, mib=40192), gpu(1)
+    )
+    first, second = start(young).gpus()
+    assert first.mig_devices == (
+        MigDevice("MIG-0-0", "1g.10gb", 9856, 7, 0),
+        MigDevice("MIG-0-3", "3g.40gb+me", 40192, 10, 0),
+    )
+    assert (first.fault, second.mig, second.mig_devices) == (None, False, ())
+
+
+def test_a_mig_device_without_a_name_is_named_by_its_size(young, machine, start):
+    small, part = mig(0, 0, name="-"), mig(0, 1, name="-", slices=3, compute=1, mib=40192)
+    machine.set(gpu(0, mig=1), small, part, mig(0, 2, name="-", slices=7, compute=7, mib=80384))
+    (reading,) = start(young).gpus()
+    assert [device.profile for device in reading.mig_devices] == ["1g.10gb", "1c.3g.40gb", "7g.80gb"]
+    assert profile(2, 2, 9984, 40536) == "2g.10gb"
+    assert doctest.testmod(nvml_mig).failed == 0
+
+
+def test_mig_devices_are_followed_and_a_destroyed_one_is_no_fault(young, machine, start):
+    nvml = start(young)
+    readings = []
+    for lines in (
+        [gpu(0, mig=1)],
+        [gpu(0, mig=1), mig(0, 0), mig(0, 1)],
+        [gpu(0, mig=1), mig(0, 1)],
+        [
+            gpu(0, mig=1),
+            mig(0, 0),
+            "fail nvmlDeviceGetAttributes_v2 2 0",
+        ],  # destroyed after its handle was read
+        [gpu(0)],
+    ):
+        machine.set(*lines)
+        (reading,) = nvml.gpus()
+        assert reading.fault is None
+        readings.append((reading.mig, [device.uuid for device in reading.mig_devices]))
+    assert readings == [
+        (True, []),
+        (True, ["MIG-0-0", "MIG-0-1"]),
+        (True, ["MIG-0-1"]),
+        (True, []),
+        (False, []),
+    ]
+
+
+def test_a_gpu_in_mig_mode_without_permission_names_the_remedy(young, machine, start):
+    """The driver refuses the memory of a GPU in MIG mode without the capability to monitor MIG."""
+    machine.set(gpu(0, mig=1), mig(0, 0), "fail nvmlDeviceGetMemoryInfo 4 0")
+    (reading,) = start(young).gpus()
+    assert reading.mig
+    assert reading.mig_devices is None
+    assert reading.fault.endswith("; on a GPU in MIG mode the agent needs overlays/mig")
+
+
+def test_an_old_driver_has_no_mig_devices(old, machine, start):
+    machine.set(gpu(0, mig=1))
+    (reading,) = start(old).gpus()
+    assert (reading.mig, reading.mig_devices, reading.fault) == (False, (), None)
+
+
+def test_a_change_of_mig_devices_is_an_event(young, machine, start):
+    changed = 0x100
+    machine.set(gpu(0, mig=1, events=ALL | changed))
+    nvml = start(young)
+    nvml.gpus()
+    machine.set(gpu(0, mig=1, events=ALL | changed), f"event 1 0 {changed} 0")
+    assert nvml.wait(5) == (GpuEvent("GPU-0", None),)

@@ -83,6 +83,32 @@ def test_of_equal_remainders_the_numa_node_of_the_nics_wins_then_the_nearest_the
     assert per_gpu(SLICES.prefer(snapshot, free, [], 40, (nics[6], nics[7], nics[0]))) == {uuid_of(6): 40}
 
 
+def test_spread_takes_the_emptiest_gpu_and_nic_affinity_the_nearest_with_the_best_fit_after_it() -> None:
+    snapshot = dgx()
+    nics = {int(pf.pci_address[5:7], 16) - 0x40: pf for pf in snapshot.functions if pf.parent is None}
+    free = [*ids(0, *range(79)), *ids(1, *range(45)), *ids(5, *range(60)), *ids(6, *range(79))]
+
+    def chosen(preferred: str, size: int, *near: int) -> dict[str, int]:
+        kind = structs.replace(SLICES, preferred=preferred)
+        return per_gpu(kind.prefer(snapshot, free, [], size, tuple(nics[rail] for rail in near)))
+
+    assert chosen("pack", 40, 6) == {uuid_of(1): 40}
+    assert chosen("spread", 40) == {uuid_of(0): 40}
+    assert chosen("spread", 40, 6) == {uuid_of(6): 40}, "both are idle"
+    assert chosen("nic-affinity", 40, 6) == {uuid_of(6): 40}
+    assert chosen("nic-affinity", 70, 5) == {uuid_of(6): 70}, "GPU 5 is nearer and too full"
+    assert chosen("nic-affinity", 40) == {uuid_of(1): 40}, "without a NIC as pack"
+    assert chosen("nic-affinity", 158, 5) == {uuid_of(0): 79, uuid_of(6): 79}
+    assert chosen("spread", 158) == {uuid_of(0): 79, uuid_of(6): 79}
+
+
+def test_required_slices_decide_before_the_preferred_gpu() -> None:
+    for preferred in ("spread", "nic-affinity"):
+        kind = structs.replace(SLICES, preferred=preferred)
+        available = [*ids(0, *range(79)), *ids(1, *range(45))]
+        assert per_gpu(kind.prefer(dgx(), available, ids(1, 3), 20, (pf_of(0),))) == {uuid_of(1): 20}
+
+
 def test_being_on_the_numa_node_of_all_nics_counts_before_being_next_to_one() -> None:
     nics = (pf_of(0, numa_node=0), pf_of(1, numa_node=1), pf_of(2, numa_node=1, pci_path=("pci0000:77",)))
     beside = replace(gpu_of(0, numa=0), pci_path=(*nics[0].pci_path[:-1], "0000:20:00.0"))
@@ -355,6 +381,12 @@ def test_forty_slices_by_cdi_are_one_device_and_its_limit() -> None:
           "device_info": {}
         }"""
     )
+
+
+def test_the_variables_of_a_resource_of_one_gpu_end_with_its_number() -> None:
+    kind = structs.replace(SLICES, gpus=frozenset({uuid_of(3)}), number=3, enforcement="none")
+    env = dict(kind.allocate(dgx(), ids(3, 0, 1)).env)
+    assert env == {"NODEAGENT_GPU_UUID_3": uuid_of(3), "NODEAGENT_GPU_MEM_MIB_3": "2048"}
 
 
 def test_two_slices_by_envvar_with_device_nodes_name_everything_the_driver_needs() -> None:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from nodeagent.kinds import Refused
+from nodeagent.gpu_kinds import gpu_kinds
+from nodeagent.kinds import DeviceKind, Refused
 from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.model import Holding, Snapshot
 from tests.support.kind_machines import SICK, answer_of, gpu_of
 
@@ -110,3 +112,76 @@ class SlicesInUse(RuleBasedStateMachine):
 
 
 TestSlicesInUse = SlicesInUse.TestCase
+
+
+class SlicesOfEachGpu(RuleBasedStateMachine):
+    """One resource for each GPU and a scheduler that only counts: no pod that it places is ever refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.snapshot = Snapshot()
+        self.pods: dict[int, tuple[Holding, ...]] = {}
+        self.number = 0
+
+    @initialize(sizes=st.lists(st.sampled_from((4, 6, 8)), min_size=1, max_size=5))
+    def build(self, sizes: list[int]) -> None:
+        gpus = tuple(gpu_of(n, memory_mib=1024 * size + 512) for n, size in enumerate(sizes))
+        self.snapshot = Snapshot(gpus=gpus)
+
+    def kinds(self) -> list[DeviceKind]:
+        entry = GpuMemResource(name="gpu-mem{gpu}")
+        return list(gpu_kinds(entry, self.snapshot, frozenset(), "x", own_cdi=True))
+
+    def held(self) -> tuple[Holding, ...]:
+        return tuple(holding for pod in self.pods.values() for holding in pod)
+
+    @rule(data=st.data(), lagging=st.booleans())
+    def allocate(self, data: st.DataObject, lagging: bool) -> None:
+        """A pod of one container that asks for one or two of the resources, in any order."""
+        known = replace(self.snapshot, holdings=() if lagging else self.held())
+        held = {id_ for holding in self.held() for id_ in holding.device_ids}
+        kinds = data.draw(
+            st.lists(st.sampled_from(self.kinds()), min_size=1, max_size=2, unique_by=lambda it: it.resource)
+        )
+        holdings, variables = [], Counter[str]()
+        for kind in kinds:
+            (devices,) = kind.devices(known)
+            available = [id_ for id_ in devices.ids if devices.health.allocatable and id_ not in held]
+            if not available:
+                return
+            ids = tuple(kind.prefer(known, available, [], data.draw(st.integers(1, len(available)))))
+            variables.update(name for name, _ in kind.allocate(known, ids).env)
+            assert set(ids) <= set(available)
+            holdings.append(Holding("ns", f"p{self.number}", "c", kind.resource, ids))
+        assert max(variables.values()) == 1, "the kubelet keeps one of two equal names, a random one"
+        self.pods[self.number] = tuple(holdings)
+        self.number += 1
+
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        del self.pods[data.draw(st.sampled_from(sorted(self.pods)))]
+
+    @rule(data=st.data())
+    def lose_or_find(self, data: st.DataObject) -> None:
+        """A lost GPU keeps its index, so no other GPU gets its name."""
+        index = data.draw(st.integers(0, len(self.snapshot.gpus) - 1))
+        gpus = list(self.snapshot.gpus)
+        lost = not gpus[index].lost
+        gpus[index] = replace(gpus[index], lost=lost, health=SICK if lost else gpu_of(0).health)
+        self.snapshot = replace(self.snapshot, gpus=tuple(gpus))
+
+    @invariant()
+    def each_resource_is_one_gpu_and_accounts_for_each_of_its_slices(self) -> None:
+        known = replace(self.snapshot, holdings=self.held())
+        for gpu, kind in zip(self.snapshot.gpus, self.kinds(), strict=True):
+            assert kind.resource == f"x/gpu-mem{gpu.index}"
+            (devices,) = kind.devices(known)
+            taken = [id_ for it in self.held() if it.resource == kind.resource for id_ in it.device_ids]
+            assert set(taken) <= set(devices.ids)
+            assert len(taken) == len(set(taken))
+            left = len(devices.ids) - len(taken) if gpu.health.allocatable else 0
+            assert kind.free(known) == {gpu.uuid: left}
+
+
+TestSlicesOfEachGpu = SlicesOfEachGpu.TestCase

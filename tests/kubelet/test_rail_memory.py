@@ -8,6 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.agent_config import Config
+from nodeagent.kinds import Refused
+from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.rail_numbers import Rail
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kubelet.rail_memory import ENTRIES_MAX, NAME, RailMemory
@@ -162,3 +164,35 @@ async def test_the_file_of_another_version_is_named_and_not_read(
     assert stored.content.entries == ()
     assert stored.content.names_unknown
     assert f"file={file} version=2" in caplog.text
+
+
+GPUS = machine(gpus=1)
+WAS, NOW = (GpuMemory(f"x/gpu-mem{n}", frozenset({"GPU-0"}), number=n) for n in (0, 1))
+
+
+async def test_a_gpu_with_another_name_waits_for_the_holdings(tmp_path: Path) -> None:
+    """Its index has changed while no agent ran: the kubelet would count the slices of a pod as free."""
+    await memory(tmp_path).save({}, (), (WAS,), GPUS)
+    stored = memory(tmp_path)
+    assert stored.obstacle(WAS, GPUS) is None
+    assert stored.obstacle(NOW, GPUS) == (
+        "its GPUs were offered as x/gpu-mem0 before, and what pods hold is not known yet"
+    )
+    assert stored.holdings_read()
+    held = replace(GPUS, holdings=(Holding("ns", "pod", "main", "x/gpu-mem0", ("GPU-0::3",)),))
+    assert stored.obstacle(NOW, held) is None
+    with pytest.raises(Refused, match="held by ns/pod through x/gpu-mem0"):
+        NOW.allocate(held, ("GPU-0::3",))
+    await stored.save({}, (), (NOW,), held)
+    assert sorted(memory(tmp_path).content.names) == ["x/gpu-mem0", "x/gpu-mem1"]
+    await stored.save({}, (), (NOW,), replace(GPUS, holdings=()))
+    assert sorted(memory(tmp_path).content.names) == ["x/gpu-mem1"]
+
+
+async def test_gpus_do_not_wait_for_unknown_names(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").touch()
+    stored = memory(tmp_path)
+    assert stored.content.names_unknown
+    assert stored.obstacle(NOW, GPUS) is None
+    await memory(tmp_path).save({}, (), (WAS,), GPUS)
+    assert memory(tmp_path, pod_resources=False).obstacle(NOW, GPUS) is None

@@ -432,15 +432,15 @@ asyncio.run(main())
 @pytest.mark.needs("root", "unshare", "mount")
 def test_the_agent_waits_while_the_folder_is_read_only() -> None:
     with TemporaryDirectory(prefix="na-") as folder:
-        told = subprocess.run(
+        done = subprocess.run(
             ["unshare", "-m", "--propagation", "private", sys.executable, "-c", READ_ONLY, folder],
             capture_output=True,
             text=True,
             check=False,
             timeout=60,
         )
-    assert told.returncode == 0, told.stderr
-    assert f"{folder}/device-plugins/nodeagent.lock cannot be opened: it is mounted read-only" in told.stdout
+    assert done.returncode == 0, done.stderr
+    assert f"{folder}/device-plugins/nodeagent.lock cannot be opened: it is mounted read-only" in done.stdout
 
 
 async def test_registration_follows_as_soon_as_a_late_kubelet_listens() -> None:

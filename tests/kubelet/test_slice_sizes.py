@@ -120,9 +120,9 @@ def sizes(tmp_path: Path) -> SliceSizes:
 
 def test_the_reason_of_a_failed_podresources_source_is_named(tmp_path: Path) -> None:
     stale = Snapshot(stale_sources=(StaleSource("pods", "no socket"),))
-    told = sizes(tmp_path).settle(KIND, stale, pod_resources=True)
-    assert isinstance(told, str)
-    assert told.endswith("what pods hold is not known yet: no socket")
+    refusal = sizes(tmp_path).settle(KIND, stale, pod_resources=True)
+    assert isinstance(refusal, str)
+    assert refusal.endswith("what pods hold is not known yet: no socket")
 
 
 def test_without_podresources_the_old_size_stays(tmp_path: Path) -> None:

@@ -328,9 +328,14 @@ EVERYTHING = Lldpdu(
     vlans=(Vlan(100, "rail-0"), Vlan(200, "")),
     link_aggregation=LinkAggregation(True, True, 1000005),
     ets=EtsConfiguration(
-        True, False, 8, (0, 0, 0, 3, 0, 0, 6, 7), (50, 0, 0, 50, 0, 0, 0, 0), (2, 2, 0, 2, 0, 1, 255, 9)
+        True,
+        False,
+        8,
+        bytes((0, 0, 0, 3, 0, 0, 6, 7)),
+        bytes((50, 0, 0, 50, 0, 0, 0, 0)),
+        bytes((2, 2, 0, 2, 0, 1, 255, 9)),
     ),
-    ets_recommendation=EtsRecommendation((0,) * 8, (100, *(0,) * 7), (2,) * 8),
+    ets_recommendation=EtsRecommendation(bytes(8), bytes((100, *(0,) * 7)), bytes((2,) * 8)),
     pfc=Pfc(False, False, 8, 0x18),
     applications=(Application(3, 1, 0x8915), Application(3, 3, 4791), Application(1, 7, 1)),
     mac_phy=MacPhy(True, True, 0x6C00, 30),

@@ -15,6 +15,8 @@
  *   process <index> <pid> <bytes>            computes on that GPU
  *   graphics <index> <pid> <bytes>           has a graphics context there
  *   mps <index> <pid> <bytes>                is a client of MPS there
+ *   mig <index> <slot> <uuid> <gpu instance> <compute instance> <MiB> <slices> <compute slices> <name>
+ *                                            a MIG device of that GPU, which has <mig> 1; slots may have gaps
  *   sample <index> <pid> <time in us> <percent>  the utilization of the SMs by that process
  *   misc                                     memory limits are kept by the driver; without it, by the controller dmem
  *
@@ -41,8 +43,8 @@
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10, GPU_IS_LOST = 15 };
 enum { GPUS = 16, EVENTS = 512, RULES = 64, FIELD_RECOVERY_ACTION = 230 };
 
-typedef struct { int index; } Device;
-typedef struct { unsigned long long mask[GPUS]; long told; } EventSet;
+typedef struct { int index, mig; } Device; /* mig: 0, or 1 + the slot of a MIG device */
+typedef struct { unsigned long long mask[GPUS]; long delivered; } EventSet;
 typedef struct { Device *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } EventData;
 typedef struct {
     char legacy[16];
@@ -89,8 +91,16 @@ typedef struct {
     Event event[EVENTS];
 } Machine;
 
-static Device devices[GPUS] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}};
+enum { MIGS = 7, NOT_FOUND = 6 };
+static Device devices[GPUS], mig_devices[GPUS][MIGS];
 static atomic_int opened, waiting;
+
+__attribute__((constructor)) static void number_devices(void) {
+    for (int i = 0; i < GPUS; i++) {
+        devices[i].index = i;
+        for (int slot = 0; slot < MIGS; slot++) mig_devices[i][slot] = (Device){i, 1 + slot};
+    }
+}
 
 static void nap(void) { nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL); }
 
@@ -126,7 +136,7 @@ static void look(Machine *m) {
 }
 
 /* The rest of the line "<kind> <index> <key> ...", if there is one. */
-static int told(const char *kind, int index, const char *key, char *rest, size_t length) {
+static int rest_of_line(const char *kind, int index, const char *key, char *rest, size_t length) {
     char line[512], k[16], name[64];
     int i, at, found = 0;
     const char *path = getenv("NVML_STANDIN");
@@ -145,7 +155,7 @@ static int told(const char *kind, int index, const char *key, char *rest, size_t
 
 static int vital(Device *device, const char *name, unsigned long long *value) {
     char rest[128];
-    if (!told("vital", device->index, name, rest, sizeof rest)) return NOT_SUPPORTED;
+    if (!rest_of_line("vital", device->index, name, rest, sizeof rest)) return NOT_SUPPORTED;
     *value = strtoull(rest, NULL, 0);
     return OK;
 }
@@ -158,7 +168,7 @@ static int small_vital(Device *device, const char *name, unsigned *value) {
 }
 
 static int text(Device *device, const char *name, char *out, unsigned length) {
-    return told("text", device->index, name, out, length) ? OK : NOT_SUPPORTED;
+    return rest_of_line("text", device->index, name, out, length) ? OK : NOT_SUPPORTED;
 }
 
 /* The first step of every call: apply the rules of the control file for a GPU (or -1 for none). */
@@ -239,14 +249,47 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, Device **device) {
     return NOT_FOUND;
 }
 
+typedef struct {
+    char uuid[96], name[64];
+    unsigned gpu_instance, compute_instance, slices, compute_slices;
+    unsigned long long mib;
+} Mig;
+
+/* A MIG device that was destroyed: its handle stays, and no call knows it. */
+static int mig_of(Device *device, Mig *mig) {
+    char key[16], rest[256];
+    snprintf(key, sizeof key, "%d", device->mig - 1);
+    if (!device->mig || !rest_of_line("mig", device->index, key, rest, sizeof rest) ||
+        sscanf(rest, "%95s %u %u %llu %u %u %63s", mig->uuid, &mig->gpu_instance, &mig->compute_instance, &mig->mib,
+               &mig->slices, &mig->compute_slices, mig->name) != 7)
+        return INVALID_ARGUMENT;
+    return OK;
+}
+
 int nvmlDeviceGetUUID(Device *device, char *uuid, unsigned length) {
     ENTER("nvmlDeviceGetUUID", device->index);
+    if (device->mig) {
+        Mig mig;
+        result = mig_of(device, &mig);
+        if (result == OK) snprintf(uuid, length, "%s", mig.uuid);
+        return result;
+    }
     snprintf(uuid, length, "%s", m.gpu[device->index].uuid);
     return OK;
 }
 
 int nvmlDeviceGetName(Device *device, char *name, unsigned length) {
     ENTER("nvmlDeviceGetName", device->index);
+    if (device->mig) {
+        Mig mig;
+        result = mig_of(device, &mig);
+        /* Drivers before MIG devices had names return that of the GPU: name "-". */
+        if (result == OK && strcmp(mig.name, "-")) {
+            snprintf(name, length, "%s MIG %s", m.gpu[device->index].name, mig.name);
+            return OK;
+        }
+        if (result != OK) return result;
+    }
     snprintf(name, length, "%s", m.gpu[device->index].name);
     return OK;
 }
@@ -318,7 +361,7 @@ int nvmlEventSetCreate(EventSet **set) {
     *set = calloc(1, sizeof **set);
     if (!*set) return 20;
     for (int i = 0; i < m.events; i++)
-        if (m.event[i].sequence > (*set)->told) (*set)->told = m.event[i].sequence;
+        if (m.event[i].sequence > (*set)->delivered) (*set)->delivered = m.event[i].sequence;
     return OK;
 }
 
@@ -364,6 +407,50 @@ int nvmlDeviceGetMigMode(Device *device, unsigned *current, unsigned *pending) {
     return OK;
 }
 
+int nvmlDeviceGetMaxMigDeviceCount(Device *device, unsigned *count) {
+    ENTER("nvmlDeviceGetMaxMigDeviceCount", device->index);
+    *count = m.gpu[device->index].mig ? MIGS : 0;
+    return OK;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(Device *device, unsigned slot, Device **out) {
+    Mig mig;
+    ENTER("nvmlDeviceGetMigDeviceHandleByIndex", device->index);
+    if (slot >= MIGS || !m.gpu[device->index].mig) return INVALID_ARGUMENT;
+    if (mig_of(&mig_devices[device->index][slot], &mig) != OK) return NOT_FOUND;
+    *out = &mig_devices[device->index][slot];
+    return OK;
+}
+
+#define OF_MIG(call, field)                     \
+    int call(Device *device, unsigned *value) { \
+        Mig mig;                                \
+        ENTER(#call, device->index);            \
+        result = mig_of(device, &mig);          \
+        if (result == OK) *value = mig.field;   \
+        return result;                          \
+    }
+
+OF_MIG(nvmlDeviceGetGpuInstanceId, gpu_instance)
+OF_MIG(nvmlDeviceGetComputeInstanceId, compute_instance)
+
+typedef struct {
+    unsigned multiprocessors, copy_engines, decoders, encoders, jpeg, ofa, slices, compute_slices;
+    unsigned long long mib;
+} Attributes;
+
+int nvmlDeviceGetAttributes_v2(Device *device, Attributes *attributes) {
+    Mig mig;
+    ENTER("nvmlDeviceGetAttributes_v2", device->index);
+    result = mig_of(device, &mig);
+    if (result != OK) return result;
+    memset(attributes, 0, sizeof *attributes);
+    attributes->slices = mig.slices;
+    attributes->compute_slices = mig.compute_slices;
+    attributes->mib = mig.mib;
+    return OK;
+}
+
 int nvmlDeviceGetFieldValues(Device *device, int count, FieldValue *values) {
     ENTER("nvmlDeviceGetFieldValues", device->index);
     int action = m.gpu[device->index].action;
@@ -371,7 +458,7 @@ int nvmlDeviceGetFieldValues(Device *device, int count, FieldValue *values) {
         char key[32], rest[128], value[100];
         snprintf(key, sizeof key, "%u/%u", values[i].field, values[i].scope);
         values[i].result = NOT_SUPPORTED;
-        if (told("field", device->index, key, rest, sizeof rest) && sscanf(rest, "%u %99s", &values[i].type, value) == 2) {
+        if (rest_of_line("field", device->index, key, rest, sizeof rest) && sscanf(rest, "%u %99s", &values[i].type, value) == 2) {
             values[i].result = OK;
             values[i].value.ull = strtoull(value, NULL, 0);
             if (values[i].type == 0) values[i].value.d = strtod(value, NULL);
@@ -589,8 +676,8 @@ static long now_ms(void) {
 static int next_event(Machine *m, EventSet *set, EventData *data) {
     for (int i = 0; i < m->events; i++) {
         Event *e = &m->event[i];
-        if (e->sequence <= set->told) continue;
-        set->told = e->sequence;
+        if (e->sequence <= set->delivered) continue;
+        set->delivered = e->sequence;
         if (!(set->mask[e->index] & e->type)) continue;
         *data = (EventData){&devices[e->index], e->type, e->data, ~0u, ~0u};
         return 1;

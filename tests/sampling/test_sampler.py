@@ -246,22 +246,22 @@ async def test_a_netdev_in_another_namespace_has_no_sample_and_the_others_do():
         with near.entered():
             sampled = SampledMachine(Tree("/"), [function(A, "v0"), function(B, "v1")], LINKS_ONLY)
 
-            async def told() -> set[str]:
+            async def sampled_devices() -> set[str]:
                 sampled.published.clear()
                 await sampled.once()
                 return {sample.device for sample in sampled.published}
 
-            assert await told() == {A, B}
+            assert await sampled_devices() == {A, B}
             near.ip(f"link set v0 netns {pod.path}")
-            assert await told() == {B}
+            assert await sampled_devices() == {B}
             pod.ip(f"link set v0 netns {near.path}")
             near.ip("link set v0 up")
-            assert await told() == {A, B}
+            assert await sampled_devices() == {A, B}
             near.ip("link delete v1")
-            assert await told() == {A}
+            assert await sampled_devices() == {A}
             assert sampled.sampler.latest.at(B, Source.LINK) is not None
             sampled.functions = (function(A, "v0"),)
-            await told()
+            await sampled_devices()
             assert sampled.sampler.latest.devices() == (A,)
 
 

@@ -39,16 +39,18 @@ def groups(outcome: PlanOutcome) -> list[tuple[str, ...]]:
 
 def test_units_become_groups_although_they_share_the_storage_switches():
     made = fabric(8)
-    told = reports(made)
-    switches = {link.neighbor.system_name for links in told.values() for link in links.links if link.neighbor}
+    reported = reports(made)
+    switches = {
+        link.neighbor.system_name for links in reported.values() for link in links.links if link.neighbor
+    }
     assert {"storage-leaf0", "storage-leaf1", "mgmt-leaf0"} <= switches
-    assert groups(planned(told)) == [tuple(made.nodes[:4]), tuple(made.nodes[4:])]
+    assert groups(planned(reported)) == [tuple(made.nodes[:4]), tuple(made.nodes[4:])]
 
 
 def test_a_report_has_every_nic_and_marks_those_of_the_compute_fabric():
-    (told, *_) = reports(fabric(4)).values()
-    assert len(told.links) == 13
-    compute = [link for link in told.links if link.fabric == "compute"]
+    (report, *_) = reports(fabric(4)).values()
+    assert len(report.links) == 13
+    compute = [link for link in report.links if link.fabric == "compute"]
     assert [(link.name, link.rail) for link in compute] == [(f"nic{rail}", rail) for rail in range(8)]
     assert all(
         link.neighbor and link.neighbor.system_name == f"hall1-su1-leaf{link.rail}" for link in compute

@@ -46,7 +46,7 @@ async def test_a_simulated_machine_has_one_leaf_on_each_rail(tmp_path: Path) -> 
         )
         printed, _ = await process.communicate()
     assert process.returncode == 0
-    told = json.dumps(json.loads(printed))
-    assert "leaf00" in told
-    assert "leaf01" in told
-    assert "0000:18:00.0" in told
+    output = json.dumps(json.loads(printed))
+    assert "leaf00" in output
+    assert "leaf01" in output
+    assert "0000:18:00.0" in output

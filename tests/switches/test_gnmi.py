@@ -98,12 +98,12 @@ async def test_every_form_of_answer_is_decoded(habits: Habits):
 @given(st.integers(0, 12))
 def test_every_split_of_the_tree_gives_the_same_reading(depth: int):
     whole = openconfig.reading_of(openconfig.leaves((), TREE))
-    told = [
+    leaves = [
         leaf
         for at, value in cut((), TREE, depth)
         for leaf in openconfig.leaves(tuple(openconfig.step(name, keys.items()) for name, keys in at), value)
     ]
-    assert openconfig.reading_of(told) == whole
+    assert openconfig.reading_of(leaves) == whole
     assert len(whole.neighbors) == 5
 
 
@@ -234,7 +234,7 @@ async def test_tls_trusts_the_ca_of_the_credentials_and_no_other(tmp_path: Path)
 
 async def test_a_hanging_switch_does_not_delay_the_others(tmp_path: Path):
     made = planner()
-    told = []
+    passed = []
     async with Server(TREE, Habits()) as server:
         reader = plain(server.port)
 
@@ -256,11 +256,11 @@ async def test_a_hanging_switch_does_not_delay_the_others(tmp_path: Path):
             upwards=False,
             management_ports=("Management*",),
         )
-        poller = SwitchPoller(settings, HalfHanging(), made, lambda: told.append(1))
+        poller = SwitchPoller(settings, HalfHanging(), made, lambda: passed.append(1))
         async with asyncio.timeout(20):
             await poller.poll_once()
             await poller.poll_once()
         assert made.inputs.switch_uplinks == {"leaf1": ("spine1", "spine2")}
-        assert told == [1], "equal uplinks are not passed again"
+        assert passed == [1], "equal uplinks are not passed again"
         assert poller.reads == {"ok": 2, "timeout": 2}
         assert "leaf2" in poller.errors

@@ -19,20 +19,20 @@ def addresses(run: Run) -> dict[str, list[str]]:
     return run.step("apply")["there"]
 
 
-def healths(told: dict, resource: str) -> set[str]:
-    return {device["health"] for device in told[resource].values()}
+def healths(devices: dict, resource: str) -> set[str]:
+    return {device["health"] for device in devices[resource].values()}
 
 
-def ids(told: dict) -> dict[str, list[str]]:
-    return {resource: sorted(devices) for resource, devices in told.items()}
+def ids(devices: dict) -> dict[str, list[str]]:
+    return {resource: sorted(devices) for resource, devices in devices.items()}
 
 
-def only(run: Run, told: dict, rail: int) -> None:
+def only(run: Run, devices: dict, rail: int) -> None:
     """Check that exactly the devices of one PF are Unhealthy and that every device is listed."""
     for number, pf in enumerate(run.pfs):
         resource = run.resource(number)
-        assert sorted(told[resource]) == addresses(run)[pf]
-        assert healths(told, resource) == {"Unhealthy" if number == rail else "Healthy"}, resource
+        assert sorted(devices[resource]) == addresses(run)[pf]
+        assert healths(devices, resource) == {"Unhealthy" if number == rail else "Healthy"}, resource
 
 
 def pf_of(outcome: dict, address: str) -> dict:
@@ -95,8 +95,8 @@ def routed(pf: str, further: int) -> str:
 def test_vfs_without_a_mac_set_by_the_pf_are_offered(run: Run) -> None:
     links = {link.get("parentdev"): link for link in run.step("apply")["ip"]}
     assert {vf["address"] for pf in run.pfs for vf in links[pf]["vfinfo_list"]} == {UNSET}
-    told = run.step("late")["after"]
-    assert all(healths(told, run.resource(rail)) == {"Healthy"} for rail in range(len(run.pfs)))
+    devices = run.step("late")["after"]
+    assert all(healths(devices, run.resource(rail)) == {"Healthy"} for rail in range(len(run.pfs)))
 
 
 # --- discovery --------------------------------------------------------------------------------------------
@@ -133,13 +133,13 @@ def test_scan_agrees_with_ip_link(run: Run) -> None:
     data = run.step("agree")
     links = {link["netdev"]: link for link in data["scan"]["links"]}
     functions = {function["pci_address"]: function for function in data["scan"]["functions"]}
-    told = {link["ifname"]: link for link in data["ip"] if link.get("parentbus") == "pci"}
-    assert {name: link["parentdev"] for name, link in told.items()} == {
+    links_of_ip = {link["ifname"]: link for link in data["ip"] if link.get("parentbus") == "pci"}
+    assert {name: link["parentdev"] for name, link in links_of_ip.items()} == {
         function["netdev"]: address
         for address, function in functions.items()
         if function["driver"] != "virtio-pci"
     }
-    for name, link in told.items():
+    for name, link in links_of_ip.items():
         if functions[link["parentdev"]]["parent"] is not None:
             continue
         seen = links[name]
@@ -153,23 +153,23 @@ def test_scan_agrees_with_sysfs(run: Run) -> None:
     data = run.step("agree")
     seen = {function["pci_address"]: function for function in data["scan"]["functions"]}
     assert seen.keys() == data["sysfs"].keys()
-    for address, told in data["sysfs"].items():
+    for address, sysfs in data["sysfs"].items():
         function = seen[address]
-        assert function["parent"] == told["physfn"]
-        assert function["driver"] == told["driver"]
-        assert function["numa_node"] == (None if told["numa_node"] < 0 else told["numa_node"])
-        assert "/".join(("/sys/devices", *function["pci_path"])) == told["real"]
+        assert function["parent"] == sysfs["physfn"]
+        assert function["driver"] == sysfs["driver"]
+        assert function["numa_node"] == (None if sysfs["numa_node"] < 0 else sysfs["numa_node"])
+        assert "/".join(("/sys/devices", *function["pci_path"])) == sysfs["real"]
         if function["driver"] != "virtio-pci":
-            assert [function["netdev"]] == told["net"]
+            assert [function["netdev"]] == sysfs["net"]
     for pf, vfs in addresses(run).items():
         assert [seen[vf]["vf_index"] for vf in vfs] == list(range(len(vfs)))
         assert seen[pf]["num_vfs"] == len(vfs)
 
 
 def test_the_device_list_holds_the_numa_node_of_every_vf(run: Run) -> None:
-    told, sysfs = run.step("late")["after"], run.step("agree")["sysfs"]
+    devices, sysfs = run.step("late")["after"], run.step("agree")["sysfs"]
     for rail, node in enumerate(run.nic["numa_nodes"]):
-        for vf, device in told[run.resource(rail)].items():
+        for vf, device in devices[run.resource(rail)].items():
             assert device["numa"] == [node] == [sysfs[vf]["numa_node"]]
     assert len(set(run.nic["numa_nodes"])) == 2
 
@@ -250,9 +250,9 @@ def test_a_pulled_cable_makes_exactly_the_vfs_of_that_pf_unhealthy_and_later_hea
     for one in run.step("cable"):
         rail = one["rail"]
         only(run, one["down"], rail)
-        told = [(update["resource"], update["healthy"]) for update in one["updates"]]
+        messages = [(update["resource"], update["healthy"]) for update in one["updates"]]
         # One message for down, one for up: no repetition, and no message for another resource.
-        assert told == [(run.resource(rail), 0), (run.resource(rail), run.nic["vfs"][rail])]
+        assert messages == [(run.resource(rail), 0), (run.resource(rail), run.nic["vfs"][rail])]
         assert one["down_s"] < 5
         assert one["up_s"] < 10
 
@@ -309,7 +309,7 @@ def test_a_restarted_agent_reports_the_same_and_pods_keep_their_vfs(run: Run) ->
     data = run.step("restart")
     assert data["code"] == 0
     assert data["still"] == data["held"]
-    assert data["told"] == run.step("late")["after"]
+    assert data["devices"] == run.step("late")["after"]
     assert data["errors"] == [None] * len(run.pfs)
 
 
@@ -345,7 +345,7 @@ def test_metrics_count_the_devices_that_the_kubelet_received(run: Run) -> None:
     for rail in range(len(run.pfs)):
         resource = run.resource(rail)
         healthy = shown["nodeagent_resource_devices", (("health", "healthy"), ("resource", resource))]
-        assert healthy == len(data["told"][resource])
+        assert healthy == len(data["devices"][resource])
 
 
 def page(run: Run) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -360,12 +360,12 @@ def test_metrics_of_a_real_driver_equal_ethtool_ip_and_sysfs(run: Run) -> None:
     data, shown = run.step("metrics"), page(run)
     for before, after in zip(data["before"], data["after"], strict=True):
         device = (("device", before["netdev"]),)
-        told = dict(re.findall(r"^([\w-]+): ?(.*)$", before["driver"], re.MULTILINE))
+        driver = dict(re.findall(r"^([\w-]+): ?(.*)$", before["driver"], re.MULTILINE))
         (info,) = [
             dict(labels) for name, labels in shown if name == "nodeagent_link_info" and device[0] in labels
         ]
         assert (info["driver"], info["firmware_version"], info["pci_address"]) == (
-            told["driver"], told["firmware-version"], before["pf"],
+            driver["driver"], driver["firmware-version"], before["pf"],
         )  # fmt: skip
         assert info["mac"] == before["link"]["address"]
         assert shown["nodeagent_link_carrier", device] == ("LOWER_UP" in before["link"]["flags"])

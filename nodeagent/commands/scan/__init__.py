@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from nodeagent.commands.scan.agent_view import AgentView
-    from nodeagent.offer import MachineView
+    from nodeagent.machine_view import MachineView
 
 
 def add(add: Add) -> None:

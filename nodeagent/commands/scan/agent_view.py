@@ -16,7 +16,8 @@ from nodeagent.bounded_calls import in_thread
 from nodeagent.commands.agent_query import AgentQueryError, ask_for
 from nodeagent.commands.scan.listing import view_of, without_neighbor
 from nodeagent.host.sysfs import Tree
-from nodeagent.offer import MachineView, Offer
+from nodeagent.machine_view import MachineView
+from nodeagent.offer import Offer
 
 ALONE = "this is a look of the command itself, without the samples, holds and penalties of an agent"
 AGAIN_S = 1.0

@@ -20,8 +20,9 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.device_list_size import status_remarks
 from nodeagent.kubelet.rail_memory import RailMemory
+from nodeagent.machine_view import MachineView, machine_view
 from nodeagent.model import Function, Gpu, Health, Link, Snapshot
-from nodeagent.offer import MachineView, Offer, machine_view
+from nodeagent.offer import Offer
 from nodeagent.plain_text import remarks, section
 from nodeagent.sources.link_selection import select
 from nodeagent.supervise import beside

@@ -13,7 +13,8 @@ from nodeagent.sim.apiserver import authorization as policy
 from nodeagent.sim.apiserver.http import HEAD_MAX, ClosedError, HttpAnswer, HttpRequest, serve
 from nodeagent.sim.apiserver.injected_faults import InjectedFault, InjectedFaults
 from nodeagent.sim.apiserver.request_target import RequestTarget, parse_target
-from nodeagent.sim.apiserver.resource_types import BUILT_IN, INSTALLED, ApiKind, kinds_of_crd
+from nodeagent.sim.apiserver.resource_slices import SINCE_1_36
+from nodeagent.sim.apiserver.resource_types import BUILT_IN, INSTALLED, MINOR, ApiKind, kinds_of_crd
 from nodeagent.sim.apiserver.responses import ApiRefusedError
 from nodeagent.sim.apiserver.routes import Routes
 from nodeagent.sim.apiserver.store import Store, decode, encode, key_of
@@ -48,9 +49,10 @@ class RequestRecord:
 class ApiServer:
     """Start it in an event loop. Clients use HTTP; tests may also read and write its store directly.
 
-    It serves Nodes, Pods, Events, Leases, RBAC, CRDs, HyperNodes and NodeLinks. Every token may do everything, unless
-    ``rbac`` enforces the stored roles. ``bookmark_s`` is the interval of bookmarks on a quiet watch. ``store`` is the
-    store of an earlier server.
+    It serves Nodes, Pods, Events, Leases, RBAC, CRDs, HyperNodes, NodeLinks, ResourceSlices and DeviceClasses. Every
+    token may do everything, unless ``rbac`` enforces the stored roles. ``bookmark_s`` is the interval of bookmarks on a
+    quiet watch. ``store`` is the store of an earlier server. ``minor`` is the version of Kubernetes 1.x that it claims,
+    ``gates`` are the feature gates that are on, by default those of this version.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class ApiServer:
         bookmark_s: float = 60.0,
         store: Store | None = None,
         seed: int | None = None,
+        minor: int = MINOR,
+        gates: Iterable[str] | None = None,
     ) -> None:
         self.tls = tls
         self.rbac = rbac
@@ -77,12 +81,15 @@ class ApiServer:
         object. A returned sentence refuses the write (403)."""
         self._store = store if store is not None else Store()
         self._store._changed = self._notify
-        self._verbs = WriteVerbs(self._store, seed)
+        if gates is None:
+            gates = SINCE_1_36 if minor >= 36 else ()
+        self._minor = minor
+        self._verbs = WriteVerbs(self._store, seed, frozenset(gates))
         self._verbs.admit.append(self._admission)
         self._faults = InjectedFaults()
         self._tokens: dict[str, policy.ApiUser] = {}
         self._kinds: dict[tuple[str, str, str], ApiKind] = {}
-        self._routes = Routes(self._store, self._verbs, self._kinds, bookmark_s)
+        self._routes = Routes(self._store, self._verbs, self._kinds, bookmark_s, minor)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._event = asyncio.Event()
@@ -241,6 +248,8 @@ class ApiServer:
     def _load_kinds(self) -> None:
         self._kinds.clear()
         for kind in (*BUILT_IN, *INSTALLED):
+            if kind.since > self._minor:
+                continue
             self._kinds[kind.group, kind.version, kind.plural] = kind
         for crd in self.objects("customresourcedefinitions"):
             for kind in kinds_of_crd(crd):

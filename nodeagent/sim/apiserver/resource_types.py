@@ -6,10 +6,12 @@ Also API discovery: the groups, versions and resources that the server lists.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from nodeagent.sim.apiserver import resource_slices
 
 Json = dict[str, Any]
 Steps = tuple[str, ...]
@@ -37,7 +39,8 @@ class ApiKind:
 
     ``keyed`` are the lists that server-side apply merges by key; an empty key means a set of plain values. All other
     lists are replaced as a whole. ``schema`` is the structural schema of a CRD. With ``counts``,
-    ``metadata.generation`` is increased.
+    ``metadata.generation`` is increased. ``prepare`` changes an object before it is stored, with the gates that are on;
+    ``errors`` are the reasons to refuse it, with the stored object of an update.
     """
 
     group: str
@@ -51,6 +54,10 @@ class ApiKind:
     schema: Json | None = None
     custom: bool = False
     counts: bool = False
+    since: int = 0
+    """The first minor version of Kubernetes that serves it."""
+    prepare: Callable[[Json, Collection[str]], None] | None = None
+    errors: Callable[[Json, Json | None], Iterable[tuple[str, str]]] | None = None
 
     @property
     def api_version(self) -> str:
@@ -88,6 +95,20 @@ BUILT_IN = (
         short=("crd", "crds"),
         keyed=CRD_LISTS,
         counts=True,
+    ),
+    *(
+        ApiKind(
+            "resource.k8s.io",
+            "v1",
+            plural,
+            kind,
+            False,
+            counts=True,
+            since=34,
+            prepare=resource_slices.prepare,
+            errors=resource_slices.errors,
+        )
+        for plural, kind in (("resourceslices", "ResourceSlice"), ("deviceclasses", "DeviceClass"))
     ),
 )
 
@@ -145,26 +166,34 @@ INSTALLED = (
 )
 """Served from the start, until another CRD is stored: HyperNodes without a schema, NodeLinks with the shipped one."""
 
-VERSION: Json = {
-    "major": "1",
-    "minor": "34",
-    "gitVersion": "v1.34.0-nodeagent-standin",
-    "gitCommit": "",
-    "gitTreeState": "clean",
-    "buildDate": "1970-01-01T00:00:00Z",
-    "goVersion": "",
-    "compiler": "",
-    "platform": "linux/amd64",
-}
+MINOR = 36
+"""The minor version of Kubernetes that the server claims by default."""
+
+
+def version_document(minor: int) -> Json:
+    """The answer at ``/version``."""
+    return {
+        "major": "1",
+        "minor": str(minor),
+        "gitVersion": f"v1.{minor}.0-nodeagent-standin",
+        "gitCommit": "",
+        "gitTreeState": "clean",
+        "buildDate": "1970-01-01T00:00:00Z",
+        "goVersion": "",
+        "compiler": "",
+        "platform": "linux/amd64",
+    }
+
+
 VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 
 
-def discovery_document(path: str, kinds: Iterable[ApiKind]) -> Json | None:
+def discovery_document(path: str, kinds: Iterable[ApiKind], minor: int = MINOR) -> Json | None:
     """The document at a discovery path; ``None`` if there is none."""
     kinds = list(kinds)
     steps = [step for step in path.split("/") if step]
     if steps == ["version"]:
-        return VERSION
+        return version_document(minor)
     if steps == ["api"]:
         return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
     if steps == ["apis"]:

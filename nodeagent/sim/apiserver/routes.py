@@ -27,11 +27,13 @@ class Routes:
         verbs: WriteVerbs,
         kinds: Mapping[tuple[str, str, str], ApiKind],
         bookmark_s: float,
+        minor: int,
     ) -> None:
         self._store = store
         self._verbs = verbs
         self._kinds = kinds
         self._bookmark_s = bookmark_s
+        self._minor = minor
 
     def answer(self, request: HttpRequest, target: RequestTarget, user: authorization.ApiUser) -> HttpAnswer:
         if target.plural in REVIEWS:
@@ -109,7 +111,7 @@ class Routes:
     def _plain(self, request: HttpRequest) -> HttpAnswer:
         if request.path in ("/healthz", "/readyz", "/livez"):
             return HttpAnswer(200, b"ok", "text/plain")
-        if (document := discovery_document(request.path, self._kinds.values())) is None:
+        if (document := discovery_document(request.path, self._kinds.values(), self._minor)) is None:
             raise ApiRefusedError(404, "the server could not find the requested resource")
         return HttpAnswer(200, encode(document))
 

@@ -7,7 +7,7 @@ import random
 import re
 import string
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -42,8 +42,9 @@ class WriteOptions:
 
 
 class WriteVerbs:
-    def __init__(self, store: Store, seed: int | None = None) -> None:
+    def __init__(self, store: Store, seed: int | None = None, gates: Collection[str] = ()) -> None:
         self.store = store
+        self._gates = gates
         self.admit: list[Callable[[str, ApiKind, Json | None, Json | None], None]] = []
         """Called before each write with the verb, the kind, the old and the new object."""
         self._rng = random.Random(seed)  # noqa: S311 - names, not secrets
@@ -84,7 +85,7 @@ class WriteVerbs:
         meta["creationTimestamp"] = _now()
         if kind.counts:
             meta["generation"] = 1
-        self._fit(write, obj)
+        self._fit(write, obj, None)
         self._admit("create", kind, None, obj)
         meta["managedFields"] = fields.write(kind, managers)
         return obj if write.dry else self._keep(kind, write.namespace, obj)
@@ -195,7 +196,7 @@ class WriteVerbs:
             if field in live["metadata"]:
                 meta[field] = live["metadata"][field]
         new["apiVersion"], new["kind"] = kind.api_version, kind.kind
-        self._fit(write, new)
+        self._fit(write, new, live)
         if managers is None:
             managers = fields.read(live)
             fields.updated(kind, live, new, managers, self._manager(write, "Update"))
@@ -222,8 +223,8 @@ class WriteVerbs:
         for admission in self.admit:
             admission(verb, kind, old, new)
 
-    def _fit(self, write: WriteOptions, obj: Json) -> None:
-        """Apply the schema, and check the labels of every kind."""
+    def _fit(self, write: WriteOptions, obj: Json, live: Json | None) -> None:
+        """Apply the schema and the rules of the kind, and check the labels of every kind."""
         kind, meta = write.kind, obj["metadata"]
         errors = [
             (f"metadata.labels.{key}", f"Invalid value: {value!r}")
@@ -232,6 +233,10 @@ class WriteVerbs:
         ]
         if kind.schema is not None:
             errors += apply_schema(kind.schema, obj, strict=write.strict)
+        if kind.prepare is not None:
+            kind.prepare(obj, self._gates)
+        if kind.errors is not None:
+            errors += kind.errors(obj, live)
         if errors:
             raise invalid(kind.group, kind.kind, str(meta.get("name", "")), errors)
 

@@ -164,7 +164,7 @@ class Guest:
         resources = self.resources()
         await self.kubelet.until(lambda: all(self.kubelet.devices(one) for one in resources), PATIENCE_S)
         registered_s = time.monotonic() - began
-        before = self.told()
+        before = self.kubelet_devices()
         began = time.monotonic()
         await sh("modprobe", PLAN["vf_driver"])
         modprobe_s = time.monotonic() - began
@@ -174,7 +174,7 @@ class Guest:
             "before": before,
             "modprobe_s": modprobe_s,
             "healthy_s": time.monotonic() - began,
-            "after": self.told(),
+            "after": self.kubelet_devices(),
             "capacity": self.kubelet.capacity(),
             "ready": await http("/readyz"),
         }
@@ -265,7 +265,7 @@ class Guest:
             "fewer": fewer,
             "numvfs": numvfs,
             "updates": self.updates_since(mark),
-            "told": self.told(),
+            "devices": self.kubelet_devices(),
         }
 
     async def held(self) -> Json:
@@ -309,7 +309,7 @@ class Guest:
             began = time.monotonic()
             await self.qmp.ask("set_link", name=f"pf{rail}", up=False)
             await self.until_healthy(lambda pf, rail=rail: pf != rail)
-            down_s, down = time.monotonic() - began, self.told()
+            down_s, down = time.monotonic() - began, self.kubelet_devices()
             began = time.monotonic()
             await self.qmp.ask("set_link", name=f"pf{rail}", up=True)
             await self.until_healthy(lambda _pf: True)
@@ -362,10 +362,10 @@ class Guest:
 
     async def unplugged(self) -> Json:
         """QEMU removes a PF from its slot, and plugs it in again."""
-        pf, before = PFS[3], self.told()
+        pf, before = PFS[3], self.kubelet_devices()
         await self.qmp.ask("device_del", id="pf3")
         await self.until_healthy(lambda rail: rail != 3)
-        seen, gone = json.loads((await agent("health", "--json"))["out"]), self.told()
+        seen, gone = json.loads((await agent("health", "--json"))["out"]), self.kubelet_devices()
         nic = {"driver": PLAN["model"], "id": "pf3", "bus": "port3", "netdev": "cable3"}
         await self.qmp.ask("device_add", **nic, mac="02:00:00:00:03:00", romfile="")
         async with asyncio.timeout(PATIENCE_S):
@@ -374,18 +374,24 @@ class Guest:
         await self.up(pf)
         applied = await agent_json("vfs", "apply", "--json", "--config", str(CONFIG))
         await self.until_healthy(lambda _pf: True)
-        return {"before": before, "gone": gone, "seen": seen, "applied": applied, "back": self.told()}
+        return {
+            "before": before,
+            "gone": gone,
+            "seen": seen,
+            "applied": applied,
+            "back": self.kubelet_devices(),
+        }
 
     async def removed(self) -> Json:
         """Remove and re-create the VFs of a PF while a pod holds one of them."""
         resource = self.resources()[1]
         pod = PodSpec.single("victim", {resource: 1})
         admission = await self.kubelet.admit(pod)
-        before = self.told()
+        before = self.kubelet_devices()
         began = time.monotonic()
         kernel_s = await write(DEVICES / PFS[1] / "sriov_numvfs", "0")
         await self.until_healthy(lambda pf: pf != 1)
-        gone_s, gone, seen = time.monotonic() - began, self.told(), await scan()
+        gone_s, gone, seen = time.monotonic() - began, self.kubelet_devices(), await scan()
         health = self.kubelet.resource_health(pod)
         began = time.monotonic()
         await write(DEVICES / PFS[1] / "sriov_numvfs", str(PLAN["vfs"][1]))
@@ -400,7 +406,7 @@ class Guest:
             "gone_s": gone_s,
             "scan": seen,
             "health": health,
-            "back": self.told(),
+            "back": self.kubelet_devices(),
             "back_s": back_s,
             "panics": [str(panic) for panic in self.kubelet.panics],
         }
@@ -408,14 +414,14 @@ class Guest:
     async def unbound(self) -> Json:
         """Unbind the driver of a PF, which removes its VFs, and bind it again."""
         pf = PFS[2]
-        before = self.told()
+        before = self.kubelet_devices()
         began = time.monotonic()
         kernel_s = await write(PCI / "drivers" / PLAN["pf_driver"] / "unbind", pf)
         await self.until_healthy(lambda one: one != 2)
-        gone_s, gone = time.monotonic() - began, self.told()
+        gone_s, gone = time.monotonic() - began, self.kubelet_devices()
         health = (await functions())[pf]["health"]
         await write(PCI / "drivers" / PLAN["pf_driver"] / "bind", pf)
-        bound, rebound = (await functions())[pf], self.told()
+        bound, rebound = (await functions())[pf], self.kubelet_devices()
         await self.up(pf)
         applied = await agent_json("vfs", "apply", "--json", "--config", str(CONFIG))
         await self.until_healthy(lambda _pf: True)
@@ -428,7 +434,7 @@ class Guest:
             "bound": bound,
             "rebound": rebound,
             "applied": applied,
-            "back": self.told(),
+            "back": self.kubelet_devices(),
         }
 
     async def metrics(self) -> Json:
@@ -443,7 +449,7 @@ class Guest:
         return {
             "metrics": page,
             "ready": await http("/readyz"),
-            "told": self.told(),
+            "devices": self.kubelet_devices(),
             "before": before,
             "after": [await measured(pf) for pf in PFS],
         }
@@ -468,7 +474,7 @@ class Guest:
             "again_s": again_s,
             "held": held,
             "still": still,
-            "told": self.told(),
+            "devices": self.kubelet_devices(),
             "errors": [one.error for one in self.kubelet.registrations[mark:]],
         }
 
@@ -476,12 +482,12 @@ class Guest:
         """Start the agent while the VFs of a PF are removed, one of them held by a pod; then create them again."""
         resource = self.resources()[1]
         pod, _, held = await self.admit("orphan", resource, 1)
-        before = self.told()
+        before = self.kubelet_devices()
         await self.stop_agent()
         await write(DEVICES / PFS[1] / "sriov_numvfs", "0")
         await self.start_agent_again()
         await self.kubelet.until(lambda: set(self.kubelet.devices(resource)) == set(held), PATIENCE_S)
-        gone = self.told()
+        gone = self.kubelet_devices()
         await write(DEVICES / PFS[1] / "sriov_numvfs", str(PLAN["vfs"][1]))
         await self.kubelet.until(
             lambda: set(self.kubelet.devices(resource)) == set(before[resource]), PATIENCE_S
@@ -492,7 +498,7 @@ class Guest:
             "held": held,
             "before": before,
             "gone": gone,
-            "back": self.told(),
+            "back": self.kubelet_devices(),
             "panics": [str(panic) for panic in self.kubelet.panics],
         }
 
@@ -564,7 +570,7 @@ class Guest:
     def resources(self) -> list[str]:
         return [f"{PREFIX}/nic{rail}" for rail in range(len(PFS))]
 
-    def told(self) -> Json:
+    def kubelet_devices(self) -> Json:
         """Return the device lists that the kubelet received: resource, device, health and NUMA nodes."""
         return {
             resource: {
@@ -624,7 +630,10 @@ async def main() -> None:
         try:
             results[step] = {"data": await getattr(guest, step)()}
         except Exception:  # noqa: BLE001 - it is written down and judged outside
-            results[step] = {"error": traceback.format_exc(), "told": guest.told() if PFS else None}
+            results[step] = {
+                "error": traceback.format_exc(),
+                "devices": guest.kubelet_devices() if PFS else None,
+            }
         results[step]["seconds"] = time.monotonic() - began
         log.info("%s: %.1f s %s", step, results[step]["seconds"], results[step].get("error", ""))
         (OUT / "results.json").write_text(json.dumps(results))

@@ -1,0 +1,304 @@
+"""Publish the GPUs and PFs that claims allocate as this node's ResourceSlices, and keep them there.
+
+Rules:
+
+* The slices are a level: own slices are listed and watched, compared with the facts, and written where they differ. In
+  a steady state nothing is written, also after a restart of the agent.
+* The kubelet deletes all slices of its node when it starts. A deleted slice is written again at once. After several
+  deletions it is written every ``DELETED_GAP_S``.
+* Changes of one slice are at least ``GAP_S`` apart; the first one is written at once.
+* Slices of a pool whose facts are not known yet stay as they are. SIGTERM deletes nothing.
+* The server may lack a feature and drop its fields. This is logged once, and such a slice is not written again.
+* Below Kubernetes ``FLOOR`` nothing is written.
+* The last answer to an own write counts until the watch has shown a newer version of the object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from nodeagent.backoff import RateLimit, jittered
+from nodeagent.cluster.deliveries import Deliveries, Delivery
+from nodeagent.cluster.retry import ApiRetry
+from nodeagent.dra import DRIVER
+from nodeagent.dra.published_pools import SlicePools
+from nodeagent.dra.slice_layout import (
+    AnsweredDevices,
+    SliceWrite,
+    dropped_fields,
+    generation_of,
+    wanted_slices,
+    writes,
+)
+from nodeagent.kube.access import NodeClaim
+from nodeagent.kube.client import ApiClient, ApiError
+from nodeagent.kube.reflector import Reflector
+from nodeagent.kube.resource import NODES, RESOURCE_SLICES, Json, Meta, metadata
+from nodeagent.kube.server_version import server_version
+from nodeagent.supervise import either
+
+log = logging.getLogger(__name__)
+
+FLOOR = (1, 36)
+"""The first version whose defaults have consumable capacity, taints and the mapping of resource names."""
+FLOOR_CHECK_S = 600.0
+GAP_S = 3.0
+BURST = 2
+DELETED_BURST, DELETED_GAP_S = 4, 30.0
+LOOK_S = 300.0
+"""How often the facts are compared without any change."""
+REMEMBERED_S = 60.0
+"""How long the answer to a write counts although the watch does not show it."""
+
+
+class Pools(Protocol):
+    """The devices to publish; ``dra.published_pools.PublishedPools``."""
+
+    async def changed(self) -> None: ...
+    def pools(self, stored: Sequence[Json]) -> SlicePools: ...
+
+
+class SlicePublisher:
+    """Keep this node's slices. ``pools`` makes the devices. ``owner`` is the Node; ``None``: read it from the API."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        node: str,
+        pools: Pools,
+        *,
+        owner: NodeClaim | None = None,
+        delivery: Delivery | None = None,
+        gap_s: float = GAP_S,
+        floor_check_s: float = FLOOR_CHECK_S,
+    ) -> None:
+        self._client, self._node, self._pools = client, node, pools
+        self._owner = owner
+        self._delivery = delivery or Deliveries().of("slices")
+        self._retry = ApiRetry("The ResourceSlices do not reach the API server", self._delivery)
+        self._gap_s, self._floor_check_s = gap_s, floor_check_s
+        self._wake = asyncio.Event()
+        self._changes: dict[str, RateLimit] = {}
+        self._created: dict[str, RateLimit] = {}
+        self._gone: dict[str, str] = {}
+        """The UID of each slice that this agent has deleted, by name, until the watch has shown it."""
+        self._answers: dict[str, tuple[Json, float]] = {}
+        """The slices as the server has answered our last writes, and when, until the watch has shown them."""
+        self._deleted: set[str] = set()
+        """The UIDs of slices whose deletion the watch has shown, perhaps before the answer to their creation."""
+        self._answered: dict[str, AnsweredDevices] = {}
+        self._generations: dict[str, int] = {}
+        self._dropped: frozenset[str] = frozenset()
+        self._reflector: Reflector[Json] = Reflector(
+            client,
+            RESOURCE_SLICES,
+            fields=f"spec.nodeName={node},spec.driver={DRIVER}",
+            changed=self._changed,
+            optional=self._wake.set,
+        )
+
+    @property
+    def stored(self) -> dict[str, Json]:
+        """Our slices on the API server, by name, as far as they are known."""
+        stored = {
+            name: obj
+            for name, obj in self._reflector.objects.items()
+            if self._gone.get(name) != obj["metadata"].get("uid")
+        }
+        for name, (answer, _) in self._answers.items():
+            if name not in stored or _version(stored[name]) < _version(answer):
+                stored[name] = answer
+        return stored
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        await self._wait_for_floor()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._reflector.run(), name="slices watch")
+            await self._reflector.synced.wait()
+            while True:
+                self._wake.clear()
+                wait_s = await self._publish()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await either(self._pools.changed(), self._wake.wait())
+
+    async def _wait_for_floor(self) -> None:
+        """Return when the API server is new enough. Otherwise the log has one line."""
+        told = False
+        while True:
+            try:
+                version = await server_version(self._client)
+            except ApiError as error:
+                await asyncio.sleep(self._retry.failed(error, time.monotonic()))
+                continue
+            if version >= FLOOR:
+                return
+            if not told:
+                self._delivery.unmet(
+                    f"mode dra needs Kubernetes {_dotted(FLOOR)}, and the API server has {_dotted(version)}"
+                )
+                log.error(
+                    "No ResourceSlices: mode dra needs a newer Kubernetes; set mode devicePlugin. needed=%s found=%s",
+                    _dotted(FLOOR),
+                    _dotted(version),
+                )
+            told = True
+            await asyncio.sleep(jittered(self._floor_check_s))
+
+    async def _publish(self) -> float:
+        """Write what differs. Return the seconds until there is more to do."""
+        now = time.monotonic()
+        if (wait_s := self._retry.wait_s(now)) > 0:
+            return wait_s
+        self._answers = {name: kept for name, kept in self._answers.items() if now - kept[1] < REMEMBERED_S}
+        self._deleted.clear()
+        stored = self.stored
+        by_pool: dict[str, list[SliceWrite]] = {}
+        for write in self._planned(stored):
+            by_pool.setdefault(write.pool, []).append(write)
+        waits_s = [LOOK_S, *([REMEMBERED_S] if self._answers or by_pool else [])]
+        wrote = False
+        try:
+            for due in by_pool.values():
+                if (wait_s := max(self._wait_s(write, now) for write in due)) > 0:
+                    waits_s.append(wait_s)
+                    continue
+                for write in due:
+                    await self._write(write, stored)
+                wrote = True
+        except ApiError as error:
+            return self._failed(error, time.monotonic())
+        if wrote or self._retry.reason is not None:
+            self._retry.succeeded(sorted(self._dropped))
+        return min(waits_s)
+
+    def _planned(self, stored: Mapping[str, Json]) -> list[SliceWrite]:
+        pools = self._pools.pools(tuple(stored.values()))
+        wanted = wanted_slices(self._node, pools.devices)
+        planned = list(
+            writes(
+                self._node,
+                wanted,
+                stored,
+                kept_pools=pools.unknown,
+                generations=self._generations,
+                answered=self._answered,
+            )
+        )
+        names = {write.name for write in planned}
+        disowned = (
+            name for name in wanted if name in stored and name not in names and self._disowned(stored[name])
+        )
+        return [*planned, *(SliceWrite("patch", name, wanted[name].pool) for name in disowned)]
+
+    def _wait_s(self, write: SliceWrite, now: float) -> float:
+        return self._rate(write).wait_s(now)
+
+    def _rate(self, write: SliceWrite) -> RateLimit:
+        if write.verb == "create":
+            return self._created.setdefault(write.name, RateLimit(DELETED_BURST, 1 / DELETED_GAP_S))
+        return self._changes.setdefault(write.name, RateLimit(BURST, 1 / self._gap_s))
+
+    async def _write(self, write: SliceWrite, stored: Mapping[str, Json]) -> None:
+        """Send one write. Raises ``ApiError``."""
+        name = write.name
+        self._rate(write).take(time.monotonic())
+        if write.verb == "delete":
+            await self._delete(name, metadata(stored[name]))
+            return
+        body: Json = {"metadata": {"name": name} | await self._owners()}
+        if write.spec:
+            body["spec"] = write.spec
+        if write.verb == "create":
+            answer = await self._client.create(RESOURCE_SLICES, body)
+        else:
+            body["metadata"]["resourceVersion"] = metadata(stored[name]).resource_version
+            answer = await self._client.patch(RESOURCE_SLICES, name, body)
+        if answer["metadata"]["uid"] not in self._deleted:
+            self._answers[name] = answer, time.monotonic()
+        if write.spec:
+            self._generations[write.pool] = generation_of(answer)
+            self._answered[name] = AnsweredDevices(write.spec["devices"], answer["spec"].get("devices") or ())
+            self._tell_dropped(dropped_fields(write.spec, answer["spec"]))
+
+    async def _delete(self, name: str, meta: Meta) -> None:
+        self._gone[name] = meta.uid or ""
+        self._answers.pop(name, None)
+        try:
+            await self._client.delete(
+                RESOURCE_SLICES, name, uid=meta.uid, resource_version=meta.resource_version
+            )
+        except ApiError as error:
+            if not error.missing:
+                del self._gone[name]
+                raise
+
+    def _tell_dropped(self, dropped: set[str]) -> None:
+        """Log the fields that the server does not store; they mean that one of its features is off."""
+        if new := dropped - self._dropped:
+            log.error(
+                "The API server drops fields of the ResourceSlices: a feature gate of it is off. fields=%s",
+                ",".join(sorted(new)),
+            )
+        self._dropped |= dropped
+
+    def _failed(self, error: ApiError, now: float) -> float:
+        """Return the seconds until the next attempt. After a conflict the slices are listed again at once."""
+        if error.conflict or error.missing:
+            self._delivery.results["conflict"] += 1
+            self._answers.clear()
+            self._reflector.doubt()
+            return self._retry.failed(error, now) if self._retry.reason is not None else self._gap_s
+        return self._retry.failed(error, now)
+
+    async def _owners(self) -> Json:
+        """The Node as the owner, so that the slices are deleted with it; nothing if the Node may not be read."""
+        if self._owner is None:
+            try:
+                meta = metadata(await self._client.get(NODES.partial, self._node))
+            except ApiError as error:
+                if error.status not in (403, 404):
+                    raise
+                return {}
+            self._owner = NodeClaim(self._node, meta.uid or "")
+        return {"ownerReferences": [{
+            "apiVersion": "v1", "kind": "Node", "name": self._owner.name, "uid": self._owner.uid,
+            "controller": True,
+        }]}  # fmt: skip
+
+    def _disowned(self, obj: Json) -> bool:
+        """Whether the stored slice belongs to an earlier Node of this name: it would be deleted with that."""
+        owners = obj["metadata"].get("ownerReferences") or ()
+        return self._owner is not None and all(owner.get("uid") != self._owner.uid for owner in owners)
+
+    def _changed(self, name: str, before: Json | None, now: Json | None) -> None:
+        """The watch has shown a change."""
+        answer = self._answers[name][0] if name in self._answers else None
+        if now is None:
+            uid = (before or {}).get("metadata", {}).get("uid", "")
+            self._deleted.add(uid)
+            if self._gone.get(name) == uid:
+                del self._gone[name]
+            elif answer is None or answer["metadata"].get("uid") == uid:
+                self._answers.pop(name, None)
+                self._delivery.removed += 1
+                log.info("A ResourceSlice was deleted by another client; it is written again. name=%s", name)
+        elif answer is not None and _version(now) >= _version(answer):
+            del self._answers[name]
+        self._wake.set()
+
+
+def _version(obj: Json) -> int:
+    """The resource version as a number (KEP-5504: versions of one resource may be compared)."""
+    version = str(obj["metadata"].get("resourceVersion", ""))
+    return int(version) if version.isdigit() else 0
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

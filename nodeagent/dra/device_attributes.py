@@ -1,0 +1,173 @@
+"""The device of a ResourceSlice, as JSON, for each GPU and PF that claims allocate. Pure.
+
+An attribute describes the hardware and its place: it changes when a person or a switch changes something, never with
+traffic. A value that is not known at present keeps its last known value (``LinkMemory``), because a selector that
+names a missing attribute is an error for the whole pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from nodeagent.dra.devices import Capacity, DraDevice, GpuDevice, PfDevice
+from nodeagent.model import Link, Neighbor, Snapshot
+
+Json = dict[str, Any]
+
+VALUE_MAX = 64
+"""Bytes of a string attribute (types.go, DeviceAttributeMaxValueLength)."""
+PCIE_ROOT, PCI_BUS_ID = "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/pciBusID"
+NUMA_NODES = ("resource.kubernetes.io/numaNode", "dra.net/numaNode")
+"""The name of KEP-6072, and the one that drivers of NICs use."""
+COMPUTE = "compute"
+LEAF, LEAF_GROUP, SPEED = "leaf", "leafGroup", "speedMbps"
+
+
+class LinkPlace(msgspec.Struct, frozen=True):
+    """The last known speed of a link in Mbit/s, and the name of its leaf switch."""
+
+    speed_mbps: int | None = None
+    leaf: str | None = None
+
+
+class LinkMemory:
+    """The last known ``LinkPlace`` of each PF, by PCI address.
+
+    A leaf is replaced only by a neighbor that has sent more than one frame; missing frames change nothing. So the
+    restart of a switch writes no slice.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[str, LinkPlace] = {}
+        self.leaf_group: str | None = None
+        """The last known leaf group of the node."""
+
+    def adopt(self, slices: Sequence[Json]) -> None:
+        """Take the values that an earlier agent has published."""
+        for obj in slices:
+            for device in obj["spec"].get("devices") or ():
+                attributes = device.get("attributes") or {}
+                address = (attributes.get(PCI_BUS_ID) or {}).get("string")
+                leaf = (attributes.get(LEAF) or {}).get("string")
+                self.leaf_group = self.leaf_group or (attributes.get(LEAF_GROUP) or {}).get("string")
+                speed = (attributes.get(SPEED) or {}).get("int")
+                if address and address not in self._places:
+                    self._places[address] = LinkPlace(speed, leaf)
+
+    def places(self, snapshot: Snapshot) -> Mapping[str, LinkPlace]:
+        """The place of each PF now."""
+        first: dict[str, Neighbor] = {}
+        for neighbor in snapshot.neighbors:
+            first.setdefault(neighbor.link, neighbor)
+        for link in snapshot.links:
+            last = self._places.get(link.pci_address, LinkPlace())
+            self._places[link.pci_address] = LinkPlace(
+                link.speed_mbps or last.speed_mbps, _leaf(first.get(link.netdev), last.leaf)
+            )
+        return self._places
+
+
+def published(
+    device: DraDevice,
+    snapshot: Snapshot,
+    places: Mapping[str, LinkPlace] = {},
+    leaf_group: str | None = None,
+) -> Json:
+    """The device as ResourceSlices have it, without taints."""
+    links = {link.pci_address: link for link in snapshot.links}
+    if isinstance(device, GpuDevice):
+        attributes = _gpu_attributes(device)
+    else:
+        pf = device.pf
+        place = places.get(pf.pci_address, LinkPlace())
+        attributes = _pf_attributes(device, links.get(pf.pci_address), place, leaf_group)
+    return {
+        "name": device.name,
+        "attributes": {name: _value(value) for name, value in attributes.items() if value is not None},
+        "allowMultipleAllocations": True,
+        "capacity": {device.capacity.name: _capacity(device.capacity)},
+    }
+
+
+def _gpu_attributes(device: GpuDevice) -> dict[str, str | int | bool | None]:
+    gpu = device.gpu
+    return {
+        "kind": device.pool,
+        "uuid": gpu.uuid,
+        "product": gpu.name,
+        "index": gpu.index,
+        **_place(gpu.pci_address, gpu.pci_path, gpu.numa_node),
+    }
+
+
+def _pf_attributes(
+    device: PfDevice, link: Link | None, place: LinkPlace, leaf_group: str | None
+) -> dict[str, str | int | bool | None]:
+    pf = device.pf
+    in_fabric = device.rail is not None and not (link and link.default_route)
+    return {
+        "kind": device.pool,
+        "pciAddress": pf.pci_address,
+        "product": f"{pf.vendor}:{pf.device}",
+        "rail": device.rail,
+        "linkType": pf.link_type,
+        SPEED: place.speed_mbps,
+        "rdma": pf.rdma is not None,
+        "fabric": COMPUTE if in_fabric else None,
+        LEAF: place.leaf,
+        LEAF_GROUP: leaf_group if in_fabric else None,
+        **_place(pf.pci_address, pf.pci_path, pf.numa_node),
+    }
+
+
+def _place(address: str, path: Sequence[str], numa_node: int | None) -> dict[str, str | int | bool | None]:
+    """The place in the PCI tree. A switch is named by its upstream port: path (root, port, up, down, function)."""
+    return {
+        PCIE_ROOT: path[0] if path else None,
+        PCI_BUS_ID: address,
+        "pcieSwitch": path[-3] if len(path) >= 5 else None,
+        **dict.fromkeys(NUMA_NODES, numa_node),
+    }
+
+
+def _capacity(capacity: Capacity) -> Json:
+    """The capacity with its policy. The server refuses a step that is as large as the whole (min + step > value)."""
+    total, step = capacity.quantity(capacity.total), capacity.quantity(capacity.step)
+    valid = {"min": step, "max": total}
+    if capacity.total >= 2 * capacity.step:
+        valid["step"] = step
+    return {
+        "value": total,
+        "requestPolicy": {"default": capacity.quantity(capacity.default), "validRange": valid},
+    }
+
+
+def _value(value: str | int | bool) -> Json:
+    if isinstance(value, bool):
+        return {"bool": value}
+    return {"int": value} if isinstance(value, int) else {"string": bounded(value)}
+
+
+def bounded(text: str) -> str:
+    """The text in at most ``VALUE_MAX`` bytes. A text that is cut ends with its digest: different texts stay different.
+
+    >>> bounded("su1-leaf03")
+    'su1-leaf03'
+    """
+    raw = text.encode("utf-8", "backslashreplace")
+    if len(raw) <= VALUE_MAX:
+        return raw.decode()
+    digest = blake2b(raw, digest_size=4).hexdigest()
+    return f"{raw[: VALUE_MAX - 1 - len(digest)].decode('utf-8', 'ignore')}~{digest}"
+
+
+def _leaf(neighbor: Neighbor | None, last: str | None) -> str | None:
+    """The name of the switch; its chassis ID if it has none."""
+    if neighbor is None or (neighbor.stale and last is not None):
+        return last
+    name = bounded(neighbor.system_name or neighbor.chassis_id.value)
+    return name if last is None or neighbor.confirmed else last

@@ -1,0 +1,193 @@
+"""The devices of a node as a DRA driver publishes them: one for each GPU, and one for each PF.
+
+A GPU has the capacity ``memory``, a PF the capacity ``vfs``. Many claims share a device, and each consumes a part of
+its capacity. One device for each VF would make the scheduler try all combinations of VFs (``docs/design.md``).
+
+Health is no part of the capacity: a sick VF or GPU keeps its place, and the health is published beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Literal
+
+import msgspec
+
+from nodeagent.kinds import DeviceKind, gpu_access
+from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kinds.vf import VfPool
+from nodeagent.model import Function, Gpu, Health, Holding, Snapshot
+
+GPU, NIC = "gpu", "nic"
+_LABEL_MAX = 63  # characters of a DNS label (RFC 1123), which the name of a device is
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """A quantity that claims consume. ``total``, ``default`` and each share are multiples of ``step``.
+
+    ``default`` is the share of a claim that names none. ``unit`` is the suffix of a Kubernetes quantity.
+    """
+
+    name: Literal["memory", "vfs"]
+    total: int
+    step: int
+    default: int
+    unit: Literal["Mi", ""] = ""
+
+    def quantity(self, amount: int) -> str:
+        """Return an amount as a Kubernetes quantity: ``80896Mi``, ``8``."""
+        return f"{amount}{self.unit}"
+
+
+class GpuDevice(msgspec.Struct, frozen=True):
+    """A GPU whose memory is shared by claims. ``kind`` has the settings of its entry."""
+
+    name: str
+    gpu: Gpu
+    kind: GpuMemory
+
+    @property
+    def pool(self) -> Literal["gpu"]:
+        return "gpu"
+
+    @property
+    def capacity(self) -> Capacity:
+        """MiB in whole slices; a claim that names no amount gets the whole GPU."""
+        total = self.kind.count(self.gpu) * self.kind.slice_mib
+        return Capacity("memory", total, self.kind.slice_mib, total, "Mi")
+
+    @property
+    def health(self) -> Health:
+        return self.gpu.health
+
+    @property
+    def hardware(self) -> frozenset[str]:
+        """The IDs by which device plugins know it; a slice has the UUID before ``::``."""
+        return frozenset((self.gpu.uuid,))
+
+
+class PfDevice(msgspec.Struct, frozen=True):
+    """A PF whose VFs are shared by claims. ``kind`` is the pool of its VFs alone, ``vfs`` are their PCI addresses.
+
+    ``rail`` is ``None`` if the entry's name has no ``{rail}``.
+    """
+
+    name: str
+    pf: Function
+    kind: VfPool
+    vfs: tuple[str, ...]
+    rail: int | None = None
+
+    @property
+    def pool(self) -> Literal["nic"]:
+        return "nic"
+
+    @property
+    def capacity(self) -> Capacity:
+        return Capacity("vfs", len(self.vfs), 1, 1)
+
+    @property
+    def health(self) -> Health:
+        return self.pf.health
+
+    @property
+    def hardware(self) -> frozenset[str]:
+        """The IDs by which device plugins know the PF and its VFs."""
+        return frozenset((self.pf.pci_address, *self.vfs))
+
+
+DraDevice = GpuDevice | PfDevice
+
+
+class NumberedPool(msgspec.Struct, frozen=True):
+    """The VFs of one PF with its rail, if it has one."""
+
+    kind: VfPool
+    pci_address: str
+    rail: int | None
+
+
+def pool_name(node: str, pool: str) -> str:
+    """Return the name of a pool of this node. Each kind has one: a change of NICs leaves the GPUs as they are."""
+    return f"{node}/{pool}"
+
+
+def devices_of(
+    kinds: Iterable[tuple[str, DeviceKind]], rails: Mapping[str, int], snapshot: Snapshot
+) -> tuple[DraDevice, ...]:
+    """Return the devices of these kinds, GPUs first. Each kind comes with the configured name of its entry.
+
+    ``rails`` has the number of each PF by PCI address; a PF gets it if ``{rail}`` is in the name of its entry.
+    """
+    gpus: list[DraDevice] = []
+    pools: list[NumberedPool] = []
+    for name, kind in kinds:
+        if isinstance(kind, GpuMemory):
+            gpus += gpu_devices(kind, snapshot)
+        elif isinstance(kind, VfPool):
+            for address in sorted(kind.pfs):
+                # Without cdi: the container gets the device nodes by the CDI spec of its claim.
+                pool = msgspec.structs.replace(kind, pfs=(address,), cdi=False)
+                pools.append(NumberedPool(pool, address, rails.get(address) if "{rail}" in name else None))
+    return (*gpus, *pf_devices(pools, snapshot))
+
+
+def lacking_enforcement(devices: Iterable[DraDevice], snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Yield the resources whose enforcement this node lacks, each with the reason."""
+    for kind in dict.fromkeys(device.kind for device in devices if isinstance(device, GpuDevice)):
+        if (lacking := kind.lacking(snapshot)) is not None:
+            yield kind.resource, lacking
+
+
+def gpu_devices(kind: GpuMemory, snapshot: Snapshot) -> tuple[GpuDevice, ...]:
+    """Return the GPUs of an entry that hold a slice, in the order of the driver."""
+    members = (gpu for gpu in gpu_access.selected(snapshot, kind.gpus) if kind.count(gpu))
+    return tuple(GpuDevice(gpu_name(gpu.uuid), gpu, kind) for gpu in members)
+
+
+def pf_devices(pools: Iterable[NumberedPool], snapshot: Snapshot) -> tuple[PfDevice, ...]:
+    """Return the PFs that have VFs to offer, by rail and PCI address."""
+    functions = {function.pci_address: function for function in snapshot.functions}
+    devices = []
+    for pool in pools:
+        vfs = tuple(id_ for entry in pool.kind.devices(snapshot) for id_ in entry.ids)
+        if vfs and (pf := functions.get(pool.pci_address)) is not None:
+            devices.append(PfDevice(pf_name(pool.pci_address), pf, pool.kind, vfs, pool.rail))
+    return tuple(sorted(devices, key=lambda it: (it.rail is None, it.rail or 0, it.pf.pci_address)))
+
+
+def gpu_name(uuid: str) -> str:
+    """
+    >>> gpu_name("GPU-5d5ba0e2-9b34-4d0f-8b64-6a3c1f0e77aa")
+    'gpu-5d5ba0e2-9b34-4d0f-8b64-6a3c1f0e77aa'
+    """
+    return _label(f"gpu-{uuid.removeprefix('GPU-')}")
+
+
+def pf_name(pci_address: str) -> str:
+    """
+    >>> pf_name("0000:18:00.0")
+    'nic-0000-18-00-0'
+    """
+    return _label("nic-" + re.sub(r"[:.]", "-", pci_address))
+
+
+def plugin_holders(device: DraDevice, snapshot: Snapshot) -> Iterator[Holding]:
+    """Yield what pods hold of this hardware through a device plugin: the pods from before a change of the mode.
+
+    The scheduler does not know that they use it, so it must not be published before they end.
+    """
+    for holding in snapshot.holdings or ():
+        if not holding.claim and any(id_.partition("::")[0] in device.hardware for id_ in holding.device_ids):
+            yield holding
+
+
+def _label(text: str) -> str:
+    """Return a DNS label. Different texts have different labels: what had to be changed has a digest of the text."""
+    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if label == text.lower() and len(label) <= _LABEL_MAX:
+        return label
+    digest = blake2b(text.encode(), digest_size=4).hexdigest()
+    return f"{label[: _LABEL_MAX - 1 - len(digest)]}-{digest}"

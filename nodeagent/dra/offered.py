@@ -1,0 +1,78 @@
+"""The devices that claims may get now: shared by the part that publishes them and the part that prepares claims.
+
+Belongs to one event loop. There is no queue: a slow reader sees the latest devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from nodeagent.dra.devices import DraDevice, plugin_holders
+from nodeagent.model import Holding, Snapshot
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """A device that is not published, because a pod holds it through a device plugin."""
+
+    device: str
+    holding: Holding
+
+
+class OfferedPools(msgspec.Struct, frozen=True):
+    """The devices by pool, ``gpu`` and ``nic``. A pool is absent if no entry of its kind has mode ``dra``, and
+    ``None`` before its source has published, or before it is known what pods hold.
+
+    ``obstacles``: why a device cannot be handed out now, apart from its health, by the name of the device: a file that
+    its containers need cannot be written. Do not allocate it until this has ended.
+    """
+
+    pools: Mapping[str, tuple[DraDevice, ...] | None] = {}
+    obstacles: Mapping[str, str] = {}
+    left_out: tuple[LeftOut, ...] = ()
+
+    def devices(self) -> Iterator[DraDevice]:
+        for pool in self.pools.values():
+            yield from pool or ()
+
+
+class DraOffer:
+    """``current`` is the latest value; ``snapshot`` has the facts that it was made of."""
+
+    def __init__(self) -> None:
+        self.current = OfferedPools()
+        self.snapshot = Snapshot()
+        self.revision = 0
+        """Grows with each change of ``current``."""
+        self._changed = asyncio.Event()
+
+    def update(self, current: OfferedPools, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        if current != self.current:
+            self.current = current
+            self.revision += 1
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+    async def changed(self, since: int) -> OfferedPools:
+        """Wait until the revision is beyond ``since``, and return the latest value."""
+        while self.revision <= since:
+            await self._changed.wait()
+        return self.current
+
+
+def without_plugin_holders(
+    devices: Iterable[DraDevice], snapshot: Snapshot
+) -> tuple[tuple[DraDevice, ...], tuple[LeftOut, ...]]:
+    """Return the devices that no pod holds through a device plugin, and the others with one such pod."""
+    free: list[DraDevice] = []
+    left_out: list[LeftOut] = []
+    for device in devices:
+        holding = next(plugin_holders(device, snapshot), None)
+        if holding is None:
+            free.append(device)
+        else:
+            left_out.append(LeftOut(device.name, holding))
+    return tuple(free), tuple(left_out)

@@ -1,0 +1,90 @@
+"""The devices of each pool as this node publishes them: attributes, capacity, and the health as taints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from nodeagent.dra.device_attributes import LinkMemory, published
+from nodeagent.dra.device_taints import blocked, marked_no_execute, taints
+from nodeagent.dra.devices import DraDevice, pool_name
+from nodeagent.dra.offered import DraOffer
+from nodeagent.inventory import Inventory
+from nodeagent.supervise import either
+
+Json = dict[str, Any]
+
+
+class SlicePools(msgspec.Struct, frozen=True):
+    """The devices of each pool by its name, and the pools whose facts are not known yet."""
+
+    devices: Mapping[str, Sequence[Json]]
+    unknown: tuple[str, ...] = ()
+
+
+class PublishedPools:
+    """``no_execute`` are globs on the keys of reasons, ``share`` is that of ``device_taints``."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        offer: DraOffer,
+        node: str,
+        *,
+        no_execute: Collection[str] = (),
+        share: float = 0.5,
+    ) -> None:
+        self._inventory, self._offer, self._node = inventory, offer, node
+        self._no_execute, self._share = tuple(no_execute), share
+        self._links = LinkMemory()
+        self._adopted = False
+        self._seen = (-1, -1)
+        self._stirred = asyncio.Event()
+
+    def set_leaf_group(self, leaf_group: str | None) -> None:
+        """Publish another leaf group of this node; ``None`` keeps the last one."""
+        self._links.leaf_group = leaf_group or self._links.leaf_group
+        self._stirred.set()
+
+    async def changed(self) -> None:
+        """Wait until the facts or the devices differ from those of the last ``pools``."""
+        revision, offered = self._seen
+        await either(self._inventory.changed(revision), self._offer.changed(offered), self._stirred.wait())
+
+    def pools(self, stored: Sequence[Json]) -> SlicePools:
+        """The pools of now. ``stored`` are the slices on the API server: after a start, values that are not known yet
+        are taken from them."""
+        snapshot, current = self._inventory.snapshot, self._offer.current
+        self._seen = (snapshot.revision, self._offer.revision)
+        self._stirred.clear()
+        if not self._adopted:
+            self._links.adopt(stored)
+            self._adopted = True
+        places = self._links.places(snapshot)
+        before = marked_no_execute(stored)
+        known: dict[str, list[Json]] = {}
+        unknown = []
+        for pool, devices in current.pools.items():
+            name = pool_name(self._node, pool)
+            if devices is None:
+                unknown.append(name)
+                continue
+            found = taints(devices, no_execute=self._keys(devices), share=self._share, before=before)
+            for device in devices:
+                if device.name in current.obstacles:
+                    found.setdefault(device.name, blocked())
+            known[name] = [
+                published(device, snapshot, places, self._links.leaf_group)
+                | ({"taints": found[device.name]} if device.name in found else {})
+                for device in devices
+            ]
+        return SlicePools(known, tuple(unknown))
+
+    def _keys(self, devices: Sequence[DraDevice]) -> frozenset[str]:
+        """The keys of present reasons that match a glob of ``no_execute``."""
+        keys = {reason.key for device in devices for reason in device.health.reasons}
+        return frozenset(key for key in keys if any(fnmatchcase(key, glob) for glob in self._no_execute))

@@ -1,0 +1,251 @@
+"""The ResourceSlices of a node: which objects there are, and what to write where the stored ones differ. Pure.
+
+Rules (Kubernetes 1.36, ``staging/src/k8s.io/api/resource/v1/types.go``):
+
+* A pool is one kind of one node. Its devices are cut into slices of ``DEVICES_MAX``, in the order of preference of the
+  scheduler. A taint never changes the number of slices.
+* The scheduler uses only the slices with the highest generation of a pool, and only all of them. A change within one
+  slice keeps the generation. A change of several slices, or of their number, raises it in all of them.
+* The names of the slices follow from node and pool, so two writers cannot make twins.
+* The API server sets ``timeAdded`` of a taint and writes quantities in its own form. Neither is a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Literal
+
+import msgspec
+
+from nodeagent.dra import DRIVER
+
+Json = dict[str, Any]
+
+DEVICES_MAX = 64
+"""The limit of a slice whose devices have taints; without taints it is 128 (types.go, ResourceSliceMaxDevices…)."""
+NAME_MAX = 253
+_SCALES = {
+    "": 1,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+    "Pi": 2**50,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+}
+
+
+class WantedSlice(msgspec.Struct, frozen=True):
+    """One slice as it should be, without its generation."""
+
+    name: str
+    pool: str
+    devices: tuple[Json, ...]
+    count: int
+    """The number of slices of the pool."""
+
+
+class AnsweredDevices(msgspec.Struct, frozen=True):
+    """The devices that were sent, and what the server stored of them: a server that lacks a feature drops fields."""
+
+    sent: Sequence[Json]
+    stored: Sequence[Json]
+
+
+class SliceWrite(msgspec.Struct, frozen=True):
+    """One write. ``name`` is the object's; ``spec`` is what to create or to patch."""
+
+    verb: Literal["create", "patch", "delete"]
+    name: str
+    pool: str
+    spec: Json = {}
+
+
+def wanted_slices(node: str, pools: Mapping[str, Sequence[Json]]) -> dict[str, WantedSlice]:
+    """The slices of these pools, by name. A pool without devices has one empty slice: the driver runs."""
+    slices = {}
+    for pool, devices in pools.items():
+        parts = [tuple(devices[at : at + DEVICES_MAX]) for at in range(0, len(devices), DEVICES_MAX)] or [()]
+        for index, part in enumerate(parts):
+            name = slice_name(node, pool, index)
+            slices[name] = WantedSlice(name, pool, part, len(parts))
+    return slices
+
+
+def slice_name(node: str, pool: str, index: int) -> str:
+    """Names sort in the order of preference of the scheduler.
+
+    >>> slice_name("gpu-7", "gpu-7/nic", 0)
+    '00000-nodeagent.io-gpu-7-nic'
+    """
+    kind = pool.rpartition("/")[2]
+    name = f"{index:05x}-{DRIVER}-{node}-{kind}"
+    if len(name) <= NAME_MAX:
+        return name
+    digest = blake2b(node.encode(), digest_size=8).hexdigest()
+    return f"{index:05x}-{DRIVER}-{node[: NAME_MAX - 48].rstrip('.-')}-{digest}-{kind}"
+
+
+def writes(
+    node: str,
+    wanted: Mapping[str, WantedSlice],
+    stored: Mapping[str, Json],
+    *,
+    kept_pools: Sequence[str] = (),
+    generations: Mapping[str, int] = {},
+    answered: Mapping[str, AnsweredDevices] = {},
+) -> Iterator[SliceWrite]:
+    """Yield the writes that turn ``stored``, all slices of our driver on this node by name, into ``wanted``.
+
+    Slices of ``kept_pools`` stay as they are: their devices are not known yet. ``generations`` are the last ones that
+    this agent has written, for pools without any stored slice. ``answered``: see there.
+    """
+    for name, obj in stored.items():
+        pool = pool_of(obj)
+        if name not in wanted and pool not in kept_pools:
+            yield SliceWrite("delete", name, pool)
+    for pool in dict.fromkeys(part.pool for part in wanted.values()):
+        yield from _pool_writes(
+            node,
+            [part for part in wanted.values() if part.pool == pool],
+            {name: obj for name, obj in stored.items() if pool_of(obj) == pool},
+            generations.get(pool, 0),
+            answered,
+        )
+
+
+def _pool_writes(
+    node: str,
+    wanted: Sequence[WantedSlice],
+    stored: Mapping[str, Json],
+    last: int,
+    answered: Mapping[str, AnsweredDevices],
+) -> Iterator[SliceWrite]:
+    highest = max([last, *(generation_of(obj) for obj in stored.values())])
+    current = {name: obj for name, obj in stored.items() if generation_of(obj) == highest}
+    changed = [
+        part
+        for part in wanted
+        if part.name in stored and not _same(part, stored[part.name], answered.get(part.name))
+    ]
+    fits = all(
+        part.name in current and _count_of(current[part.name]) == part.count
+        for part in wanted
+        if part.name in stored
+    )
+    foreign = stored.keys() - {part.name for part in wanted}
+    raised = bool(foreign) or not fits or len(changed) > 1 or (bool(changed) and len(current) < len(wanted))
+    generation = max(highest + raised, 1)
+    for part in wanted:
+        spec: Json = {
+            "driver": DRIVER,
+            "nodeName": node,
+            "pool": {"name": part.pool, "generation": generation, "resourceSliceCount": part.count},
+            "devices": list(part.devices),
+        }
+        if part.name not in stored:
+            yield SliceWrite("create", part.name, part.pool, spec)
+        elif raised or part in changed:
+            spec["devices"] = with_times(part.devices, stored[part.name])
+            yield SliceWrite(
+                "patch", part.name, part.pool, {"pool": spec["pool"], "devices": spec["devices"]}
+            )
+
+
+def with_times(devices: Sequence[Json], stored: Json) -> list[Json]:
+    """The devices with the ``timeAdded`` of each taint that the stored slice has already."""
+    before = {device.get("name"): device for device in stored["spec"].get("devices") or ()}
+    dated = []
+    for device in devices:
+        times = {
+            _taint_key(taint): taint["timeAdded"]
+            for taint in before.get(device["name"], {}).get("taints") or ()
+            if "timeAdded" in taint
+        }
+        if taints := device.get("taints"):
+            taints = [
+                {**taint, "timeAdded": times[_taint_key(taint)]} if _taint_key(taint) in times else taint
+                for taint in taints
+            ]
+            device = {**device, "taints": taints}  # noqa: PLW2901
+        dated.append(device)
+    return dated
+
+
+def _same(part: WantedSlice, stored: Json, answered: AnsweredDevices | None) -> bool:
+    """Whether the stored slice has these devices in this order, or what the server made of them before."""
+    devices = stored["spec"].get("devices") or ()
+    return _equal(part.devices, devices) or (
+        answered is not None and _equal(part.devices, answered.sent) and _equal(devices, answered.stored)
+    )
+
+
+def _equal(devices: Sequence[Json], others: Sequence[Json]) -> bool:
+    return [comparable(device) for device in devices] == [comparable(device) for device in others]
+
+
+def comparable(device: Json) -> Json:
+    """The device without the times of its taints, and with quantities as numbers."""
+    same: Json = {**device, "capacity": _numbers(device.get("capacity") or {})}
+    same["taints"] = [_taint_key(taint) for taint in device.get("taints") or ()]
+    same["attributes"] = device.get("attributes") or {}
+    same["allowMultipleAllocations"] = bool(device.get("allowMultipleAllocations"))
+    return same
+
+
+def dropped_fields(sent: Any, answered: Any, path: str = "") -> set[str]:
+    """The names of the fields that were sent and that the server did not store, such as ``devices.taints``."""
+    if isinstance(sent, dict):
+        has = answered if isinstance(answered, dict) else {}
+        lost: set[str] = set()
+        for name, value in sent.items():
+            # The keys of these maps are names of the driver, not fields.
+            below = (
+                f"{path}[*]" if path.endswith((".attributes", ".capacity")) else f"{path}.{name}".lstrip(".")
+            )
+            if name not in has:
+                lost |= {below} if value not in ([], {}, "", None, False) else set()
+            else:
+                lost |= dropped_fields(value, has[name], below)
+        return lost
+    if isinstance(sent, list):
+        has_items = answered if isinstance(answered, list) else []
+        if len(has_items) != len(sent):
+            return {path} if sent else set()
+        return {
+            lost
+            for item, has_item in zip(sent, has_items, strict=True)
+            for lost in dropped_fields(item, has_item, path)
+        }
+    return set()
+
+
+def pool_of(obj: Json) -> str:
+    """The name of the pool of a stored slice."""
+    return str((obj["spec"].get("pool") or {}).get("name", ""))
+
+
+def generation_of(obj: Json) -> int:
+    return int((obj["spec"].get("pool") or {}).get("generation", 0))
+
+
+def _count_of(obj: Json) -> int:
+    return int((obj["spec"].get("pool") or {}).get("resourceSliceCount", 0))
+
+
+def _taint_key(taint: Json) -> tuple[str, str, str]:
+    return taint.get("key", ""), taint.get("value", ""), taint.get("effect", "")
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _numbers(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_numbers(inner) for inner in value]
+    text = str(value)
+    digits = text.rstrip("KMGTPki")
+    scale = _SCALES.get(text[len(digits) :])
+    return int(digits) * scale if scale and digits.isdigit() else value

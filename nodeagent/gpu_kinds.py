@@ -1,0 +1,61 @@
+"""The kinds that one entry of ``resources`` makes of the GPUs of a node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from nodeagent import cdi
+from nodeagent.kinds import DeviceKind, gpu_access
+from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kinds.hardware_selection import selected_gpus
+from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource
+from nodeagent.kinds.whole_gpu import WholeGpus
+from nodeagent.model import Snapshot
+
+
+def gpu_kinds(
+    entry: GpuMemResource | GpuResource,
+    snapshot: Snapshot,
+    taken: frozenset[str],
+    prefix: str,
+    *,
+    own_cdi: bool,
+) -> Iterator[DeviceKind]:
+    """Yield the kinds of the GPUs that the entry selects, without those that earlier entries have ``taken``.
+
+    ``prefix`` is the part of the names before the slash. ``own_cdi``: the agent may write CDI specs.
+    """
+    uuids = frozenset(gpu.uuid for gpu in selected_gpus(entry.select, snapshot.gpus)) - taken
+    ours = own_cdi and not uuids <= snapshot.paths.vendor_gpus
+    cdi_kind = cdi.GPU_KIND if ours else gpu_access.CDI_KIND
+    if isinstance(entry, GpuResource):
+        yield WholeGpus(
+            f"{prefix}/{entry.name}",
+            uuids,
+            strategy=entry.device_list_strategy,
+            pass_device_nodes=entry.pass_device_nodes,
+            cdi_kind=cdi_kind,
+            control_nodes=snapshot.paths.gpu_nodes,
+        )
+        return
+    memory = GpuMemory(
+        f"{prefix}/{entry.name}",
+        uuids,
+        slice_mib=entry.slice_mib,
+        reserved_mib=entry.reserved_mib,
+        strategy=entry.device_list_strategy,
+        pass_device_nodes=entry.pass_device_nodes,
+        cdi_kind=cdi_kind,
+        control_nodes=snapshot.paths.gpu_nodes,
+        enforcement=entry.enforcement,
+        preferred=entry.preferred,
+    )
+    if "{gpu}" not in entry.name:
+        yield memory
+        return
+    for gpu in snapshot.gpus:
+        if gpu.uuid in uuids:
+            resource = memory.resource.replace("{gpu}", str(gpu.index))
+            yield replace(memory, resource=resource, gpus=frozenset((gpu.uuid,)), number=gpu.index)

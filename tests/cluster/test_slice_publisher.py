@@ -1,0 +1,279 @@
+"""This node's ResourceSlices against an API server: wiped, deleted, changed by others, refused and dropped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from nodeagent.cluster.deliveries import Deliveries
+from nodeagent.cluster.slice_publisher import SlicePublisher
+from nodeagent.dra.published_pools import SlicePools
+from nodeagent.kube.access import Access, NodeClaim
+from nodeagent.kube.client import ApiClient
+from nodeagent.sim.apiserver import ApiServer
+
+Json = dict[str, Any]
+NODE = "gpu-7"
+OWNER = NodeClaim(NODE, "nodes-gpu-7")
+SLICES = "resourceslices"
+
+
+def device(name: str, rail: int = 0, **more: Any) -> Json:
+    attributes = {"kind": {"string": "nic"}, "rail": {"int": rail}}
+    return {"name": name, "attributes": attributes, "allowMultipleAllocations": True, **more}
+
+
+class Stage:
+    """A publisher with devices that a test sets, and its API server."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+        self.devices: dict[str, list[Json]] = {
+            f"{NODE}/gpu": [device("gpu-0")],
+            f"{NODE}/nic": [device("nic-0")],
+        }
+        self.unknown: tuple[str, ...] = ()
+        self.deliveries = Deliveries()
+        self.stirred = asyncio.Event()
+
+    def pools(self, _stored: Sequence[Json]) -> SlicePools:
+        self.stirred.clear()
+        return SlicePools(self.devices, self.unknown)
+
+    async def changed(self) -> None:
+        await self.stirred.wait()
+
+    def stir(self) -> None:
+        """Wake the publisher as a new fact does."""
+        self.stirred.set()
+
+    def names(self) -> list[str]:
+        return [obj["metadata"]["name"] for obj in self.server.objects(SLICES)]
+
+    def spec(self, pool: str) -> Json:
+        return next(
+            obj["spec"]
+            for obj in self.server.objects(SLICES)
+            if obj["spec"]["pool"]["name"] == f"{NODE}/{pool}"
+        )
+
+    def written(self) -> int:
+        return sum(self.server.counts[verb, SLICES] for verb in ("create", "patch", "delete"))
+
+    @property
+    def delivery(self) -> Any:
+        return self.deliveries.of("slices")
+
+
+@asynccontextmanager
+async def publishing(server: ApiServer, stage: Stage | None = None, **options: Any) -> AsyncIterator[Stage]:
+    stage = stage or Stage(server)
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "uid": OWNER.uid}})
+    client = ApiClient(Access(server.url, token=server.token()))
+    options = {"owner": OWNER, "gap_s": 0.05} | options
+    publisher = SlicePublisher(client, NODE, stage, delivery=stage.delivery, **options)
+    task = asyncio.create_task(publisher.run())
+    try:
+        yield stage
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    server = await ApiServer(seed=1, bookmark_s=0.05).start()
+    yield server
+    await server.stop()
+
+
+async def test_two_pools_are_published_with_the_node_as_owner_and_vanish_with_it(server: ApiServer) -> None:
+    async with publishing(server):
+        await server.until(lambda: len(server.objects(SLICES)) == 2)
+        for obj in server.objects(SLICES):
+            (owner,) = obj["metadata"]["ownerReferences"]
+            assert (owner["kind"], owner["uid"], owner["controller"]) == ("Node", OWNER.uid, True)
+            assert obj["spec"]["nodeName"] == NODE
+    server.remove("nodes", NODE)
+    assert server.objects(SLICES) == []
+
+
+async def test_the_steady_state_writes_nothing_and_neither_does_a_restart(server: ApiServer) -> None:
+    async with publishing(server) as stage:
+        await server.until(lambda: len(server.objects(SLICES)) == 2)
+    before = stage.written()
+    versions = [obj["metadata"]["resourceVersion"] for obj in server.objects(SLICES)]
+    async with publishing(server, stage):
+        await server.until(lambda: server.watching[SLICES])
+        stage.stir()
+        await server.until(lambda: server.counts["watch", SLICES] or server.watching[SLICES])
+        stage.devices[f"{NODE}/nic"] = [
+            device("nic-0", rail=3)
+        ]  # a change shows that the publisher has compared
+        stage.stir()
+        await server.until(lambda: stage.spec("nic")["devices"][0]["attributes"]["rail"]["int"] == 3)
+    assert stage.written() == before + 1
+    gpu, nic = server.objects(SLICES)
+    assert gpu["metadata"]["resourceVersion"] == versions[0]
+    assert nic["spec"]["pool"]["generation"] == 1
+
+
+async def test_slices_that_the_kubelet_wipes_are_back_and_counted(server: ApiServer) -> None:
+    async with publishing(server) as stage:
+        await server.until(lambda: len(server.objects(SLICES)) == 2 and server.watching[SLICES])
+        for round_ in (1, 2):
+            for name in stage.names():
+                server.remove(SLICES, name)
+            assert server.objects(SLICES) == []
+            await server.until(lambda: len(server.objects(SLICES)) == 2)
+            await server.until(lambda r=round_: stage.delivery.removed == 2 * r)
+        assert stage.delivery.results["conflict"] == 0
+
+
+async def test_a_slice_that_is_deleted_before_the_answer_to_its_creation_is_back(server: ApiServer) -> None:
+    def deleted_at_once() -> None:
+        if created := server.objects(SLICES):
+            server.store._changed = lambda: None
+            server.remove(SLICES, created[0]["metadata"]["name"])
+            server.store._changed = server._notify
+
+    async with publishing(server) as stage:
+        await server.until(lambda: len(server.objects(SLICES)) == 2 and server.watching[SLICES])
+        server.store._changed = deleted_at_once
+        server.remove(SLICES, stage.names()[0])
+        await server.until(lambda: len(server.objects(SLICES)) == 2)
+    assert stage.delivery.removed >= 2
+
+
+async def test_slices_that_vanish_while_no_watch_runs_are_back(server: ApiServer) -> None:
+    async with publishing(server) as stage:
+        await server.until(lambda: len(server.objects(SLICES)) == 2 and server.watching[SLICES])
+        server.drop(SLICES)
+        for name in stage.names():
+            server.remove(SLICES, name)
+        server.expire()
+        await server.until(lambda: len(server.objects(SLICES)) == 2)
+
+
+async def test_a_foreign_change_is_undone_and_a_conflict_is_counted(server: ApiServer) -> None:
+    async with publishing(server) as stage:
+        await server.until(lambda: len(server.objects(SLICES)) == 2 and server.watching[SLICES])
+        nic = next(obj for obj in server.objects(SLICES) if obj["spec"]["pool"]["name"].endswith("nic"))
+        nic["spec"]["devices"] = []
+        server.fail("409", verb="patch", resource=SLICES)
+        server.put(nic)
+        await server.until(lambda: [one["name"] for one in stage.spec("nic")["devices"]] == ["nic-0"])
+        assert stage.delivery.results["conflict"] == 1
+
+
+async def test_a_slice_of_an_earlier_layout_is_deleted_and_a_pool_without_facts_is_kept(
+    server: ApiServer,
+) -> None:
+    stage = Stage(server)
+    async with publishing(server, stage):
+        await server.until(lambda: len(server.objects(SLICES)) == 2)
+    old = server.objects(SLICES)[1]
+    old["metadata"] = {"name": "old-twin"}
+    server.put(old)
+    foreign = {**old, "metadata": {"name": "foreign"}, "spec": {**old["spec"], "driver": "gpu.example.com"}}
+    server.put(foreign)
+    stage.devices.pop(f"{NODE}/gpu")
+    stage.unknown = (f"{NODE}/gpu",)
+    async with publishing(server, stage):
+        await server.until(lambda: "old-twin" not in stage.names())
+    assert len(stage.names()) == 3
+    assert "foreign" in stage.names()
+    assert stage.delivery.removed == 0
+
+
+async def test_a_server_that_drops_fields_is_named_once_and_not_fought(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = await ApiServer(gates=()).start()
+    taint = {"key": "nodeagent.io/unhealthy", "value": "x", "effect": "NoSchedule"}
+    stage = Stage(server)
+    stage.devices = {f"{NODE}/nic": [device(f"nic-{n}", taints=[taint]) for n in range(100)]}
+    async with publishing(server, stage):
+        await server.until(lambda: len(server.objects(SLICES)) == 2 and server.watching[SLICES])
+        for _ in range(3):
+            stage.stir()
+            await asyncio.sleep(0)
+        stage.devices = stage.devices | {
+            f"{NODE}/gpu": []
+        }  # a third slice shows that the two were compared again
+        stage.stir()
+        await server.until(lambda: len(server.objects(SLICES)) == 3)
+    assert server.counts["patch", SLICES] == 0
+    lines = [line for line in caplog.messages if "drops fields" in line]
+    assert len(lines) == 1
+    assert "devices.taints" in lines[0]
+    assert stage.delivery.left_out == ("devices.allowMultipleAllocations", "devices.taints")
+    assert any("feature gates" in line for line in stage.deliveries.remarks())
+    await server.stop()
+
+
+@pytest.mark.parametrize("minor", [33, 35])
+async def test_below_the_floor_nothing_is_requested_and_one_line_has_the_reason(
+    minor: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = await ApiServer(minor=minor).start()
+    async with publishing(server, floor_check_s=0.01) as stage:
+        await server.until(lambda: server.counts["get", ""] > 3)
+    assert stage.written() == 0
+    assert server.counts["list", SLICES] == 0
+    assert len([line for line in caplog.messages if "newer Kubernetes" in line]) == 1
+    assert f"1.{minor}" in stage.delivery.reason
+    await server.stop()
+
+
+async def test_an_upgrade_of_the_server_starts_the_publication() -> None:
+    old = await ApiServer(minor=35).start()
+    port = old.port
+    stage = Stage(old)
+    async with publishing(old, stage, floor_check_s=0.05):
+        await old.until(lambda: stage.delivery.reason)
+        await old.stop()
+        new = ApiServer()
+        stage.server = new
+        token = next(iter(old._tokens))
+        new._tokens[token] = old._tokens[token]
+        await new.start(port)
+        await new.until(lambda: len(new.objects(SLICES)) == 2)
+        while stage.delivery.reason is not None:
+            await stage.deliveries.changed.wait()
+            stage.deliveries.changed.clear()
+    await new.stop()
+
+
+async def test_a_missing_right_is_a_remark(server: ApiServer) -> None:
+    server.fail("403", verb="create", resource=SLICES, times=None)
+    async with publishing(server) as stage:
+        await stage.deliveries.changed.wait()
+    assert stage.delivery.results["refused"] == 1
+    assert server.counts["create", SLICES] == 1
+    (line,) = stage.deliveries.remarks()
+    assert line.startswith("cluster slices: is refused by the API server")
+
+
+async def test_without_a_node_in_the_token_the_owner_is_read(server: ApiServer) -> None:
+    async with publishing(server, owner=None):
+        await server.until(lambda: len(server.objects(SLICES)) == 2)
+    (owner,) = server.objects(SLICES)[0]["metadata"]["ownerReferences"]
+    assert owner["uid"] == OWNER.uid
+
+
+async def test_slices_of_an_earlier_node_of_this_name_get_the_new_owner(server: ApiServer) -> None:
+    stage = Stage(server)
+    async with publishing(server, stage, owner=NodeClaim(NODE, "earlier")):
+        await server.until(lambda: len(server.objects(SLICES)) == 2)
+    async with publishing(server, stage):
+        await server.until(
+            lambda: all(
+                obj["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid for obj in server.objects(SLICES)
+            )
+        )
