@@ -38,6 +38,7 @@ from nodeagent.ending import end_at
 from nodeagent.followed_configuration import FollowedConfiguration, configuration_text
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
+from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.kubelet.offer_files import OfferFiles
@@ -46,6 +47,7 @@ from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.limits.cgroup_limits import CgroupLimits
+from nodeagent.limits.mps_watch import MpsWatch
 from nodeagent.limits.shares import shares_of
 from nodeagent.model import Holding
 from nodeagent.sources import gpu_source
@@ -167,6 +169,12 @@ class Agent:
             self.inventory,
             lambda: shares_of(self.offering.offered, self.inventory.snapshot, "nvml-limits"),
         )
+        self.mps = MpsWatch(
+            tree.path(config.health.state_directory) / MPS_FOLDER,
+            self.inventory,
+            lambda: self.offering.offered,
+            exclusive_process=config.gpu.mps.exclusive_process,
+        )
         self.pages = Pages(
             config.web,
             PageSources(
@@ -185,6 +193,7 @@ class Agent:
                 cluster=self.deliveries,
                 accounting=self.accounting,
                 limits=self.cgroup_limits,
+                mps=self.mps,
             ),
         )
 
@@ -207,6 +216,7 @@ class Agent:
         tasks: dict[str, Callable[[], Awaitable[object]]] = {
             "offer": self.offering.run,
             "rails": self.offering.follow_rails,
+            "mps": self.mps.run,
             "kubelet": self.plugins.run,
             "local": partial(
                 self.pages.serve_locally, Tree(self._options.root).path(config.health.state_directory)
@@ -228,6 +238,7 @@ class Agent:
                 self.deliveries,
                 self.accounting,
                 limits=self.cgroup_limits,
+                mps=self.mps,
                 health=config.health,
             )
         return tasks

@@ -10,6 +10,7 @@ from nodeagent import cdi
 from nodeagent.kinds import DeviceKind, gpu_access
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.hardware_selection import selected_gpus
+from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource
 from nodeagent.kinds.whole_gpu import WholeGpus
 from nodeagent.model import Snapshot
@@ -22,10 +23,12 @@ def gpu_kinds(
     prefix: str,
     *,
     own_cdi: bool,
+    mps: MpsShares,
 ) -> Iterator[DeviceKind]:
     """Yield the kinds of the GPUs that the entry selects, without those that earlier entries have ``taken``.
 
-    ``prefix`` is the part of the names before the slash. ``own_cdi``: the agent may write CDI specs.
+    ``prefix`` is the part of the names before the slash. ``own_cdi``: the agent may write CDI specs. ``mps``: how
+    shares are granted through MPS daemons.
     """
     uuids = frozenset(gpu.uuid for gpu in selected_gpus(entry.select, snapshot.gpus)) - taken
     ours = own_cdi and not uuids <= snapshot.paths.vendor_gpus
@@ -51,6 +54,7 @@ def gpu_kinds(
         control_nodes=snapshot.paths.gpu_nodes,
         enforcement=entry.enforcement,
         preferred=entry.preferred,
+        mps=mps if entry.enforcement == "mps" else None,
     )
     if "{gpu}" not in entry.name:
         yield memory

@@ -314,6 +314,13 @@ class LimitSupport(msgspec.Struct, frozen=True):
     cgroup_obstacle: str | None = None
 
 
+class MpsDaemon(msgspec.Struct, frozen=True):
+    """The MPS control daemon of one GPU. ``obstacle`` is why no program can use it, empty if one can."""
+
+    uuid: str
+    obstacle: str = ""
+
+
 class StaleSource(msgspec.Struct, frozen=True):
     """A source that cannot publish at present. Its last facts stay, and no health is derived from its failure."""
 
@@ -343,6 +350,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     gpu_driver: str | None = None
     """The version of the GPU driver: ``580.95.05``."""
     limit_support: LimitSupport = LimitSupport()
+    mps_daemons: tuple[MpsDaemon, ...] = ()
+    """By UUID, for the GPUs that need one."""
     neighbors: tuple[Neighbor, ...] = ()
     remarks: tuple[Remark, ...] = ()
     stale_sources: tuple[StaleSource, ...] = ()

@@ -28,8 +28,13 @@ LEVEL_LABEL = "nodeagent.io/gpu-mem-enforcement"
 
 def level_in_force(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> str | None:
     """Return the enforcement of the first resource of GPU memory; ``None`` if there is none."""
-    levels = (kind.level(snapshot) for kind in kinds)
-    return next((level for level in levels if level is not None), None)
+    return next(iter(levels_in_force(kinds, snapshot).values()), None)
+
+
+def levels_in_force(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> dict[str, str]:
+    """Return the enforcement by resource of GPU memory."""
+    levels = ((kind.resource, kind.level(snapshot)) for kind in kinds)
+    return {resource: level for resource, level in levels if level is not None}
 
 
 class FreeBlock(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ from nodeagent.cluster.refused_fields import OLDER_STATES, leave_out, refused_fi
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.fabric.nodelinks import (
     NOT_UP,
+    GpuMemoryLevel,
     LinkNeighbor,
     Metadata,
     NodeLink,
@@ -83,11 +85,12 @@ def report(
     now: float,
     patient: bool = False,
     namespace: str | None = None,
+    levels: Mapping[str, str] = MappingProxyType({}),
 ) -> NodeLinks:
     """The report of this moment.
 
     ``before`` is the last report, ``now`` Unix time. ``patient``: the agent has just started, so a neighbor without
-    a frame may still send one.
+    a frame may still send one. ``levels`` is the enforcement by resource of GPU memory.
     """
     last = {link.name: link for link in before.links} if before else {}
     stamp = rfc3339(now)
@@ -119,6 +122,9 @@ def report(
         metadata=Metadata(name=node, namespace=namespace),
         node_name=node,
         links=tuple(sorted(reported.values(), key=_place)),
+        gpu_memory=tuple(
+            GpuMemoryLevel(resource=resource, enforcement=level) for resource, level in sorted(levels.items())
+        ),
     )
 
 
@@ -197,6 +203,11 @@ def _place(link: NodeLink) -> tuple[bool, int, str]:
     return (link.rail is None, link.rail or 0, link.name)
 
 
+def _content(links: NodeLinks) -> tuple[object, ...]:
+    """The parts of a report that this node decides."""
+    return links.links, links.gpu_memory
+
+
 def body(links: NodeLinks, owner: NodeClaim | None) -> dict[str, Any]:
     """The object to apply: the report, a summary for `kubectl get`, and the Node as owner.
 
@@ -223,7 +234,8 @@ def body(links: NodeLinks, owner: NodeClaim | None) -> dict[str, Any]:
 class NodeReporter:
     """Keep this node's NodeLinks up to date.
 
-    ``rails`` returns the rails for each report. ``jitter_s`` spreads the first reports of nodes that start together.
+    ``rails`` returns the rails for each report, ``levels`` the enforcement by resource of GPU memory. ``jitter_s``
+    spreads the first reports of nodes that start together.
     """
 
     def __init__(
@@ -237,6 +249,7 @@ class NodeReporter:
         owner: NodeClaim | None = None,
         delivery: Delivery | None = None,
         board: NoticeBoard | None = None,
+        levels: Callable[[Snapshot], Mapping[str, str]] = lambda _snapshot: {},
         jitter_s: float = 10.0,
         gather_s: float = GATHER_S,
         gap_s: float = GAP_S,
@@ -244,7 +257,7 @@ class NodeReporter:
     ) -> None:
         self._client, self._inventory = client, inventory
         self._node, self._namespace, self._rails = node, namespace, rails
-        self._owner = owner
+        self._owner, self._levels = owner, levels
         self._jitter_s, self._gather_s, self._gap_s, self._patience_s = jitter_s, gather_s, gap_s, patience_s
         self._retry = ApiRetry(
             "The NodeLinks report does not reach the API server", delivery or Deliveries().of("nodelinks")
@@ -290,8 +303,9 @@ class NodeReporter:
                 now=time.time(),
                 patient=patient,
                 namespace=self._namespace,
+                levels=self._levels(snapshot),
             )
-            if self._stored is not None and links.links == self._stored.links and not again:
+            if self._stored is not None and _content(links) == _content(self._stored) and not again:
                 return
             try:
                 left_out = await self._send(links)

@@ -64,6 +64,14 @@ class NodeLink(Wire, frozen=True, kw_only=True):
     last_transition_time: str | None = None
 
 
+class GpuMemoryLevel(Wire, frozen=True, kw_only=True):
+    """A resource of GPU memory, and what keeps programs within their share of it: ``none``, ``env``, ``nvml-limits``,
+    ``mps``, ``evict``."""
+
+    resource: str
+    enforcement: str
+
+
 class Metadata(Wire, frozen=True, kw_only=True):
     """The part of the object's metadata that is used."""
 
@@ -80,6 +88,7 @@ class NodeLinks(Wire, frozen=True, kw_only=True):
     metadata: Metadata = Metadata()
     node_name: str
     links: tuple[NodeLink, ...] = ()
+    gpu_memory: tuple[GpuMemoryLevel, ...] = ()
 
 
 _DECODER = msgspec.json.Decoder(NodeLinks)

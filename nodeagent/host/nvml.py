@@ -277,6 +277,20 @@ class Nvml:
         return GpuEvent(uuid, int(data.eventData))
 
 
+def set_compute_mode(uuid: str, exclusive: bool) -> None:
+    """Set the compute mode of a GPU to EXCLUSIVE_PROCESS, or back to DEFAULT. Raises ``DriverError``."""
+    nvml = Nvml()
+    nvml.open(events=False)
+    lib = nvml._opened()
+    try:
+        mode = lib.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS if exclusive else lib.NVML_COMPUTEMODE_DEFAULT
+        lib.nvmlDeviceSetComputeMode(lib.nvmlDeviceGetHandleByUUID(uuid), mode)
+    except lib.NVMLError as error:
+        raise _driver_error(lib, "nvmlDeviceSetComputeMode", error) from error
+    finally:
+        nvml.close()
+
+
 class _GpuCalls:
     """Calls about one GPU: the first error becomes its fault; an error about the driver is raised."""
 

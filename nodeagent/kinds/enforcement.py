@@ -8,7 +8,11 @@ of the toolkit itself is not visible.
 ``nvml-limits``: the agent sets the same limit itself (``nodeagent.limits``). It sets the variables too, because a
 toolkit that reads them sets the limit before the first program of the container runs.
 
-``auto`` never selects ``evict``: an upgrade of the agent must not begin to end pods.
+``mps``: ``kinds.mps_clients``. A daemon that does not run is no missing part: its pod may start after the agent. Until
+then the devices are Unhealthy.
+
+``auto`` never selects ``mps`` or ``evict``: an upgrade of the agent must neither end pods nor make programs depend on
+one daemon.
 """
 
 from __future__ import annotations
@@ -18,8 +22,8 @@ from typing import Literal
 
 from nodeagent.model import Snapshot
 
-Level = Literal["none", "env", "nvml-limits", "evict"]
-Enforcement = Literal["auto", "none", "env", "nvml-limits", "evict"]
+Level = Literal["none", "env", "nvml-limits", "mps", "evict"]
+Enforcement = Literal["auto", "none", "env", "nvml-limits", "mps", "evict"]
 
 LIMITS_DRIVER = 615
 """The first driver with memory limits (NVIDIA, MPS documentation, section "Memory Partitioning")."""
@@ -60,4 +64,4 @@ def level_of(enforcement: Enforcement, snapshot: Snapshot) -> Level:
 
 def sets_variables(enforcement: Enforcement, snapshot: Snapshot) -> bool:
     """Whether a container gets the variables of the toolkit."""
-    return enforcement != "none" and missing_for_env(snapshot) is None
+    return enforcement not in ("none", "mps") and missing_for_env(snapshot) is None

@@ -15,7 +15,7 @@ from typing import Literal
 from nodeagent import cdi
 from nodeagent.affinity import affinity
 from nodeagent.kinds import distance
-from nodeagent.model import Allocation, DeviceNode, Function, Gpu, Holding, HostPaths, Snapshot
+from nodeagent.model import Allocation, DeviceNode, Function, Gpu, Holding, HostPaths, Mount, Snapshot
 
 Strategy = Literal["cdi", "envvar"]
 
@@ -59,6 +59,7 @@ def grant(
     cdi_kind: str,
     control_nodes: Sequence[str],
     env: tuple[tuple[str, str], ...] = (),
+    mounts: tuple[Mount, ...] = (),
 ) -> Allocation:
     """Return the allocation of these GPUs. If ``control_nodes`` is empty, only the runtime adds device nodes.
 
@@ -74,6 +75,7 @@ def grant(
         env = (("NVIDIA_VISIBLE_DEVICES", ",".join(uuids)), *env)
     return Allocation(
         env=env,
+        mounts=mounts,
         device_nodes=tuple(DeviceNode(node, node) for node in nodes),
         cdi_devices=tuple(f"{cdi_kind}={uuid}" for uuid in uuids) if strategy == "cdi" else (),
     )

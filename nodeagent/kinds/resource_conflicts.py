@@ -58,9 +58,19 @@ def enforcement_conflicts(
 ) -> Iterator[Conflict]:
     """Levels of enforcement without the settings that they need."""
     for path, entry in resources:
-        if isinstance(entry, GpuMemResource) and entry.enforcement == "nvml-limits" and not pod_resources:
-            message = "nvml-limits needs kubelet.podResources: true, which shows the shares of containers"
-            yield Conflict(((*path, "enforcement"),), message)
+        if isinstance(entry, GpuMemResource) and entry.enforcement in ("nvml-limits", "mps"):
+            where, level = ((*path, "enforcement"),), entry.enforcement
+            if not pod_resources:
+                yield Conflict(
+                    where, f"{level} needs kubelet.podResources: true, which shows the shares of containers"
+                )
+            if entry.mode == "dra":
+                yield Conflict(
+                    where, f"{level} needs mode devicePlugin: podresources does not show shares of claims"
+                )
+            if level == "mps" and "{" in entry.name:
+                message = "mps needs one resource for all GPUs: a container could ask for several, and has one daemon"
+                yield Conflict(where, message)
         if isinstance(entry, GpuMemResource) and entry.enforcement == "evict":
             where = ((*path, "enforcement"),)
             if not processes:

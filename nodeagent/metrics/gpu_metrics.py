@@ -250,6 +250,32 @@ def gpu_memory_limit_writes(shown: ScrapeInput) -> Iterator[Series]:
 
 
 @fact_family(
+    "gpu_mps_ready",
+    "gpu",
+    help="1 while the MPS daemon of a GPU answers, else 0; absent where no daemon is needed.",
+    source="`nodeagent mps`, which probes the daemon",
+    use="0: the slices of the GPU are Unhealthy, with the reason mps_daemon. Only with enforcement mps.",
+    peers="none",
+)
+def gpu_mps_ready(facts: FactIndex) -> Iterator[Series]:
+    for daemon in facts.snapshot.mps_daemons:
+        yield (facts.gpu_name(daemon.uuid),), not daemon.obstacle
+
+
+@live_family(
+    "gpu_mps_daemon_ends_total",
+    "gpu",
+    help="Ends of the MPS daemon of a GPU since the agent started.",
+    source="`nodeagent mps`",
+    use="Each end takes the GPU from all its programs; the log and Events name the pods. Only with enforcement mps.",
+    peers="none",
+)
+def gpu_mps_daemon_ends(shown: ScrapeInput) -> Iterator[Series]:
+    for daemon in shown.snapshot.mps_daemons:
+        yield (shown.fact_index().gpu_name(daemon.uuid),), shown.mps_ends.get(daemon.uuid, 0)
+
+
+@fact_family(
     "gpu_nic_affinity_info",
     "gpu,device,relation",
     help="Distance between a GPU and a link: PIX, PXB, PHB, NODE or SYS, as in nvidia-smi topo -m; always 1.",

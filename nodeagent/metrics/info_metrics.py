@@ -361,7 +361,7 @@ def resource_device_bytes(facts: FactIndex) -> Iterator[Series]:
     "resource_enforcement",
     "resource,level",
     help="1 for the level in force that keeps programs within their share of GPU memory: none, env, "
-    "nvml-limits or evict.",
+    "nvml-limits, mps or evict.",
     source="the configuration, the driver's version and the host's cgroups",
     use="none: a program that uses more than its share takes it from its neighbors; docs/gpu-memory.md.",
 )

@@ -116,6 +116,13 @@ class Limits(Protocol):
     def writes(self) -> int: ...
 
 
+class MpsEnds(Protocol):
+    """How often the MPS daemon of each GPU has ended, by UUID."""
+
+    @property
+    def ends(self) -> Mapping[str, int]: ...
+
+
 class PageSources(NamedTuple):
     """The parts of the agent that the pages read."""
 
@@ -138,6 +145,7 @@ class PageSources(NamedTuple):
     cluster: ClusterState
     accounting: Accounting
     limits: Limits
+    mps: MpsEnds
 
 
 class Pages:
@@ -213,6 +221,7 @@ class Pages:
             accounting_obstacle=sources.accounting.obstacle,
             limit_counts=sources.limits.counts(),
             limit_writes=sources.limits.writes,
+            mps_ends=sources.mps.ends,
         )
 
     def _device_counts(self, snapshot: Snapshot) -> tuple[DeviceCount, ...]:

@@ -70,6 +70,10 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "evictions": {"enabled": True},
         "config": text("overlays/evictions/nodeagent.yaml"),
     },
+    "overlays/gpu-mps": {
+        "mps": {"enabled": True},
+        "config": text("overlays/gpu-mps/nodeagent.yaml"),
+    },
     "overlays/node-conditions": {
         "controller": {"enabled": True},
         "nodeConditions": {"enabled": True},

@@ -266,6 +266,19 @@ static int mig_of(Device *device, Mig *mig) {
     return OK;
 }
 
+int nvmlDeviceSetComputeMode(Device *device, int mode) {
+    char path[512];
+    ENTER("nvmlDeviceSetComputeMode", device->index);
+    if (mode < 0 || mode > 3) return INVALID_ARGUMENT;
+    snprintf(path, sizeof path, "%s.calls", getenv("NVML_STANDIN"));
+    FILE *calls = fopen(path, "a");
+    if (calls) {
+        fprintf(calls, "%s mode %d\n", m.gpu[device->index].uuid, mode);
+        fclose(calls);
+    }
+    return OK;
+}
+
 int nvmlDeviceGetUUID(Device *device, char *uuid, unsigned length) {
     ENTER("nvmlDeviceGetUUID", device->index);
     if (device->mig) {

@@ -200,6 +200,7 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
         rails=offer.rails,
         limit_counts={"set": 2, "waiting": 1, "failed": 0},
         limit_writes=5,
+        mps_ends={snapshot.gpus[0].uuid: 1},
         gpu_accounts=accounts(
             snapshot,
             {"nvidia-dgx-h100/gpu-mem": 1 << 30},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.limits.cgroup_limits import CgroupLimits
+from nodeagent.limits.mps_watch import MpsWatch
 from nodeagent.machine_view import Trouble
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
@@ -76,6 +78,7 @@ def pages_of(
         cluster=Deliveries(),
         accounting=GpuAccounting(GpuSettings(), Snapshot, lambda: {}),
         limits=CgroupLimits(Tree("/"), "/var/log/pods", Inventory(), lambda: None),
+        mps=MpsWatch(Path("/mps"), Inventory(), tuple, exclusive_process=False),
     )
     return Pages(WebSettings(), sources)
 
