@@ -193,7 +193,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
     def _through_mps(
         self, chosen: Sequence[_GpuSlices]
     ) -> tuple[tuple[tuple[str, str], ...], tuple[Mount, ...]]:
-        """Return the variables and mounts of a share. Nobody shares whole GPUs, and a container has one daemon."""
+        """Return the variables and mounts of a share. Whole GPUs are not shared, and a container has one daemon."""
         if self.mps is None or len(chosen) > 1:
             return (), ()
         (block,) = chosen

@@ -1,7 +1,7 @@
 """A share of a GPU through MPS: when it can be granted, and what the container gets. Pure.
 
 One daemon serves one GPU, and a container connects to one daemon. Several whole GPUs are granted without MPS, because
-nobody shares them. The limits are in the environment of the client: MPS enforces them
+they are not shared. The limits are in the environment of the client: MPS enforces them
 for a program that connects to the daemon, and a program may change its own environment (docs/gpu-memory.md).
 """
 
@@ -30,8 +30,7 @@ def mps_health(gpu: Gpu, snapshot: Snapshot) -> Health:
     """Return the health of the slices of a GPU: without its daemon no program can use them."""
     if not gpu.health.allocatable:
         return gpu.health
-    obstacles = {daemon.uuid: daemon.obstacle for daemon in snapshot.mps_daemons}
-    obstacle = obstacles.get(gpu.uuid, "it has no MPS daemon yet")
+    obstacle = dict(snapshot.mps_obstacles).get(gpu.uuid, "it has no MPS daemon yet")
     if not obstacle:
         return gpu.health
     return Health(State.UNHEALTHY, (Reason("mps_daemon", obstacle), *gpu.health.reasons), allocatable=False)

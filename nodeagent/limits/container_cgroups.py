@@ -27,8 +27,6 @@ CONTAINER_LOGS = "/var/log/containers"
 DEPTH_MAX = 6
 FOLDERS_MAX = 4096
 _ELSEWHERE = frozenset({"system.slice", "user.slice", "machine.slice", "init.scope"})
-_INTERFACE = re.compile(r"(?:cgroup|cpu|cpuset|memory|io|pids|rdma|misc|hugetlb|dmem|irq)\.")
-"""The files of a cgroup begin with the name of their controller (Documentation/admin-guide/cgroup-v2.rst)."""
 _LOG = re.compile(r"([^_]+)_([^_]+)_(.+)-([0-9a-f]{8,64})\.log")
 
 Container = tuple[str, str, str]
@@ -131,10 +129,12 @@ def _pod_folders(tree: Tree) -> Iterator[tuple[str, str]]:
                 folders.append((path, depth + 1))
 
 
-def _folders(tree: Tree, folder: str) -> Iterator[str]:
-    """The cgroups in a cgroup. Most of its entries are files, which are told by their names without a look."""
-    candidates = (name for name in _names(tree, folder) if not _INTERFACE.match(name))
-    return (name for name in candidates if tree.exists(f"{folder}/{name}/cgroup.procs"))
+def _folders(tree: Tree, folder: str) -> tuple[str, ...]:
+    """The cgroups in a cgroup."""
+    try:
+        return tree.subfolders(folder)
+    except SysfsError:
+        return ()
 
 
 def _names(tree: Tree, folder: str) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ def share_memory(folder: Path = Path("/dev/shm")) -> None:  # noqa: S108 - a par
         folder.chmod(0o1777)
 
 
-class Pace(Struct, frozen=True):
+class SupervisorPace(Struct, frozen=True):
     """Seconds between two probes, for a start, and before the first new start of a daemon that has ended."""
 
     probe_s: float = PROBE_S
@@ -74,10 +74,14 @@ class MpsSupervisor:
         folder: Path,
         set_compute_mode: SetComputeMode,
         control: Callable[[str, Path], MpsControl] = MpsControl,
-        pace: Pace | None = None,
+        pace: SupervisorPace | None = None,
     ) -> None:
         self._files = MpsFiles(folder)
-        self._set_compute_mode, self._control, self._pace = set_compute_mode, control, pace or Pace()
+        self._set_compute_mode, self._control, self._pace = (
+            set_compute_mode,
+            control,
+            pace or SupervisorPace(),
+        )
         self._daemons: dict[str, GpuDaemon] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -169,7 +173,7 @@ class GpuDaemon:
         state: DaemonState,
         control: MpsControl,
         set_compute_mode: SetComputeMode,
-        pace: Pace,
+        pace: SupervisorPace,
         changed: Callable[[], None],
     ) -> None:
         self.state, self.exclusive = state, False

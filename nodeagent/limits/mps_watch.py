@@ -5,7 +5,7 @@ Rules:
 * A GPU that a resource with ``enforcement: mps`` offers needs a daemon. A GPU that is lost does not: a daemon would
   keep the driver from being loaded again.
 * Without ``nodeagent mps``, which holds a lock, no daemon is ready.
-* The programs of a GPU are hit when its daemon has another pid than before. An agent that has just started knows no
+* The programs of a GPU are hit when its daemon has another pid than before. An agent that has just started has no
   earlier pid.
 """
 
@@ -26,7 +26,6 @@ from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.limits.mps_files import DaemonState, MpsFiles, WantedDaemons
 from nodeagent.limits.shares import shares_of
-from nodeagent.model import MpsDaemon
 from nodeagent.supervise import either
 
 log = logging.getLogger(__name__)
@@ -103,9 +102,9 @@ class MpsWatch:
         except (OSError, Unanswered) as error:
             self._inventory.mark_stale("mps", str(error))
             return
-        daemons = tuple(MpsDaemon(uuid, _obstacle(states.get(uuid), runs=runs)) for uuid in wanted.gpus)
+        obstacles = tuple((uuid, _obstacle(states.get(uuid), runs=runs)) for uuid in wanted.gpus)
         self._find_hits(wanted.gpus, states)
-        self._inventory.publish("mps", mps_daemons=daemons)
+        self._inventory.publish("mps", mps_obstacles=obstacles)
 
     async def changed(self, revision: int) -> None:
         """Return when ``revision`` is no longer the present one."""

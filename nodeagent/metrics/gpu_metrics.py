@@ -258,8 +258,8 @@ def gpu_memory_limit_writes(shown: ScrapeInput) -> Iterator[Series]:
     peers="none",
 )
 def gpu_mps_ready(facts: FactIndex) -> Iterator[Series]:
-    for daemon in facts.snapshot.mps_daemons:
-        yield (facts.gpu_name(daemon.uuid),), not daemon.obstacle
+    for uuid, obstacle in facts.snapshot.mps_obstacles:
+        yield (facts.gpu_name(uuid),), not obstacle
 
 
 @live_family(
@@ -271,8 +271,8 @@ def gpu_mps_ready(facts: FactIndex) -> Iterator[Series]:
     peers="none",
 )
 def gpu_mps_daemon_ends(shown: ScrapeInput) -> Iterator[Series]:
-    for daemon in shown.snapshot.mps_daemons:
-        yield (shown.fact_index().gpu_name(daemon.uuid),), shown.mps_ends.get(daemon.uuid, 0)
+    for uuid, _ in shown.snapshot.mps_obstacles:
+        yield (shown.fact_index().gpu_name(uuid),), shown.mps_ends.get(uuid, 0)
 
 
 @fact_family(

@@ -108,7 +108,7 @@ class Accounting(Protocol):
     def accounts(self) -> tuple[GpuAccount, ...]: ...
 
 
-class Limits(Protocol):
+class LimitFigures(Protocol):
     """The limits of GPU memory that the agent sets itself: the shares by state, and the limits set so far."""
 
     def counts(self) -> Mapping[str, int]: ...
@@ -144,7 +144,7 @@ class PageSources(NamedTuple):
     stuck_threads: Callable[[], int]
     cluster: ClusterState
     accounting: Accounting
-    limits: Limits
+    limits: LimitFigures
     mps: MpsEnds
 
 

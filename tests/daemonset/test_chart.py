@@ -105,6 +105,7 @@ def checksums(manifests: list[Manifest]) -> dict[str, str]:
     return {
         one["metadata"]["name"]: one["spec"]["template"]["metadata"]["annotations"].pop(CHECKSUM)
         for one in of_kind(manifests, "DaemonSet")
+        if one["metadata"]["name"] != "nodeagent-mps"  # it has no configuration
     }
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from nodeagent.host.inotify import CONTENT, FolderWatch
 from nodeagent.host.mps_control import MpsControl
 from nodeagent.limits.mps_files import DaemonState, MpsFiles, WantedDaemons
-from nodeagent.limits.mps_supervisor import MpsSupervisor, Pace
+from nodeagent.limits.mps_supervisor import MpsSupervisor, SupervisorPace
 
 BIN = Path(__file__).parent / "bin"
-PACE = Pace(probe_s=0.1, start_s=20.0, again_s=0.01)
+PACE = SupervisorPace(probe_s=0.1, start_s=20.0, again_s=0.01)
 GPUS = ("GPU-aaaa", "GPU-bbbb")
 
 
@@ -69,7 +69,7 @@ class MpsNode:
         return path
 
     def processes(self) -> list[int]:
-        """All daemons and servers of this node, whoever started them, without programs that send a command."""
+        """All daemons and servers of this node, of each supervisor, without programs that send a command."""
         mark = f"CUDA_MPS_PIPE_DIRECTORY={self.folder}/".encode()
         found = []
         for entry in Path("/proc").iterdir():

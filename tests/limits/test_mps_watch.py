@@ -16,7 +16,7 @@ from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.limits.mps_files import DaemonState, DaemonStates, MpsFiles, WantedDaemons
 from nodeagent.limits.mps_watch import NOT_RUNNING, NOT_YET, MpsHit, MpsWatch
-from nodeagent.model import Gpu, Holding, Mount, MpsDaemon, Snapshot, State
+from nodeagent.model import Gpu, Holding, Mount, Snapshot, State
 
 RESOURCE = "x/gpu-mem"
 SHARES = MpsShares("/var/lib/nodeagent/mps", clients=2)
@@ -27,7 +27,7 @@ def gpu(n: int) -> Gpu:
     return Gpu(f"GPU-{n}", n, n, "H100", f"0000:{n + 0x1B:02x}:00.0", 4096, 0)
 
 
-READY = Snapshot(gpus=(gpu(0), gpu(1)), mps_daemons=(MpsDaemon("GPU-0"), MpsDaemon("GPU-1")), holdings=())
+READY = Snapshot(gpus=(gpu(0), gpu(1)), mps_obstacles=(("GPU-0", ""), ("GPU-1", "")), holdings=())
 
 
 def held(n: int, pod: str, *slices: int) -> Holding:
@@ -55,7 +55,7 @@ def test_several_whole_gpus_are_granted_without_mps() -> None:
 
 
 def test_without_its_daemon_a_gpu_is_unhealthy_and_refused() -> None:
-    broken = replace(READY, mps_daemons=(MpsDaemon("GPU-0"), MpsDaemon("GPU-1", "it has crashed")))
+    broken = replace(READY, mps_obstacles=(("GPU-0", ""), ("GPU-1", "it has crashed")))
     first, second = KIND.devices(broken)
     assert first.health.allocatable
     assert (second.health.state, second.health.reasons[0].detail) == (State.UNHEALTHY, "it has crashed")
@@ -63,7 +63,7 @@ def test_without_its_daemon_a_gpu_is_unhealthy_and_refused() -> None:
     assert KIND.free(broken) == {"GPU-0": 4, "GPU-1": 0}
     with pytest.raises(Refused, match="GPU-1 is unhealthy: it has crashed"):
         KIND.allocate(broken, ["GPU-1::0"])
-    assert not any(entry.health.allocatable for entry in KIND.devices(replace(READY, mps_daemons=())))
+    assert not any(entry.health.allocatable for entry in KIND.devices(replace(READY, mps_obstacles=())))
 
 
 def test_no_more_containers_share_a_gpu_than_the_daemon_has_clients() -> None:
@@ -91,7 +91,7 @@ async def test_the_agent_names_the_gpus_and_follows_the_daemons(files: MpsFiles)
     task = asyncio.create_task(watch_of(files, inventory).run())
 
     async def obstacles(*expected: str) -> None:
-        while tuple(daemon.obstacle for daemon in inventory.snapshot.mps_daemons) != expected:
+        while tuple(dict(inventory.snapshot.mps_obstacles).values()) != expected:
             await inventory.changed(inventory.snapshot.revision)
 
     await obstacles(NOT_RUNNING, NOT_RUNNING)
@@ -120,7 +120,7 @@ async def test_the_pods_of_a_gpu_are_hit_when_its_daemon_is_another_one(files: M
     assert files.take_lock() is not None
     files.write_states(DaemonStates((DaemonState("GPU-0", "", 7), DaemonState("GPU-1", "", 8))))
     await watch.look()
-    assert watch.hits == (), "an agent that has just started knows no earlier daemon"
+    assert watch.hits == (), "an agent that has just started has no earlier pid"
     files.write_states(DaemonStates((DaemonState("GPU-0", "", 9, "signal 11"), DaemonState("GPU-1", "", 8))))
     await watch.look()
     assert watch.hits == (MpsHit("GPU-0", "ns", "a", "signal 11"), MpsHit("GPU-0", "ns", "b", "signal 11"))
@@ -140,4 +140,4 @@ async def test_a_broken_file_is_no_daemon(files: MpsFiles) -> None:
     assert files.take_lock() is not None
     (files.folder / "daemons.json").write_text('{"daemons": [{"uuid": 7}]}')
     await watch.look()
-    assert [daemon.obstacle for daemon in inventory.snapshot.mps_daemons] == [NOT_YET, NOT_YET]
+    assert list(dict(inventory.snapshot.mps_obstacles).values()) == [NOT_YET, NOT_YET]
