@@ -6,6 +6,7 @@ Written to ``daemonset/monitoring/dashboards/`` by ``hack/monitoring.py``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,8 @@ class Panel:
     columns: str = ""
     """For a matrix: the label whose values are the columns."""
     states: bool = False
+    empty: str = ""
+    """Shown without series, where that is good news, instead of Grafana's `No data`."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ def links(where: str) -> tuple[Panel, ...]:
             "Flaps per hour",
             "Three or more: cable, optic or switch port.",
             ((f"increase(nodeagent_link_carrier_down_total{selector}[1h]) > 0", "{{instance}} {{device}}"),),
+            empty="no flap",
         ),
         Panel(
             "Speed as a share of the expected speed",
@@ -87,6 +91,7 @@ def links(where: str) -> tuple[Panel, ...]:
             "Bit error ratio before FEC",
             "FEC fails above the line. If one rail rises, check its optics.",
             ((f"nodeagent_link_pre_fec_bit_error_ratio{selector} > 0", "{{instance}} {{device}}"),),
+            empty="no bit errors",
             unit="sci",
             logarithmic=True,
             lines={BER_LIMITS["pre"]: "red"},
@@ -229,6 +234,7 @@ def gpus(where: str) -> tuple[Panel, ...]:
                     "{{instance}} GPU {{gpu}} XID {{xid}}",
                 ),
             ),
+            empty="no XID",
         ),
         Panel(
             "NVLinks down",
@@ -239,6 +245,7 @@ def gpus(where: str) -> tuple[Panel, ...]:
                     "{{instance}} GPU {{gpu}}",
                 ),
             ),
+            empty="no NVLink is down",
         ),
         Panel(
             "Unhealthy GPUs",
@@ -263,6 +270,7 @@ FLEET = Dashboard(
                 "Links by state",
                 "All nodes.",
                 (("sum by (state) (instance_state:nodeagent_links:count) > 0", "{{state}}"),),
+                empty="no link is reported",
                 kind="stat",
                 height=5,
             ),
@@ -330,6 +338,63 @@ FLEET = Dashboard(
                         "{{instance}} {{task}}",
                     ),
                 ),
+                empty="no restart",
+            ),
+        ),
+        "Controller": (
+            Panel(
+                "Replicas that lead",
+                "Exactly one leads and writes; 0 for some seconds when the leader changes.",
+                (("sum(nodeagent_controller_leader)", "leaders"),),
+                kind="stat",
+                height=6,
+                lines={0: "red", 1: "green", 2: "red"},
+                empty="no controller is scraped",
+            ),
+            Panel(
+                "Moves are held",
+                "1: more than a fifth of the nodes would move at once; docs/runbook.md, NodeFabricBreakerOpen.",
+                (("max(nodeagent_fabric_breaker_open)", "held"),),
+                kind="stat",
+                height=6,
+                lines={0: "green", 1: "red"},
+                empty="no plan yet",
+            ),
+            Panel(
+                "Nodes of the fabric",
+                "By state of their report and place.",
+                (
+                    (
+                        "sum by (state) (nodeagent_fabric_nodes and on (instance) (nodeagent_controller_leader == 1))",
+                        "{{state}}",
+                    ),
+                ),
+                kind="stat",
+                height=6,
+                empty="no controller leads",
+            ),
+            Panel(
+                "Writes",
+                "HyperNodes, labels and marks, by result; a fabric at rest causes none.",
+                (
+                    (
+                        "sum by (object, verb, result) (increase(nodeagent_controller_writes_total[10m])) > 0",
+                        "{{object}} {{verb}} {{result}}",
+                    ),
+                ),
+                empty="no writes",
+            ),
+            Panel(
+                "Writes held back",
+                "Moves that wait for stable evidence, and writes that another owner prevents.",
+                (("increase(nodeagent_fabric_suppressed_writes_total[10m]) > 0", "{{instance}}"),),
+                empty="none",
+            ),
+            Panel(
+                "Anomalies of the cabling",
+                "`nodeagent plan` names the cable of each.",
+                (("max by (kind) (nodeagent_fabric_anomalies) > 0", "{{kind}}"),),
+                empty="no anomaly",
             ),
         ),
     },
@@ -364,6 +429,7 @@ NODE = Dashboard(
                     (f"nodeagent_link_health_reason{{{HERE[:-1]}}}", "{{device}}: {{reason}}"),
                     (f"nodeagent_gpu_health_reason{{{HERE[:-1]}}}", "GPU {{gpu}}: {{reason}}"),
                 ),
+                empty="no fault",
                 kind="stat",
                 width=12,
                 height=6,
@@ -388,6 +454,7 @@ NODE = Dashboard(
                 ((f"nodeagent_device_pod_devices{{{HERE[:-1]}}}", ""),),
                 kind="table",
                 width=12,
+                empty="no pod holds a device",
             ),
         ),
         "Links": links(HERE),
@@ -565,16 +632,42 @@ def model(board: Dashboard) -> dict[str, Any]:
 
 def _variables(board: Dashboard) -> Iterable[dict[str, Any]]:
     yield {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
+    yield {
+        "name": "cluster",
+        "label": "Cluster",
+        "type": "query",
+        "datasource": SOURCE,
+        "query": {"query": "label_values(nodeagent_build_info, cluster)", "refId": "cluster"},
+        "refresh": 2,
+        "sort": 1,
+        "includeAll": True,
+        "allValue": ".*",  # matches series without the label too: a single Prometheus sets none
+        "current": {"text": "All", "value": "$__all"},
+    }
     if board.one_node:
         yield {
             "name": "instance",
             "label": "Node",
             "type": "query",
             "datasource": SOURCE,
-            "query": {"query": "label_values(nodeagent_build_info, instance)", "refId": "instance"},
+            "query": {
+                "query": 'label_values(nodeagent_build_info{cluster=~"$cluster"}, instance)',
+                "refId": "instance",
+            },
             "refresh": 2,
             "sort": 1,
         }
+
+
+def in_cluster(expression: str) -> str:
+    """The expression on series of the chosen cluster alone. An external label of Prometheus names the cluster."""
+    texts: list[str] = re.split(r'("[^"]*")', expression)
+
+    def selected(match: re.Match[str]) -> str:
+        return f'{match[1]}{{cluster=~"$cluster"{"," if match[2] else "}"}'
+
+    metric = r"(?<![\w:])((?:\w+:)?nodeagent_[\w:]+|up)(?![\w:])(\{)?"
+    return "".join(text if text.startswith('"') else re.sub(metric, selected, text) for text in texts)
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
@@ -583,7 +676,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         {
             "refId": chr(ord("A") + n),
             "datasource": SOURCE,
-            "expr": expression,
+            "expr": in_cluster(expression),
             "legendFormat": legend or "__auto",
             **({"format": "table", "instant": True} if table else {}),
         }
@@ -607,6 +700,8 @@ def _field(panel: Panel) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [{"color": "transparent" if panel.lines else "green", "value": None}]
     steps += [{"color": color, "value": value} for value, color in panel.lines.items()]
     defaults: dict[str, Any] = {"unit": panel.unit, "thresholds": {"mode": "absolute", "steps": steps}}
+    if panel.empty:
+        defaults["noValue"] = panel.empty
     if panel.states:
         options = {str(n): {"text": text, "color": color, "index": n} for n, (text, color) in STATES.items()}
         defaults["mappings"] = [{"type": "value", "options": options}]

@@ -18,6 +18,7 @@ import asyncio
 import gc
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -186,7 +187,7 @@ class Agent:
                 statuses=self.plugins.statuses,
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,
-                machine_view=lambda: msgspec.json.encode(self.offering.view()),
+                machine_view=self.offering.view,
                 neighbor_view=lambda: msgspec.json.encode(self.sources.neighbor_view()),
                 configuration_fault=lambda: self.file.fault if self.file is not None else "",
                 stuck_threads=gpu_source.stuck_threads,
@@ -194,6 +195,7 @@ class Agent:
                 accounting=self.accounting,
                 limits=self.cgroup_limits,
                 mps=self.mps,
+                node=options.node_name or socket.gethostname(),
             ),
         )
 

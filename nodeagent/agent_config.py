@@ -34,6 +34,7 @@ from nodeagent.kinds.resource_settings import (
     EXAMPLE_VFS,
     ExpectSettings,
     GpuMemResource,
+    MigResource,
     ResourceSettings,
     VfResource,
     VfsEntry,
@@ -79,11 +80,11 @@ class Config(Settings, frozen=True, kw_only=True):
     resources: Annotated[
         tuple[ResourceSettings, ...],
         setting(
-            "Resources offered to the kubelet: entries of kind vf, gpu-mem or gpu.",
+            "Resources offered to the kubelet: entries of kind vf, gpu-mem, mig or gpu.",
             max_length=ENTRIES_MAX,
             example=EXAMPLE_GPU,
         ),
-    ] = (VfResource(), GpuMemResource())
+    ] = (VfResource(), GpuMemResource(), MigResource())
     expect: Annotated[
         ExpectSettings, setting("What this node must offer for its agent to be ready (/readyz).")
     ] = ExpectSettings()

@@ -30,7 +30,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from nodeagent import supervise
 from nodeagent.backoff import JITTER, Backoff
 from nodeagent.bounded_calls import in_thread
 from nodeagent.c_heap import return_free_memory, use_one_heap
@@ -38,8 +37,9 @@ from nodeagent.cluster.fabric_events import FabricEvents
 from nodeagent.cluster.hypernodes import HyperNodeWriter, TreeResult
 from nodeagent.cluster.mirrors import ClusterMirror
 from nodeagent.cluster.node_labels import LabelResult, NodeLabeler
-from nodeagent.config.formats import host_port
+from nodeagent.cluster.write_log import WriteLog
 from nodeagent.controller_config import FabricConfig
+from nodeagent.controller_pages import ControllerPages, ReplicaWrites
 from nodeagent.ending import end_at
 from nodeagent.fabric import Planner, PlanOutcome
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
@@ -47,10 +47,7 @@ from nodeagent.fabric_in_force import FabricInForce, FabricParts, make_parts
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
-from nodeagent.metrics.controller_metrics import ControllerInput, render
-from nodeagent.metrics.text_format import PLAIN, negotiate
 from nodeagent.supervise import ending_signals, first_cause, keep
-from nodeagent.web.server import Page, WebServer
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -127,11 +124,22 @@ class Controller:
             partial(make_parts, namespace=settings.namespace, reader=self._reader, writer=self._writer),
         )
         self._parts = self.fabric.parts
-        self.hypernodes = HyperNodeWriter(self._writer)
-        self.labels = NodeLabeler(self._writer)
+        write_log = WriteLog()
+        self.hypernodes = HyperNodeWriter(self._writer, write_log)
+        self.labels = NodeLabeler(self._writer, write_log)
         self.events = FabricEvents(self._writer, settings.namespace, settings.identity, LEASE)
         self._planned = asyncio.Event()
         self._pause_until = float("-inf")
+        self.pages = ControllerPages(
+            config.web,
+            self.fabric,
+            self.lease,
+            self.progress,
+            ReplicaWrites(self.hypernodes, self.labels, write_log),
+            self._reader,
+            settings.namespace,
+            settings.identity,
+        )
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -203,6 +211,7 @@ class Controller:
             revision = self.cluster.revision
             versions = dict(self.cluster.hypernodes.objects)
             outcome = await self._plan()
+            self.pages.planned()
             result = await self._write(outcome, versions)
             self.progress.held = outcome.breaker is not None
             event_s = await self.events.tell(outcome)
@@ -210,6 +219,7 @@ class Controller:
             if loop.time() >= self._pause_until and labelled.left_out:
                 label_s = min(_left_s(outcome, self._settings.label_s), self._settings.label_s)
                 labelled = await self.labels.label(outcome.relabel, label_s)
+            self.pages.planned()
             if result.versions:
                 await self.cluster.caught_up(result.versions, self._settings.catch_up_s)
             again_s = None
@@ -323,51 +333,16 @@ class Controller:
             except TimeoutError:
                 return
 
-    # --- the web --------------------------------------------------------------------------------------------
-
     async def _serve(self) -> None:
         if not self._settings.listen:
             await asyncio.Event().wait()
             return
-        pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
 
         def listening(port: int) -> None:
             if not self.port.done():
                 self.port.set_result(port)
 
-        await WebServer(pages).run(*host_port(self._settings.listen), listening)
-
-    def _metrics(self, accept: str) -> Page:
-        shown = ControllerInput(
-            self.progress,
-            self.fabric.parts.mirror.parts(),
-            self.hypernodes.writes,
-            self.labels.writes,
-            supervise.restarts,
-            leading=self.lease.leading,
-            switches=self.fabric.parts.switches,
-            marks=self.fabric.parts.marks,
-            startup_taints=startup.writes if (startup := self.fabric.parts.startup) is not None else None,
-            configuration_fault=self.fabric.fault,
-        )
-        return Page(200, *render(shown, openmetrics=negotiate(accept) != PLAIN))
-
-    def _healthz(self, _accept: str) -> Page:
-        return Page(200, b"ok\n")
-
-    def _readyz(self, _accept: str) -> Page:
-        """Ready to lead: every mirror has been complete once. Followers are ready too."""
-        lines, ready = [], True
-        for name, part in self.fabric.parts.mirror.parts().items():
-            ready &= part.synced.is_set()
-            state = "known" if part.synced.is_set() else "not read yet"
-            lines.append(
-                f"{name}: {len(part.objects)} {state}" + (f"; {part.trouble}" if part.trouble else "")
-            )
-        if self.fabric.fault:
-            lines.append(f"configuration: refused, the running one stays: {self.fabric.fault}")
-        lines.append(f"leader: {self.lease.holder or 'none'}{' (this one)' if self.lease.leading else ''}")
-        return Page(200 if ready else 503, "".join(f"{line}\n" for line in lines).encode())
+        await self.pages.serve(self._settings.listen, listening)
 
 
 def _backoff() -> Backoff:

@@ -13,6 +13,7 @@ from nodeagent.config.setting import setting
 from nodeagent.config.settings_file import read_settings
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.switches.switch_settings import SwitchesSettings, switch_conflicts
+from nodeagent.web.web_settings import AccessSettings, web_conflicts
 
 Output = Literal["hypernodes", "labels"]
 FilePath = Annotated[str, formats.form(r"[^\x00-\x1f]+", "a path", at_most=4095)]
@@ -47,6 +48,10 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
     switches: Annotated[SwitchesSettings, setting("How switches are asked for their LLDP neighbors.")] = (
         SwitchesSettings()
     )
+    web: Annotated[
+        AccessSettings,
+        setting("The web server of the controller, at --listen: TLS, access control and the fabric map."),
+    ] = AccessSettings()
     overlap_condition: Annotated[
         bool,
         setting(
@@ -70,3 +75,5 @@ def _conflicts(config: FabricConfig) -> Iterator[Conflict]:
         yield conflict.below("switches")
     for conflict in min_links_conflicts(config.nodes, config.min_links):
         yield conflict.below("nodes")
+    for conflict in web_conflicts(config.web):
+        yield conflict.below("web")

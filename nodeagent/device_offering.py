@@ -25,7 +25,7 @@ from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
-from nodeagent.kubelet.removed_vfs import RemovedVfs
+from nodeagent.kubelet.removed_devices import RemovedDevices
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.machine_view import MachineView, Trouble, machine_view
@@ -72,7 +72,7 @@ class DeviceOffering:
         self._scan_seconds = config.scan_seconds
         self._rails = rails
         self._forget_nics = forget_nics
-        self._removed_vfs = RemovedVfs()
+        self._removed = RemovedDevices()
         self._offer = Offer(config, rails.content.numbering)
         self._logged_rails: Numbering = rails.content.numbering
         self._replaced = asyncio.Event()
@@ -161,10 +161,11 @@ class DeviceOffering:
         self._settle_claims(by_claim, snapshot)
         await self._sizes.save(self.offered)
         await self._save_rails(snapshot)
-        if gone := self._removed_vfs.take(snapshot, time.monotonic()):
-            log.info("Removed VFs leave the device lists: no pod holds them. vfs=%s", ",".join(sorted(gone)))
+        if gone := self._removed.take(snapshot, time.monotonic()):
+            names = ",".join(sorted(gone))
+            log.info("Removed devices leave the device lists: no pod holds them. devices=%s", names)
             self._forget_nics(gone)
-        self._plugins.update(self.offered, snapshot, self._removed_vfs.gone)
+        self._plugins.update(self.offered, snapshot, self._removed.gone)
         return snapshot
 
     def _decide(self, snapshot: Snapshot) -> tuple[list[DeviceKind], list[Withheld]]:

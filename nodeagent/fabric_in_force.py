@@ -8,6 +8,7 @@ The new planner starts from the published tree, with the times and the breaker o
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,8 @@ from nodeagent.kube.client import ApiClient
 from nodeagent.supervise import Fatal, beside, keep
 from nodeagent.switches.switch_poller import SwitchPoller, SwitchReader
 from nodeagent.switches.switch_settings import SwitchesSettings
+
+log = logging.getLogger(__name__)
 
 
 class FabricParts(NamedTuple):
@@ -82,6 +85,8 @@ class FabricInForce:
     def _adopt(self, config: FabricConfig, topology: Topology) -> None:
         """Raises ``Fatal`` and then changes nothing."""
         self.parts = self._make(config, topology)
+        if config.web != self._config.web:
+            log.warning("A changed setting takes effect when the controller is restarted. setting=web")
         self._config, self._topology = config, topology
         self._replaced.set()
         self._replaced = asyncio.Event()

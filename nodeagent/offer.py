@@ -44,6 +44,7 @@ from nodeagent.kinds.resource_settings import (
     ExpectSettings,
     GpuMemResource,
     GpuResource,
+    MigResource,
     ResourceSettings,
     VfResource,
 )
@@ -197,8 +198,8 @@ class Offer:
     def _nothing_offered(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for entry in self.config.resources:
             kinds = tuple(self._kinds_of(entry, snapshot, frozenset()))
-            if any(kind.hardware(snapshot) for kind in kinds):
-                continue
+            if isinstance(entry, MigResource) or any(kind.hardware(snapshot) for kind in kinds):
+                continue  # MIG devices are made while the agent runs
             if isinstance(entry, VfResource):
                 source, shortage = "pci", self._vf_shortage(entry, snapshot)
             else:
@@ -255,7 +256,8 @@ class Offer:
         kinds = [kind for _, kind in self._all_kinds(snapshot)]
         if expect.gpus is not None:
             gone = {gpu.uuid for gpu in snapshot.gpus if gpu.lost}
-            offered = {uuid for kind in kinds if kind.source == "gpus" for uuid in kind.hardware(snapshot)}
+            lists = (kind.devices(snapshot) for kind in kinds if kind.source == "gpus")
+            offered = {entry.parent for devices in lists for entry in devices}
             yield from _too_few("gpus", expect.gpus, offered, gone)
         if expect.nics is not None:
             gone = {pf.pci_address for pf in snapshot.functions if pf.missing}
@@ -333,7 +335,7 @@ class Offer:
 
 
 def _by_claim(entry: ResourceSettings) -> bool:
-    return not isinstance(entry, GpuResource) and entry.mode == "dra"
+    return isinstance(entry, VfResource | GpuMemResource) and entry.mode == "dra"
 
 
 def _too_few(setting: str, expected: int, offered: set[str], gone: set[str]) -> Iterator[Trouble]:

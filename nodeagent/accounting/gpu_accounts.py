@@ -39,25 +39,38 @@ def accounts(
     """Return the account of each GPU, by index.
 
     ``slice_bytes`` is the size of a slice by resource. Every other device whose ID is a GPU's UUID stands for all of
-    its memory. A GPU without an entry in ``usage`` was not measured.
+    its memory, and a MIG device for its own. A GPU without an entry in ``usage`` was not measured.
     """
     sizes = {gpu.uuid: gpu.memory_mib << 20 for gpu in snapshot.gpus}
+    parts = {
+        device.uuid: (gpu.uuid, device.memory_mib << 20)
+        for gpu in snapshot.gpus
+        for device in gpu.mig_devices
+    }
     granted: dict[str, dict[tuple[str, str], int]] = {uuid: {} for uuid in sizes}
     for holding in snapshot.holdings or ():
-        for uuid, size in _grants(holding, sizes, slice_bytes.get(holding.resource)).items():
+        for uuid, size in _grants(holding, sizes, parts, slice_bytes.get(holding.resource)).items():
             pods = granted[uuid]
             pod = (holding.namespace, holding.pod)
             pods[pod] = min(pods.get(pod, 0) + size, sizes[uuid])
     return tuple(_account(uuid, granted[uuid], usage.get(uuid)) for uuid in sizes)
 
 
-def _grants(holding: Holding, sizes: Mapping[str, int], slice_bytes: int | None) -> dict[str, int]:
-    """The bytes of each GPU that a container holds."""
+def _grants(
+    holding: Holding,
+    sizes: Mapping[str, int],
+    parts: Mapping[str, tuple[str, int]],
+    slice_bytes: int | None,
+) -> dict[str, int]:
+    """The bytes of each GPU that a container holds. ``parts``: the GPU and the bytes of each MIG device."""
     grants: dict[str, int] = {}
     for id_ in holding.device_ids:
         uuid = id_.partition("::")[0]
         if uuid in sizes:
             grants[uuid] = grants.get(uuid, 0) + (sizes[uuid] if slice_bytes is None else slice_bytes)
+        elif uuid in parts:
+            uuid, size = parts[uuid]
+            grants[uuid] = grants.get(uuid, 0) + size
     return grants
 
 

@@ -32,6 +32,7 @@ import msgspec
 
 from nodeagent.cluster.node_marks import StoredCondition
 from nodeagent.cluster.retry import FailureLog
+from nodeagent.cluster.write_log import WriteLog
 from nodeagent.fabric.hypernode import OURS, OWN_ANNOTATIONS, SOURCE_LABEL, HyperNode, render
 from nodeagent.fabric.outcome import TreeWrite
 from nodeagent.kube.client import ApiClient, ApiError
@@ -60,8 +61,8 @@ class TreeResult:
 class HyperNodeWriter:
     """Write the tree."""
 
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
+    def __init__(self, client: ApiClient, write_log: WriteLog) -> None:
+        self._client, self._write_log = client, write_log
         self.writes: Counter[tuple[str, str]] = Counter()
         """By verb and result: ``ok``, ``conflict``, ``refused`` or ``unreachable``."""
         self._failures: dict[str, str] = {}
@@ -79,6 +80,7 @@ class HyperNodeWriter:
             except ApiError as error:
                 self.writes[write.verb, _outcome(error)] += 1
                 result.failed.append((write, error))
+                self._write_log.add(write.verb, f"HyperNode {write.object.name}", write.reason, str(error))
                 self._log_failure(write, error)
                 if error.retry_after_s is not None or error.status is None:
                     result.left_out += len(writes) - place - 1
@@ -86,6 +88,7 @@ class HyperNodeWriter:
                     break
                 continue
             done.add(place)
+            self._write_log.add(write.verb, f"HyperNode {write.object.name}", write.reason)
             self.writes[write.verb, "ok"] += 1
             if self._failures.pop(write.object.name, None):
                 log.info("A HyperNode can be written again. name=%s", write.object.name)

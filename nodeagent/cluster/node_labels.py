@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from nodeagent.cluster.node_marks import NodeMarks
 from nodeagent.cluster.retry import FailureLog
+from nodeagent.cluster.write_log import WriteLog
 from nodeagent.kube.client import ApiClient, ApiError
 
 PER_SECOND = 50.0
@@ -36,8 +37,9 @@ class LabelResult:
 
 
 class NodeLabeler:
-    def __init__(self, client: ApiClient, per_second: float = PER_SECOND) -> None:
+    def __init__(self, client: ApiClient, write_log: WriteLog, per_second: float = PER_SECOND) -> None:
         self._node_marks = NodeMarks(client)
+        self._write_log = write_log
         self._gap_s = 1.0 / per_second
         self.writes: Counter[str] = Counter()
         """By result: ``ok``, ``gone`` or ``failed``."""
@@ -46,6 +48,15 @@ class NodeLabeler:
 
     async def label(self, relabel: Mapping[str, Mapping[str, str | None]], for_s: float) -> LabelResult:
         """Write the labels of these Nodes, for at most ``for_s`` seconds."""
+        before = self.writes["ok"]
+        try:
+            return await self._label(relabel, for_s)
+        finally:
+            if (count := self.writes["ok"] - before) > 0:
+                nodes = f"Node {self._last}" if count == 1 else f"{count} Nodes"
+                self._write_log.add("patch", nodes, "labels of the position in the tree")
+
+    async def _label(self, relabel: Mapping[str, Mapping[str, str | None]], for_s: float) -> LabelResult:
         names = sorted(relabel)
         first = bisect_right(names, self._last)
         until = asyncio.get_running_loop().time() + for_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from nodeagent.commands.log_lines import log_to_stderr
@@ -15,8 +16,8 @@ from nodeagent.commands.options import (
     config_option,
     json_option,
     seconds,
-    terminal_width,
 )
+from nodeagent.commands.terminal import colored, screen
 
 
 def add(add: Add) -> None:
@@ -84,7 +85,8 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         print(doctor.as_json(report.findings))
     else:
-        print(doctor.as_table(doctor.TOPICS, report.findings, terminal_width()))
+        on = screen()
+        print(doctor.as_table(doctor.TOPICS, report.findings, on.width, partial(colored, on=on)))
     code = GOOD if report.good else FAILED
     if report.hung:
         sys.stdout.flush()

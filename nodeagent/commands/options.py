@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,10 +83,3 @@ def text(path: Path) -> str:
     from nodeagent.followed_configuration import configuration_text, read_at_start
 
     return read_at_start(path, partial(configuration_text, path))
-
-
-def terminal_width() -> int | None:
-    """Columns of the terminal on stdout; ``None`` for a file or a pipe, whose lines are not wrapped."""
-    import shutil
-
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

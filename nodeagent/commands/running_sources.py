@@ -24,6 +24,7 @@ class RunningSources:
         remembered = discovery.open_remembered_gpus(config.health, root)
         self.inventory = Inventory()
         self.gpu_publisher = GpuPublisher(discovery.health_service(config), remembered)
+        self.rails = discovery.open_rails(config, root)
         quiet = msgspec.structs.replace(config.lldp, transmit=False)
         self._sources = discovery.Discovery(
             self.inventory,
@@ -31,7 +32,7 @@ class RunningSources:
             root,
             gpu_publisher=self.gpu_publisher,
             sampled=True,
-            rails=discovery.open_rails(config, root),
+            rails=self.rails,
         )
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -37,6 +37,8 @@ VF_FIELDS = {"rail": 3, "netdev": 15}
 terminating zero."""
 GPU_FIELDS = {"gpu": 3}
 """The same for resources of GPU memory."""
+MIG_FIELDS = {"profile": 24}
+"""The same for resources of MIG devices: ``1c.3g.40gb.me.all``, and some room for later words."""
 
 
 def form(
@@ -200,6 +202,12 @@ PREFIX = form(_SUBDOMAIN, "a DNS subdomain", at_most=PREFIX_MAX, check=prefix_co
 NAME = form(_NAME, _NAME_MEANING, at_most=NAME_MAX, check=name_complaint)
 VF_TEMPLATE = _template(VF_FIELDS)
 GPU_TEMPLATE = _template(GPU_FIELDS)
+MIG_TEMPLATE = form(
+    r"([A-Za-z0-9][-A-Za-z0-9_.]*)?\{profile\}([-A-Za-z0-9_.]*[A-Za-z0-9])?",
+    f"{_NAME_MEANING}, and the field {{profile}} once",
+    at_most=NAME_MAX,
+    check=lambda template: _template_complaint(template, MIG_FIELDS),
+)
 LISTEN = form(
     r"(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:\[\]/]*):[0-9]{1,5}", "an address such as :9808", check=_listen_complaint
 )

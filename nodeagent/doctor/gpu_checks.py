@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from nodeagent.doctor.target import Target
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.enforcement import LIMITS_DRIVER
-from nodeagent.kinds.resource_settings import GpuMemResource
+from nodeagent.kinds.resource_settings import GpuMemResource, MigResource
 from nodeagent.model import Gpu, GpuFunction, LimitSupport
 from nodeagent.sources.host_paths import GPU_NODES
 from nodeagent.sources.limit_support import limit_support
@@ -71,10 +72,15 @@ TOPIC = Topic(
             "agent runs.",
             "run driver r565 or newer",
         ),
-        "mig_on": Advice(
-            "MIG partitions a GPU in hardware: its memory is not offered in slices, and it is Unhealthy.",
-            "nvidia-smi -i N -mig 0, or exclude the GPU with `select`",
+        "mig_not_offered": Advice(
+            "MIG divides a GPU in hardware: only its MIG devices are offered, and only by an entry of kind mig.",
+            "add `- kind: mig` to resources, or switch MIG off: nvidia-smi -i N -mig 0",
         ),
+        "mig_empty": Advice(
+            "A GPU in MIG mode without MIG devices is of no use. The devices are lost at a reboot, MIG mode is not.",
+            "make devices: nvidia-smi mig -i N -cgi PROFILES -C, or NVIDIA's mig-parted at boot",
+        ),
+        "mig": FACT,
         "gpu_nodes": Advice(
             "CUDA opens these device nodes, which do not exist until a program has created them.",
             "run nvidia-modprobe -u -c=0 at boot, or nvidia-persistenced",
@@ -144,7 +150,7 @@ def findings(gpus: GpuFacts, config: Config) -> Iterator[Finding]:
     elif answer.error is not None:
         yield from _refused(answer, ours)
     else:
-        yield from _answered(gpus, answer, ours)
+        yield from _answered(gpus, answer, ours, config)
         yield from _limits(gpus, answer, config)
 
 
@@ -159,7 +165,9 @@ def _refused(answer: DriverAnswer, on_bus: Mapping[str, str | None]) -> Iterator
         yield TOPIC.ok("gpus_none", "no NVIDIA GPU on the PCI bus, and no driver")
 
 
-def _answered(gpus: GpuFacts, answer: DriverAnswer, on_bus: Mapping[str, str | None]) -> Iterator[Finding]:
+def _answered(
+    gpus: GpuFacts, answer: DriverAnswer, on_bus: Mapping[str, str | None], config: Config
+) -> Iterator[Finding]:
     module = f", kernel module {gpus.module}" if gpus.module and gpus.module != answer.version else ""
     yield TOPIC.ok("driver", f"NVIDIA {answer.version or 'of an unknown version'}{module}")
     names = sorted({reading.name or "?" for reading in answer.readings})
@@ -173,8 +181,9 @@ def _answered(gpus: GpuFacts, answer: DriverAnswer, on_bus: Mapping[str, str | N
             yield TOPIC.note("gpu_excluded", f"the driver leaves {address} out")
         elif None not in listed:
             yield TOPIC.fix("gpu_missing", f"{address} is on the PCI bus, but the driver does not list it")
+    offers_mig = any(isinstance(entry, MigResource) for entry in config.resources)
     for reading in answer.readings:
-        yield from _reading(reading)
+        yield from _reading(reading, offers_mig=offers_mig)
     old = _major(answer.version)
     if old is not None and old < _RECOVERY_DRIVER and answer.readings:
         yield TOPIC.note("recovery_untold", f"driver {answer.version}")
@@ -183,14 +192,20 @@ def _answered(gpus: GpuFacts, answer: DriverAnswer, on_bus: Mapping[str, str | N
         yield TOPIC.warn("gpu_nodes", f"{', '.join(missing)}: missing")
 
 
-def _reading(reading: GpuReading) -> Iterator[Finding]:
+def _reading(reading: GpuReading, *, offers_mig: bool) -> Iterator[Finding]:
     name = f"GPU {reading.index} ({reading.uuid or reading.pci_address or 'nameless'})"
     if reading.lost or reading.fault:
         yield TOPIC.fix("gpu_fault", f"{name}: {'lost' if reading.lost else reading.fault}")
     if reading.recovery_action not in (None, "none"):
         yield TOPIC.fix("gpu_recovery", f"{name}: {reading.recovery_action}")
-    if reading.mig:
-        yield TOPIC.warn("mig_on", f"{name} is in MIG mode")
+    if reading.mig and not offers_mig:
+        yield TOPIC.warn("mig_not_offered", f"{name} is in MIG mode")
+    elif reading.mig and reading.mig_devices == ():
+        yield TOPIC.warn("mig_empty", f"{name} is in MIG mode and has no MIG device")
+    elif reading.mig and reading.mig_devices:
+        profiles = Counter(device.profile for device in reading.mig_devices)
+        listed = ", ".join(f"{count} x {profile}" for profile, count in sorted(profiles.items()))
+        yield TOPIC.ok("mig", f"{name} has MIG devices: {listed}")
 
 
 def _limits(gpus: GpuFacts, answer: DriverAnswer, config: Config) -> Iterator[Finding]:

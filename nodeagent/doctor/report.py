@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 from nodeagent.doctor.finding import Finding, Level, Topic, count
@@ -17,8 +17,14 @@ WIDTH_MIN = 60
 """Minimum number of columns; a narrower terminal gets unwrapped lines."""
 
 
-def as_table(topics: Sequence[Topic], findings: Sequence[Finding], width: int | None = None) -> str:
-    """Groups of aligned lines and a summary. ``width``: columns of the terminal; ``None``: no terminal."""
+def as_table(
+    topics: Sequence[Topic],
+    findings: Sequence[Finding],
+    width: int | None = None,
+    paint: Callable[[str], str] = str,
+) -> str:
+    """Groups of aligned lines and a summary. ``width``: columns of the terminal; ``None``: no terminal. ``paint``
+    gives the word of a level its color."""
     keys = max((len(finding.key) for finding in findings), default=0)
     parts = []
     for topic in topics:
@@ -27,7 +33,7 @@ def as_table(topics: Sequence[Topic], findings: Sequence[Finding], width: int | 
             line
             for finding, after in zip(group, [*group[1:], None], strict=False)
             for line in _lines(
-                finding, keys, width, repeated=after is not None and _advice(after) == _advice(finding)
+                finding, keys, width, paint, repeated=after is not None and _advice(after) == _advice(finding)
             )
         ]
         if lines:
@@ -61,10 +67,14 @@ def _advice(finding: Finding) -> tuple[str, str, str]:
     return finding.key, finding.why, finding.remedy
 
 
-def _lines(finding: Finding, keys: int, width: int | None, *, repeated: bool) -> Iterator[str]:
+def _lines(
+    finding: Finding, keys: int, width: int | None, paint: Callable[[str], str], *, repeated: bool
+) -> Iterator[str]:
     """``repeated``: the next finding has the same reason and remedy, and prints them."""
     head = f"  {finding.level:<4}  {finding.key:<{keys}}  "
-    yield from _wrapped(one_line(finding.what), head, width)
+    first, *others = _wrapped(one_line(finding.what), head, width)
+    yield first.replace(finding.level, paint(finding.level), 1)
+    yield from others
     for word, sentence in (("why", finding.why), ("do", finding.remedy)):
         if sentence and not repeated:
             yield from _wrapped(one_line(sentence), f"{'':{len(head)}}{word + ':':<5}", width)

@@ -19,7 +19,7 @@ from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent.doctor.target import Target
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, VfResource
+from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, MigResource, VfResource
 from nodeagent.model import Gpu
 from nodeagent.sources.host_paths import CDI_FOLDERS, VENDOR_KIND, parsed
 
@@ -352,7 +352,8 @@ def _defined(facts: RuntimeFacts, config: Config, gpus: Sequence[Gpu]) -> Iterat
     wants = [
         entry
         for entry in config.resources
-        if isinstance(entry, GpuMemResource | GpuResource) and entry.device_list_strategy == "cdi"
+        if isinstance(entry, GpuMemResource | GpuResource | MigResource)
+        and entry.device_list_strategy == "cdi"
     ]
     if not wants or not gpus:
         return

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+import msgspec
+
 from nodeagent.fabric.hypernode import HyperNode
 
 
@@ -70,6 +72,17 @@ class TreeWrite:
     object: HyperNode
     after: tuple[int, ...] = ()
     reason: str = ""
+
+
+class WriteRecord(msgspec.Struct, frozen=True):
+    """A write to the API server that this replica has sent. ``at``: Unix time in seconds. ``result``: ``ok``, or why
+    it failed."""
+
+    at: float
+    verb: str
+    object: str
+    reason: str
+    result: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,11 @@ SWITCH_GUID, ADAPTER_GUID = "switch-guid", "hca-guid"
 """The subtypes of InfiniBand: the chassis ID is the GUID of a switch chip or of an adapter."""
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LAST = 1 << 31
+STATE_LETTERS = {
+    "missing": "-", "down": "x", "miscabled": "m", "degraded": "d", "unknown": "?", "healthy": "h", "unused": "o",
+}  # fmt: skip
+"""A letter for each state of a link; a state of a later version counts as unknown."""
+UNKNOWN_LETTER = STATE_LETTERS["unknown"]
 
 T = TypeVar("T", bound=Hashable)
 
@@ -55,12 +60,23 @@ class LinkSlot(NamedTuple):
 Shape = tuple[LinkSlot, ...]
 
 
+class OtherLink(NamedTuple):
+    """A link outside the fabric of the tree, such as one for storage. It counts for no group."""
+
+    link: str
+    fabric: str
+    switch: str
+
+
 class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
     """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale``, ``contested``, ``miscabled`` and
     ``unused`` is for this link; ``unused``: the node expects no cable there.
 
     ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up. ``macs`` are
     the MAC addresses of all links of the node, of other fabrics too: six octets each.
+
+    ``states`` has a letter of ``STATE_LETTERS`` for each link of ``shape``, then one for each link of ``others``.
+    The tree does not depend on these two.
     """
 
     shape: Shape
@@ -72,6 +88,8 @@ class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
     up: int
     incomplete: bool
     macs: bytes
+    states: str = ""
+    others: tuple[OtherLink, ...] = ()
 
 
 class InternPool:
@@ -113,8 +131,11 @@ class ReportReader:
         ports: list[str] = []
         stale = contested = miscabled = unused = up = 0
         incomplete = False
-        for bit, link in enumerate(self._of_fabric(links)):
+        letters: list[str] = []
+        of_fabric = list(self._of_fabric(links))
+        for bit, link in enumerate(of_fabric):
             state = (link.state or "").lower()
+            letters.append(STATE_LETTERS.get(state, UNKNOWN_LETTER))
             is_down = state in NOT_UP
             up += not is_down
             if state == "miscabled":
@@ -137,6 +158,13 @@ class ReportReader:
         shape = tuple(slots)
         if shape != self._shape:
             self._shape = pool(shape)
+        others: list[OtherLink] = []
+        if len(of_fabric) < len(links.links):
+            named = {link.name for link in of_fabric}
+            for link in sorted(links.links, key=_order):
+                if link.name not in named:
+                    letters.append(STATE_LETTERS.get((link.state or "").lower(), UNKNOWN_LETTER))
+                    others.append(_other(link))
         return CompactReport(
             self._shape,
             pool(tuple(ports)),
@@ -147,6 +175,8 @@ class ReportReader:
             up,
             incomplete,
             b"".join(octets(mac) for mac in macs if mac is not None),
+            pool("".join(letters)),
+            pool(tuple(others)),
         )
 
     def _slot(self, link: NodeLink, neighbor: LinkNeighbor | None) -> LinkSlot:
@@ -189,6 +219,12 @@ class ReportReader:
         if not has_fabrics and (speed <= 0 or speed * 2 >= fastest):
             return self._rules.fabric
         return link.fabric
+
+
+def _other(link: NodeLink) -> OtherLink:
+    neighbor = link.neighbor
+    switch = "" if neighbor is None else neighbor.system_name or neighbor.chassis_id.value
+    return OtherLink(link.name, link.fabric or "", switch)
 
 
 def _announcement(neighbor: LinkNeighbor) -> SwitchAnnouncement:

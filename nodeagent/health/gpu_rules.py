@@ -96,7 +96,7 @@ def _measure_unreadable(view: GpuView) -> Measured:
 
 
 def _measure_mig(view: GpuView) -> Measured:
-    sentence = "MIG divides this GPU, so its memory is not sliced."
+    sentence = "MIG divides this GPU: only its MIG devices are offered."
     return Measured(float(view.reading.mig), "", sentence=sentence)
 
 
@@ -115,8 +115,8 @@ MIG_ENABLED = Rule(
     key="mig_enabled",
     state=State.HEALTHY,
     measure=_measure_mig,
-    withdraws=True,
-    witnesses=BY_READING | {"person"},  # a person switched MIG on, so the guard lets it pass
+    withdraws=False,
+    witnesses=BY_READING,
 )
 RECOVERY_PREFIX = "recovery_"
 

@@ -202,9 +202,9 @@ class GpuState(JudgedDevice):
             *(rule for rule in xids if rule.withdraws),
             *(rule for rule in measured if rule.withdraws),
             self._shared.unreadable,
-            MIG_ENABLED,
             *(rule for rule in xids if not rule.withdraws),
             *(rule for rule in measured if not rule.withdraws),
+            MIG_ENABLED,
         )
 
     def _announced(self) -> Iterator[Rule]:
@@ -236,12 +236,11 @@ class GpuState(JudgedDevice):
         return frozenset().union(*(rule.witnesses for rule in rules))
 
     def health(self) -> Health:
-        """Return the health before the guard. MIG is not a fault: such a GPU is healthy, but MIG distributes its
-        memory, so it cannot be sliced as well."""
+        """Return the health before the guard. MIG is not a fault: such a GPU is healthy, and its MIG devices are."""
         reasons = [Reason(fault.rule.key, fault.hold.text) for fault in self.active]
         state = gravest(fault.rule.state for fault in self.active)
         if self.in_doubt:
-            slight = sum(fault.rule.withdraws and fault.rule is not MIG_ENABLED for fault in self.active)
+            slight = sum(fault.rule.withdraws for fault in self.active)
             sentence = f"The driver cannot read this GPU: {self.reading.fault}."
             reasons.insert(slight, Reason(self._shared.unreadable.key, sentence))
             state = State.UNHEALTHY if state is State.UNHEALTHY else State.UNKNOWN

@@ -167,7 +167,7 @@ def _complaints(settings: RuleSettings) -> Iterator[tuple[str, str]]:
         if value is None:
             continue
         if not before.has_threshold:
-            yield key, f"{settings.rule} is {before.unit} and has no {key}; only its times can be changed"
+            yield key, f"{settings.rule} is a fact and has no {key}; only its times can be changed"
         elif value < 0 and not before.may_be_negative:
             yield key, f"must be at least 0 {before.unit}, is {value:g}"
     if settings.window_seconds is not None and before.window_s is None:

@@ -7,7 +7,7 @@ replaces a missing fact (in a replay) and an older fact (when a scan hangs), and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from nodeagent.health.adapter_rules import is_slow
 from nodeagent.health.carrier_losses import (
@@ -354,9 +354,10 @@ class NicState(JudgedDevice):
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def figures(self, now: float) -> DeviceFigures:
-        values: Mapping[str, float] = dict(self.values)
+        keys = (rule.key for rule in self._rules if rule.has_threshold)  # the state shows the others
+        values = {key: self.values[key] for key in keys if key in self.values}
         if self.expected_mbps is not None:
-            values = {**values, "expected_speed_mbps": self.expected_mbps}
+            values["expected_speed_mbps"] = self.expected_mbps
         penalty = self.losses.penalty.now(now, damping(self._rules).window_s or 600.0)
         return DeviceFigures(
             self.changed_at, penalty, dict(self.transitions), values, self.history.implausible

@@ -19,8 +19,8 @@ from nodeagent.model import State
 if TYPE_CHECKING:
     from nodeagent.health.health_settings import RuleSettings
 
-YES_OR_NO = "yes or no"
-"""The unit of a rule without thresholds."""
+YES_OR_NO = "when it occurs"
+"""The unit of a rule without thresholds, and its text in tables."""
 
 
 class Measured(NamedTuple):
@@ -153,7 +153,7 @@ def threshold(rule: Rule) -> str:
     """Return the threshold in words, such as ``≥ 10 per second``; of a rule without thresholds its unit."""
     if rule.limit is not None or not rule.has_threshold:
         return rule.limit or rule.unit
-    return f"{'<' if rule.below else '≥'} {rule.enter:g} {rule.unit}"
+    return _bound("<" if rule.below else "≥", rule.enter, rule.unit)
 
 
 def clears(rule: Rule) -> str:
@@ -162,5 +162,29 @@ def clears(rule: Rule) -> str:
         return rule.clears
     end = "when it ends"
     if rule.has_threshold:
-        end = f"{'≥' if rule.below else '≤'} {rule.clear:g} {rule.unit}"
+        end = _bound("≥" if rule.below else "≤", rule.clear, rule.unit)
     return f"{end}, for {rule.clear_for_s:g} s" if rule.clear_for_s else end
+
+
+def _bound(sign: str, value: float, unit: str) -> str:
+    """Return one bound as people write it, such as ``≥ 50 % of the time`` or ``less than expected``."""
+    if unit.endswith(" above the limit"):
+        return _beside_the_limit(sign, value, unit.partition(" ")[0])
+    if unit == "of expected" and value == 1:
+        return "less than expected" if sign == "<" else "as expected"
+    if unit in ("of expected", "of the time"):
+        return f"{sign} {100 * value:g} % {unit}"
+    if sign == "≤" and value == 0:
+        return "none"
+    return f"{sign} {value:g} {unit.removesuffix('s') if value == 1 else unit}"
+
+
+def _beside_the_limit(sign: str, value: float, unit: str) -> str:
+    if value == 0:
+        return {"<": "below the limit", "≥": "at the limit or above", "≤": "at the limit or below"}[sign]
+    side = "above" if value > 0 else "below"
+    farther = (sign == "≥") == (value > 0)
+    size = f"{abs(value):g} {unit}"
+    if sign == "<":
+        return f"{'less' if value > 0 else 'more'} than {size} {side} the limit"
+    return f"{size} or {'more' if farther else 'less'} {side} the limit"

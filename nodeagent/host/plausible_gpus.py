@@ -1,7 +1,8 @@
 """Readings that cannot be true lose their UUID and get a fault, so that one GPU with nonsense costs no other GPU. Pure.
 
 The rest of the agent can rely on this: a UUID can name a CDI device and is unique, as are PCI address and minor
-number; a slice list of the memory has an end; a text is on one line.
+number; a slice list of the memory has an end; a text is on one line. The UUID and the profile of a MIG device can name
+a CDI device and a resource.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ _MINOR_MAX = (1 << 20) - 1
 """The kernel's largest minor number. NVML's type is unsigned, so -1 is 4294967295."""
 # "all", "none" and "0" would be valid CDI names too, but mean something else to NVIDIA's runtime.
 _UUID = re.compile(r"GPU-[0-9A-Za-z]([-_.0-9A-Za-z]*[0-9A-Za-z])?")
+_MIG_UUID = re.compile(r"MIG-[0-9A-Za-z]([-0-9A-Za-z]{0,34}[0-9A-Za-z])?")
+_PROFILE = re.compile(r"[0-9a-z][-+.0-9a-z]{0,22}[0-9a-z]")
+"""``1g.10gb``, ``1c.3g.40gb+me.all``: the part of a resource's name after ``mig-``."""
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 
 
@@ -35,6 +39,7 @@ def plausible(readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
     uuids = Counter(reading.uuid for reading in readings)
     addresses = Counter(reading.pci_address for reading in readings)
     minors = Counter(reading.minor for reading in readings)
+    migs = Counter(device.uuid for reading in readings for device in reading.mig_devices or ())
 
     def nonsense(reading: GpuReading) -> Iterator[str]:
         uuid, address, minor, memory = reading.uuid, reading.pci_address, reading.minor, reading.memory_mib
@@ -52,6 +57,11 @@ def plausible(readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
             yield f"the minor number {minor} of another GPU"
         if memory is not None and not is_memory(memory):
             yield f"{memory} MiB of memory"
+        for device in reading.mig_devices or ():
+            if not (_MIG_UUID.fullmatch(device.uuid) and _PROFILE.fullmatch(device.profile)):
+                yield f"the MIG device {shown(device.uuid)} with the profile {shown(device.profile)}"
+            elif migs[device.uuid] > 1:
+                yield f"the MIG device {device.uuid} twice"
 
     def checked(reading: GpuReading) -> GpuReading:
         name = None if reading.name is None else one_line(reading.name, NAME_MAX)
@@ -68,6 +78,7 @@ def plausible(readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
             mig=reading.mig,
             lost=reading.lost,
             fault=one_line(f"the driver reports {found}", _FAULT_MAX),
+            mig_devices=None,
         )
 
     return tuple(checked(reading) for reading in readings)

@@ -8,14 +8,24 @@ devices add up, so they are the default.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import combinations
 from typing import Literal
 
 from nodeagent import cdi
 from nodeagent.affinity import affinity
 from nodeagent.kinds import distance
-from nodeagent.model import Allocation, DeviceNode, Function, Gpu, Holding, HostPaths, Mount, Snapshot
+from nodeagent.model import (
+    Allocation,
+    DeviceNode,
+    Function,
+    Gpu,
+    Holding,
+    HostPaths,
+    MigDevice,
+    Mount,
+    Snapshot,
+)
 
 Strategy = Literal["cdi", "envvar"]
 
@@ -36,13 +46,20 @@ def selected(snapshot: Snapshot, uuids: frozenset[str] | None) -> tuple[Gpu, ...
     return tuple(gpu for gpu in snapshot.gpus if uuids is None or gpu.uuid in uuids)
 
 
-def held_elsewhere(snapshot: Snapshot, resource: str) -> dict[str, Holding]:
-    """Return the GPUs that pods hold through another resource, of this agent or of another plugin, by UUID.
+MIG_MINORS = "/proc/driver/nvidia-caps"
+"""The folder with the numbers of the device nodes of MIG devices."""
+
+
+def held_elsewhere(
+    snapshot: Snapshot, resource: str, names: Collection[str] | None = None
+) -> dict[str, Holding]:
+    """Return the GPUs that pods hold through another resource, of this agent or of another plugin, by UUID. With
+    ``names`` these MIG devices are looked for in place of GPUs.
 
     This happens after a GPU has moved to another resource while a pod holds it, and if the vendor's device plugin
     offers the same GPUs. The IDs of all these plugins are ``<uuid>`` or ``<uuid>::<n>``.
     """
-    uuids = {gpu.uuid for gpu in snapshot.gpus}
+    uuids = {gpu.uuid for gpu in snapshot.gpus} if names is None else names
     return {
         uuid: holding
         for holding in snapshot.holdings or ()
@@ -71,6 +88,19 @@ def grant(
     if control_nodes:
         nodes = [f"/dev/nvidia{gpu.minor}" for gpu in gpus if gpu.minor is not None]
         nodes.extend(control_nodes)
+    return grant_named(uuids, nodes, strategy=strategy, cdi_kind=cdi_kind, env=env, mounts=mounts)
+
+
+def grant_named(
+    uuids: Sequence[str],
+    nodes: Sequence[str],
+    *,
+    strategy: Strategy,
+    cdi_kind: str,
+    env: tuple[tuple[str, str], ...] = (),
+    mounts: tuple[Mount, ...] = (),
+) -> Allocation:
+    """Return the allocation of GPUs or MIG devices, and of the device nodes that the kubelet passes."""
     if strategy == "envvar":
         env = (("NVIDIA_VISIBLE_DEVICES", ",".join(uuids)), *env)
     return Allocation(
@@ -87,7 +117,7 @@ def cdi_specs(cdi_kind: str, snapshot: Snapshot) -> dict[str, cdi.CdiDevices]:
 
 
 def cdi_devices(snapshot: Snapshot) -> cdi.CdiDevices:
-    """Return all GPUs for our own spec, and the driver files that every container with a GPU gets."""
+    """Return all GPUs and MIG devices for our own spec, and the driver files that every container with a GPU gets."""
     devices = {
         gpu.uuid: cdi.ContainerEdits(
             device_nodes=(DeviceNode(f"/dev/nvidia{gpu.minor}", f"/dev/nvidia{gpu.minor}", "rw"),)
@@ -95,7 +125,18 @@ def cdi_devices(snapshot: Snapshot) -> cdi.CdiDevices:
         for gpu in snapshot.gpus
         if gpu.minor is not None
     }
+    for gpu in snapshot.gpus:
+        for device in gpu.mig_devices:
+            if gpu.minor is not None and device.nodes:
+                nodes = tuple(DeviceNode(node, node, "rw") for node in mig_nodes(device, gpu))
+                devices[device.uuid] = cdi.ContainerEdits(device_nodes=nodes)
     return cdi.CdiDevices(devices, _driver_edits(snapshot.paths))
+
+
+def mig_nodes(device: MigDevice, gpu: Gpu) -> tuple[str, ...]:
+    """Return the device nodes of a MIG device: that of its GPU, and those of its GPU and compute instance."""
+    whole = () if gpu.minor is None else (f"/dev/nvidia{gpu.minor}",)
+    return (*whole, *device.nodes)
 
 
 def _driver_edits(paths: HostPaths) -> cdi.ContainerEdits:

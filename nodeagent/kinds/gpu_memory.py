@@ -80,7 +80,9 @@ class GpuMemory(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, slice_mib=device_mib)
 
     def count(self, gpu: Gpu) -> int:
-        """Return how many slices the GPU's memory holds."""
+        """Return how many slices the GPU's memory holds: none in MIG mode, which divides it in another way."""
+        if gpu.mig:
+            return 0
         return max(0, (gpu.memory_mib - self.reserved_mib) // self.slice_mib)
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:

@@ -18,6 +18,7 @@ from nodeagent.kinds.resource_settings import (
     GpuMemResource,
     GpuResource,
     GpuSelect,
+    MigResource,
     Mode,
     PfSelect,
     ResourceSettings,
@@ -88,7 +89,7 @@ def enforcement_conflicts(
 def access_conflicts(resources: Sequence[Placed], *, access: str) -> Iterator[Conflict]:
     """Resources that are allocated by claims, which only the API server has."""
     for path, entry in resources:
-        if not isinstance(entry, GpuResource) and entry.mode == "dra" and access == "none":
+        if isinstance(entry, VfResource | GpuMemResource) and entry.mode == "dra" and access == "none":
             message = "dra needs an API server, and cluster.access is none"
             yield Conflict(((*path, "mode"), ("cluster", "access")), message)
 
@@ -118,7 +119,9 @@ def _no_gpus(resources: Sequence[Placed]) -> Iterator[Conflict]:
 def _gpu_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
     before: list[tuple[Path, GpuSelect]] = []
     for path, entry in resources:
-        if isinstance(entry, VfResource) or (isinstance(entry, GpuResource) and entry.select == GpuSelect()):
+        if isinstance(entry, VfResource | MigResource) or (
+            isinstance(entry, GpuResource) and entry.select == GpuSelect()
+        ):
             continue
         for path_a, select in before:
             if (shared := _shared_gpus(select, entry.select)) is not None:
@@ -178,7 +181,7 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
     first: dict[type, tuple[Path, Mode]] = {}
     by_claim: list[tuple[Path, VfResource]] = []
     for path, entry in resources:
-        if isinstance(entry, GpuResource):
+        if isinstance(entry, GpuResource | MigResource):
             continue
         path_a, mode = first.setdefault(type(entry), (path, entry.mode))
         if mode != entry.mode:

@@ -13,6 +13,7 @@ from nodeagent.config.setting import (
     Hex4,
     IndexRange,
     LinkType,
+    MigTemplate,
     Model,
     Name,
     PciAddress,
@@ -221,6 +222,25 @@ class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gp
     pass_device_nodes: Annotated[bool, setting("As for gpu-mem.")] = False
 
 
+class MigResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="mig"):
+    """MIG devices of the GPUs in MIG mode. They are found while the agent runs. Slices and whole GPUs leave these GPUs
+    out."""
+
+    apart: ClassVar[str] = OTHER_GPUS
+    nothing_selected: ClassVar[str] = "nothing is offered: no selected GPU has a MIG device"
+
+    name: Annotated[
+        MigTemplate,
+        setting(
+            "Name of the resources, one for each profile. {profile} is the driver's name of the profile, with . in "
+            "place of +: mig-1g.10gb, mig-1g.10gb.me."
+        ),
+    ] = "mig-{profile}"
+    select: Annotated[GpuSelect, setting("Which GPUs; without any list, all GPUs.")] = GpuSelect()
+    device_list_strategy: Annotated[Strategy, setting("As for gpu-mem.")] = "cdi"
+    pass_device_nodes: Annotated[bool, setting("As for gpu-mem.")] = False
+
+
 class ExpectSettings(Settings, frozen=True, kw_only=True):
     """The devices that a node must offer for its agent to be ready. Without a number, it must offer some of the
     hardware that it has."""
@@ -241,7 +261,7 @@ class ExpectSettings(Settings, frozen=True, kw_only=True):
     ] = None
 
 
-ResourceSettings = VfResource | GpuMemResource | GpuResource
+ResourceSettings = VfResource | GpuMemResource | GpuResource | MigResource
 
 
 class VfsEntry(Settings, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ class WholeGpus(msgspec.Struct, frozen=True):
                 numa_nodes=() if gpu.numa_node is None else (gpu.numa_node,),
                 health=gpu.health,
             )
-            for gpu in gpu_access.selected(snapshot, self.gpus)
+            for gpu in self._members(snapshot)
         )
 
     def resized(self, device_mib: int) -> WholeGpus:  # noqa: ARG002
@@ -85,7 +85,7 @@ class WholeGpus(msgspec.Struct, frozen=True):
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         choice = [
             gpu
-            for gpu in gpu_access.selected(snapshot, self.gpus)
+            for gpu in self._members(snapshot)
             if gpu.uuid in free and gpu.health.allocatable and gpu.uuid not in elsewhere
         ]
         if len(choice) < size:
@@ -105,9 +105,12 @@ class WholeGpus(msgspec.Struct, frozen=True):
             control_nodes=self.control_nodes if self.pass_device_nodes else (),
         )
 
+    def _members(self, snapshot: Snapshot) -> tuple[Gpu, ...]:
+        return tuple(gpu for gpu in gpu_access.selected(snapshot, self.gpus) if not gpu.mig)
+
     def _usable(self, snapshot: Snapshot, ids: frozenset[str]) -> list[Gpu]:
         """Return the GPUs of these IDs by index. Raises ``Refused`` if one of them cannot be allocated."""
-        gpus = [gpu for gpu in gpu_access.selected(snapshot, self.gpus) if gpu.uuid in ids]
+        gpus = [gpu for gpu in self._members(snapshot) if gpu.uuid in ids]
         if len(gpus) < len(ids):
             raise unknown(self.resource, ids - {gpu.uuid for gpu in gpus})
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)

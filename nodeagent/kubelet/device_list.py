@@ -2,9 +2,9 @@
 
 An ID that was offered once stays on the list. Each message replaces the kubelet's whole list, and the kubelet
 dereferences an allocated ID after Allocate returns: if the ID is gone, it panics (kubernetes/kubernetes#95041). A
-device that is no longer found is therefore Unhealthy, and Healthy again when it is back. Only a VF that was removed
-leaves the list, after no pod has held it for a minute (``removed_vfs``). An equal list is the same bytes object, and is
-not sent again: the kubelet rewrites its checkpoint at every message.
+device that is no longer found is therefore Unhealthy, and Healthy again when it is back. Only a device that was
+removed on purpose leaves the list, after no pod has held it for a minute (``removed_devices``). An equal list is the
+same bytes object, and is not sent again: the kubelet rewrites its checkpoint at every message.
 
 The message is joined from segments, one for each ``Devices``. A segment is kept, because a change of health
 concerns one GPU and encoding 80,000 IDs takes a hundred times as long as joining eight segments.
@@ -43,13 +43,14 @@ class DeviceList:
         """Take the devices that are offered now. Return whether the message has changed.
 
         ``held`` are the IDs that pods hold. An ID that this process never offered is listed as Unhealthy: the
-        agent was restarted after its device went. ``removed`` are the IDs that leave the list unless they are offered
-        or held.
+        agent was restarted after its device went. ``removed`` are the VFs, GPUs and MIG devices whose IDs leave the
+        list unless they are offered or held.
         """
         held = frozenset(held)
         unknown = sorted(held - self._known.keys())
-        leaving = removed & self._known.keys() - held if removed else frozenset()
-        if leaving:
+        leaving: set[str] = set()
+        if removed:
+            leaving = {id_ for id_ in self._known if id_.partition("::")[0] in removed} - held
             leaving -= {id_ for entry in devices for id_ in entry.ids}
         if self.revision and devices == self._offered and not unknown and not leaving:
             return False

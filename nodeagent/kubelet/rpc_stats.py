@@ -44,8 +44,8 @@ class Durations:
 
 class RpcStats:
     def __init__(self) -> None:
-        self.durations: defaultdict[tuple[str, str], Durations] = defaultdict(Durations)
-        """By resource and method."""
+        self.durations: defaultdict[str, Durations] = defaultdict(Durations)
+        """By method. The resource is no label: it would multiply the eleven series of a histogram."""
         self.calls: Counter[tuple[str, str, str]] = Counter()
         """By resource, method and result."""
         self.registrations: Counter[tuple[str, str]] = Counter()
@@ -58,7 +58,7 @@ class RpcStats:
         try:
             yield call
         finally:
-            self.durations[resource, method].add(time.perf_counter() - began)
+            self.durations[method].add(time.perf_counter() - began)
             self.calls[resource, method, call.result] += 1
 
 

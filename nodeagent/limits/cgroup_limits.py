@@ -3,8 +3,8 @@
 Rules:
 
 * State is a level: each pass reads which container holds which share, finds its cgroups, reads their limits from the
-  driver and sets those that differ. So the agent stores nothing for a container that was restarted, for a driver that was
-  loaded again, or for a limit that another program has changed.
+  driver and sets those that differ. So the agent stores nothing for a container that was restarted, for a driver that
+  was loaded again, or for a limit that another program has changed.
 * The limit is set on the cgroup that the container's processes are in. If it cannot have a limit, its parent gets it.
 * The soft limit is 0 (``host.nvml_limits``), also where another program has set one: nothing is left in the cgroups
   above when a container's cgroup goes.

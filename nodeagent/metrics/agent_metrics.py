@@ -22,19 +22,19 @@ def build_info(_shown: ScrapeInput) -> Iterator[Series]:
 
 @live_family(
     "rpc_duration_seconds",
-    "resource,method,le",
+    "method,le",
     type="histogram",
     help="Time to answer a call of the kubelet.",
     source="the agent",
     use="The kubelet admits pods one after another and waits for Allocate: above 0.1 s check the disk.",
 )
 def rpc_duration(shown: ScrapeInput) -> Iterator[Series]:
-    for labels, durations in sorted(shown.rpc_stats.durations.items()):
+    for method, durations in sorted(shown.rpc_stats.durations.items()):
         buckets = durations.buckets()
         for bound, count in buckets:
-            yield (*labels, bound), count
-        yield (*labels, "sum"), durations.sum_s
-        yield (*labels, "count"), buckets[-1][1]
+            yield (method, bound), count
+        yield (method, "sum"), durations.sum_s
+        yield (method, "count"), buckets[-1][1]
 
 
 @live_family(

@@ -178,7 +178,7 @@ def _figure_samples(shown: ScrapeInput) -> Iterator[Sample]:
         gpu = device.startswith("GPU-")
         head, since = ("gpu_rule_value", "gpu_since_unix") if gpu else ("rule_value", "since_unix")
         values = {
-            f"{head}/{rule}": value for rule, value in figures.values.items() if rule != "expected_speed_mbps"
+            f"{head}/{rule}": value for rule, value in figures.values.items() if rule not in _OWN_FAMILY
         }
         if figures.since is not None:
             values[since] = round(shown.boot_unix + figures.since, 3)
@@ -192,7 +192,7 @@ def _figure_samples(shown: ScrapeInput) -> Iterator[Sample]:
 
 
 _OWN_FAMILY = ("expected_speed_mbps", "pre_fec_ber", "post_fec_errors")
-"""Figures of a link that have a family of their own."""
+"""Figures of a link that have a family of their own, and no second series as a value of a rule."""
 
 _FED: dict[str, tuple[Family, Measurement]] = {
     measurement.name: (family, measurement) for family in SAMPLED for measurement in family.measurements

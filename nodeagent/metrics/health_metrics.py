@@ -65,7 +65,7 @@ LINK_FIGURES: tuple[Family, ...] = (
         FROM_RULES,
         ("rule_value", "the value that each rule compares"),
         per="rule",
-        help="The number that a rule compares with its threshold.",
+        help="The number that a rule compares with its threshold, unless it has no threshold or a family of its own.",
         use="Shows how near to a fault a link is; nodeagent health rules prints thresholds and units.",
     ),
 )

@@ -275,6 +275,8 @@ class GpuPublisher:
                     pci_path=pci_path,
                     health=self.health.gpus.health(uuid),
                     lost=reading.lost,
+                    mig=reading.mig,
+                    mig_devices=reading.mig_devices or (),
                 )
             )
         return tuple(gpus)

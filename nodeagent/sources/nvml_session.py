@@ -25,6 +25,7 @@ from nodeagent.host.plausible_gpus import plausible
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.sources.driver_versions import find_mismatch
 from nodeagent.sources.gpu_users import GpuUsers
+from nodeagent.sources.mig_nodes import with_nodes
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ class Session(threading.Thread):
             if now >= due or self.read_now.is_set():
                 self.read_now.clear()
                 self._enter("list")
-                readings = plausible(self.driver.gpus())
+                readings = with_nodes(self.tree, plausible(self.driver.gpus()))
                 mismatch, excluded = find_mismatch(self.tree), self.driver.excluded()
                 self._post(DriverReading(version, readings, self._places(readings), mismatch, excluded))
                 read_at = time.monotonic()

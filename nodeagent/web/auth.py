@@ -9,6 +9,7 @@ pages readable without TLS.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
 import logging
 import ssl
@@ -19,7 +20,7 @@ from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.memory_file import MemoryFile
 from nodeagent.regular_file import read_regular
 from nodeagent.rfc3339 import rfc3339
-from nodeagent.web.web_settings import WebSettings
+from nodeagent.web.web_settings import AccessSettings
 from nodeagent.web.x509 import CertificateError, ends_at
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ FILE_MAX = 1 << 20
 class AccessControl:
     """Decides which requests the web server answers, by certificate, client CA and tokens."""
 
-    def __init__(self, settings: WebSettings) -> None:
+    def __init__(self, settings: AccessSettings) -> None:
         self.settings = settings
         self.context: ssl.SSLContext | None = None
         self.ends_at: float | None = None
@@ -95,10 +96,9 @@ class AccessControl:
             return 403
         if self.settings.token_file is None:
             return 200
-        scheme, _, token = authorization.partition(" ")
-        received = token.strip().encode("latin-1", "replace")  # as the header was decoded
+        received = _received_token(authorization)
         valid = [token for token in self._tokens if hmac.compare_digest(token, received)]
-        return 200 if scheme.lower() == "bearer" and valid else 401
+        return 200 if received and valid else 401
 
     def _load(self) -> None:
         settings = self.settings
@@ -134,6 +134,21 @@ class AccessControl:
         if end is not None and end <= time.time():
             day = rfc3339(end)
             raise CertificateError(f"{self.settings.certificate_file} ended at {day}; renew it")
+
+
+def _received_token(authorization: str) -> bytes:
+    """The token of a Bearer header, or the password of a Basic one (RFC 7617): the way in which a browser sends a
+    secret that its user has typed."""
+    scheme, _, rest = authorization.partition(" ")
+    received = rest.strip().encode("latin-1", "replace")  # as the header was decoded
+    if scheme.lower() == "bearer":
+        return received
+    if scheme.lower() != "basic":
+        return b""
+    try:
+        return base64.b64decode(received, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _read(path: Path) -> bytes:

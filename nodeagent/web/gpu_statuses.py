@@ -15,9 +15,19 @@ from nodeagent.metrics.scrape_input import DeviceCount
 from nodeagent.model import OutsideProcess, Snapshot
 
 
+class MigStatus(msgspec.Struct, frozen=True):
+    """One MIG device. ``holder`` is the pod that holds it, as ``namespace/name``; ``None`` if no pod does."""
+
+    uuid: str
+    profile: str
+    memory_bytes: int
+    holder: str | None = None
+
+
 class GpuStatus(msgspec.Struct, frozen=True):
     """One GPU. ``slices`` are all its devices of ``resource`` (one, if it is offered whole), ``free`` those that no pod
-    holds, and ``largest`` the largest request that it can serve: 0 on an unhealthy GPU."""
+    holds, and ``largest`` the largest request that it can serve: 0 on an unhealthy GPU. A GPU in MIG mode has ``mig``
+    in place of them."""
 
     index: int
     uuid: str
@@ -35,6 +45,7 @@ class GpuStatus(msgspec.Struct, frozen=True):
     celsius: float | None = None
     pods: tuple[PodAccount, ...] = ()
     outside: tuple[OutsideProcess, ...] = ()
+    mig: tuple[MigStatus, ...] = ()
 
 
 class GpuStatuses(msgspec.Struct, frozen=True):
@@ -56,10 +67,16 @@ def gpu_statuses(
     values: Mapping[str, Mapping[str, float]] = {sample.device: sample.values for sample in samples}
     account_of = {account.uuid: account for account in accounts}
     held = _held(snapshot)
+    holders = {
+        id_: f"{holding.namespace}/{holding.pod}"
+        for holding in snapshot.holdings or ()
+        for id_ in holding.device_ids
+    }
     known = snapshot.holdings is not None
     lines = []
     for gpu in snapshot.gpus:
-        count, measured = count_of.get(gpu.uuid), values.get(gpu.uuid, {})
+        count = None if gpu.mig else count_of.get(gpu.uuid)
+        measured = values.get(gpu.uuid, {})
         account = account_of.get(gpu.uuid, GpuAccount(gpu.uuid, ()))
         used = measured.get("gpu_memory_used_bytes")
         lines.append(
@@ -80,6 +97,10 @@ def gpu_statuses(
                 celsius=measured.get("gpu_celsius"),
                 pods=account.pods,
                 outside=account.outside,
+                mig=tuple(
+                    MigStatus(it.uuid, it.profile, it.memory_mib << 20, holders.get(it.uuid))
+                    for it in gpu.mig_devices
+                ),
             )
         )
     return GpuStatuses(tuple(lines), obstacle)

@@ -13,13 +13,14 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from nodeagent.bounded_calls import BoundedCalls
 from nodeagent.host.file_writing import make_folder
-from nodeagent.web.server import PageHandler, WebServer
+from nodeagent.web.server import FolderHandler, PageHandler, WebServer
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,11 @@ AGAIN_S = 10.0
 """Between two tries to bind. The folder may be full or read-only, or another agent may still serve."""
 
 
-async def serve(folder: Path, pages: dict[str, PageHandler]) -> None:
+async def serve(
+    folder: Path,
+    pages: dict[str, PageHandler],
+    folders: Mapping[str, FolderHandler] = MappingProxyType({}),
+) -> None:
     """Serve the pages until cancelled. A folder that takes no socket is logged once and tried again."""
     logged = ""
     binding = BoundedCalls("agent.sock", BIND_S)
@@ -51,7 +56,7 @@ async def serve(folder: Path, pages: dict[str, PageHandler]) -> None:
             await asyncio.sleep(AGAIN_S)
             continue
         with listening:
-            await WebServer(pages).accept_from(listening)
+            await WebServer(pages, folders=folders).accept_from(listening)
 
 
 def connect(folder: Path, timeout_s: float) -> socket.socket:

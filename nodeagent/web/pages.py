@@ -19,14 +19,16 @@ from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
+from nodeagent.machine_view import MachineView
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import ClusterWrites, DeviceCount, HealthFigures, ScrapeInput
 from nodeagent.model import Snapshot
 from nodeagent.web import local_socket
 from nodeagent.web.auth import AccessControl
-from nodeagent.web.gpu_statuses import gpu_statuses
-from nodeagent.web.server import Page, PageHandler, WebServer
+from nodeagent.web.gpu_statuses import GpuStatuses, gpu_statuses
+from nodeagent.web.sample_history import EVERY_S, SampleHistory
+from nodeagent.web.server import FolderHandler, Page, PageHandler, PageRequest, WebServer
 from nodeagent.web.web_settings import WebSettings
 
 if TYPE_CHECKING:
@@ -135,8 +137,8 @@ class PageSources(NamedTuple):
     health_figures: Callable[[], Mapping[str, HealthFigures]]
     explained_health: Callable[[], bytes]
     """The health of every PF and GPU with its rules and values, as JSON."""
-    machine_view: Callable[[], bytes]
-    """The facts and the offered devices, as JSON, for ``nodeagent scan``."""
+    machine_view: Callable[[], MachineView]
+    """The facts and the offered devices."""
     neighbor_view: Callable[[], bytes]
     """The links with their neighbors, as JSON, for ``nodeagent neighbors``."""
     configuration_fault: Callable[[], str]
@@ -146,10 +148,13 @@ class PageSources(NamedTuple):
     accounting: Accounting
     limits: LimitFigures
     mps: MpsEnds
+    node: str = ""
+    """The name of this node, for people."""
 
 
 class Pages:
-    """``/metrics``, ``/health``, ``/healthz`` and ``/readyz`` of the agent. They read memory, never the machine."""
+    """``/metrics``, ``/health``, ``/ui/``, ``/healthz`` and ``/readyz`` of the agent. They read memory, never the
+    machine."""
 
     def __init__(self, settings: WebSettings, sources: PageSources) -> None:
         self._settings = settings
@@ -160,12 +165,17 @@ class Pages:
             (),
         )
         self._metrics: MetricsPage | None = None
+        self._node_folder: FolderHandler | None = None
+        self._history = SampleHistory()
         self.access = AccessControl(settings)
 
     async def serve(self, listen: str, listening: Callable[[int], None]) -> None:
         """Serve until cancelled. ``listening`` takes the port."""
         probes: dict[str, PageHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
-        server = WebServer({"/metrics": self._scrape, "/health": self._health, **probes}, self.access)
+        folders = {"/ui/": self._ui} if self._settings.ui else {}
+        server = WebServer(
+            {"/metrics": self._scrape, "/health": self._health, **probes}, self.access, folders
+        )
         async with asyncio.TaskGroup() as group:
             group.create_task(server.run(*host_port(listen), listening))
             if self._settings.probe_listen is not None:
@@ -179,7 +189,36 @@ class Pages:
             "/gpus": self._gpus,
             "/neighbors": self._neighbors,
         }
-        await local_socket.serve(folder, pages)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(local_socket.serve(folder, pages, {"/ui/": self._ui}))
+            if self._settings.ui:
+                group.create_task(self._record())
+
+    async def _record(self) -> None:
+        """Record the values whose curves the node page shows."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            sources = self._sources
+            self._history.take((*sources.nics.samples(), *sources.gpus.samples()), boottime())
+
+    async def _ui(self, request: PageRequest) -> Page:
+        if self._node_folder is None:
+            # Loaded at the first request: its code and its answers take no memory before.
+            from nodeagent.web.node_page import NodePage, NodePageSources  # noqa: PLC0415
+
+            sources = self._sources
+            page_sources = NodePageSources(
+                sources.node,
+                sources.inventory,
+                sources.machine_view,
+                sources.explained_health,
+                self._gpu_statuses,
+                sources.statuses,
+                lambda: sources.offering.rails,
+                self._history,
+            )
+            self._node_folder = NodePage(page_sources).folder()
+        return await self._node_folder(request)
 
     def _scrape(self, accept: str) -> Page:
         if self._metrics is None:
@@ -235,17 +274,19 @@ class Pages:
         return Page(200, self._sources.explained_health(), "application/json")
 
     def _scan(self, _accept: str) -> Page:
-        return Page(200, self._sources.machine_view(), "application/json")
+        return Page(200, msgspec.json.encode(self._sources.machine_view()), "application/json")
 
     def _neighbors(self, _accept: str) -> Page:
         return Page(200, self._sources.neighbor_view(), "application/json")
 
     def _gpus(self, _accept: str) -> Page:
+        return Page(200, msgspec.json.encode(self._gpu_statuses()), "application/json")
+
+    def _gpu_statuses(self) -> GpuStatuses:
         sources = self._sources
         snapshot, accounting = sources.inventory.snapshot, sources.accounting
         counts, samples = self._device_counts(snapshot), sources.gpus.samples()
-        lines = gpu_statuses(snapshot, counts, samples, accounting.accounts(), accounting.obstacle)
-        return Page(200, msgspec.json.encode(lines), "application/json")
+        return gpu_statuses(snapshot, counts, samples, accounting.accounts(), accounting.obstacle)
 
     def _healthz(self, _accept: str) -> Page:
         """Answer: this proves that the event loop runs."""

@@ -5,7 +5,8 @@ descriptor for some seconds. Connections stay open between scrapes, because Prom
 many, the connection that is idle for longest is closed, or else the one whose client is slow for longest: 32 clients
 that send nothing must not keep the kubelet's probes out. Otherwise a further client gets the probes only, and 503 with
 Retry-After for every other page. Only GET and HEAD are answered. A page comes in pieces, and each piece is compressed
-alone, so that no page blocks the loop.
+alone, so that no page blocks the loop. A page that never ends is a stream of events: its pieces are sent as they come,
+and its connection is never closed for another one, so its owner bounds the number of streams.
 """
 
 from __future__ import annotations
@@ -18,17 +19,15 @@ import re
 import socket
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from enum import Enum, auto
-from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 import msgspec
 
-from nodeagent.supervise import Fatal
 from nodeagent.web.auth import AccessControl
-from nodeagent.web.port_owner import port_owner
-from nodeagent.web.web_settings import WebSettings
+from nodeagent.web.listening import listen
+from nodeagent.web.web_settings import AccessSettings
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +45,11 @@ IDLE_S = 130.0
 NO_DESCRIPTOR_S = 1.0
 """Between two tries if no descriptor is left for a connection."""
 PROBES = frozenset({"/healthz", "/readyz"})
+CHALLENGES = ("WWW-Authenticate: Bearer", 'WWW-Authenticate: Basic realm="nodeagent", charset="UTF-8"')
+"""A browser asks its user for a name and a password; the password is the token, and the name does not matter."""
 _REASONS = {
     200: "OK",
+    301: "Moved Permanently",
     400: "Bad Request",
     401: "Unauthorized",
     403: "Forbidden",
@@ -71,15 +73,21 @@ class _Phase(Enum):
     """the client, within a request: it must send more, or read"""
     SERVER = auto()
     """this server"""
+    STREAM = auto()
+    """the next piece of a stream"""
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A response: ``body``, then ``pieces``. Compressed with gzip if the client accepts it."""
+    """A response: ``body``, then ``pieces``. Compressed with gzip if the client accepts it; ``gzipped`` is the whole
+    body, compressed before. A ``stream`` follows the body, uncompressed and without an end of its own."""
 
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
     pieces: AsyncIterator[bytes] | None = None
+    gzipped: bytes | None = None
+    stream: AsyncGenerator[bytes] | None = None
+    headers: tuple[str, ...] = ()
 
 
 _BUSY = Page(503, b"too many connections; try again\n")
@@ -87,18 +95,33 @@ PageHandler = Callable[[str], Page]
 """Takes the value of the Accept header."""
 
 
-class _PageRequest(msgspec.Struct, frozen=True):
+class PageRequest(msgspec.Struct, frozen=True):
+    """``query`` is what follows the question mark, undecoded. ``keep_alive``: another request may follow on this
+    connection."""
+
     method: str
     path: str
     headers: dict[str, str]
     keep_alive: bool
-    """Another request may follow on this connection."""
+    query: str = ""
+
+
+FolderHandler = Callable[[PageRequest], Awaitable[Page]]
+"""Answers every path below a folder."""
 
 
 class WebServer:
-    def __init__(self, pages: dict[str, PageHandler], access: AccessControl | None = None) -> None:
+    """``folders`` are handlers by the beginning of a path, such as ``/ui/``."""
+
+    def __init__(
+        self,
+        pages: dict[str, PageHandler],
+        access: AccessControl | None = None,
+        folders: Mapping[str, FolderHandler] = MappingProxyType({}),
+    ) -> None:
         self._pages = pages
-        self._access = access or AccessControl(WebSettings())
+        self._folders = folders
+        self._access = access or AccessControl(AccessSettings())
         self._last_error = ""
         self._open: dict[asyncio.Task[None], tuple[_Phase, float]] = {}
         """Connections, with the start of their phase; the one that is in its phase for longest comes first."""
@@ -109,7 +132,7 @@ class WebServer:
         """Serve until cancelled; an empty host is all addresses. ``ready`` takes the port, which the kernel chooses
         if ``port`` is 0."""
         await self._access.read()
-        listening = await _listen(host, port)
+        listening = await listen(host, port)
         try:
             port = listening[0].getsockname()[1]
             tls = "yes" if self._access.settings.certificate_file else "no"
@@ -235,7 +258,10 @@ class WebServer:
                 raw = first + await reader.readuntil(b"\r\n\r\n")
                 self._mark(_Phase.SERVER)
                 request = _parse(raw)
-                await self._answer(request, writer)
+                stream = await self._answer(request, writer)
+            if stream is not None:
+                await self._send_stream(stream, reader, writer)
+                return
             if request is None or not request.keep_alive or asyncio.current_task() in self._refused:
                 return
             self._mark(_Phase.IDLE)
@@ -244,35 +270,56 @@ class WebServer:
 
     # --- requests -------------------------------------------------------------------------------------
 
-    async def _answer(self, request: _PageRequest | None, writer: asyncio.StreamWriter) -> None:
+    async def _answer(
+        self, request: PageRequest | None, writer: asyncio.StreamWriter
+    ) -> AsyncGenerator[bytes] | None:
+        """Send the answer. Returns the stream that follows it, if one does."""
         refused = asyncio.current_task() in self._refused
         busy = refused and request is not None and request.path not in PROBES
-        page = _BUSY if busy else self._page(request, writer)
+        page = _BUSY if busy else await self._page(request, writer)
         headers = request.headers if request else {}
-        large = page.pieces is not None or len(page.body) > PLAIN_MAX_BYTES
-        packed = zlib.compressobj(1, wbits=31) if large and _takes_gzip(headers) else None
-        pack = packed.compress if packed else bytes
-        parts = [pack(page.body)]
-        if page.pieces is not None:
-            parts += [pack(piece) async for piece in page.pieces]
-        body = b"".join([*parts, packed.flush() if packed else b""])
+        body, packed = await _encoded(page, _takes_gzip(headers))
+        closes = page.stream is not None or refused or not (request and request.keep_alive)
         lines = [
             f"HTTP/1.1 {page.status} {_REASONS[page.status]}",
             f"Content-Type: {page.content_type}",
-            f"Content-Length: {len(body)}",
+            *([f"Content-Length: {len(body)}"] if page.stream is None else []),
             "Vary: Accept, Accept-Encoding",
+            *page.headers,
             *(["Content-Encoding: gzip"] if packed else []),
-            *(["WWW-Authenticate: Bearer"] if page.status == 401 else []),
+            *(CHALLENGES if page.status == 401 else []),
             *(["Allow: GET, HEAD"] if page.status == 405 else []),
             *([f"Retry-After: {RETRY_S}"] if busy else []),
-            *([] if request and request.keep_alive and not refused else ["Connection: close"]),
+            *(["Connection: close"] if closes else []),
         ]
         head = "\r\n".join([*lines, "", ""]).encode()
         self._mark(_Phase.CLIENT)
         writer.write(head if request and request.method == "HEAD" else head + body)
         await writer.drain()
+        return page.stream if request and request.method == "GET" else None
 
-    def _page(self, request: _PageRequest | None, writer: asyncio.StreamWriter) -> Page:
+    async def _send_stream(
+        self, pieces: AsyncGenerator[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Send the pieces until the client leaves, sends anything, or does not read for ``REQUEST_S``."""
+        self._mark(_Phase.STREAM)
+
+        async def send() -> None:
+            async for piece in pieces:
+                async with asyncio.timeout(REQUEST_S):
+                    writer.write(piece)
+                    await writer.drain()
+
+        tasks = [asyncio.ensure_future(send()), asyncio.ensure_future(reader.read(1))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await pieces.aclose()
+
+    async def _page(self, request: PageRequest | None, writer: asyncio.StreamWriter) -> Page:
         if request is None:
             return Page(400, b"this is an HTTP server\n")
         if request.method not in ("GET", "HEAD"):
@@ -287,11 +334,14 @@ class WebServer:
             )
         answer = self._pages.get(request.path)
         if answer is None:
-            return Page(404, f"try {' '.join(sorted(self._pages))}\n".encode())
+            for folder, handler in self._folders.items():
+                if request.path.startswith(folder) or request.path == folder.rstrip("/"):
+                    return await handler(request)
+            return Page(404, f"try {' '.join(sorted((*self._pages, *self._folders)))}\n".encode())
         return answer(request.headers.get("accept", ""))
 
 
-def _parse(raw: bytes) -> _PageRequest | None:
+def _parse(raw: bytes) -> PageRequest | None:
     # An empty line before a request is skipped: RFC 9112, 2.2.
     first, *rest = raw.decode("latin-1").removeprefix("\r\n").split("\r\n")
     parts = first.split(" ")
@@ -310,7 +360,21 @@ def _parse(raw: bytes) -> _PageRequest | None:
     )
     origin = _ORIGIN.match(parts[1])
     target = parts[1][origin.end() :] if origin else parts[1]
-    return _PageRequest(parts[0], target.partition("?")[0], headers, keep_alive)
+    path, _, query = target.partition("?")
+    return PageRequest(parts[0], path, headers, keep_alive, query)
+
+
+async def _encoded(page: Page, takes_gzip: bool) -> tuple[bytes, bool]:
+    """The body as it is sent, and whether it is compressed."""
+    if page.gzipped is not None and takes_gzip:
+        return page.gzipped, True
+    large = page.pieces is not None or (page.stream is None and len(page.body) > PLAIN_MAX_BYTES)
+    packed = zlib.compressobj(1, wbits=31) if large and takes_gzip else None
+    pack = packed.compress if packed else bytes
+    parts = [pack(page.body)]
+    if page.pieces is not None:
+        parts += [pack(piece) async for piece in page.pieces]
+    return b"".join([*parts, packed.flush() if packed else b""]), packed is not None
 
 
 def _takes_gzip(headers: dict[str, str]) -> bool:
@@ -319,59 +383,3 @@ def _takes_gzip(headers: dict[str, str]) -> bool:
         if coding == "gzip":
             return weight.strip("0.") != "" or weight == ""
     return False
-
-
-async def _listen(host: str, port: int) -> list[socket.socket]:
-    """Listen on every address of the host. Raises ``Fatal`` with the remedy."""
-    loop = asyncio.get_running_loop()
-    listeners: list[socket.socket] = []
-    try:
-        addresses = await loop.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        for family, kind, protocol, _name, address in dict.fromkeys(addresses):
-            try:
-                listener = socket.socket(family, kind, protocol)
-            except OSError:
-                continue  # a kernel without this family
-            if family == socket.AF_INET6 and not host and _no_ipv6():
-                listener.close()
-                continue
-            listeners.append(listener)
-            same_port = port or len(listeners) == 1
-            _bind(listener, family, address if same_port else (address[0], listeners[0].getsockname()[1]))
-    except (socket.gaierror, UnicodeError) as error:
-        raise Fatal(
-            f"cannot listen on {host}:{port}: the name has no address; give one with --listen or `listen:`"
-        ) from error
-    except OSError as error:
-        for listener in listeners:
-            listener.close()
-        if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
-            raise
-        owner = port_owner(port) if error.errno == errno.EADDRINUSE else None
-        found = (
-            f"Process {owner} listens there" if owner else f"Find its owner with `ss -ltnp 'sport = :{port}'`"
-        )
-        raise Fatal(
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno)}. {found}; end it, or choose another address "
-            "with --listen or `listen:`"
-        ) from error
-    return listeners
-
-
-def _no_ipv6() -> bool:
-    """Whether IPv6 is switched off in the kernel."""
-    try:
-        return Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1"
-    except OSError:
-        return False
-
-
-def _bind(listener: socket.socket, family: int, address: tuple[Any, ...]) -> None:
-    listener.setblocking(False)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if family == socket.AF_INET6:
-        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    listener.bind(address)
-    listener.listen(128)

@@ -9,8 +9,8 @@ from nodeagent.config.faults import Conflict
 from nodeagent.config.setting import AbsolutePath, Address, Settings, setting
 
 
-class WebSettings(Settings, frozen=True, kw_only=True):
-    """The web server at the address of `listen`: /metrics, /health, /healthz and /readyz."""
+class AccessSettings(Settings, frozen=True, kw_only=True):
+    """The access to a web server, and whether it has pages for people."""
 
     certificate_file: Annotated[
         AbsolutePath | None,
@@ -51,6 +51,23 @@ class WebSettings(Settings, frozen=True, kw_only=True):
             "does not restart the agent. null: no second address."
         ),
     ] = None
+    ui: Annotated[
+        bool,
+        setting(
+            "Serve pages for people below /ui/, behind the same certificate, token and client certificate as "
+            "/metrics. A browser asks for the token as a password; any user name will do."
+        ),
+    ] = True
+
+    @property
+    def restricted(self) -> bool:
+        """Whether clients need TLS, a client certificate or a token."""
+        return any((self.certificate_file, self.client_ca_file, self.token_file))
+
+
+class WebSettings(AccessSettings, frozen=True, kw_only=True):
+    """The web server at the address of `listen`: /metrics, /health, /ui/, /healthz and /readyz."""
+
     series_max: Annotated[
         Annotated[int, msgspec.Meta(ge=100, le=1_000_000)],
         setting(
@@ -59,13 +76,8 @@ class WebSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = 10_000
 
-    @property
-    def restricted(self) -> bool:
-        """Whether clients need TLS, a client certificate or a token."""
-        return any((self.certificate_file, self.client_ca_file, self.token_file))
 
-
-def web_conflicts(web: WebSettings) -> Iterator[Conflict]:
+def web_conflicts(web: AccessSettings) -> Iterator[Conflict]:
     """Settings that have no effect, or an unsafe one, without a certificate."""
     if web.certificate_file is not None:
         return

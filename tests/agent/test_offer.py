@@ -12,7 +12,7 @@ from nodeagent.agent_config import Config, load
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kinds.whole_gpu import WholeGpus
-from nodeagent.model import Function, Gpu, HostPaths, Link, Rdma, Snapshot
+from nodeagent.model import Function, Gpu, HostPaths, Link, MigDevice, Rdma, Snapshot
 from nodeagent.offer import Offer, prefix
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresourcePrefix: example.com\n"
@@ -220,6 +220,21 @@ def test_a_name_with_the_index_makes_one_resource_for_each_gpu_which_it_keeps_wh
         assert parents == {"example.com/gpu-mem1": ["GPU-1"], "example.com/gpu-mem2": ["GPU-2"]}
     (trouble,) = Offer(config).troubles(machine())
     assert trouble.message == "gpu-mem{gpu}: nothing is offered: no GPU is selected"
+
+
+def test_one_selection_may_be_sliced_and_divided_because_the_mode_of_each_gpu_decides() -> None:
+    made = Offer(configured("resources: [{kind: gpu-mem}, {kind: mig}]\n"))
+    gpus = machine(gpus=2).gpus
+    divided = replace(gpus[0], mig=True, mig_devices=(MigDevice("MIG-a", "1g.10gb", 9856, 7, 0),))
+    snapshot = Snapshot(gpus=(divided, gpus[1]))
+    lists = {kind.resource: [it.parent for it in kind.devices(snapshot)] for kind in made.kinds(snapshot)}
+    assert lists == {"example.com/gpu-mem": ["GPU-1"], "example.com/mig-1g.10gb": ["GPU-0"]}
+    assert made.troubles(snapshot) == ()
+    assert [kind.resource for kind in made.kinds(machine(gpus=2))] == ["example.com/gpu-mem"]
+    twice = Offer(configured("resources: [{kind: mig}, {kind: mig, name: 'part-{profile}'}]\n"))
+    (trouble,) = twice.troubles(snapshot)
+    assert trouble.fatal
+    assert "MIG-a of GPU 0 is offered twice" in trouble.message
 
 
 def test_each_resource_of_one_gpu_has_its_own_device_list_and_limit() -> None:

@@ -231,7 +231,14 @@ def imported(module: ast.Module) -> Iterator[str]:
         ("nodeagent.agent", {"nodeagent.kube.client", "nodeagent.lldp", "nodeagent.sampling.sampler"}),
         (
             "nodeagent.agent",
-            {"nodeagent.web.metrics_page", "nodeagent.fabric", "nodeagent.doctor", "nodeagent.sim"},
+            {
+                "rich",
+                "nodeagent.commands",
+                "nodeagent.web.metrics_page",
+                "nodeagent.fabric",
+                "nodeagent.doctor",
+                "nodeagent.sim",
+            },
         ),
     ],
 )

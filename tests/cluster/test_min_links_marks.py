@@ -299,7 +299,7 @@ async def test_the_leader_marks_nodes_below_the_minimum_and_counts_them_in_its_m
             )
             assert taints("node-01") == []
             line = 'nodeagent_fabric_marked_nodes{mark="taint"} 1.0\n'
-            await until(lambda: line in controller._metrics("").body.decode(), "the metric")
+            await until(lambda: line in controller.pages.metrics("").body.decode(), "the metric")
             server.put(nodelinks("node-00", ["leaf0", "leaf1"]))
             await until(lambda: taints("node-00") == [], "the taint to go")
         finally:

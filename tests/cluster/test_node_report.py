@@ -367,6 +367,24 @@ async def test_the_shipped_definition_accepts_and_keeps_everything_that_the_agen
         await server.stop()
 
 
+async def test_the_api_server_stores_a_report_and_little_beside_it():
+    """100,000 of them are in etcd and in the first list of the controller, with their managedFields."""
+    server = await ApiServer().start()
+    try:
+        server.put(crd())
+        client = ApiClient(Access(server.url, token=server.token()))
+        written = body(report_of(snapshot(*map(neighbor, range(8)))), NodeClaim("gpu-0", "u-0"))
+        await client.apply(REPORT, written, force=True)
+        found = server.find("nodelinks", "gpu-0", "nodeagent")
+        assert found is not None
+        assert found["metadata"]["managedFields"][0]["manager"]
+        assert len(json.dumps(found["metadata"], separators=(",", ":"))) < 900
+        assert len(json.dumps(found, separators=(",", ":"))) < 4300
+        await client.close()
+    finally:
+        await server.stop()
+
+
 def test_the_order_of_addresses_changes_nothing():
     one, other = (
         neighbor(0, management_addresses=found)

@@ -84,9 +84,10 @@ def test_a_scan_on_a_narrow_terminal_shortens_uuids_to_unique_prefixes(dgx: Path
 
     from nodeagent.agent_config import Config
     from nodeagent.commands.scan import listing
+    from nodeagent.commands.terminal import Screen
 
     seen = asyncio.run(listing.scan_once(Config(), dgx))
-    wide, narrow = listing.as_table(seen, 200), listing.as_table(seen, 100)
+    wide, narrow = listing.as_table(seen, Screen(200)), listing.as_table(seen, Screen(100))
     assert listing.as_table(seen) == wide
     gpus = [line for line in narrow.splitlines() if "GPU-" in line]
     assert len({line.split()[1] for line in gpus}) == 8

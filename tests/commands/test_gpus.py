@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 
-from nodeagent.accounting.gpu_accounts import PodAccount
+from msgspec.structs import replace
+
+from nodeagent.accounting.gpu_accounts import PodAccount, accounts
 from nodeagent.cli import main
 from nodeagent.commands.gpus.gpu_table import as_table
-from nodeagent.model import OutsideProcess
+from nodeagent.commands.terminal import Screen
+from nodeagent.metrics.scrape_input import DeviceCount
+from nodeagent.model import Holding, MigDevice, OutsideProcess, Snapshot
 from nodeagent.sim.kubelet import PodSpec
 from nodeagent.sim.machine import Machine
-from nodeagent.web.gpu_statuses import GpuStatus, GpuStatuses
+from nodeagent.web.gpu_statuses import GpuStatus, GpuStatuses, gpu_statuses
 from tests.accounting.test_gpu_accounting import ACCOUNTING, GIB, SCOPE, UID, process, use
 from tests.cluster.test_agent_tasks import HEAD
+from tests.support.kind_machines import gpu_of
 from tests.support.running_agent import node
 
 FIRST = GpuStatus(
@@ -53,7 +58,23 @@ def test_the_table_has_a_line_for_each_gpu_and_pod_and_marks_an_over_use() -> No
         "the use by pods is not known: no hostPID",
         "GPU0: unhealthy: xid_79",
     ]
-    assert "GPU-32203369  " in as_table(GpuStatuses((FIRST,)), 60)
+    assert "GPU-32203369  " in as_table(GpuStatuses((FIRST,)), Screen(80))
+
+
+def test_a_gpu_in_mig_mode_has_a_line_for_each_mig_device_with_its_pod() -> None:
+    devices = tuple(MigDevice(f"MIG-{name}", "1g.10gb", 10 * 1024, 7, 0) for name in "ab")
+    gpu = replace(gpu_of(0), mig=True, mig_devices=devices)
+    held = Holding("team", "llm-0", "main", "x/mig-1g.10gb", ("MIG-a",))
+    snapshot = Snapshot(gpus=(gpu,), holdings=(held,))
+    count = DeviceCount("x/mig-1g.10gb", gpu.uuid, 2, 2, 1, None)
+    (status,) = (whole := gpu_statuses(snapshot, [count], [], accounts(snapshot, {}, {}), None)).gpus
+    assert (status.slices, status.granted_bytes) == (None, 10 * GIB)
+    assert [" ".join(line.split()) for line in as_table(whole).splitlines()][2:] == [
+        f"0 {gpu.uuid} 10.0 GiB - - - - - healthy",
+        "MIG-a 10.0 GiB 1g.10gb, held by team/llm-0",
+        "MIG-b 1g.10gb, free",
+        "team/llm-0 10.0 GiB - -",
+    ]
 
 
 async def test_the_agent_answers_with_shares_use_and_pods(capsys) -> None:

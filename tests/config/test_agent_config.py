@@ -18,7 +18,7 @@ import pytest
 from nodeagent.agent_config import Config, load
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.config.formats import host_port, prefix_complaint
-from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, VfResource
+from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, MigResource, VfResource
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 GOLDEN = Path(__file__).parents[1] / "golden" / "config-faults.txt"
@@ -133,11 +133,13 @@ def test_a_file_without_settings_is_the_default() -> None:
 
 
 def test_the_default_offers_one_resource_per_pf_and_slices() -> None:
-    vf, memory = Config().resources
+    vf, memory, mig = Config().resources
     assert isinstance(vf, VfResource)
     assert vf.name == "nic{rail}"
     assert isinstance(memory, GpuMemResource)
     assert (memory.name, memory.slice_mib) == ("gpu-mem", 1024)
+    assert isinstance(mig, MigResource)
+    assert mig.name == "mig-{profile}"
 
 
 def test_every_setting_is_read_into_its_field() -> None:

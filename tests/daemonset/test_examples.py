@@ -68,6 +68,7 @@ def test_every_supported_system_has_an_example() -> None:
         "multus-sriov",
         "training-operator",
         "volcano",
+        "volcano-global",
     ]
 
 

@@ -57,6 +57,7 @@ CONFIGS = {
     "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
     "gpu-mps": DAEMONSET / "overlays" / "gpu-mps" / "nodeagent.yaml",
     "gpu-memory-limits": DAEMONSET / "overlays" / "gpu-memory-limits" / "nodeagent.yaml",
+    "mig": DAEMONSET / "overlays" / "mig" / "nodeagent.yaml",
 }
 RESOURCES = {f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)} | {"nvidia-dgx-h100/gpu-mem": 632}
 
@@ -361,6 +362,7 @@ GRANTED_IN = {
     "overlays/kind": {"nodeagent": [], "machine": []},
     "overlays/gpu-mps": GRANTED | {"mps": []},
     "overlays/gpu-memory-limits": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
+    "overlays/mig": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
     "overlays/optics": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "NET_ADMIN"]},
 }
 
@@ -381,7 +383,7 @@ def test_no_container_has_more_rights_than_listed_here(overlay: str) -> None:
             assert added == GRANTED_IN.get(overlay, GRANTED)[container["name"]]
             privileged = (overlay, container["name"]) in PRIVILEGED_IN
             assert context.get("privileged", False) is privileged
-            assert context["allowPrivilegeEscalation"] is (privileged or "SYS_ADMIN" in added)
+            assert context["allowPrivilegeEscalation"] is privileged
             assert context["readOnlyRootFilesystem"] is True
             assert context["seccompProfile"] == {"type": "RuntimeDefault"}
             # The user is root, the owner of the kubelet's folders and of sysfs.

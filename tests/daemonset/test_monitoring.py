@@ -243,6 +243,53 @@ def test_a_dashboard_is_complete(board: str) -> None:
     assert all(panel["description"].endswith(".") for panel in model["panels"] if panel["type"] != "row")
 
 
+@pytest.mark.parametrize("board", BOARDS)
+def test_a_dashboard_shows_one_cluster_or_all(board: str) -> None:
+    """The value of All matches series without the label too: a single Prometheus has no external label."""
+    model = json.loads((FOLDER / "dashboards" / f"{board}.json").read_text())
+    variable = next(one for one in model["templating"]["list"] if one["name"] == "cluster")
+    assert (variable["includeAll"], variable["allValue"]) == (True, ".*")
+    for title, expression in expressions(board):
+        selectors = re.findall(
+            r"(?<![\w:])(?:nodeagent_\w+|\w+:nodeagent_[\w:]+|up)(?![\w:])(\{[^}]*)?", expression
+        )
+        assert selectors, title
+        assert all(selector.startswith('{cluster=~"$cluster"') for selector in selectors), (title, expression)
+
+
+def test_a_panel_of_faults_without_a_fault_is_not_empty() -> None:
+    """Without series Grafana shows `No data`, as if the monitoring were broken."""
+    panels = [
+        panel
+        for board in BOARDS
+        for panel in json.loads((FOLDER / "dashboards" / f"{board}.json").read_text())["panels"]
+    ]
+    empty = {
+        panel["title"]: panel["fieldConfig"]["defaults"].get("noValue")
+        for panel in panels
+        if "targets" in panel
+    }
+    assert empty["Reasons"] == "no fault"
+    filtered = {
+        panel["title"]
+        for panel in panels
+        for target in panel.get("targets", ())
+        if re.search(r"> 0\)?$|== 0\)?$", target["expr"])
+    }
+    assert filtered
+    assert not {title for title in filtered if not empty[title]}
+
+
+def test_the_fleet_shows_the_controller() -> None:
+    queried = {name for _, expression in expressions("fleet") for name in names(expression)}
+    assert {
+        "nodeagent_controller_leader",
+        "nodeagent_fabric_breaker_open",
+        "nodeagent_controller_writes_total",
+        "nodeagent_fabric_suppressed_writes_total",
+    } <= queried
+
+
 def test_the_monitors_select_the_pods_and_the_port_of_the_agent() -> None:
     monitor, _controller = yaml.safe_load_all((FOLDER / "podmonitor.yaml").read_text())
     *_, service_monitor = yaml.safe_load_all((FOLDER / "servicemonitor.yaml").read_text())

@@ -6,14 +6,18 @@ Each rule is written here from its owner's source or documentation, which the do
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from tests.support.manifests import DAEMONSET, Manifest, files, of_kind, parsed
+from nodeagent.cli import main
+from nodeagent.cluster import device_marks
+from tests.support.manifests import DAEMONSET, ROOT, Manifest, files, of_kind, parsed
 
 EXAMPLES = DAEMONSET / "examples"
 
@@ -140,8 +144,8 @@ def test_every_torchrun_of_several_nodes_has_a_rendezvous_that_each_pod_finds() 
     """
     seen = 0
     for path, manifest, template, arguments in torchruns():
-        if manifest["kind"] in ("PyTorchJob", "TrainJob", "TrainingRuntime"):
-            continue
+        if manifest["kind"] in ("PyTorchJob", "TrainJob", "TrainingRuntime", "HyperJob"):
+            continue  # the operators pass theirs; the HyperJob has a test of its own
         seen += 1
         given = dict(one.removeprefix("--").split("=", 1) for one in arguments if one.startswith("--rdzv-"))
         assert given["rdzv-backend"] == "c10d", path
@@ -241,6 +245,153 @@ def test_the_two_jobs_of_the_kueue_example_do_not_fit_at_the_same_time() -> None
     of_the_job = container["resources"]["limits"]["nvidia-dgx-h100/gpu-mem"] * job["spec"]["parallelism"]
     of_the_mpijob = requested(named("kueue", "MPIJob", "all-reduce"))["nvidia-dgx-h100/gpu-mem"]
     assert of_the_job + of_the_mpijob > all_slices
+
+
+def test_the_admission_check_names_its_configuration_and_a_resource_of_the_queue() -> None:
+    """Kueue, "Provisioning Admission Check", apis/kueue/v1beta2/provisioningrequestconfig_types.go: the check names
+    the controller and a ProvisioningRequestConfig. The request contains only the pods that ask for a managed resource;
+    if none does, the workload starts without a request. The Cluster Autoscaler has the two classes."""
+    (check,) = of_kind(objects("kueue"), "AdmissionCheck")
+    assert check["spec"]["controllerName"] == "kueue.x-k8s.io/provisioning-request"
+    parameters = check["spec"]["parameters"]
+    assert (parameters["apiGroup"], parameters["kind"]) == ("kueue.x-k8s.io", "ProvisioningRequestConfig")
+    config = named("kueue", "ProvisioningRequestConfig", parameters["name"])
+    assert config["spec"]["provisioningClassName"] in (
+        "best-effort-atomic-scale-up.autoscaling.x-k8s.io",
+        "check-capacity.autoscaling.x-k8s.io",
+    )
+    (container,) = named("kueue", "Job", "pretrain")["spec"]["template"]["spec"]["containers"]
+    assert set(config["spec"]["managedResources"]) & set(container["resources"]["limits"])
+    queue = named("kueue", "ClusterQueue", "pretraining")
+    (group,) = queue["spec"]["resourceGroups"]
+    assert set(config["spec"]["managedResources"]) <= set(group["coveredResources"])
+    patch = re.search(r"--type merge -p '(.*?)'", _readme(EXAMPLES / "kueue"), re.DOTALL)
+    assert patch is not None
+    strategy = yaml.safe_load(patch[1])["spec"]["admissionChecksStrategy"]["admissionChecks"]
+    assert strategy == [{"name": check["metadata"]["name"], "onFlavors": ["h100"]}]
+    assert "h100" in [one["name"] for one in group["flavors"]]
+
+
+def counts_as_failed(taints: list[dict[str, str]], tolerated: set[str], phases: set[str]) -> bool:
+    """Whether Kueue replaces a node of a running workload (kubernetes-sigs/kueue, pull requests 8929 and 8964).
+
+    An untolerated NoExecute taint counts at once. An untolerated NoSchedule taint counts when no pod of the workload
+    on the node runs on: each has failed, ends or waits.
+    """
+    untolerated = {taint["effect"] for taint in taints if taint["key"] not in tolerated}
+    return "NoExecute" in untolerated or ("NoSchedule" in untolerated and "Running" not in phases)
+
+
+def test_kueue_replaces_a_node_with_failed_links_after_the_eviction_and_not_by_the_taint_alone() -> None:
+    """Also a rule of Kueue: replacement needs kubernetes.io/hostname as the last level of the Topology."""
+    key = device_marks.TAINT.key
+    taints = [{"key": key, "effect": device_marks.TAINT.effect}]
+    assert not counts_as_failed(taints, set(), {"Running"})
+    assert counts_as_failed(taints, set(), {"Terminating"})
+    assert not counts_as_failed(taints, {key}, {"Terminating"})
+    (topology,) = of_kind(parsed((DAEMONSET / "kueue/topology.yaml").read_text()), "Topology")
+    assert topology["spec"]["levels"][-1] == {"nodeLabel": "kubernetes.io/hostname"}
+    taint = yaml.safe_load((DAEMONSET / "overlays/node-conditions/nodeagent.yaml").read_text())
+    assert taint["cluster"]["taint"]["enabled"]
+    evictions = yaml.safe_load((DAEMONSET / "overlays/evictions/nodeagent.yaml").read_text())
+    assert evictions["cluster"]["evict"]["enabled"]
+    for job in (named("kueue", "Job", "pretrain"), named("kueue", "MPIJob", "all-reduce")):
+        assert key not in str(job), "a toleration would keep the failed node"
+
+
+# Volcano Global
+
+
+def volcano_jobs(hyperjob: Manifest) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
+    """The Volcano jobs of a HyperJob: name, clusters that may run it, and specification.
+
+    volcano-sh/volcano-global, docs/proposals/hyperjob-controller-design.md: the names are HYPERJOB-PART-INDEX, and
+    the policy of each job has all clusters of its part and spreads over exactly one of them.
+    """
+    for part in hyperjob["spec"]["replicatedJobs"]:
+        for index in range(part.get("replicas", 1)):
+            name = f"{hyperjob['metadata']['name']}-{part['name']}-{index}"
+            yield name, part["clusterNames"], part["templateSpec"]
+
+
+def test_each_part_of_the_hyperjob_runs_in_one_cluster_with_a_rendezvous_of_its_own() -> None:
+    (hyperjob,) = of_kind(objects("volcano-global"), "HyperJob")
+    jobs = [*volcano_jobs(hyperjob)]
+    assert len(jobs) == hyperjob["spec"]["minAvailable"] == 2
+    assert [clusters for _, clusters, _ in jobs] == [["hall1"], ["hall2"]]
+    for name, _, spec in jobs:
+        (task,) = spec["tasks"]
+        (container,) = task["template"]["spec"]["containers"]
+        assert f"--nnodes={task['replicas']}" in container["command"]
+        assert f"--rdzv-endpoint={name}-{task['name']}-0.{name}:29500" in container["args"]
+        assert "svc" in spec["plugins"]
+        assert spec["minAvailable"] == task["replicas"]
+        # A HyperJob has no highestTierName; nodeagent's first tier is the leaf groups.
+        assert spec["networkTopology"] == {"mode": "hard", "highestTierAllowed": 1}
+        assert spec["queue"] in [
+            queue["metadata"]["name"] for queue in of_kind(objects("volcano-global"), "Queue")
+        ]
+
+
+def test_the_hub_propagates_queues_alone_and_each_cluster_has_its_share() -> None:
+    """Karmada, FAQ: a PropagationPolicy selects objects of its own namespace, so a cluster-scoped object needs a
+    ClusterPropagationPolicy. ``Duplicated`` gives each cluster a whole copy (Karmada, "Resource Propagating"), so a
+    quota counts once for each cluster unless an override replaces it."""
+    everything = objects("volcano-global")
+    assert not of_kind(everything, "PropagationPolicy")
+    (policy,) = of_kind(everything, "ClusterPropagationPolicy")
+    assert [one["kind"] for one in policy["spec"]["resourceSelectors"]] == ["Queue"]
+    placement = policy["spec"]["placement"]
+    assert placement["replicaScheduling"] == {"replicaSchedulingType": "Duplicated"}
+    clusters = placement["clusterAffinity"]["clusterNames"]
+    (hyperjob,) = of_kind(everything, "HyperJob")
+    assert {one for _, names, _ in volcano_jobs(hyperjob) for one in names} <= set(clusters)
+    (queue,) = of_kind(everything, "Queue")
+    (override,) = of_kind(everything, "ClusterOverridePolicy")
+    share = dict.fromkeys(clusters, queue["spec"]["deserved"])
+    for rule in override["spec"]["overrideRules"]:
+        (change,) = rule["overriders"]["plaintext"]
+        assert (change["path"], change["operator"]) == ("/spec/deserved", "replace")
+        share |= dict.fromkeys(rule["targetCluster"]["clusterNames"], change["value"])
+    slices = [one["nvidia-dgx-h100/gpu-mem"] for one in share.values()]
+    own = named("volcano", "Queue", "pretraining")["spec"]
+    assert sum(slices) == own["capability"]["nvidia-dgx-h100/gpu-mem"]
+    for _, (cluster,), spec in volcano_jobs(hyperjob):
+        (task,) = spec["tasks"]
+        (container,) = task["template"]["spec"]["containers"]
+        asked = container["resources"]["limits"]["nvidia-dgx-h100/gpu-mem"] * task["replicas"]
+        assert asked <= share[cluster]["nvidia-dgx-h100/gpu-mem"]
+
+
+def test_equal_halls_have_equal_names_unless_each_cluster_names_its_fabric(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """README.md: the key of a HyperNode at the hub is cluster and name."""
+    head = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n"
+    snippet = re.search(r"```yaml\n(fabric: hall1\n.*?)```", _readme(EXAMPLES / "volcano-global"), re.DOTALL)
+    assert snippet is not None
+
+    def hypernodes(rules: str) -> dict[str, list[str]]:
+        file = tmp_path / "fabric.yaml"
+        file.write_text(head + rules)
+        arguments = [
+            "plan",
+            "--json",
+            "--from",
+            str(ROOT / "docs/samples/nodelinks.yaml"),
+            "--fabric",
+            str(file),
+        ]
+        assert main(arguments) == 0
+        planned = json.loads(capsys.readouterr().out)["hypernodes"]
+        return {one["metadata"]["name"]: one["spec"]["members"] for one in planned}
+
+    first, second = hypernodes(""), hypernodes("")
+    assert first.keys() == second.keys()
+    hall1, hall2 = hypernodes(snippet[1]), hypernodes(snippet[1].replace("hall1", "hall2"))
+    assert not hall1.keys() & hall2.keys()
+    members = [sorted(map(str, tree.values())) for tree in (first, hall1, hall2)]
+    assert members[0] == members[1] == members[2]
 
 
 # Kubeflow Trainer

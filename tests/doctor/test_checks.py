@@ -31,6 +31,7 @@ from nodeagent.health.explain import DeviceView
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.umad import UmadReason
 from nodeagent.infiniband.asking import IbPortState
+from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.lldp.link_remarks import LinkSide
 from nodeagent.model import (
     Function,
@@ -39,6 +40,7 @@ from nodeagent.model import (
     Identifier,
     LimitSupport,
     Link,
+    MigDevice,
     Neighbor,
     Rdma,
     Remark,
@@ -56,6 +58,8 @@ def config(text: str = "") -> Config:
 DEFAULT = Config()
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 READING = GpuReading(0, UUID, 0, "NVIDIA H100", "0000:1b:00.0", 81559)
+MIG_READING = structs.replace(READING, mig=True, mig_devices=(MigDevice("MIG-a", "1g.10gb", 9856, 7, 0),))
+SLICES_ONLY = structs.replace(DEFAULT, resources=(GpuMemResource(),))
 GPU = Gpu(UUID, 0, 0, "NVIDIA H100", "0000:1b:00.0", 81559, 0)
 PF = Function(
     "0000:18:00.0",
@@ -247,7 +251,8 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
         gpu_checks.findings(of_gpus(structs.replace(READING, recovery_action="gpu_reset")), DEFAULT),
     ),
     ("note recovery_untold", gpu_checks.findings(of_gpus(version="535.129.03"), DEFAULT)),
-    ("warn mig_on", gpu_checks.findings(of_gpus(structs.replace(READING, mig=True)), DEFAULT)),
+    ("warn mig_not_offered", gpu_checks.findings(of_gpus(structs.replace(READING, mig=True)), SLICES_ONLY)),
+    ("warn mig_empty", gpu_checks.findings(of_gpus(structs.replace(READING, mig=True)), DEFAULT)),
     ("warn gpu_nodes", gpu_checks.findings(of_gpus(nodes=()), DEFAULT)),
     ("note memory_limits_inert", gpu_checks.findings(of_gpus(support=LimitSupport(cgroup2=False)), DEFAULT)),
     ("note runtime_unseen", runtime_checks.findings(runtime_checks.RuntimeFacts(), DEFAULT, ())),
@@ -445,6 +450,7 @@ def test_good_facts_give_ok_findings_only() -> None:
         ),
         lldp_checks.findings(lldp_checks.LldpFacts((MLX,), waited_s=35, neighbors=(heard(),)), DEFAULT),
         gpu_checks.findings(of_gpus(), DEFAULT),
+        gpu_checks.findings(of_gpus(MIG_READING), DEFAULT),
         runtime_checks.findings(replace(settings(handlers=("nvidia",)), specs=(spec(),)), MEMORY, (GPU,)),
         kubelet_checks.findings(
             replace(SERVING, offered={"nvidia-dgx-h100/gpu-mem": (f"{UUID}::0",)}), MEMORY, SNAPSHOT

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.health.gpu_judge import GpuJudge
-from nodeagent.health.gpu_presence import LOST
-from nodeagent.health.gpu_rules import MIG_ENABLED, measured_rules
+from nodeagent.health.gpu_presence import EXCLUDED, LOST
+from nodeagent.health.gpu_rules import measured_rules
 from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
@@ -99,10 +99,10 @@ def test_a_single_gpu_is_withdrawn_at_once() -> None:
     assert not guard.allocatable("GPU-0")
 
 
-def test_mig_on_all_gpus_is_the_decision_of_a_person() -> None:
+def test_gpus_that_a_person_excludes_leave_at_once() -> None:
     guard = gpu_guard()
     offered(guard, 0)
-    assert offered(guard, 1, *[Device((MIG_ENABLED,))] * 8) == 0
+    assert offered(guard, 1, *[Device((EXCLUDED,))] * 8) == 0
 
 
 def test_it_can_be_switched_off() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from nodeagent.config.faults import ConfigError
 from nodeagent.health.health_settings import GuardSettings, HealthSettings, RuleSettings
 from nodeagent.health.history import History
 from nodeagent.health.nic_rules import DEFAULTS, KEYS, default, effective
+from nodeagent.health.rule import Rule, clears, threshold
 from nodeagent.health.structural import Fault
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, State
@@ -368,6 +370,61 @@ def test_every_part_of_every_rule_can_be_changed(rule: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "enter", "clear"),
+    [
+        ({"unit": "of expected", "below": True, "clear": 1.0}, "less than expected", "as expected"),
+        (
+            {"unit": "of expected", "below": True, "enter": 0.5, "clear": 1.0},
+            "< 50 % of expected",
+            "as expected",
+        ),
+        ({"unit": "of the time", "enter": 0.25, "clear": 0.1}, "≥ 25 % of the time", "≤ 10 % of the time"),
+        (
+            {"unit": "°C above the limit", "enter": 0.0, "clear": -3.0},
+            "at the limit or above",
+            "3 °C or more below the limit",
+        ),
+        (
+            {"unit": "°C above the limit", "enter": 5.0, "clear": 2.0},
+            "5 °C or more above the limit",
+            "2 °C or less above the limit",
+        ),
+        (
+            {"unit": "°C above the limit", "enter": -2.0, "clear": -3.0},
+            "2 °C or less below the limit",
+            "3 °C or more below the limit",
+        ),
+        (
+            {"unit": "°C above the limit", "enter": 1.0, "clear": 0.0},
+            "1 °C or more above the limit",
+            "at the limit or below",
+        ),
+        (
+            {"unit": "dB above the limit", "below": True, "enter": 0.0, "clear": 0.5},
+            "below the limit",
+            "0.5 dB or more above the limit",
+        ),
+        (
+            {"unit": "dB above the limit", "below": True, "enter": -2.0, "clear": 0.0},
+            "more than 2 dB below the limit",
+            "at the limit or above",
+        ),
+        (
+            {"unit": "dB above the limit", "below": True, "enter": 3.0, "clear": 3.0},
+            "less than 3 dB above the limit",
+            "3 dB or more above the limit",
+        ),
+        ({"unit": "errors"}, "≥ 1 error", "none"),
+        ({"unit": "points", "enter": 2500.0, "clear": 1000.0}, "≥ 2500 points", "≤ 1000 points"),
+        ({}, "when it occurs", "when it ends"),
+    ],
+)
+def test_a_threshold_is_written_in_words(changes: dict[str, Any], enter: str, clear: str) -> None:
+    rule = Rule(key="x", state=State.DEGRADED, measure=lambda _: None, **changes)
+    assert (threshold(rule), clears(rule)) == (enter, clear)
+
+
+@pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("rule: post_fec_errors, clear: 1e-11", "clear must be at most 1e-12"),
@@ -378,7 +435,7 @@ def test_every_part_of_every_rule_can_be_changed(rule: object) -> None:
         ("rule: crc_errors, enter: 1e999", "must be a number"),
         ("rule: crc_errors, enterForSeconds: -1", "must be at least 0"),
         ("rule: crc_errors, clearForSeconds: 1e3", "did you mean 1000?"),
-        ("rule: carrier_down, enter: 1", "is yes or no and has no enter"),
+        ("rule: carrier_down, enter: 1", "is a fact and has no enter"),
         ("rule: carrier_down, windowSeconds: 5", "has no window"),
         ("rule: flapping_daily, windowSeconds: 5", "counts over a day"),
         ("rule: flapping, clear: 0", "never reaches 0"),

@@ -7,6 +7,7 @@ from msgspec import structs
 
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.plausible_gpus import plausible
+from nodeagent.model import MigDevice
 
 GOOD = GpuReading(0, "GPU-3a3372fa-989f-4f6e-9d5b-7f6d8f0a1b2c", 0, "NVIDIA H100", "0000:1b:00.0", 81559)
 OTHER = GpuReading(1, "GPU-1", 1, "NVIDIA H100", "00010000:e1:1f.7", 4 << 20)
@@ -66,3 +67,23 @@ def test_texts_are_on_one_line_and_have_an_end() -> None:
     assert odd.name.startswith("a\\n\\x1b[2J\\u202eb")
     assert odd.fault is not None
     assert (len(odd.name) <= 96 + 12, len(odd.fault)) == (True, 200)
+
+
+@pytest.mark.parametrize(
+    ("uuid", "profile"),
+    [
+        ("MIG-GPU-a/7/0", "1g.10gb"),
+        ("GPU-1", "1g.10gb"),
+        ("MIG-1", "1g 10gb"),
+        ("MIG-1", ""),
+        ("MIG-1", "G" * 30),
+    ],
+)
+def test_a_mig_device_that_can_name_no_device_or_resource_is_a_fault_of_its_gpu(uuid, profile):
+    sound = MigDevice("MIG-0", "1c.3g.40gb+me.all", 9856, 7, 0)
+    good = GpuReading(0, "GPU-0", 0, mig=True, mig_devices=(sound,))
+    bad = GpuReading(1, "GPU-1", 1, mig=True, mig_devices=(MigDevice(uuid, profile, 9856, 7, 0),))
+    first, second = plausible((good, bad))
+    assert first == good
+    assert (second.uuid, second.mig_devices) == (None, None)
+    assert "the MIG device" in second.fault

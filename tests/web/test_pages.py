@@ -19,7 +19,7 @@ from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.limits.cgroup_limits import CgroupLimits
 from nodeagent.limits.mps_watch import MpsWatch
-from nodeagent.machine_view import Trouble
+from nodeagent.machine_view import Trouble, machine_view
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
@@ -71,7 +71,7 @@ def pages_of(
         statuses=lambda: (),
         health_figures=dict,
         explained_health=lambda: b"[]\n",
-        machine_view=lambda: b"{}\n",
+        machine_view=lambda: machine_view((), inventory.snapshot, ()),
         neighbor_view=lambda: b"{}\n",
         configuration_fault=lambda: "",
         stuck_threads=lambda: 0,

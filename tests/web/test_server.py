@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.supervise import Fatal
-from nodeagent.web import server
+from nodeagent.web import listening, server
 from nodeagent.web.port_owner import port_owner
 from nodeagent.web.server import Page, PageHandler, WebServer
 
@@ -356,7 +356,7 @@ async def test_a_port_in_use_is_fatal_and_names_its_owner(monkeypatch: pytest.Mo
         owner = rf"Process {os.getpid()} \([!-~]+\) listens there"
         with pytest.raises(Fatal, match=rf"cannot listen on 127.0.0.1:{port}: .*\. {owner}.*--listen"):
             await WebServer({}).run("127.0.0.1", port)
-        monkeypatch.setattr(server, "port_owner", lambda _port: None)
+        monkeypatch.setattr(listening, "port_owner", lambda _port: None)
         with pytest.raises(Fatal, match=r"Find its owner with `ss -ltnp.*--listen"):
             await WebServer({}).run("127.0.0.1", port)
 

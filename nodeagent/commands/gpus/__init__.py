@@ -8,7 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import GOOD, Add, config_option, json_option, load, terminal_width
+from nodeagent.commands.options import GOOD, Add, config_option, json_option, load
+from nodeagent.commands.terminal import screen, watching
 
 if TYPE_CHECKING:
     from nodeagent.web.gpu_statuses import GpuStatuses
@@ -44,15 +45,15 @@ def _gpus(options: argparse.Namespace) -> int:
         line = f"no agent runs here ({why}); {ALONE}" if agent is None else f"the agent at {agent} answers"
         print(f"nodeagent: {line}", file=sys.stderr)
 
-    def show(lines: GpuStatuses) -> None:
-        json = msgspec.json.encode(lines).decode()
-        print(json if options.json else gpu_table.as_table(lines, terminal_width()), flush=True)
+    def text(lines: GpuStatuses) -> str:
+        return msgspec.json.encode(lines).decode() if options.json else gpu_table.as_table(lines, screen())
 
     async def run() -> None:
-        async for lines in gpu_answers.views(config, options.root, explain):
-            show(lines)
-            if not options.watch:
-                break
+        with watching(in_place=options.watch and not options.json) as show:
+            async for lines in gpu_answers.views(config, options.root, explain):
+                show(text(lines))
+                if not options.watch:
+                    break
 
     asyncio.run(run())
     return GOOD

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nodeagent.commands.scan.listing import beginnings
-from nodeagent.plain_text import remarks, section
+from nodeagent.commands.terminal import PLAIN, Screen, remarks, section
 from nodeagent.web.gpu_statuses import GpuStatus, GpuStatuses
 
 GIB = 1 << 30
 HEADS = ("GPU", "UUID", "GRANTED", "USED", "FREE", "LARGEST", "LOAD", "TEMP", "HEALTH")
 
 
-def as_table(lines: GpuStatuses, width: int | None = None) -> str:
-    """``width``: columns of the terminal; UUIDs are shortened if the table is wider."""
+def as_table(lines: GpuStatuses, on: Screen = PLAIN) -> str:
+    """UUIDs are shortened on a screen that is narrower than the table."""
     uuids = [gpu.uuid for gpu in lines.gpus]
-    table = section("GPUS", HEADS, _rows(lines.gpus, uuids))
-    if width is not None and max(map(len, table.splitlines())) > width:
-        table = section("GPUS", HEADS, _rows(lines.gpus, beginnings(uuids)))
+    short = [row[1] for row in _rows(lines.gpus, beginnings(uuids))]
+    table = section(
+        "GPUS", HEADS, _rows(lines.gpus, uuids), on, shorter={"UUID": short}, optional=("TEMP", "LARGEST")
+    )
     notes = [f"the use by pods is not known: {lines.obstacle}"] if lines.obstacle else []
     notes += [f"GPU{gpu.index}: {gpu.state}: {', '.join(gpu.reasons)}" for gpu in lines.gpus if gpu.reasons]
-    return "\n".join(part for part in (table, remarks("REMARKS", notes)) if part)
+    return "\n".join(part for part in (table, remarks("REMARKS", notes, on)) if part)
 
 
 def _rows(gpus: Sequence[GpuStatus], uuids: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -36,6 +37,10 @@ def _rows(gpus: Sequence[GpuStatus], uuids: Sequence[str]) -> Iterator[Sequence[
             "-" if gpu.celsius is None else f"{gpu.celsius:g} °C",
             gpu.state,
         )
+        for device in gpu.mig:
+            granted = _memory(device.memory_bytes) if device.holder else ""
+            state = f"held by {device.holder}" if device.holder else "free"
+            yield "", f"  {device.uuid}", granted, "", "", "", "", "", f"{device.profile}, {state}"
         for pod in gpu.pods:
             name = f"{pod.namespace}/{pod.pod}" if pod.namespace else f"pod {pod.pod}"
             over = pod.used_bytes is not None and pod.used_bytes > pod.granted_bytes

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import FAILED, GOOD, Add, json_option, seconds
 from nodeagent.commands.plan import read_source, source_options
-from nodeagent.plain_text import columns, one_line
+from nodeagent.commands.terminal import columns, screen
+from nodeagent.plain_text import one_line
 
 if TYPE_CHECKING:
     from nodeagent.commands.hall_cabling.hall_report import CheckedLink
@@ -122,7 +123,9 @@ def _print_table(options: argparse.Namespace, links: list[CheckedLink]) -> None:
     ]  # fmt: skip
     if rows:
         print(
-            "\n".join(columns(("STATE", "NODE", "RAIL", "LINK", "IS AT", "BELONGS TO", "NOTE"), rows)),
+            "\n".join(
+                columns(("STATE", "NODE", "RAIL", "LINK", "IS AT", "BELONGS TO", "NOTE"), rows, screen())
+            ),
             end="\n\n",
         )
     counts = [
@@ -130,7 +133,7 @@ def _print_table(options: argparse.Namespace, links: list[CheckedLink]) -> None:
         for group, states in count_states(links).items()
     ]
     heads = ("LEAF GROUP", *(state.upper() for state in CableState))
-    print("\n".join(columns(heads, counts)), flush=True)
+    print("\n".join(columns(heads, counts, screen())), flush=True)
 
 
 def _sentence(link: CheckedLink) -> str:

@@ -18,6 +18,7 @@ from nodeagent.commands.options import (
     json_option,
     load,
 )
+from nodeagent.commands.terminal import screen, watching
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
@@ -32,6 +33,7 @@ def add(add: Add) -> None:
         _health,
         "show the health of each device, with values, thresholds, durations and what would clear a fault",
         "  nodeagent health               every NIC and GPU, from the agent that runs here\n"
+        "  nodeagent health --html        the page of this node as one HTML file\n"
         "  nodeagent health DEVICE        one device with every rule: ens1np0, 0000:1a:00.0, GPU0, a UUID\n"
         "  nodeagent health rules         the rules in force, with --config those of that file\n"
         "  nodeagent health replay FILE   every change of health that the rules make on recorded samples\n\n"
@@ -40,6 +42,9 @@ def add(add: Add) -> None:
     )
     config_option(parser)
     json_option(parser)
+    parser.add_argument(
+        "--html", action="store_true", help="print the node page as one HTML file, to attach to a ticket"
+    )
     parser.add_argument("--watch", action="store_true", help="print again every second, until interrupted")
     parser.add_argument(
         "--listen", type=address, metavar="[HOST]:PORT", help="where the agent serves (default: `listen:`)"
@@ -51,6 +56,8 @@ def _health(options: argparse.Namespace) -> int:
     config = load(options.config)
     log_to_stderr(options.log_level or "warning")
     match options.target:
+        case [] if options.html:
+            return _page(options, config)
         case []:
             return _show(options, config, None)
         case ["rules"]:
@@ -75,15 +82,29 @@ def _show(options: argparse.Namespace, config: Config, device: str | None) -> in
     _explain(None if views is None else source, source)
     if views is None:
         views = asyncio.run(answers.read_machine(config, options.root))
-    _print(options, views, device)
+    print(_text(options, views, device), flush=True)
+    return GOOD
+
+
+def _page(options: argparse.Namespace, config: Config) -> int:
+    from nodeagent.commands.health import answers, machine_page
+    from nodeagent.web.ui_files import self_contained
+
+    answer = answers.fetch_page("/ui/document.json", config, options.root, options.listen)
+    _explain(None if answer.body is None else answer.source, answer.source)
+    document = answer.body
+    if document is None:
+        document = asyncio.run(machine_page.read_document(config, options.root))
+    print(self_contained("node", document))
     return GOOD
 
 
 async def _watch(options: argparse.Namespace, config: Config, device: str | None) -> int:
     from nodeagent.commands.health import answers
 
-    async for views in answers.watch(config, options.root, options.listen, _explain):
-        _print(options, views, device)
+    with watching(in_place=not options.json) as show:
+        async for views in answers.watch(config, options.root, options.listen, _explain):
+            show(_text(options, views, device))
     return GOOD
 
 
@@ -92,16 +113,15 @@ def _explain(agent: str | None, why: str) -> None:
     print(f"nodeagent: {line}", file=sys.stderr)
 
 
-def _print(options: argparse.Namespace, views: tuple[DeviceView, ...], device: str | None) -> None:
+def _text(options: argparse.Namespace, views: tuple[DeviceView, ...], device: str | None) -> str:
     import msgspec
 
     from nodeagent.commands.health import answers, tables
 
-    if device is not None:
-        view = answers.find(views, device)
-        print(msgspec.json.encode(view).decode() if options.json else tables.as_detail(view), flush=True)
-    else:
-        print(msgspec.json.encode(views).decode() if options.json else tables.as_table(views), flush=True)
+    view = None if device is None else answers.find(views, device)
+    if options.json:
+        return msgspec.json.encode(views if view is None else view).decode()
+    return tables.as_table(views, screen()) if view is None else tables.as_detail(view, screen())
 
 
 def _rules(options: argparse.Namespace, config: Config) -> int:
@@ -110,7 +130,7 @@ def _rules(options: argparse.Namespace, config: Config) -> int:
 
     rules = effective(config.health.rules)
     if not options.json:
-        print(tables.rules_table(rules))
+        print(tables.rules_table(rules, screen()))
         return GOOD
     keys = ("rule", "state", "kubelet", "enter", "enterFor", "clear", "clearFor", "window", "enabled")
     rows = [
@@ -144,5 +164,5 @@ def _replay(options: argparse.Namespace, config: Config, file: str) -> int:
         ) from error
     tally.finish()
     if not options.json:
-        print(f"\n{replay.summary(tally)}", end="")
+        print(f"\n{replay.summary(tally, screen())}", end="")
     return GOOD

@@ -27,11 +27,7 @@ def fetch(config: Config, root: Path, listen: str | None) -> tuple[tuple[DeviceV
 
     Raises ``AgentQueryError``.
     """
-    answer = AgentAnswer(None, "") if listen else ask("/health", config, root)
-    if answer.body is None and (listen or root == Path("/")):
-        other = ask_address("/health", config, listen)
-        reasons = "; ".join(filter(None, (answer.source, other.source)))
-        answer = other if other.body is not None else AgentAnswer(None, reasons)
+    answer = fetch_page("/health", config, root, listen)
     if answer.body is None:
         return None, answer.source
     try:
@@ -40,6 +36,16 @@ def fetch(config: Config, root: Path, listen: str | None) -> tuple[tuple[DeviceV
         raise AgentQueryError(
             f"the server at {answer.source} is not a nodeagent of this version: {error}"
         ) from error
+
+
+def fetch_page(page: str, config: Config, root: Path, listen: str | None) -> AgentAnswer:
+    """Return a page of the agent that serves this root. Raises ``AgentQueryError``."""
+    answer = AgentAnswer(None, "") if listen else ask(page, config, root)
+    if answer.body is None and (listen or root == Path("/")):
+        other = ask_address(page, config, listen)
+        reasons = "; ".join(filter(None, (answer.source, other.source)))
+        answer = other if other.body is not None else AgentAnswer(None, reasons)
+    return answer
 
 
 async def read_machine(config: Config, root: Path) -> tuple[DeviceView, ...]:

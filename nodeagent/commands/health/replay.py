@@ -10,6 +10,7 @@ import msgspec
 
 from nodeagent.commands.health.recorded_pfs import RecordedPfs
 from nodeagent.commands.health.tables import seconds
+from nodeagent.commands.terminal import PLAIN, Screen, section
 from nodeagent.health.gpu_judge import GpuJudge
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
@@ -18,7 +19,7 @@ from nodeagent.health.recording import Header, Subject
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Gpu, Health
-from nodeagent.plain_text import one_line, section
+from nodeagent.plain_text import one_line
 from nodeagent.rfc3339 import rfc3339
 
 READ_S = 5.0
@@ -228,12 +229,12 @@ def _words(health: Health) -> str:
     return f"{health.state} ({'Healthy' if health.allocatable else 'Unhealthy'})"
 
 
-def summary(tally: Tally) -> str:
+def summary(tally: Tally, on: Screen = PLAIN) -> str:
     rows = [
         (device, str(count), seconds(tally.unhealthy_s.get(device, 0.0)))
         for device, count in sorted(tally.transitions.items())
     ]
-    return section("SUMMARY", ("DEVICE", "TRANSITIONS", "UNHEALTHY FOR"), rows)
+    return section("SUMMARY", ("DEVICE", "TRANSITIONS", "UNHEALTHY FOR"), rows, on)
 
 
 def as_object(change: Transition) -> dict[str, object]:

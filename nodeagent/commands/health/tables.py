@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from nodeagent.commands.terminal import PLAIN, Screen, remarks, section
 from nodeagent.health.explain import DeviceView, RuleView
-from nodeagent.health.rule import Rule, clears, threshold
-from nodeagent.plain_text import remarks, section
+from nodeagent.health.rule import YES_OR_NO, Rule, clears, threshold
 
 
-def as_table(views: Sequence[DeviceView]) -> str:
+def as_table(views: Sequence[DeviceView], on: Screen = PLAIN) -> str:
     rows = [
         (
             view.name,
@@ -23,7 +23,8 @@ def as_table(views: Sequence[DeviceView]) -> str:
     ]
     lines = [line for view in views for line in _sentences(view)]
     heads = ("DEVICE", "ID", "STATE", "KUBELET", "FOR", "REASONS")
-    return "\n".join(part for part in (section("HEALTH", heads, rows), remarks("REASONS", lines)) if part)
+    parts = (section("HEALTH", heads, rows, on), remarks("REASONS", lines, on))
+    return "\n".join(part for part in parts if part)
 
 
 def _sentences(view: DeviceView) -> Iterator[str]:
@@ -35,7 +36,9 @@ def _sentences(view: DeviceView) -> Iterator[str]:
 
 
 def _live(rule: RuleView) -> str:
-    parts = [f"measured now: {rule.measured or 'nothing'}, threshold: {rule.threshold}"]
+    parts = [f"measured now: {rule.measured or 'nothing'}"]
+    if rule.threshold != YES_OR_NO:
+        parts[0] += f", threshold: {rule.threshold}"
     if rule.for_s is not None:
         parts.append(f"for {seconds(rule.for_s)}")
     if rule.clears is not None:
@@ -45,7 +48,7 @@ def _live(rule: RuleView) -> str:
     return "; ".join(parts)
 
 
-def as_detail(view: DeviceView) -> str:
+def as_detail(view: DeviceView, on: Screen = PLAIN) -> str:
     """Return one device with every rule."""
     rows = [
         (
@@ -60,15 +63,15 @@ def as_detail(view: DeviceView) -> str:
         for rule in view.rules
     ]
     heads = ("RULE", "PHASE", "MEASURED", "THRESHOLD", "FOR", "TO GO", "CLEARS")
-    parts = [as_table([view])]
+    parts = [as_table([view], on)]
     if rows:
-        parts.append(section("RULES", heads, rows))
+        parts.append(section("RULES", heads, rows, on, optional=("TO GO",)))
     return "\n".join(parts)
 
 
-def rules_table(rules: Iterable[Rule]) -> str:
+def rules_table(rules: Iterable[Rule], on: Screen = PLAIN) -> str:
     """Return the table of the rules in force."""
-    return section("RULES", RULE_HEADS, map(rule_row, rules))
+    return section("RULES", RULE_HEADS, map(rule_row, rules), on, optional=("ENABLED", "WINDOW", "STATE"))
 
 
 RULE_HEADS = ("RULE", "STATE", "KUBELET", "ENTER", "FOR", "CLEAR", "FOR", "WINDOW", "ENABLED")

@@ -15,6 +15,7 @@ from nodeagent.commands.options import (
     load,
     seconds,
 )
+from nodeagent.commands.terminal import screen, watching
 
 
 def add_neighbors(add: Add) -> None:
@@ -61,23 +62,25 @@ def _neighbors(options: argparse.Namespace) -> int:
     if found is None or not options.json:
         print(f"nodeagent: {sentence}", file=sys.stderr)
 
-    def show(listing: NeighborListing) -> None:
+    def text(listing: NeighborListing) -> str:
         place = None if found is None else source
         as_json, as_table = neighbor_listing.as_json, neighbor_listing.as_table
-        print(as_json(listing, place) if options.json else as_table(listing), flush=True)
+        return as_json(listing, place) if options.json else as_table(listing, screen())
 
     async def run() -> None:
         wanted, settings = config.links.select, config.lldp
         if options.watch:
-            async for listing in (
+            listings = (
                 neighbor_listing.watch(wanted, settings, options.root)
                 if found is None
                 else neighbor_listing.watch_agent(found, config, options.root)
-            ):
-                show(listing)
+            )
+            with watching(in_place=not options.json) as show:
+                async for listing in listings:
+                    show(text(listing))
         elif found is not None:
             wait_s = options.wait or 0.0
-            show(await neighbor_listing.wait_for_agent(found, config, options.root, wait_s))
+            print(text(await neighbor_listing.wait_for_agent(found, config, options.root, wait_s)))
         else:
             wait_s = neighbor_listing.WAIT_S if options.wait is None else options.wait
             received = NeighborListing((), ())
@@ -90,7 +93,7 @@ def _neighbors(options: argparse.Namespace) -> int:
                     wait_s,
                     lambda line: print(line, file=sys.stderr, flush=True),
                 )
-            show(await with_infiniband(received, config.infiniband, options.root))
+            print(text(await with_infiniband(received, config.infiniband, options.root)))
 
     asyncio.run(run())
     return GOOD

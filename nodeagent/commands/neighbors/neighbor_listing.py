@@ -21,13 +21,13 @@ from msgspec import structs, to_builtins
 from nodeagent.agent_config import Config
 from nodeagent.bounded_calls import in_thread
 from nodeagent.commands.agent_query import AgentQueryError, ask_for
+from nodeagent.commands.terminal import PLAIN, Screen, columns, wrapped
 from nodeagent.host.netlink.dcb import DcbSocket
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
 from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, find_remarks
 from nodeagent.model import Function
-from nodeagent.plain_text import columns
 from nodeagent.sources import lldp_source, lldpd_client
 from nodeagent.sources.link_selection import select
 from nodeagent.sources.lldp_receiver import LldpReceiver
@@ -57,6 +57,10 @@ COLUMNS = (
     "SINCE",
     "STATE",
 )
+OPTIONAL = ("MANAGEMENT", "TTL", "PCI ADDRESS", "AGE", "DESCRIPTION", "SINCE")
+"""Columns that a narrow terminal does without, in this order."""
+OPTIONAL = ("MANAGEMENT", "TTL", "PCI ADDRESS", "AGE", "DESCRIPTION", "SINCE")
+"""Columns that a narrow terminal does without, in this order."""
 AGAIN_S = 1.0
 _LISTING = msgspec.json.Decoder(NeighborListing)
 
@@ -240,7 +244,7 @@ def as_json(listing: NeighborListing, agent: str | None = None) -> str:
 # --- for people -----------------------------------------------------------------------------------------
 
 
-def as_table(listing: NeighborListing) -> str:
+def as_table(listing: NeighborListing, on: Screen = PLAIN) -> str:
     if not listing.rows and listing.fault is not None:
         return f"The agent receives no LLDP: {listing.fault}"
     if not listing.rows:
@@ -260,7 +264,9 @@ def as_table(listing: NeighborListing) -> str:
     ]
     notes += [f"{row.link}: {row.error}" for row in listing.rows if row.error]
     notes += [f"{remark.link}: {remark.detail}" for remark in listing.remarks]
-    return "\n".join([*columns(COLUMNS, lines), *(["", *notes] if notes else [])])
+    table = columns(COLUMNS, lines, on, optional=OPTIONAL)
+    sentences = [part for note in notes for part in wrapped(note, on)]
+    return "\n".join([*table, *(["", *sentences] if sentences else [])])
 
 
 def _lines(row: LinkRow) -> Iterable[tuple[str, ...]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import FAILED, GOOD, Add
+from nodeagent.commands.terminal import screen
 
 if TYPE_CHECKING:
     from nodeagent.commands.plan.objects import Objects
@@ -58,9 +59,10 @@ def add_topology(add: Add) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("tree", "dot", "mermaid", "json", "slurm"),
+        choices=("tree", "dot", "mermaid", "json", "slurm", "html"),
         default="tree",
-        help="tree shows anomalies; dot, mermaid and json every cable; slurm is a topology.conf (default: %(default)s)",
+        help="tree shows anomalies; dot, mermaid and json every cable; slurm is a topology.conf; html is the fabric "
+        "map as one file for a browser (default: %(default)s)",
     )
     parser.add_argument(
         "--whole", action="store_true", help="show each node of the tree on a line of its own"
@@ -97,13 +99,15 @@ def read_source(options: argparse.Namespace, read: Objects) -> None:
     asyncio.run(cluster_reading.read(cluster_reading.access(options.kubeconfig), read))
 
 
-def _preview(options: argparse.Namespace) -> Preview:
+def _preview(options: argparse.Namespace, *, whole_reports: bool = False) -> Preview:
     from nodeagent.commands.plan import objects, preview
     from nodeagent.fabric_file import read_fabric
 
     log_to_stderr(options.log_level or "warning")
     config, topology = read_fabric(options.fabric)
     read = preview.make_objects(config, topology)
+    if whole_reports:
+        read.reports = {}
     read_source(options, read)
     if options.current is not None:
         if options.current == options.source == "-":
@@ -130,7 +134,7 @@ def _plan(options: argparse.Namespace) -> int:
     elif options.diff:
         print(render.as_diff(preview.published, preview.outcome), end="")
     else:
-        print(render.as_table(preview.outcome), end="")
+        print(render.as_table(preview.outcome, screen()), end="")
     return GOOD
 
 
@@ -138,7 +142,7 @@ def _explain(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import explanations
 
     try:
-        print(explanations.explain(_preview(options), options.name))
+        print(explanations.explain(_preview(options), options.name, screen()))
     except explanations.UnknownNameError as error:
         print(f"nodeagent: {error}", file=sys.stderr)
         return FAILED
@@ -148,5 +152,10 @@ def _explain(options: argparse.Namespace) -> int:
 def _topology(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import topology_picture
 
+    if options.format == "html":
+        from nodeagent.commands.plan import topology_page
+
+        print(topology_page.make_page(_preview(options, whole_reports=True)))
+        return GOOD
     print(topology_picture.draw(_preview(options), options.format, whole=options.whole))
     return GOOD

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nodeagent.commands.plan.preview import Preview
+from nodeagent.commands.terminal import PLAIN, Screen, columns, wrapped
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
-from nodeagent.plain_text import columns, one_line
+from nodeagent.plain_text import one_line
 
 _DERIVED = {
     "topology-file": "the topology file joins them",
@@ -24,25 +25,28 @@ class UnknownNameError(Exception):
     """The input has nothing with this name. The message shows how to list the names."""
 
 
-def explain(preview: Preview, name: str) -> str:
+def explain(preview: Preview, name: str, on: Screen = PLAIN) -> str:
     """Explain a node, a switch or a HyperNode. Raises ``UnknownNameError``."""
     plan = preview.plan
     levels, votes = plan.levels, plan.votes
     if name in preview.wanted or name in preview.published:
         lines = _hypernode(preview, name)
     elif name in levels.reports or name in levels.refused or name in levels.nodes or name in plan.nodes.place:
-        lines = _node(preview, name)
+        lines = _node(preview, name, on)
     else:
         keys = [key for key in (name, votes.names.key_of(name)) if key in votes.graph]
         if not keys:
             raise UnknownNameError(
                 f"{shown(name)} is not a node, switch or HyperNode in this input; `nodeagent topology` lists them"
             )
-        lines = _switch(preview, keys[0])
-    return "\n".join(lines)
+        lines = _switch(preview, keys[0], on)
+    text = [*lines]
+    table_at = text.index("") if "" in text else len(text)
+    sentences = [part for line in text[:table_at] for part in wrapped(line, on)]
+    return "\n".join([*sentences, *text[table_at:]])
 
 
-def _node(preview: Preview, node: str) -> Iterator[str]:
+def _node(preview: Preview, node: str, on: Screen) -> Iterator[str]:
     plan = preview.plan
     name = plan.nodes.place.get(node)
     if name is None:
@@ -59,7 +63,7 @@ def _node(preview: Preview, node: str) -> Iterator[str]:
     for anomaly in plan.outcome.anomalies:
         if anomaly.node == node or node in anomaly.nodes:
             yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
-    yield from _links(preview, node)
+    yield from _links(preview, node, on)
 
 
 def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
@@ -88,7 +92,7 @@ def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
         yield f"{has} expired LLDP information; such links count for it too."
 
 
-def _links(preview: Preview, node: str) -> Iterator[str]:
+def _links(preview: Preview, node: str, on: Screen) -> Iterator[str]:
     plan = preview.plan
     pattern = plan.votes.pattern(node)
     if pattern is None:
@@ -114,10 +118,10 @@ def _links(preview: Preview, node: str) -> Iterator[str]:
             )
         )
     yield ""
-    yield from columns(("LINK", "RAIL", "SWITCH", "PORT", "LLDP", "GROUP"), rows)
+    yield from columns(("LINK", "RAIL", "SWITCH", "PORT", "LLDP", "GROUP"), rows, on)
 
 
-def _switch(preview: Preview, key: str) -> Iterator[str]:
+def _switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
     plan = preview.plan
     votes, cabling = plan.votes, plan.cabling
     group = votes.graph.of.get(key)
@@ -151,7 +155,7 @@ def _switch(preview: Preview, key: str) -> Iterator[str]:
         for node, report in pattern.nodes.items()
     ]
     yield ""
-    yield from columns(("NODE", "LINK", "PORT", "LLDP"), sorted(rows))
+    yield from columns(("NODE", "LINK", "PORT", "LLDP"), sorted(rows), on)
 
 
 def _common_nodes(preview: Preview, leaf: str, other: str) -> str:

@@ -5,7 +5,7 @@ A preview writes nothing and does not wait: every move takes effect at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -13,6 +13,7 @@ from msgspec import structs
 from nodeagent.commands.plan.objects import Objects
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
 from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
+from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 
@@ -28,6 +29,8 @@ class Preview:
     plan: Plan
     published: dict[str, HyperNode]
     notes: tuple[str, ...]
+    reports: Mapping[str, NodeLinks] | None = None
+    """The reports as they were read, if ``Objects.reports`` was a dict."""
 
     @property
     def outcome(self) -> PlanOutcome:
@@ -48,7 +51,7 @@ def make_preview(objects: Objects, rules: FabricRules) -> Preview:
     objects.complete()
     plan = objects.planner.prepare(0.0)()
     notes = [*objects.notes, *_notes(plan, rules.hysteresis)]
-    return Preview(plan, objects.hypernodes, tuple(notes))
+    return Preview(plan, objects.hypernodes, tuple(notes), objects.reports)
 
 
 def _notes(plan: Plan, times: HysteresisSettings) -> Iterable[str]:

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from nodeagent.commands.terminal import PLAIN, Screen, remarks, section
 from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode, render
 from nodeagent.fabric.outcome import Overlap, PlanOutcome
-from nodeagent.plain_text import one_line, remarks, section
+from nodeagent.plain_text import one_line
 
 # Text that every YAML parser reads as a string without quotes.
 _PLAIN = re.compile(r"[a-z][a-z0-9/-]*(\.[a-z0-9/-]+)*")
@@ -87,7 +88,7 @@ def as_diff(published: Mapping[str, HyperNode], outcome: PlanOutcome) -> str:
     return "".join(f"{line}\n" for line in out)
 
 
-def as_table(outcome: PlanOutcome) -> str:
+def as_table(outcome: PlanOutcome, on: Screen = PLAIN) -> str:
     kinds = Counter(str(anomaly.kind) for anomaly in outcome.anomalies)
     parts = [
         section(
@@ -102,22 +103,25 @@ def as_table(outcome: PlanOutcome) -> str:
                 )
                 for hypernode in outcome.hypernodes
             ],
+            on,
         ),
         remarks(
             f"Anomalies: {', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))}",
             [f"{anomaly.kind}: {anomaly.message}" for anomaly in outcome.anomalies],
+            on,
         ),
         remarks(
             "Unplaced",
             [f"{unplaced.node or '(no name)'}: {unplaced.reason}" for unplaced in outcome.unplaced],
+            on,
         ),
-        remarks("Not written", list(map(overlap_sentence, outcome.overlaps))),
+        remarks("Not written", list(map(overlap_sentence, outcome.overlaps)), on),
     ]
     if outcome.writes:
         rows = [
             (str(i), write.verb, write.object.name, write.reason) for i, write in enumerate(outcome.writes, 1)
         ]
-        parts.append(section("Writes, in this order", ("", "VERB", "HYPERNODE", "WHY"), rows))
+        parts.append(section("Writes, in this order", ("", "VERB", "HYPERNODE", "WHY"), rows, on))
     else:
         parts.append("Nothing to write.\n")
     return "\n".join(part for part in parts if part)

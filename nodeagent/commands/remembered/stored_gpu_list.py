@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 def table(config: Config, root: Path) -> str:
     """The GPUs, and whether each is on the PCI bus."""
-    from nodeagent.plain_text import section
+    from nodeagent.commands.terminal import screen, section
 
     stored, gpus = _read(config, root)
     if not gpus:
         return f"No GPUs are stored in {stored.path}; the agent stores them when the driver lists them.\n"
     on_bus = _on_bus(root)
     heads = ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "ON THE BUS")
-    return section("GPUS", heads, (_cells(gpu, gpu.pci_address in on_bus) for gpu in gpus))
+    return section(
+        "GPUS", heads, (_cells(gpu, gpu.pci_address in on_bus) for gpu in gpus), screen(), optional=("MODEL",)
+    )
 
 
 def objects(config: Config, root: Path) -> list[dict[str, object]]:

@@ -29,14 +29,14 @@ class RailRow(NamedTuple):
 
 def table(config: Config, root: Path) -> str:
     """The rails in force and those of earlier configurations."""
-    from nodeagent.plain_text import section
+    from nodeagent.commands.terminal import screen, section
 
     path, content = _read(config, root)
     rows = _rows(config, root, content)
     if not rows:
         return f"No rails are stored in {path}; the agent stores them when it offers VFs.\n"
     heads = ("RAIL", "PCI ADDRESS", "PERMANENT MAC", "NETDEV", "VFS", "STATE")
-    return section("RAILS", heads, map(_cells, rows))
+    return section("RAILS", heads, map(_cells, rows), screen())
 
 
 def objects(config: Config, root: Path) -> list[dict[str, object]]:

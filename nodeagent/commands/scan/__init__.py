@@ -16,8 +16,8 @@ from nodeagent.commands.options import (
     json_option,
     load,
     seconds,
-    terminal_width,
 )
+from nodeagent.commands.terminal import screen, watching
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -69,16 +69,13 @@ def _scan(options: argparse.Namespace) -> int:
     async def run() -> None:
         agent = await in_thread(partial(agent_view.fetch, config, options.config, options.root))
         named = options.json
-        async for view in views(agent):
-            if not named:
-                print(f"nodeagent: {agent.sentence}", file=sys.stderr)
-            named = True
-            table = (
-                listing.as_json(view, agent.place)
-                if options.json
-                else listing.as_table(view, terminal_width())
-            )
-            print(table, flush=True)
+        with watching(in_place=options.watch and not options.json) as show:
+            async for view in views(agent):
+                if not named:
+                    print(f"nodeagent: {agent.sentence}", file=sys.stderr)
+                named = True
+                as_json, as_table = listing.as_json, listing.as_table
+                show(as_json(view, agent.place) if options.json else as_table(view, screen()))
 
     asyncio.run(run())
     return GOOD

@@ -14,6 +14,7 @@ from nodeagent import discovery
 from nodeagent.affinity import affinity
 from nodeagent.agent_config import Config, load
 from nodeagent.agent_config import check as check_config
+from nodeagent.commands.terminal import PLAIN, Screen, remarks, section
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
@@ -23,7 +24,6 @@ from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.machine_view import MachineView, machine_view
 from nodeagent.model import Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import Offer
-from nodeagent.plain_text import remarks, section
 from nodeagent.sources.link_selection import select
 from nodeagent.supervise import beside
 
@@ -148,24 +148,28 @@ def as_json(view: MachineView, agent: str | None = None) -> str:
 # --- for people -----------------------------------------------------------------------------------------
 
 
-def as_table(view: MachineView, width: int | None = None) -> str:
-    """``width``: columns of the terminal; UUIDs are shortened if the table is wider."""
+def as_table(view: MachineView, on: Screen = PLAIN) -> str:
+    """UUIDs are shortened on a screen that is narrower than the table."""
     snapshot = view.snapshot
     parts = [
         section(
             "RESOURCES",
             ("RESOURCE", "DEVICES", "HEALTHY", "FREE", "LARGEST", "LIMITS", "PARENT", "NUMA"),
             _resource_rows(view),
+            on,
+            optional=("NUMA", "LIMITS", "PARENT"),
         ),
-        _gpu_section(view, width),
+        _gpu_section(view, on),
         section(
             "NICS",
             ("NETDEV", "PCI ADDRESS", "DRIVER", "SPEED", "LINK", "VFS", "RDMA", "NUMA", "STATE"),
             _pf_rows(snapshot),
+            on,
+            optional=("NUMA", "DRIVER", "RDMA"),
         ),
-        _neighbor_section(snapshot),
-        _affinity_section(view),
-        _reasons(view),
+        _neighbor_section(snapshot, on),
+        _affinity_section(view, on),
+        _reasons(view, on),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -187,13 +191,12 @@ def _resource_rows(view: MachineView) -> Iterable[Sequence[str]]:
         )
 
 
-def _gpu_section(view: MachineView, width: int | None) -> str:
+def _gpu_section(view: MachineView, on: Screen) -> str:
     heads = ("GPU", "UUID", "MODEL", "MEMORY", "FREE", "PCI ADDRESS", "NUMA", "STATE")
     uuids = [gpu.uuid for gpu in view.snapshot.gpus]
-    whole = section("GPUS", heads, _gpu_rows(view, uuids))
-    if width is None or max(map(len, whole.splitlines())) <= width:
-        return whole
-    return section("GPUS", heads, _gpu_rows(view, beginnings(uuids)))
+    rows = [*_gpu_rows(view, uuids)]
+    short = [*beginnings(uuids), *(row[1] for row in rows[len(uuids) :])]
+    return section("GPUS", heads, rows, on, shorter={"UUID": short}, optional=("NUMA", "MEMORY"))
 
 
 def beginnings(uuids: Sequence[str], least: int = 12) -> list[str]:
@@ -212,19 +215,21 @@ def beginnings(uuids: Sequence[str], least: int = 12) -> list[str]:
 def _gpu_rows(view: MachineView, uuids: Sequence[str]) -> Iterable[Sequence[str]]:
     """FREE is the largest request that the GPU can still serve: all slices of a container are on one GPU."""
     snapshot = view.snapshot
-    free = {
-        entry.parent: f"{view.free[resource].get(entry.parent, 0)}/{len(entry.ids)}"
-        for resource, devices in view.resources
-        if resource in view.free
-        for entry in devices
-    }
+    free: dict[str, int] = {}
+    offered: dict[str, int] = {}
+    for resource, devices in view.resources:
+        if resource in view.free:
+            for entry in devices:
+                offered[entry.parent] = offered.get(entry.parent, 0) + len(entry.ids)
+            for parent, count in view.free[resource].items():
+                free[parent] = free.get(parent, 0) + count
     for gpu, uuid in zip(snapshot.gpus, uuids, strict=True):
         yield (
             str(gpu.index),
             uuid,
             gpu.name,
             f"{gpu.memory_mib} MiB",
-            free.get(gpu.uuid, "-"),
+            f"{free.get(gpu.uuid, 0)}/{offered[gpu.uuid]}" if gpu.uuid in offered else "-",
             gpu.pci_address,
             _or_dash(gpu.numa_node),
             gpu.health.state,
@@ -259,7 +264,7 @@ def _link_word(link: Link | None) -> str:
     return f"{word} (default route)" if link.default_route else word
 
 
-def _neighbor_section(snapshot: Snapshot) -> str:
+def _neighbor_section(snapshot: Snapshot, on: Screen) -> str:
     rows = [
         (
             neighbor.link,
@@ -270,10 +275,11 @@ def _neighbor_section(snapshot: Snapshot) -> str:
         )
         for neighbor in snapshot.neighbors
     ]
-    return section("NEIGHBORS", ("LINK", "SWITCH", "PORT", "DESCRIPTION", "STATE"), rows) if rows else ""
+    heads = ("LINK", "SWITCH", "PORT", "DESCRIPTION", "STATE")
+    return section("NEIGHBORS", heads, rows, on, optional=("DESCRIPTION",)) if rows else ""
 
 
-def _affinity_section(view: MachineView) -> str:
+def _affinity_section(view: MachineView, on: Screen) -> str:
     pfs = _offered_pfs(view)
     names = {
         devices[0].parent: resource.rpartition("/")[2]
@@ -282,10 +288,10 @@ def _affinity_section(view: MachineView) -> str:
     }
     heads = [names.get(pf.pci_address, pf.netdev or pf.pci_address) for pf in pfs]
     rows = [[f"GPU{gpu.index}", *(_affinity(gpu, pf) for pf in pfs)] for gpu in view.snapshot.gpus]
-    return section("PCIE AFFINITY", ("", *heads), rows) if pfs and rows else ""
+    return section("PCIE AFFINITY", ("", *heads), rows, on) if pfs and rows else ""
 
 
-def _reasons(view: MachineView) -> str:
+def _reasons(view: MachineView, on: Screen) -> str:
     """Return sentences about faults, remarks, failed sources and unreadable files."""
     snapshot = view.snapshot
     lines = [
@@ -297,7 +303,7 @@ def _reasons(view: MachineView) -> str:
     lines += [f"source {source.source} has failed: {source.reason}" for source in snapshot.stale_sources]
     lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
     lines += [f"{'cannot be offered' if t.fatal else 'note'}: {t.message}" for t in view.troubles]
-    return remarks("REASONS", lines)
+    return remarks("REASONS", lines, on)
 
 
 def _judged(snapshot: Snapshot) -> Iterable[tuple[str, Health]]:

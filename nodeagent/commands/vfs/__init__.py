@@ -14,6 +14,7 @@ from nodeagent.commands.options import (
     json_option,
     load,
 )
+from nodeagent.commands.terminal import screen
 
 
 def add(add: Add) -> None:
@@ -53,7 +54,7 @@ def _vfs_apply(options: argparse.Namespace) -> int:
     config = load(options.config)
     log_to_stderr(options.log_level or "info")
     result = apply.apply(config, options.root, force=options.force)
-    print(apply.as_json(result) if options.json else apply.as_table(result))
+    print(apply.as_json(result) if options.json else apply.as_table(result, screen()))
     return GOOD if result.good else FAILED
 
 
@@ -63,5 +64,5 @@ def _vfs_show(options: argparse.Namespace) -> int:
     config = load(options.config)
     log_to_stderr(options.log_level or "warning")
     result = apply.show(config, options.root)
-    print(apply.as_json(result) if options.json else apply.as_table(result))
+    print(apply.as_json(result) if options.json else apply.as_table(result, screen()))
     return GOOD

@@ -9,10 +9,10 @@ from enum import StrEnum
 
 from msgspec import to_builtins
 
+from nodeagent.commands.terminal import PLAIN, Screen, remarks, section
 from nodeagent.commands.vfs.provision_pf import spell
 from nodeagent.host.sriov import VfSettings
 from nodeagent.model import Function
-from nodeagent.plain_text import remarks, section
 
 
 class PfState(StrEnum):
@@ -70,15 +70,17 @@ def as_json(result: VfsResult) -> str:
     return json.dumps({"good": result.good, **to_builtins(result)}, ensure_ascii=True)
 
 
-def as_table(result: VfsResult) -> str:
+def as_table(result: VfsResult, on: Screen = PLAIN) -> str:
     parts = [
-        section("PFS", ("NETDEV", "PCI ADDRESS", "DRIVER", "VFS", "MTU", "STATE"), _pf_rows(result)),
+        section("PFS", ("NETDEV", "PCI ADDRESS", "DRIVER", "VFS", "MTU", "STATE"), _pf_rows(result), on),
         section(
             "VFS",
             ("PF", "VF", "PCI ADDRESS", "DRIVER", "NETDEV", "TRUST", "SPOOF CHECK", "LINK", "TX MBPS"),
             _vf_rows(result),
+            on,
+            optional=("DRIVER",),
         ),
-        _sentences(result),
+        _sentences(result, on),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -114,7 +116,7 @@ def _vf_rows(result: VfsResult) -> Iterable[Sequence[str]]:
             )
 
 
-def _sentences(result: VfsResult) -> str:
+def _sentences(result: VfsResult, on: Screen) -> str:
     lines = [
         f"{pf.function.netdev or 'PF'} {pf.function.pci_address}: {word}: {sentence}"
         for pf in result.pfs
@@ -123,7 +125,7 @@ def _sentences(result: VfsResult) -> str:
     ]
     lines += [f"note: {note}" for note in result.notes]
     lines += [f"unreadable: {sentence}" for sentence in result.unreadable]
-    return remarks("REMARKS", lines)
+    return remarks("REMARKS", lines, on)
 
 
 def _or_dash(value: object) -> str:

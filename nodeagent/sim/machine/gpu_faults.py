@@ -51,6 +51,7 @@ class GpuDriver:
                         "pci_address": device.address,
                         "memory_mib": facts.part.memory_mib,
                         "mig": facts.mig,
+                        "mig_devices": list(facts.mig_devices),
                         "lost": facts.lost,
                         "recovery_action": facts.recovery_action,
                         "values": facts.values,
@@ -95,6 +96,32 @@ class GpuActions:
 
     def set_recovery_action(self, gpu: int | str, action: RecoveryAction) -> None:
         self._facts(gpu).recovery_action = action
+        self._settle()
+
+    def set_mig_mode(self, gpu: int | str, *, on: bool) -> None:
+        """Switch MIG mode. Its MIG devices end with it."""
+        facts = self._facts(gpu)
+        facts.mig, facts.mig_devices = on, []
+        self._settle()
+
+    def make_mig_device(self, gpu: int | str, uuid: str, profile: str, memory_mib: int) -> None:
+        """Make a GPU instance with one compute instance."""
+        facts = self._facts(gpu)
+        used = {device["gpu_instance"] for device in facts.mig_devices}
+        facts.mig_devices.append(
+            {
+                "uuid": uuid,
+                "profile": profile,
+                "memory_mib": memory_mib,
+                "gpu_instance": min(set(range(1, 15)) - used),
+                "compute_instance": 0,
+            }
+        )
+        self._settle()
+
+    def destroy_mig_device(self, gpu: int | str, uuid: str) -> None:
+        facts = self._facts(gpu)
+        facts.mig_devices = [device for device in facts.mig_devices if device["uuid"] != uuid]
         self._settle()
 
     def measure(self, gpu: int | str, **values: float | None) -> None:

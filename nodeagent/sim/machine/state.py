@@ -160,6 +160,7 @@ class SimulatedGpu:
     part: GpuPart
     mig: bool
     lost: bool = False
+    mig_devices: list[dict[str, object]] = field(default_factory=list)
     listed: bool = True
     excluded: bool = False
     counted: int | None = None

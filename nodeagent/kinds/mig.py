@@ -1,0 +1,168 @@
+"""MIG devices of one profile. The device ID is the UUID of the MIG device.
+
+Each profile is a resource (``mig-1g.10gb``), so a request for two of them is two parts of GPUs that the hardware
+isolates. A MIG device has the health of its GPU. Devices come and go while the agent runs: the resource lists those
+that the driver lists, and one that is gone is Unhealthy until it may leave the list (``kubelet/removed_devices.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from nodeagent import cdi
+from nodeagent.kinds import (
+    Refused,
+    distance,
+    free_devices,
+    gpu_access,
+    held_by,
+    preference,
+    requested,
+    unhealthy,
+    unknown,
+)
+from nodeagent.model import Allocation, Devices, Function, Gpu, MigDevice, Snapshot
+
+
+def resource_part(profile: str) -> str:
+    """Return a profile as a part of a resource's name, in which ``+`` is not allowed.
+
+    >>> [resource_part(it) for it in ("1g.10gb", "1c.3g.40gb", "1g.10gb+me", "1g.24gb+me.all")]
+    ['1g.10gb', '1c.3g.40gb', '1g.10gb.me', '1g.24gb.me.all']
+    """
+    return re.sub(r"[^A-Za-z0-9._-]", ".", profile)
+
+
+class MigDevices(msgspec.Struct, frozen=True):
+    """``gpus`` are the UUIDs of the GPUs whose MIG devices are offered, ``None`` for all. ``control_nodes``: see
+    ``gpu_access``."""
+
+    source: ClassVar[str] = "gpus"
+    device_mib: ClassVar[int | None] = None
+
+    resource: str
+    profile: str
+    gpus: frozenset[str] | None = None
+    strategy: gpu_access.Strategy = "cdi"
+    pass_device_nodes: bool = False
+    cdi_kind: str = gpu_access.CDI_KIND
+    control_nodes: tuple[str, ...] = gpu_access.CONTROL_NODES
+
+    def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
+        by_gpu: dict[str, tuple[Gpu, list[str]]] = {}
+        for device, gpu in self._members(snapshot).values():
+            by_gpu.setdefault(gpu.uuid, (gpu, []))[1].append(device.uuid)
+        return tuple(
+            Devices(
+                parent=gpu.uuid,
+                ids=tuple(sorted(uuids)),
+                numa_nodes=() if gpu.numa_node is None else (gpu.numa_node,),
+                health=gpu.health,
+            )
+            for gpu, uuids in by_gpu.values()
+        )
+
+    def resized(self, device_mib: int) -> MigDevices:  # noqa: ARG002
+        return self
+
+    def free(self, snapshot: Snapshot) -> dict[str, int] | None:
+        return free_devices(self.resource, self.devices(snapshot), snapshot)
+
+    def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
+        return {
+            uuid: f"the MIG device {uuid} of GPU {gpu.index}"
+            for uuid, (_, gpu) in self._members(snapshot).items()
+        }
+
+    def selects(self, snapshot: Snapshot) -> bool:
+        return bool(self._members(snapshot))
+
+    def level(self, snapshot: Snapshot) -> None:  # noqa: ARG002
+        return None
+
+    def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
+        return None
+
+    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, cdi.CdiDevices]:
+        return gpu_access.cdi_specs(self.cdi_kind, snapshot)
+
+    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
+        by_cdi = self.strategy == "cdi" and self.selects(snapshot)
+        return frozenset(self.cdi_specs(snapshot)) if by_cdi else frozenset()
+
+    def prefer(
+        self,
+        snapshot: Snapshot,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+        near: Sequence[Function] = (),
+        later_sizes: Sequence[int] | None = (),  # noqa: ARG002
+    ) -> list[str]:
+        """Choose from the GPUs with the fewest free devices, so that others stay idle and can be divided again."""
+        free, must = preference(self.resource, available, must_include, size)
+        members = self._members(snapshot)
+        self._usable(snapshot, must)
+        elsewhere = gpu_access.held_elsewhere(snapshot, self.resource, members)
+        choice = {
+            uuid: gpu
+            for uuid, (_, gpu) in members.items()
+            if uuid in free and uuid not in must and gpu.health.allocatable and uuid not in elsewhere
+        }
+        missing = size - len(must)
+        if len(choice) < missing:
+            count = len(choice) + len(must)
+            raise Refused(
+                f"{self.resource}: {size} MIG devices were requested and {count} are available", invalid=False
+            )
+        left = Counter(gpu.uuid for gpu in choice.values())
+        order = sorted(
+            choice.items(), key=lambda it: (left[it[1].uuid], distance(it[1], near), it[1].index, it[0])
+        )
+        return [*must_include, *(uuid for uuid, _ in order[:missing])]
+
+    def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
+        chosen = self._usable(snapshot, requested(self.resource, ids))
+        if self.strategy == "cdi" and self.cdi_kind == cdi.GPU_KIND:
+            for device, gpu in chosen:
+                if not device.nodes or gpu.minor is None:
+                    raise Refused(
+                        f"{self.resource}: the device nodes of {device.uuid} are not known; mount "
+                        f"{gpu_access.MIG_MINORS} of the host for the agent (overlays/mig)",
+                        invalid=False,
+                    )
+        nodes: list[str] = []
+        if self.pass_device_nodes:
+            nodes = [node for device, gpu in chosen for node in gpu_access.mig_nodes(device, gpu)]
+            nodes.extend(self.control_nodes)
+        return gpu_access.grant_named(
+            [device.uuid for device, _ in chosen], nodes, strategy=self.strategy, cdi_kind=self.cdi_kind
+        )
+
+    def _members(self, snapshot: Snapshot) -> dict[str, tuple[MigDevice, Gpu]]:
+        """Return the MIG devices by UUID, in the order of the GPUs."""
+        return {
+            device.uuid: (device, gpu)
+            for gpu in gpu_access.selected(snapshot, self.gpus)
+            for device in gpu.mig_devices
+            if gpu.mig and device.profile == self.profile
+        }
+
+    def _usable(self, snapshot: Snapshot, ids: frozenset[str]) -> list[tuple[MigDevice, Gpu]]:
+        """Return the MIG devices of these IDs. Raises ``Refused`` if one of them cannot be allocated."""
+        members = self._members(snapshot)
+        if not ids <= members.keys():
+            raise unknown(self.resource, ids - members.keys())
+        elsewhere = gpu_access.held_elsewhere(snapshot, self.resource, members)
+        for uuid in sorted(ids):
+            _, gpu = members[uuid]
+            if not gpu.health.allocatable:
+                raise unhealthy(self.resource, uuid, gpu.health)
+            if uuid in elsewhere:
+                raise held_by(self.resource, uuid, elsewhere[uuid])
+        return [members[uuid] for uuid in members if uuid in ids]

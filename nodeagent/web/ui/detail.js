@@ -1,0 +1,178 @@
+// The panel of what is selected: a link, a node, a switch or a HyperNode.
+
+import { bits, clock, duration, el, pairs, svg, table } from "./dom.js";
+import { anomalySymbol, SHAPES } from "./symbols.js";
+
+/** A symbol of the map beside text. */
+export function symbol(entry) {
+  const color = `fill:var(${entry.color})`;
+  const picture = svg("svg", { class: "symbol", viewBox: "-1 -1 12 12", "aria-hidden": "true" }, svg("path", { d: SHAPES[entry.shape] }));
+  picture.firstChild.style.cssText = color;
+  return picture;
+}
+
+/** A button that selects something. */
+export function chooser(name, at, select) {
+  return name ? el("button", { class: "link", type: "button", onclick: () => select(at), text: name }) : "";
+}
+
+/**
+ * The content for a selection. `reportOf(name)` resolves to the node's whole report with words for its reasons,
+ * or to null.
+ */
+export function describe(model, found, select, reportOf) {
+  if (!found) return [];
+  const parts = { link: aboutLink, node: aboutNode, switch: aboutSwitch, hypernode: aboutHyperNode }[found.kind](model, found, select, reportOf);
+  const close = el("button", { class: "close", type: "button", "aria-label": "Close", onclick: () => select(""), text: "✕" });
+  parts[0].append(close);
+  return parts;
+}
+
+/** One sentence for a screen reader and for the tip. */
+export function sentence(model, found) {
+  if (found?.kind === "link") {
+    const link = model.link(found.node, found.link);
+    const to = link.switch ? `to ${link.switch} ${link.port}` : "no neighbor";
+    return `${link.node} ${link.name}: ${link.state.word}, ${to}${link.anomalies.length ? `; ${link.anomalies[0].kind}` : ""}`;
+  }
+  return found ? `${found.kind} ${found.name}` : "";
+}
+
+function aboutLink(model, found, select, reportOf) {
+  const link = model.link(found.node, found.link);
+  const group = model.content.hypernodes[model.content.groups[found.node]];
+  const more = el("div", {}, el("p", { class: "quiet", text: "Reading the report of the node…" }));
+  fillReport(more, reportOf(link.node), (report) => reportedLink(report, link.name, report.reasons));
+  return [
+    el("h2", {}, el("span", {}, symbol(link.state), ` ${link.node} · ${link.name}`)),
+    pairs(
+      ["State", `${link.state.word}${link.stale ? ", and the LLDP information has expired" : ""}`],
+      ["Column", link.column.title],
+      ["Switch", chooser(link.switch, `switch:${link.switch}`, select)],
+      ["Port", link.port],
+      ["Contested", link.contested && "another confirmed neighbor sends on this link too"],
+      ["Node", chooser(link.node, `node:${link.node}`, select)],
+      ["Leaf group", group && chooser(group.name, `hypernode:${group.name}`, select)],
+    ),
+    anomalies(link.anomalies),
+    more,
+  ];
+}
+
+function aboutNode(model, found, select, reportOf) {
+  const group = model.content.hypernodes[model.content.groups[found.node]];
+  const shape = model.shapes[model.content.shapesOf[found.node]];
+  const rows = (shape?.links ?? []).map((_, i) => {
+    const link = model.link(found.node, i);
+    return [chooser(link.name, `link:${link.node}/${link.name}`, select), el("span", {}, symbol(link.state), ` ${link.state.word}`),
+      chooser(link.switch, `switch:${link.switch}`, select), link.port];
+  });
+  const more = el("div");
+  fillReport(more, reportOf(found.name), (report) => report.links.flatMap((link) =>
+    (link.reasons ?? []).length ? [el("h3", { text: link.name }), ...reasons(link.reasons, report.reasons)] : []));
+  return [
+    el("h2", {}, el("span", { text: found.name })),
+    pairs(
+      ["Leaf group", group && chooser(group.name, `hypernode:${group.name}`, select)],
+      ["Not placed", model.content.unplaced[found.name]],
+      ["Report", !shape && "none: is the agent running on this node?"],
+    ),
+    anomalies(model.anomaliesOfNode.get(found.name) ?? []),
+    rows.length ? table("Links", ["Link", "State", "Switch", "Port"], rows) : "",
+    more,
+    el("p", { class: "quiet", text: "Measured values, pods and VFs are on the page /ui/ of the node's own agent, and in `nodeagent health` there." }),
+  ];
+}
+
+function aboutSwitch(model, found, select) {
+  const { cells } = model.switches.get(found.name);
+  const rows = cells.slice(0, 400).map(({ node, link }) => {
+    const entry = model.link(node, link);
+    return [entry.port, chooser(entry.node, `node:${entry.node}`, select), chooser(entry.name, `link:${entry.node}/${entry.name}`, select),
+      el("span", {}, symbol(entry.state), ` ${entry.state.word}`)];
+  });
+  rows.sort((a, b) => a[0].localeCompare(b[0], "en", { numeric: true }));
+  const groups = model.content.hypernodes.filter((entry) => entry.switches.includes(found.name));
+  return [
+    el("h2", {}, el("span", { text: found.name })),
+    pairs(
+      ["Links", String(cells.length)],
+      ["Leaf group", groups.length > 0 && groups.map((entry) => chooser(entry.name, `hypernode:${entry.name}`, select))],
+    ),
+    anomalies(model.anomaliesOfSwitch.get(found.name) ?? []),
+    table(cells.length > rows.length ? `The first ${rows.length} links` : "Links", ["Port", "Node", "Link", "State"], rows),
+  ];
+}
+
+function aboutHyperNode(model, found, select) {
+  const place = model.content.hypernodes.findIndex((entry) => entry.name === found.name);
+  const hypernode = model.content.hypernodes[place];
+  const children = model.content.hypernodes.filter((entry) => entry.parent === place);
+  const group = model.groups.find((entry) => entry.place === place);
+  const parent = model.content.hypernodes[hypernode.parent];
+  const rows = (group?.nodes ?? []).slice(0, 200).map((node) => {
+    const bad = group.columns.flatMap((column) => {
+      const link = model.linkAt(group, node, column);
+      if (link < 0) return [];
+      const entry = model.link(node, link);
+      return entry.state.trouble || entry.anomalies.length ? [`${entry.name} ${entry.anomalies[0]?.kind ?? entry.state.word}`] : [];
+    });
+    return [chooser(model.nodeName(node), `node:${model.nodeName(node)}`, select), bad.join(", ") || "all links healthy"];
+  });
+  return [
+    el("h2", {}, el("span", { text: hypernode.name })),
+    pairs(
+      ["Tier", `${hypernode.tier} (${hypernode.tierName})`],
+      ["Members", String(hypernode.members)],
+      ["Below", parent && chooser(parent.name, `hypernode:${parent.name}`, select)],
+      ["Derived from", hypernode.derivedFrom],
+      ["Switches", hypernode.switches.length > 0 && hypernode.switches.map((name) => el("div", {},
+        model.switches.has(name) ? chooser(name, `switch:${name}`, select) : name))],
+      ["Contains", children.length > 0 && children.map((entry) => el("div", {}, chooser(entry.name, `hypernode:${entry.name}`, select)))],
+    ),
+    rows.length ? table(group.nodes.length > rows.length ? `The first ${rows.length} nodes` : "Nodes", ["Node", "Links"], rows) : "",
+  ];
+}
+
+function anomalies(list) {
+  return el("div", {}, list.map((anomaly) => el("div", { class: "reason grave" },
+    el("b", {}, symbol(anomalySymbol(anomaly.kind)), ` ${anomaly.kind}`), el("p", { text: anomaly.message }))));
+}
+
+/** Fill a place when the report arrives; a report that cannot be had says so. */
+function fillReport(place, promise, content) {
+  promise.then(
+    (report) => place.replaceChildren(...(report ? content(report) : [])),
+    (error) => place.replaceChildren(el("p", { class: "quiet", text: `The report of the node cannot be read: ${error.message}` })),
+  );
+}
+
+function reportedLink(report, name, words) {
+  const link = report.links.find((entry) => entry.name === name);
+  if (!link) return [];
+  const { neighbor } = link;
+  const since = link.lastTransitionTime ? Date.parse(link.lastTransitionTime) / 1000 : null;
+  return [
+    pairs(
+      ["Since", since && `${clock(since)}, ${duration(Date.now() / 1000 - since)} ago`],
+      ["Speed", bits(link.speedMbps)],
+      ["Netdev", link.netdev],
+      ["PCI address", link.pciAddress],
+      ["MAC", link.mac],
+      ["Type", link.linkType],
+      ["Neighbor", neighbor && `${neighbor.systemName ?? "without a name"}, chassis ${neighbor.chassisID.value}`],
+      ["Port there", neighbor && [neighbor.portID.value, neighbor.portDescription].filter(Boolean).join(" — ")],
+      ["Management", neighbor?.managementAddresses?.join(", ")],
+    ),
+    ...((link.reasons ?? []).length ? [el("h3", { text: "Reasons" }), ...reasons(link.reasons, words)] : []),
+  ];
+}
+
+/** Reasons with the threshold and what clears them, by the rules' defaults. */
+function reasons(keys, words) {
+  return keys.map((key) => {
+    const rule = words?.[key];
+    return el("div", { class: "reason" }, el("b", { text: key }),
+      rule && el("p", { text: `${rule.meaning} Enters at ${rule.threshold}; clears ${rule.clears}.` }));
+  });
+}

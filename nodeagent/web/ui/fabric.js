@@ -1,0 +1,213 @@
+// The fabric map: joins the document, the map, the lists and the state of the view.
+
+import { connect } from "./connection.js";
+import { describe, sentence, symbol } from "./detail.js";
+import { count, download, el, replace } from "./dom.js";
+import { asSvg } from "./drawing.js";
+import { FabricMap } from "./fabric_map.js";
+import { FabricModel } from "./fabric_model.js";
+import { asCsv, showLists } from "./lists.js";
+import { legendOf, readColors, roleSymbol, STATES } from "./symbols.js";
+import { ViewState } from "./view_state.js";
+
+const byId = (id) => document.getElementById(id);
+let model = null;
+let connectionState = {};
+const reports = new Map();
+
+const view = new ViewState((values, changed) => {
+  if (!model) return;
+  if (["color", "only", "rail", "fabric"].some((key) => changed.has(key))) showMap();
+  if (changed.has("at")) showSelection(true);
+  if (changed.has("list")) showSide();
+  if (changed.has("view")) followView();
+});
+
+const map = new FabricMap(byId("map"), {
+  select: (at) => select(at),
+  hover: showTip,
+  moved: laterMoved(),
+});
+
+function select(at) {
+  view.set({ at });
+}
+
+// --- the document -------------------------------------------------------------------------------------------
+
+connect((content) => {
+  model = new FabricModel(content);
+  reports.clear();
+  document.title = `Fabric ${content.fabric} · nodeagent`;
+  byId("title").textContent = `fabric ${content.fabric}`;
+  showMap();
+  followView();
+  showSelection(false);
+  showSide();
+  requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("nodeagent-painted")));
+}, (state) => {
+  connectionState = state;
+  byId("state").textContent = state.text;
+  byId("state").className = `state ${state.bad ? "bad" : state.live ? "live" : ""}`;
+});
+
+/** The whole report of a node: from the file, or from the server. */
+async function reportOf(name) {
+  if (!connectionState.live) return model.content.details?.[name] ?? null;
+  if (!reports.has(name)) {
+    const answer = await fetch(`node.json?name=${encodeURIComponent(name)}`, { cache: "no-store" });
+    if (!answer.ok) throw new Error((await answer.text()).trim());
+    reports.set(name, await answer.json());
+  }
+  return reports.get(name);
+}
+
+// --- showing ------------------------------------------------------------------------------------------------
+
+function showMap() {
+  const { color, only, rail, fabric } = view.values;
+  map.setColors(readColors());
+  map.show(model, { color, only, rail, fabric });
+  map.select(model.find(view.values.at), false);
+  showSummary();
+  showControls();
+  replace(byId("legend"), legendOf(color, model.fabrics).map((entry) => el("li", {}, symbol(entry), entry.word)));
+  const empty = byId("empty");
+  empty.hidden = map.layout.blocks.length > 0;
+  empty.textContent = model.content.nodes.length ? "Nothing matches the filters." : "No node has reported yet.";
+}
+
+function showSummary() {
+  const { content } = model;
+  const counts = model.countStates();
+  const leaves = content.hypernodes.filter((entry) => entry.tier === 1).length;
+  const parts = [count(content.nodes.length, "node"), count(leaves, "leaf group")];
+  for (const [letter, state] of Object.entries(STATES)) if (counts[letter] && letter !== "o") parts.push(`${counts[letter]} ${state.word}`);
+  parts.push(count(content.anomalies.length, "anomaly"));
+  byId("summary").textContent = parts.join(" · ");
+}
+
+function showControls() {
+  const { values } = view;
+  const choice = (key, options) => el("div", { class: "choice", role: "group", "aria-label": key }, options.map(([value, text]) =>
+    el("button", { type: "button", "aria-pressed": String(values[key] === value), onclick: () => view.set({ [key]: value }), text })));
+  const chosen = (key, label, options) => el("label", {}, label, el("select", { "aria-label": label, onchange: (event) => view.set({ [key]: event.target.value }) },
+    el("option", { value: "", text: "all" }), options.map((value) => el("option", { value, selected: values[key] === value, text: value }))));
+  const button = (text, title, onclick) => el("button", { type: "button", title, onclick, text });
+  const focused = document.activeElement?.closest("#controls") ? [...byId("controls").querySelectorAll("button,select")].indexOf(document.activeElement) : -1;
+  replace(byId("controls"),
+    el("label", {}, "Color by", choice("color", [["health", "health"], ["anomaly", "anomaly"], ["role", "role"]])),
+    el("button", { type: "button", "aria-pressed": String(values.only === "trouble"), onclick: () => view.set({ only: values.only ? "" : "trouble" }), text: "only trouble" }),
+    chosen("rail", "Rail", model.rails),
+    chosen("fabric", "Fabric", model.fabrics),
+    el("span", { class: "right" },
+      button("−", "Zoom out (-)", () => map.zoom(0.8)), button("+", "Zoom in (+)", () => map.zoom(1.25)), button("Fit", "Show everything (0)", () => map.fit()),
+      button("SVG", "The map as a picture", exportSvg), button("CSV", "Every link as a row", () => download(`${fileName()}.csv`, "text/csv", asCsv(model))),
+      button("Print", "Print the map and the list", () => print())));
+  if (focused >= 0) byId("controls").querySelectorAll("button,select")[focused]?.focus();
+}
+
+function exportSvg() {
+  const colors = readColors();
+  const svg = asSvg(model, map.layout, view.values.color, colors, legendOf(view.values.color, model.fabrics), document.title);
+  download(`${fileName()}.svg`, "image/svg+xml", svg);
+}
+
+function fileName() {
+  return `fabric-${model.content.fabric.replace(/[^a-z0-9-]/gi, "_")}-${new Date().toISOString().slice(0, 16).replaceAll(":", "")}`;
+}
+
+function showSelection(reveal) {
+  const found = model.find(view.values.at);
+  map.select(found, reveal);
+  replace(byId("detail"), describe(model, found, select, reportOf));
+  byId("spoken").textContent = sentence(model, found);
+}
+
+function showSide() {
+  replace(byId("lists"), showLists(model, view.values.list, select, (list) => view.set({ list })));
+}
+
+function showTip(found, x, y) {
+  const tip = byId("tip");
+  const target = found && model.find(map.at(found));
+  tip.hidden = !target;
+  if (!target) return;
+  if (target.kind === "link") {
+    const link = model.link(target.node, target.link);
+    replace(tip, el("b", {}, symbol(view.values.color === "role" ? roleSymbol(model.fabrics, link.column.fabric) : link.state), ` ${link.node} · ${link.name}`),
+      el("span", { text: `${link.state.word}${link.stale ? ", stale" : ""} · ${link.switch ? `${link.switch} ${link.port}` : "no neighbor"}` }),
+      ...link.anomalies.map((anomaly) => el("div", { text: anomaly.message })));
+  } else {
+    replace(tip, el("b", { text: target.name }), el("span", { class: "quiet", text: target.kind }));
+  }
+  const { width, height } = map.size();
+  tip.style.left = `${Math.min(x + 14, width - tip.offsetWidth - 8)}px`;
+  tip.style.top = `${Math.min(y + 14, height - tip.offsetHeight - 8)}px`;
+}
+
+// --- the view in the address ----------------------------------------------------------------------------------
+
+function laterMoved() {
+  let timer = 0;
+  return (position) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      view.set({ view: position ? `${position.x.toFixed(0)},${position.y.toFixed(0)},${position.scale.toFixed(3)}` : "" }, true);
+    }, 250);
+  };
+}
+
+function followView() {
+  const [x, y, scale] = view.values.view.split(",").map(Number);
+  if (scale > 0 && Number.isFinite(x + y)) map.moveTo({ x, y, scale });
+}
+
+// --- search and keys ------------------------------------------------------------------------------------------
+
+let current = 0;
+
+function showFound() {
+  const found = model ? model.search(byId("search").value) : [];
+  current = Math.min(current, Math.max(0, found.length - 1));
+  replace(byId("found"), found.map((entry, i) => el("li", {}, el("button", {
+    type: "button", class: i === current ? "current" : "", onclick: () => choose(entry.at),
+  }, el("b", { text: entry.name }), el("i", { text: entry.more || entry.kind })))));
+  byId("found").hidden = !found.length;
+  return found;
+}
+
+function choose(at) {
+  byId("found").hidden = true;
+  select(at);
+  byId("detail").focus();
+}
+
+byId("search").addEventListener("input", () => {
+  current = 0;
+  showFound();
+});
+byId("search").addEventListener("keydown", (event) => {
+  const found = showFound();
+  if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+    current = (current + (event.key === "ArrowDown" ? 1 : -1) + found.length) % Math.max(1, found.length);
+    event.preventDefault();
+    showFound();
+  } else if (event.key === "Enter" && found.length) {
+    choose(found[current].at);
+  } else if (event.key === "Escape") {
+    byId("found").hidden = true;
+  }
+});
+document.addEventListener("pointerdown", (event) => {
+  if (!event.target.closest(".search")) byId("found").hidden = true;
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "/" && !event.target.closest("input, select, textarea")) {
+    byId("search").focus();
+    event.preventDefault();
+  }
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => map.setColors(readColors()));
+addEventListener("beforeprint", () => map.setColors(readColors()));
+addEventListener("afterprint", () => map.setColors(readColors()));

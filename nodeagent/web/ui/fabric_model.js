@@ -1,0 +1,207 @@
+// The document of the server as objects that the map and the lists use. See nodeagent/fabric/fabric_view.py.
+
+import { anomalySymbol, NO_REPORT, roleSymbol, STATES } from "./symbols.js";
+
+const natural = new Intl.Collator("en", { numeric: true });
+const STALE = 1;
+const CONTESTED = 2;
+const OTHER_FABRIC = "other";
+
+export class FabricModel {
+  constructor(content) {
+    this.content = content;
+    this.nodeIndex = new Map(content.nodes.map((name, i) => [name, i]));
+    this.fabrics = [content.fabric];
+    this.indexAnomalies();
+    this.shapes = content.shapes.map((shape) => this.readShape(shape));
+    this.groups = this.makeGroups();
+    this.switches = this.indexSwitches();
+  }
+
+  // --- making -------------------------------------------------------------------------------------------------
+
+  indexAnomalies() {
+    this.anomalies = this.content.anomalies;
+    this.anomaliesOfLink = new Map();
+    this.anomaliesOfNode = new Map();
+    this.anomaliesOfSwitch = new Map();
+    for (const anomaly of this.anomalies) {
+      for (const node of anomaly.nodes.length ? anomaly.nodes : [anomaly.node]) {
+        if (node) push(this.anomaliesOfNode, node, anomaly);
+      }
+      if (anomaly.node && anomaly.link) push(this.anomaliesOfLink, `${anomaly.node}\n${anomaly.link}`, anomaly);
+      if (anomaly.switch) push(this.anomaliesOfSwitch, anomaly.switch, anomaly);
+    }
+  }
+
+  /** Give each link of a shape the key of its column: rail or fabric, and a count where several have the same. */
+  readShape(shape) {
+    const seen = new Map();
+    const columns = shape.links.map((link, i) => {
+      const own = i < shape.own;
+      const fabric = own ? this.content.fabric : shape.columns[i] || OTHER_FABRIC;
+      if (!this.fabrics.includes(fabric)) this.fabrics.push(fabric);
+      const base = own ? `rail ${shape.columns[i]}` : fabric;
+      const count = (seen.get(base) ?? 0) + 1;
+      seen.set(base, count);
+      const label = own ? shape.columns[i] : `${fabric.slice(0, 1).toUpperCase()}${count}`;
+      return { key: `${base}/${count}`, title: own && count === 1 ? base : `${base} ${count}`, label, fabric, own, rail: own ? shape.columns[i] : "" };
+    });
+    return { ...shape, columns };
+  }
+
+  makeGroups() {
+    const members = new Map();
+    this.content.nodes.forEach((_, i) => push(members, this.content.groups[i], i));
+    const groups = [];
+    for (const [place, nodes] of members) {
+      const hypernode = this.content.hypernodes[place] ?? null;
+      nodes.sort((a, b) => natural.compare(this.content.nodes[a], this.content.nodes[b]));
+      const columns = new Map();
+      for (const shape of new Set(nodes.map((node) => this.content.shapesOf[node]))) {
+        for (const column of this.shapes[shape]?.columns ?? []) columns.set(column.key, column);
+      }
+      const group = { place, hypernode, name: hypernode?.name ?? "not in the tree", nodes, columns: [...columns.values()].sort(byColumn) };
+      group.linkOf = new Map();
+      groups.push(group);
+    }
+    return groups.sort((a, b) => (a.place < 0) - (b.place < 0) || natural.compare(a.name, b.name));
+  }
+
+  indexSwitches() {
+    const switches = new Map(this.content.switches.map((name) => [name, { name, cells: [] }]));
+    this.groups.forEach((group, g) => {
+      for (const node of group.nodes) {
+        const shape = this.shapes[this.content.shapesOf[node]];
+        shape?.switches.forEach((place, link) => {
+          if (place >= 0) switches.get(this.content.switches[place]).cells.push({ group: g, node, link });
+        });
+      }
+    });
+    return switches;
+  }
+
+  // --- asking -------------------------------------------------------------------------------------------------
+
+  nodeName(node) {
+    return this.content.nodes[node];
+  }
+
+  /** The place of a group's column among the links of a node, or -1. */
+  linkAt(group, node, column) {
+    const shape = this.content.shapesOf[node];
+    if (shape < 0) return -1;
+    let places = group.linkOf.get(shape);
+    if (!places) {
+      const keys = new Map(this.shapes[shape].columns.map((entry, i) => [entry.key, i]));
+      places = new Map(group.columns.map((entry) => [entry.key, keys.get(entry.key) ?? -1]));
+      group.linkOf.set(shape, places);
+    }
+    return places.get(column.key);
+  }
+
+  /** Everything about one link that the document has. */
+  link(node, link) {
+    const shape = this.shapes[this.content.shapesOf[node]];
+    const mark = Number(this.content.marks[node][link] ?? 0);
+    const port = this.content.ports[node][link] ?? -1;
+    const place = shape.switches[link];
+    return {
+      node: this.nodeName(node), name: shape.links[link], column: shape.columns[link],
+      state: STATES[this.content.states[node][link]] ?? NO_REPORT,
+      switch: place < 0 ? "" : this.content.switches[place], port: port < 0 ? "" : this.content.portNames[port],
+      stale: Boolean(mark & STALE), contested: Boolean(mark & CONTESTED),
+      anomalies: this.anomaliesOfLink.get(`${this.nodeName(node)}\n${shape.links[link]}`) ?? [],
+    };
+  }
+
+  /** The symbol of a cell in a color mode, and whether it needs attention. */
+  cell(node, link, mode) {
+    const shape = this.shapes[this.content.shapesOf[node]];
+    const state = STATES[this.content.states[node][link]] ?? NO_REPORT;
+    const anomalies = this.anomaliesOfLink.size
+      ? this.anomaliesOfLink.get(`${this.content.nodes[node]}\n${shape.links[link]}`) : undefined;
+    const stale = this.content.marks[node] !== "" && Boolean(Number(this.content.marks[node][link] ?? 0) & STALE);
+    const attention = Boolean(state.trouble || anomalies);
+    if (mode === "role") return { symbol: roleSymbol(this.fabrics, shape.columns[link].fabric), attention: false, stale };
+    if (mode === "anomaly") {
+      const symbol = anomalies ? anomalySymbol(anomalies[0].kind) : { color: "--unused", shape: "square" };
+      return { symbol, attention: Boolean(anomalies), stale: false };
+    }
+    return { symbol: anomalies && !state.trouble ? { ...anomalySymbol(anomalies[0].kind) } : state, attention, stale };
+  }
+
+  hasTrouble(node) {
+    if (this.anomaliesOfNode.has(this.nodeName(node)) || this.nodeName(node) in this.content.unplaced) return true;
+    for (const letter of this.content.states[node]) if (STATES[letter]?.trouble) return true;
+    return this.content.shapesOf[node] < 0;
+  }
+
+  countStates() {
+    const counts = {};
+    for (const states of this.content.states) for (const letter of states) counts[letter] = (counts[letter] ?? 0) + 1;
+    return counts;
+  }
+
+  get rails() {
+    const rails = new Set(this.groups.flatMap((group) => group.columns.filter((column) => column.own).map((column) => column.rail)));
+    return [...rails].sort(natural.compare);
+  }
+
+  /** At most `limit` things whose name has the text: HyperNodes, nodes, switches, ports. */
+  search(text, limit = 12) {
+    const wanted = text.trim().toLowerCase();
+    if (!wanted) return [];
+    const found = [];
+    const add = (kind, name, at, more = "") => found.length < 4 * limit && found.push({ kind, name, at, more });
+    const has = (name) => name.toLowerCase().includes(wanted);
+    for (const hypernode of this.content.hypernodes) if (has(hypernode.name)) add("HyperNode", hypernode.name, `hypernode:${hypernode.name}`);
+    for (const name of this.content.nodes) if (has(name)) add("node", name, `node:${name}`);
+    for (const name of this.switches.keys()) if (has(name)) add("switch", name, `switch:${name}`);
+    const parts = wanted.split(/\s+/);
+    const ports = new Set(this.content.portNames.flatMap((name, i) => (name.toLowerCase() === parts.at(-1) ? [i] : [])));
+    if (ports.size) this.searchPorts(ports, parts.slice(0, -1).join(" "), add);
+    const rank = (entry) => (entry.name.toLowerCase() === wanted ? 0 : entry.name.toLowerCase().startsWith(wanted) ? 1 : 2);
+    return found.sort((a, b) => rank(a) - rank(b) || natural.compare(a.name, b.name)).slice(0, limit);
+  }
+
+  searchPorts(ports, switchPart, add) {
+    this.content.ports.forEach((row, node) => row.forEach((port, link) => {
+      if (!ports.has(port)) return;
+      const entry = this.link(node, link);
+      if (entry.switch.toLowerCase().includes(switchPart)) {
+        add("port", `${entry.switch} ${entry.port}`, `link:${entry.node}/${entry.name}`, `${entry.node} ${entry.name}`);
+      }
+    }));
+  }
+
+  /** What `at` of the view state names: {kind, ...}, or null. */
+  find(at) {
+    const [kind, name] = splitOnce(at, ":");
+    if (kind === "node" && this.nodeIndex.has(name)) return { kind, node: this.nodeIndex.get(name), name };
+    if (kind === "switch" && this.switches.has(name)) return { kind, name };
+    if (kind === "hypernode" && this.content.hypernodes.some((entry) => entry.name === name)) return { kind, name };
+    if (kind === "link") {
+      const [nodeName, linkName] = splitOnce(name, "/");
+      const node = this.nodeIndex.get(nodeName);
+      const link = node === undefined ? -1 : this.shapes[this.content.shapesOf[node]]?.links.indexOf(linkName) ?? -1;
+      if (link >= 0) return { kind, node, link, name };
+    }
+    return null;
+  }
+}
+
+function byColumn(a, b) {
+  return b.own - a.own || natural.compare(a.key, b.key);
+}
+
+function push(map, key, value) {
+  const list = map.get(key);
+  if (list) list.push(value);
+  else map.set(key, [value]);
+}
+
+function splitOnce(text, mark) {
+  const place = text.indexOf(mark);
+  return place < 0 ? [text, ""] : [text.slice(0, place), text.slice(place + 1)];
+}

@@ -1,0 +1,156 @@
+// The parts of the node page: GPUs, NICs with their VFs and neighbors, the kubelet's resources, health.
+
+import { affinityPicture } from "./affinity_picture.js";
+import { bits, duration, el, gib, pairs, svg, table } from "./dom.js";
+import { amount, sparkline } from "./sparkline.js";
+import { SHAPES, STATES } from "./symbols.js";
+
+const BY_WORD = Object.fromEntries(Object.values(STATES).map((state) => [state.word, state]));
+
+/** The symbol of a state and its word. */
+export function stateOf(word) {
+  const state = BY_WORD[word] ?? (word === "unhealthy" ? { ...STATES.x } : STATES["?"]);
+  const picture = svg("svg", { class: "symbol", viewBox: "-1 -1 12 12", "aria-hidden": "true" }, svg("path", { d: SHAPES[state.shape] }));
+  picture.firstChild.style.fill = `var(${state.color})`;
+  return el("span", { class: "statesign" }, picture, ` ${word}`);
+}
+
+export function gpuCards(node) {
+  const { gpus, obstacle } = node.gpus;
+  if (!gpus.length) return [el("h2", { text: "GPUs" }), el("p", { class: "quiet", text: "No GPU is known on this node." })];
+  return [
+    el("h2", { text: "GPUs" }),
+    obstacle && el("p", { class: "quiet", text: `Which pods use a GPU is not known: ${obstacle}.` }),
+    el("div", { class: "tiles" }, gpus.map((gpu) => {
+      const place = node.places.find((entry) => entry.uuid === gpu.uuid);
+      return el("article", { class: "tile", "data-name": `GPU${gpu.index}` },
+        el("h3", {}, `GPU ${gpu.index}`, stateOf(gpu.state)),
+        memoryBar(gpu),
+        reasonList(place?.reasons ?? []),
+        pairs(
+          ["Model", place?.name],
+          ["Load", gpu.utilization !== null && amount(gpu.utilization, "of the time")],
+          ["Devices", gpu.resource && `${gpu.slices} of ${gpu.resource}${gpu.free === null ? "" : `, ${gpu.free} free`}`],
+          ["PCI address", place?.address],
+          ["UUID", el("span", { class: "mono", text: gpu.uuid })],
+        ),
+        curves(node, gpu.uuid));
+    })),
+  ];
+}
+
+/** The memory of a GPU: what each pod was granted, with a mark at what it uses. */
+function memoryBar(gpu) {
+  const share = (bytes) => Math.max(0, Math.min(100, (100 * bytes) / gpu.memory_bytes));
+  const bar = el("div", { class: "memory", role: "img", "aria-label": `${gib(gpu.memory_bytes)}, ${gpu.pods.length} pods` });
+  gpu.pods.forEach((pod, i) => {
+    const part = el("div", { class: `part pattern${i % 4}`, title: `${pod.namespace}/${pod.pod}: ${gib(pod.granted_bytes)} granted` });
+    part.style.width = `${share(pod.granted_bytes || pod.used_bytes || 0)}%`;
+    if (pod.used_bytes !== null && pod.granted_bytes) {
+      const used = el("i");
+      used.style.width = `${Math.min(100, (100 * pod.used_bytes) / pod.granted_bytes)}%`;
+      part.append(used);
+    }
+    bar.append(part);
+  });
+  const used = gpu.used_bytes === null ? "" : `${gib(gpu.used_bytes)} used · `;
+  const granted = gpu.granted_bytes === null ? "" : `${gib(gpu.granted_bytes)} granted · `;
+  return el("div", {}, bar, el("p", { class: "quiet", text: `${used}${granted}${gib(gpu.memory_bytes)}` }),
+    el("ul", { class: "pods" }, gpu.pods.map((pod, i) => el("li", {}, el("span", { class: `part pattern${i % 4}` }), ` ${[pod.namespace, pod.pod].filter(Boolean).join("/")}`,
+      el("span", { class: "quiet", text: ` ${gib(pod.granted_bytes)}${pod.used_bytes === null ? "" : `, uses ${gib(pod.used_bytes)}`}` }))),
+    gpu.outside.map((process) => el("li", { text: `process ${process.pid} ${process.name}, in no pod: ${gib(process.memory_bytes)}` }))));
+}
+
+export function nicCards(node) {
+  return [
+    el("h2", { text: "NICs" }),
+    el("div", { class: "tiles" }, node.nics.map((nic) => el("article", { class: "tile", "data-name": nic.name },
+      el("h3", {}, `${nic.name}${nic.rail === null ? "" : ` · rail ${nic.rail}`}`, stateOf(nic.state)),
+      nic.allocatable ? null : el("p", { class: "withdrawn", text: "withdrawn: the kubelet gives its VFs to no new pod" }),
+      reasonList(nic.reasons),
+      ...nic.neighbors.map((neighbor) => el("p", { class: "neighbor" }, "↔ ", el("b", { text: neighbor.system_name ?? neighbor.chassis_id.value }),
+        ` ${neighbor.port_id.value}`, el("span", { class: "quiet", text: [neighbor.port_description, neighbor.stale && "expired"].filter(Boolean).map((text) => ` · ${text}`).join("") }))),
+      nic.neighbors.length ? null : el("p", { class: "quiet", text: "no neighbor is known" }),
+      ...nic.remarks.map((remark) => el("div", { class: "reason" }, el("b", { text: remark.key }), el("p", { text: remark.detail }))),
+      pairs(
+        ["Speed", bits(nic.speedMbps)],
+        ["Carrier", nic.carrier === null ? "" : nic.carrier ? "yes" : "no"],
+        ["MTU", nic.mtu],
+        ["PCI address", nic.address],
+        ["RDMA", nic.rdma],
+        ["Driver", nic.driver],
+        ["Default route", nic.defaultRoute && "yes: never offered"],
+      ),
+      curves(node, nic.address),
+      vfTable(nic)))),
+  ];
+}
+
+function vfTable(nic) {
+  if (!nic.vfs.length) return null;
+  const held = nic.vfs.filter((vf) => vf.holder).length;
+  const rows = nic.vfs.map((vf) => [vf.index === null ? "" : String(vf.index), el("span", { class: "mono", text: vf.address }), vf.holder ?? el("span", { class: "quiet", text: vf.resource ? "free" : "not offered" }),
+    vf.healthy === null ? stateOf(vf.state) : vf.healthy ? "Healthy" : "Unhealthy"]);
+  return el("details", {}, el("summary", { text: `${nic.vfs.length} VFs, ${held} held` }), table("", ["VF", "PCI address", "Holder", "Kubelet"], rows));
+}
+
+function reasonList(reasons) {
+  return el("div", {}, reasons.map((reason) => el("div", { class: `reason ${reason.warning ? "" : "grave"}` }, el("b", { text: reason.key }), el("p", { text: reason.detail }))));
+}
+
+function curves(node, device) {
+  const list = node.history[device] ?? [];
+  return list.length ? el("div", { class: "curves" }, list.map(sparkline)) : null;
+}
+
+export function affinityCard(node) {
+  const devices = [
+    ...node.places.map((gpu) => ({ name: `GPU${indexOf(node, gpu.uuid)}`, label: `GPU ${indexOf(node, gpu.uuid)} · ${gpu.address}`, path: gpu.pciPath, numa: gpu.numaNode, state: stateName(node, gpu.uuid), gpu: true })),
+    ...node.nics.map((nic) => ({ name: nic.name, label: `${nic.name} · ${nic.address}`, path: nic.pciPath, numa: nic.numaNode, state: nic.state })),
+  ];
+  const matrix = node.places.length && node.nics.length
+    ? table("Nearness, as `nvidia-smi topo -m` calls it: PIX one PCIe switch, PXB several, PHB a host bridge, NODE one NUMA node, SYS another one",
+      ["", ...node.nics.map((nic) => nic.name)],
+      node.places.map((gpu) => [`GPU ${indexOf(node, gpu.uuid)}`, ...gpu.nearness.map((word) => el("span", { class: `near near-${word}`, text: word }))]))
+    : null;
+  return [el("h2", { text: "PCIe affinity" }), el("div", { class: "numas" }, affinityPicture(devices)), matrix && el("div", { class: "matrix" }, matrix)];
+}
+
+function indexOf(node, uuid) {
+  return node.gpus.gpus.find((gpu) => gpu.uuid === uuid)?.index ?? "?";
+}
+
+function stateName(node, uuid) {
+  return node.gpus.gpus.find((gpu) => gpu.uuid === uuid)?.state ?? "unknown";
+}
+
+export function kubeletCard(node) {
+  const rows = node.resources.map((resource) => [
+    resource.name, `${resource.healthy} of ${resource.devices}`, resource.held === null ? "not known" : String(resource.held),
+    resource.registered === null ? "no agent" : resource.registered ? "registered" : `not registered: ${resource.reason}`,
+  ]);
+  const holders = node.holders.map((holding) => [[holding.namespace, holding.pod, holding.container].filter(Boolean).join("/"), holding.resource, String(holding.device_ids.length)]);
+  return [
+    el("h2", { text: "What the kubelet was told" }),
+    rows.length ? table("", ["Resource", "Healthy", "Held", "State"], rows) : el("p", { class: "quiet", text: "Nothing is offered." }),
+    holders.length ? table("Devices that containers hold", ["Container", "Resource", "Devices"], holders) : null,
+  ];
+}
+
+/** Each device with its active rules: the value beside its threshold, and what clears it. */
+export function healthCard(node) {
+  const odd = node.health.filter((device) => device.reasons.length);
+  return [
+    el("h2", { text: "Health" }),
+    odd.length ? null : el("p", { class: "quiet", text: "No rule is active." }),
+    ...odd.map((device) => el("article", { class: "entry", "data-name": device.name },
+      el("h4", {}, device.name, stateOf(device.state), device.forS !== null && el("time", { text: `for ${duration(device.forS)}` })),
+      ...device.reasons.map((reason) => {
+        const rule = device.rules.find((entry) => entry.rule === reason.key);
+        return el("div", { class: `reason ${reason.warning ? "" : "grave"}` }, el("b", { text: reason.key }), el("p", { text: reason.detail }),
+          rule && el("p", {}, `measured ${rule.measured ?? "nothing"}, threshold ${rule.threshold}${rule.clears ? `; clears ${rule.clears}` : ""}${rule.inS ? `, ${duration(rule.inS)} to go` : ""}`));
+      }))),
+    el("details", {}, el("summary", { text: "All rules" }), ...node.health.map((device) => table(device.name, ["Rule", "Phase", "Measured", "Threshold"],
+      device.rules.filter((rule) => rule.phase !== "off" && rule.phase !== "unknown").map((rule) => [rule.rule, rule.phase, rule.measured ?? "–", rule.threshold])))),
+  ];
+}

@@ -1,0 +1,90 @@
+"""The example for large clusters drops series at the scrape, and none that an alert or a dashboard needs."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.manifests import DAEMONSET, ROOT, built, named
+
+MONITORING = DAEMONSET / "monitoring"
+SELECTOR = re.compile(r"(nodeagent_\w+)(?:\{([^}]*)\})?")
+MATCHER = re.compile(r'(\w+)(=~|!=|!~|=)"([^"]*)"')
+
+
+@cache
+def relabelings() -> list[dict[str, Any]]:
+    monitor = named(built("examples/large-clusters"), "PodMonitor", "nodeagent")
+    return monitor["spec"]["podMetricsEndpoints"][0]["metricRelabelings"]
+
+
+def is_dropped(name: str, labels: dict[str, str]) -> bool:
+    """Prometheus: the values of the source labels joined by `;`, and a regex that matches all of it
+    (model/relabel/relabel.go)."""
+    values = {"__name__": name, **labels}
+    return any(
+        rule["action"] == "drop"
+        and re.fullmatch(rule["regex"], ";".join(values.get(label, "") for label in rule["sourceLabels"]))
+        for rule in relabelings()
+    )
+
+
+def series() -> list[tuple[str, dict[str, str]]]:
+    page = (ROOT / "tests/golden/metrics-dgx-h100.txt").read_text()
+    return [
+        (sample.name, sample.labels)
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    ]
+
+
+def queries() -> list[str]:
+    groups = yaml.safe_load((MONITORING / "rules.yaml").read_text())["groups"]
+    rules = [rule["expr"] for group in groups for rule in group["rules"]]
+    boards = [json.loads(path.read_text()) for path in sorted((MONITORING / "dashboards").glob("*.json"))]
+    panels = [
+        target["expr"] for board in boards for panel in board["panels"] for target in panel.get("targets", ())
+    ]
+    return rules + panels
+
+
+def selects(name: str, matchers: str, labels: dict[str, str]) -> bool:
+    """Whether the literal matchers accept the labels; one with a dashboard variable accepts anything."""
+    for label, operator, value in MATCHER.findall(matchers):
+        if "$" in value or label in ("instance", "cluster", "job"):
+            continue
+        equal = (
+            bool(re.fullmatch(value, labels.get(label, "")))
+            if "~" in operator
+            else labels.get(label) == value
+        )
+        if equal is operator.startswith("!"):
+            return False
+    return True
+
+
+def test_no_dropped_series_is_one_that_an_alert_or_a_panel_reads() -> None:
+    read = {match.groups() for query in queries() for match in SELECTOR.finditer(query)}
+    dropped = [(name, labels) for name, labels in series() if is_dropped(name, labels)]
+    assert dropped
+    for name, labels in dropped:
+        for wanted, matchers in read:
+            assert wanted != name or not selects(name, matchers or "", labels), (name, labels, matchers)
+
+
+@pytest.mark.parametrize("level", ["high_alarm", "high_warning", "low_alarm", "low_warning"])
+def test_the_limits_of_optics_that_alerts_compare_with_stay(level: str) -> None:
+    kept = {
+        sensor
+        for sensor in ("temperature_celsius", "receive_power_watts", "voltage_volts", "bias_current_amperes")
+        if not is_dropped("nodeagent_transceiver_threshold", {"sensor": sensor, "level": level})
+    }
+    assert kept == {"high_warning": {"temperature_celsius"}, "low_alarm": {"receive_power_watts"}}.get(
+        level, set()
+    )

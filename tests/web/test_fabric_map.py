@@ -1,0 +1,330 @@
+"""The fabric map in Debian's Chromium: every function of the page is used with real clicks and keys."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+import urllib3.util  # noqa: F401 - loaded here: Python 3.11 may fail to import in two threads at once (gh-106176)
+
+from nodeagent.commands.demo.sample_reports import FILE, write_reports
+from nodeagent.fabric import FabricRules, Planner
+from nodeagent.fabric.fabric_settings import IMMEDIATE
+from nodeagent.fabric.fabric_view import fabric_view
+from nodeagent.web.ui_files import self_contained
+from tests.controller.test_controller import cluster, groups, leaves, nodelinks, running, until
+from tests.support import fabrics
+from tests.support.chromium import Browser, Tab
+from tests.support.chromium import until as wait_until
+from tests.support.fabrics import End
+from tests.web.fabric_page import MapPage
+
+pytestmark = pytest.mark.needs("chromium")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def demo_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the demo's reports: 64 nodes in two units, with one wrong cable."""
+    from nodeagent.cli import main
+
+    folder = tmp_path_factory.mktemp("demo")
+    write_reports("dgx-h100", folder, 64)
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", printed)
+        assert main(["topology", "--from", str(folder / FILE), "--format", "html"]) == 0
+    page = folder / "map.html"
+    page.write_text(printed.getvalue())
+    return page
+
+
+@pytest.fixture
+def demo(browser: Browser, demo_file: Path) -> Iterator[MapPage]:
+    tab = browser.tab(f"file://{demo_file}")
+    page = MapPage(tab)
+    yield page
+    assert page.complaints() == []
+    tab.close()
+
+
+def opened(browser: Browser, folder: Path, cables: fabrics.Cables, **more: object) -> MapPage:
+    """The page of these cables, from a file."""
+    planner = Planner(FabricRules(hysteresis=IMMEDIATE))
+    for node, row in cables.items():
+        planner.report(node, fabrics.links(node, row))
+    view = fabric_view(planner.prepare(0.0)(), 0.0, 1_767_225_600.0)
+    file = folder / "map.html"
+    file.write_text(self_contained("fabric", msgspec.json.encode(view)))
+    return MapPage(browser.tab(f"file://{file}"))
+
+
+# --- the demo's fabric --------------------------------------------------------------------------------
+
+
+def test_the_map_shows_each_link_and_lists_the_wrong_cable_with_its_remedy(demo: MapPage):
+    assert "64 nodes · 2 leaf groups · 832 healthy · 1 anomaly" in demo.tab.text("#summary")
+    healthy = demo.pixels("--healthy")
+    assert healthy > 100_000, "the map is blank"
+    assert 20 < demo.pixels("--miscabled") < healthy / 100, "one cell is a diamond"
+    demo.tab.click_on("#list .link", "gpu-032")
+    detail = demo.detail()
+    for text in ("gpu-032 · nic3", "hall1-su2-leaf3", "foreign-leaf", "move this cable to hall1-su1-leaf3"):
+        assert text in detail
+    assert "400 Gbit/s" in detail
+    assert "Since" in detail
+    assert demo.hash()["at"] == "link:gpu-032/nic3"
+
+
+def test_a_click_on_a_cell_selects_the_link_and_a_link_to_the_view_selects_it_again(demo: MapPage):
+    demo.click_cell("gpu-040", "nic5")
+    assert "gpu-040 · nic5" in demo.detail()
+    assert "hall1-su2-leaf5" in demo.detail()
+    demo.tab.click_on("#detail .link", "hall1-su2-leaf5")
+    assert "Links" in demo.detail()
+    assert demo.hash()["at"] == "switch:hall1-su2-leaf5"
+    assert demo.tab.value("document.getElementById('map').fabricMap.marked.length") == 32
+    address = demo.tab.value("location.href")
+    demo.tab.open("about:blank")
+    demo.tab.open(address)
+    assert MapPage(demo.tab).detail().startswith("hall1-su2-leaf5")
+
+
+def test_search_finds_nodes_switches_ports_and_hypernodes(demo: MapPage):
+    assert "gpu-017" in demo.search("pu-017")
+    demo.tab.key("Enter")
+    assert demo.detail().startswith("gpu-017")
+    assert "hall1-su1-leaf6" in demo.search("su1-leaf6")
+    found = demo.search("nodeagent-t1")
+    assert found.count("HyperNode") == 2
+    port = demo.search("hall1-su1-leaf2 swp9")
+    assert "hall1-su1-leaf2 swp9" in port
+    demo.tab.click_on("#found button", "swp9")
+    assert "swp9" in demo.detail()
+
+
+def test_the_filters_show_only_trouble_one_rail_or_one_fabric(demo: MapPage):
+    assert demo.rows() == 64
+    demo.tab.click_on("#controls button", "only trouble")
+    assert demo.rows() == 1
+    assert demo.hash()["only"] == "trouble"
+    demo.tab.click_on("#controls button", "only trouble")
+    demo.choose("Rail", "3")
+    assert demo.columns() == ["rail 3"]
+    demo.tab.value("history.back()")
+    demo.tab.until("!location.hash.includes('rail')")
+    demo.choose("Fabric", "other")
+    assert demo.columns() == [f"other {i}" for i in range(1, 6)]
+
+
+def test_the_colors_show_health_anomalies_or_roles(demo: MapPage):
+    demo.tab.click_on("#controls button", "role")
+    demo.tab.until("document.getElementById('legend').innerText.includes('compute')")
+    assert demo.pixels("--role-a") > demo.pixels("--role-b") > 10_000
+    demo.tab.click_on("#controls button", "anomaly")
+    demo.tab.until("document.getElementById('legend').innerText.includes('cable missing')")
+    assert demo.pixels("--healthy") == 0
+    assert demo.pixels("--miscabled") > 20
+
+
+def test_the_keyboard_walks_over_the_links_zooms_and_clears(demo: MapPage):
+    demo.tab.value("document.getElementById('map').focus()")
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        demo.tab.key(key)
+    assert demo.hash()["at"] == "link:gpu-002/nic1"
+    assert "gpu-002 nic1: healthy, to hall1-su1-leaf1" in demo.tab.text("#spoken")
+    before = demo.view()["scale"]
+    demo.tab.key("+", "+")
+    assert demo.view()["scale"] > before
+    demo.tab.key("0", "0")
+    assert demo.view()["scale"] == pytest.approx(before)
+    demo.tab.key("Escape")
+    assert demo.detail() == ""
+    demo.tab.key("/", "/")
+    assert demo.tab.value("document.activeElement.id") == "search"
+
+
+def test_a_drag_pans_the_wheel_zooms_at_the_pointer_and_the_view_is_in_the_address(demo: MapPage):
+    x, y = demo.cell("gpu-010", "nic0")
+    demo.tab.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=-400)
+    demo.tab.until("document.getElementById('map').fabricMap.view.scale > 3")
+    assert demo.cell("gpu-010", "nic0") == pytest.approx((x, y), abs=1.5)
+    demo.tab.drag(400, 400, 120, 80)
+    assert demo.cell("gpu-010", "nic0") == pytest.approx((x + 120, y + 80), abs=3)
+    demo.tab.until("location.hash.includes('view=')")
+    assert demo.detail() == "", "a drag selects nothing"
+
+
+def test_the_exports_have_every_link(demo: MapPage):
+    demo.catch_downloads()
+    demo.tab.click_on("#controls button", "CSV")
+    rows = list(csv.DictReader(io.StringIO(demo.downloaded("csv"))))
+    assert len(rows) == 64 * 13
+    assert [row["anomalies"] for row in rows if row["node"] == "gpu-032"].count("foreign-leaf") == 1
+    demo.tab.click_on("#controls button", "SVG")
+    picture = ElementTree.fromstring(demo.downloaded("svg"))
+    names = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert {f"gpu-{n:03}" for n in range(1, 65)} <= set(names)
+
+
+def test_the_page_follows_the_dark_mode_and_is_readable_on_paper(demo: MapPage):
+    light = demo.color("--paper")
+    demo.tab.emulate(prefers_color_scheme="dark")
+    demo.tab.until("getComputedStyle(document.body).backgroundColor === 'rgb(17, 22, 27)'")
+    assert demo.color("--paper") != light
+    wait_until(lambda: demo.pixels("--healthy") > 100_000, what="the map is dark")
+    demo.tab.emulate(media="print")
+    assert demo.tab.value("getComputedStyle(document.getElementById('controls')).display") == "none"
+    assert "foreign-leaf" in demo.tab.text("#lists")
+
+
+# --- larger and worse -----------------------------------------------------------------------------------
+
+
+def test_a_thousand_nodes_are_painted_and_one_bad_link_is_seen_in_the_whole(browser: Browser, tmp_path: Path):
+    cables = fabrics.rails(32, 32)
+    row = cables["su017-n005"]
+    cables["su017-n005"] = (*row[:4], None, *row[5:])
+    page = opened(browser, tmp_path, cables)
+    assert "1024 nodes · 32 leaf groups" in page.tab.text("#summary")
+    assert page.pixels("--healthy") > 50_000
+    assert page.pixels("--down") >= 9, "a bad link is enlarged"
+    page.search("su017-n005")
+    page.tab.key("Enter")
+    assert page.view()["scale"] > 0.5, "a selected node is brought near"
+    assert "missing-rail" in page.detail()
+    assert page.complaints() == []
+    page.tab.close()
+
+
+def test_a_hostile_switch_name_stays_text(browser: Browser, tmp_path: Path):
+    hostile = '</script><img src=x onerror="globalThis.pwned=1">'
+    cables = fabrics.rails(2, 4, 2)
+    node, other, *_ = cables
+    cables[node] = (End(hostile, '=cmd|"/C calc"!A0<b>'), cables[node][1])
+    cables[other] = (cables[other][0], End(cables[other][1].switch, hostile + "\u2028"))
+    page = opened(browser, tmp_path, cables)
+    assert "img" in page.search("onerror"), "the key of the switch is percent-encoded"
+    page.click_cell(node, "rail0")
+    assert '=cmd|"/C calc"!A0<b>' in page.detail()
+    page.click_cell(other, "rail1")
+    assert hostile + "\\u2028" in page.detail()
+    page.catch_downloads()
+    page.tab.click_on("#controls button", "SVG")
+    assert "<img" not in page.downloaded("svg")
+    ElementTree.fromstring(page.downloaded("svg"))
+    page.tab.click_on("#controls button", "CSV")
+    rows = list(csv.DictReader(io.StringIO(page.downloaded("csv"))))
+    assert any(row["port"].startswith("'=cmd") for row in rows), "a spreadsheet takes it for text"
+    assert page.tab.value("[globalThis.pwned ?? 0, document.images.length]") == [0, 0]
+    assert page.complaints() == []
+    page.tab.close()
+
+
+# --- live -----------------------------------------------------------------------------------------------
+
+
+class Front:
+    """A Service: connections go to the port in ``to``, and break when it changes."""
+
+    def __init__(self) -> None:
+        self.to = 0
+        self.port = 0
+        self._open: set[asyncio.StreamWriter] = set()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Front]:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        yield self
+        server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        for writer in self._open:
+            writer.transport.abort()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.to)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._open.add(far_writer)
+        try:
+            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+        finally:
+            self._open -= {writer, far_writer}
+            for end in (writer, far_writer):
+                end.transport.abort()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while piece := await reader.read(65536):
+            writer.write(piece)
+            await writer.drain()
+    except OSError:
+        pass
+    writer.close()
+
+
+async def test_two_viewers_see_a_change_and_a_page_survives_the_end_of_its_controller(browser: Browser):
+    async with cluster() as server, running(server, identity="first") as first, Front().serving() as front:
+        await until(lambda: len(groups(server)) == 2)
+        front.to = await first.port
+        address = f"http://127.0.0.1:{front.port}/ui/"
+        tabs: list[Tab] = [await asyncio.to_thread(browser.tab, address) for _ in range(2)]
+        pages = [await asyncio.to_thread(MapPage, tab) for tab in tabs]
+        for page in pages:
+            assert "8 nodes · 2 leaf groups · 16 healthy" in await asyncio.to_thread(
+                page.tab.text, "#summary"
+            )
+            await asyncio.to_thread(
+                page.tab.until, "document.getElementById('state').innerText.includes('first leads')"
+            )
+        assert first.pages.live.viewers == 2
+        server.put(nodelinks("node-00", leaves(0), state="down"))
+        for page in pages:
+            await asyncio.to_thread(
+                page.tab.until, "document.getElementById('summary').innerText.includes('2 down')"
+            )
+        await asyncio.to_thread(page.click_cell, "node-00", "nic1")
+        await asyncio.to_thread(
+            page.tab.until, "document.getElementById('detail').innerText.includes('su0-leaf1')"
+        )
+        await asyncio.to_thread(tabs[1].close)
+        await until(lambda: first.pages.live.viewers == 1)
+        async with running(server, identity="second") as second:
+            await until(second.cluster.reports.synced.is_set)
+            front.to = 1
+            front.cut()
+            state = "document.getElementById('state')"
+            await asyncio.to_thread(
+                tabs[0].until,
+                f"{state}.className.includes('bad') && {state}.innerText.includes('Connection lost')",
+            )
+            await until(lambda: first.pages.live.viewers == 0)
+            assert first.pages.live._document is None, "without viewers nothing is kept"
+            front.to = await second.port
+            await asyncio.to_thread(tabs[0].until, f"{state}.innerText.includes('second follows first')")
+            server.put(nodelinks("node-00", leaves(0)))
+            await asyncio.to_thread(
+                tabs[0].until, "document.getElementById('summary').innerText.includes('16 healthy')"
+            )
+        assert [text for text in tabs[0].complaints() if "ERR_" not in text] == []
+        await asyncio.to_thread(tabs[0].close)
