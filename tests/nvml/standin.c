@@ -91,7 +91,7 @@ typedef struct {
     Event event[EVENTS];
 } Machine;
 
-enum { MIGS = 7, NOT_FOUND = 6 };
+enum { MIGS = 7 };
 static Device devices[GPUS], mig_devices[GPUS][MIGS];
 static atomic_int opened, waiting;
 

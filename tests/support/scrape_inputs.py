@@ -105,6 +105,7 @@ def with_faults(snapshot: Snapshot) -> Snapshot:
     }
     return replace(
         snapshot,
+        mps_obstacles=((snapshot.gpus[0].uuid, ""), (snapshot.gpus[1].uuid, "it has crashed")),
         functions=tuple(
             _with(function, healths.get(function.pci_address)) for function in snapshot.functions
         ),
