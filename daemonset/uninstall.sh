@@ -1,6 +1,6 @@
 #!/bin/sh
 # Remove what nodeagent has written to the API server: its labels, taints and conditions of Nodes, its HyperNodes, its
-# Lease, and the definition of NodeLinks with all reports.
+# Lease, its ResourceSlices, and the definition of NodeLinks with all reports.
 #   daemonset/uninstall.sh [NAMESPACE [LABEL-PREFIX …]]
 # Run it after `kubectl delete -k daemonset/` or `helm uninstall`, with the rights of a cluster administrator. Labels that
 # people set (nodeagent.io/agent, nodeagent.io/pool) and objects of other owners stay. If the fabric configuration has
@@ -15,6 +15,25 @@ conditions='nodeagent\.io/(LinkHealthy|GpuHealthy|FabricLinks)'
 for prefix; do
     labels="$labels|$(printf '%s' "$prefix" | sed 's/\./\\./g')[^ ]*"
 done
+
+# A pod with a claim ends only while its driver runs, so its agent must be there when the pod is deleted.
+dra=$(kubectl get --raw /apis)
+case $dra in
+*'"resource.k8s.io/v1"'*) dra=$(kubectl get --raw /apis/resource.k8s.io/v1) ;;
+*) dra= ;;
+esac
+case $dra in
+*'"resourceclaims"'*)
+    held=$(kubectl get resourceclaims.resource.k8s.io --all-namespaces --output go-template='{{range .items}}
+{{- $claim := .metadata}}{{with .status}}{{with .allocation}}{{with .devices}}{{range .results}}
+{{- if eq .driver "nodeagent.io"}}{{$claim.namespace}}/{{$claim.name}}{{"\n"}}{{end}}{{end}}{{end}}{{end}}{{end}}{{end}}' |
+        sort -u)
+    if [ -n "$held" ]; then
+        echo "Claims hold devices of nodeagent; delete their pods first, while the agents run. Found:" $held >&2
+        exit 1
+    fi
+    ;;
+esac
 
 # Agents and controller would write their marks again.
 running=$(kubectl get daemonsets,deployments --namespace "$namespace" --selector app.kubernetes.io/part-of=nodeagent \
@@ -47,5 +66,9 @@ volcano=$(kubectl get crd hypernodes.topology.volcano.sh --ignore-not-found --ou
 if [ -n "$volcano" ]; then
     kubectl delete hypernodes.topology.volcano.sh --selector volcano.sh/network-topology-source=nodeagent
 fi
+# The kubelet deletes them 30 s after the agent has ended; a kubelet that is down does not.
+case $dra in
+*'"resourceslices"'*) kubectl delete resourceslices.resource.k8s.io --field-selector spec.driver=nodeagent.io ;;
+esac
 kubectl delete lease nodeagent-controller --namespace "$namespace" --ignore-not-found
 kubectl delete crd nodelinks.nodeagent.io --ignore-not-found

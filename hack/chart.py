@@ -100,6 +100,13 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             "nodeConditions.enabled", write(build("node-conditions", kubectl))
         ),
         "templates/evictions.yaml": when("evictions.enabled", write(build("evictions", kubectl))),
+        "templates/dra.yaml": when(
+            "dra.enabled",
+            write(build("dra", kubectl)).replace(
+                "extendedResourceName: nvidia-dgx-h100/",
+                "extendedResourceName: {{ $.Values.dra.resourcePrefix }}/",
+            ),
+        ),
         "templates/marks.yaml": when(
             "marks.enabled", needs_controller("marks") + write(build("marks", kubectl))
         ),

@@ -14,5 +14,7 @@ generate() {
     "${PYTHON:-python3}" -m grpc_tools.protoc -I "$package=protos" --python_out="$out" --pyi_out="$out" "$@"
 }
 generate nodeagent/kube \
-    nodeagent/kube/deviceplugin.proto nodeagent/kube/pluginregistration.proto nodeagent/kube/podresources.proto
+    nodeagent/kube/deviceplugin.proto nodeagent/kube/pluginregistration.proto nodeagent/kube/podresources.proto \
+    nodeagent/kube/dra_v1.proto nodeagent/kube/dra_v1beta1.proto \
+    nodeagent/kube/dra_health_v1alpha1.proto nodeagent/kube/dra_health_v1.proto
 generate nodeagent/switches nodeagent/switches/gnmi.proto

@@ -5,6 +5,7 @@
     offer      inventory and configuration → kinds                         → kubelet, our CDI specs
     kubelet    sockets and registrations
     config     the configuration file, read again when it changes and at SIGHUP
+    dra        claims that the scheduler has allocated: prepared for the kubelet
     cluster    what the agent writes to the API server, if there is one
     web        /metrics, /health, /healthz, /readyz
 
@@ -25,6 +26,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -56,6 +58,9 @@ from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import is_recorded
 from nodeagent.supervise import ending_signals, first_cause, keep
 from nodeagent.web.pages import Pages, PageSources
+
+if TYPE_CHECKING:
+    from nodeagent.dra.driver import DraDriver
 
 log = logging.getLogger(__name__)
 
@@ -153,13 +158,19 @@ class Agent:
             SliceSizes.open(tree.path(config.health.state_directory)),
             rails,
             self.sources.forget_nics,
+            lambda: () if self.dra is None else self.dra.claims.holdings,
         )
+        self.dra: DraDriver | None = None
+        """The DRA driver, once a kind has mode dra or claims of an earlier agent are prepared."""
+        self._device_info = files.device_info
+        self._rpc_stats = rpc_stats
+        self._pod_holdings: tuple[Holding, ...] | None = None
         self.accounting = GpuAccounting(
             config.gpu,
             lambda: self.inventory.snapshot,
             lambda: {
                 kind.resource: kind.device_mib << 20
-                for kind in self.offering.offered
+                for kind in (*self.offering.offered, *(it.kind for it in self.offering.dra.current.known()))
                 if kind.device_mib is not None
             },
         )
@@ -232,7 +243,11 @@ class Agent:
                 tasks["limits"] = self.cgroup_limits.run
         if listen := config.listen if self._options.listen is None else self._options.listen:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)
-        if (access := agent_tasks.node_access(config.cluster, self._options.node_name)) is not None:
+        access = agent_tasks.node_access(config.cluster, self._options.node_name)
+        if any(self._claim_records.glob("*")):
+            self._open_dra(access)
+        tasks["dra"] = partial(self._run_dra, access)
+        if access is not None:
             arguments = (config.cluster, access, self.inventory, self.offering, self.settled)
             tasks["cluster"] = partial(
                 agent_tasks.run,
@@ -276,8 +291,58 @@ class Agent:
         )
 
     def _publish_holdings(self, holdings: tuple[Holding, ...]) -> None:
-        self.inventory.publish("pods", holdings=holdings)
+        self._pod_holdings = holdings
+        self.inventory.publish("pods", holdings=self._all_holdings(holdings))
         self.offering.holdings_read()
+
+    def _all_holdings(self, of_plugins: tuple[Holding, ...]) -> tuple[Holding, ...]:
+        of_claims = () if self.dra is None else self.dra.claims.holdings
+        return tuple(sorted((*of_plugins, *of_claims), key=lambda it: (it.namespace, it.pod)))
+
+    # --- Dynamic Resource Allocation ------------------------------------------------------------------
+
+    @property
+    def _claim_records(self) -> Path:
+        return Tree(self._options.root).path(self._config.health.state_directory) / "claims"
+
+    def _open_dra(self, access: agent_tasks.NodeAccess | None) -> None:
+        """Make the driver, and read what claims of an earlier agent hold."""
+        if access is None:
+            log.error(
+                "Resources with mode dra are not offered: the agent has no API server, or not the name of this Node."
+            )
+            return
+        from nodeagent.dra.driver import DraDriver  # noqa: PLC0415
+
+        tree = Tree(self._options.root)
+        self.dra = DraDriver(
+            access.access,
+            access.node,
+            self.offering.dra,
+            kubelet_dir=self._options.kubelet_dir,
+            record_folder=self._claim_records,
+            cdi_folder=tree.path(self._config.cdi.directory),
+            device_info=self._device_info,
+            stats=self._rpc_stats,
+            on_change=self._claims_changed,
+        )
+        self.dra.read_records()
+
+    async def _run_dra(self, access: agent_tasks.NodeAccess | None) -> None:
+        await self.settled.wait()
+        while self.dra is None and not (offer := self.offering.dra).current.pools:
+            await offer.changed(offer.revision)
+        if self.dra is None:
+            self._open_dra(access)
+        if self.dra is None:
+            await asyncio.Event().wait()
+        else:
+            await self.dra.run()
+
+    def _claims_changed(self) -> None:
+        if self._pod_holdings is not None:
+            self.inventory.publish("claims", holdings=self._all_holdings(self._pod_holdings))
+        self.offering.claims_changed()
 
     def _adopt(self, config: Config) -> None:
         """Apply a changed configuration. Raises ``ConfigError``."""

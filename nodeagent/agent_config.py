@@ -24,7 +24,7 @@ from nodeagent.health.gpu_settings import (
 from nodeagent.health.health_settings import HealthSettings, RuleSettings, rule_conflicts
 from nodeagent.kinds.device_list_size import size_conflicts
 from nodeagent.kinds.resource_conflicts import (
-    access_conflicts,
+    claim_conflicts,
     enforcement_conflicts,
     expect_conflicts,
     resource_conflicts,
@@ -164,7 +164,11 @@ def _conflicts(built: Built) -> Iterator[Conflict]:
         pod_resources=section(built, ("kubelet",), KubeletSettings).pod_resources,
         access=section(built, ("cluster",), ClusterSettings).access,
     )
-    yield from access_conflicts(resources, access=section(built, ("cluster",), ClusterSettings).access)
+    yield from claim_conflicts(
+        resources,
+        access=section(built, ("cluster",), ClusterSettings).access,
+        pod_resources=section(built, ("kubelet",), KubeletSettings).pod_resources,
+    )
     for conflict in accounting_conflicts(section(built, ("gpu", "accounting"), GpuAccountingSettings)):
         yield conflict.below("gpu", "accounting")
     yield from rule_conflicts(tuple(entries(built, ("health", "rules"), RuleSettings)))

@@ -16,7 +16,7 @@ from nodeagent.agent_config import Config, digest
 from nodeagent.bounded_calls import BoundedCalls, Unanswered, hanging_calls
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.dra.devices import GPU, NIC, DraDevice
-from nodeagent.dra.offered import DraOffer, LeftOut, OfferedPools, without_plugin_holders
+from nodeagent.dra.offered import DraOffer, LeftOut, OfferedPools, held_by_claims, without_plugin_holders
 from nodeagent.health.gpu_presence import MISMATCH
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
@@ -29,7 +29,7 @@ from nodeagent.kubelet.removed_devices import RemovedDevices
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.machine_view import MachineView, Trouble, machine_view
-from nodeagent.model import Snapshot
+from nodeagent.model import Holding, Snapshot
 from nodeagent.offer import Offer, prefix
 from nodeagent.sources.pci_source import PRODUCT_FILE
 from nodeagent.supervise import either
@@ -52,10 +52,11 @@ class DeviceOffering:
         sizes: SliceSizes,
         rails: RailMemory,
         forget_nics: Callable[[Iterable[str]], None],
-        dra: DraOffer | None = None,
+        claim_holdings: Callable[[], Iterable[Holding]] = tuple,
     ) -> None:
-        self.dra = dra or DraOffer()
+        self.dra = DraOffer()
         """The devices that claims allocate. The kubelet gets none of them from a device plugin."""
+        self._claim_holdings = claim_holdings
         self.offered: tuple[DeviceKind, ...] = ()
         self.withheld: tuple[Withheld, ...] = ()
         """The resources that are not offered."""
@@ -104,6 +105,7 @@ class DeviceOffering:
                 *(trouble for trouble in self.troubles if not trouble.fatal),
             ),
             digest(self.config),
+            self.dra.current.devices(),
         )
 
     def check(self, name: str) -> None:
@@ -118,6 +120,10 @@ class DeviceOffering:
         resized = (self._sizes.refusal(kind, snapshot) for kind in offer.kinds(snapshot))
         _refuse(name, [*self._fatal(offer), *filter(None, resized)])
         self._offer = offer
+        self._replaced.set()
+
+    def claims_changed(self) -> None:
+        """A claim was prepared or ended."""
         self._replaced.set()
 
     def holdings_read(self) -> None:
@@ -178,6 +184,8 @@ class DeviceOffering:
                 settled = missing
             elif (refusal := kind.refusal(snapshot)) is not None:
                 settled = refusal
+            elif (claimed := held_by_claims(kind.hardware(snapshot), self._claim_holdings())) is not None:
+                settled = claimed
             elif (obstacle := self._rails.obstacle(kind, snapshot)) is not None:
                 settled = obstacle
             else:

@@ -81,10 +81,10 @@ class MigDevice(msgspec.Struct, frozen=True):
 class Gpu(msgspec.Struct, frozen=True):
     """One GPU as its driver reports it, or as it last did.
 
-    ``memory_mib`` is NVML's total, rounded down. ``minor`` is n in ``/dev/nvidia<n>``. ``pci_path`` is
-    the path from the root complex, as ``Function.pci_path``. ``lost``: the driver does not list the GPU now, or does
-    not reach it; its slices stay on the kubelet's list. ``index`` is NVML's. While a GPU is lost, the others keep
-    their indexes.
+    ``memory_mib`` is NVML's total, rounded down. ``minor`` is n in ``/dev/nvidia<n>``. ``pci_path``: see ``Function``.
+    ``lost``: the driver does not list the GPU now, or does not reach it; its slices stay on the kubelet's list.
+    ``index`` is NVML's. While a GPU is lost, the others keep theirs. ``mig``: MIG mode is on, and only ``mig_devices``
+    can be used. ``nvlink_domain`` is ``<cluster UUID>.<clique ID>``, empty for none, ``None`` if not known.
     """
 
     uuid: str
@@ -97,8 +97,8 @@ class Gpu(msgspec.Struct, frozen=True):
     pci_path: tuple[str, ...] = ()
     health: Health = HEALTHY
     lost: bool = False
+    nvlink_domain: str | None = None
     mig: bool = False
-    """MIG mode is on: only its MIG devices can be used, whatever ``mig_devices`` has."""
     mig_devices: tuple[MigDevice, ...] = ()
 
 

@@ -33,7 +33,7 @@ async def idle(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
         await asyncio.sleep(seconds)
         spent, wall = process.cpu_s() - cpu, time.monotonic() - began
         wake_ups = sum((_wake_ups(process.pid) - woken).values())
-        status = _status(process.pid)
+        status = status_of(process.pid)
     yield Figure(group, "resident memory (VmRSS)", "MiB", [status["VmRSS"]], {"max": RSS_MIB}, _NOTE)
     yield Figure(group, "  of that anonymous (RssAnon)", "MiB", [status["RssAnon"]])
     yield Figure(group, "  peak (VmHWM)", "MiB", [status["VmHWM"]])
@@ -55,7 +55,7 @@ def _wake_ups(pid: int) -> Counter[str]:
     return counts
 
 
-def _status(pid: int) -> dict[str, float]:
+def status_of(pid: int) -> dict[str, float]:
     """Values of /proc/PID/status: sizes in MiB, other numbers as they are."""
     values = {}
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():

@@ -1,6 +1,7 @@
 """The leaf group of this node, from the label that the controller keeps on the Node.
 
-Only the controller knows which leaf switches belong together. It damps the label, so it is read once in ten minutes.
+Only the controller has the reports of all nodes, which show the leaf switches that belong together. It damps the label,
+so it is read once in ten minutes.
 """
 
 from __future__ import annotations

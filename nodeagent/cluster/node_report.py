@@ -22,7 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from types import MappingProxyType
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -40,6 +40,7 @@ from nodeagent.fabric.nodelinks import (
     Metadata,
     NodeLink,
     NodeLinks,
+    ReportedDomain,
     ReportedId,
     convert,
 )
@@ -47,7 +48,14 @@ from nodeagent.inventory import Inventory
 from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
-from nodeagent.model import LINK_STATES, Function, Link, Neighbor, Snapshot, State
+from nodeagent.model import (
+    LINK_STATES,
+    Function,
+    Link,
+    Neighbor,
+    Snapshot,
+    State,
+)
 from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
@@ -85,12 +93,12 @@ def report(
     now: float,
     patient: bool = False,
     namespace: str | None = None,
-    levels: Mapping[str, str] = MappingProxyType({}),
+    levels: tuple[GpuMemoryLevel, ...] = (),
 ) -> NodeLinks:
     """The report of this moment.
 
     ``before`` is the last report, ``now`` Unix time. ``patient``: the agent has just started, so a neighbor without
-    a frame may still send one. ``levels`` is the enforcement by resource of GPU memory.
+    a frame may still send one. ``levels`` is the enforcement of GPU memory.
     """
     last = {link.name: link for link in before.links} if before else {}
     stamp = rfc3339(now)
@@ -122,9 +130,29 @@ def report(
         metadata=Metadata(name=node, namespace=namespace),
         node_name=node,
         links=tuple(sorted(reported.values(), key=_place)),
-        gpu_memory=tuple(
-            GpuMemoryLevel(resource=resource, enforcement=level) for resource, level in sorted(levels.items())
-        ),
+        gpu_memory=levels,
+        nvlink_domains=_domains(snapshot, before),
+    )
+
+
+def _domains(snapshot: Snapshot, before: NodeLinks | None) -> tuple[ReportedDomain, ...]:
+    """The NVLink domains of the GPUs. While one is not known, or there is no GPU, the last report stands: a driver
+    that is loaded again, or a fabric that starts, divides no domain. A GPU that is lost counts for nothing."""
+    gpus = [gpu for gpu in snapshot.gpus if not gpu.lost]
+    if not gpus or any(gpu.nvlink_domain is None for gpu in gpus):
+        return () if before is None else before.nvlink_domains
+    indexes: dict[str, list[int]] = {}
+    for gpu in gpus:
+        indexes.setdefault(gpu.nvlink_domain or "", []).append(gpu.index)
+    if indexes.keys() == {""}:
+        return ()
+    return tuple(
+        ReportedDomain(
+            cluster_uuid=domain.rpartition(".")[0] or None,
+            clique_id=int(domain.rpartition(".")[2]) if domain else None,
+            gpus=tuple(found),
+        )
+        for domain, found in sorted(indexes.items(), key=lambda entry: entry[1])
     )
 
 
@@ -203,11 +231,6 @@ def _place(link: NodeLink) -> tuple[bool, int, str]:
     return (link.rail is None, link.rail or 0, link.name)
 
 
-def _content(links: NodeLinks) -> tuple[object, ...]:
-    """The parts of a report that this node decides."""
-    return links.links, links.gpu_memory
-
-
 def body(links: NodeLinks, owner: NodeClaim | None) -> dict[str, Any]:
     """The object to apply: the report, a summary for `kubectl get`, and the Node as owner.
 
@@ -231,6 +254,11 @@ def body(links: NodeLinks, owner: NodeClaim | None) -> dict[str, Any]:
     return applied
 
 
+def _is_same(links: NodeLinks, other: NodeLinks) -> bool:
+    parts = attrgetter("links", "nvlink_domains", "gpu_memory")
+    return bool(parts(links) == parts(other))
+
+
 class NodeReporter:
     """Keep this node's NodeLinks up to date.
 
@@ -249,7 +277,7 @@ class NodeReporter:
         owner: NodeClaim | None = None,
         delivery: Delivery | None = None,
         board: NoticeBoard | None = None,
-        levels: Callable[[Snapshot], Mapping[str, str]] = lambda _snapshot: {},
+        levels: Callable[[Snapshot], tuple[GpuMemoryLevel, ...]] = lambda _snapshot: (),
         jitter_s: float = 10.0,
         gather_s: float = GATHER_S,
         gap_s: float = GAP_S,
@@ -265,8 +293,8 @@ class NodeReporter:
         self._board = board or NoticeBoard()
         self._stored: NodeLinks | None = None
         self._left_out: tuple[str, ...] = ()
-        self._reduced: tuple[NodeLink, ...] | None = None
-        """The links that were written in place of ``_stored``, without the parts that the server refused."""
+        self._reduced: NodeLinks | None = None
+        """The report that was written in place of ``_stored``, without the parts that the server refused."""
         self.writes = 0
 
     async def run(self) -> None:
@@ -305,7 +333,7 @@ class NodeReporter:
                 namespace=self._namespace,
                 levels=self._levels(snapshot),
             )
-            if self._stored is not None and _content(links) == _content(self._stored) and not again:
+            if self._stored is not None and _is_same(links, self._stored) and not again:
                 return
             try:
                 left_out = await self._send(links)
@@ -336,7 +364,7 @@ class NodeReporter:
                 left_out += removed
             else:
                 break
-        self._reduced = convert(written).links if left_out else None
+        self._reduced = convert(written) if left_out else None
         return tuple(dict.fromkeys(left_out))
 
     async def _read(self) -> None:
@@ -350,7 +378,7 @@ class NodeReporter:
                     continue
                 self._stored = self._reduced = None
             else:
-                if self._reduced is None or stored.links != self._reduced:
+                if self._reduced is None or not _is_same(stored, self._reduced):
                     self._stored, self._reduced = stored, None
             if self._retry.reason is not None:
                 self._succeeded(self._left_out)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from nodeagent.commands import (
     capture,
+    claim,
     completion,
     config,
     controller,
@@ -42,6 +43,7 @@ VERBS: dict[str, Callable[[Add], None]] = {
     "health": health.add,
     "gpus": gpus.add,
     "remembered": remembered.add,
+    "claim": claim.add,
     "doctor": doctor.add,
     "plan": plan.add_plan,
     "explain": plan.add_explain,

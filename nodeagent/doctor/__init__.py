@@ -11,7 +11,7 @@ unknown, which is no fault.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from nodeagent.doctor import (
     cluster_checks,
     cluster_facts,
     configuration_checks,
+    dra_checks,
     gpu_checks,
     infiniband_checks,
     kubelet_checks,
@@ -32,7 +33,7 @@ from nodeagent.doctor import (
     stored_nics,
     timeouts,
 )
-from nodeagent.doctor.cluster_facts import ClusterOptions
+from nodeagent.doctor.cluster_facts import ClusterFacts, ClusterOptions
 from nodeagent.doctor.configuration_checks import ConfigurationFacts
 from nodeagent.doctor.finding import Advice, Finding, Level, Topic
 from nodeagent.doctor.report import as_json, as_table
@@ -105,6 +106,7 @@ TOPICS = (
     agent_checks.TOPIC,
     capabilities.TOPIC,
     cluster_checks.TOPIC,
+    dra_checks.TOPIC,
     DOCTOR,
 )
 """In the order of the report."""
@@ -154,7 +156,8 @@ def examine(place: DoctorOptions) -> DoctorReport:
         place.wait_s,
         place.timeout_s,
     )
-    outcomes = first | timeouts.run(_tasks(target, place.where))
+    by_claim = any(getattr(entry, "mode", "") == "dra" for entry in configured.config.resources)
+    outcomes = first | timeouts.run(_tasks(target, replace(place.where, dra=by_claim)))
     findings = tuple(_findings(outcomes, target))
     return DoctorReport(findings, any(outcome.hung_s is not None for outcome in outcomes.values()))
 
@@ -226,6 +229,7 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
     cluster = outcomes.get("cluster", ReadOutcome(error=LookupError()))
     if cluster.error is None and cluster.hung_s is None:
         yield from cluster_checks.findings(cluster.value, config, snapshot, stored.numbering)
+        yield from _claims(cluster.value, config)
     for name, outcome in outcomes.items():
         if outcome.hung_s is not None:
             yield DOCTOR.fix("check_hung", f"{name}: no answer within {outcome.hung_s:g} s")
@@ -235,6 +239,14 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
         unknown = ["clock", "capabilities", "network namespace", "LLDP"]
         unknown += ["kubelet"] if target.kubelet_dir is None else []
         yield DOCTOR.note("not_known", f"captured or simulated machine; not known: {', '.join(unknown)}")
+
+
+def _claims(facts: ClusterFacts | None, config: Config) -> Iterator[Finding]:
+    if facts is not None and facts.dra is not None:
+        node = facts.node
+        yield from dra_checks.findings(
+            facts.dra, config, node.allocatable if node else None, node.kubelet if node else ""
+        )
 
 
 def _is_bare(outcomes: dict[str, ReadOutcome]) -> bool:

@@ -180,7 +180,7 @@ def _rights(facts: ClusterFacts) -> Iterator[Finding]:
 def _kinds(facts: ClusterFacts) -> Iterator[Finding]:
     """CRDs and schedulers."""
     for group, versions in facts.other.items():
-        if versions:
+        if versions and group != "resource.k8s.io":
             wanted = ", ".join(GROUPS[group])
             yield TOPIC.fix("crd_version", f"{group} is served as {', '.join(versions)}, not as {wanted}")
     if facts.lacking:

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.config.bounded_yaml import Limits, load_document
+from nodeagent.doctor import dra_facts
+from nodeagent.doctor.dra_facts import DraFacts
 from nodeagent.doctor.nodelinks_definition import DEFINITION, lacking
-from nodeagent.doctor.rbac import ACCOUNTS, NEEDED_RIGHTS, ROLES, NeededRight, Role
+from nodeagent.doctor.rbac import ACCOUNTS, DRA_RIGHTS, NEEDED_RIGHTS, ROLES, NeededRight, Role
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Json, Resource, metadata
@@ -28,6 +30,7 @@ GROUPS = {
     "topology.volcano.sh": ("v1alpha1",),
     "scheduling.volcano.sh": ("v1beta1",),
     "kueue.x-k8s.io": ("v1beta2", "v1beta1", "v1alpha1"),
+    "resource.k8s.io": ("v1",),
 }
 """The versions of our manifests, the preferred one first."""
 OURS = "nodeagent"
@@ -51,6 +54,8 @@ class ClusterOptions:
     kubeconfig: Path | None = None
     node: str | None = None
     role: Role | None = None
+    dra: bool = False
+    """Whether the configuration has mode dra, whose rights are checked then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,13 @@ class DeniedVerb:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The Node object: its versions, and its capacity by resource."""
+    """The Node object: its versions, and its capacity and allocatable amounts by resource."""
 
     name: str
     kubelet: str
     runtime: str
     capacity: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,7 @@ class ClusterFacts:
     """``error``: nothing could be read. ``served``: version and plurals of each group; ``None``: not served.
     ``other``: the served versions where the expected one is missing. ``checked``: roles whose rights were reviewed.
     ``lacking``: parts of a report that the definition of NodeLinks lacks.
+    ``dra``: claims; ``None`` where the cluster has none.
     ``absent``: name of the Node if it does not exist. ``hidden``: objects that may not be read.
     """
 
@@ -93,6 +100,7 @@ class ClusterFacts:
     discoverers: tuple[str, ...] = ()
     surge: str | None = None
     hidden: tuple[str, ...] = ()
+    dra: DraFacts | None = None
 
 
 async def read(where: ClusterOptions) -> ClusterFacts | None:
@@ -132,7 +140,7 @@ class _ClusterReader:
             if served[group] is None:
                 other[group] = await self._versions(group)
         checked, denied = await self._rights(
-            _roles(access, where, pod=pod), mine=pod or where.role is not None
+            _roles(access, where, pod=pod), mine=pod or where.role is not None, dra=where.dra
         )
         facts = ClusterFacts(access.server, self._namespace, None, served, other, checked, denied)
         if served["nodeagent.io"] is not None:
@@ -145,6 +153,8 @@ class _ClusterReader:
             facts = replace(facts, node=node, absent=absent)
             if served["nodeagent.io"] is not None:
                 facts = replace(facts, reported=await self._reported(where.node))
+        if served["resource.k8s.io"] is not None:
+            facts = replace(facts, dra=await dra_facts.read(self._client, where.node, self._pass))
         surge = await self._surge()
         return replace(facts, surge=surge, hidden=tuple(self._hidden))
 
@@ -183,11 +193,14 @@ class _ClusterReader:
     # --- rights ---------------------------------------------------------------------------------------
 
     async def _rights(
-        self, roles: tuple[Role, ...], *, mine: bool
+        self, roles: tuple[Role, ...], *, mine: bool, dra: bool
     ) -> tuple[tuple[Role, ...], tuple[DeniedVerb, ...]]:
         """``mine``: review the rights of the caller, else the service accounts'; those need an administrator."""
         questions = [
-            (role, right, verb) for role in roles for right in NEEDED_RIGHTS[role] for verb in right.verbs
+            (role, right, verb)
+            for role in roles
+            for right in (*NEEDED_RIGHTS[role], *(DRA_RIGHTS if dra and role == "agent" else ()))
+            for verb in right.verbs
         ]
         try:
             answers = await asyncio.gather(*(self._allowed(*question, mine=mine) for question in questions))
@@ -227,9 +240,12 @@ class _ClusterReader:
             return None, name if len(self._hidden) == hidden else None
         status = node.get("status") or {}
         info = status.get("nodeInfo") or {}
-        capacity = {str(key): str(value) for key, value in (status.get("capacity") or {}).items()}
+        capacity, allocatable = (
+            {str(key): str(value) for key, value in (status.get(part) or {}).items()}
+            for part in ("capacity", "allocatable")
+        )
         kubelet, runtime = (str(info.get(key, "")) for key in ("kubeletVersion", "containerRuntimeVersion"))
-        return NodeFacts(name, kubelet, runtime, capacity), None
+        return NodeFacts(name, kubelet, runtime, capacity, allocatable), None
 
     async def _reported(self, node: str) -> bool | None:
         hidden = len(self._hidden)

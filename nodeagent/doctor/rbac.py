@@ -72,3 +72,14 @@ NEEDED_RIGHTS: dict[Role, tuple[NeededRight, ...]] = {
         NeededRight("", "events", ("create",), "to write Events about held moves"),
     ),
 }
+
+DRA_RIGHTS = (
+    NeededRight(
+        "resource.k8s.io",
+        "resourceslices",
+        ("list", "watch", "create", "patch", "delete"),
+        "to publish GPUs and PFs",
+    ),
+    NeededRight("resource.k8s.io", "resourceclaims", ("get",), "to hand out the devices of a claim"),
+)
+"""Rights of an agent beside its ``NEEDED_RIGHTS`` where a resource has mode dra."""

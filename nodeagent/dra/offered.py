@@ -6,7 +6,7 @@ Belongs to one event loop. There is no queue: a slow reader sees the latest devi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -17,7 +17,7 @@ from nodeagent.model import Holding, Snapshot
 class LeftOut(msgspec.Struct, frozen=True):
     """A device that is not published, because a pod holds it through a device plugin."""
 
-    device: str
+    device: DraDevice
     holding: Holding
 
 
@@ -34,8 +34,14 @@ class OfferedPools(msgspec.Struct, frozen=True):
     left_out: tuple[LeftOut, ...] = ()
 
     def devices(self) -> Iterator[DraDevice]:
+        """Yield every device that is published."""
         for pool in self.pools.values():
             yield from pool or ()
+
+    def known(self) -> Iterator[DraDevice]:
+        """Yield every device of this node that claims may have, published now or not."""
+        yield from self.devices()
+        yield from (entry.device for entry in self.left_out)
 
 
 class DraOffer:
@@ -74,5 +80,13 @@ def without_plugin_holders(
         if holding is None:
             free.append(device)
         else:
-            left_out.append(LeftOut(device.name, holding))
+            left_out.append(LeftOut(device, holding))
     return tuple(free), tuple(left_out)
+
+
+def held_by_claims(hardware: Collection[str], holdings: Iterable[Holding]) -> str | None:
+    """Return why a device plugin must not offer this hardware yet, if a claim holds a part of it."""
+    for holding in holdings:
+        if any(id_.partition("::")[0] in hardware for id_ in holding.device_ids):
+            return f"the claim {holding.namespace}/{holding.claim} still holds its devices; end the pods of the claim"
+    return None

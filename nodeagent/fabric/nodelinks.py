@@ -72,6 +72,14 @@ class GpuMemoryLevel(Wire, frozen=True, kw_only=True):
     enforcement: str
 
 
+class ReportedDomain(Wire, frozen=True, kw_only=True):
+    """The NVLink domain of some GPUs of the node, by NVML's index. Without ``cluster_uuid`` they are in none."""
+
+    cluster_uuid: str | None = msgspec.field(default=None, name="clusterUUID")
+    clique_id: int | None = msgspec.field(default=None, name="cliqueID")
+    gpus: tuple[int, ...] = ()
+
+
 class Metadata(Wire, frozen=True, kw_only=True):
     """The part of the object's metadata that is used."""
 
@@ -81,7 +89,8 @@ class Metadata(Wire, frozen=True, kw_only=True):
 
 
 class NodeLinks(Wire, frozen=True, kw_only=True):
-    """The report of one node. ``metadata.name`` must be the node's name too."""
+    """The report of one node. ``metadata.name`` must be the node's name too. ``nvlink_domains`` has one entry if its
+    GPUs agree, and none if no GPU is in a domain."""
 
     api_version: str | None = None
     kind: str | None = None
@@ -89,6 +98,7 @@ class NodeLinks(Wire, frozen=True, kw_only=True):
     node_name: str
     links: tuple[NodeLink, ...] = ()
     gpu_memory: tuple[GpuMemoryLevel, ...] = ()
+    nvlink_domains: tuple[ReportedDomain, ...] = ()
 
 
 _DECODER = msgspec.json.Decoder(NodeLinks)

@@ -36,7 +36,8 @@ class GpuReading(Struct, frozen=True):
 
     ``recovery_action`` is one of ``nvml.RECOVERY_ACTIONS``, or ``None`` if the driver does not support it. ``lost``:
     the driver reports that the GPU does not answer any more. ``fault`` is the error text of the first failed call
-    about this GPU. ``mig_devices`` is ``None`` if they could not be read.
+    about this GPU. ``nvlink_domain`` is ``None`` while the driver does not know it yet, ``mig_devices`` if they could
+    not be read.
     """
 
     index: int
@@ -49,6 +50,7 @@ class GpuReading(Struct, frozen=True):
     recovery_action: str | None = None
     lost: bool = False
     fault: str | None = None
+    nvlink_domain: str | None = None
     mig_devices: tuple[MigDevice, ...] | None = ()
 
 

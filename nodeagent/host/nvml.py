@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.nvlink_domain import read_nvlink_domain
 from nodeagent.host.nvml_limits import MemoryLimits
 from nodeagent.host.nvml_mig import mig_devices
 from nodeagent.host.nvml_vitals import VitalsReader
@@ -228,6 +229,7 @@ class Nvml:
             recovery_action=gpu.action or action,
             lost=gpu.lost,
             fault=gpu.fault,
+            nvlink_domain=None if gpu.lost else read_nvlink_domain(lib, handle),
             mig_devices=migs,
         )
         if uuid is not None and not gpu.lost:

@@ -23,7 +23,6 @@ from nodeagent.model import (
     Holding,
     HostPaths,
     MigDevice,
-    Mount,
     Snapshot,
 )
 
@@ -76,7 +75,6 @@ def grant(
     cdi_kind: str,
     control_nodes: Sequence[str],
     env: tuple[tuple[str, str], ...] = (),
-    mounts: tuple[Mount, ...] = (),
 ) -> Allocation:
     """Return the allocation of these GPUs. If ``control_nodes`` is empty, only the runtime adds device nodes.
 
@@ -88,7 +86,7 @@ def grant(
     if control_nodes:
         nodes = [f"/dev/nvidia{gpu.minor}" for gpu in gpus if gpu.minor is not None]
         nodes.extend(control_nodes)
-    return grant_named(uuids, nodes, strategy=strategy, cdi_kind=cdi_kind, env=env, mounts=mounts)
+    return grant_named(uuids, nodes, strategy=strategy, cdi_kind=cdi_kind, env=env)
 
 
 def grant_named(
@@ -98,14 +96,12 @@ def grant_named(
     strategy: Strategy,
     cdi_kind: str,
     env: tuple[tuple[str, str], ...] = (),
-    mounts: tuple[Mount, ...] = (),
 ) -> Allocation:
     """Return the allocation of GPUs or MIG devices, and of the device nodes that the kubelet passes."""
     if strategy == "envvar":
         env = (("NVIDIA_VISIBLE_DEVICES", ",".join(uuids)), *env)
     return Allocation(
         env=env,
-        mounts=mounts,
         device_nodes=tuple(DeviceNode(node, node) for node in nodes),
         cdi_devices=tuple(f"{cdi_kind}={uuid}" for uuid in uuids) if strategy == "cdi" else (),
     )

@@ -34,7 +34,7 @@ from nodeagent.kinds.device_list_size import list_refusal
 from nodeagent.kinds.enforcement import Enforcement, Level, level_of, missing, sets_variables
 from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.kinds.resource_settings import Preferred
-from nodeagent.model import Allocation, Devices, Function, Gpu, Health, Mount, Snapshot
+from nodeagent.model import Allocation, Devices, Function, Gpu, Health, Snapshot
 
 _LISTED_MAX = 8  # GPUs named in a refusal
 _UUID_SHOWN = 12  # "GPU-" and the eight digits before the first dash
@@ -174,37 +174,41 @@ class GpuMemory(msgspec.Struct, frozen=True):
                 " are all on one GPU, or whole GPUs of one size",
                 invalid=False,
             )
-        each = str(count * self.slice_mib)
+        allocation = self.grant(snapshot, [block.gpu for block in chosen], count * self.slice_mib)
+        return allocation if len(chosen) > 1 else self._through_mps(allocation, chosen[0])
+
+    def grant(self, snapshot: Snapshot, gpus: Sequence[Gpu], mib: int) -> Allocation:
+        """Return what a container gets that may use ``mib`` of EACH of the GPUs."""
+        each = str(mib)
         end = "" if self.number is None else f"_{self.number}"
         limits = (("NVIDIA_GPU_MEMORY_REQUEST", each), ("NVIDIA_GPU_MEMORY_LIMIT", each))
-        variables, mounts = self._through_mps(chosen)
         return gpu_access.grant(
-            [block.gpu for block in chosen],
+            gpus,
             strategy=self.strategy,
             cdi_kind=self.cdi_kind,
             control_nodes=self.control_nodes if self.pass_device_nodes else (),
             env=(
-                *(limits if sets_variables(self.enforcement, snapshot) else ()),
-                *variables,
-                (f"NODEAGENT_GPU_UUID{end}", ",".join(block.gpu.uuid for block in chosen)),
+                *(limits if self.limits(snapshot) else ()),
+                (f"NODEAGENT_GPU_UUID{end}", ",".join(gpu.uuid for gpu in gpus)),
                 (f"NODEAGENT_GPU_MEM_MIB{end}", each),
             ),
-            mounts=mounts,
         )
 
-    def _through_mps(
-        self, chosen: Sequence[_GpuSlices]
-    ) -> tuple[tuple[tuple[str, str], ...], tuple[Mount, ...]]:
-        """Return the variables and mounts of a share. Whole GPUs are not shared, and a container has one daemon."""
-        if self.mps is None or len(chosen) > 1:
-            return (), ()
-        (block,) = chosen
+    def _through_mps(self, allocation: Allocation, block: _GpuSlices) -> Allocation:
+        """Add the variables and mounts of a share of one GPU. A container has one daemon."""
+        if self.mps is None:
+            return allocation
         part = block.must / len(block.ids)
         variables = mps_clients.environment(block.gpu, block.must * self.slice_mib, part, self.mps)
-        return variables, mps_clients.mounts(block.gpu, self.mps)
+        mounts = (*allocation.mounts, *mps_clients.mounts(block.gpu, self.mps))
+        return msgspec.structs.replace(allocation, env=(*allocation.env, *variables), mounts=mounts)
 
     def _health(self, gpu: Gpu, snapshot: Snapshot) -> Health:
         return gpu.health if self.mps is None else mps_clients.mps_health(gpu, snapshot)
+
+    def limits(self, snapshot: Snapshot) -> bool:
+        """Whether containers get the variables of NVIDIA's container toolkit that limit their memory."""
+        return sets_variables(self.enforcement, snapshot)
 
     def _members(self, snapshot: Snapshot) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in gpu_access.selected(snapshot, self.gpus) if self.count(gpu))

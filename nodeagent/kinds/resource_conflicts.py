@@ -86,12 +86,17 @@ def enforcement_conflicts(
                 yield Conflict(where, "evict needs an API server, and cluster.access is none")
 
 
-def access_conflicts(resources: Sequence[Placed], *, access: str) -> Iterator[Conflict]:
-    """Resources that are allocated by claims, which only the API server has."""
+def claim_conflicts(resources: Sequence[Placed], *, access: str, pod_resources: bool) -> Iterator[Conflict]:
+    """Resources that claims allocate, without the settings that this needs."""
     for path, entry in resources:
-        if isinstance(entry, VfResource | GpuMemResource) and entry.mode == "dra" and access == "none":
+        if not isinstance(entry, VfResource | GpuMemResource) or entry.mode != "dra":
+            continue
+        if access == "none":
             message = "dra needs an API server, and cluster.access is none"
             yield Conflict(((*path, "mode"), ("cluster", "access")), message)
+        if not pod_resources:
+            message = "dra needs kubelet.podResources: true, which shows what pods hold of device plugins"
+            yield Conflict(((*path, "mode"), ("kubelet", "podResources")), message)
 
 
 def _named(path: Path) -> str:

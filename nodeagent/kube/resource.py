@@ -99,6 +99,9 @@ HYPERNODES: Resource[Json] = Resource(
     "topology.volcano.sh", "v1alpha1", "hypernodes", "HyperNode", False, dict
 )
 NODELINKS: Resource[Json] = Resource("nodeagent.io", "v1alpha1", "nodelinks", "NodeLinks", True, dict)
+RESOURCE_CLAIMS: Resource[Json] = Resource(
+    "resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True, dict
+)
 RESOURCE_SLICES: Resource[Json] = Resource(
     "resource.k8s.io", "v1", "resourceslices", "ResourceSlice", False, dict
 )

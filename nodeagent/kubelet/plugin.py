@@ -21,11 +21,11 @@ from typing import Any, Protocol
 import grpc
 
 from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.host.file_writing import unwritable_because
 from nodeagent.kinds import DeviceKind, Refused
 from nodeagent.kubelet.device_list import PLUGIN_OPTIONS, DeviceList
 from nodeagent.kubelet.grown_requests import GrownRequests
 from nodeagent.kubelet.rpc_stats import RpcStats
+from nodeagent.kubelet.unix_server import UnixServer
 from nodeagent.model import Allocation, Devices, Function, Reason, Snapshot
 
 log = logging.getLogger(__name__)
@@ -39,13 +39,6 @@ FILES_S = 1.5
 RECENT_S = 2.0
 """NICs allocated within this time are taken for the same container's. The kubelet allocates each resource of a
 container in a call of its own, in random order and without the pod's name, and admits one container at a time."""
-
-_SERVER_OPTIONS = (
-    # GetPreferredAllocation lists every free ID: 80,000 of them exceed gRPC's default of 4 MiB.
-    ("grpc.max_receive_message_length", 32 << 20),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.so_reuseport", 0),
-)
 
 _EMPTY = b""
 _PREFERRED: tuple[frozenset[str], Refused | None] = (frozenset(), None)
@@ -80,10 +73,6 @@ class RecentFunctions:
         return tuple(function for _, function in self._entries)
 
 
-class BindError(Exception):
-    """The socket cannot be opened. The message names the socket and the cause."""
-
-
 class Plugin:
     """Serves the devices of one kind.
 
@@ -115,10 +104,8 @@ class Plugin:
         self._grown = GrownRequests()
         self._unpreferred: tuple[frozenset[str], Refused | None] = _PREFERRED
         """The required devices of the last request that has no preference, and why it has none."""
-        self._server: grpc.aio.Server | None = None
+        self._server = UnixServer()
         self._changed = asyncio.Event()
-        self._inode: tuple[int, int] | None = None
-        self._path: Path | None = None
 
     def update(self, kind: DeviceKind, snapshot: Snapshot, removed: frozenset[str] = frozenset()) -> bool:
         """Take the latest kind and snapshot. If the device list changed, every open stream sends it. ``removed`` are
@@ -143,31 +130,19 @@ class Plugin:
 
     @property
     def serving(self) -> bool:
-        return self._server is not None
+        return self._server.serving
 
     def intact(self) -> bool:
         """Whether the socket's file is still the one that was bound."""
-        return self._path is not None and self._inode is not None and _inode(self._path) == self._inode
+        return self._server.intact()
 
     async def start(self, path: Path, extra: Sequence[grpc.GenericRpcHandler] = ()) -> None:
         """Bind and serve. A file at ``path`` is replaced; the caller holds the node's lock."""
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((self._handler(), *extra))
-        try:
-            path.unlink(missing_ok=True)
-            server.add_insecure_port(f"unix:{path}")
-            await server.start()
-            path.chmod(0o600)  # gRPC creates it as the umask is
-        except (RuntimeError, OSError) as error:
-            raise BindError(f"cannot listen on {path}: {_bind_obstacle(path.parent) or error}") from error
-        self._server, self._path, self._inode = server, path, _inode(path)
+        await self._server.start(path, (self._handler(), *extra))
 
     async def stop(self) -> None:
         """Close the socket and every stream. Return when they are closed."""
-        server, self._server = self._server, None
-        self._inode = None
-        if server is not None:
-            await server.stop(grace=None)
+        await self._server.stop()
 
     # --- the service ----------------------------------------------------------------------------------
 
@@ -191,7 +166,7 @@ class Plugin:
         return _EMPTY
 
     async def _list_and_watch(self, _request: bytes, _context: Any) -> AsyncIterator[bytes]:
-        server = self._server
+        served = self._server.bound
         self.streams += 1
         sent = -1
         try:
@@ -203,7 +178,7 @@ class Plugin:
                 await changed.wait()
         finally:
             self.streams -= 1
-            if self.streams == 0 and self._server is server:
+            if self.streams == 0 and self.serving and self._server.bound == served:
                 self._on_stream_lost()
 
     async def _prefer(self, request: bytes, context: Any) -> bytes:
@@ -304,24 +279,8 @@ class Plugin:
                 self._recent.add(function)
 
 
-def _bind_obstacle(folder: Path) -> str | None:
-    """Return why no socket can be created in a folder: gRPC's own error does not name the cause."""
-    try:
-        return unwritable_because(folder)
-    except OSError as error:
-        return f"its folder is not there ({error.strerror})"
-
-
 def _code(refusal: Refused) -> grpc.StatusCode:
     return grpc.StatusCode.INVALID_ARGUMENT if refusal.invalid else grpc.StatusCode.FAILED_PRECONDITION
-
-
-def _inode(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _log_transitions(resource: str, before: Sequence[Devices], now: Sequence[Devices]) -> None:

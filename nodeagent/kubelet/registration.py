@@ -29,16 +29,14 @@ from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.device_list import register_request
 from nodeagent.kubelet.node_lock import NodeLock, node_lock
-from nodeagent.kubelet.plugin import AllocationFiles, BindError, Plugin, RecentFunctions
+from nodeagent.kubelet.plugin import AllocationFiles, Plugin, RecentFunctions
 from nodeagent.kubelet.registration_state import NOT_YET, Event, KubeletId, Registration, Stage
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.socket_probe import connects, kubelet_id, same_file
+from nodeagent.kubelet.unix_server import PATH_MAX, BindError
 from nodeagent.model import Snapshot
 
 log = logging.getLogger(__name__)
-
-PATH_MAX = 107
-"""Bytes in the path of a socket: sizeof(sun_path) - 1, unix(7)."""
 
 REGISTER_S = 10.0
 """Inside Register the kubelet dials back for up to 10 s (plugin/v1beta1/client.go)."""

@@ -161,6 +161,19 @@ def cluster_writes_failing(shown: ScrapeInput) -> Iterator[Series]:
 
 
 @live_family(
+    "cluster_objects_removed_total",
+    "part",
+    help="Objects of this part of the agent that another client deleted. A kubelet that starts deletes ResourceSlices.",
+    source="the agent",
+    use="Rises without a restart of the kubelet: another client deletes them, or the driver is not registered.",
+)
+def cluster_objects_removed(shown: ScrapeInput) -> Iterator[Series]:
+    for writes in shown.cluster_writes:
+        if writes.part == "slices":
+            yield (writes.part,), writes.removed
+
+
+@live_family(
     "cluster_report_left_out",
     help="Parts of this node's NodeLinks report that the API server refused; the rest is published.",
     source="the agent",

@@ -27,7 +27,17 @@ from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
 from nodeagent.lldp.lldpdu_codec import encode
 from nodeagent.lldp.neighbor_table import NeighborTable
-from nodeagent.model import Function, Health, Identifier, Link, Neighbor, Reason, Snapshot, State
+from nodeagent.model import (
+    Function,
+    Gpu,
+    Health,
+    Identifier,
+    Link,
+    Neighbor,
+    Reason,
+    Snapshot,
+    State,
+)
 from nodeagent.sim.apiserver import ApiServer
 from tests.support.manifests import built, of_kind
 
@@ -100,6 +110,61 @@ def test_eight_links_are_one_small_object_that_reads_back():
         },
         "lastTransitionTime": "2026-11-21T12:00:00Z",
     }  # fmt: skip
+
+
+CLUSTER = "9c6f5af3-4f59-4f8d-bb27-f3a2a3f1c5aa"
+ONE, TWO = f"{CLUSTER}.0", f"{CLUSTER}.4026"
+
+
+def domains_of(*domains: str | None, before: NodeLinks | None = None, lost: int = -1) -> NodeLinks:
+    gpus = tuple(
+        Gpu(
+            f"GPU-{n}",
+            n,
+            n,
+            "NVIDIA GB200",
+            f"0000:{n:02x}:00.0",
+            189471,
+            0,
+            nvlink_domain=domain,
+            lost=n == lost,
+        )
+        for n, domain in enumerate(domains)
+    )
+    return report_of(replace(snapshot(neighbor(0), count=1), gpus=gpus), before)
+
+
+def written(made: NodeLinks) -> Any:
+    return msgspec.to_builtins(made).get("nvlinkDomains")
+
+
+def test_the_nvlink_domain_of_the_gpus_is_part_of_the_report():
+    assert written(domains_of(ONE, ONE)) == ({"clusterUUID": CLUSTER, "cliqueID": 0, "gpus": (0, 1)},)
+    assert written(domains_of("", "")) is None
+    assert written(domains_of()) is None
+
+
+def test_gpus_that_disagree_are_reported_each_with_its_domain():
+    assert written(domains_of(TWO, ONE, "", ONE)) == (
+        {"clusterUUID": CLUSTER, "cliqueID": 4026, "gpus": (0,)},
+        {"clusterUUID": CLUSTER, "cliqueID": 0, "gpus": (1, 3)},
+        {"gpus": (2,)},
+    )
+
+
+def test_the_last_reported_domain_stands_while_one_is_not_known():
+    before = domains_of(ONE, ONE)
+    for unknown in ((None, ONE), (None, ""), (None, None), ()):
+        assert domains_of(*unknown, before=before).nvlink_domains == before.nvlink_domains
+    assert domains_of(TWO, TWO, before=before).nvlink_domains == domains_of(TWO, TWO).nvlink_domains
+    assert written(domains_of("", "", before=before)) is None
+
+
+def test_a_lost_gpu_does_not_keep_the_others_from_their_new_domain():
+    before = domains_of(ONE, ONE)
+    assert written(domains_of(None, TWO, before=before, lost=0)) == (
+        {"clusterUUID": CLUSTER, "cliqueID": 4026, "gpus": (1,)},
+    )
 
 
 def test_time_alone_changes_nothing():
@@ -395,7 +460,10 @@ def test_the_order_of_addresses_changes_nothing():
 
 
 def test_the_report_has_the_enforcement_of_each_resource_and_an_older_definition_costs_only_that():
-    levels = {"x/gpu-mem": "mps", "x/gpu-mem-hard": "nvml-limits"}
+    levels = (
+        GpuMemoryLevel(resource="x/gpu-mem", enforcement="mps"),
+        GpuMemoryLevel(resource="x/gpu-mem-hard", enforcement="nvml-limits"),
+    )
     links = report(Snapshot(), "n1", {}, None, now=0.0, levels=levels)
     written = msgspec.json.decode(msgspec.json.encode(body(links, None)))
     assert written["gpuMemory"] == [

@@ -22,7 +22,7 @@ UNIT = 4
 
 
 def objects(*arguments: str) -> list[dict[str, Any]]:
-    """What kubectl applies."""
+    """Return the objects that kubectl applies."""
     done = subprocess.run(
         [sys.executable, ROOT / "hack/kwok_fleet.py", *arguments],
         capture_output=True,

@@ -19,6 +19,7 @@ import pytest
 from nodeagent.cluster import device_marks, min_links_marks, startup_taint
 from nodeagent.fabric.hypernode import SOURCE_LABEL
 from nodeagent.kube.failure import ApiError
+from tests.daemonset.test_dra_manifests import WRONG_SLICES
 from tests.daemonset.test_schemas import REPORT
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.cel_types import type_errors
@@ -558,6 +559,7 @@ POLICIES = {
     "nodeagent-controller-events": list(WRONG_BY_CONTROLLER.values()),
     "nodeagent-controller-hypernodes": list(WRONG_HYPERNODES.values()),
     "nodeagent-evictions": list(WRONG_EVICTIONS.values()),
+    "nodeagent-slices": list(WRONG_SLICES.values()),
     "nodeagent-node-conditions": [
         *(patch(AGENT, change) for change in (WRONG_FOR_ALL | WRONG_FOR_AGENTS).values()),
         replace(patch(AGENT, lambda _made: None), name="x"),
@@ -571,8 +573,9 @@ POLICIES = {
 
 @pytest.fixture(scope="module")
 def every_policy(everything: list[Manifest]) -> list[Manifest]:
-    more = built("overlays/evictions")
-    return [*everything, *(one for one in more if one["metadata"]["name"] == "nodeagent-evictions")]
+    more = [*built("overlays/evictions"), *built("overlays/dra")]
+    names = ("nodeagent-evictions", "nodeagent-slices")
+    return [*everything, *(one for one in more if one["metadata"]["name"] in names)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

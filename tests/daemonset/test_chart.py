@@ -74,6 +74,7 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "mps": {"enabled": True},
         "config": text("overlays/gpu-mps/nodeagent.yaml"),
     },
+    "overlays/dra": {"dra": {"enabled": True}, "config": text("overlays/dra/nodeagent.yaml")},
     "overlays/node-conditions": {
         "controller": {"enabled": True},
         "nodeConditions": {"enabled": True},

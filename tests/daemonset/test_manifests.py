@@ -54,6 +54,7 @@ CONFIGS = {
     "kind": DAEMONSET / "overlays" / "kind" / "nodeagent.yaml",
     "node-conditions": DAEMONSET / "overlays" / "node-conditions" / "nodeagent.yaml",
     "evictions": DAEMONSET / "overlays" / "evictions" / "nodeagent.yaml",
+    "dra": DAEMONSET / "overlays" / "dra" / "nodeagent.yaml",
     "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
     "gpu-mps": DAEMONSET / "overlays" / "gpu-mps" / "nodeagent.yaml",
     "gpu-memory-limits": DAEMONSET / "overlays" / "gpu-memory-limits" / "nodeagent.yaml",
@@ -126,6 +127,35 @@ async def offered(name: str, root: Path) -> dict[str, int]:
 @pytest.mark.parametrize("name", ["base", "dgx-h100"])
 async def test_a_dgx_h100_offers_the_documented_resources(name: str, root: Path) -> None:
     assert await offered(name, root) == RESOURCES
+
+
+async def test_the_faults_of_the_kind_overlay_withdraw_devices_and_end(tmp_path: Path) -> None:
+    """The lines of its README, on the files of the machine that its init container writes."""
+    (spec,) = pod_specs(named(built("overlays/kind"), "DaemonSet", "nodeagent"))
+    arguments = [str(tmp_path) if one == "/machine" else one for one in spec["initContainers"][0]["args"]]
+    assert await asyncio.to_thread(cli.main, arguments) == 0
+    readme = (DAEMONSET / "overlays/kind/README.md").read_text()
+    block = re.search(r"```sh\n(.*?)```", readme, re.DOTALL)
+    assert block is not None
+    pull, lose, reset = (line.replace("/machine", str(tmp_path)) for line in block[1].splitlines())
+
+    async def withheld(line: str) -> set[str]:
+        process = await asyncio.create_subprocess_shell(line)
+        assert await process.wait() == 0
+        seen = await listing.scan_once(config("kind"), tmp_path)
+        return {
+            f"{name} {entry.parent}"
+            for name, devices in seen.resources
+            for entry in devices
+            if not entry.health.allocatable
+        }
+
+    nic = "nvidia-dgx-h100/nic0 0000:18:00.0"
+    assert await withheld(pull) == {nic}
+    (lost,) = await withheld(lose) - {nic}
+    assert lost.startswith("nvidia-dgx-h100/gpu-mem GPU-")
+    assert await withheld(reset) == {nic}
+    assert await withheld(pull.replace("echo 0", "echo 1")) == set()
 
 
 async def test_the_simulated_laptop_offers_the_same_without_numa_nodes_that_a_laptop_lacks(
@@ -299,7 +329,7 @@ def test_nothing_else_of_the_host_can_be_written(init: Manifest, daemon: Manifes
     def writable(container: Manifest) -> set[str]:
         return {one["name"] for one in container["volumeMounts"] if not one.get("readOnly", False)}
 
-    assert writable(daemon) == {"cni", "cdi", "state", "device-plugins", "plugins-registry"}
+    assert writable(daemon) == {"cni", "cdi", "state", "device-plugins", "plugins-registry", "dra"}
     assert writable(init) == {"sys"}
 
 

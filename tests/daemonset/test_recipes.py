@@ -299,6 +299,33 @@ def test_kueue_replaces_a_node_with_failed_links_after_the_eviction_and_not_by_t
         assert key not in str(job), "a toleration would keep the failed node"
 
 
+# Node Problem Detector
+
+
+def test_each_rule_of_the_plugin_has_a_condition_a_command_and_time_for_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """kubernetes/node-problem-detector, docs/custom_plugin_monitor.md: a permanent rule names one of the conditions,
+    and its time-out is at most the global one. The exit code is 0 without a problem, 1 with one, else unknown."""
+    (config,) = of_kind(objects("node-problem-detector"), "ConfigMap")
+    plugin = json.loads(config["data"]["nodeagent.json"])
+    assert plugin["plugin"] == "custom"
+    conditions = {one["type"] for one in plugin["conditions"]}
+    assert {rule["condition"] for rule in plugin["rules"]} == conditions
+    for rule in plugin["rules"]:
+        assert rule["type"] == "permanent"
+        assert float(rule["timeout"].removesuffix("s")) <= float(
+            plugin["pluginConfig"]["timeout"].removesuffix("s")
+        )
+        assert Path(rule["path"]).name == "nodeagent"
+        assert main([*rule["args"], "--root", "/nonexistent"]) == 2
+        line = capsys.readouterr().out
+        assert line.startswith("no agent: ")
+        assert len(line) <= plugin["pluginConfig"]["max_output_length"] + 1
+    # The message of a lasting condition follows the devices that it names.
+    assert plugin["pluginConfig"]["enable_message_change_based_condition_update"] is True
+
+
 # Volcano Global
 
 

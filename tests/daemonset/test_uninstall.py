@@ -138,6 +138,71 @@ async def test_nothing_of_nodeagent_is_left_and_everything_else_stays(tmp_path: 
         assert again == writes
 
 
+def resource_slice(driver: str) -> dict[str, Any]:
+    pool = {"name": "gpu-0/gpu", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": driver, "nodeName": "gpu-0", "pool": pool, "devices": []}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": driver},
+        "spec": spec,
+    }
+
+
+def allocated_claim(driver: str) -> dict[str, Any]:
+    result = {"request": "gpu", "driver": driver, "pool": "gpu-0/gpu", "device": "gpu-0"}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": f"of-{driver}", "namespace": "ml"},
+        "status": {"allocation": {"devices": {"results": [result, result]}}},
+    }
+
+
+def serve_claims(server: ApiServer) -> None:
+    names = {"kind": "ResourceClaim", "listKind": "ResourceClaimList", "plural": "resourceclaims"}
+    versions = [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
+        "type": "object", "x-kubernetes-preserve-unknown-fields": True,
+    }}}]  # fmt: skip
+    server.put({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+                "metadata": {"name": "resourceclaims.resource.k8s.io"},
+                "spec": {"group": "resource.k8s.io", "scope": "Namespaced", "versions": versions,
+                         "names": names}})  # fmt: skip
+
+
+async def test_an_old_cluster_without_claims_is_fine(tmp_path: Path) -> None:
+    async with administered(tmp_path, minor=30) as (server, kubeconfig):
+        populate(server)
+        code, _, errors = await uninstall(kubeconfig)
+        assert (code, errors) == (0, "")
+
+
+async def test_slices_are_removed_and_those_of_another_driver_stay(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (server, kubeconfig):
+        populate(server)
+        serve_claims(server)
+        for driver in ("nodeagent.io", "gpu.example.com"):
+            server.put(resource_slice(driver))
+        assert (await uninstall(kubeconfig))[0] == 0
+        assert [one["metadata"]["name"] for one in server.objects("resourceslices")] == ["gpu.example.com"]
+
+
+async def test_nothing_is_removed_while_a_claim_holds_a_device(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (server, kubeconfig):
+        populate(server)
+        serve_claims(server)
+        server.put(resource_slice("nodeagent.io"))
+        for driver in ("nodeagent.io", "gpu.example.com"):
+            server.put(allocated_claim(driver))
+        code, _, errors = await uninstall(kubeconfig)
+        assert code == 1
+        assert errors.endswith("Found: ml/of-nodeagent.io\n")
+        assert (len(server.objects("leases")), len(server.objects("resourceslices"))) == (1, 1)
+        server.remove("resourceclaims", "of-nodeagent.io", "ml")
+        assert (await uninstall(kubeconfig))[0] == 0
+        assert server.objects("resourceslices") == []
+
+
 def test_the_page_names_every_file_that_the_agent_leaves_on_a_node() -> None:
     page = (ROOT / "docs" / "upgrade.md").read_text()
     config = Config()

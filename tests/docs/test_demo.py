@@ -38,7 +38,9 @@ def comparable(text: str) -> list[str]:
     return [MEASURED.sub("N", line).rstrip() for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("command", ["nodeagent demo --once", "nodeagent demo --nodes 64 --once"])
+@pytest.mark.parametrize(
+    "command", ["nodeagent demo --once", "nodeagent demo --nodes 64 --once", "nodeagent demo --dra --once"]
+)
 def test_the_page_of_the_demo_shows_all_of_its_output(command: str) -> None:
     page = ROOT / "docs" / "demo.md"
     text = page.read_text()

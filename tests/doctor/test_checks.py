@@ -15,6 +15,7 @@ from nodeagent.doctor import (
     capabilities,
     cluster_checks,
     configuration_checks,
+    dra_checks,
     gpu_checks,
     infiniband_checks,
     kubelet_checks,
@@ -24,6 +25,7 @@ from nodeagent.doctor import (
     runtime_checks,
 )
 from nodeagent.doctor.cluster_facts import ClusterFacts, DeniedVerb, NodeFacts
+from nodeagent.doctor.dra_facts import DraFacts, PublishedDevice
 from nodeagent.doctor.driver_process import DriverAnswer
 from nodeagent.doctor.finding import Finding
 from nodeagent.doctor.rbac import NEEDED_RIGHTS
@@ -398,6 +400,56 @@ def serving(**groups: tuple[str, tuple[str, ...]] | None) -> dict[str, tuple[str
     return {**GOOD_CLUSTER.served, **changed}
 
 
+BY_CLAIM = config("resources:\n- {kind: vf, mode: dra}\n- {kind: gpu-mem, mode: dra}\n")
+PUBLISHED = DraFacts((1, 36), {}, (PublishedDevice("gpu-0", "gpu"), PublishedDevice("nic-0", "nic", 3)))
+
+
+def of_claims(
+    facts: DraFacts = PUBLISHED,
+    configured: Config = BY_CLAIM,
+    kubelet: str = "v1.36.2",
+    **allocatable: str,
+) -> list[Finding]:
+    amounts = {f"nvidia-dgx-h100/{name.replace('_', '-')}": amount for name, amount in allocatable.items()}
+    return list(dra_checks.findings(facts, configured, amounts, kubelet))
+
+
+TAINTED = (PublishedDevice("gpu-0", "gpu", taint="xid_79:NoSchedule"),)
+DRA_CASES: list[tuple[str, Iterable[Finding]]] = [
+    ("fix version_below_dra", of_claims(replace(PUBLISHED, version=(1, 35)))),
+    ("fix version_below_dra", of_claims(kubelet="v1.35.9")),
+    ("fix offered_twice", of_claims(gpu_mem="632", nic3="0")),
+    ("fix offered_twice", of_claims(nic3="8")),
+    (
+        "fix offered_twice",
+        of_claims(
+            DraFacts((1, 36), {}, (PublishedDevice("gpu-2", "gpu", 2),)),
+            config("resources:\n- {kind: gpu-mem, name: 'gpu-mem{gpu}'}\n"),
+            gpu_mem2="79",
+        ),
+    ),
+    ("fix class_of_memory", of_claims(replace(PUBLISHED, classes={"x/gpu-mem": "c", "x/nic0": "nic0"}))),
+    ("fix not_published", of_claims(replace(PUBLISHED, devices=()))),
+    ("note tainted", of_claims(replace(PUBLISHED, devices=TAINTED))),
+]
+
+
+def test_claims_are_fine_where_a_resource_of_another_rail_or_nothing_is_counted() -> None:
+    for found in (of_claims(nic4="8", gpu_mem="0"), of_claims(kubelet="v1.36.0")):
+        assert {one.key for one in found} == {"published"}
+    assert of_claims(DraFacts((1, 35), {"nvidia.com/gpu": "gpu"}, ()), DEFAULT) == []
+
+
+def test_hardware_that_is_offered_twice_is_named_with_the_order_of_steps() -> None:
+    (finding,) = (one for one in of_claims(nic3="8", gpu_mem="79") if one.key == "offered_twice")
+    assert "nvidia-dgx-h100/gpu-mem 79 (and gpu-0 in a slice)" in finding.what
+    assert "nvidia-dgx-h100/nic3 8 (and nic-0 in a slice)" in finding.what
+    steps = [
+        finding.remedy.index(step) for step in ("drain", "wait until no pod", "set one mode", "uncordon")
+    ]
+    assert steps == sorted(steps)
+
+
 NOBODY = serving(volcano=None, scheduling=None, kueue=None)
 CLUSTER_CASES: list[tuple[str, Iterable[Finding]]] = [
     ("fix cluster_unreachable", of_cluster(error="no route")),
@@ -423,6 +475,9 @@ CLUSTER_CASES: list[tuple[str, Iterable[Finding]]] = [
     ("warn capacity_differs", of_node(capacity={"nvidia-dgx-h100/gpu-mem": "80"})),
     ("warn gpus_counted_twice", of_node(capacity={"nvidia.com/gpu": "8"})),
 ]
+
+
+CASES += DRA_CASES
 
 
 @pytest.mark.parametrize(("expected", "found"), CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])

@@ -17,8 +17,9 @@ from nodeagent import doctor
 from nodeagent.agent_config import Config
 from nodeagent.doctor import cluster_checks, cluster_facts
 from nodeagent.doctor.cluster_facts import ClusterFacts, ClusterOptions, DeniedVerb, NodeFacts
+from nodeagent.doctor.dra_facts import PublishedDevice
 from nodeagent.doctor.finding import Finding
-from nodeagent.doctor.rbac import ACCOUNTS, NEEDED_RIGHTS, ROLES, Role
+from nodeagent.doctor.rbac import ACCOUNTS, DRA_RIGHTS, NEEDED_RIGHTS, ROLES, Role
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.machine import Machine
 from tests.doctor.test_checks import CLUSTER_CASES, GOOD_CLUSTER, GOOD_NODE, MEMORY, SNAPSHOT, config, levels
@@ -375,3 +376,62 @@ def test_the_strategy_envvar_needs_no_cdi() -> None:
         DeniedVerb("agent", NEEDED_RIGHTS["agent"][0], "get").right.sentence("get")
         == "get nodelinks.nodeagent.io"
     )
+
+
+async def test_slices_classes_and_the_missing_rights_of_mode_dra_are_read(tmp_path: Path) -> None:
+    server = await ApiServer(rbac=True).start()
+    try:
+        for obj in shipped("agent"):
+            server.put(obj)
+        server.put({**NODE, "status": {**NODE["status"], "allocatable": {"nvidia-dgx-h100/nic3": "8"}}})
+        attributes = {"kind": {"string": "nic"}, "rail": {"int": 3}}
+        taint = {"key": "nodeagent.io/unhealthy", "value": "carrier_down", "effect": "NoSchedule"}
+        for driver in ("nodeagent.io", "dra.net"):
+            pool = {"name": "dgx-1/nic", "generation": 1, "resourceSliceCount": 1}
+            devices = [
+                {"name": f"of-{driver.partition('.')[0]}", "attributes": attributes, "taints": [taint]}
+            ]
+            spec = {"driver": driver, "nodeName": "dgx-1", "pool": pool, "devices": devices}
+            server.put(
+                {
+                    "apiVersion": "resource.k8s.io/v1",
+                    "kind": "ResourceSlice",
+                    "metadata": {"name": driver},
+                    "spec": spec,
+                }
+            )
+        for name, resource in (("gpu-share", None), ("wrong", "x/gpu-mem")):
+            spec = {"extendedResourceName": resource} if resource else {}
+            server.put(
+                {
+                    "apiVersion": "resource.k8s.io/v1",
+                    "kind": "DeviceClass",
+                    "metadata": {"name": name},
+                    "spec": spec,
+                }
+            )
+        path = kubeconfig(tmp_path, server.url, server.token("admin"))
+        seen = await cluster_facts.read(ClusterOptions(path, "dgx-1", dra=True))
+        assert seen is not None
+        assert seen.dra is not None
+        assert seen.node is not None
+        assert seen.dra.version == (1, 36)
+        assert seen.dra.classes == {"x/gpu-mem": "wrong"}
+        assert seen.dra.devices == (PublishedDevice("of-nodeagent", "nic", 3, "carrier_down:NoSchedule"),)
+        assert seen.node.allocatable == {"nvidia-dgx-h100/nic3": "8"}
+        missing = {denial.right.sentence(denial.verb) for denial in seen.denied if denial.role == "agent"}
+        assert "create resourceslices.resource.k8s.io" in missing
+        assert "get resourceclaims.resource.k8s.io" in missing
+    finally:
+        await server.stop()
+
+
+def test_the_rights_of_mode_dra_are_those_of_its_manifest() -> None:
+    roles = [
+        obj
+        for obj in yaml.safe_load_all((MANIFESTS / "dra/rbac.yaml").read_text())
+        if obj["kind"] == "ClusterRole"
+    ]
+    rights = {(one.group, one.resource, verb, "") for one in DRA_RIGHTS for verb in one.verbs}
+    # Reading its Node is only for the attribute leafGroup.
+    assert granted(rule for role in roles for rule in role["rules"]) == rights | {("", "nodes", "get", "")}

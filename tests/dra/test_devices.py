@@ -105,6 +105,7 @@ def test_a_kind_with_mode_dra_is_never_offered_by_a_device_plugin() -> None:
             "offered twice",
         ),
         (BOTH + "cluster: {access: none}\n", "dra needs an API server"),
+        (BOTH + "kubelet: {podResources: false}\n", "dra needs kubelet.podResources"),
     ],
 )
 def test_a_configuration_that_offers_hardware_twice_is_refused(text: str, words: str) -> None:
@@ -134,7 +135,7 @@ def test_a_device_that_a_plugin_has_given_to_a_pod_is_left_out_until_the_pod_end
         Holding("ns", "new", "", "example.com/nic0", (every[2].kind.devices(facts)[0].ids[0],), claim="c"),
     )
     free, left_out = without_plugin_holders(every, replace(facts, holdings=holdings))
-    assert {entry.device for entry in left_out} == {gpu.name, pf.name}
+    assert {entry.device.name for entry in left_out} == {gpu.name, pf.name}
     assert len(free) == len(every) - 2, "what a claim gave is no obstacle"
 
 

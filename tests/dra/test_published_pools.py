@@ -103,7 +103,7 @@ def test_the_doctests_pass() -> None:
     assert doctest.testmod(device_attributes).failed == 0
 
 
-def test_a_gpu_and_a_pf_say_what_they_are_and_where() -> None:
+def test_a_gpu_and_a_pf_have_attributes_of_kind_and_place() -> None:
     node = Node(replace(dgx(), neighbors=(neighbor(3, "su1-leaf04", confirmed=True),)))
     node.published.set_leaf_group("su1")
     gpu, nic = node.devices("gpu")[3], node.devices("nic")[3]

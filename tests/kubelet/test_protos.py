@@ -15,18 +15,47 @@ import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FieldDescriptor
 
-from nodeagent.kube import deviceplugin_pb2, pluginregistration_pb2, podresources_pb2
+from nodeagent.kube import (
+    deviceplugin_pb2,
+    dra_health_v1_pb2,
+    dra_health_v1alpha1_pb2,
+    dra_v1_pb2,
+    dra_v1beta1_pb2,
+    pluginregistration_pb2,
+    podresources_pb2,
+)
 from nodeagent.switches import gnmi_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
-PROTOS = ("deviceplugin", "pluginregistration", "podresources", "gnmi")
+DRA = {"dra_v1": dra_v1_pb2, "dra_v1beta1": dra_v1beta1_pb2}
+DRA_HEALTH = {"dra_health_v1alpha1": dra_health_v1alpha1_pb2, "dra_health_v1": dra_health_v1_pb2}
+PROTOS = ("deviceplugin", "pluginregistration", "podresources", *DRA, *DRA_HEALTH, "gnmi")
 PACKAGE = dict.fromkeys(PROTOS, "nodeagent/kube") | {"gnmi": "nodeagent/switches"}
 MODULES = {
     "deviceplugin": deviceplugin_pb2,
     "pluginregistration": pluginregistration_pb2,
     "podresources": podresources_pb2,
     "gnmi": gnmi_pb2,
+    **DRA,
+    **DRA_HEALTH,
 }
+
+_DRA_FIELDS = """
+        NodePrepareResourcesRequest: claims r Claim 1
+        NodePrepareResourcesResponse: claims map<string,NodePrepareResourceResponse> 1
+        NodePrepareResourceResponse: devices r Device 1; error string 2
+        Device: request_names r string 1; pool_name string 2; device_name string 3; cdi_device_ids r string 4; share_id optional string 5
+        NodeUnprepareResourcesRequest: claims r Claim 1
+        NodeUnprepareResourcesResponse: claims map<string,NodeUnprepareResourceResponse> 1
+        NodeUnprepareResourceResponse: error string 1
+        Claim: namespace string 1; uid string 2; name string 3
+    """
+_HEALTH_FIELDS = """
+        NodeWatchResourcesRequest:
+        NodeWatchResourcesResponse: devices r DeviceHealth 1
+        DeviceHealth: device DeviceIdentifier 1; health HealthStatus 2; last_updated_time int64 3; health_check_timeout_seconds int64 4; message string 5
+        DeviceIdentifier: pool_name string 1; device_name string 2
+    """
 
 # Transcribed from the kubelet's API and from openconfig/gnmi, not from our protos: "name type number", r = repeated.
 FIELDS = {
@@ -75,6 +104,9 @@ FIELDS = {
         NUMANode: ID int64 1
         CDIDevice: name string 1
     """,
+    "dra_v1": _DRA_FIELDS,
+    "dra_v1beta1": _DRA_FIELDS.replace("; share_id optional string 5", ""),
+    **dict.fromkeys(DRA_HEALTH, _HEALTH_FIELDS),
     # A oneof is not listed here; the presence of its members distinguishes them.
     "gnmi": """
         PathElem: name string 1; key map<string,string> 2
@@ -97,6 +129,25 @@ ENUMS = {
     "SubscriptionList.Mode": {"STREAM": 0, "ONCE": 1, "POLL": 2},
 }
 METHODS = {
+    **{
+        f"dra_{version}": {
+            f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/Node{verb}Resources": (
+                f"Node{verb}ResourcesRequest",
+                f"Node{verb}ResourcesResponse",
+            )
+            for verb in ("Prepare", "Unprepare")
+        }
+        for version in ("v1", "v1beta1")
+    },
+    **{
+        f"dra_health_{version}": {
+            f"/{version}.DRAResourceHealth/NodeWatchResources": (
+                "NodeWatchResourcesRequest",
+                "stream NodeWatchResourcesResponse",
+            )
+        }
+        for version in ("v1", "v1alpha1")
+    },
     "deviceplugin": {
         "/v1beta1.Registration/Register": ("RegisterRequest", "Empty"),
         "/v1beta1.DevicePlugin/GetDevicePluginOptions": ("Empty", "DevicePluginOptions"),
@@ -211,6 +262,12 @@ def test_the_enums_of_gnmi_have_their_numbers():
     for message in file.message_types_by_name.values():
         enums |= {f"{message.name}.{name}": enum for name, enum in message.enum_types_by_name.items()}
     assert {name: {v.name: v.number for v in enum.values} for name, enum in enums.items()} == ENUMS
+
+
+@pytest.mark.parametrize("name", DRA_HEALTH)
+def test_the_health_of_dra_devices_has_its_numbers(name):
+    (enum,) = MODULES[name].DESCRIPTOR.enum_types_by_name.values()
+    assert {value.name: value.number for value in enum.values} == {"UNKNOWN": 0, "HEALTHY": 1, "UNHEALTHY": 2}
 
 
 def test_no_two_protos_share_a_name():

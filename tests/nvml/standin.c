@@ -15,6 +15,8 @@
  *   process <index> <pid> <bytes>            computes on that GPU
  *   graphics <index> <pid> <bytes>           has a graphics context there
  *   mps <index> <pid> <bytes>                is a client of MPS there
+ *   fabric <index> <newest version, 0: none> <state> <status> <clique> <32 hex digits of the cluster's UUID>
+ *                                            the registration with the NVSwitch fabric
  *   mig <index> <slot> <uuid> <gpu instance> <compute instance> <MiB> <slices> <compute slices> <name>
  *                                            a MIG device of that GPU, which has <mig> 1; slots may have gaps
  *   sample <index> <pid> <time in us> <percent>  the utilization of the SMs by that process
@@ -60,6 +62,7 @@ typedef struct {
     unsigned long long l2, sm, pcie, mcu, other;
     unsigned threshold_exceeded;
 } SramStatus;
+typedef struct { unsigned char cluster[16]; int status; unsigned clique; unsigned char state; } FabricInfo1;
 typedef struct {
     unsigned version;
     unsigned char cluster[16];
@@ -67,7 +70,16 @@ typedef struct {
     unsigned clique;
     unsigned char state;
     unsigned health;
-} FabricInfo;
+} FabricInfo2;
+typedef struct {
+    unsigned version;
+    unsigned char cluster[16];
+    int status;
+    unsigned clique;
+    unsigned char state;
+    unsigned health;
+    unsigned char summary;
+} FabricInfo3;
 typedef struct { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; } Process;
 typedef struct {
     unsigned field, scope;
@@ -494,14 +506,48 @@ int nvmlDeviceGetSramEccErrorStatus(Device *device, SramStatus *status) {
     return result;
 }
 
-int nvmlDeviceGetGpuFabricInfoV(Device *device, FabricInfo *info) {
+/* The registration, for a call of this version; without a line "fabric" there are the vitals of version 2. */
+static int registration(Device *device, unsigned version, FabricInfo1 *info) {
+    char newest[2] = "0", rest[128], digits[33] = "";
     unsigned state = 0;
-    ENTER("nvmlDeviceGetGpuFabricInfoV", device->index);
-    if (info->version != (sizeof *info | 2 << 24)) return 25;
+    int result;
+    memset(info, 0, sizeof *info);
+    for (; newest[0] <= '3'; newest[0]++) {
+        if (!rest_of_line("fabric", device->index, newest, rest, sizeof rest)) continue;
+        if (newest[0] == '0') return NOT_SUPPORTED;
+        if (version > (unsigned)(newest[0] - '0')) return 25; /* ARGUMENT_VERSION_MISMATCH */
+        if (sscanf(rest, "%u %d %u %32s", &state, &info->status, &info->clique, digits) != 4) return 999;
+        info->state = (unsigned char)state;
+        for (int i = 0; i < 16; i++) sscanf(digits + 2 * i, "%2hhx", &info->cluster[i]);
+        return OK;
+    }
+    if (version != 2) return version == 3 ? 25 : NOT_SUPPORTED;
     result = small_vital(device, "fabric_state", &state);
     info->state = (unsigned char)state;
-    if (result == OK) small_vital(device, "fabric_health", &info->health);
     return result;
+}
+
+int nvmlDeviceGetGpuFabricInfo(Device *device, FabricInfo1 *info) {
+    ENTER("nvmlDeviceGetGpuFabricInfo", device->index);
+    return registration(device, 1, info);
+}
+
+int nvmlDeviceGetGpuFabricInfoV(Device *device, FabricInfo2 *info) {
+    FabricInfo1 fabric;
+    unsigned version = info->version >> 24;
+    size_t size = info->version & 0xffffff;
+    ENTER("nvmlDeviceGetGpuFabricInfoV", device->index);
+    if (!(version == 2 && size == sizeof *info) && !(version == 3 && size == sizeof(FabricInfo3))) return 25;
+    result = registration(device, version, &fabric);
+    if (result != OK) return result;
+    memcpy(info->cluster, fabric.cluster, sizeof info->cluster);
+    info->status = fabric.status;
+    info->clique = fabric.clique;
+    info->state = fabric.state;
+    info->health = 0;
+    small_vital(device, "fabric_health", &info->health);
+    if (version == 3) ((FabricInfo3 *)info)->summary = 1;
+    return OK;
 }
 
 static int processes_of(Device *device, const char *kind, unsigned *count, Process *processes) {

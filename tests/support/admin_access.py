@@ -8,16 +8,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sim.apiserver.resource_types import MINOR
 from nodeagent.sim.apiserver.tls import Certificates
 from tests.support.needs import need
 
 
 @asynccontextmanager
-async def administered(folder: Path) -> AsyncIterator[tuple[ApiServer, Path]]:
-    """Start an API server; yield it with the kubeconfig of an administrator in the folder."""
+async def administered(folder: Path, minor: int = MINOR) -> AsyncIterator[tuple[ApiServer, Path]]:
+    """Start an API server of Kubernetes 1.x; yield it with the kubeconfig of an administrator in the folder."""
     need("openssl")
     certificates = Certificates(folder)
-    server = await ApiServer(tls=certificates).start()
+    server = await ApiServer(tls=certificates, minor=minor).start()
     kubeconfig = folder / "kubeconfig"
     cluster = {"server": server.url, "certificate-authority": str(certificates.ca)}
     content = {

@@ -22,12 +22,18 @@ from tests.support.needs import need
 OLDEST, NEWEST = "1.30", "1.37"
 """The first version whose tokens name their node (ServiceAccountTokenPodNodeInfo) and with admission policies v1."""
 
+DRA_OLDEST = "1.36"
+"""The first version of mode dra; objects of its API group are checked with the schemas of this one or a newer one."""
+
 _FOLDER = Path(__file__).parents[1] / "schemas"
 _QUANTITY = re.compile(r"([0-9]+|[0-9]*\.[0-9]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 
 
 def complaints(manifest: dict[str, Any], version: str) -> list[str]:
     """Return all errors of an object in this version of Kubernetes."""
+    by_claim = "resourceClaims" in manifest.get("spec", {})
+    if by_claim or manifest["apiVersion"].startswith("resource.k8s.io/"):
+        version = max(version, DRA_OLDEST)
     small = small_schemas().get((manifest["apiVersion"], manifest["kind"]))
     if small is None:
         return _builtin(manifest, version)

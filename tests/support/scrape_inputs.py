@@ -191,7 +191,11 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
         unwritable=(UnwritableFile("/var/run/cdi/nodeagent-gpu.json", "ENOSPC", "it is full", "free space"),),
         rpc_stats=rpc_stats,
         restarts={"pods": 1},
-        cluster_writes=(ClusterWrites("nodelinks", {"ok": 3}), ClusterWrites("events", {"failed": 1}, "no")),
+        cluster_writes=(
+            ClusterWrites("nodelinks", {"ok": 3}),
+            ClusterWrites("events", {"failed": 1}, "no"),
+            ClusterWrites("slices", {"ok": 2}, removed=2),
+        ),
         xids={(snapshot.gpus[3].uuid, 79): 2},
         xid_times={(snapshot.gpus[3].uuid, 79): 60.0},
         overruns={"links": 1},

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from nodeagent.commands.options import GOOD, Add
+from nodeagent.commands.options import GOOD, USAGE, Add
 
 MODEL_MAX = 1 << 20
 """Bytes; the largest model of the package has 4 KiB."""
@@ -19,16 +20,24 @@ def add(add: Add) -> None:
         "Nothing on this machine is changed: the simulated one is a temporary folder. The kubelet is a stand-in that\n"
         "behaves like the real one, including its races.\n\n"
         "With --nodes, a fabric instead: simulated nodes and switches, a stand-in API server, and the real\n"
-        "controller, which turns the reports of the nodes into HyperNodes and labels.",
+        "controller, which turns the reports of the nodes into HyperNodes and labels. With --dra, an agent that\n"
+        "publishes ResourceSlices, and claims that a stand-in of the scheduler allocates.",
     )
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
         "--nodes",
         type=int,
         metavar="COUNT",
         help="show a fabric with this number of nodes, in scalable units of 32",
     )
+    what.add_argument("--dra", action="store_true", help="show ResourceSlices and claims on one machine")
     parser.add_argument(
         "--machine", default="dgx-h100", metavar="NAME|FILE", help="the machine model (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--ui",
+        action="store_true",
+        help="instead of the steps: the pages in a browser, with buttons for the faults (docs/ui.md)",
     )
     parser.add_argument("--once", action="store_true", help="end after the last step instead of staying up")
     parser.add_argument(
@@ -57,7 +66,12 @@ def _demo(options: argparse.Namespace) -> int:
     if options.write is not None:
         print(shows.write(options.machine, options.write, rdma=not options.no_rdma))
         return GOOD
-    return shows.main(options.machine, once=options.once, nodes=options.nodes)
+    if options.ui and options.dra:
+        print("nodeagent: the demo of claims has no page: give --ui without --dra", file=sys.stderr)
+        return USAGE
+    return shows.main(
+        options.machine, once=options.once, nodes=options.nodes, by_claim=options.dra, ui=options.ui
+    )
 
 
 def _check_model(machine: str) -> None:

@@ -49,6 +49,12 @@ def add(add: Add) -> None:
     parser.add_argument(
         "--listen", type=address, metavar="[HOST]:PORT", help="where the agent serves (default: `listen:`)"
     )
+    parser.add_argument(
+        "--problem",
+        choices=("links", "gpus"),
+        help="print one line for Node Problem Detector; the exit code is 0 without a problem, 1 with one, and 2 if\n"
+        "the agent does not answer",
+    )
     parser.add_argument("target", nargs="*", metavar="DEVICE | rules | replay FILE", help="see above")
 
 
@@ -58,6 +64,8 @@ def _health(options: argparse.Namespace) -> int:
     match options.target:
         case [] if options.html:
             return _page(options, config)
+        case [] if options.problem:
+            return _problem(options, config)
         case []:
             return _show(options, config, None)
         case ["rules"]:
@@ -84,6 +92,23 @@ def _show(options: argparse.Namespace, config: Config, device: str | None) -> in
         views = asyncio.run(answers.read_machine(config, options.root))
     print(_text(options, views, device), flush=True)
     return GOOD
+
+
+def _problem(options: argparse.Namespace, config: Config) -> int:
+    """Only the state that the agent has derived counts: a look of the command itself has no holds."""
+    from nodeagent.commands.agent_query import AgentQueryError
+    from nodeagent.commands.health import answers
+    from nodeagent.commands.health.problem_line import UNKNOWN, cut, problem_line
+
+    try:
+        views, source = answers.fetch(config, options.root, options.listen)
+    except AgentQueryError as error:
+        views, source = None, str(error)
+    code, line = (
+        (UNKNOWN, cut(f"no agent: {source}")) if views is None else problem_line(views, options.problem)
+    )
+    print(line)
+    return code
 
 
 def _page(options: argparse.Namespace, config: Config) -> int:

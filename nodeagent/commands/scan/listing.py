@@ -16,6 +16,8 @@ from nodeagent.agent_config import Config, load
 from nodeagent.agent_config import check as check_config
 from nodeagent.commands.terminal import PLAIN, Screen, remarks, section
 from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.dra.device_attributes import LEAF, PCIE_ROOT
+from nodeagent.dra.devices import GPU
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
@@ -103,7 +105,12 @@ async def _scanning(config: Config, root: Path, rails: RailMemory) -> AsyncItera
 
 
 def view_of(offer: Offer, snapshot: Snapshot) -> MachineView:
-    return machine_view(offer.kinds(snapshot), snapshot, offer.troubles(snapshot))
+    return machine_view(
+        offer.kinds(snapshot),
+        snapshot,
+        offer.troubles(snapshot),
+        by_claim=offer.dra_devices(snapshot),
+    )
 
 
 # --- for programs ---------------------------------------------------------------------------------------
@@ -130,6 +137,7 @@ def as_json(view: MachineView, agent: str | None = None) -> str:
                 }
                 for resource, devices in view.resources
             ],
+            "by_claim": [to_builtins(device) for device in view.by_claim],
             "affinity": [
                 {"gpu": gpu.uuid, "pf": pf.pci_address, "affinity": _affinity(gpu, pf)}
                 for gpu in snapshot.gpus
@@ -159,7 +167,9 @@ def as_table(view: MachineView, on: Screen = PLAIN) -> str:
             on,
             optional=("NUMA", "LIMITS", "PARENT"),
         ),
+        _claim_section(view, on),
         _gpu_section(view, on),
+        _nvlink_section(snapshot, on),
         section(
             "NICS",
             ("NETDEV", "PCI ADDRESS", "DRIVER", "SPEED", "LINK", "VFS", "RDMA", "NUMA", "STATE"),
@@ -189,6 +199,24 @@ def _resource_rows(view: MachineView) -> Iterable[Sequence[str]]:
             parents[0] if len(parents) == 1 else f"{len(parents)} of them" if parents else "-",
             ",".join(map(str, numa)) or "-",
         )
+
+
+def _claim_section(view: MachineView, on: Screen) -> str:
+    heads = ("DEVICE", "POOL", "CAPACITY", "RAIL", "LEAF", "PCIE ROOT", "PARENT")
+    rows = [
+        (
+            device.name,
+            device.pool,
+            device.capacity if device.pool == GPU else f"{device.capacity} VFs",
+            _or_dash(device.attributes.get("rail")),
+            _or_dash(device.attributes.get(LEAF)),
+            _or_dash(device.attributes.get(PCIE_ROOT)),
+            device.parent,
+        )
+        for device in view.by_claim
+    ]
+    optional = ("PARENT", "LEAF")
+    return section("ALLOCATED BY CLAIMS", heads, rows, on, optional=optional) if rows else ""
 
 
 def _gpu_section(view: MachineView, on: Screen) -> str:
@@ -240,6 +268,18 @@ def _gpu_rows(view: MachineView, uuids: Sequence[str]) -> Iterable[Sequence[str]
         yield "-", "-", "-", "-", "-", unusable.place, numa_node, unusable.health.state
 
 
+def _nvlink_section(snapshot: Snapshot, on: Screen) -> str:
+    """The NVLink domains of the GPUs; empty if no GPU is in one."""
+    indexes: dict[str, list[str]] = {}
+    for gpu in snapshot.gpus:
+        domain = gpu.nvlink_domain
+        indexes.setdefault("not known yet" if domain is None else domain or "none", []).append(str(gpu.index))
+    if not any(gpu.nvlink_domain for gpu in snapshot.gpus):
+        return ""
+    rows = [(domain, ",".join(gpus)) for domain, gpus in indexes.items()]
+    return section("NVLINK", ("DOMAIN", "GPUS"), rows, on)
+
+
 def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
     links = {link.pci_address: link for link in snapshot.links}
     for pf in _pfs(snapshot):
@@ -286,6 +326,11 @@ def _affinity_section(view: MachineView, on: Screen) -> str:
         for resource, devices in view.resources
         if len({entry.parent for entry in devices}) == 1
     }
+    names |= {
+        device.parent: f"rail{device.attributes['rail']}"
+        for device in view.by_claim
+        if "rail" in device.attributes
+    }
     heads = [names.get(pf.pci_address, pf.netdev or pf.pci_address) for pf in pfs]
     rows = [[f"GPU{gpu.index}", *(_affinity(gpu, pf) for pf in pfs)] for gpu in view.snapshot.gpus]
     return section("PCIE AFFINITY", ("", *heads), rows, on) if pfs and rows else ""
@@ -326,6 +371,7 @@ def _pfs(snapshot: Snapshot) -> list[Function]:
 
 def _offered_pfs(view: MachineView) -> list[Function]:
     parents = {entry.parent for _, devices in view.resources for entry in devices}
+    parents |= {device.parent for device in view.by_claim}
     return [pf for pf in _pfs(view.snapshot) if pf.pci_address in parents]
 
 

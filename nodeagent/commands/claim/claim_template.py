@@ -1,0 +1,138 @@
+"""A ResourceClaimTemplate as YAML, with a pod that uses it. Pure.
+
+The order of the requests matters: the scheduler searches depth-first, so a request that cannot be met costs all
+combinations of those before it. The GPU is first, then the VF beside it, then the VFs without a constraint of place.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+NICS_MAX = 8
+"""The DeviceClasses of ``daemonset/dra`` have eight rails."""
+_MEMORY = re.compile(r"([1-9][0-9]{0,6})(Gi|Mi|)")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+MATCH, DISTINCT = "resource.kubernetes.io/pcieRoot", "nodeagent.io/rail"
+GPU = "gpu"
+
+
+class ClaimError(ValueError):
+    """The options ask for something that no claim can have; the message names the option."""
+
+
+class ClaimRequest(msgspec.Struct, frozen=True):
+    """``memory`` is a quantity, empty for no GPU. With ``near`` the GPU and one VF have the same PCIe root;
+    ``near_rail`` is the rail of that VF, ``None``: any."""
+
+    memory: str
+    nics: int
+    near: bool
+    near_rail: int | None
+    name: str
+
+    @classmethod
+    def checked(
+        cls, memory: str | None, nics: int, *, near: bool, near_rail: int | None, name: str | None
+    ) -> ClaimRequest:
+        """Raises ``ClaimError``."""
+        match = _MEMORY.fullmatch(memory) if memory is not None else None
+        if memory is not None and match is None:
+            raise ClaimError(f"--gpu-mem {memory} is no amount of memory; write 40 (GiB), 40Gi or 10240Mi")
+        if not 0 <= nics <= NICS_MAX:
+            raise ClaimError(f"--nics {nics} must be 0 to {NICS_MAX}")
+        if match is None and not nics:
+            raise ClaimError("give --gpu-mem, --nics or both")
+        if near_rail is not None and not 0 <= near_rail < nics:
+            raise ClaimError(f"--near-rail {near_rail} needs --nics {near_rail + 1} or more")
+        near = near or near_rail is not None
+        if near and (match is None or not nics):
+            raise ClaimError("--near needs --gpu-mem and --nics 1 or more")
+        quantity = f"{match[1]}{match[2] or 'Gi'}" if match else ""
+        if name is not None and not _NAME.fullmatch(name):
+            raise ClaimError(f"--name {name!r} is no name of an object: use a-z, 0-9 and -")
+        return cls(quantity, nics, near, near_rail, name or _name(quantity, nics, near, near_rail))
+
+    @property
+    def by_rail(self) -> bool:
+        """Whether each VF has a fixed rail: all rails, or one fixed beside the GPU."""
+        return self.near_rail is not None or (self.nics == NICS_MAX and not self.near)
+
+    @property
+    def nic_requests(self) -> list[tuple[str, str]]:
+        """Name and DeviceClass of each request for a VF, the scarce one first."""
+        if self.by_rail:
+            rails = sorted(range(self.nics), key=lambda rail: rail != self.near_rail)
+            return [(f"rail{rail}", f"nic{rail}") for rail in rails]
+        names = [f"nic{index}" for index in range(self.nics)]
+        return [("near" if self.near and name == "nic0" else name, "nic") for name in names]
+
+
+def text(request: ClaimRequest) -> str:
+    """The two objects as YAML."""
+    return "\n".join([*_template(request), "---", *_pod(request), ""])
+
+
+def _template(request: ClaimRequest) -> list[str]:
+    nics = request.nic_requests
+    lines = [
+        "apiVersion: resource.k8s.io/v1",
+        "kind: ResourceClaimTemplate",
+        "metadata:",
+        f"  name: {request.name}",
+        "spec:",
+        "  spec:",
+        "    devices:",
+        "      requests:",
+    ]
+    if request.memory and nics:
+        lines.append("      # Keep this order: the requests that are hardest to meet come first.")
+    if request.memory:
+        lines += [
+            f"      - name: {GPU}",
+            "        exactly:",
+            "          deviceClassName: gpu-share",
+            "          capacity:",
+            "            requests:",
+            f"              memory: {request.memory}",
+        ]
+    for name, device_class in nics:
+        lines += [f"      - name: {name}", "        exactly:", f"          deviceClassName: {device_class}"]
+    names = [name for name, _ in nics]
+    constraints = []
+    if request.near:
+        constraints += [f"      - requests: [{GPU}, {names[0]}]", f"        matchAttribute: {MATCH}"]
+    if not request.by_rail and len(names) > 1:
+        constraints += [f"      - requests: [{', '.join(names)}]", f"        distinctAttribute: {DISTINCT}"]
+    return [*lines, *(["      constraints:", *constraints] if constraints else [])]
+
+
+def _pod(request: ClaimRequest) -> list[str]:
+    return [
+        "apiVersion: v1",
+        "kind: Pod",
+        "metadata:",
+        f"  name: {request.name}",
+        "spec:",
+        "  restartPolicy: Never",
+        "  resourceClaims:",
+        "  - name: devices",
+        f"    resourceClaimTemplateName: {request.name}",
+        "  containers:",
+        "  - name: main",
+        "    image: REGISTRY/training:1",
+        "    resources:",
+        "      claims:",
+        "      - name: devices",
+    ]
+
+
+def _name(memory: str, nics: int, near: bool, near_rail: int | None) -> str:
+    """A name such as ``gpu-40gi-8-nics-near``."""
+    parts = [
+        f"gpu-{memory.lower()}" if memory else "",
+        f"{nics}-nic{'s' if nics > 1 else ''}" if nics else "",
+    ]
+    parts.append(f"near-rail{near_rail}" if near_rail is not None else "near" if near else "")
+    return "-".join(part for part in parts if part)

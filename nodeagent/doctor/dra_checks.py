@@ -1,0 +1,112 @@
+"""Check the allocation by claims: versions, DeviceClasses, and hardware that is offered twice. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from nodeagent.agent_config import Config
+from nodeagent.doctor.dra_facts import DraFacts, PublishedDevice
+from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.kinds.resource_settings import GpuMemResource, VfResource
+
+FLOOR = (1, 36)
+"""The first version whose defaults have all that mode dra needs."""
+
+TOPIC = Topic(
+    "claims",
+    "CLAIMS",
+    {
+        "published": FACT,
+        "version_below_dra": Advice(
+            "Before Kubernetes 1.36 consumable capacity, taints and mapped names are off: nothing is published.",
+            "upgrade, or set mode: devicePlugin",
+        ),
+        "offered_twice": Advice(
+            "The device plugin and the ResourceSlices offer the same hardware: two pods can get one GPU or VF.",
+            "drain the node; wait until no pod and no claim holds a device; set one mode and restart the agent; "
+            "wait until the Node reports 0, or has no slices; uncordon it (docs/dra.md)",
+        ),
+        "class_of_memory": Advice(
+            "The scheduler takes the amount of GPU memory for a number of GPUs, and pods that ask for more than 32 "
+            "fail in the whole cluster.",
+            "remove extendedResourceName from the DeviceClass; pods ask for GPU memory with a claim (nodeagent claim)",
+        ),
+        "not_published": Advice(
+            "The configuration has mode dra, and no ResourceSlice has a device of this node: no claim is allocated.",
+            "look at /readyz and the log of the agent; apply daemonset/overlays/dra",
+        ),
+        "tainted": Advice(
+            "A device with such a taint gets no new claim.",
+            "`nodeagent health` has the reason and what ends it",
+        ),
+    },
+)
+
+
+def findings(
+    facts: DraFacts, config: Config, node: Mapping[str, str] | None, kubelet: str
+) -> Iterator[Finding]:
+    """``node`` has the allocatable amounts of the Node by resource, ``kubelet`` its version."""
+    by_claim = any(getattr(entry, "mode", "") == "dra" for entry in config.resources)
+    if by_claim:
+        yield from _floor(facts, kubelet)
+    yield from _classes(facts, config)
+    if facts.devices is None:
+        return
+    yield from _offered_twice(facts.devices, config, node or {})
+    if facts.devices:
+        kinds = {kind: sum(device.kind == kind for device in facts.devices) for kind in ("gpu", "nic")}
+        yield TOPIC.ok(
+            "published", f"{count(kinds['gpu'], 'GPU')} and {count(kinds['nic'], 'PF')} in ResourceSlices"
+        )
+    elif by_claim:
+        yield TOPIC.fix("not_published", "no device of this node is in a ResourceSlice")
+    if tainted := [f"{device.name} {device.taint}" for device in facts.devices if device.taint]:
+        yield TOPIC.note("tainted", shortened(tainted))
+
+
+def _floor(facts: DraFacts, kubelet: str) -> Iterator[Finding]:
+    match = re.match(r"v?(\d{1,4})\.(\d{1,4})", kubelet)
+    versions = {"the API server": facts.version}
+    versions |= {"the kubelet": (int(match[1]), int(match[2]))} if match else {}
+    for part, version in versions.items():
+        if (0, 0) < version < FLOOR:
+            yield TOPIC.fix(
+                "version_below_dra", f"{part} has Kubernetes {version[0]}.{version[1]}, mode dra needs 1.36"
+            )
+
+
+def _classes(facts: DraFacts, config: Config) -> Iterator[Finding]:
+    names = ["gpu-mem", *(entry.name for entry in config.resources if isinstance(entry, GpuMemResource))]
+    memory = re.compile("|".join(re.escape(name).replace(r"\{gpu\}", "[0-9]*") for name in names))
+    for resource, device_class in sorted(facts.classes.items()):
+        if memory.fullmatch(resource.rpartition("/")[2]):
+            yield TOPIC.fix("class_of_memory", f"the DeviceClass {device_class} has the name {resource}")
+
+
+def _offered_twice(
+    devices: tuple[PublishedDevice, ...], config: Config, allocatable: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Resources that the Node can allocate, although devices of this kind and rail are in its slices."""
+    counted = {
+        name.rpartition("/")[2]: (name, amount) for name, amount in allocatable.items() if amount != "0"
+    }
+    twice: dict[str, str] = {}
+    for device in devices:
+        for name in _names(device, config):
+            if name in counted:
+                twice.setdefault(" ".join(counted[name]), device.name)
+    if twice:
+        listed = shortened([f"{resource} (and {device} in a slice)" for resource, device in twice.items()])
+        yield TOPIC.fix("offered_twice", f"by device plugin: {listed}")
+
+
+def _names(device: PublishedDevice, config: Config) -> Iterator[str]:
+    """The names after the slash under which a device plugin of nodeagent offers this hardware."""
+    kinds = {VfResource: ("nic", "{rail}"), GpuMemResource: ("gpu", "{gpu}")}
+    for entry in config.resources:
+        kind, field = kinds.get(type(entry), ("", ""))
+        name = entry.name if device.number is None else entry.name.replace(field, str(device.number))
+        if kind == device.kind and "{" not in name:
+            yield name

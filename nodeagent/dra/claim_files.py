@@ -1,0 +1,145 @@
+"""The files of prepared claims: their records, their CDI specs, and the device-info files of their VFs.
+
+* One record for each claim, replaced in one step and synced: a damaged file concerns one claim. The record has the
+  boot in which it was made; after a reboot no container runs, and the kubelet prepares its claims again.
+* The CDI spec has a name of its own for each claim, because runtimes cache specs by name. It holds a copy of the
+  record, which is used if the record is damaged.
+* The record is on the disk before the spec, and the spec before the kubelet gets the answer.
+
+All functions block: call them in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from nodeagent import cdi
+from nodeagent.dra.claim_preparation import CDI_KIND, valid_uid
+from nodeagent.dra.prepared_claim import PreparedClaim
+from nodeagent.host.file_writing import PUBLIC_FOLDER, replace_file
+from nodeagent.kubelet.device_info import DeviceInfoFiles
+from nodeagent.regular_file import read_regular
+
+log = logging.getLogger(__name__)
+
+SPEC_PREFIX = "nodeagent-claim-"
+RECORD_MAX = 4 * 1024 * 1024
+"""Bytes. The record of a claim with 200 VFs has some 100 KB."""
+_ANNOTATION = "nodeagent.io/record"
+
+
+class _Record(msgspec.Struct, frozen=True):
+    boot_id: str
+    claim: PreparedClaim
+
+
+class ClaimFiles:
+    """``records`` is the agent's folder for them, ``specs`` the folder of CDI specs that runtimes read."""
+
+    def __init__(self, records: Path, specs: Path, device_info: DeviceInfoFiles, boot_id: str | None) -> None:
+        self._records, self._specs, self._device_info = records, specs, device_info
+        self._boot_id = boot_id or ""
+
+    def read(self) -> list[PreparedClaim]:
+        """Return the records of this boot. Remove those of an earlier one, and specs without a record.
+
+        Raises ``OSError`` if the folder cannot be read: without it the devices that are held are unknown.
+        """
+        claims = []
+        try:
+            found = {path.stem: path for path in sorted(self._records.iterdir()) if path.suffix == ".json"}
+        except FileNotFoundError:
+            found = {}
+        for uid, path in found.items():
+            record = self._read_record(uid, path) if valid_uid(uid) else None
+            if record is not None and record.boot_id == self._boot_id and record.claim.uid == uid:
+                claims.append(record.claim)
+            else:
+                self._discard(path)
+        self._remove_specs({claim.uid for claim in claims})
+        return claims
+
+    def write(self, claim: PreparedClaim) -> None:
+        """Write what differs on the disk. Raises ``OSError`` with the name of the file that cannot be written."""
+        text = msgspec.json.encode(_Record(self._boot_id, claim))
+        _replace(self._record(claim.uid), text, mode=0o600, folder_mode=0o700, durable=True)
+        if not claim.edits:  # all its devices are another driver's
+            return
+        document = cdi.spec(CDI_KIND, claim.edits)
+        document["annotations"] = {_ANNOTATION: text.decode()}
+        spec = cdi.text(document).encode()
+        _replace(self._spec(claim.uid), spec, mode=0o644, folder_mode=PUBLIC_FOLDER, durable=False)
+        self._device_info.write(claim.device_info)
+
+    def remove(self, claim: PreparedClaim, still_used: frozenset[str] = frozenset()) -> None:
+        """Remove the files of a claim; ``still_used`` are names of device-info files that another claim needs.
+
+        The record goes last: until then the files are known. Raises ``OSError``.
+        """
+        self._spec(claim.uid).unlink(missing_ok=True)
+        for info in claim.device_info:
+            if info.name not in still_used:
+                (self._device_info.folder / info.name).unlink(missing_ok=True)
+        self._record(claim.uid).unlink(missing_ok=True)
+
+    def remove_others(self, uids: frozenset[str]) -> None:
+        """Remove the records and specs of all claims but these: a write that was given up may have made them."""
+        with suppress(FileNotFoundError):
+            for path in self._records.glob("*.json"):
+                if path.stem not in uids:
+                    path.unlink(missing_ok=True)
+        self._remove_specs(uids)
+
+    def _record(self, uid: str) -> Path:
+        return self._records / f"{uid}.json"
+
+    def _spec(self, uid: str) -> Path:
+        return self._specs / f"{SPEC_PREFIX}{uid}.json"
+
+    def _read_record(self, uid: str, path: Path) -> _Record | None:
+        """Return the record, or its copy in the CDI spec; ``None`` if both are damaged."""
+        try:
+            return msgspec.json.decode(read_regular(path, RECORD_MAX), type=_Record)
+        except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            reason = getattr(error, "strerror", None) or str(error)
+        with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+            document = json.loads(read_regular(self._spec(uid), RECORD_MAX))
+            record = msgspec.json.decode(document["annotations"][_ANNOTATION], type=_Record)
+            log.warning(
+                "The record of a prepared claim is damaged; the copy in its CDI spec is used. file=%s reason=%r",
+                path,
+                reason,
+            )
+            return record
+        log.error(
+            "The record of a prepared claim is damaged and has no copy: its devices count as free. End the pods of "
+            "the claim. claim_uid=%r file=%s reason=%r",
+            uid,
+            path,
+            reason,
+        )
+        return None
+
+    def _remove_specs(self, uids: frozenset[str] | set[str]) -> None:
+        with suppress(FileNotFoundError):
+            for path in self._specs.glob(f"{SPEC_PREFIX}*.json"):
+                if path.stem.removeprefix(SPEC_PREFIX) not in uids:
+                    self._discard(path)
+
+    def _discard(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("A file of an ended claim cannot be removed. file=%s reason=%r", path, error.strerror)
+
+
+def _replace(path: Path, content: bytes, *, mode: int, folder_mode: int, durable: bool) -> None:
+    with suppress(OSError, ValueError):
+        if read_regular(path, RECORD_MAX) == content:
+            return
+    replace_file(path, content, mode=mode, folder_mode=folder_mode, durable=durable)

@@ -1,0 +1,283 @@
+"""Prepare one claim: check its allocation against the devices and the other claims, and choose the VFs. Pure.
+
+The scheduler has made the allocation, and it may be wrong: several schedulers overbook, and a device of a pod that was
+deleted by force is given away before the kubelet has ended the pod. So the sums are checked here again, for each GPU
+and PF, against what the prepared claims hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import ROUND_CEILING
+
+import msgspec
+
+from nodeagent.cdi import ContainerEdits
+from nodeagent.dra import DRIVER
+from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice, plugin_holders, pool_name
+from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares
+from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim, quantity
+from nodeagent.kinds import Refused, ascii_name, held_by, unhealthy
+from nodeagent.model import HEALTHY, Allocation, DeviceInfo, Function, Snapshot
+
+CDI_KIND = f"{DRIVER}/claim"
+"""The CDI kind of the specs of claims, one file for each claim."""
+
+_MIB = 1 << 20
+_UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,62}")
+
+
+class Occupied(Refused):
+    """Another claim, or a pod with a device plugin's device, holds what this claim was given."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, invalid=False)
+
+
+class _Share(msgspec.Struct):
+    """One result of the allocation, with its device and amount."""
+
+    result: DeviceResult
+    device: DraDevice
+    amount: int
+    vfs: tuple[str, ...] = ()
+
+    @property
+    def request(self) -> str:
+        return self.result.request.partition("/")[0]
+
+
+def valid_uid(uid: str) -> bool:
+    """Whether a UID may be part of the name of a file and of a CDI device."""
+    return _UID.fullmatch(uid) is not None
+
+
+def allocation_key(claim: ResourceClaim) -> str:
+    """Return a text that is equal for equal allocations of this driver's devices."""
+    results = claim.results_of(DRIVER)
+    return msgspec.json.encode(results, order="deterministic").decode()
+
+
+def prepare_claim(
+    claim: ResourceClaim,
+    *,
+    node: str,
+    devices: Iterable[DraDevice],
+    snapshot: Snapshot,
+    others: Iterable[PreparedClaim],
+    sequence: int,
+) -> PreparedClaim:
+    """Return the record of a claim that is allocated to devices of this node. Raises ``Refused``.
+
+    ``others`` are the claims that are prepared now, without this one.
+    """
+    if claim.status.allocation is None:
+        raise Refused("the claim is not allocated", invalid=False)
+    if claim.has_parameters_for(DRIVER):
+        raise Refused(
+            f"the claim has opaque parameters for {DRIVER}, which takes none; remove them", invalid=True
+        )
+    by_name: dict[tuple[str, str], DraDevice] = {(device.pool, device.name): device for device in devices}
+    shares = [_share(result, by_name, node) for result in claim.results_of(DRIVER)]
+    _check_devices(shares, snapshot)
+    _check_sums(shares, Shares(others))
+    _check_limits(shares, snapshot)
+    _choose_vfs(shares, Shares(others), snapshot)
+    uid = claim.metadata.uid
+    granted = [_grant(group, snapshot) for group in _by_request(shares)]
+    edits: dict[str, ContainerEdits] = {}
+    prepared: list[PreparedDevice] = []
+    for group, allocation in zip(_by_request(shares), granted, strict=True):
+        for share in group:
+            name = f"{uid}-{len(prepared)}"
+            edits[name] = _edits(allocation, share, group)
+            prepared.append(_prepared(share, f"{CDI_KIND}={name}", allocation))
+    return PreparedClaim(
+        uid,
+        claim.metadata.namespace,
+        claim.metadata.name,
+        sequence,
+        allocation_key(claim),
+        tuple(prepared),
+        edits,
+        tuple(_infos(granted)),
+        claim.pods,
+    )
+
+
+def _share(result: DeviceResult, by_name: Mapping[tuple[str, str], DraDevice], node: str) -> _Share:
+    shown = f"{ascii_name(result.pool)}/{ascii_name(result.device)}"
+    if result.admin_access:
+        raise Refused(f"{shown}: access as an administrator is not supported", invalid=True)
+    own, _, pool = result.pool.rpartition("/")
+    device = by_name.get((pool, result.device)) if own == node else None
+    if device is None or pool_name(node, device.pool) != result.pool:
+        raise Refused(f"{shown} is no device of this node", invalid=False)
+    capacity = device.capacity
+    consumed = result.consumed_capacity or {}
+    asked = consumed.get(capacity.name, consumed.get(f"{DRIVER}/{capacity.name}"))
+    # Without an amount the server does not know shared devices, and the claim has the device alone.
+    amount = capacity.default if asked is None else _amount(asked, capacity.unit)
+    if amount is None or amount <= 0:
+        raise Refused(f"{shown}: {ascii_name(str(asked))} is no amount of {capacity.name}", invalid=True)
+    return _Share(result, device, amount)
+
+
+def _amount(text: str | float, unit: str) -> int | None:
+    number = quantity(text)
+    if number is None:
+        return None
+    return int((number / _MIB if unit else number).to_integral_value(ROUND_CEILING))
+
+
+def _check_devices(shares: Iterable[_Share], snapshot: Snapshot) -> None:
+    for share in shares:
+        device = share.device
+        holder = next(plugin_holders(device, snapshot), None)
+        if holder is not None:
+            raise Occupied(str(held_by(device.name, device.name, holder)))
+        lost = device.gpu.lost if isinstance(device, GpuDevice) else device.pf.missing
+        # The VFs of a PF have their own health, which the choice of VFs checks.
+        sick = isinstance(device, GpuDevice) and not device.health.allocatable and not _tolerates(share)
+        if lost or sick:
+            raise unhealthy(DRIVER, device.name, device.health)
+
+
+def _check_sums(shares: Sequence[_Share], held: Shares) -> None:
+    wanted: dict[str, int] = {}
+    for share in shares:
+        wanted[share.device.name] = wanted.get(share.device.name, 0) + share.amount
+    for device in {share.device.name: share.device for share in shares}.values():
+        amount, taken, capacity = wanted[device.name], held.amounts.get(device.name, 0), device.capacity
+        if amount + taken > capacity.total:
+            raise Occupied(
+                f"{device.name}: the claim has {capacity.quantity(amount)} of {capacity.name}, and other claims hold "
+                f"{capacity.quantity(taken)} of {capacity.quantity(capacity.total)}; they may be of pods that still end"
+            )
+
+
+def _check_limits(shares: Iterable[_Share], snapshot: Snapshot) -> None:
+    """One variable limits the memory of all GPUs of a container, so unequal shares cannot be enforced."""
+    limited = {
+        share.amount
+        for share in shares
+        if isinstance(share.device, GpuDevice) and share.device.kind.limits(snapshot)
+    }
+    if len(limited) > 1:
+        sizes = " and ".join(f"{mib} MiB" for mib in sorted(limited))
+        raise Refused(
+            f"the claim has shares of {sizes}, and one limit counts for all GPUs of a container; use one claim for "
+            "each size",
+            invalid=True,
+        )
+
+
+def _choose_vfs(shares: Iterable[_Share], held: Shares, snapshot: Snapshot) -> None:
+    taken = set(held.vfs)
+    for share in shares:
+        device = share.device
+        if isinstance(device, PfDevice):
+            facts = _forgiven(snapshot, device) if _tolerates(share) else snapshot
+            free = [vf for vf in device.vfs if vf not in taken]
+            try:
+                share.vfs = tuple(device.kind.prefer(facts, free, (), share.amount))
+            except Refused as refusal:
+                raise Refused(f"{refusal}{_why(device, free, facts)}", invalid=refusal.invalid) from None
+            taken.update(share.vfs)
+
+
+def _why(device: PfDevice, free: Sequence[str], snapshot: Snapshot) -> str:
+    """Return the reason of the first free VF that is Unhealthy: the PF's own fault is usually its cause."""
+    sick = next(
+        (it for it in snapshot.functions if it.pci_address in free and not it.health.allocatable), device.pf
+    )
+    reasons = sick.health.reasons
+    return f" ({ascii_name(sick.pci_address)}: {ascii_name(reasons[0].detail)})" if reasons else ""
+
+
+def _tolerates(share: _Share) -> bool:
+    """Whether the request tolerates the taint of an Unhealthy device, as a diagnostic pod does."""
+    return any(
+        it.effect in ("", "NoSchedule") and (not it.key or it.key.startswith(f"{DRIVER}/"))
+        for it in share.result.tolerations or ()
+    )
+
+
+def _forgiven(snapshot: Snapshot, device: PfDevice) -> Snapshot:
+    """Return the facts with this PF and its VFs healthy."""
+
+    def forgive(function: Function) -> Function:
+        own = function.pci_address in device.hardware
+        return msgspec.structs.replace(function, health=HEALTHY) if own else function
+
+    return msgspec.structs.replace(snapshot, functions=tuple(map(forgive, snapshot.functions)))
+
+
+def _by_request(shares: Iterable[_Share]) -> list[list[_Share]]:
+    """Return the shares of each request and resource. A container that uses a request gets all of them.
+
+    Shares of GPU memory are of one size.
+    """
+    groups: dict[tuple[str, str, int], list[_Share]] = {}
+    for share in shares:
+        size = share.amount if isinstance(share.device, GpuDevice) else 0
+        groups.setdefault((share.request, share.device.kind.resource, size), []).append(share)
+    return list(groups.values())
+
+
+def _grant(group: Sequence[_Share], snapshot: Snapshot) -> Allocation:
+    first = group[0].device
+    if isinstance(first, GpuDevice):
+        gpus = [share.device.gpu for share in group if isinstance(share.device, GpuDevice)]
+        return first.kind.grant(snapshot, gpus, group[0].amount)
+    pool = msgspec.structs.replace(
+        first.kind, pfs=tuple(sorted({pf for share in group for pf in _pfs(share.device)}))
+    )
+    for share in group:
+        if isinstance(share.device, PfDevice) and _tolerates(share):
+            snapshot = _forgiven(snapshot, share.device)
+    return pool.allocate(snapshot, [vf for share in group for vf in share.vfs])
+
+
+def _pfs(device: DraDevice) -> tuple[str, ...]:
+    return (device.pf.pci_address,) if isinstance(device, PfDevice) else ()
+
+
+def _edits(allocation: Allocation, share: _Share, group: Sequence[_Share]) -> ContainerEdits:
+    """Return the edits of one share: the variables of its resource, and variables with the name of its request.
+
+    A container with two requests of one resource gets both CDI devices, and the second sets the same variables again.
+    """
+    end = re.sub(r"[^A-Z0-9]", "_", share.request.upper())
+    if isinstance(share.device, GpuDevice):
+        env = [(f"{name}_{end}", value) for name, value in allocation.env if name.startswith("NODEAGENT_")]
+    else:
+        env = [(f"NODEAGENT_VFS_{end}", ",".join(vf for it in group for vf in it.vfs))]
+    return ContainerEdits((*allocation.env, *env), allocation.device_nodes, allocation.mounts)
+
+
+def _prepared(share: _Share, cdi_name: str, allocation: Allocation) -> PreparedDevice:
+    device, result = share.device, share.result
+    kind, uuid, slices = device.kind, "", 0
+    names = [cdi_name]
+    if isinstance(device, GpuDevice):
+        uuid, slices = device.gpu.uuid, -(-share.amount // device.kind.slice_mib)
+        names += [name for name in allocation.cdi_devices if name.rpartition("=")[2] == uuid]
+    return PreparedDevice(
+        share.request,
+        result.pool,
+        device.pool,
+        device.name,
+        share.amount,
+        kind.resource,
+        tuple(names),
+        result.share_id,
+        share.vfs,
+        uuid,
+        slices,
+    )
+
+
+def _infos(granted: Iterable[Allocation]) -> Iterable[DeviceInfo]:
+    return dict.fromkeys(info for allocation in granted for info in allocation.device_info)

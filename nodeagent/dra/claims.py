@@ -1,0 +1,258 @@
+"""The claims that are prepared on this node. Belongs to one event loop.
+
+The scheduler has allocated a claim before the kubelet asks for it. The record of a claim is therefore made once and
+kept until the kubelet ends it, also if its files cannot be written or the kubelet stops waiting: what it holds is the
+claim's by the allocation. A repeated Prepare writes what is missing and gives the same answer.
+
+Unprepare needs nothing but the record. A claim whose object is gone, or that has other devices by now, is ended by the
+agent itself: the kubelet may never ask. The kubelet's own search for ended pods comes first (``GONE_S``), because the
+containers of a pod that was deleted by force may still run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from nodeagent.bounded_calls import Unanswered
+from nodeagent.dra.claim_files import ClaimFiles
+from nodeagent.dra.claim_preparation import Occupied, allocation_key, prepare_claim, valid_uid
+from nodeagent.dra.offered import DraOffer
+from nodeagent.dra.prepared_claim import PreparedClaim, holdings, without_conflicts
+from nodeagent.dra.resource_claim import ResourceClaim
+from nodeagent.kinds import Refused, ascii_name
+from nodeagent.kube.failure import ApiError
+from nodeagent.model import Holding
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+READ_S = 20.0
+"""How long an API server that does not answer is asked again. The kubelet waits 45 s (dra_plugin.go)."""
+READ_AGAIN_S = 1.0
+COMPARE_S = 600.0
+GONE_S = 120.0
+"""The kubelet looks for ended pods every 60 s, and unprepares their claims."""
+
+
+class ClaimReference(msgspec.Struct, frozen=True):
+    """A claim as the kubelet names it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{ascii_name(self.namespace)}/{ascii_name(self.name)}"
+
+
+class DiskCalls(Protocol):
+    """Runs calls that block, one at a time; ``bounded_calls.BoundedCalls``."""
+
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T: ...
+
+
+class PreparedClaims:
+    """``read_claim`` reads a claim by namespace and name, and raises ``ApiError``. ``on_change`` is called when a claim
+    was prepared or ended."""
+
+    def __init__(
+        self,
+        node: str,
+        offer: DraOffer,
+        files: ClaimFiles,
+        calls: DiskCalls,
+        read_claim: Callable[[str, str], Awaitable[ResourceClaim]],
+        on_change: Callable[[], object] = lambda: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.records: dict[str, PreparedClaim] = {}
+        """By the UID of the claim."""
+        self.conflicts = 0
+        """Claims that were refused because another claim or pod held their devices."""
+        self._node, self._offer, self._files, self._calls = node, offer, files, calls
+        self._read_claim, self._on_change, self._now = read_claim, on_change, now
+        self._disk = asyncio.Lock()
+        self._preparing: dict[str, set[object]] = {}
+        """The calls that prepare a claim now. Unprepare empties them."""
+        self._gone_since: dict[str, float] = {}
+        self._sequence = 0
+
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        return holdings(self.records.values())
+
+    async def load(self) -> None:
+        """Read the records of an earlier agent. Raises ``OSError`` and ``Unanswered``."""
+        self.take(await self._calls.run(self._files.read))
+
+    def take(self, found: Iterable[PreparedClaim]) -> None:
+        """Take the records of an earlier agent."""
+        self.records, dropped = without_conflicts(found)
+        for record in dropped:
+            log.warning(
+                "The record of a claim contradicts a later one and is dropped. claim=%s", _named(record)
+            )
+        self._sequence = max((record.sequence for record in self.records.values()), default=0)
+        if self.records:
+            log.info("Claims of an earlier agent are prepared. count=%d", len(self.records))
+        self._on_change()
+
+    async def prepare(self, reference: ClaimReference) -> PreparedClaim:
+        """Prepare a claim, or return its record if it is prepared. Raises ``Refused``, ``OSError``, ``Unanswered``."""
+        uid = reference.uid
+        if not valid_uid(uid):
+            raise Refused(f"{ascii_name(uid)} is no UID", invalid=True)
+        call = object()
+        self._preparing.setdefault(uid, set()).add(call)
+        try:
+            claim = await self._read(reference)
+            self._refuse_ended(uid, call)
+            record = self._decide(claim)
+            await self._write(record)
+            self._refuse_ended(uid, call)
+        finally:
+            calls = self._preparing.get(uid)
+            if calls is not None:
+                calls.discard(call)
+                if not calls:
+                    del self._preparing[uid]
+        return record
+
+    async def unprepare(self, reference: ClaimReference) -> None:
+        """End a claim. It succeeds for a claim that is not known, and if files cannot be removed."""
+        self._preparing.pop(reference.uid, None)
+        record = self.records.get(reference.uid)
+        if record is not None:
+            await self._end(record)
+
+    async def compare(self) -> None:
+        """Compare the records with the API server, and end those whose claim is gone for ``GONE_S``."""
+        for record in tuple(self.records.values()):
+            try:
+                claim: ResourceClaim | None = await self._read_claim(record.namespace, record.name)
+            except ApiError as error:
+                if not error.missing:
+                    continue
+                claim = None
+            if self.records.get(record.uid) is not record or record.uid in self._preparing:
+                continue
+            if claim is not None and claim.metadata.uid == record.uid and _allocates(claim, record):
+                self._gone_since.pop(record.uid, None)
+                self._take_pods(claim, record)
+            elif self._now() - self._gone_since.setdefault(record.uid, self._now()) >= GONE_S:
+                log.warning(
+                    "A prepared claim is gone, and the kubelet has not ended it: its devices are free. claim=%s",
+                    _named(record),
+                )
+                await self._end(record)
+        async with self._disk:
+            await self._tidy(self._files.remove_others, frozenset(self.records))
+
+    async def follow(self) -> None:
+        """Compare at the start and then regularly, until cancelled."""
+        while True:
+            await self.compare()
+            await asyncio.sleep(min(COMPARE_S, GONE_S) if self._gone_since else COMPARE_S)
+
+    # --- steps ----------------------------------------------------------------------------------------
+
+    async def _read(self, reference: ClaimReference) -> ResourceClaim:
+        until = self._now() + READ_S
+        while True:
+            try:
+                claim = await self._read_claim(reference.namespace, reference.name)
+                break
+            except ApiError as error:
+                if error.missing:
+                    raise Refused(f"the claim {reference} does not exist", invalid=False) from None
+                if error.status in (401, 403) or error.refused or self._now() + READ_AGAIN_S > until:
+                    raise Refused(f"the claim {reference} cannot be read: {error}", invalid=False) from None
+            await asyncio.sleep(READ_AGAIN_S)
+        if claim.metadata.uid != reference.uid:
+            raise Refused(
+                f"the claim {reference} was made again: its UID is {ascii_name(claim.metadata.uid or '')}, and the "
+                f"kubelet asks for {ascii_name(reference.uid)}",
+                invalid=False,
+            )
+        return claim
+
+    def _decide(self, claim: ResourceClaim) -> PreparedClaim:
+        """Return the record of a claim, and hold its devices from now on."""
+        uid = claim.metadata.uid
+        known = self.records.get(uid)
+        if known is not None and _allocates(claim, known):
+            self._take_pods(claim, known)
+            return self.records[uid]
+        unknown = [name for name, pool in self._offer.current.pools.items() if pool is None]
+        try:
+            record = prepare_claim(
+                claim,
+                node=self._node,
+                devices=self._offer.current.known(),
+                snapshot=self._offer.snapshot,
+                others=[other for other in self.records.values() if other.uid != uid],
+                sequence=self._sequence + 1,
+            )
+        except Occupied:
+            self.conflicts += 1
+            raise
+        except Refused as refusal:
+            if unknown and not refusal.invalid:
+                pools = " and ".join(unknown)
+                raise Refused(f"{refusal}; the devices of {pools} are not known yet", invalid=False) from None
+            raise
+        self.records[uid] = record
+        self._sequence = record.sequence
+        self._gone_since.pop(uid, None)
+        self._on_change()
+        return record
+
+    def _refuse_ended(self, uid: str, call: object) -> None:
+        """A slow Prepare must not bring back a claim that was unprepared meanwhile."""
+        if call not in self._preparing.get(uid, ()):
+            raise Refused("the claim was unprepared meanwhile", invalid=False)
+
+    def _take_pods(self, claim: ResourceClaim, record: PreparedClaim) -> None:
+        if claim.pods and claim.pods != record.pods:
+            self.records[record.uid] = msgspec.structs.replace(record, pods=claim.pods)
+            self._on_change()
+
+    async def _write(self, record: PreparedClaim) -> None:
+        async with self._disk:
+            current = self.records.get(record.uid)
+            if current is None or current.allocation != record.allocation:
+                raise Refused("the claim was ended or allocated again meanwhile", invalid=False)
+            await self._calls.run(self._files.write, current)
+
+    async def _end(self, record: PreparedClaim) -> None:
+        if self.records.pop(record.uid, None) is None:
+            return
+        self._gone_since.pop(record.uid, None)
+        self._on_change()
+        async with self._disk:
+            if record.uid not in self.records:
+                needed = frozenset(info.name for it in self.records.values() for info in it.device_info)
+                await self._tidy(self._files.remove, record, needed)
+
+    async def _tidy(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Remove files. What stays is removed at a later comparison."""
+        try:
+            await self._calls.run(work, *arguments)
+        except (OSError, Unanswered) as error:
+            log.warning("A file of an ended claim cannot be removed. reason=%r", str(error))
+
+
+def _allocates(claim: ResourceClaim, record: PreparedClaim) -> bool:
+    """Whether the claim is allocated to the devices of its record."""
+    return claim.status.allocation is not None and allocation_key(claim) == record.allocation
+
+
+def _named(record: PreparedClaim) -> str:
+    return f"{ascii_name(record.namespace)}/{ascii_name(record.name)}"

@@ -1,0 +1,133 @@
+"""The DRA driver of one node, composed: records of claims, the API client, and the service for the kubelet.
+
+It runs while a kind has mode ``dra``, and as long as a claim is prepared: after a change of the mode the kubelet still
+has to end the claims, and no pod with one can terminate without the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nodeagent.bounded_calls import BoundedCalls, within
+from nodeagent.dra.claim_files import ClaimFiles
+from nodeagent.dra.claims import PreparedClaims
+from nodeagent.dra.offered import DraOffer
+from nodeagent.dra.resource_claim import ResourceClaim
+from nodeagent.health.state_file import boot_id
+from nodeagent.host.file_writing import make_folder
+from nodeagent.kube.client import ApiClient
+from nodeagent.kube.resource import RESOURCE_CLAIMS
+from nodeagent.kubelet.device_info import DeviceInfoFiles
+from nodeagent.kubelet.node_lock import node_lock
+from nodeagent.kubelet.rpc_stats import RpcStats
+from nodeagent.supervise import either, keep
+
+if TYPE_CHECKING:
+    from nodeagent.dra.kubelet_service import DraService
+
+log = logging.getLogger(__name__)
+
+DISK_S = 5.0
+"""For the files of one claim. A local file is written in a millisecond; a disk that takes longer hangs."""
+START_S = 2.0
+READ_AGAIN_S = 5.0
+API_S = 8.0
+"""For one call to the API server: several fit into the time that the kubelet waits."""
+CLAIMS = RESOURCE_CLAIMS.typed(ResourceClaim)
+
+
+class DraDriver:
+    """``access`` is how the API server is reached (a ``kube.access.Access``); ``node`` is the name of this Node.
+    ``on_change`` is called when a claim was prepared or ended."""
+
+    def __init__(
+        self,
+        access: Any,
+        node: str,
+        offer: DraOffer,
+        *,
+        kubelet_dir: Path,
+        record_folder: Path,
+        cdi_folder: Path,
+        device_info: DeviceInfoFiles,
+        stats: RpcStats,
+        on_change: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._access, self._node, self._offer = access, node, offer
+        self._kubelet_dir, self._stats = kubelet_dir, stats
+        self._on_change = on_change
+        self._files = ClaimFiles(record_folder, cdi_folder, device_info, boot_id())
+        self._changed = asyncio.Event()
+        self._loaded = False
+        self._client = ApiClient(access, timeout_s=API_S)
+        self.claims = PreparedClaims(
+            node, offer, self._files, BoundedCalls("files of claims", DISK_S), self._read, self._take_change
+        )
+        self.service: DraService | None = None
+        """``None`` while the driver is not needed."""
+
+    def read_records(self) -> None:
+        """Read the records now, before any device is offered. Blocks; a disk without an answer is left to ``run``."""
+        try:
+            self.claims.take(within("records of claims", START_S, self._files.read))
+            self._loaded = True
+        except OSError as error:
+            log.warning("The records of prepared claims cannot be read yet. reason=%r", str(error))
+
+    async def run(self) -> None:
+        """Serve while it is needed, until cancelled."""
+        try:
+            while not self._loaded:
+                try:
+                    await self.claims.load()
+                    self._loaded = True
+                except OSError as error:
+                    log.error("The records of prepared claims cannot be read. reason=%r", str(error))
+                    await asyncio.sleep(READ_AGAIN_S)
+            while True:
+                await self._while(needed=False)
+                await self._serve()
+        finally:
+            await self._client.close()
+
+    async def _read(self, namespace: str, name: str) -> ResourceClaim:
+        return await self._client.get(CLAIMS, name, namespace=namespace)
+
+    async def _serve(self) -> None:
+        from nodeagent.dra.kubelet_service import DraService  # noqa: PLC0415
+
+        service = DraService(self._kubelet_dir, self._node, self.claims, self._offer, self._stats)
+        make_folder(service.folder, 0o750)
+
+        def say(sentence: str) -> None:
+            if service.reason != sentence:
+                log.warning("The DRA driver waits. reason=%r", sentence)
+            service.reason = sentence
+
+        self.service = service
+        try:
+            async with node_lock(service.folder, say, say):
+                service_task = asyncio.create_task(keep("dra-service", service.run))
+                follow_task = asyncio.create_task(keep("dra-claims", self.claims.follow))
+                try:
+                    await self._while(needed=True)
+                finally:
+                    for task in (service_task, follow_task):
+                        task.cancel()
+                    await asyncio.gather(service_task, follow_task, return_exceptions=True)
+        finally:
+            self.service = None
+
+    async def _while(self, *, needed: bool) -> None:
+        """Wait while the driver is needed, or while it is not."""
+        while (bool(self._offer.current.pools) or bool(self.claims.records)) is needed:
+            self._changed.clear()
+            await either(self._offer.changed(self._offer.revision), self._changed.wait())
+
+    def _take_change(self) -> None:
+        self._changed.set()
+        self._on_change()

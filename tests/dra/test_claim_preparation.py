@@ -1,0 +1,229 @@
+"""One claim: the devices of its allocation, the sums, the VFs, and what a container gets."""
+
+from __future__ import annotations
+
+import doctest
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from nodeagent.cdi import spec
+from nodeagent.dra import resource_claim
+from nodeagent.dra.claim_preparation import CDI_KIND, Occupied, prepare_claim
+from nodeagent.dra.prepared_claim import PreparedClaim, holdings
+from nodeagent.dra.resource_claim import quantity
+from nodeagent.kinds import Refused
+from nodeagent.model import Holding, LimitSupport, Snapshot
+from tests.support.dra_node import NODE, claim_of, decoded, devices_of, gpus_of, machine, pfs_of, result
+from tests.support.kind_machines import SICK
+
+
+def prepared(
+    claim: dict[str, Any], snapshot: Snapshot, others: tuple[PreparedClaim, ...] = ()
+) -> PreparedClaim:
+    return prepare_claim(
+        decoded(claim),
+        node=NODE,
+        devices=devices_of(snapshot),
+        snapshot=snapshot,
+        others=others,
+        sequence=len(others) + 1,
+    )
+
+
+def env_of(record: PreparedClaim, index: int = 0) -> dict[str, str]:
+    return dict(record.edits[f"{record.uid}-{index}"].env)
+
+
+def test_the_doctests_pass() -> None:
+    assert doctest.testmod(resource_claim).failed == 0
+
+
+def test_a_claim_gets_a_share_of_one_gpu_and_a_vf_of_one_pf() -> None:
+    facts = machine()
+    gpu, pf = gpus_of(facts)[1], pfs_of(facts)[1]
+    claim = claim_of("c", result(pf, 1, "rail"), result(gpu, 40 * 1024, "memory/small"))
+    record = prepared(claim, facts)
+    vf, share = record.devices
+    assert (vf.request, vf.device, vf.vfs) == ("rail", pf.name, (pf.vfs[0],))
+    assert (share.request, share.device, share.amount) == ("memory", gpu.name, 40960)
+    assert vf.cdi_devices == (f"{CDI_KIND}={record.uid}-0",)
+    assert share.cdi_devices == (f"{CDI_KIND}={record.uid}-1", f"nodeagent.io/gpu={gpu.gpu.uuid}")
+    results = claim["status"]["allocation"]["devices"]["results"]
+    assert [device.share_id for device in record.devices] == [it["shareID"] for it in results]
+    assert env_of(record)["PCIDEVICE_NVIDIA-DGX-H100_NIC1"] == pf.vfs[0], "as a device plugin gives it"
+    assert (
+        env_of(record, 1)["NODEAGENT_GPU_MEM_MIB"]
+        == env_of(record, 1)["NODEAGENT_GPU_MEM_MIB_MEMORY"]
+        == "40960"
+    )
+    assert [info.name for info in record.device_info] == [f"nvidia-dgx-h100-nic1-{pf.vfs[0]}-device.json"]
+    spec(CDI_KIND, record.edits)
+
+
+def test_the_device_nodes_of_a_vf_are_in_the_spec_of_the_claim() -> None:
+    facts = machine(paths=replace(machine().paths, rdma_cm=True))
+    record = prepared(claim_of("c", result(pfs_of(facts)[0], 1, "r0")), facts)
+    nodes = [node.container_path for node in record.edits[f"{record.uid}-0"].device_nodes]
+    assert nodes[0].startswith("/dev/infiniband/uverbs")
+    assert nodes[-1] == "/dev/infiniband/rdma_cm"
+
+
+def test_several_vfs_of_one_request_are_in_the_variables_of_each_of_its_devices() -> None:
+    facts = machine()
+    pf = pfs_of(facts)[0]
+    record = prepared(claim_of("c", result(pf, 1, "r"), result(pf, 2, "r"), result(pf, 1, "other")), facts)
+    assert (
+        env_of(record, 0)["NODEAGENT_VFS_R"] == env_of(record, 1)["NODEAGENT_VFS_R"] == ",".join(pf.vfs[:3])
+    )
+    assert env_of(record, 2)["NODEAGENT_VFS_OTHER"] == pf.vfs[3]
+
+
+def test_devices_of_another_driver_in_the_claim_are_not_touched() -> None:
+    facts = machine()
+    foreign = {"request": "g", "driver": "gpu.nvidia.com", "pool": NODE, "device": "gpu-0"}
+    record = prepared(claim_of("c", foreign, result(pfs_of(facts)[0], 1, "r")), facts)
+    assert [device.request for device in record.devices] == ["r"]
+    assert prepared(claim_of("c", foreign), facts).devices == ()
+
+
+def test_the_sum_of_all_claims_never_exceeds_a_gpu_or_a_pf() -> None:
+    facts = machine()
+    gpu, pf = gpus_of(facts)[0], pfs_of(facts)[0]
+    first = prepared(claim_of("a", result(gpu, 60 * 1024, "g"), result(pf, 3, "r")), facts)
+    with pytest.raises(Occupied, match=r"memory, and other claims hold 61440Mi of 80896Mi"):
+        prepared(claim_of("b", result(gpu, 20 * 1024, "g")), facts, (first,))
+    with pytest.raises(Occupied, match=r"has 2 of vfs, and other claims hold 3 of 4"):
+        prepared(claim_of("c", result(pf, 1, "x"), result(pf, 1, "y")), facts, (first,))
+    second = prepared(claim_of("d", result(gpu, 19 * 1024, "g"), result(pf, 1, "r")), facts, (first,))
+    assert second.devices[1].vfs == (pf.vfs[3],)
+
+
+def test_a_claim_without_an_amount_gets_the_whole_gpu_and_one_vf() -> None:
+    facts = machine()
+    bare = {"consumedCapacity": None, "shareID": None}
+    record = prepared(
+        claim_of("c", result(gpus_of(facts)[0], 1, "g", **bare), result(pfs_of(facts)[0], 1, "r", **bare)),
+        facts,
+    )
+    assert [(device.amount, device.share_id) for device in record.devices] == [(80896, None), (1, None)]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"pool": "other-node/gpu"}, "is no device of this node"),
+        ({"pool": f"{NODE}/nic"}, "is no device of this node"),
+        ({"device": "gpu-gone"}, "is no device of this node"),
+        ({"adminAccess": True}, "administrator"),
+        ({"consumedCapacity": {"memory": "-1Gi"}}, "no amount of memory"),
+        ({"consumedCapacity": {"memory": "a" * 10_000}}, "no amount of memory"),
+        ({"consumedCapacity": {"memory": "1e99"}}, "other claims hold 0Mi"),
+    ],
+)
+def test_an_allocation_that_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
+    facts = machine()
+    with pytest.raises(Refused, match=words) as refused:
+        prepared(claim_of("c", result(gpus_of(facts)[0], 1024, "g", **change)), facts)
+    assert len(str(refused.value)) < 300
+
+
+def test_opaque_parameters_are_refused_and_never_repeated() -> None:
+    facts = machine()
+    claim = claim_of("c", result(gpus_of(facts)[0], 1024, "g"))
+    hostile = {"driver": "nodeagent.io", "parameters": {"\x1b[2J" * 1000: [[[{}]]]}}
+    claim["status"]["allocation"]["devices"]["config"] = [{"source": "FromClaim", "opaque": hostile}]
+    with pytest.raises(Refused, match="opaque parameters") as refused:
+        prepared(claim, facts)
+    assert "\x1b" not in str(refused.value)
+    claim["status"]["allocation"]["devices"]["config"][0]["opaque"]["driver"] = "gpu.nvidia.com"
+    assert prepared(claim, facts).devices
+
+
+def test_an_unhealthy_device_is_refused_unless_the_request_tolerates_its_taint() -> None:
+    facts = machine()
+    sick = replace(
+        facts,
+        gpus=tuple(replace(gpu, health=SICK) for gpu in facts.gpus),
+        functions=tuple(replace(function, health=SICK) for function in facts.functions),
+    )
+    toleration = {"tolerations": [{"operator": "Exists", "effect": "NoSchedule"}]}
+    for device in (gpus_of(facts)[0], pfs_of(facts)[0]):
+        with pytest.raises(Refused, match="XID 79"):
+            prepared(claim_of("c", result(device, 1, "g")), sick)
+        assert prepared(claim_of("c", result(device, 1, "g", **toleration)), sick).devices
+
+
+def test_a_sick_vf_is_not_chosen_and_a_mig_gpu_is_refused_with_its_reason() -> None:
+    facts = machine()
+    pf = pfs_of(facts)[0]
+    sick = replace(
+        facts,
+        functions=tuple(
+            replace(it, health=SICK) if it.pci_address == pf.vfs[0] else it for it in facts.functions
+        ),
+    )
+    assert prepared(claim_of("c", result(pf, 1, "r")), sick).devices[0].vfs == (pf.vfs[1],)
+
+
+def test_a_gpu_that_has_vanished_takes_no_new_claim_whatever_is_tolerated() -> None:
+    facts = machine()
+    lost = replace(facts, gpus=(replace(facts.gpus[0], lost=True, health=SICK), *facts.gpus[1:]))
+    toleration = {"tolerations": [{"operator": "Exists"}]}
+    with pytest.raises(Refused, match="XID 79"):
+        prepared(claim_of("c", result(gpus_of(facts)[0], 1, "g", **toleration)), lost)
+
+
+def test_hardware_that_a_device_plugin_gave_to_a_pod_is_refused() -> None:
+    facts = machine()
+    gpu = gpus_of(facts)[0]
+    held = replace(facts, holdings=(Holding("ns", "old", "main", "a/gpu-mem", (f"{gpu.gpu.uuid}::1",)),))
+    with pytest.raises(Occupied, match="is held by ns/old"):
+        prepared(claim_of("c", result(gpu, 1024, "g")), held)
+
+
+def test_unequal_shares_are_refused_where_one_variable_limits_the_memory() -> None:
+    facts = machine(gpu_driver="615.10", limit_support=LimitSupport(cgroup2=True, hidden_processes=""))
+    first, second = gpus_of(facts)
+    assert prepared(claim_of("c", result(first, 1024, "a"), result(second, 1024, "b")), facts).devices
+    with pytest.raises(Refused, match="shares of 1024 MiB and 2048 MiB"):
+        prepared(claim_of("c", result(first, 1024, "a"), result(second, 2048, "b")), facts)
+
+
+def test_two_hundred_vfs_fit_into_one_claim() -> None:
+    facts = machine(rails=1, gpus=0, vfs=200)
+    pf = pfs_of(facts)[0]
+    record = prepared(claim_of("c", result(pf, 200, "all")), facts)
+    assert sorted(record.devices[0].vfs) == sorted(pf.vfs)
+    assert len(record.device_info) == 200
+
+
+def test_what_claims_hold_is_a_fact_like_the_holdings_of_plugins() -> None:
+    facts = machine()
+    gpu, pf = gpus_of(facts)[0], pfs_of(facts)[0]
+    record = prepared(claim_of("c", result(gpu, 2560, "g"), result(pf, 1, "r"), pod="trainer"), facts)
+    memory, vf = holdings([record])
+    assert (memory.pod, memory.claim, memory.resource) == ("trainer", "c", "nvidia-dgx-h100/gpu-mem")
+    assert len(set(memory.device_ids)) == 3, "2560 MiB are three slices of 1024 MiB"
+    assert vf.device_ids == (pf.vfs[0],)
+
+
+@given(
+    st.decimals(min_value=0, max_value=10**12, places=3),
+    st.sampled_from(["", "Ki", "Mi", "Gi", "k", "M", "m"]),
+)
+def test_quantities_are_read_as_kubernetes_writes_them(number: Decimal, suffix: str) -> None:
+    scale = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "M": 10**6, "m": Decimal("0.001")}[
+        suffix
+    ]
+    assert quantity(f"{number:f}{suffix}") == number * Decimal(scale)
+
+
+@given(st.text(max_size=30))
+def test_any_other_text_is_no_quantity_and_raises_nothing(text: str) -> None:
+    value = quantity(text)
+    assert value is None or isinstance(value, Decimal)

@@ -1,0 +1,286 @@
+"""The claims of a node over prepare, unprepare, restarts and failures, with a disk of real files."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from nodeagent.dra.claims import COMPARE_S, GONE_S, ClaimReference
+from nodeagent.kinds import Refused
+from nodeagent.kube.failure import ApiError
+from tests.support.dra_node import (
+    ClaimStore,
+    Clock,
+    StepCalls,
+    claim_of,
+    claims_of,
+    gpus_of,
+    machine,
+    offer_of,
+    pfs_of,
+    publish,
+    reference,
+    result,
+    uid_of,
+)
+from tests.support.kind_machines import SICK
+
+FACTS = machine()
+GPU, PF = gpus_of(FACTS)[0], pfs_of(FACTS)[0]
+
+
+def small(name: str, amount: int = 1024, **more: Any) -> dict[str, Any]:
+    return claim_of(name, result(GPU, amount, "g"), result(PF, 1, "r"), **more)
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*") if path.is_file()}
+
+
+async def test_a_prepared_claim_has_its_files_before_the_answer_and_none_after_its_end(
+    tmp_path: Path,
+) -> None:
+    store = ClaimStore()
+    claims = claims_of(tmp_path, offer_of(FACTS), store)
+    claim = store.put(small("a"))
+    record = await claims.prepare(reference(claim))
+    uid = claim["metadata"]["uid"]
+    info = f"nvidia-dgx-h100-nic0-{PF.vfs[0]}-device.json"
+    assert files(tmp_path) == {f"{uid}.json", f"nodeagent-claim-{uid}.json", info}
+    spec = json.loads((tmp_path / "cdi" / f"nodeagent-claim-{uid}.json").read_text())
+    assert [device["name"] for device in spec["devices"]] == [f"{uid}-0", f"{uid}-1"]
+    assert {name for device in record.devices for name in device.cdi_devices} >= {
+        f"{spec['kind']}={device['name']}" for device in spec["devices"]
+    }
+    await claims.unprepare(reference(claim))
+    assert files(tmp_path) == set()
+
+
+async def test_a_repeated_prepare_gives_the_same_answer_and_restores_a_removed_spec(tmp_path: Path) -> None:
+    store, offer = ClaimStore(), offer_of(FACTS)
+    claim = store.put(small("a"))
+    first = await claims_of(tmp_path, offer, store).prepare(reference(claim))
+    publish(offer, replace(FACTS, gpus=tuple(replace(gpu, health=SICK, lost=True) for gpu in FACTS.gpus)))
+    for path in (tmp_path / "cdi").iterdir():
+        path.unlink()
+    again = claims_of(tmp_path, offer, store)
+    assert await again.prepare(reference(claim)) == first, "the GPU has vanished while the claim has it"
+    assert any((tmp_path / "cdi").iterdir())
+
+
+async def test_the_end_of_an_unknown_claim_is_a_success(tmp_path: Path) -> None:
+    claims = claims_of(tmp_path, offer_of(FACTS), ClaimStore())
+    await claims.unprepare(ClaimReference("default", "x", uid_of(1)))
+    await claims.unprepare(ClaimReference("default", "../..", "../../etc/passwd"))
+    with pytest.raises(Refused, match="is no UID"):
+        await claims.prepare(ClaimReference("default", "x", "../../etc/passwd"))
+
+
+async def test_a_claim_that_was_made_again_under_its_name_is_refused(tmp_path: Path) -> None:
+    store = ClaimStore()
+    claims = claims_of(tmp_path, offer_of(FACTS), store)
+    old = reference(store.put(small("a")))
+    store.put(small("a"))
+    with pytest.raises(Refused, match=f"the kubelet asks for {old.uid}"):
+        await claims.prepare(old)
+    del store.claims["a"]
+    with pytest.raises(Refused, match="does not exist"):
+        await claims.prepare(old)
+    unallocated = store.put(small("b"))
+    del unallocated["status"]["allocation"]
+    with pytest.raises(Refused, match="not allocated"):
+        await claims.prepare(reference(unallocated))
+    assert not claims.records
+
+
+async def test_a_claim_with_other_devices_by_now_is_prepared_again(tmp_path: Path) -> None:
+    store = ClaimStore()
+    claims = claims_of(tmp_path, offer_of(FACTS), store)
+    claim = store.put(small("a", 80896))
+    await claims.prepare(reference(claim))
+    moved = store.put(claim_of("a", result(gpus_of(FACTS)[1], 1024, "g"), uid=claim["metadata"]["uid"]))
+    record = await claims.prepare(reference(moved))
+    assert [device.device for device in record.devices] == [gpus_of(FACTS)[1].name]
+    await claims.prepare(reference(store.put(small("b", 80896))))
+
+
+async def test_what_a_pod_deleted_by_force_still_holds_is_refused_until_it_is_ended(tmp_path: Path) -> None:
+    store = ClaimStore()
+    claims = claims_of(tmp_path, offer_of(FACTS), store)
+    old = store.put(small("a", 80896))
+    await claims.prepare(reference(old))
+    del store.claims["a"]
+    new = reference(store.put(small("b", 1024)))
+    with pytest.raises(Refused, match="other claims hold 80896Mi"):
+        await claims.prepare(new)
+    assert claims.conflicts == 1
+    await claims.unprepare(reference(old))
+    assert (await claims.prepare(new)).devices
+
+
+async def test_a_claim_that_the_kubelet_never_ends_blocks_nothing_without_end(tmp_path: Path) -> None:
+    store, clock = ClaimStore(), Clock()
+    claims = claims_of(tmp_path, offer_of(FACTS), store, clock=clock)
+    gone, again, moved, kept = (store.put(small(name, 1024)) for name in ("gone", "again", "moved", "kept"))
+    for claim in (gone, again, moved, kept):
+        await claims.prepare(reference(claim))
+    del store.claims["gone"]
+    store.put(small("again"))
+    moved["status"]["allocation"] = None
+    await claims.compare()
+    assert len(claims.records) == 4, "the kubelet's own search for ended pods comes first"
+    clock.seconds += GONE_S
+    store.failure = ApiError("get", "/x", None, "Unreachable", "no route")
+    await claims.compare()
+    assert len(claims.records) == 4, "an API server that is away ends no claim"
+    store.failure = None
+    await claims.compare()
+    assert set(claims.records) == {kept["metadata"]["uid"]}
+    assert COMPARE_S == 600
+
+
+async def test_the_pods_of_a_claim_follow_the_api_server(tmp_path: Path) -> None:
+    store = ClaimStore()
+    changes: list[int] = []
+    claims = claims_of(tmp_path, offer_of(FACTS), store)
+    claims._on_change = lambda: changes.append(1)
+    claim = store.put(small("a", pod="first"))
+    await claims.prepare(reference(claim))
+    claim["status"]["reservedFor"][0]["name"] = "second"
+    await claims.compare()
+    assert {holding.pod for holding in claims.holdings} == {"second"}
+    assert len(changes) == 2
+
+
+async def test_a_slow_prepare_does_not_bring_back_a_claim_that_was_ended_meanwhile(tmp_path: Path) -> None:
+    store = ClaimStore()
+    claims = claims_of(tmp_path, offer_of(FACTS), store)
+    claim = store.put(small("a", 80896))
+    for steps in range(1, 9):
+        task = asyncio.create_task(claims.prepare(reference(claim)))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        ended = task.done()
+        await claims.unprepare(reference(claim))
+        await asyncio.gather(task, return_exceptions=True)
+        assert ended or isinstance(task.exception(), Refused)
+        assert not claims.records
+        assert files(tmp_path) == set(), f"after {steps} steps"
+    other = store.put(small("b", 80896))
+    assert await claims.prepare(reference(other))
+
+
+async def test_an_api_server_that_is_away_for_a_moment_costs_only_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.dra.claims.READ_AGAIN_S", 0.001)
+    store, clock = ClaimStore(), Clock()
+    claims = claims_of(tmp_path, offer_of(FACTS), store, clock=clock)
+    claim = store.put(small("a"))
+    store.failure = ApiError("get", "/x", 503, "ServiceUnavailable", "starting")
+    task = asyncio.create_task(claims.prepare(reference(claim)))
+    while store.reads < 3:
+        await asyncio.sleep(0.001)
+    store.failure = None
+    assert (await task).devices
+    store.failure = ApiError("get", "/x", None, "Unreachable", "no route to host")
+    task = asyncio.create_task(claims.prepare(reference(store.put(small("b")))))
+    reads = store.reads
+    while store.reads < reads + 3:
+        await asyncio.sleep(0.001)
+    clock.seconds += 60
+    with pytest.raises(Refused, match=r"cannot be read.*no route to host"):
+        await task
+    store.failure = ApiError("get", "/x", 403, "Forbidden", "no right")
+    with pytest.raises(Refused, match="Forbidden"):
+        await claims.prepare(reference(store.claims["b"]))
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_full_disk_fails_the_claim_with_its_file_and_the_next_attempt_succeeds(
+    tmp_path: Path, *, after: bool
+) -> None:
+    store, calls = ClaimStore(), StepCalls()
+    claims = claims_of(tmp_path, offer_of(FACTS), store, calls=calls)
+    claim = store.put(small("a", 80896))
+    calls.failure, calls.after = OSError(errno.ENOSPC, "No space left on device", "/x"), after
+    with pytest.raises(OSError, match="No space left"):
+        await claims.prepare(reference(claim))
+    with pytest.raises(Refused, match="other claims hold"):
+        await claims.prepare(reference(store.put(small("b", 80896))))
+    calls.failure = None
+    assert await claims.prepare(reference(claim))
+    assert claim["metadata"]["uid"] in claims_of(tmp_path, offer_of(FACTS), store).records
+
+
+async def test_a_folder_that_takes_no_file_is_named(tmp_path: Path) -> None:
+    store = ClaimStore()
+    (tmp_path / "cdi").write_text("in the way")
+    claims = claims_of(tmp_path, offer_of(FACTS), store)
+    with pytest.raises(OSError) as failed:
+        await claims.prepare(reference(store.put(small("a"))))
+    assert str(failed.value.filename).startswith(str(tmp_path / "cdi"))
+
+
+async def test_the_end_of_a_claim_succeeds_although_its_files_cannot_be_removed(tmp_path: Path) -> None:
+    store, calls, clock = ClaimStore(), StepCalls(), Clock()
+    claims = claims_of(tmp_path, offer_of(FACTS), store, calls=calls, clock=clock)
+    claim = store.put(small("a", 80896))
+    await claims.prepare(reference(claim))
+    calls.failure = OSError(errno.EROFS, "Read-only file system", "/x")
+    await claims.unprepare(reference(claim))
+    del store.claims["a"]
+    other = store.put(small("b", 80896))
+    calls.failure = None
+    await claims.prepare(reference(other))
+    again = claims_of(tmp_path, offer_of(FACTS), store, clock=clock)
+    assert set(again.records) == {other["metadata"]["uid"]}, "the later record is the true one"
+    await again.compare()
+    assert not [name for name in files(tmp_path) if claim["metadata"]["uid"] in name]
+
+
+async def test_a_damaged_record_is_restored_from_the_spec_and_one_without_a_copy_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ClaimStore()
+    claims = claims_of(tmp_path, offer_of(FACTS), store)
+    first, second = store.put(small("a", 80896)), store.put(claim_of("b", result(PF, 1, "r")))
+    record = await claims.prepare(reference(first))
+    await claims.prepare(reference(second))
+    for path in (tmp_path / "claims").iterdir():
+        path.write_bytes(b'{"boot_id": "boot-1", "claim": {"uid"\0')
+    (tmp_path / "cdi" / f"nodeagent-claim-{second['metadata']['uid']}.json").write_text("[")
+    (tmp_path / "claims" / "no uid.json").write_text("{}")
+    again = claims_of(tmp_path, offer_of(FACTS), store)
+    assert again.records == {record.uid: record}
+    assert "has no copy" in caplog.text
+    assert second["metadata"]["uid"] in caplog.text
+    assert "no uid" not in caplog.text
+    with pytest.raises(Refused, match="other claims hold"):
+        await again.prepare(reference(store.put(small("c"))))
+
+
+async def test_records_of_an_earlier_boot_hold_nothing(tmp_path: Path) -> None:
+    store = ClaimStore()
+    claim = store.put(small("a", 80896))
+    await claims_of(tmp_path, offer_of(FACTS), store).prepare(reference(claim))
+    again = claims_of(tmp_path, offer_of(FACTS), store, boot_id="boot-2")
+    assert not again.records
+    assert not list((tmp_path / "claims").iterdir())
+    assert not list((tmp_path / "cdi").iterdir())
+    await again.unprepare(reference(claim))
+    assert await again.prepare(reference(claim))
+
+
+async def test_a_device_whose_source_has_not_published_is_refused_for_now(tmp_path: Path) -> None:
+    store, offer = ClaimStore(), offer_of(FACTS)
+    offer.update(replace(offer.current, pools={"gpu": None, "nic": None}), FACTS)
+    claims = claims_of(tmp_path, offer, store)
+    with pytest.raises(Refused, match="the devices of gpu and nic are not known yet"):
+        await claims.prepare(reference(store.put(small("a"))))
