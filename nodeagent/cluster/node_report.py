@@ -82,6 +82,7 @@ Rails = Mapping[str, int]
 """The rail of each PF that has one, by PCI address."""
 
 REPORT = NODELINKS.typed(NodeLinks)
+_DECIDED = attrgetter("links", "nvlink_domains", "gpu_memory")  # by this node
 
 
 def report(
@@ -254,16 +255,11 @@ def body(links: NodeLinks, owner: NodeClaim | None) -> dict[str, Any]:
     return applied
 
 
-def _is_same(links: NodeLinks, other: NodeLinks) -> bool:
-    parts = attrgetter("links", "nvlink_domains", "gpu_memory")
-    return bool(parts(links) == parts(other))
-
-
 class NodeReporter:
     """Keep this node's NodeLinks up to date.
 
-    ``rails`` returns the rails for each report, ``levels`` the enforcement by resource of GPU memory. ``jitter_s``
-    spreads the first reports of nodes that start together.
+    ``rails`` and ``levels`` return the rails and the enforcement of GPU memory for each report. ``jitter_s`` spreads
+    the first reports of nodes that start together.
     """
 
     def __init__(
@@ -333,7 +329,7 @@ class NodeReporter:
                 namespace=self._namespace,
                 levels=self._levels(snapshot),
             )
-            if self._stored is not None and _is_same(links, self._stored) and not again:
+            if self._stored is not None and _DECIDED(links) == _DECIDED(self._stored) and not again:
                 return
             try:
                 left_out = await self._send(links)
@@ -378,7 +374,7 @@ class NodeReporter:
                     continue
                 self._stored = self._reduced = None
             else:
-                if self._reduced is None or not _is_same(stored, self._reduced):
+                if self._reduced is None or _DECIDED(stored) != _DECIDED(self._reduced):
                     self._stored, self._reduced = stored, None
             if self._retry.reason is not None:
                 self._succeeded(self._left_out)
