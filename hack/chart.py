@@ -61,6 +61,13 @@ _MARK = re.compile(
 )
 
 
+NEEDS_NODE_CONDITIONS = (
+    "{{- if not .Values.nodeConditions.enabled }}"
+    '{{ fail "volcanoDeviceshare.enabled needs nodeConditions.enabled=true, which limits the writes of Nodes" }}'
+    "{{ end }}\n"
+)
+
+
 def build(folder: str, kubectl: str) -> list[Object]:
     built = subprocess.run(
         [kubectl, "kustomize", DAEMONSET / folder], capture_output=True, text=True, check=True
@@ -100,6 +107,10 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             "nodeConditions.enabled", write(build("node-conditions", kubectl))
         ),
         "templates/evictions.yaml": when("evictions.enabled", write(build("evictions", kubectl))),
+        "templates/volcano-deviceshare.yaml": when(
+            "volcanoDeviceshare.enabled",
+            NEEDS_NODE_CONDITIONS + write(build("volcano-deviceshare", kubectl)),
+        ),
         "templates/dra.yaml": when(
             "dra.enabled",
             write(build("dra", kubectl)).replace(

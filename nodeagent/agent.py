@@ -21,7 +21,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -42,6 +42,8 @@ from nodeagent.followed_configuration import FollowedConfiguration, configuratio
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.mps_clients import MPS_FOLDER
+from nodeagent.kinds.resource_settings import GpuMemResource
+from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.kubelet.offer_files import OfferFiles
@@ -148,7 +150,7 @@ class Agent:
             watched=config.kubelet.registration == "plugins_registry",
             files=files,
             stats=rpc_stats,
-            on_allocate=self._read_pods.set,
+            on_allocate=self._take_allocation,
         )
         self.offering = DeviceOffering(
             config,
@@ -257,6 +259,7 @@ class Agent:
                 limits=self.cgroup_limits,
                 mps=self.mps,
                 health=config.health,
+                volcano=_by_volcano(config),
             )
         return tasks
 
@@ -289,6 +292,14 @@ class Agent:
             partial(self.inventory.mark_stale, "pods"),
             self._read_pods,
         )
+
+    def _take_allocation(self, resource: str, ids: Sequence[str]) -> None:
+        self._read_pods.set()
+        if resource == NUMBER:
+            snapshot = self.inventory.snapshot
+            granted = snapshot.vgpu_granted | {next_waiting(snapshot, len(ids)).key}
+            self.inventory.publish("volcano", vgpu_granted=granted)
+            self.offering.refresh()
 
     def _publish_holdings(self, holdings: tuple[Holding, ...]) -> None:
         self._pod_holdings = holdings
@@ -350,8 +361,14 @@ class Agent:
         for setting in RESTART_SETTINGS:
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
+        if _by_volcano(config) != _by_volcano(self._config):
+            log.warning("A changed setting takes effect when the agent is restarted. setting=volcano")
         logging.getLogger().setLevel((self._options.log_level or config.log.level).upper())
         discovery.adopt(self.health, self._config.health, config.health)
+
+
+def _by_volcano(config: Config) -> bool:
+    return any(isinstance(entry, GpuMemResource) and entry.volcano for entry in config.resources)
 
 
 def _read_config(path: Path) -> Config:

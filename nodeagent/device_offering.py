@@ -122,6 +122,10 @@ class DeviceOffering:
         self._offer = offer
         self._replaced.set()
 
+    def refresh(self) -> None:
+        """Give the plugins the latest facts now: the next request of the kubelet may arrive before the next round."""
+        self._plugins.update(self.offered, self._inventory.snapshot, self._removed.gone)
+
     def claims_changed(self) -> None:
         """A claim was prepared or ended."""
         self._replaced.set()

@@ -13,6 +13,7 @@ from nodeagent.kinds.hardware_selection import selected_gpus
 from nodeagent.kinds.mig import MigDevices, resource_part
 from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, MigResource
+from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER, VgpuParts, VgpuPlaces
 from nodeagent.kinds.whole_gpu import WholeGpus
 from nodeagent.model import Snapshot
 
@@ -63,6 +64,11 @@ def gpu_kinds(
         preferred=entry.preferred,
         mps=mps if entry.enforcement == "mps" else None,
     )
+    if entry.volcano:
+        yield VgpuPlaces(replace(memory, resource=NUMBER))
+        yield VgpuParts(replace(memory, resource=MEMORY), "memory")
+        yield VgpuParts(replace(memory, resource=CORES), "cores")
+        return
     if "{gpu}" not in entry.name:
         yield memory
         return

@@ -311,6 +311,45 @@ class LimitSupport(msgspec.Struct, frozen=True):
     cgroup_obstacle: str | None = None
 
 
+class VgpuGrant(msgspec.Struct, frozen=True):
+    """One GPU that Volcano chose for a container: its slices, and percent of its time (0: any)."""
+
+    uuid: str
+    slices: int
+    cores: int
+
+
+class VgpuWaiting(msgspec.Struct, frozen=True):
+    """A container that Volcano has placed on this node, and that has no GPUs yet. ``count`` is the number that it asks
+    for. ``fault`` is why its annotations are refused, or empty."""
+
+    namespace: str
+    pod: str
+    container: str
+    uid: str
+    count: int
+    gpus: tuple[VgpuGrant, ...]
+    fault: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The UID of the pod, and the container."""
+        return self.uid, self.container
+
+    @property
+    def name(self) -> str:
+        return f"{self.namespace}/{self.pod}"
+
+
+class VgpuShare(msgspec.Struct, frozen=True):
+    """The slices of one GPU that Volcano gave the containers of a pod."""
+
+    namespace: str
+    pod: str
+    uuid: str
+    slices: int
+
+
 class StaleSource(msgspec.Struct, frozen=True):
     """A source that cannot publish at present. Its last facts stay, and no health is derived from its failure."""
 
@@ -345,6 +384,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     remarks: tuple[Remark, ...] = ()
     stale_sources: tuple[StaleSource, ...] = ()
     unreadable: tuple[str, ...] = ()
+    vgpu_waiting: tuple[VgpuWaiting, ...] = ()
+    """In the order in which Volcano bound them; the containers of a pod in the order of the pod."""
+    vgpu_shares: tuple[VgpuShare, ...] = ()
+    vgpu_granted: frozenset[tuple[str, str]] = frozenset()
+    """The containers that have just got their GPUs, by ``VgpuWaiting.key``: podresources lists them later."""
 
 
 class Identifier(msgspec.Struct, frozen=True):

@@ -21,6 +21,8 @@ from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
+from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kinds.volcano_vgpus import VgpuPlaces
 from nodeagent.model import Snapshot
 from nodeagent.supervise import Fatal, keep
 
@@ -98,8 +100,11 @@ async def run(
     limits: LimitSource | None = None,
     mps: MpsSource | None = None,
     health: HealthSettings | None = None,
+    *,
+    volcano: bool = False,
 ) -> None:
-    """Run the enabled tasks until cancelled. They start once the agent has ``settled``: the kubelet comes first."""
+    """Run the enabled tasks until cancelled. They start once the agent has ``settled``: the kubelet comes first.
+    ``volcano``: Volcano's deviceshare places pods by GPU."""
     await settled.wait()
     from nodeagent.kube.access import node_of  # noqa: PLC0415
     from nodeagent.kube.client import ApiClient  # noqa: PLC0415
@@ -162,6 +167,15 @@ async def run(
             deliveries,
             block=lambda snapshot: free_block(offer.offered, snapshot),
             level=lambda snapshot: level_in_force(offer.offered, snapshot),
+        ).run
+    if volcano:
+        from nodeagent.cluster.volcano_deviceshare import VolcanoDeviceshare  # noqa: PLC0415
+
+        def vgpu_settings() -> GpuMemory | None:
+            return next((kind.memory for kind in offer.offered if isinstance(kind, VgpuPlaces)), None)
+
+        tasks["volcano"] = VolcanoDeviceshare(
+            client, inventory, node, vgpu_settings, delivery=deliveries.of("volcano")
         ).run
     accounted = accounting if accounting is not None and accounting.enabled else None
     if settings.evict.enabled or accounted is not None:

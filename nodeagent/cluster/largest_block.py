@@ -60,7 +60,7 @@ class FreeBlock(msgspec.Struct, frozen=True):
 def free_block(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> FreeBlock | None:
     """Return the largest block of the first resource of GPU memory and of those with slices of the same size;
     ``None`` if there is none, or if holdings are unknown."""
-    memory = [kind for kind in kinds if kind.device_mib is not None]
+    memory = [kind for kind in kinds if kind.level(snapshot) is not None]
     alike = [kind for kind in memory if kind.device_mib == memory[0].device_mib]
     free = [number for kind in alike for number in (kind.free(snapshot) or {}).values()]
     if not free:

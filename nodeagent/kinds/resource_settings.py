@@ -192,6 +192,14 @@ class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag=
             "or the CPU manager updates the cgroup."
         ),
     ] = False
+    volcano: Annotated[
+        bool,
+        setting(
+            "true: Volcano's plugin deviceshare places the pods by GPU. The resources are volcano.sh/vgpu-number, "
+            "volcano.sh/vgpu-memory (in slices) and volcano.sh/vgpu-cores, whatever name is set. It needs an API "
+            "server and rights of its own (daemonset/volcano-deviceshare)."
+        ),
+    ] = False
     enforcement: Annotated[
         Enforcement,
         setting(

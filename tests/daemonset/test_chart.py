@@ -74,6 +74,11 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "mps": {"enabled": True},
         "config": text("overlays/gpu-mps/nodeagent.yaml"),
     },
+    "overlays/volcano-deviceshare": {
+        "nodeConditions": {"enabled": True},
+        "volcanoDeviceshare": {"enabled": True},
+        "config": text("overlays/volcano-deviceshare/nodeagent.yaml"),
+    },
     "overlays/dra": {"dra": {"enabled": True}, "config": text("overlays/dra/nodeagent.yaml")},
     "overlays/node-conditions": {
         "controller": {"enabled": True},

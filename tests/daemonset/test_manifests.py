@@ -59,6 +59,7 @@ CONFIGS = {
     "gpu-mps": DAEMONSET / "overlays" / "gpu-mps" / "nodeagent.yaml",
     "gpu-memory-limits": DAEMONSET / "overlays" / "gpu-memory-limits" / "nodeagent.yaml",
     "mig": DAEMONSET / "overlays" / "mig" / "nodeagent.yaml",
+    "volcano-deviceshare": DAEMONSET / "overlays" / "volcano-deviceshare" / "nodeagent.yaml",
 }
 RESOURCES = {f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)} | {"nvidia-dgx-h100/gpu-mem": 632}
 
