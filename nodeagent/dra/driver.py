@@ -37,6 +37,8 @@ START_S = 2.0
 READ_AGAIN_S = 5.0
 API_S = 8.0
 """For one call to the API server: several fit into the time that the kubelet waits."""
+LINGER_S = 1.0
+"""The answer to the last Unprepare must leave before the service ends."""
 CLAIMS = RESOURCE_CLAIMS.typed(ResourceClaim)
 
 
@@ -114,7 +116,9 @@ class DraDriver:
                 service_task = asyncio.create_task(keep("dra-service", service.run))
                 follow_task = asyncio.create_task(keep("dra-claims", self.claims.follow))
                 try:
-                    await self._while(needed=True)
+                    while self._needed:
+                        await self._while(needed=True)
+                        await asyncio.sleep(LINGER_S)
                 finally:
                     for task in (service_task, follow_task):
                         task.cancel()
@@ -122,9 +126,13 @@ class DraDriver:
         finally:
             self.service = None
 
+    @property
+    def _needed(self) -> bool:
+        return bool(self._offer.current.pools) or bool(self.claims.records)
+
     async def _while(self, *, needed: bool) -> None:
         """Wait while the driver is needed, or while it is not."""
-        while (bool(self._offer.current.pools) or bool(self.claims.records)) is needed:
+        while self._needed is needed:
             self._changed.clear()
             await either(self._offer.changed(self._offer.revision), self._changed.wait())
 
