@@ -108,6 +108,11 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     """The reason if they are unknown."""
     claims: ClaimFigures | None = None
     """``None`` without a kind in mode dra."""
+    limit_counts: Mapping[str, int] = {}
+    """The shares whose limits the agent sets itself, by state; empty where it sets none."""
+    limit_writes: int = 0
+    mps_ends: Mapping[str, int] = {}
+    """The ends of the MPS daemons, by UUID of the GPU."""
     facts: FactIndex | None = None
     """Cached by the exposition."""
 
