@@ -23,7 +23,7 @@ from pathlib import Path
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from benchmarks import accounting, calls, health, idle, life, pods, push, sampling, slices, taps
+from benchmarks import accounting, calls, enforcement, health, idle, life, pods, push, sampling, slices, taps
 from benchmarks.figures import Figure, table
 from benchmarks.stage import Stage, stage
 
@@ -40,6 +40,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "pods": pods.pods,
     "sampling": sampling.sampling,
     "accounting": accounting.accounting,
+    "enforcement": enforcement.enforcement,
     "slices": slices.slices,
     "taps": taps.taps,
 }

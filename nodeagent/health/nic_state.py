@@ -207,9 +207,8 @@ class NicState(JudgedDevice):
     @property
     def link_unknown(self) -> bool:
         """The state of its link is unknown."""
-        carrier, admin_up = self._up
         gone = self._has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND)
-        return not gone and admin_up is not False and carrier is None
+        return not gone and self._up in ((None, None), (None, True))
 
     def set_time(self, now: float) -> None:
         """Read the history as of ``now``."""

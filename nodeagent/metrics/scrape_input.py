@@ -105,6 +105,11 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     """The pods on each GPU; empty while they are unknown."""
     accounting_obstacle: str | None = None
     """The reason if they are unknown."""
+    limit_counts: Mapping[str, int] = {}
+    """The shares whose limits the agent sets itself, by state; empty where it sets none."""
+    limit_writes: int = 0
+    mps_ends: Mapping[str, int] = {}
+    """The ends of the MPS daemons, by UUID of the GPU."""
     facts: FactIndex | None = None
     """Cached by the exposition."""
 

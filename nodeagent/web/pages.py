@@ -110,6 +110,21 @@ class Accounting(Protocol):
     def accounts(self) -> tuple[GpuAccount, ...]: ...
 
 
+class LimitFigures(Protocol):
+    """The limits of GPU memory that the agent sets itself: the shares by state, and the limits set so far."""
+
+    def counts(self) -> Mapping[str, int]: ...
+    @property
+    def writes(self) -> int: ...
+
+
+class MpsEnds(Protocol):
+    """How often the MPS daemon of each GPU has ended, by UUID."""
+
+    @property
+    def ends(self) -> Mapping[str, int]: ...
+
+
 class PageSources(NamedTuple):
     """The parts of the agent that the pages read."""
 
@@ -131,6 +146,8 @@ class PageSources(NamedTuple):
     stuck_threads: Callable[[], int]
     cluster: ClusterState
     accounting: Accounting
+    limits: LimitFigures
+    mps: MpsEnds
     node: str = ""
     """The name of this node, for people."""
 
@@ -241,6 +258,9 @@ class Pages:
             rails=sources.offering.rails,
             gpu_accounts=sources.accounting.accounts() if sources.accounting.obstacle is None else (),
             accounting_obstacle=sources.accounting.obstacle,
+            limit_counts=sources.limits.counts(),
+            limit_writes=sources.limits.writes,
+            mps_ends=sources.mps.ends,
         )
 
     def _device_counts(self, snapshot: Snapshot) -> tuple[DeviceCount, ...]:

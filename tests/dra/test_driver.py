@@ -22,7 +22,7 @@ from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.model import Health, Reason, State
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.kubelet import Kubelet
-from nodeagent.sim.kubelet.dra_manager import ClaimError, PodClaim, check_answer
+from nodeagent.sim.kubelet.dra_manager import PodClaim, SandboxError, check_answer
 from tests.support.dra_node import NODE, claim_of, gpus_of, machine, offer_of, pfs_of, publish, result
 
 FACTS = machine()
@@ -104,11 +104,11 @@ async def test_a_pod_gets_its_share_its_vf_and_the_ids_of_its_requests(node: Dra
 async def test_one_refused_claim_of_a_request_leaves_the_others_their_answer(node: DraNode) -> None:
     good = node.schedule("good", result(GPU, 1024, "g"))
     bad = node.schedule("bad", result(GPU, 1024, "g") | {"device": "gpu-gone"})
-    with pytest.raises(ClaimError, match=r"ResourceClaim bad: .*is no device of this node"):
+    with pytest.raises(SandboxError, match=r"ResourceClaim bad: .*is no device of this node"):
         await node.kubelet.dra.prepare("pod", [good, bad])
     await node.kubelet.dra.prepare("pod", [good])
     gone = PodClaim("default", "gone", "00000000-0000-4000-8000-0000000000ff", (DRIVER,))
-    with pytest.raises(ClaimError, match="the claim default/gone does not exist"):
+    with pytest.raises(SandboxError, match="the claim default/gone does not exist"):
         await node.kubelet.dra.prepare("other", [gone])
 
 
@@ -131,7 +131,7 @@ async def test_a_restart_of_the_driver_keeps_the_claims_and_serves_again(node: D
     before = node.driver.claims.records
     await node.stop()
     await node.kubelet.until(lambda: not node.kubelet.dra.registered(DRIVER))
-    with pytest.raises(ClaimError, match="not registered"):
+    with pytest.raises(SandboxError, match="not registered"):
         await node.kubelet.dra.unprepare("pod")
     await node.start()
     assert node.driver.claims.records == before
@@ -151,7 +151,7 @@ async def test_a_removed_socket_comes_back(node: DraNode) -> None:
             try:
                 await node.kubelet.dra.prepare("pod", [claim])
                 break
-            except ClaimError:  # the kubelet syncs the pod again
+            except SandboxError:  # the kubelet syncs the pod again
                 await asyncio.sleep(0.05)
 
 
@@ -185,7 +185,7 @@ async def test_the_driver_stays_until_the_last_claim_of_a_changed_mode_has_ended
     claim = node.schedule("c", result(PF, 1, "r"))
     await node.kubelet.dra.prepare("pod", [claim])
     node.offer.update(OfferedPools(), FACTS)
-    with pytest.raises(ClaimError, match="is no device of this node"):
+    with pytest.raises(SandboxError, match="is no device of this node"):
         await node.kubelet.dra.prepare("new", [node.schedule("d", result(PF, 1, "r"))])
     await node.kubelet.dra.unprepare("pod")
     await node.kubelet.until(lambda: not node.kubelet.dra.registered(DRIVER))
@@ -196,5 +196,5 @@ async def test_the_driver_stays_until_the_last_claim_of_a_changed_mode_has_ended
 def test_an_answer_that_skips_a_claim_is_an_error_of_the_kubelet() -> None:
     """The stand-in finds the answer that the driver must never give."""
     claim = PodClaim("default", "x", "u", (DRIVER,))
-    with pytest.raises(ClaimError, match="skipped 1 ResourceClaims"):
+    with pytest.raises(SandboxError, match="skipped 1 ResourceClaims"):
         check_answer(dra_v1_pb2.NodePrepareResourcesResponse(), [claim], "Prepare")

@@ -105,6 +105,7 @@ def with_faults(snapshot: Snapshot) -> Snapshot:
     }
     return replace(
         snapshot,
+        mps_obstacles=((snapshot.gpus[0].uuid, ""), (snapshot.gpus[1].uuid, "it has crashed")),
         functions=tuple(
             _with(function, healths.get(function.pci_address)) for function in snapshot.functions
         ),
@@ -202,6 +203,9 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
         boot_unix=1_700_000_000.0,
         certificate=(1_800_000_000.0, True),
         rails=offer.rails,
+        limit_counts={"set": 2, "waiting": 1, "failed": 0},
+        limit_writes=5,
+        mps_ends={snapshot.gpus[0].uuid: 1},
         gpu_accounts=accounts(
             snapshot,
             {"nvidia-dgx-h100/gpu-mem": 1 << 30},

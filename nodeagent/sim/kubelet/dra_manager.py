@@ -42,7 +42,7 @@ HEALTH_SERVICES: dict[str, ModuleType] = {
 }
 
 
-class ClaimError(Exception):
+class SandboxError(Exception):
     """The pod's sandbox is not made; the kubelet tries again."""
 
 
@@ -57,7 +57,7 @@ class PodClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimDevice:
+class GivenDevice:
     requests: tuple[str, ...]
     pool: str
     device: str
@@ -71,7 +71,7 @@ class ClaimState:
 
     claim: PodClaim
     pods: set[str] = field(default_factory=set)
-    devices: dict[str, list[ClaimDevice]] = field(default_factory=dict)
+    devices: dict[str, list[GivenDevice]] = field(default_factory=dict)
     prepared: bool = False
 
 
@@ -104,7 +104,7 @@ class DriverClient:
         try:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise ClaimError(f"Node{verb}Resources failed: {protocol.rpc_error(error)}") from error
+            raise SandboxError(f"Node{verb}Resources failed: {protocol.rpc_error(error)}") from error
 
 
 class DraManager:
@@ -244,13 +244,13 @@ class DraManager:
     # Claims.
 
     async def prepare(self, pod: str, claims: Iterable[PodClaim]) -> None:
-        """Prepare the claims of a pod before its sandbox is made. Raises ``ClaimError``."""
+        """Prepare the claims of a pod before its sandbox is made. Raises ``SandboxError``."""
         by_driver: dict[str, list[PodClaim]] = {}
         for claim in claims:
             key = f"{claim.namespace}/{claim.name}"
             state = self.states.setdefault(key, ClaimState(claim))
             if state.claim.uid != claim.uid:
-                raise ClaimError(
+                raise SandboxError(
                     f"old ResourceClaim with same name {claim.name} and different UID still exists"
                 )
             state.pods.add(pod)
@@ -264,7 +264,7 @@ class DraManager:
                 entry = answer.claims[claim.uid]
                 state = self.states[f"{claim.namespace}/{claim.name}"]
                 state.devices.setdefault(driver, []).extend(
-                    ClaimDevice(
+                    GivenDevice(
                         tuple(it.request_names),
                         it.pool_name,
                         it.device_name,
@@ -278,7 +278,7 @@ class DraManager:
         self._journal.changed()
 
     async def unprepare(self, pod: str) -> None:
-        """The containers of a pod have ended: end the claims that no other pod uses. Raises ``ClaimError``."""
+        """The containers of a pod have ended: end the claims that no other pod uses. Raises ``SandboxError``."""
         ending = [state for state in self.states.values() if state.pods == {pod}]
         for state in self.states.values():
             if state not in ending:
@@ -304,16 +304,16 @@ class DraManager:
     async def _call(self, driver: str, verb: str, claims: list[PodClaim]) -> Any:
         clients = self._clients.get(driver)
         if not clients:
-            raise ClaimError(f"DRA driver {driver} is not registered")
+            raise SandboxError(f"DRA driver {driver} is not registered")
         return await clients[-1].call(verb, claims, self._call_s)
 
 
 def check_answer(answer: Any, claims: list[PodClaim], verb: str) -> None:
-    """Every claim needs an entry without an error. Raises ``ClaimError``."""
+    """Every claim needs an entry without an error. Raises ``SandboxError``."""
     for claim in claims:
         if claim.uid in answer.claims and answer.claims[claim.uid].error:
             error = answer.claims[claim.uid].error
-            raise ClaimError(f"Node{verb}Resources failed for ResourceClaim {claim.name}: {error}")
+            raise SandboxError(f"Node{verb}Resources failed for ResourceClaim {claim.name}: {error}")
     skipped = sum(claim.uid not in answer.claims for claim in claims)
     if skipped:
-        raise ClaimError(f"Node{verb}Resources skipped {skipped} ResourceClaims")
+        raise SandboxError(f"Node{verb}Resources skipped {skipped} ResourceClaims")
