@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
-from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks
+from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain
 from nodeagent.fabric.reports import InternPool
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
@@ -45,6 +45,7 @@ class RawReport(msgspec.Struct, rename="camel"):
     metadata: Meta
     node_name: msgspec.Raw = msgspec.Raw(b'""')
     links: msgspec.Raw = msgspec.Raw(b"[]")
+    nvlink_domains: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 class RawHyperNode(msgspec.Struct):
@@ -84,6 +85,7 @@ class NodeLabelDecoder:
 
 _NAME = msgspec.json.Decoder(str)
 _LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
+_DOMAINS = msgspec.json.Decoder(tuple[ReportedDomain, ...])
 
 
 class ClusterMirror:
@@ -197,7 +199,7 @@ class ClusterMirror:
         A list that fails half-way has still passed on what is true. The copy has a hash of each report.
         """
         name = raw.metadata.name
-        content = hash((bytes(raw.links), bytes(raw.node_name)))
+        content = hash((bytes(raw.links), bytes(raw.node_name), bytes(raw.nvlink_domains)))
         known = self._passed_on.get(name)
         if content != (self.reports.objects.get(name) if known is None else known):
             self._passed_on[name] = content
@@ -247,4 +249,5 @@ def _decoded(raw: RawReport) -> NodeLinks:
         metadata=Metadata(name=raw.metadata.name),
         node_name=_NAME.decode(raw.node_name),
         links=_LINKS.decode(raw.links),
+        nvlink_domains=_DOMAINS.decode(raw.nvlink_domains),
     )

@@ -22,6 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -34,10 +35,12 @@ from nodeagent.cluster.refused_fields import OLDER_STATES, leave_out, refused_fi
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.fabric.nodelinks import (
     NOT_UP,
+    GpuMemoryLevel,
     LinkNeighbor,
     Metadata,
     NodeLink,
     NodeLinks,
+    ReportedDomain,
     ReportedId,
     convert,
 )
@@ -45,7 +48,14 @@ from nodeagent.inventory import Inventory
 from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
-from nodeagent.model import LINK_STATES, Function, Link, Neighbor, Snapshot, State
+from nodeagent.model import (
+    LINK_STATES,
+    Function,
+    Link,
+    Neighbor,
+    Snapshot,
+    State,
+)
 from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
@@ -72,6 +82,7 @@ Rails = Mapping[str, int]
 """The rail of each PF that has one, by PCI address."""
 
 REPORT = NODELINKS.typed(NodeLinks)
+_DECIDED = attrgetter("links", "nvlink_domains", "gpu_memory")  # by this node
 
 
 def report(
@@ -83,11 +94,12 @@ def report(
     now: float,
     patient: bool = False,
     namespace: str | None = None,
+    levels: tuple[GpuMemoryLevel, ...] = (),
 ) -> NodeLinks:
     """The report of this moment.
 
     ``before`` is the last report, ``now`` Unix time. ``patient``: the agent has just started, so a neighbor without
-    a frame may still send one.
+    a frame may still send one. ``levels`` is the enforcement of GPU memory.
     """
     last = {link.name: link for link in before.links} if before else {}
     stamp = rfc3339(now)
@@ -119,6 +131,29 @@ def report(
         metadata=Metadata(name=node, namespace=namespace),
         node_name=node,
         links=tuple(sorted(reported.values(), key=_place)),
+        gpu_memory=levels,
+        nvlink_domains=_domains(snapshot, before),
+    )
+
+
+def _domains(snapshot: Snapshot, before: NodeLinks | None) -> tuple[ReportedDomain, ...]:
+    """The NVLink domains of the GPUs. While one is not known, or there is no GPU, the last report stands: a driver
+    that is loaded again, or a fabric that starts, divides no domain. A GPU that is lost counts for nothing."""
+    gpus = [gpu for gpu in snapshot.gpus if not gpu.lost]
+    if not gpus or any(gpu.nvlink_domain is None for gpu in gpus):
+        return () if before is None else before.nvlink_domains
+    indexes: dict[str, list[int]] = {}
+    for gpu in gpus:
+        indexes.setdefault(gpu.nvlink_domain or "", []).append(gpu.index)
+    if indexes.keys() == {""}:
+        return ()
+    return tuple(
+        ReportedDomain(
+            cluster_uuid=domain.rpartition(".")[0] or None,
+            clique_id=int(domain.rpartition(".")[2]) if domain else None,
+            gpus=tuple(found),
+        )
+        for domain, found in sorted(indexes.items(), key=lambda entry: entry[1])
     )
 
 
@@ -223,7 +258,8 @@ def body(links: NodeLinks, owner: NodeClaim | None) -> dict[str, Any]:
 class NodeReporter:
     """Keep this node's NodeLinks up to date.
 
-    ``rails`` returns the rails for each report. ``jitter_s`` spreads the first reports of nodes that start together.
+    ``rails`` and ``levels`` return the rails and the enforcement of GPU memory for each report. ``jitter_s`` spreads
+    the first reports of nodes that start together.
     """
 
     def __init__(
@@ -237,6 +273,7 @@ class NodeReporter:
         owner: NodeClaim | None = None,
         delivery: Delivery | None = None,
         board: NoticeBoard | None = None,
+        levels: Callable[[Snapshot], tuple[GpuMemoryLevel, ...]] = lambda _snapshot: (),
         jitter_s: float = 10.0,
         gather_s: float = GATHER_S,
         gap_s: float = GAP_S,
@@ -244,7 +281,7 @@ class NodeReporter:
     ) -> None:
         self._client, self._inventory = client, inventory
         self._node, self._namespace, self._rails = node, namespace, rails
-        self._owner = owner
+        self._owner, self._levels = owner, levels
         self._jitter_s, self._gather_s, self._gap_s, self._patience_s = jitter_s, gather_s, gap_s, patience_s
         self._retry = ApiRetry(
             "The NodeLinks report does not reach the API server", delivery or Deliveries().of("nodelinks")
@@ -252,8 +289,8 @@ class NodeReporter:
         self._board = board or NoticeBoard()
         self._stored: NodeLinks | None = None
         self._left_out: tuple[str, ...] = ()
-        self._reduced: tuple[NodeLink, ...] | None = None
-        """The links that were written in place of ``_stored``, without the parts that the server refused."""
+        self._reduced: NodeLinks | None = None
+        """The report that was written in place of ``_stored``, without the parts that the server refused."""
         self.writes = 0
 
     async def run(self) -> None:
@@ -290,8 +327,9 @@ class NodeReporter:
                 now=time.time(),
                 patient=patient,
                 namespace=self._namespace,
+                levels=self._levels(snapshot),
             )
-            if self._stored is not None and links.links == self._stored.links and not again:
+            if self._stored is not None and _DECIDED(links) == _DECIDED(self._stored) and not again:
                 return
             try:
                 left_out = await self._send(links)
@@ -322,7 +360,7 @@ class NodeReporter:
                 left_out += removed
             else:
                 break
-        self._reduced = convert(written).links if left_out else None
+        self._reduced = convert(written) if left_out else None
         return tuple(dict.fromkeys(left_out))
 
     async def _read(self) -> None:
@@ -336,7 +374,7 @@ class NodeReporter:
                     continue
                 self._stored = self._reduced = None
             else:
-                if self._reduced is None or stored.links != self._reduced:
+                if self._reduced is None or _DECIDED(stored) != _DECIDED(self._reduced):
                     self._stored, self._reduced = stored, None
             if self._retry.reason is not None:
                 self._succeeded(self._left_out)

@@ -7,21 +7,23 @@ from typing import Any
 
 import msgspec
 
-from nodeagent.fabric.nodelinks import API_VERSION, LinkNeighbor, NodeLink, Wire
+from nodeagent.fabric.nodelinks import API_VERSION, LinkNeighbor, NodeLink, NodeLinks, Wire
 from nodeagent.model import LINK_STATES
 
 DEFINITION = "nodelinks.nodeagent.io"
 
 
 def lacking(definition: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields of a link, and the states, that the definition lacks, such as ``links[].state (unused)``."""
+    """The fields of a report and its links, and the states, that the definition lacks: ``links[].state (unused)``."""
     versions = _at(definition, "spec", "versions")
     for version in versions if isinstance(versions, list) else ():
         if _at(version, "name") != API_VERSION.partition("/")[2]:
             continue
-        links = _at(version, "schema", "openAPIV3Schema", "properties", "links", "items")
+        report = _at(version, "schema", "openAPIV3Schema")
+        links = _at(report, "properties", "links", "items")
         states = _at(links, "properties", "state", "enum")
         return (
+            *_fields(NodeLinks, report, ""),
             *_fields(NodeLink, links, "links[]"),
             *_fields(LinkNeighbor, _at(links, "properties", "neighbor"), "links[].neighbor"),
             *(
@@ -38,7 +40,7 @@ def _fields(struct: type[Wire], schema: Any, place: str) -> list[str]:
     if not isinstance(properties, dict):
         return []  # a schema that lists no fields accepts each
     names = (field.encode_name for field in msgspec.structs.fields(struct))
-    return [f"{place}.{name}" for name in names if name not in properties]
+    return [f"{place}.{name}".lstrip(".") for name in names if name not in properties]
 
 
 def _at(node: Any, *steps: str) -> Any:

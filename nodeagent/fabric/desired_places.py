@@ -42,6 +42,13 @@ class DesiredPlaces:
         self.waiting: dict[str, float] = {}
         self._add_all()
 
+    @property
+    def free(self) -> frozenset[str]:
+        """The nodes that no evidence places: those that wait too. Nothing keeps them from going with others."""
+        return frozenset(
+            node for node, place in self.desired.items() if place is None and node not in self._placed
+        ).union(self.waiting)
+
     def _add_all(self) -> None:
         levels = self._levels
         yielding = bool(self._foreign) and self._rules.foreign == "yield"

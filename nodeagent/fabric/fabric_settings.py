@@ -20,7 +20,7 @@ from nodeagent.config.setting import (
     listed,
     setting,
 )
-from nodeagent.fabric.hypernode import TIER_NAMES, tier_name
+from nodeagent.fabric.hypernode import LEAF, NVLINK, TIER_NAMES, tier_name
 
 Foreign = Literal["refuse", "yield", "own"]
 """The policy for nodes that a foreign HyperNode holds too: write no tree at all, leave these nodes to the other owner,
@@ -42,9 +42,14 @@ GENERIC_NAMES = (
 """Factory-default system names of switches."""
 
 _KEY_FIELDS = ("tier", "tier0", "tierName", "fabric")
-LabelPreset = Literal["topograph"]
-PRESETS: Mapping[LabelPreset, str] = {"topograph": "fabric.topograph.run/tier-{tier0}"}
-"""The keys of other programs: those of topograph 1.0 count from 0, the leaf."""
+LabelPreset = Literal["topograph", "gpu-clique"]
+TIER_PRESETS: Mapping[LabelPreset, str] = {"topograph": "fabric.topograph.run/tier-{tier0}"}
+"""The keys of other programs for the tiers of the fabric. Those of topograph 1.0 count from 0, the leaf."""
+DOMAIN_PRESETS: Mapping[LabelPreset, str] = {
+    "topograph": "accelerator.topograph.run/domain",
+    "gpu-clique": "nvidia.com/gpu.clique",
+}
+"""The keys of other programs for the NVLink domain of a node. The value is ``<cluster UUID>.<clique ID>``."""
 _KEY = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9{]([-A-Za-z0-9_.{}]*[A-Za-z0-9}])?"
 _FIELD = re.compile(r"\{([^{}]*)\}")
 
@@ -111,8 +116,17 @@ class FabricSelect(Settings, frozen=True, kw_only=True):
 
 
 class TierSettings(Settings, frozen=True, kw_only=True):
-    """Sources for the tiers above the leaves. The order of trust is: topology file, LLDP neighbors of the switches,
-    name patterns, assumeFullBisection."""
+    """The tier below the leaves, and sources for those above. The order of trust is: topology file, LLDP neighbors of
+    the switches, name patterns, assumeFullBisection."""
+
+    nvlink: Annotated[
+        Literal["auto", "off"],
+        setting(
+            "auto: NVLink domains of two nodes or more are HyperNodes below the leaf groups, of the tier nvlink. Then "
+            "nvlink has the number 1, leaf 2, spine 3 and core 4, also while there is no domain. off: leaf has the "
+            "number 1."
+        ),
+    ] = "off"
 
     name_patterns: Annotated[
         tuple[Pattern, ...],
@@ -189,14 +203,18 @@ class LabelSettings(Settings, frozen=True, kw_only=True):
     keys: Annotated[
         tuple[LabelKey, ...],
         listed(
-            "Label keys with the fields {tier} (1, 2, 3), {tier0} (0, 1, 2), {tierName} (leaf, spine, core) or "
+            "Label keys with the fields {tier} (1, 2, 3), {tier0} (0, 1, 2), {tierName} (nvlink, leaf, spine, core) or "
             "{fabric}; each key is written for each tier. Kueue, KAI and the scheduler of Kubernetes read any key.",
             16,
         ),
     ] = (TIER_LABEL,)
     presets: Annotated[
         tuple[LabelPreset, ...],
-        setting("Programs whose label keys are written too; topograph: fabric.topograph.run/tier-{tier0}."),
+        setting(
+            "Programs whose label keys are written too. topograph: fabric.topograph.run/tier-0 for the leaf, tier-1, "
+            "…, and accelerator.topograph.run/domain for the NVLink domain; gpu-clique: nvidia.com/gpu.clique for the "
+            "NVLink domain, where no program of NVIDIA writes it."
+        ),
     ] = ()
 
 
@@ -244,17 +262,42 @@ class FabricRules(Settings, frozen=True, kw_only=True):
     ] = "refuse"
 
     @property
-    def label_keys(self) -> frozenset[str]:
-        """The keys of all node labels that the planner writes."""
-        return frozenset(key for tier in range(1, len(TIER_NAMES) + 1) for key in self.labels_of_tier(tier))
+    def tier_offset(self) -> int:
+        """Volcano's number of a tier, less the tier. It depends on the settings alone: for a job that names a number it
+        is the same tier while domains come and go."""
+        return int(self.tiers.nvlink == "auto")
 
-    def labels_of_tier(self, tier: int) -> tuple[str, ...]:
-        """The keys of the node labels that carry the name of the object of this tier."""
-        values = {
-            "{tierName}": tier_name(tier),
-            "{tier}": str(tier),
-            "{tier0}": str(tier - 1),
-            "{fabric}": self.fabric,
-        }
-        keys = dict.fromkeys((*self.labels.keys, *(PRESETS[preset] for preset in self.labels.presets)))
-        return tuple(reduce(lambda text, value: text.replace(*value), values.items(), key) for key in keys)
+    @property
+    def label_keys(self) -> frozenset[str]:
+        """The keys of all node labels that the planner writes, also with another setting of ``tiers.nvlink``."""
+        return frozenset(
+            key
+            for offset in (0, 1)
+            for tier in range(LEAF - offset, len(TIER_NAMES))
+            for key in self.labels_of_tier(tier, offset)
+        ).union(self.domain_keys)
+
+    @property
+    def domain_keys(self) -> tuple[str, ...]:
+        """The keys of the node labels with the NVLink domain itself."""
+        return tuple(DOMAIN_PRESETS[preset] for preset in self.labels.presets if preset in DOMAIN_PRESETS)
+
+    def labels_of_tier(self, tier: int, offset: int | None = None) -> tuple[str, ...]:
+        """The keys of the node labels that carry the name of the object of this tier. ``offset`` is by default
+        ``tier_offset``."""
+        number = tier + (self.tier_offset if offset is None else offset)
+        keys = [_key(key, tier, number, self.fabric) for key in self.labels.keys]
+        if tier != NVLINK:
+            presets = (TIER_PRESETS[preset] for preset in self.labels.presets if preset in TIER_PRESETS)
+            keys += (_key(key, tier, tier, self.fabric) for key in presets)
+        return tuple(dict.fromkeys(keys))
+
+
+def _key(key: str, tier: int, number: int, fabric: str) -> str:
+    values = {
+        "{tierName}": tier_name(tier),
+        "{tier}": str(number),
+        "{tier0}": str(number - 1),
+        "{fabric}": fabric,
+    }
+    return reduce(lambda text, value: text.replace(*value), values.items(), key)

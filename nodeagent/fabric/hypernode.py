@@ -12,8 +12,10 @@ import msgspec
 
 API_VERSION = "topology.volcano.sh/v1alpha1"
 KIND = "HyperNode"
-TIER_NAMES = ("leaf", "spine", "core")
-"""Constant, because Volcano drops the constraint of a job without a message if it names an unknown tier."""
+NVLINK, LEAF = 0, 1
+"""The tiers of NVLink domains and of leaf groups. The numbers that Volcano gets may be shifted by one."""
+TIER_NAMES = ("nvlink", "leaf", "spine", "core")
+"""By tier. Constant, because Volcano drops the constraint of a job without a message if it names an unknown tier."""
 
 SOURCE_LABEL = "volcano.sh/network-topology-source"
 OWNER_LABEL = "app.kubernetes.io/managed-by"
@@ -24,9 +26,10 @@ SWITCHES = "nodeagent.io/switches"
 RAILS = "nodeagent.io/rails"
 DERIVED_FROM = "nodeagent.io/derived-from"
 ALIASES = "nodeagent.io/aliases"
+NVLINK_DOMAIN = "nodeagent.io/nvlink-domain"
 
 _OWN_LABELS = frozenset((SOURCE_LABEL, OWNER_LABEL, FABRIC_LABEL, TIER_LABEL))
-OWN_ANNOTATIONS = frozenset((SWITCHES, RAILS, DERIVED_FROM, ALIASES))
+OWN_ANNOTATIONS = frozenset((SWITCHES, RAILS, DERIVED_FROM, ALIASES, NVLINK_DOMAIN))
 _MEMBER_BYTES = 69
 """Measured for an exact-match member with a name of 20 characters."""
 BYTES_MAX = 1_400_000
@@ -44,7 +47,7 @@ class HyperNode(msgspec.Struct, frozen=True, kw_only=True):
 
     ``nodes`` and ``children`` are the members by exact match, sorted. ``patterns`` (regexMatch) and ``selectors``
     (labelMatch, as JSON) occur only on foreign or edited objects. ``labels`` and ``annotations`` are sorted pairs with
-    the keys that nodeagent writes. ``source`` is the owner.
+    the keys that nodeagent writes. ``source`` is the owner. ``tier`` is Volcano's number: 1 is the lowest tier.
     """
 
     name: str
@@ -104,7 +107,7 @@ def labels_of(fabric: str, tier: int) -> Texts:
 
 
 def tier_name(tier: int) -> str:
-    return TIER_NAMES[min(tier, len(TIER_NAMES)) - 1]
+    return TIER_NAMES[tier]
 
 
 def render(hypernode: HyperNode) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The tier-1 objects: their nodes and their annotations.
+"""The objects of leaf groups: their nodes, their NVLink domains, and their annotations.
 
 Annotations gain every reported switch. A switch that no report mentions any more stays listed while a node of the
 object has a link without a neighbor.
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from nodeagent.fabric.anomalies import CablingCheck
+from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import (
     ALIASES,
     BYTES_MAX,
+    LEAF,
     RAILS,
     SWITCHES,
     HyperNode,
@@ -22,6 +24,7 @@ from nodeagent.fabric.hypernode import (
     tier_name,
 )
 from nodeagent.fabric.naming import GroupNames
+from nodeagent.fabric.nvlink_tier import NvlinkTier
 from nodeagent.fabric.published import parse_aliases
 from nodeagent.fabric.votes import LinkVotes
 
@@ -31,48 +34,53 @@ class LeafObjects:
 
     def __init__(
         self,
-        fabric: str,
+        rules: FabricRules,
         votes: LinkVotes,
         cabling: CablingCheck,
         names: GroupNames,
         place: Mapping[str, str],
+        nvlink: NvlinkTier,
         published: Mapping[str, HyperNode],
     ) -> None:
-        self._labels = labels_of(fabric, 1)
+        self._labels, self._tier = labels_of(rules.fabric, LEAF), LEAF + rules.tier_offset
         self._votes, self._cabling = votes, cabling
         self._renamed: dict[str, list[str]] = {}
         for current, key in votes.names.renamed.items():
             self._renamed.setdefault(key, []).append(current)
         self.objects: dict[str, HyperNode] = {}
         self.trimmed: dict[str, tuple[str, ...]] = {}
+        children: dict[str, list[str]] = {}
+        for domain, leaf in nvlink.parent.items():
+            children.setdefault(leaf, []).append(domain)
         for name, members in sorted(_members(place).items()):
-            self.objects[name] = self._make(name, members, names.groups.get(name), published.get(name))
+            domains = tuple(sorted(children.get(name, ())))
+            old = published.get(name)
+            own = members - nvlink.of.keys() if nvlink.of else members
+            self.objects[name] = HyperNode(
+                name=name,
+                tier=self._tier,
+                tier_name=tier_name(LEAF),
+                nodes=self._fit(name, own, domains, old),
+                children=domains,
+                labels=self._labels,
+                annotations=self._annotations(names.groups.get(name), old, members),
+            )
 
-    def _make(
-        self, name: str, members: set[str], group: SwitchGroup | None, old: HyperNode | None
-    ) -> HyperNode:
-        return HyperNode(
-            name=name,
-            tier=1,
-            tier_name=tier_name(1),
-            nodes=self._fit(name, members, old),
-            labels=self._labels,
-            annotations=self._annotations(group, old, members),
-        )
-
-    def _fit(self, name: str, members: set[str], old: HyperNode | None) -> tuple[str, ...]:
-        """As many nodes as fit into one object in etcd; nodes that are published in it come first."""
+    def _fit(
+        self, name: str, members: set[str], domains: tuple[str, ...], old: HyperNode | None
+    ) -> tuple[str, ...]:
+        """As many nodes as fit beside the domains into an object in etcd; nodes that are published in it come first."""
         if old is not None and len(old.nodes) == len(members) and members.issuperset(old.nodes):
             return old.nodes
         nodes = tuple(sorted(members))
-        if size_of(nodes) <= BYTES_MAX:
+        if size_of((*nodes, *domains)) <= BYTES_MAX:
             return nodes
         published = members.intersection(() if old is None else old.nodes)
         room = BYTES_MAX
         kept: set[str] = set()
         for node in (*sorted(published), *sorted(members - published)):
             room -= size_of((node,), 0)
-            if room < size_of(()):
+            if room < size_of(domains):
                 break
             kept.add(node)
         self.trimmed[name] = tuple(sorted(members - kept))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeVar
 
 from nodeagent.fabric.groups import SwitchGroup
+from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.published import PublishedTree
 from nodeagent.fabric.switch_keys import digest
 
@@ -33,6 +34,7 @@ class GroupNames:
         groups: Iterable[SwitchGroup],
         published: PublishedTree,
         is_taken: Callable[[str], bool],
+        tier_offset: int = 0,
     ) -> None:
         self.names: dict[SwitchGroup, str] = {}
         self.groups: dict[str, SwitchGroup] = {}
@@ -41,7 +43,7 @@ class GroupNames:
         matched = match({group: _claims(group, published, forced) for group in inhabited}, _anchor)
         for group in sorted(inhabited, key=_anchor):
             name = matched.get(group) or name_of(
-                fabric, 1, group.anchor, lambda name: is_taken(name) or name in self.groups
+                fabric, LEAF + tier_offset, group.anchor, lambda name: is_taken(name) or name in self.groups
             )
             self.names[group] = name
             self.groups[name] = group
@@ -49,7 +51,7 @@ class GroupNames:
 
 def _claims(group: SwitchGroup, published: PublishedTree, forced: frozenset[str]) -> Claims:
     """``forced`` are the nodes that the topology file places: they count for no group that their links vote for."""
-    placed, homes = published.tiers[1].placed, published.switches.placed
+    placed, homes = published.tiers[LEAF].placed, published.switches.placed
     nodes: dict[str, int] = {}
     for pattern in group.voters:
         members = pattern.nodes.keys() - forced if forced else pattern.nodes
@@ -80,9 +82,12 @@ def member_claims(members: Iterable[str], placed: Mapping[str, str]) -> Claims:
     return {name: (count, 0) for name, count in counts.items()}
 
 
-def name_of(fabric: str, tier: int, anchor: str, taken: Callable[[str], bool]) -> str:
-    """A free name of at most 63 characters: ``nodeagent-t<tier>-<anchor>-<digest>``."""
-    slug = re.sub(r"[^a-z0-9]+", "-", anchor.lower())[:_SLUG_MAX].strip("-") or "group"
+def name_of(fabric: str, tier: int, anchor: str, taken: Callable[[str], bool], slug: str = "") -> str:
+    """A free name of at most 63 characters: ``nodeagent-t<tier>-<slug>-<digest>``. ``tier`` is Volcano's number.
+
+    The slug is by default made of the ``anchor``, the digest always.
+    """
+    slug = slug or re.sub(r"[^a-z0-9]+", "-", anchor.lower())[:_SLUG_MAX].strip("-") or "group"
     for salt in range(1000):
         mark = f"{fabric}|{anchor}" + (f"|{salt}" if salt else "")
         name = f"nodeagent-t{tier}-{slug}-{digest(mark)}"

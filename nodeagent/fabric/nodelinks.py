@@ -64,6 +64,22 @@ class NodeLink(Wire, frozen=True, kw_only=True):
     last_transition_time: str | None = None
 
 
+class GpuMemoryLevel(Wire, frozen=True, kw_only=True):
+    """A resource of GPU memory, and what keeps programs within their share of it: ``none``, ``env``, ``nvml-limits``,
+    ``mps``, ``evict``."""
+
+    resource: str
+    enforcement: str
+
+
+class ReportedDomain(Wire, frozen=True, kw_only=True):
+    """The NVLink domain of some GPUs of the node, by NVML's index. Without ``cluster_uuid`` they are in none."""
+
+    cluster_uuid: str | None = msgspec.field(default=None, name="clusterUUID")
+    clique_id: int | None = msgspec.field(default=None, name="cliqueID")
+    gpus: tuple[int, ...] = ()
+
+
 class Metadata(Wire, frozen=True, kw_only=True):
     """The part of the object's metadata that is used."""
 
@@ -73,13 +89,16 @@ class Metadata(Wire, frozen=True, kw_only=True):
 
 
 class NodeLinks(Wire, frozen=True, kw_only=True):
-    """The report of one node. ``metadata.name`` must be the node's name too."""
+    """The report of one node. ``metadata.name`` must be the node's name too. ``nvlink_domains`` has one entry if its
+    GPUs agree, and none if no GPU is in a domain."""
 
     api_version: str | None = None
     kind: str | None = None
     metadata: Metadata = Metadata()
     node_name: str
     links: tuple[NodeLink, ...] = ()
+    gpu_memory: tuple[GpuMemoryLevel, ...] = ()
+    nvlink_domains: tuple[ReportedDomain, ...] = ()
 
 
 _DECODER = msgspec.json.Decoder(NodeLinks)

@@ -34,6 +34,8 @@ class AnomalyKind(StrEnum):
     REPLACED_SWITCH = "replaced-switch"
     SHARED_PORT = "shared-port"
     CONTESTED_LINK = "contested-link"
+    NVLINK_DOMAIN_MIXED = "nvlink-domain-mixed"
+    NVLINK_DOMAIN_SPLIT = "nvlink-domain-split"
     OVERSIZED = "oversized"
     UNDECIDABLE = "undecidable"
 

@@ -8,9 +8,10 @@ from nodeagent.fabric.anomalies import CablingCheck
 from nodeagent.fabric.desired_places import DesiredPlaces
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.foreign import ForeignHyperNodes
-from nodeagent.fabric.hypernode import BYTES_MAX, HyperNode, Texts, size_of
+from nodeagent.fabric.hypernode import BYTES_MAX, LEAF, NVLINK, TIER_NAMES, HyperNode, Texts, size_of
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.leaf_objects import LeafObjects
+from nodeagent.fabric.nvlink_tier import NvlinkTier
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind, Overlap, PlanOutcome, UnplacedNode
 from nodeagent.fabric.placement import Placement
 from nodeagent.fabric.switch_names import SwitchNames
@@ -28,62 +29,113 @@ def make_outcome(
     desired: DesiredPlaces,
     nodes: Placement,
     cabling: CablingCheck,
+    nvlink: NvlinkTier,
     leaves: LeafObjects,
     tiers: UpperTiers,
     now: float,
 ) -> PlanOutcome:
     """``nodes`` is the placement of the nodes in leaf groups."""
-    wanted = {**leaves.objects, **tiers.objects}
+    wanted = {**nvlink.objects, **leaves.objects, **tiers.objects}
     trimmed = {node: name for name, left_out in leaves.trimmed.items() for node in left_out}
-    chains = _label_chains(rules, leaves, tiers)
-    placements = (nodes, *tiers.active)
+    labels = _WantedLabels(rules, levels, nodes.place, nvlink, leaves, tiers)
+    placements = (nodes, nvlink.placement, *tiers.active)
     ends = [placement.next_at(now, rules.hysteresis) for placement in placements]
     ends += [since + rules.hysteresis.settle_seconds for since in desired.waiting.values()]
-    overlaps = _overlaps(rules, levels, foreign, nodes.place, tiers.parent)
+    overlaps = _overlaps(
+        rules,
+        levels,
+        foreign,
+        {**nodes.place, **nvlink.of} if nvlink.of else nodes.place,
+        {**nvlink.parent, **tiers.parent},
+    )
     is_blocked = bool(overlaps) and rules.foreign == "refuse"
     return PlanOutcome(
         hypernodes=tuple(sorted(wanted.values(), key=lambda hypernode: (hypernode.tier, hypernode.name))),
-        labels=PlacedLabels(nodes.place, chains, trimmed),
-        relabel=_relabel(levels, nodes.place, chains),
-        anomalies=tuple(sorted([*cabling.anomalies, *names.anomalies, *_oversized(leaves, tiers)])),
-        unplaced=_unplaced(desired.unplaced, trimmed),
+        labels=PlacedLabels(nodes.place, labels, trimmed),
+        relabel=_relabel(levels, labels),
+        anomalies=tuple(
+            sorted([*cabling.anomalies, *nvlink.anomalies, *names.anomalies, *_oversized(leaves, tiers)])
+        ),
+        unplaced=_unplaced(desired.unplaced, nvlink.adopted, trimmed),
         writes=() if is_blocked else order(levels.own, wanted, _differing(levels.own, wanted)),
         overlaps=overlaps,
         overlapping=_overlapping(levels.own, overlaps),
         below_min_links=_below_min_links(rules, levels),
-        breaker=nodes.breaker or tiers.breaker,
+        breaker=nodes.breaker or nvlink.placement.breaker or tiers.breaker,
         waiting=sum(len(placement.pending) for placement in placements),
         placed=len(nodes.place) - len(trimmed),
         next_at=min((end for end in ends if end is not None and end > now), default=None),
     )
 
 
-def _label_chains(rules: FabricRules, leaves: LeafObjects, tiers: UpperTiers) -> dict[str, Texts]:
-    """The labels of the nodes of each tier-1 object: its own name, and the names of all objects above it."""
+class _WantedLabels:
+    """The labels of each node: the names of its objects, and its NVLink domain where a preset asks for it.
 
-    def labels(name: str, tier: int) -> Texts:
-        return tuple((key, name) for key in rules.labels_of_tier(tier))
+    A node without a report keeps the label of its domain: a missing report is no other domain.
+    """
 
-    above: dict[str | None, Texts] = {None: ()}
-    for name, upper in sorted(tiers.objects.items(), key=lambda item: -item[1].tier):
-        above[name] = (*labels(name, upper.tier), *above[tiers.parent.get(name)])
-    return {
-        name: tuple(sorted((*labels(name, 1), *above[tiers.parent.get(name)]))) for name in leaves.objects
-    }
+    def __init__(
+        self,
+        rules: FabricRules,
+        levels: Levels,
+        place: Mapping[str, str],
+        nvlink: NvlinkTier,
+        leaves: LeafObjects,
+        tiers: UpperTiers,
+    ) -> None:
+        self._levels, self._place, self._domain = levels, place, nvlink.of
+        self._domain_keys = rules.domain_keys
+        self._keys = [rules.labels_of_tier(tier) for tier in range(len(TIER_NAMES))]
+        above: dict[str | None, Texts] = {None: ()}
+        for name, upper in sorted(tiers.objects.items(), key=lambda item: -item[1].tier):
+            above[name] = (
+                *self._labels(upper.tier - rules.tier_offset, name),
+                *above[tiers.parent.get(name)],
+            )
+        self._chains = {
+            name: tuple(sorted((*self._labels(LEAF, name), *above[tiers.parent.get(name)])))
+            for name in leaves.objects
+        }
+        self._whole: dict[tuple[str, str, str], Texts] = {}
+        self._is_plain = not self._domain and not self._domain_keys
+
+    def of(self, node: str) -> Texts:
+        """Equal labels are nearly always one object."""
+        leaf = self._place.get(node, "")
+        if self._is_plain:
+            return self._chains.get(leaf, ())
+        key = leaf, self._domain.get(node, ""), self._reported(node)
+        if (whole := self._whole.get(key)) is None:
+            _, name, domain = key
+            texts = [*self._chains.get(leaf, ())]
+            texts += self._labels(NVLINK, name) if name else ()
+            texts += ((label, domain) for label in self._domain_keys if domain)
+            whole = self._whole[key] = tuple(sorted(texts))
+        return whole
+
+    def _reported(self, node: str) -> str:
+        if not self._domain_keys:
+            return ""
+        if (report := self._levels.reports.get(node)) is not None:
+            return report.domain
+        known = self._levels.nodes.get(node)
+        labels = {} if known is None else dict(known.ours)
+        return next((labels[key] for key in self._domain_keys if key in labels), "")
+
+    def _labels(self, tier: int, name: str) -> Texts:
+        return tuple((key, name) for key in self._keys[tier])
 
 
 class PlacedLabels(Mapping[str, Mapping[str, str]]):
     """The labels of each placed node, made when they are read."""
 
-    def __init__(
-        self, place: Mapping[str, str], chains: Mapping[str, Texts], trimmed: Container[str]
-    ) -> None:
-        self._place, self._chains, self._trimmed = place, chains, trimmed
+    def __init__(self, place: Mapping[str, str], wanted: _WantedLabels, trimmed: Container[str]) -> None:
+        self._place, self._wanted, self._trimmed = place, wanted, trimmed
 
     def __getitem__(self, node: str) -> Mapping[str, str]:
-        if node in self._trimmed:
+        if node in self._trimmed or node not in self._place:
             raise KeyError(node)
-        return dict(self._chains[self._place[node]])
+        return dict(self._wanted.of(node))
 
     def __iter__(self) -> Iterator[str]:
         return (node for node in self._place if node not in self._trimmed)
@@ -92,13 +144,13 @@ class PlacedLabels(Mapping[str, Mapping[str, str]]):
         return sum(1 for _ in self)
 
 
-def _relabel(levels: Levels, place: Mapping[str, str], chains: Mapping[str, Texts]) -> dict[str, Patch]:
+def _relabel(levels: Levels, labels_of: _WantedLabels) -> dict[str, Patch]:
     """The label patch of each Node with wrong labels. Equal patches are one mapping."""
     patches: dict[tuple[Texts, Texts], Patch] = {}
     relabel: dict[str, Patch] = {}
     good: tuple[Texts, Texts] = ((), ())
     for node, labels in levels.nodes.items():
-        ours, wanted = labels.ours, chains.get(place.get(node, ""), ())
+        ours, wanted = labels.ours, labels_of.of(node)
         if ours is good[0] and wanted is good[1]:
             continue  # The same two objects as for the node before, nearly always.
         if ours == wanted:
@@ -132,8 +184,10 @@ def _oversized(leaves: LeafObjects, tiers: UpperTiers) -> Iterable[Anomaly]:
             yield Anomaly(AnomalyKind.OVERSIZED, "", "", upper.name, message)
 
 
-def _unplaced(reasons: Mapping[str, str], trimmed: Mapping[str, str]) -> tuple[UnplacedNode, ...]:
-    unplaced = [UnplacedNode(node, why) for node, why in reasons.items()]
+def _unplaced(
+    reasons: Mapping[str, str], adopted: Container[str], trimmed: Mapping[str, str]
+) -> tuple[UnplacedNode, ...]:
+    unplaced = [UnplacedNode(node, why) for node, why in reasons.items() if node not in adopted]
     unplaced += [UnplacedNode(node, f"there is no room left in {name}") for node, name in trimmed.items()]
     return tuple(sorted(unplaced))
 

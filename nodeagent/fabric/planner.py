@@ -7,18 +7,19 @@ does not matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from nodeagent.fabric.anomalies import CablingCheck
 from nodeagent.fabric.desired_places import DesiredPlaces
 from nodeagent.fabric.fabric_settings import IMMEDIATE, FabricRules
 from nodeagent.fabric.foreign import ForeignHyperNodes
-from nodeagent.fabric.hypernode import HyperNode
+from nodeagent.fabric.hypernode import LEAF, HyperNode
 from nodeagent.fabric.inputs import Inputs, Levels
 from nodeagent.fabric.leaf_objects import LeafObjects
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.nodelinks import NodeLinks
+from nodeagent.fabric.nvlink_tier import NvlinkTier
 from nodeagent.fabric.outcome import PlanOutcome
 from nodeagent.fabric.outputs import make_outcome
 from nodeagent.fabric.placement import Placement, place
@@ -39,6 +40,7 @@ class PlanMemory:
     """
 
     nodes: Placement = field(default_factory=Placement)
+    nvlink: Placement = field(default_factory=Placement)
     tiers: Mapping[int, Placement] = field(default_factory=dict)
     waiting: Mapping[str, float] = field(default_factory=dict)
     chassis: Mapping[str, str] = field(default_factory=dict)
@@ -55,36 +57,52 @@ class Plan:
     names: GroupNames
     nodes: Placement
     cabling: CablingCheck
+    nvlink: NvlinkTier
     tiers: UpperTiers
     outcome: PlanOutcome
     memory: PlanMemory
+
+    @property
+    def parent(self) -> Mapping[str, str]:
+        """The parent of each HyperNode that has one."""
+        return {**self.nvlink.parent, **self.tiers.parent}
 
 
 def compute_plan(rules: FabricRules, levels: Levels, memory: PlanMemory, now: float) -> Plan:
     """The plan for these inputs. Changes none of its arguments."""
     foreign = ForeignHyperNodes(levels.foreign)
-    published = PublishedTree(levels.own or tree_of_labels(levels.nodes, rules))
-    placed = published.tiers[1].placed
+
+    def has_other_parent(name: str) -> bool:
+        return rules.foreign != "refuse" and bool(foreign.parents(name))
+
+    published = PublishedTree(levels.own or tree_of_labels(levels.nodes, rules), rules.tier_offset)
+    placed = published.tiers[LEAF].placed
     votes = LinkVotes(rules, levels, published, memory.chassis)
     groups = [*votes.groups, *votes.static_groups.values()]
-    names = GroupNames(rules.fabric, groups, published, levels.is_taken)
+    names = GroupNames(rules.fabric, groups, published, levels.is_taken, rules.tier_offset)
     desired = DesiredPlaces(rules, levels, votes, names, placed, foreign, memory.nodes, memory.waiting, now)
-    nodes = place(memory.nodes, published.tiers[1], desired.desired, desired.leaving, rules.hysteresis, now)
+    voted = place(
+        memory.nodes, published.tiers[LEAF], desired.desired, desired.leaving, rules.hysteresis, now
+    )
+    nvlink = NvlinkTier(
+        rules, levels, published, voted.place, desired.free, has_other_parent, memory.nvlink, now
+    )
+    nodes = replace(voted, place={**voted.place, **nvlink.adopted}) if nvlink.adopted else voted
     desired.desired.clear()  # Nothing reads it any more, and at 100,000 nodes it takes 5 MiB.
     cabling = CablingCheck(votes, names, placed)
-    leaves = LeafObjects(rules.fabric, votes, cabling, names, nodes.place, levels.own)
+    leaves = LeafObjects(rules, votes, cabling, names, nodes.place, nvlink, levels.own)
     switches = {
-        name: frozenset(leaf.switches)
-        for name, leaf in leaves.objects.items()
-        if rules.foreign == "refuse" or not foreign.parents(name)
+        name: frozenset(leaf.switches) for name, leaf in leaves.objects.items() if not has_other_parent(name)
     }
     uplinks = _uplinks_by_key(levels, votes.names)
     tiers = UpperTiers(
         rules, levels.topology, switches, uplinks, published, levels.is_taken, memory.tiers, now
     )
-    outcome = make_outcome(rules, levels, foreign, votes.names, desired, nodes, cabling, leaves, tiers, now)
-    kept = PlanMemory(nodes, tiers.placements, desired.waiting, votes.names.record)
-    return Plan(rules, levels, published, votes, names, nodes, cabling, tiers, outcome, kept)
+    outcome = make_outcome(
+        rules, levels, foreign, votes.names, desired, nodes, cabling, nvlink, leaves, tiers, now
+    )
+    kept = PlanMemory(voted, nvlink.placement, tiers.placements, desired.waiting, votes.names.record)
+    return Plan(rules, levels, published, votes, names, nodes, cabling, nvlink, tiers, outcome, kept)
 
 
 def _uplinks_by_key(levels: Levels, names: SwitchNames) -> dict[str, tuple[str, ...]]:

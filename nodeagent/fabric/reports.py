@@ -26,6 +26,10 @@ SHOWN_MAX = 80
 MAC_OCTETS = 6
 SWITCH_GUID, ADAPTER_GUID = "switch-guid", "hca-guid"
 """The subtypes of InfiniBand: the chassis ID is the GUID of a switch chip or of an adapter."""
+DOMAINS_MAX = 64
+"""Four times the GPUs of the largest node of 2026."""
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_ZERO_UUID = "00000000-0000-0000-0000-000000000000"
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LAST = 1 << 31
 STATE_LETTERS = {
@@ -73,10 +77,11 @@ class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
     ``unused`` is for this link; ``unused``: the node expects no cable there.
 
     ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up. ``macs`` are
-    the MAC addresses of all links of the node, of other fabrics too: six octets each.
+    the MAC addresses of all links of the node, of other fabrics too: six octets each. ``domains`` are the NVLink
+    domains of its GPUs, empty for none, with the indexes of these GPUs.
 
     ``states`` has a letter of ``STATE_LETTERS`` for each link of ``shape``, then one for each link of ``others``.
-    The tree does not depend on these two.
+    The tree does not depend on ``states`` and ``others``.
     """
 
     shape: Shape
@@ -90,6 +95,12 @@ class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
     macs: bytes
     states: str = ""
     others: tuple[OtherLink, ...] = ()
+    domains: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    @property
+    def domain(self) -> str:
+        """The NVLink domain of all GPUs, or an empty string."""
+        return self.domains[0][0] if len(self.domains) == 1 else ""
 
 
 class InternPool:
@@ -177,6 +188,7 @@ class ReportReader:
             b"".join(octets(mac) for mac in macs if mac is not None),
             pool("".join(letters)),
             pool(tuple(others)),
+            pool(_domains(links)) if links.nvlink_domains else (),
         )
 
     def _slot(self, link: NodeLink, neighbor: LinkNeighbor | None) -> LinkSlot:
@@ -284,6 +296,26 @@ def _check(name: str, links: NodeLinks) -> None:
         names.add(link.name)
         if _has_long_text(link):
             raise RefusedReportError(f"has a text of more than {TEXT_MAX} characters at {shown(link.name)}")
+
+
+def _domains(links: NodeLinks) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Raises ``RefusedReportError`` for values that NVML cannot report."""
+    if len(links.nvlink_domains) > DOMAINS_MAX:
+        raise RefusedReportError(
+            f"lists {len(links.nvlink_domains)} NVLink domains; at most {DOMAINS_MAX} are accepted"
+        )
+    domains = []
+    for reported in links.nvlink_domains:
+        cluster, clique = reported.cluster_uuid or "", reported.clique_id or 0
+        if (cluster and not (_UUID.fullmatch(cluster) and 0 <= clique < 1 << 32)) or len(
+            reported.gpus
+        ) > DOMAINS_MAX:
+            raise RefusedReportError(
+                f"has the NVLink domain {shown(f'{cluster}.{clique}')}, which is not one of NVML's"
+            )
+        known = cluster and cluster != _ZERO_UUID
+        domains.append((f"{cluster}.{clique}" if known else "", reported.gpus))
+    return tuple(domains)
 
 
 def _has_long_text(link: NodeLink) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.groups import SwitchGraph, SwitchGroup, count_votes
-from nodeagent.fabric.hypernode import DERIVED_FROM, TIER_NAMES, HyperNode, labels_of, tier_name
+from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, TIER_NAMES, HyperNode, labels_of, tier_name
 from nodeagent.fabric.naming import match, member_claims, name_of
 from nodeagent.fabric.outcome import Breaker
 from nodeagent.fabric.placement import Placement, place
@@ -79,7 +79,7 @@ class UplinkSources:
 
 
 class UpperTiers:
-    """Tiers 2 and 3: ``objects`` by name, and the ``parent`` of each HyperNode below.
+    """The tiers spine and core: ``objects`` by name, and the ``parent`` of each HyperNode below.
 
     ``placements`` are for the next plan, by level of uplinks. ``active`` are those of the tiers that are not left out.
     """
@@ -95,7 +95,7 @@ class UpperTiers:
         before: Mapping[int, Placement],
         now: float,
     ) -> None:
-        """``leaves`` are the tier-1 HyperNodes with their switches. ``before`` are the last plan's ``placements``."""
+        """``leaves`` are the leaf groups with their switches. ``before`` are the last plan's ``placements``."""
         self._rules, self._published, self._is_taken, self._now = rules, published, is_taken, now
         self._uplinks = UplinkSources(rules, topology, uplinks)
         self._before = before
@@ -112,9 +112,9 @@ class UpperTiers:
 
     def _build(self, items: dict[str, TierItem]) -> None:
         below = frozenset(switch for item in items.values() for switch in item.switches)
-        tier, kept = 2, False
+        tier, kept = LEAF + 1, False
         known: set[str] = set()
-        for level in range(2, len(TIER_NAMES) + 1):
+        for level in range(LEAF + 1, len(TIER_NAMES)):
             groups = self._groups(items, level, below)
             step = _Tier(self._rules, tier, self._published, self._is_taken, frozenset(known))
             kept = kept or (not groups and step.keeps_any(items))
@@ -171,7 +171,7 @@ class UpperTiers:
             self.parent.update(dict.fromkeys(names, name))
             self.objects[name] = HyperNode(
                 name=name,
-                tier=tier,
+                tier=tier + self._rules.tier_offset,
                 tier_name=tier_name(tier),
                 children=tuple(sorted(names)),
                 labels=labels_of(self._rules.fabric, tier),
@@ -237,7 +237,7 @@ class _Tier:
             anchor = self._rules.fabric if len(groups) == 1 else group.anchor
             name = matched.get(group) or name_of(
                 self._rules.fabric,
-                self._tier,
+                self._tier + self._rules.tier_offset,
                 anchor,
                 lambda name: self._is_taken(name) or name in self._group,
             )

@@ -14,6 +14,7 @@ from typing import Any
 
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.groups import CablingPattern, SwitchGraph, SwitchGroup, count_votes
+from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.node_peers import NodePeers
 from nodeagent.fabric.published import PublishedTree
@@ -35,7 +36,7 @@ class LinkVotes:
         self, rules: FabricRules, levels: Levels, published: PublishedTree, record: Mapping[str, str]
     ) -> None:
         self.unknown = [node for node in levels.reports if node not in levels.nodes] if levels.nodes else []
-        placed = published.tiers[1].placed
+        placed = published.tiers[LEAF].placed
         self._patterns = _Patterns(levels.reports, frozenset(self.unknown), placed)
         self.peers = NodePeers(self._patterns, levels)
         self.names = SwitchNames(

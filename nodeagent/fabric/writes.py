@@ -35,6 +35,10 @@ class _Sequence:
         """The index of the last write on each object."""
         self._released: dict[str, list[int]] = {}
         """The writes that release a node or a child."""
+        self._number = {hypernode.tier_name: hypernode.tier for hypernode in wanted.values()}
+        """Volcano's number of each tier. Two numbers of one tier at a time would be ambiguous for it."""
+        self._last_of_other_number: list[int] = []
+        """The last delete of an object whose tier has another number now."""
         self._kept: dict[str, HyperNode | None] = {}
         """The rest of each object after it has released members; ``None`` if it is deleted."""
 
@@ -84,7 +88,12 @@ class _Sequence:
     def _release(self, old: HyperNode) -> None:
         kept = self._kept[old.name]
         if kept is None:
-            self._write("delete", old, self._released.get(old.name, ()), self._why_deleted(old))
+            after = self._released.get(old.name, ())
+            if self._number.get(old.tier_name, old.tier) != old.tier:
+                self._write("delete", old, (*after, *self._last_of_other_number), self._why_deleted(old))
+                self._last_of_other_number = [self._last[old.name]]
+            else:
+                self._write("delete", old, after, self._why_deleted(old))
             gone = (*old.nodes, *old.children)
         elif kept.nodes == old.nodes and kept.children == old.children and not old.patterns + old.selectors:
             return
@@ -108,6 +117,7 @@ class _Sequence:
         if new.name in self._last:
             after.append(self._last[new.name])
         if old is None or kept is None:
+            after += self._last_of_other_number
             self._write("create", new, after, f"is new, with {_some(gained)}")
             return
         shrunk = self._writes[self._last[new.name]].object if new.name in self._last else None
@@ -122,7 +132,9 @@ class _Sequence:
         self._writes.append(TreeWrite(verb, hypernode, tuple(sorted(set(after))), reason))
 
     def _why_deleted(self, old: HyperNode) -> str:
-        return "has no members left" if old.name not in self._wanted else "keeps none of its members"
+        if (wanted := self._wanted.get(old.name)) is None:
+            return "has no members left"
+        return "keeps none of its members" if wanted.tier == old.tier else f"is of tier {wanted.tier} now"
 
 
 def _height(hypernode: HyperNode) -> tuple[int, str]:

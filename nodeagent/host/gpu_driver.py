@@ -23,12 +23,21 @@ class DriverError(Exception):
         self.absent, self.mismatch = absent, mismatch
 
 
+class LimitRefused(Exception):  # noqa: N818 - the driver's answer about one cgroup
+    """A limit of GPU memory cannot be read or set. ``no_cgroup``: this cgroup cannot have a limit of its own."""
+
+    def __init__(self, message: str, *, no_cgroup: bool = False) -> None:
+        super().__init__(message)
+        self.no_cgroup = no_cgroup
+
+
 class GpuReading(Struct, frozen=True):
     """One GPU as the driver lists it.
 
     ``recovery_action`` is one of ``nvml.RECOVERY_ACTIONS``, or ``None`` if the driver does not support it. ``lost``:
     the driver reports that the GPU does not answer any more. ``fault`` is the error text of the first failed call
-    about this GPU. ``mig_devices`` is ``None`` if they could not be read.
+    about this GPU. ``nvlink_domain`` is ``None`` while the driver does not know it yet, ``mig_devices`` if they could
+    not be read.
     """
 
     index: int
@@ -41,6 +50,7 @@ class GpuReading(Struct, frozen=True):
     recovery_action: str | None = None
     lost: bool = False
     fault: str | None = None
+    nvlink_domain: str | None = None
     mig_devices: tuple[MigDevice, ...] | None = ()
 
 

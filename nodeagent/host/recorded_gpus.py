@@ -209,7 +209,7 @@ def record(
         "gpus": gpus,
         "events": [],
     }
-    return json.dumps(content, indent=2) + "\n"
+    return json.dumps(msgspec.to_builtins(content), indent=2) + "\n"
 
 
 def _watch(folder: Path) -> int:

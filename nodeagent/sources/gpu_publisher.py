@@ -23,6 +23,7 @@ from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
 from nodeagent.model import Gpu, GpuFunction, GpuUsage, UnusableGpu
+from nodeagent.sources.nvlink_domains import NvlinkDomains
 from nodeagent.sources.nvml_session import NOWHERE, DriverReading, DriverVitals, Place
 from nodeagent.sources.remembered_gpus import RememberedGpus
 
@@ -51,6 +52,7 @@ class GpuPublisher:
         self._samples: dict[str, Sample] = {}
         self._status = ReaderStatus(Source.GPU)
         self._places: dict[str, Place] = {}
+        self._domains = NvlinkDomains()
         self._logged: dict[str, str] = {}
         self._functions: tuple[GpuFunction, ...] | None = None
         self._excluded: frozenset[str] = frozenset()
@@ -115,6 +117,7 @@ class GpuPublisher:
         for address, place in reading.places.items():
             if place != NOWHERE or address not in self._places:  # a lost GPU is no longer in sysfs
                 self._places[address] = place
+        self._domains.take(reading.readings)
         self.version = reading.version
         answers = f"The GPU driver answers. version={reading.version!r} gpus={len(reading.readings)}"
         self.log_change("driver", answers, logging.INFO)
@@ -275,6 +278,7 @@ class GpuPublisher:
                     pci_path=pci_path,
                     health=self.health.gpus.health(uuid),
                     lost=reading.lost,
+                    nvlink_domain=self._domains.of(uuid),
                     mig=reading.mig,
                     mig_devices=reading.mig_devices or (),
                 )

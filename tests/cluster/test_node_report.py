@@ -17,15 +17,27 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nodeagent.cluster.node_report import REPORT, NodeReporter, body, report
-from nodeagent.fabric.nodelinks import NodeLinks, decode
+from nodeagent.cluster.refused_fields import leave_out, refused_fields
+from nodeagent.fabric.nodelinks import GpuMemoryLevel, NodeLinks, convert, decode
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim, node_of
 from nodeagent.kube.client import ApiClient
+from nodeagent.kube.failure import ApiError
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
 from nodeagent.lldp.lldpdu_codec import encode
 from nodeagent.lldp.neighbor_table import NeighborTable
-from nodeagent.model import Function, Health, Identifier, Link, Neighbor, Reason, Snapshot, State
+from nodeagent.model import (
+    Function,
+    Gpu,
+    Health,
+    Identifier,
+    Link,
+    Neighbor,
+    Reason,
+    Snapshot,
+    State,
+)
 from nodeagent.sim.apiserver import ApiServer
 from tests.support.manifests import built, of_kind
 
@@ -98,6 +110,61 @@ def test_eight_links_are_one_small_object_that_reads_back():
         },
         "lastTransitionTime": "2026-11-21T12:00:00Z",
     }  # fmt: skip
+
+
+CLUSTER = "9c6f5af3-4f59-4f8d-bb27-f3a2a3f1c5aa"
+ONE, TWO = f"{CLUSTER}.0", f"{CLUSTER}.4026"
+
+
+def domains_of(*domains: str | None, before: NodeLinks | None = None, lost: int = -1) -> NodeLinks:
+    gpus = tuple(
+        Gpu(
+            f"GPU-{n}",
+            n,
+            n,
+            "NVIDIA GB200",
+            f"0000:{n:02x}:00.0",
+            189471,
+            0,
+            nvlink_domain=domain,
+            lost=n == lost,
+        )
+        for n, domain in enumerate(domains)
+    )
+    return report_of(replace(snapshot(neighbor(0), count=1), gpus=gpus), before)
+
+
+def written(made: NodeLinks) -> Any:
+    return msgspec.to_builtins(made).get("nvlinkDomains")
+
+
+def test_the_nvlink_domain_of_the_gpus_is_part_of_the_report():
+    assert written(domains_of(ONE, ONE)) == ({"clusterUUID": CLUSTER, "cliqueID": 0, "gpus": (0, 1)},)
+    assert written(domains_of("", "")) is None
+    assert written(domains_of()) is None
+
+
+def test_gpus_that_disagree_are_reported_each_with_its_domain():
+    assert written(domains_of(TWO, ONE, "", ONE)) == (
+        {"clusterUUID": CLUSTER, "cliqueID": 4026, "gpus": (0,)},
+        {"clusterUUID": CLUSTER, "cliqueID": 0, "gpus": (1, 3)},
+        {"gpus": (2,)},
+    )
+
+
+def test_the_last_reported_domain_stands_while_one_is_not_known():
+    before = domains_of(ONE, ONE)
+    for unknown in ((None, ONE), (None, ""), (None, None), ()):
+        assert domains_of(*unknown, before=before).nvlink_domains == before.nvlink_domains
+    assert domains_of(TWO, TWO, before=before).nvlink_domains == domains_of(TWO, TWO).nvlink_domains
+    assert written(domains_of("", "", before=before)) is None
+
+
+def test_a_lost_gpu_does_not_keep_the_others_from_their_new_domain():
+    before = domains_of(ONE, ONE)
+    assert written(domains_of(None, TWO, before=before, lost=0)) == (
+        {"clusterUUID": CLUSTER, "cliqueID": 4026, "gpus": (1,)},
+    )
 
 
 def test_time_alone_changes_nothing():
@@ -353,11 +420,12 @@ async def test_the_shipped_definition_accepts_and_keeps_everything_that_the_agen
         server.put(crd())
         client = ApiClient(Access(server.url, token=server.token()))
         for facts in (snapshot(), snapshot(*map(neighbor, range(8))), snapshot(*map(hostile, range(8)))):
-            written = body(report_of(facts), NodeClaim("gpu-0", "u-0"))
+            levels = (GpuMemoryLevel(resource="nvidia-dgx-h100/gpu-mem", enforcement="nvml-limits"),)
+            written = body(replace(report_of(facts), gpu_memory=levels), NodeClaim("gpu-0", "u-0"))
             await client.apply(REPORT, written, force=True)
             found = server.find("nodelinks", "gpu-0", "nodeagent")
             assert found is not None
-            for part in ("nodeName", "summary", "links"):
+            for part in ("nodeName", "summary", "gpuMemory", "links"):
                 assert found[part] == json.loads(json.dumps(written[part]))
         await client.close()
     finally:
@@ -389,3 +457,22 @@ def test_the_order_of_addresses_changes_nothing():
     )
     first = report_of(snapshot(one, count=1))
     assert report_of(snapshot(other, count=1), first).links == first.links
+
+
+def test_the_report_has_the_enforcement_of_each_resource_and_an_older_definition_costs_only_that():
+    levels = (
+        GpuMemoryLevel(resource="x/gpu-mem", enforcement="mps"),
+        GpuMemoryLevel(resource="x/gpu-mem-hard", enforcement="nvml-limits"),
+    )
+    links = report(Snapshot(), "n1", {}, None, now=0.0, levels=levels)
+    written = msgspec.json.decode(msgspec.json.encode(body(links, None)))
+    assert written["gpuMemory"] == [
+        {"resource": "x/gpu-mem", "enforcement": "mps"},
+        {"resource": "x/gpu-mem-hard", "enforcement": "nvml-limits"},
+    ]
+    assert convert(written).gpu_memory == links.gpu_memory
+    why = "failed to create typed patch object: .gpuMemory: field not declared in schema"
+    refused = ApiError("patch", "/nodelinks/n1", 500, "", why)
+    assert leave_out(written, refused_fields(refused)) == ["gpuMemory"]
+    assert "gpuMemory" not in written
+    assert "gpuMemory" not in body(report(Snapshot(), "n1", {}, None, now=0.0), None)

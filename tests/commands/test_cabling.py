@@ -166,6 +166,117 @@ def test_the_table_starts_with_the_cables_to_move_and_ends_with_the_sums(
     ]
 
 
+EXPORT = (
+    "ID,Label,Termination A,Termination B,Device A,Device B,Rack A,Rack B,Location A,Location B,Site A,Site B,Status,"
+    "Profile,Type,Tenant,Tenant Group,Color,Color Name,Length,Description,Comments,Tags,Created,Last updated"
+)
+"""The header of a NetBox 4 export of all data."""
+
+
+def export(made: Hall, header: str = EXPORT) -> list[dict[str, str]]:
+    """The rows that NetBox writes for the planned cables, every second one with the node at side B."""
+    heads, rows = header.split(","), []
+    for number, (node, ends) in enumerate(plan_of(made).items()):
+        for link, end in ends.items():
+            near = (
+                f"{link} (to {end['switch']})" if number % 3 == 0 else link,
+                node.upper(),
+                f"R{number // 4:02}",
+            )
+            far = (end["port"], end["switch"], "R99")
+            one, other = (near, far) if number % 2 else (far, near)
+            row = dict.fromkeys(heads, "")
+            row |= {"ID": str(len(rows)), "Status": "connected", "Type": "mmf-om4"}
+            for side, (termination, device, rack) in (("A", one), ("B", other)):
+                row |= {f"Termination {side}": termination, f"Device {side}": device, f"Rack {side}": rack}
+            rows.append(row)
+    return rows
+
+
+def write_rows(file: Path, rows: list[dict[str, str]]) -> Path:
+    with file.open("w", newline="", encoding="utf-8-sig") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return file
+
+
+def test_an_export_of_netbox_is_a_plan_with_racks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = hall()
+    rows = export(made)
+    other = dict.fromkeys(rows[0], "") | {"Status": "connected"}
+    rows += [
+        other
+        | {"Device A": "SU0-N00", "Termination A": "PSU1", "Device B": "pdu-1", "Termination B": "outlet 3"},
+        other
+        | {
+            "Device A": "su0-leaf0",
+            "Termination A": "Eth1/60",
+            "Device B": "spine1",
+            "Termination B": "Eth1",
+        },
+        rows[0] | {"Device A": "su1-leaf3", "Termination A": "Eth1/7", "Status": "decommissioning"},
+    ]
+    plan = ["--plan", write_rows(tmp_path / "netbox.csv", rows)]
+    source = write(tmp_path / "links.json", made.reports())
+    assert states(capsys, "--from", source, *plan) == (0, set())
+    expected = faulty(made) | SLOW_AND_WITHOUT_LLDP
+    source = write(tmp_path / "links.json", with_slow_and_without_lldp(made.reports()))
+    assert states(capsys, "--from", source, *plan) == (1, expected)
+    assert main(["cabling", "--from", str(source), *map(str, plan)]) == 1
+    tables = [table.splitlines() for table in capsys.readouterr().out.split("\n\n")]
+    assert [table[0].split()[0] for table in tables] == ["STATE", "RAIL", "RACK", "LEAF"]
+    assert [line.split()[:3] for line in tables[0][1:3]] == [["elsewhere", "R00", "su0-n00"]] * 2
+    assert [line.split() for line in tables[1][1:]] == [
+        ["0", "1", "0", "0", "1", "14"],
+        ["1", "1", "0", "1", "0", "14"],
+        ["2", "1", "0", "0", "0", "15"],
+        ["3", "0", "1", "0", "0", "15"],
+    ]
+    assert [line.split() for line in tables[2][1:]] == [
+        ["R00", "3", "0", "0", "0", "13"],
+        ["R01", "0", "0", "0", "0", "16"],
+        ["R02", "0", "1", "0", "0", "15"],
+        ["R03", "0", "0", "1", "1", "14"],
+    ]
+
+
+def test_a_file_for_the_import_of_netbox_is_a_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = hall()
+    rows = [
+        {
+            f"side_{side.lower()}_{name}": row[f"{column} {side}"]
+            for side in "AB"
+            for name, column in (("device", "Device"), ("name", "Termination"))
+        }
+        for row in export(made)
+    ]
+    expected = {("elsewhere", "su0-n01", "rail0", "su1-leaf0", "su0-leaf0")}
+    made.cables["su0-n01", 0] = "su1-leaf0"
+    source = write(tmp_path / "links.json", made.reports())
+    plan = write_rows(tmp_path / "import.csv", rows)
+    assert states(capsys, "--from", source, "--plan", plan) == (1, expected)
+
+
+def test_a_breakout_cable_of_netbox_has_several_terminations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One port of the switch for two links, and two ports for one link, of which any is right."""
+    made = hall()
+    rows = export(made)
+    node = "su0-n01"
+    mine = [row for row in rows if node.upper() in (row["Device A"], row["Device B"])]
+    mine[0]["Termination B"] += ",Eth1/61"
+    source = write(tmp_path / "links.json", made.reports())
+    assert states(capsys, "--from", source, "--plan", write_rows(tmp_path / "n.csv", rows)) == (0, set())
+    mine[0]["Termination A"] += f",{mine[1]['Termination A']}"
+    rows.remove(mine[1])
+    code, listed = states(capsys, "--from", source, "--plan", write_rows(tmp_path / "n.csv", rows))
+    assert (code, {(one[1], one[2]) for one in listed}) == (1, {(node, "rail1")})
+
+
 def test_csv_has_a_line_for_each_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "links.json", hall().reports())
     assert main(["cabling", "--csv", "--all", "--from", str(source)]) == 0
@@ -184,6 +295,21 @@ def test_csv_has_a_line_for_each_link(tmp_path: Path, capsys: pytest.CaptureFixt
             "plan.csv:2: a cable needs a node, a link and a switch",
         ),
         ("plan.csv", "node,link,switch,port\na,b,c,d\na,b,e,f", "plan.csv:3: b of a is listed twice"),
+        (
+            "netbox.csv",
+            "Label,Termination A,Termination B,Status\nx,rail0,Eth1/1,connected",
+            "netbox.csv:1: the header has no column device a: export all data of the cables",
+        ),
+        (
+            "netbox.csv",
+            'Device A,Termination A,Device B,Termination B\n"su0-n00,su0-n01",rail0,su0-leaf0,Eth1/1',
+            "netbox.csv:2: a cable of a node has several devices at one end",
+        ),
+        (
+            "netbox.csv",
+            "Device A,Termination A,Device B,Termination B\nhost-1,rail0,su0-leaf0,Eth1/1",
+            "netbox.csv: no cable in it leads from a link of a node to a switch",
+        ),
         ("plan.dot", "graph x {\nsu0-n00 -- leaf\n}", "plan.dot:2: this line is no cable"),
         ("plan.yaml", "a: {b: leaf1}", "must be {switch: NAME, port: NAME}"),
         ("plan.yaml", "[", "expected a cabling plan"),
@@ -206,8 +332,8 @@ def test_watch_prints_each_link_that_changes(tmp_path: Path) -> None:
     try:
         assert watch.stdout is not None
         assert watch.stderr is not None
-        assert watch.stdout.readline().split()[-1] == "PLANNED"
-        assert [watch.stdout.readline().split()[-1] for _ in range(2)] == ["32", "32"]
+        sums = [watch.stdout.readline().split() for _ in range(RAILS + 5)]
+        assert [line[-1] for line in sums if line] == ["PLANNED", *["16"] * RAILS, "PLANNED", "32", "32"]
         made.cables["su0-n01", 0] = "su1-leaf0"
         write(tmp_path / "new.json", made.reports()).rename(source)
         assert watch.stdout.readline() == (

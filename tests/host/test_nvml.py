@@ -155,6 +155,7 @@ def test_a_gpu_has_the_kernels_pci_address_and_memory_in_mib(nvml, machine):
             pci_address="0000:1b:00.0",
             memory_mib=81559,
             recovery_action="none",
+            nvlink_domain="",
         ),
     )
     assert nvml.version() == "580.95.05"

@@ -784,7 +784,7 @@ def test_a_file_without_a_mapping_is_an_error(text):
 def test_an_unknown_machine_is_an_error_that_lists_the_known_ones(tmp_path):
     with pytest.raises(
         ModelError,
-        match=r"there is no machine 'dgx'; there are dgx-h100, dgx-h100-infiniband, two-gpu-two-nic",
+        match=r"there is no machine 'dgx'; there are dgx-h100, dgx-h100-infiniband, gb200-nvl72-tray, two-gpu-two-nic",
     ):
         Machine.load("dgx")
     with pytest.raises(ModelError, match="cannot be read"):

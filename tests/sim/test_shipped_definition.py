@@ -50,6 +50,10 @@ LINK = {
 REPORT = {
     "nodeName": "dgx-001",
     "summary": {"links": "1/1", "switches": 1, "health": "healthy"},
+    "nvlinkDomains": [
+        {"clusterUUID": "9c6f5af3-4f59-4f8d-bb27-f3a2a3f1c5aa", "cliqueID": 4026, "gpus": [0, 1, 2]},
+        {"gpus": [3]},
+    ],
     "links": [LINK],
 }
 

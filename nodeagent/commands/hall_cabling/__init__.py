@@ -7,6 +7,7 @@ import csv
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
@@ -33,7 +34,7 @@ def add(add: Add) -> None:
     parser.add_argument(
         "--plan",
         metavar="FILE",
-        help="the cabling plan: YAML, .csv or .dot (docs/topology.md, The cabling of a hall)",
+        help="the cabling plan: YAML, .csv (also NetBox's) or .dot (docs/topology.md, The cabling of a hall)",
     )
     form = parser.add_mutually_exclusive_group()
     json_option(form)  # type: ignore[arg-type]
@@ -102,8 +103,15 @@ def _check(options: argparse.Namespace) -> list[CheckedLink]:
     for note in made.notes:
         print(f"nodeagent: {note}", file=sys.stderr)
     reports = [*read.reports.values()]
-    nodes = {report.node_name for report in reports}
-    planned = None if options.plan is None else planned_cables.read(options.plan, nodes)
+    nodes = {report.node_name for report in reports} | read.nodes.keys()
+    links = {
+        name
+        for report in reports
+        for link in report.links
+        for name in (link.name, link.netdev, link.pci_address)
+        if name
+    }
+    planned = None if options.plan is None else planned_cables.read(options.plan, nodes, links)
     return hall_report.check_hall(reports, made, planned)
 
 
@@ -112,28 +120,32 @@ def _listed(options: argparse.Namespace, links: list[CheckedLink]) -> list[Check
 
 
 def _print_table(options: argparse.Namespace, links: list[CheckedLink]) -> None:
-    from nodeagent.commands.hall_cabling.hall_report import CableState, count_states
-
+    """The links to work on, and the sums by rail, by rack where the plan names them, and by leaf group."""
+    has_racks = any(link.rack for link in links)
     rows = [
         (
-            str(link.state), link.node, link.rail, link.link, f"{link.switch} {link.port}".strip(),
-            f"{link.to_switch} {link.to_port}".strip(), link.note,
+            str(link.state), *([link.rack] if has_racks else []), link.node, link.rail, link.link,
+            f"{link.switch} {link.port}".strip(), f"{link.to_switch} {link.to_port}".strip(), link.note,
         )
         for link in _listed(options, links)
     ]  # fmt: skip
-    if rows:
-        print(
-            "\n".join(
-                columns(("STATE", "NODE", "RAIL", "LINK", "IS AT", "BELONGS TO", "NOTE"), rows, screen())
-            ),
-            end="\n\n",
-        )
+    heads = ("STATE", *(["RACK"] if has_racks else []), "NODE", "RAIL", "LINK", "IS AT", "BELONGS TO", "NOTE")
+    parts = ["\n".join(columns(heads, rows, screen()))] if rows else []
+    parts.append(_sums("RAIL", links, lambda link: link.rail or "no rail"))
+    if has_racks:
+        parts.append(_sums("RACK", links, lambda link: link.rack or "no rack"))
+    parts.append(_sums("LEAF GROUP", links, lambda link: link.group or "no leaf group"))
+    print("\n\n".join(parts), flush=True)
+
+
+def _sums(head: str, links: list[CheckedLink], of: Callable[[CheckedLink], str]) -> str:
+    from nodeagent.commands.hall_cabling.hall_report import CableState, count_states
+
     counts = [
-        (group or "no leaf group", *(str(states[state]) for state in CableState))
-        for group, states in count_states(links).items()
+        (name, *(str(states[state]) for state in CableState))
+        for name, states in count_states(links, of).items()
     ]
-    heads = ("LEAF GROUP", *(state.upper() for state in CableState))
-    print("\n".join(columns(heads, counts, screen())), flush=True)
+    return "\n".join(columns((head, *(state.upper() for state in CableState)), counts, screen()))
 
 
 def _sentence(link: CheckedLink) -> str:

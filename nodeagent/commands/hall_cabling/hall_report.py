@@ -8,11 +8,11 @@ its node reports as unused is left out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from nodeagent.commands.hall_cabling.planned_cables import PlannedCables
+from nodeagent.commands.hall_cabling.planned_cables import CablingPlan
 from nodeagent.commands.plan.preview import Preview
 from nodeagent.fabric.nodelinks import NOT_UP, LinkNeighbor, NodeLink, NodeLinks
 from nodeagent.fabric.outcome import AnomalyKind
@@ -35,10 +35,12 @@ class CableState(StrEnum):
 
 
 class CheckedLink(NamedTuple):
-    """One link. ``switch`` and ``port`` are where it is, ``to_switch`` and ``to_port`` where it should be."""
+    """One link. ``rack`` is empty if the plan names none. ``switch`` and ``port`` are where it is, ``to_switch`` and
+    ``to_port`` where it should be."""
 
     state: CableState
     group: str
+    rack: str
     node: str
     rail: str
     link: str
@@ -52,10 +54,9 @@ class CheckedLink(NamedTuple):
 _ORDER = list(CableState)
 
 
-def check_hall(
-    reports: Iterable[NodeLinks], preview: Preview, planned: PlannedCables | None
-) -> list[CheckedLink]:
-    """All links, sorted by what to do first, then by leaf group, node and rail."""
+def check_hall(reports: Iterable[NodeLinks], preview: Preview, plan: CablingPlan | None) -> list[CheckedLink]:
+    """All links, sorted by what to do first, then by rack, leaf group, node and rail."""
+    planned = None if plan is None else plan.cables
     by_node = {report.node_name: report for report in reports}
     usual = _usual_speeds(by_node.values())
     checked: list[CheckedLink] = []
@@ -70,6 +71,7 @@ def check_hall(
                 CheckedLink(
                     CableState.MISSING,
                     "",
+                    "",
                     node,
                     "",
                     link,
@@ -80,17 +82,26 @@ def check_hall(
                     "the node has no report",
                 )
             )
+    racks = {} if plan is None else plan.racks
+    checked = [link._replace(rack=racks.get(link.node, "")) for link in checked]
     return sorted(
-        checked, key=lambda link: (_ORDER.index(link.state), link.group, link.node, _rail_order(link))
+        checked,
+        key=lambda link: (_ORDER.index(link.state), link.rack, link.group, link.node, _rail_order(link)),
     )
 
 
-def count_states(links: Iterable[CheckedLink]) -> dict[str, Counter[CableState]]:
-    """The number of links in each state, by leaf group."""
+def count_states(
+    links: Iterable[CheckedLink], of: Callable[[CheckedLink], str]
+) -> dict[str, Counter[CableState]]:
+    """The number of links in each state, by the result of ``of``, in its order; numbers are ordered by value."""
     counts: dict[str, Counter[CableState]] = {}
     for link in links:
-        counts.setdefault(link.group, Counter())[link.state] += 1
-    return dict(sorted(counts.items()))
+        counts.setdefault(of(link), Counter())[link.state] += 1
+    return dict(sorted(counts.items(), key=lambda item: (not item[0].isdecimal(), _numbered(item[0]))))
+
+
+def _numbered(text: str) -> tuple[int, str]:
+    return (len(text), text) if text.isdecimal() else (0, text)
 
 
 def _rail_order(link: CheckedLink) -> tuple[int, str, str]:
@@ -112,7 +123,7 @@ def _against_plan(
         yield _checked(group, node, link, port.switch, port.port, usual, right=right)
     for name, port in left.items():
         note = "the node reports no such link"
-        yield CheckedLink(CableState.MISSING, group, node, "", name, "", "", port.switch, port.port, note)
+        yield CheckedLink(CableState.MISSING, group, "", node, "", name, "", "", port.switch, port.port, note)
 
 
 def _against_tree(
@@ -161,7 +172,7 @@ def _checked(
         state, note = CableState.SLOW, f"{speed} of {expected} Mbit/s"
     else:
         state = CableState.PLANNED
-    return CheckedLink(state, group, node, rail, link.name, *at, switch, port, note)
+    return CheckedLink(state, group, "", node, rail, link.name, *at, switch, port, note)
 
 
 def _is_switch(port: Port, neighbor: LinkNeighbor) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nodeagent.commands.plan.preview import Preview
 from nodeagent.commands.terminal import PLAIN, Screen, columns, wrapped
 from nodeagent.fabric.groups import SwitchGroup
-from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
+from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
 from nodeagent.plain_text import one_line
 
@@ -49,12 +49,18 @@ def explain(preview: Preview, name: str, on: Screen = PLAIN) -> str:
 def _node(preview: Preview, node: str, on: Screen) -> Iterator[str]:
     plan = preview.plan
     name = plan.nodes.place.get(node)
-    if name is None:
+    lowest = plan.nvlink.of.get(node, name)
+    if lowest is None:
         yield f"The node {node} is in no HyperNode."
     else:
-        yield f"The node {node} is in {name}{_parents(preview, name)}."
+        yield f"The node {node} is in {lowest}{_parents(preview, lowest)}."
+    report = plan.levels.reports.get(node)
+    if report is not None and report.domain:
+        yield f"Its GPUs are in the NVLink domain {report.domain}."
+    if node in plan.nvlink.adopted:
+        yield "None of its links votes for a leaf group, so it goes with the other nodes of its domain."
     yield from (f"Reason: {unplaced.reason}." for unplaced in plan.outcome.unplaced if unplaced.node == node)
-    here = plan.published.tiers[1].placed.get(node)
+    here = plan.published.tiers[LEAF].placed.get(node)
     if here is not None and here != name:
         yield f"It is published in {here} now, and moves when its report has been stable for `moveSeconds`."
     elif here is not None:
@@ -189,7 +195,11 @@ def _hypernode(preview: Preview, name: str) -> Iterator[str]:
         yield "It is published as it should be."
     else:
         yield "It is published, and would be changed."
-    if wanted.children:
+    if domain := wanted.note(NVLINK_DOMAIN):
+        yield f"The GPUs of its nodes reach each other by NVLink: they are in the domain {domain}."
+        yield f"Its nodes: {', '.join(_shortened(wanted.nodes))}."
+        return
+    if wanted.children and wanted.tier_name != tier_name(LEAF):
         why = _DERIVED.get(wanted.note(DERIVED_FROM), "they are published together")
         yield f"Its {len(wanted.children)} members are together because {why}."
         yield from (f"  {one_line(child)}" for child in wanted.children)
@@ -199,13 +209,21 @@ def _hypernode(preview: Preview, name: str) -> Iterator[str]:
         yield "No report votes for it now. Missing reports change nothing, so its members stay."
     else:
         yield from _group(preview, group, old)
-    members = wanted.nodes
-    if len(members) > _NODES_MAX:
-        members = (*members[:_NODES_MAX], f"and {len(members) - _NODES_MAX} more")
-    yield f"Its nodes: {', '.join(members)}."
+    inside = {node for child in wanted.children for node in preview.wanted[child].nodes}
+    if wanted.children:
+        yield f"Its NVLink domains: {', '.join(_shortened(wanted.children))}."
+    if wanted.nodes:
+        beside = " outside of them" if wanted.children else ""
+        yield f"Its nodes{beside}: {', '.join(_shortened(wanted.nodes))}."
     for anomaly in preview.plan.outcome.anomalies:
-        if anomaly.node in wanted.nodes:
+        if anomaly.node in wanted.nodes or anomaly.node in inside:
             yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
+
+
+def _shortened(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(names) <= _NODES_MAX:
+        return names
+    return (*names[:_NODES_MAX], f"and {len(names) - _NODES_MAX} more")
 
 
 def _group(preview: Preview, group: SwitchGroup, old: HyperNode | None) -> Iterator[str]:
@@ -238,11 +256,12 @@ def _weakest_pair(preview: Preview, group: SwitchGroup) -> tuple[str, str] | Non
 
 def _parents(preview: Preview, name: str) -> str:
     parts = []
-    parent = preview.plan.tiers.parent.get(name)
+    above = preview.plan.parent
+    parent = above.get(name)
     while parent is not None:
         hypernode = preview.wanted[parent]
         parts.append(f", below {parent} (tier {hypernode.tier}, {hypernode.tier_name})")
-        parent = preview.plan.tiers.parent.get(parent)
+        parent = above.get(parent)
     return "".join(parts)
 
 

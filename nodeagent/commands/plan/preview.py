@@ -13,6 +13,7 @@ from msgspec import structs
 from nodeagent.commands.plan.objects import Objects
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
 from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
+from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
@@ -57,7 +58,7 @@ def make_preview(objects: Objects, rules: FabricRules) -> Preview:
 def _notes(plan: Plan, times: HysteresisSettings) -> Iterable[str]:
     if not plan.levels.reports and not plan.levels.refused:
         yield "no NodeLinks found: the published tree stays as it is"
-    moves, placed = len(plan.nodes.pending), len(plan.published.tiers[1].placed)
+    moves, placed = len(plan.nodes.pending), len(plan.published.tiers[LEAF].placed)
     if moves > max(times.hold_nodes, times.hold_share * placed):
         hold_s = times.hold_seconds
         yield f"{moves} of {placed} placed nodes would move: the controller first holds them for {hold_s:g} s"

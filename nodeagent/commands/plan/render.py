@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nodeagent.commands.terminal import PLAIN, Screen, remarks, section
-from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode, render
+from nodeagent.fabric.hypernode import DERIVED_FROM, NVLINK_DOMAIN, HyperNode, render
 from nodeagent.fabric.outcome import Overlap, PlanOutcome
 from nodeagent.plain_text import one_line
 
@@ -99,7 +99,9 @@ def as_table(outcome: PlanOutcome, on: Screen = PLAIN) -> str:
                     f"{hypernode.tier} {hypernode.tier_name}",
                     hypernode.name,
                     str(len(hypernode.nodes) + len(hypernode.children)),
-                    _some(hypernode.switches) or hypernode.note(DERIVED_FROM),
+                    _some(hypernode.switches)
+                    or hypernode.note(DERIVED_FROM)
+                    or hypernode.note(NVLINK_DOMAIN),
                 )
                 for hypernode in outcome.hypernodes
             ],

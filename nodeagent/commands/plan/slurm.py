@@ -1,6 +1,7 @@
 """Print the tree as Slurm's topology.conf, for the plugin topology/tree.
 
-The file has a line for each HyperNode: one of tier 1 lists nodes, one above it lists HyperNodes below. Names of nodes
+The file has a line for each HyperNode of a switch tier: a leaf group lists its nodes, one above it lists HyperNodes
+below. An NVLink domain is no switch: its nodes are those of its leaf group. Names of nodes
 are those of Kubernetes, and names with consecutive numbers are written as a hostlist: ``gpu-[001-032]``. Slurm starts
 only if each node of slurm.conf is in the file, so nodes without a place are comments.
 Source: topology.conf(5) of Slurm 26.11.
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from nodeagent.commands.plan.preview import Preview
+from nodeagent.fabric.hypernode import LEAF, NVLINK, tier_name
 from nodeagent.fabric.reports import shown
 from nodeagent.fabric.switch_keys import digest
 
@@ -25,8 +27,14 @@ _NUMBERED = re.compile(r"(.*?)([0-9]{1,18})")
 def topology_conf(preview: Preview) -> str:
     fabric = preview.plan.rules.fabric
     lines = [f"# The fabric {fabric}, from the LLDP neighbors of its nodes, for TopologyPlugin=topology/tree"]
+    wanted = preview.wanted
     for hypernode in preview.outcome.hypernodes:
-        kind, names = ("Nodes", hypernode.nodes) if hypernode.nodes else ("Switches", hypernode.children)
+        if hypernode.tier_name == tier_name(NVLINK):
+            continue
+        kind, names = "Switches", hypernode.children
+        if hypernode.tier_name == tier_name(LEAF):
+            inside = (node for domain in hypernode.children for node in wanted[domain].nodes)
+            kind, names = "Nodes", (*hypernode.nodes, *inside)
         lines.append(f"SwitchName={_switch(hypernode.name)} {kind}={hostlist(map(_switch, names))}")
     lines += (
         f"# not in the tree: {shown(unplaced.node) or '(no name)'}: {unplaced.reason}"

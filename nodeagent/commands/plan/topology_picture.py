@@ -9,7 +9,7 @@ from typing import Any
 from nodeagent.commands.plan.folded_tree import fold
 from nodeagent.commands.plan.preview import Preview
 from nodeagent.commands.plan.slurm import topology_conf
-from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
+from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
 from nodeagent.fabric.reports import shown
 
 AnomalyKinds = dict[tuple[str, str], str]
@@ -32,7 +32,8 @@ def draw(preview: Preview, form: str, *, whole: bool = False) -> str:
 def _document(preview: Preview) -> dict[str, Any]:
     outcome, wanted = preview.outcome, preview.wanted
     kinds = {(anomaly.node, anomaly.link): str(anomaly.kind) for anomaly in outcome.anomalies}
-    roots = [hypernode for hypernode in wanted.values() if hypernode.name not in preview.plan.tiers.parent]
+    parent = preview.plan.parent
+    roots = [hypernode for hypernode in wanted.values() if hypernode.name not in parent]
     roots.sort(key=lambda hypernode: (-hypernode.tier, hypernode.name))
     return {
         "fabric": preview.plan.rules.fabric,
@@ -49,13 +50,18 @@ def _branch(
         "tier": hypernode.tier,
         "tierName": hypernode.tier_name,
     }
-    if hypernode.children:
+    is_leaf = hypernode.tier_name == tier_name(LEAF)
+    if domain := hypernode.note(NVLINK_DOMAIN):
+        branch["domain"] = domain
+    elif is_leaf:
+        branch["switches"] = list(hypernode.switches)
+    else:
         branch["derivedFrom"] = hypernode.note(DERIVED_FROM) or None
+    if hypernode.children:
         branch["members"] = [
             _branch(preview, wanted[child], wanted, kinds) for child in hypernode.children if child in wanted
         ]
-    else:
-        branch["switches"] = list(hypernode.switches)
+    if hypernode.nodes or is_leaf:
         branch["nodes"] = [
             {"name": node, "links": list(_links(preview, node, kinds))} for node in hypernode.nodes
         ]
@@ -92,11 +98,16 @@ def _below(branches: list[dict[str, Any]], indent: str) -> Iterator[str]:
         last = i == len(branches) - 1
         head, rest = ("└─ ", "   ") if last else ("├─ ", "│  ")
         if "tier" in branch:
-            about = ", ".join(branch.get("switches", ())) or branch.get("derivedFrom") or ""
+            about = (
+                ", ".join(branch.get("switches", ()))
+                or branch.get("derivedFrom")
+                or branch.get("domain")
+                or ""
+            )
             yield f"{indent}{head}{branch['name']} ({branch['tierName']}){': ' + about if about else ''}"
         else:
             yield f"{indent}{head}{branch['name']}{_remarks(branch)}"
-        yield from _below(branch.get("members") or branch.get("nodes") or [], indent + rest)
+        yield from _below([*branch.get("members", ()), *branch.get("nodes", ())], indent + rest)
 
 
 def _remarks(node: dict[str, Any]) -> str:

@@ -169,6 +169,7 @@ def as_table(view: MachineView, on: Screen = PLAIN) -> str:
         ),
         _claim_section(view, on),
         _gpu_section(view, on),
+        _nvlink_section(snapshot, on),
         section(
             "NICS",
             ("NETDEV", "PCI ADDRESS", "DRIVER", "SPEED", "LINK", "VFS", "RDMA", "NUMA", "STATE"),
@@ -265,6 +266,18 @@ def _gpu_rows(view: MachineView, uuids: Sequence[str]) -> Iterable[Sequence[str]
     for unusable in snapshot.unusable_gpus:
         numa_node = _or_dash(numa_nodes.get(unusable.place))
         yield "-", "-", "-", "-", "-", unusable.place, numa_node, unusable.health.state
+
+
+def _nvlink_section(snapshot: Snapshot, on: Screen) -> str:
+    """The NVLink domains of the GPUs; empty if no GPU is in one."""
+    indexes: dict[str, list[str]] = {}
+    for gpu in snapshot.gpus:
+        domain = gpu.nvlink_domain
+        indexes.setdefault("not known yet" if domain is None else domain or "none", []).append(str(gpu.index))
+    if not any(gpu.nvlink_domain for gpu in snapshot.gpus):
+        return ""
+    rows = [(domain, ",".join(gpus)) for domain, gpus in indexes.items()]
+    return section("NVLINK", ("DOMAIN", "GPUS"), rows, on)
 
 
 def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:

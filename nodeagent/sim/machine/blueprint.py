@@ -116,6 +116,13 @@ class Product(_Struct, frozen=True, kw_only=True):
     board_name: str = ""
 
 
+class NvlinkFabric(_Struct, frozen=True, kw_only=True):
+    """The registration of all GPUs with an NVSwitch fabric beyond the machine."""
+
+    cluster_uuid: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+    clique_id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] = 0
+
+
 class DriverVersions(_Struct, frozen=True, kw_only=True):
     """The versions of the GPU driver."""
 
@@ -138,6 +145,7 @@ class Model(_Struct, frozen=True, kw_only=True):
     seed: str = ""
     iommu: bool = True
     default_route: str | None = None
+    nvlink_fabric: NvlinkFabric | None = None
 
     def gpu_part(self, gpu: GpuLine) -> GpuPart:
         part: GpuPart = self.parts[gpu.part]

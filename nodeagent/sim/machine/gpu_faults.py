@@ -54,6 +54,7 @@ class GpuDriver:
                         "mig_devices": list(facts.mig_devices),
                         "lost": facts.lost,
                         "recovery_action": facts.recovery_action,
+                        "nvlink_domain": facts.nvlink_domain,
                         "values": facts.values,
                         "texts": facts.texts,
                     }
@@ -155,6 +156,19 @@ class GpuActions:
 
     def nvlink(self, gpu: int | str, link: int, up: bool) -> None:
         self.measure(gpu, **{f"gpu_nvlink_up/{link}": float(up)})
+
+    def join_nvlink_domain(self, cluster_uuid: str, clique_id: int, *gpus: int | str) -> None:
+        """Assign GPUs, or all of them, to a partition of an NVSwitch fabric. An empty UUID is no fabric."""
+        self._register(gpus, f"{cluster_uuid}.{clique_id}" if cluster_uuid else "")
+
+    def register_nvlink(self, *gpus: int | str) -> None:
+        """Let the registration of GPUs, or of all, with their NVSwitch fabric be in progress."""
+        self._register(gpus, None)
+
+    def _register(self, gpus: tuple[int | str, ...], domain: str | None) -> None:
+        for gpu in gpus or [device.address for device in self._kernel.gpus]:
+            self._facts(gpu).nvlink_domain = domain
+        self._settle()
 
     def pcie(self, gpu: int | str, generation: int | None = None, width: int | None = None) -> None:
         """Set the trained PCIe link; values that are not given stay."""

@@ -153,7 +153,7 @@ class Device:
 class SimulatedGpu:
     """The GPU driver's values of one GPU. ``listed``: it answered when the driver was loaded. ``excluded``: a setting
     of the driver leaves it out. ``counted`` is its index in the driver's list, if the driver was loaded while another
-    GPU did not answer."""
+    GPU did not answer. ``nvlink_domain`` is ``None`` while its registration with the NVSwitch fabric is in progress."""
 
     index: int
     uuid: str
@@ -165,6 +165,7 @@ class SimulatedGpu:
     excluded: bool = False
     counted: int | None = None
     recovery_action: str = "none"
+    nvlink_domain: str | None = None
     values: dict[str, float] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
 
@@ -246,7 +247,7 @@ def octets(model: Model, device: Device) -> bytes:
 
 
 def _gpu(model: Model, line: GpuLine, index: int) -> Device:
-    part = model.gpu_part(line)
+    part, fabric = model.gpu_part(line), model.nvlink_fabric
     complex_, chain = addresses(line.path)
     return Device(
         address=chain[-1],
@@ -264,6 +265,7 @@ def _gpu(model: Model, line: GpuLine, index: int) -> Device:
             line.uuid or f"GPU-{model.draw(f'gpu/{index}')}",
             part,
             line.mig,
+            nvlink_domain=f"{fabric.cluster_uuid}.{fabric.clique_id}" if fabric else "",
             values=healthy_gpu_values(part),
             texts={"gpu_serial": f"16549{index:08d}", "gpu_vbios": "96.00.74.00.01"},
         ),
