@@ -21,7 +21,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -41,6 +41,9 @@ from nodeagent.ending import end_at
 from nodeagent.followed_configuration import FollowedConfiguration, configuration_text
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
+from nodeagent.kinds.mps_clients import MPS_FOLDER
+from nodeagent.kinds.resource_settings import GpuMemResource
+from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.kubelet.offer_files import OfferFiles
@@ -48,9 +51,13 @@ from nodeagent.kubelet.rail_memory import CHECKPOINT
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
+from nodeagent.limits.cgroup_limits import CgroupLimits
+from nodeagent.limits.mps_watch import MpsWatch
+from nodeagent.limits.shares import shares_of
 from nodeagent.model import Holding
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
+from nodeagent.sources.machine_access import is_recorded
 from nodeagent.supervise import ending_signals, first_cause, keep
 from nodeagent.web.pages import Pages, PageSources
 
@@ -143,7 +150,7 @@ class Agent:
             watched=config.kubelet.registration == "plugins_registry",
             files=files,
             stats=rpc_stats,
-            on_allocate=self._read_pods.set,
+            on_allocate=self._take_allocation,
         )
         self.offering = DeviceOffering(
             config,
@@ -170,6 +177,18 @@ class Agent:
             },
         )
         gpu_publisher.publish_usage_to(self.accounting.take_usage)
+        self.cgroup_limits = CgroupLimits(
+            tree,
+            config.gpu.accounting.pod_logs,
+            self.inventory,
+            lambda: shares_of(self.offering.offered, self.inventory.snapshot, "nvml-limits"),
+        )
+        self.mps = MpsWatch(
+            tree.path(config.health.state_directory) / MPS_FOLDER,
+            self.inventory,
+            lambda: self.offering.offered,
+            exclusive_process=config.gpu.mps.exclusive_process,
+        )
         self.pages = Pages(
             config.web,
             PageSources(
@@ -187,6 +206,9 @@ class Agent:
                 stuck_threads=gpu_source.stuck_threads,
                 cluster=self.deliveries,
                 accounting=self.accounting,
+                claims=lambda: None if self.dra is None else self.dra.figures,
+                limits=self.cgroup_limits,
+                mps=self.mps,
                 node=options.node_name or socket.gethostname(),
             ),
         )
@@ -210,6 +232,7 @@ class Agent:
         tasks: dict[str, Callable[[], Awaitable[object]]] = {
             "offer": self.offering.run,
             "rails": self.offering.follow_rails,
+            "mps": self.mps.run,
             "kubelet": self.plugins.run,
             "local": partial(
                 self.pages.serve_locally, Tree(self._options.root).path(config.health.state_directory)
@@ -219,6 +242,8 @@ class Agent:
             tasks["config"] = self.file.run
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
+            if not is_recorded(Tree(self._options.root)):
+                tasks["limits"] = self.cgroup_limits.run
         if listen := config.listen if self._options.listen is None else self._options.listen:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)
         access = agent_tasks.node_access(config.cluster, self._options.node_name)
@@ -228,7 +253,14 @@ class Agent:
         if access is not None:
             arguments = (config.cluster, access, self.inventory, self.offering, self.settled)
             tasks["cluster"] = partial(
-                agent_tasks.run, *arguments, self.deliveries, self.accounting, config.health
+                agent_tasks.run,
+                *arguments,
+                self.deliveries,
+                self.accounting,
+                limits=self.cgroup_limits,
+                mps=self.mps,
+                health=config.health,
+                volcano=_by_volcano(config),
             )
         return tasks
 
@@ -261,6 +293,14 @@ class Agent:
             partial(self.inventory.mark_stale, "pods"),
             self._read_pods,
         )
+
+    def _take_allocation(self, resource: str, ids: Sequence[str]) -> None:
+        self._read_pods.set()
+        if resource == NUMBER:
+            snapshot = self.inventory.snapshot
+            granted = snapshot.vgpu_granted | {next_waiting(snapshot, len(ids)).key}
+            self.inventory.publish("volcano", vgpu_granted=granted)
+            self.offering.refresh()
 
     def _publish_holdings(self, holdings: tuple[Holding, ...]) -> None:
         self._pod_holdings = holdings
@@ -322,8 +362,14 @@ class Agent:
         for setting in RESTART_SETTINGS:
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
+        if _by_volcano(config) != _by_volcano(self._config):
+            log.warning("A changed setting takes effect when the agent is restarted. setting=volcano")
         logging.getLogger().setLevel((self._options.log_level or config.log.level).upper())
         discovery.adopt(self.health, self._config.health, config.health)
+
+
+def _by_volcano(config: Config) -> bool:
+    return any(isinstance(entry, GpuMemResource) and entry.volcano for entry in config.resources)
 
 
 def _read_config(path: Path) -> Config:

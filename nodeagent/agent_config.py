@@ -28,6 +28,7 @@ from nodeagent.kinds.resource_conflicts import (
     enforcement_conflicts,
     expect_conflicts,
     resource_conflicts,
+    volcano_conflicts,
 )
 from nodeagent.kinds.resource_settings import (
     EXAMPLE_GPU,
@@ -161,6 +162,11 @@ def _conflicts(built: Built) -> Iterator[Conflict]:
     yield from enforcement_conflicts(
         resources,
         processes=section(built, ("gpu", "health"), GpuHealthSettings).processes,
+        pod_resources=section(built, ("kubelet",), KubeletSettings).pod_resources,
+        access=section(built, ("cluster",), ClusterSettings).access,
+    )
+    yield from volcano_conflicts(
+        resources,
         pod_resources=section(built, ("kubelet",), KubeletSettings).pod_resources,
         access=section(built, ("cluster",), ClusterSettings).access,
     )

@@ -27,9 +27,10 @@ from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.model import Function, Gpu, Neighbor, Remark
-from nodeagent.sources import cabling_plan, gpu_source, gpu_users, host_paths, nvml_session, pci_source
+from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
+from nodeagent.sources.limit_support import limit_support
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.remembered_gpus import RememberedGpus
@@ -290,7 +291,7 @@ class Discovery:
         while True:
             paths = await self._path_reads.run(host_paths.find, self._tree, self._config.cdi.directory)
             logs = self._config.gpu.accounting.pod_logs
-            support = await self._path_reads.run(gpu_users.limit_support, self._tree, logs)
+            support = await self._path_reads.run(limit_support, self._tree, logs)
             self._inventory.publish("paths", paths=paths, limit_support=support)
             await asyncio.sleep(self._config.scan_seconds)
 

@@ -303,13 +303,51 @@ class HostPaths(msgspec.Struct, frozen=True):
 
 
 class LimitSupport(msgspec.Struct, frozen=True):
-    """The parts of the host that limits of GPU memory need. ``None``: not known.
-
-    ``hidden_processes`` is why the host's processes are not visible to the agent, empty if they are.
-    """
+    """The parts of the host that limits of GPU memory need. ``None``: not known. The texts are why the agent cannot see
+    the host's processes, and why it cannot limit the cgroups of containers; empty if it can."""
 
     cgroup2: bool | None = None
     hidden_processes: str | None = None
+    cgroup_obstacle: str | None = None
+
+
+class VgpuGrant(msgspec.Struct, frozen=True):
+    """One GPU that Volcano chose for a container: its slices, and percent of its time (0: any)."""
+
+    uuid: str
+    slices: int
+    cores: int
+
+
+class VgpuWaiting(msgspec.Struct, frozen=True):
+    """A container that Volcano has placed on this node, and that has no GPUs yet. ``count`` is the number that it asks
+    for. ``fault`` is why its annotations are refused, or empty."""
+
+    namespace: str
+    pod: str
+    container: str
+    uid: str
+    count: int
+    gpus: tuple[VgpuGrant, ...]
+    fault: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The UID of the pod, and the container."""
+        return self.uid, self.container
+
+    @property
+    def name(self) -> str:
+        return f"{self.namespace}/{self.pod}"
+
+
+class VgpuShare(msgspec.Struct, frozen=True):
+    """The slices of one GPU that Volcano gave the containers of a pod."""
+
+    namespace: str
+    pod: str
+    uuid: str
+    slices: int
 
 
 class StaleSource(msgspec.Struct, frozen=True):
@@ -338,13 +376,19 @@ class Snapshot(msgspec.Struct, frozen=True):
     links: tuple[Link, ...] = ()
     holdings: tuple[Holding, ...] | None = None
     paths: HostPaths = HostPaths()
-    gpu_driver: str | None = None
-    """The version of the GPU driver: ``580.95.05``."""
+    gpu_driver: str | None = None  # its version: 580.95.05
     limit_support: LimitSupport = LimitSupport()
+    mps_obstacles: tuple[tuple[str, str], ...] = ()
+    """The UUID of each GPU that needs an MPS daemon, and why no program can use it; empty if one can."""
     neighbors: tuple[Neighbor, ...] = ()
     remarks: tuple[Remark, ...] = ()
     stale_sources: tuple[StaleSource, ...] = ()
     unreadable: tuple[str, ...] = ()
+    vgpu_waiting: tuple[VgpuWaiting, ...] = ()
+    """In the order in which Volcano bound them; the containers of a pod in the order of the pod."""
+    vgpu_shares: tuple[VgpuShare, ...] = ()
+    vgpu_granted: frozenset[tuple[str, str]] = frozenset()
+    """The containers that have just got their GPUs, by ``VgpuWaiting.key``: podresources lists them later."""
 
 
 class Identifier(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER, granted_shares
 from nodeagent.model import GpuUsage, Holding, OutsideProcess, PodUse, Snapshot
 
 
@@ -48,7 +49,13 @@ def accounts(
         for device in gpu.mig_devices
     }
     granted: dict[str, dict[tuple[str, str], int]] = {uuid: {} for uuid in sizes}
+    for share in granted_shares(snapshot):
+        if share.uuid in granted:
+            size = share.slices * slice_bytes.get(MEMORY, 0)
+            granted[share.uuid][share.namespace, share.pod] = min(size, sizes[share.uuid])
     for holding in snapshot.holdings or ():
+        if holding.resource in (NUMBER, MEMORY, CORES):
+            continue  # they are numbers; Volcano's choice has the memory
         for uuid, size in _grants(holding, sizes, parts, slice_bytes.get(holding.resource)).items():
             pods = granted[uuid]
             pod = (holding.namespace, holding.pod)

@@ -1,7 +1,7 @@
 """The state of the writes to the API server, for each part of the agent: for ``/readyz``, metrics and Events.
 
-A part is ``nodelinks``, ``events``, ``marks``, ``evictions`` or ``slices``. No failure here makes the agent unready:
-devices come first.
+A part is ``nodelinks``, ``events``, ``marks``, ``evictions``, ``slices`` or ``volcano``. No failure here makes the
+agent unready: devices come first.
 """
 
 from __future__ import annotations

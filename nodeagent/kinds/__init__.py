@@ -104,12 +104,12 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error
     """A request is not granted; the message is one short sentence for the author of the pod.
 
     ``invalid``: the request can never be granted (INVALID_ARGUMENT). Otherwise this node cannot grant it now
-    (FAILED_PRECONDITION).
+    (FAILED_PRECONDITION). ``later``: a fact that it needs may arrive within a second.
     """
 
-    def __init__(self, message: str, *, invalid: bool) -> None:
+    def __init__(self, message: str, *, invalid: bool, later: bool = False) -> None:
         super().__init__(message)
-        self.invalid = invalid
+        self.invalid, self.later = invalid, later
 
 
 def requested(resource: str, ids: Sequence[str]) -> frozenset[str]:

@@ -15,7 +15,16 @@ from typing import Literal
 from nodeagent import cdi
 from nodeagent.affinity import affinity
 from nodeagent.kinds import distance
-from nodeagent.model import Allocation, DeviceNode, Function, Gpu, Holding, HostPaths, MigDevice, Snapshot
+from nodeagent.model import (
+    Allocation,
+    DeviceNode,
+    Function,
+    Gpu,
+    Holding,
+    HostPaths,
+    MigDevice,
+    Snapshot,
+)
 
 Strategy = Literal["cdi", "envvar"]
 
@@ -41,10 +50,10 @@ MIG_MINORS = "/proc/driver/nvidia-caps"
 
 
 def held_elsewhere(
-    snapshot: Snapshot, resource: str, names: Collection[str] | None = None
+    snapshot: Snapshot, resource: str, names: Collection[str] | None = None, ours: Collection[str] = ()
 ) -> dict[str, Holding]:
     """Return the GPUs that pods hold through another resource, of this agent or of another plugin, by UUID. With
-    ``names`` these MIG devices are looked for in place of GPUs.
+    ``names`` these MIG devices are looked for in place of GPUs. ``ours`` are resources of the same kind.
 
     This happens after a GPU has moved to another resource while a pod holds it, and if the vendor's device plugin
     offers the same GPUs. The IDs of all these plugins are ``<uuid>`` or ``<uuid>::<n>``.
@@ -53,7 +62,7 @@ def held_elsewhere(
     return {
         uuid: holding
         for holding in snapshot.holdings or ()
-        if holding.resource != resource
+        if holding.resource != resource and holding.resource not in ours
         for uuid in (device.partition("::")[0] for device in holding.device_ids)
         if uuid in uuids
     }

@@ -57,8 +57,22 @@ def expect_conflicts(expect: ExpectSettings, resources: Sequence[Placed]) -> Ite
 def enforcement_conflicts(
     resources: Sequence[Placed], *, processes: bool, pod_resources: bool, access: str
 ) -> Iterator[Conflict]:
-    """Evictions for over-use without the settings that find it."""
+    """Levels of enforcement without the settings that they need."""
     for path, entry in resources:
+        if isinstance(entry, GpuMemResource) and entry.enforcement in ("nvml-limits", "mps"):
+            where, level = ((*path, "enforcement"),), entry.enforcement
+            if not pod_resources:
+                yield Conflict(
+                    where, f"{level} needs kubelet.podResources: true, which shows the shares of containers"
+                )
+            if entry.mode == "dra" or entry.volcano:
+                yield Conflict(
+                    where,
+                    f"{level} needs mode devicePlugin and volcano: false: podresources shows only such shares",
+                )
+            if level == "mps" and "{" in entry.name:
+                message = "mps needs one resource for all GPUs: a container could ask for several, and has one daemon"
+                yield Conflict(where, message)
         if isinstance(entry, GpuMemResource) and entry.enforcement == "evict":
             where = ((*path, "enforcement"),)
             if not processes:
@@ -84,6 +98,26 @@ def claim_conflicts(resources: Sequence[Placed], *, access: str, pod_resources: 
         if not pod_resources:
             message = "dra needs kubelet.podResources: true, which shows what pods hold of device plugins"
             yield Conflict(((*path, "mode"), ("kubelet", "podResources")), message)
+
+
+def volcano_conflicts(resources: Sequence[Placed], *, pod_resources: bool, access: str) -> Iterator[Conflict]:
+    """Resources that Volcano cannot place."""
+    first: Path | None = None
+    for path, entry in resources:
+        if not isinstance(entry, GpuMemResource) or not entry.volcano:
+            continue
+        where = ((*path, "volcano"),)
+        if first is not None:
+            yield Conflict(where, f"{_named(first)} has it too, and the names of its resources are fixed")
+        first = first or path
+        if entry.mode == "dra":
+            yield Conflict(where, "Volcano's deviceshare needs mode: devicePlugin")
+        if "{gpu}" in entry.name:
+            yield Conflict(where, "the scheduler chooses the GPU; take {gpu} out of the name")
+        if not pod_resources:
+            yield Conflict(where, "it needs kubelet.podResources: true, which shows the pods that have GPUs")
+        if access == "none":
+            yield Conflict(where, "it needs an API server, and cluster.access is none")
 
 
 def _named(path: Path) -> str:

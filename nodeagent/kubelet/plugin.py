@@ -15,8 +15,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
@@ -30,8 +32,13 @@ from nodeagent.model import Allocation, Devices, Function, Reason, Snapshot
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 DEADLINE_S = 2.0
 """An Allocate that has not ended by then is refused, and the kubelet rolls it back."""
+
+LATER_S = 1.0
+"""For facts of the API server that the kubelet had first. It watches the same pods as the agent."""
 
 FILES_S = 1.5
 """For the files of one container. A local file is written in a millisecond; a disk that takes longer hangs."""
@@ -76,8 +83,8 @@ class RecentFunctions:
 class Plugin:
     """Serves the devices of one kind.
 
-    ``on_stream_lost`` is called when the last ListAndWatch stream ends while the server runs, ``on_allocate`` at
-    each Allocate that is granted.
+    ``on_stream_lost`` is called when the last ListAndWatch stream ends while the server runs, ``on_allocate`` with
+    resource and IDs at each Allocate that is granted.
     """
 
     def __init__(
@@ -87,7 +94,7 @@ class Plugin:
         recent: RecentFunctions,
         stats: RpcStats,
         on_stream_lost: Callable[[], None],
-        on_allocate: Callable[[], None] = lambda: None,
+        on_allocate: Callable[[str, Sequence[str]], None] = lambda _resource, _ids: None,
     ) -> None:
         self.resource = kind.resource
         self.device_list = DeviceList()
@@ -106,12 +113,15 @@ class Plugin:
         """The required devices of the last request that has no preference, and why it has none."""
         self._server = UnixServer()
         self._changed = asyncio.Event()
+        self._fresh = asyncio.Event()
 
     def update(self, kind: DeviceKind, snapshot: Snapshot, removed: frozenset[str] = frozenset()) -> bool:
         """Take the latest kind and snapshot. If the device list changed, every open stream sends it. ``removed`` are
         the IDs that may leave the list."""
         self._kind = kind
         self._snapshot = snapshot
+        fresh, self._fresh = self._fresh, asyncio.Event()
+        fresh.set()
         held = [
             id_
             for holding in snapshot.holdings or ()
@@ -187,7 +197,10 @@ class Plugin:
                 from nodeagent.kubelet import messages  # noqa: PLC0415
 
                 questions = messages.read_preferred_request(request)
-                return messages.preferred_response(self._preferred(*question) for question in questions)
+                answers = [
+                    await self._once_known(partial(self._preferred, *question)) for question in questions
+                ]
+                return messages.preferred_response(answers)
             except Refused as refusal:
                 code, reason = _code(refusal), str(refusal)
             call.refused(code.name)
@@ -234,25 +247,38 @@ class Plugin:
     async def _grant(self, request: bytes) -> bytes:
         from nodeagent.kubelet import messages  # noqa: PLC0415
 
-        kind, snapshot = self._kind, self._snapshot
         allocations = []
         for ids in messages.read_allocate_request(request):
             self._refuse_missing(ids)
-            allocation = self._allocation(kind, snapshot, ids)
+            allocation = await self._once_known(partial(self._allocation, ids))
             if self._files.due(allocation):
                 await self._write_files(allocation)
-            self._note_recent(snapshot, ids)
+            self._note_recent(self._snapshot, ids)
             self._grown.allocate(ids, time.monotonic())
             allocations.append(allocation)
             log.info("Devices were allocated. resource=%s count=%d first=%s", self.resource, len(ids), ids[0])
-            self._on_allocate()
+            self._on_allocate(self.resource, ids)
         return messages.allocate_response(allocations)
 
-    def _allocation(self, kind: DeviceKind, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
+    async def _once_known(self, ask: Callable[[], T]) -> T:
+        """Return the answer. If it needs a fact that may arrive soon, wait for new facts for ``LATER_S``."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + LATER_S
+        while True:
+            try:
+                return ask()
+            except Refused as refusal:
+                if not refusal.later or loop.time() >= deadline:
+                    raise
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self._fresh.wait()
+
+    def _allocation(self, ids: Sequence[str]) -> Allocation:
         """Raises ``Refused``, with the reason why there was no preference for this request: it names the cause."""
         (must, cause), self._unpreferred = self._unpreferred, _PREFERRED
         try:
-            return kind.allocate(snapshot, ids)
+            return self._kind.allocate(self._snapshot, ids)
         except Refused:
             if cause is not None and must <= frozenset(ids):
                 raise cause from None

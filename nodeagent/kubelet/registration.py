@@ -18,7 +18,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -68,7 +68,7 @@ class DevicePlugins:
         watched: bool,
         files: AllocationFiles,
         stats: RpcStats,
-        on_allocate: Callable[[], None] = lambda: None,
+        on_allocate: Callable[[str, Sequence[str]], None] = lambda _resource, _ids: None,
     ) -> None:
         """``watched``: register through ``plugins_registry``, a folder that the kubelet watches for sockets,
         instead of calling Register on ``kubelet.sock``."""

@@ -71,6 +71,7 @@ def test_every_supported_system_has_an_example() -> None:
         "node-problem-detector",
         "training-operator",
         "volcano",
+        "volcano-deviceshare",
         "volcano-global",
     ]
 

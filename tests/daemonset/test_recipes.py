@@ -17,6 +17,7 @@ import yaml
 
 from nodeagent.cli import main
 from nodeagent.cluster import device_marks
+from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER
 from tests.support.manifests import DAEMONSET, ROOT, Manifest, files, of_kind, parsed
 
 EXAMPLES = DAEMONSET / "examples"
@@ -107,6 +108,26 @@ def test_the_scheduler_has_the_plugins_and_actions_that_the_volcano_example_need
     assert any("networkTopology" in job["spec"] for job in of_kind(objects("volcano"), "Job"))
     assert "network-topology-aware" in plugins
     assert "gang" in plugins
+
+
+def test_the_deviceshare_example_turns_the_plugin_on_and_locks_nodes() -> None:
+    """The arguments are those of volcano, pkg/scheduler/plugins/deviceshare: ``VGPUEnable`` turns on the annotations,
+    ``NodeLockEnable`` the lock, ``SchedulePolicy`` is ``binpack`` or ``spread``. Only pods with ``schedulerName:
+    volcano`` get a choice, and a container with ``vgpu-number`` is placed (``checkVGPUResourcesInPod``)."""
+    (config,) = of_kind(objects("volcano-deviceshare"), "ConfigMap")
+    text = yaml.safe_load(config["data"]["volcano-scheduler.conf"])
+    plugins = {plugin["name"]: plugin for tier in text["tiers"] for plugin in tier["plugins"]}
+    arguments = plugins["deviceshare"]["arguments"]
+    assert arguments["deviceshare.VGPUEnable"] is True
+    assert arguments["deviceshare.NodeLockEnable"] is True
+    assert arguments["deviceshare.SchedulePolicy"] in ("binpack", "spread")
+    assert {"predicates", "proportion"} <= plugins.keys()
+    pod = named("volcano-deviceshare", "Deployment", "half-gpu")["spec"]["template"]["spec"]
+    assert pod["schedulerName"] == "volcano"
+    (limits,) = (container["resources"]["limits"] for container in pod["containers"])
+    assert {NUMBER, MEMORY, CORES} <= limits.keys()
+    assert 2 * limits[MEMORY] <= 79
+    assert 2 * limits[CORES] <= 100
 
 
 # torchrun

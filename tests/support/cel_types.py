@@ -29,6 +29,7 @@ from tests.support.kubernetes_schemas import definitions
 KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("v1", "events"): ("io.k8s.api.core.v1.Event", "io.k8s.api.events.v1.Event"),
     ("v1", "nodes"): ("io.k8s.api.core.v1.Node",),
+    ("v1", "pods"): ("io.k8s.api.core.v1.Pod",),
     ("v1", "resourceslices"): ("io.k8s.api.resource.v1.ResourceSlice",),
 }
 """The definitions of the kinds of a version and resource name, in any group, as the API server's RESTMapper finds."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.sim.kubelet import PodSpec
 from nodeagent.sim.machine import Machine
 from tests.support.chromium import Browser
@@ -24,7 +25,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser.close()
 
 
-async def test_the_live_page_shows_holders_faults_and_what_the_kubelet_was_told(browser: Browser):
+async def test_the_live_page_shows_holders_faults_curves_and_resources(browser: Browser):
     async with node() as machine:
         await machine.kubelet.start()
         await machine.start_agent(node_name="gpu-17")
@@ -42,11 +43,18 @@ async def test_the_live_page_shows_holders_faults_and_what_the_kubelet_was_told(
         vfs = await asyncio.to_thread(tab.text, "#nics")
         assert "/trainer/" in vfs
         assert "Healthy" in vfs
+        assert machine.agent is not None
         pf = machine.machine.pfs[0].address
+        for at in (10.0, 25.0, 40.0):
+            sample = Sample(at, pf, Source.MODULE, {"module_celsius": 30.0 + at, "rx_power_watts/1": 1e-3})
+            machine.agent.pages._history.take([sample], at)
         machine.machine.set_link(pf, up=False)
         await asyncio.to_thread(
             tab.until, "document.getElementById('health').innerText.includes('carrier_down')"
         )
+        curves = await asyncio.to_thread(tab.text, "#nics .curves")
+        assert "70 °C module temperature" in curves
+        assert "0.0 dBm received light" in curves
         health = await asyncio.to_thread(tab.text, "#health")
         assert "threshold" in health
         assert "clears" in health

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from nodeagent.commands.options import GOOD, Add
+from nodeagent.commands.options import GOOD, USAGE, Add
 
 MODEL_MAX = 1 << 20
 """Bytes; the largest model of the package has 4 KiB."""
@@ -32,6 +33,11 @@ def add(add: Add) -> None:
     what.add_argument("--dra", action="store_true", help="show ResourceSlices and claims on one machine")
     parser.add_argument(
         "--machine", default="dgx-h100", metavar="NAME|FILE", help="the machine model (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--ui",
+        action="store_true",
+        help="instead of the steps: the pages in a browser, with buttons for the faults (docs/ui.md)",
     )
     parser.add_argument("--once", action="store_true", help="end after the last step instead of staying up")
     parser.add_argument(
@@ -60,7 +66,12 @@ def _demo(options: argparse.Namespace) -> int:
     if options.write is not None:
         print(shows.write(options.machine, options.write, rdma=not options.no_rdma))
         return GOOD
-    return shows.main(options.machine, once=options.once, nodes=options.nodes, by_claim=options.dra)
+    if options.ui and options.dra:
+        print("nodeagent: the demo of claims has no page: give --ui without --dra", file=sys.stderr)
+        return USAGE
+    return shows.main(
+        options.machine, once=options.once, nodes=options.nodes, by_claim=options.dra, ui=options.ui
+    )
 
 
 def _check_model(machine: str) -> None:

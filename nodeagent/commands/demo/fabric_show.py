@@ -15,6 +15,7 @@ from pathlib import Path
 
 from nodeagent.commands.demo.control_plane import LEASE_S, DemoCluster
 from nodeagent.commands.demo.demo_steps import DemoError, DemoSteps
+from nodeagent.commands.demo.fabric_faults import show_fabric_page
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.simulated_fabric import Fabric
 
@@ -63,7 +64,7 @@ class FabricShow(DemoSteps):
         self._folder, self._nodes = folder, nodes
         self._versions: dict[str, str] = {}
 
-    async def run(self, *, once: bool) -> None:
+    async def run(self, *, once: bool, ui: bool = False) -> None:
         fabric = self._fabric
         rails = {address: rail for rail, address in enumerate(fabric.rails)}
         print(
@@ -74,6 +75,9 @@ class FabricShow(DemoSteps):
         async with DemoCluster(self._folder, fabric, rails) as self._cluster:
             self._cluster.fabric_file.write_text(_CONFIG)
             await self._form()
+            if ui:
+                await show_fabric_page(self._cluster, once=once)
+                return
             await self._miscable()
             await self._reboot()
             await self._exchange()

@@ -25,6 +25,7 @@ from nodeagent.commands.demo.demo_steps import (
     running,
     tail,
 )
+from nodeagent.commands.demo.node_faults import node_faults, show_node_page
 from nodeagent.commands.scan.listing import as_table, scan_once
 from nodeagent.model import Devices
 from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec
@@ -74,7 +75,7 @@ class NodeShow(DemoSteps):
         self._config = folder / "nodeagent.yaml"
         self._node: Netns | None = None
 
-    async def run(self, *, once: bool) -> None:
+    async def run(self, *, once: bool, ui: bool = False) -> None:
         print(
             f"nodeagent demo. Simulated: the machine ({self._machine.model.name}), its drivers, the kubelet and the "
             "pods.\nReal: the agent, a process that uses real sockets.\n"
@@ -84,16 +85,24 @@ class NodeShow(DemoSteps):
         await self._show_machine()
         async with contextlib.AsyncExitStack() as stack:
             await self._plug_in(stack)
-            await self._run_agent(once=once)
+            await self._run_agent(once=once, ui=ui)
         print("The demo is over. It leaves nothing on this machine.")
 
-    async def _run_agent(self, *, once: bool) -> None:
+    async def _run_agent(self, *, once: bool, ui: bool) -> None:
         await self._kubelet.start()
         port = free_port()
         try:
             async with self._agent(port) as agent:
                 await self._show_registration()
                 await self._show_pods()
+                if ui:
+                    faults = node_faults(
+                        self._machine,
+                        self._kubelet,
+                        [self._offered[nic][0].parent for nic in self._named("/nic")],
+                    )
+                    await show_node_page(faults, self._root, once=once)
+                    return
                 await self._show_gpu_fault()
                 await self._show_link_fault()
                 await self._show_kubelet_restart()

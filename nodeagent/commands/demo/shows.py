@@ -10,6 +10,8 @@ import asyncio
 import shutil
 import signal
 import tempfile
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from nodeagent.commands.demo.claim_show import ClaimShow
@@ -21,16 +23,18 @@ from nodeagent.supervise import ending_signals
 __all__ = ["DemoError", "main", "write"]
 
 
-def main(machine: str, *, once: bool, nodes: int | None = None, by_claim: bool = False) -> int:
-    """Run the demo of one node, of a fabric with ``nodes`` nodes, or of claims. Returns the exit code."""
+def main(
+    machine: str, *, once: bool, nodes: int | None = None, by_claim: bool = False, ui: bool = False
+) -> int:
+    """Run the demo of one node, of a fabric with ``nodes`` nodes, or of claims. Returns the exit code. ``ui``: a page
+    in place of the steps; the demo of claims has none."""
     folder = Path(tempfile.mkdtemp(prefix="nodeagent-demo-"))
     try:
-        show: NodeShow | FabricShow | ClaimShow
         if by_claim:
-            show = ClaimShow(machine, folder)
+            asyncio.run(_run(partial(ClaimShow(machine, folder).run, once=once)))
         else:
             show = NodeShow(machine, folder) if nodes is None else FabricShow(machine, folder, nodes)
-        asyncio.run(_run(show, once=once))
+            asyncio.run(_run(partial(show.run, once=once, ui=ui)))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
@@ -38,9 +42,9 @@ def main(machine: str, *, once: bool, nodes: int | None = None, by_claim: bool =
     return 0
 
 
-async def _run(show: NodeShow | FabricShow | ClaimShow, *, once: bool) -> None:
+async def _run(run: Callable[[], Awaitable[None]]) -> None:
     task = asyncio.current_task()
     if task is not None:
         for number in ending_signals(signal.SIGHUP):  # a closed terminal ends the demo like Ctrl-C
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    await show.run(once=once)
+    await run()

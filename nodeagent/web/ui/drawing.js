@@ -48,6 +48,11 @@ export class CanvasPen {
     this.context.fillText(this.fit(text, width), x, y);
   }
 
+  measure(text, size, bold = false) {
+    this.context.font = `${bold ? 600 : 400} ${size}px ${FONT}`;
+    return this.context.measureText(text).width;
+  }
+
   fit(text, width) {
     if (width === Infinity || this.context.measureText(text).width <= width) return text;
     let kept = text;
@@ -75,6 +80,10 @@ export class SvgPen {
   shape(x, y, name, color) {
     if (name === "square") return this.rect(x, y, CELL, CELL, color);
     this.parts.push(`<use href="#${name}" x="${n(x + 1 + this.origin.x)}" y="${n(y + 1 + this.origin.y)}" fill="${this.colors[color]}"/>`);
+  }
+
+  measure(text, size, bold = false) {
+    return text.length * size * (bold ? 0.62 : 0.56);
   }
 
   text(x, y, text, color, size, { bold = false, width = Infinity, middle = false } = {}) {
@@ -127,7 +136,7 @@ export function drawFrame(pen, frame) {
   const { name, tierName, derivedFrom, members } = frame.hypernode;
   const about = [tierName, `${count(members, "member")}`, derivedFrom && `by ${derivedFrom}`].filter(Boolean).join(" · ");
   pen.text(frame.x + 14, frame.y + 19, name, "--ink", 14, { bold: true, width: frame.width / 2 });
-  pen.text(frame.x + 14 + Math.min(name.length * 8.4 + 12, frame.width / 2 + 8), frame.y + 19, about, "--quiet", 11, { width: frame.width / 2 - 30 });
+  pen.text(frame.x + 26 + Math.min(pen.measure(name, 14, true), frame.width / 2), frame.y + 19, about, "--quiet", 11, { width: frame.width / 2 - 40 });
 }
 
 /** The whole map as an SVG file. */

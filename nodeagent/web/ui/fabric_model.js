@@ -137,6 +137,21 @@ export class FabricModel {
     return this.content.shapesOf[node] < 0;
   }
 
+  /** The links in a bad state that no anomaly explains, those of one switch and state together: most first. */
+  badLinks() {
+    const together = new Map();
+    this.content.states.forEach((letters, node) => [...letters].forEach((letter, i) => {
+      if (!STATES[letter]?.trouble) return;
+      const link = this.link(node, i);
+      if (link.anomalies.length) return;
+      const key = link.switch ? `${letter} ${link.switch}` : `${letter} ${node} ${i}`;
+      const known = together.get(key) ?? { state: link.state, switchName: link.switch, links: [] };
+      known.links.push(link);
+      together.set(key, known);
+    }));
+    return [...together.values()].sort((a, b) => b.links.length - a.links.length);
+  }
+
   countStates() {
     const counts = {};
     for (const states of this.content.states) for (const letter of states) counts[letter] = (counts[letter] ?? 0) + 1;

@@ -41,10 +41,21 @@ function troubles(model, select) {
     const name = anomaly.node ? [anomaly.node, anomaly.link].filter(Boolean).join(" ") : anomaly.switch;
     return entry([symbol(anomalySymbol(anomaly.kind)), anomaly.kind], "", el("p", {}, chooser(name, at, select)), el("p", { text: anomaly.message }));
   });
+  for (const { state, switchName, links } of model.badLinks()) {
+    const [first] = links;
+    const title = [symbol(state), links.length === 1 ? state.word : `${links.length} links ${state.word}`];
+    list.push(entry(title, "",
+      el("p", {}, links.length === 1 || !switchName ? chooser(`${first.node} ${first.name}`, `link:${first.node}/${first.name}`, select) : chooser(switchName, `switch:${switchName}`, select)),
+      el("p", { class: "quiet", text: links.length === 1 ? (switchName ? `to ${switchName} ${first.port}` : "without a neighbor") : few(links.map((link) => link.node)) })));
+  }
   for (const [node, reason] of Object.entries(model.content.unplaced)) {
     list.push(entry("not placed", "", el("p", {}, chooser(node, `node:${node}`, select)), el("p", { text: reason })));
   }
   return list;
+}
+
+function few(names) {
+  return names.slice(0, 4).join(", ") + (names.length > 4 ? ` and ${names.length - 4} more` : "");
 }
 
 function moves(model, select) {

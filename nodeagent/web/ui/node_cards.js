@@ -20,7 +20,7 @@ export function gpuCards(node) {
   if (!gpus.length) return [el("h2", { text: "GPUs" }), el("p", { class: "quiet", text: "No GPU is known on this node." })];
   return [
     el("h2", { text: "GPUs" }),
-    obstacle && el("p", { class: "quiet", text: `Which pods use a GPU is not known: ${obstacle}.` }),
+    obstacle && el("p", { class: "quiet", text: `How much the pods use is not known: ${obstacle}.` }),
     el("div", { class: "tiles" }, gpus.map((gpu) => {
       const place = node.places.find((entry) => entry.uuid === gpu.uuid);
       return el("article", { class: "tile", "data-name": `GPU${gpu.index}` },

@@ -1,0 +1,365 @@
+"""Volcano's deviceshare on one node: a stand-in scheduler places pods, the agent follows, and the kubelet asks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from nodeagent.cluster import volcano_annotations as notes
+from nodeagent.cluster import volcano_deviceshare
+from nodeagent.cluster.volcano_deviceshare import VolcanoDeviceshare
+from nodeagent.inventory import Inventory
+from nodeagent.kinds import Refused
+from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER, VgpuParts, VgpuPlaces, next_waiting
+from nodeagent.kube.access import Access
+from nodeagent.kube.client import ApiClient
+from nodeagent.model import Holding, VgpuGrant
+from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sim.kubelet import PodSpec
+from tests.support.kind_machines import SICK, dgx, gpu_of, uuid_of
+from tests.support.running_agent import node
+from tests.support.volcano_scheduler import Scheduler, Unschedulable
+
+NODE = "gpu-0"
+SLICES = GpuMemory(MEMORY, reserved_mib=512)
+PLACES, PARTS = VgpuPlaces(SLICES), VgpuParts(SLICES, "memory")
+
+
+class Stage:
+    """A Node, its agent's half, and the kubelet's view of the devices."""
+
+    def __init__(self, server: ApiServer, client: ApiClient) -> None:
+        self.server, self.scheduler = server, Scheduler(server)
+        self.inventory = Inventory()
+        self.inventory.publish("gpus", gpus=dgx().gpus[:2])
+        self.inventory.publish("pods", holdings=())
+        self.share = VolcanoDeviceshare(
+            client, self.inventory, NODE, lambda: SLICES, clock=lambda: self.scheduler.now
+        )
+        server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+
+    def pod(
+        self, name: str, *limits: dict[str, int], notes: dict[str, str] | None = None, node: str = ""
+    ) -> None:
+        containers = [
+            {
+                "name": f"c{n}",
+                "resources": {"limits": {f"volcano.sh/vgpu-{key}": str(it) for key, it in one.items()}},
+            }
+            for n, one in enumerate(limits)
+        ]
+        meta = {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": notes or {}}
+        spec = {"containers": containers} | ({"nodeName": node} if node else {})
+        self.server.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": meta,
+                "spec": spec,
+                "status": {"phase": "Pending"},
+            }
+        )
+
+    def notes(self, plural: str, name: str) -> dict[str, str]:
+        found = self.server.find(plural, name, "default" if plural == "pods" else None)
+        assert found is not None
+        return dict(found["metadata"].get("annotations") or {})
+
+    async def until(self, true: Callable[[], object]) -> None:
+        await self.server.until(true)
+
+    async def waiting(self, *names: str) -> None:
+        async with asyncio.timeout(20):
+            while [it.pod for it in self.inventory.snapshot.vgpu_waiting] != list(names):
+                await self.inventory.changed(self.inventory.snapshot.revision)
+
+    def admit(self, name: str, container: str, count: int = 1) -> list[str]:
+        """The kubelet asks for a preference, allocates what it gets, and lists the pod."""
+        snapshot = self.inventory.snapshot
+        held = {id_ for it in snapshot.holdings or () for id_ in it.device_ids}
+        free = [id_ for it in PLACES.devices(snapshot) for id_ in it.ids if id_ not in held]
+        chosen = PLACES.prefer(snapshot, free, [], count)
+        self.allocation = PLACES.allocate(snapshot, chosen)
+        key = next_waiting(snapshot, count).key
+        self.inventory.publish("volcano", vgpu_granted=snapshot.vgpu_granted | {key})
+        holding = Holding("default", name, container, NUMBER, tuple(chosen))
+        self.inventory.publish("pods", holdings=(*(snapshot.holdings or ()), holding))
+        return [id_.partition("::")[0] for id_ in chosen]
+
+    async def registered(self) -> None:
+        await self.until(lambda: notes.REGISTER in self.notes("nodes", NODE))
+
+
+@asynccontextmanager
+async def stage() -> AsyncIterator[Stage]:
+    server = await ApiServer().start()
+    client = ApiClient(Access(server.url, token=server.token("agent")))
+    task = None
+    try:
+        async with asyncio.timeout(60):
+            one = Stage(server, client)
+            task = asyncio.ensure_future(one.share.run())
+            await one.registered()
+            yield one
+    finally:
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+        await client.close()
+        await server.stop()
+
+
+async def test_the_scheduler_chooses_the_gpu_the_agent_honors_it_reports_and_releases_the_lock() -> None:
+    async with stage() as s:
+        s.pod("a", {"number": 1, "memory": 40, "cores": 30})
+        s.scheduler.bind("a", NODE)
+        assert "hamivgpu" in s.notes("nodes", NODE)
+        await s.waiting("a")
+        assert s.admit("a", "c0") == [uuid_of(1)], "the scheduler takes the last GPU first"
+        env = dict(s.allocation.env)
+        assert (env["NODEAGENT_GPU_UUID"], env["NODEAGENT_GPU_MEM_MIB"]) == (uuid_of(1), str(40 * 1024))
+        await s.until(lambda: s.notes("pods", "a")["volcano.sh/bind-phase"] == "success")
+        assert s.notes("pods", "a")["volcano.sh/vgpu-time"] == str(2**64 - 1)
+        await s.until(lambda: "hamivgpu" not in s.notes("nodes", NODE))
+        assert PARTS.free(s.inventory.snapshot) == {uuid_of(0): 79, uuid_of(1): 39}
+
+        s.pod("b", {"number": 1, "memory": 40})
+        s.scheduler.bind("b", NODE)
+        await s.waiting("b")
+        assert s.admit("b", "c0") == [uuid_of(0)], "by card: 39 are left on the other"
+
+
+async def test_the_containers_of_a_pod_get_their_gpus_in_order_and_several_at_once() -> None:
+    async with stage() as s:
+        s.pod("a", {"number": 1, "memory": 60}, {}, {"number": 1, "memory": 30}, {"number": 2, "memory": 19})
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a", "a", "a")
+        with pytest.raises(Refused, match="waits for 2 GPUs"):
+            s.admit("a", "c3", 2)
+        assert s.admit("a", "c0") == [uuid_of(1)]
+        assert s.admit("a", "c2") == [uuid_of(0)]
+        assert s.notes("pods", "a")["volcano.sh/bind-phase"] == "allocating"
+        assert sorted(s.admit("a", "c3", 2)) == sorted((uuid_of(0), uuid_of(1)))
+        await s.until(lambda: s.notes("pods", "a")["volcano.sh/bind-phase"] == "success")
+
+
+async def test_two_pods_that_wait_with_different_gpus_are_refused_rather_than_swapped() -> None:
+    async with stage() as s:
+        s.scheduler.locks = False
+        for name in "ab":
+            s.pod(name, {"number": 1, "memory": 60})
+            s.scheduler.bind(name, NODE)
+        await s.waiting("a", "b")
+        with pytest.raises(Refused, match=r"default/a, default/b; set deviceshare\.NodeLockEnable: true"):
+            s.admit("a", "c0")
+
+
+async def test_equal_choices_of_two_pods_are_no_guess() -> None:
+    async with stage() as s:
+        s.scheduler.locks = False
+        for name in "ab":
+            s.pod(name, {"number": 1, "memory": 30})
+            s.scheduler.bind(name, NODE)
+        await s.waiting("a", "b")
+        assert s.admit("a", "c0") == s.admit("b", "c0") == [uuid_of(1)]
+
+
+async def test_a_lock_that_a_scheduler_left_behind_is_released_and_one_in_use_is_not() -> None:
+    async with stage() as s:
+        s.pod("a", {"number": 1, "memory": 8})
+        s.scheduler.bind("a", NODE, crash=True)
+        s.pod("b", {"number": 1, "memory": 8})
+        with pytest.raises(Unschedulable, match="locked within 5 minutes"):
+            s.scheduler.bind("b", NODE)
+        s.scheduler.now += volcano_deviceshare.LOCK_GRACE_S + 1
+        s.inventory.publish(
+            "gpus", gpus=(gpu_of(0), replace(gpu_of(1), health=SICK))
+        )  # any change ends the pause
+        await s.until(lambda: "hamivgpu" not in s.notes("nodes", NODE))
+        s.scheduler.bind("b", NODE)
+        await s.waiting("b")
+        s.scheduler.now += 60
+        s.inventory.publish("gpus", gpus=(gpu_of(0), gpu_of(1)))
+        await s.until(lambda: s.notes("nodes", NODE)[notes.REGISTER].count("true") == 2)
+        assert "hamivgpu" in s.notes("nodes", NODE), "a pod waits"
+
+
+async def test_an_unhealthy_gpu_has_no_places_for_a_scheduler_that_ignores_the_health() -> None:
+    async with stage() as s:
+        s.inventory.publish("gpus", gpus=(gpu_of(0), replace(gpu_of(1), health=SICK)))
+        await s.until(lambda: "false" in s.notes("nodes", NODE)[notes.REGISTER])
+        s.pod("a", {"number": 1, "memory": 8})
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        assert s.admit("a", "c0") == [uuid_of(0)]
+
+
+async def test_a_changed_registration_is_repaired_and_a_scheduler_that_asks_gets_an_answer() -> None:
+    async with stage() as s:
+        good = s.notes("nodes", NODE)[notes.REGISTER]
+        s.scheduler.annotate("nodes", NODE, None, **{notes.REGISTER: "x", notes.HANDSHAKE: "Requesting_2026"})
+        await s.until(lambda: s.notes("nodes", NODE)[notes.REGISTER] == good)
+        assert s.notes("nodes", NODE)[notes.HANDSHAKE].startswith("Reported_")
+
+
+async def test_a_pod_that_ends_before_its_devices_is_reported_as_failed() -> None:
+    async with stage() as s:
+        s.pod("a", {"number": 1, "memory": 8})
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        found = s.server.find("pods", "a", "default")
+        assert found is not None
+        s.server.put(found | {"status": {"phase": "Failed"}})
+        await s.until(lambda: s.notes("pods", "a")["volcano.sh/bind-phase"] == "failed")
+        await s.until(lambda: "hamivgpu" not in s.notes("nodes", NODE))
+        assert s.inventory.snapshot.vgpu_waiting == ()
+
+
+def forged(**changes: str | None) -> dict[str, str]:
+    """Annotations of a pod that its author wrote, as the scheduler writes them, with changes."""
+    now = str(int(time.time()))
+    text = f"{uuid_of(1)},NVIDIA,8,0:"
+    good: dict[str, str | None] = {
+        notes.PLACED_ON: NODE,
+        notes.PLACED_AT: now,
+        notes.CHOSEN: text,
+        notes.TO_ALLOCATE: text,
+        notes.BIND_PHASE: "allocating",
+        notes.BIND_TIME: now,
+    }
+    return {key: value for key, value in (good | changes).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({notes.PLACED_ON: "gpu-1"}, "names another node"),
+        ({notes.BIND_TIME: None}, "is no time"),
+        ({notes.PLACED_AT: "yesterday"}, "is no time"),
+        ({notes.BIND_TIME: "1600000000"}, "is not of the last 300 s"),
+        ({notes.BIND_TIME: "9999999999"}, "is not of the last 300 s"),
+        ({notes.TO_ALLOCATE: "nonsense"}, "has another form"),
+        ({notes.TO_ALLOCATE: f"{uuid_of(1)},NVIDIA,8,0:;{uuid_of(0)},NVIDIA,8,0:"}, "has another form"),
+        ({notes.TO_ALLOCATE: f"{uuid_of(1)},NVIDIA,79,0:"}, "has 79 of volcano.sh/vgpu-memory"),
+        ({notes.TO_ALLOCATE: f"{uuid_of(1)},NVIDIA,8,50:"}, "has 50 of volcano.sh/vgpu-cores"),
+        ({notes.TO_ALLOCATE: f"{uuid_of(7)},NVIDIA,8,0:"}, "is no GPU"),
+        ({notes.TO_ALLOCATE: f"{uuid_of(1)},NVIDIA,8,0:{uuid_of(0)},NVIDIA,8,0:"}, "has 2 GPUs"),
+        ({notes.TO_ALLOCATE: "x" * 70_000}, "has another form"),
+    ],
+)
+async def test_forged_and_stale_annotations_are_refused_with_the_reason(
+    changes: dict[str, str | None], why: str
+) -> None:
+    async with stage() as s:
+        s.pod("a", {"number": 1, "memory": 8}, notes=forged(**changes), node=NODE)
+        await s.waiting("a")
+        with pytest.raises(Refused, match=why):
+            s.admit("a", "c0")
+        assert not s.inventory.snapshot.holdings
+
+
+async def test_a_forged_choice_takes_no_memory_of_another_pod() -> None:
+    async with stage() as s:
+        s.pod("a", {"number": 1, "memory": 75})
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        s.admit("a", "c0")
+        s.pod("b", {"number": 1, "memory": 8}, notes=forged(), node=NODE)
+        await s.waiting("b")
+        with pytest.raises(Refused, match=f"the pods of {uuid_of(1)} would have 83 of its 79 slices"):
+            s.admit("b", "c0")
+
+
+async def test_a_pod_whose_annotations_arrive_late_is_refused_for_now_only() -> None:
+    snapshot = dgx()
+    with pytest.raises(Refused) as refused:
+        PLACES.prefer(snapshot, [PLACES.devices(snapshot)[0].ids[0]], [], 1)
+    assert refused.value.later
+
+
+@given(text=st.text(alphabet="GPU-0:;,NVIDIA179x ", max_size=60) | st.text(max_size=40))
+def test_any_text_decodes_to_grants_or_to_nothing(text: str) -> None:
+    found = notes.decode(text)
+    if found is not None:
+        assert all(isinstance(grant, VgpuGrant) and grant.slices >= 0 for part in found for grant in part)
+
+
+def test_the_registration_is_what_the_scheduler_decodes() -> None:
+    gpus = (gpu_of(0), replace(gpu_of(1), health=SICK, name="NVIDIA H100, 80GB: x"))
+    assert notes.register(SLICES, gpus) == (
+        f"{uuid_of(0)},64,79,NVIDIA-{gpu_of(0).name},true,hami-core:"
+        f"{uuid_of(1)},0,79,NVIDIA-NVIDIA H100- 80GB- x,false,hami-core:"
+    )
+
+
+async def test_a_kubelet_that_is_faster_than_the_annotations_waits_for_them_and_the_pod_gets_its_gpu(
+    tmp_path: Path,
+) -> None:
+    """The whole agent: registration of the three resources, a placed pod, its report, and a pod without a choice."""
+    server = await ApiServer(seed=1).start()
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(
+        yaml.safe_dump(
+            {
+                "current-context": "here",
+                "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": server.url}}],
+                "users": [{"name": "u", "user": {"token": server.token("agent")}}],
+            }
+        )
+    )
+    settings = (
+        f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}}}\n"
+        "resources: [{kind: gpu-mem, volcano: true, deviceListStrategy: envvar}]\n"
+    )
+    try:
+        async with node() as n:
+            await n.kubelet.start()
+            await n.start_agent(n.configure(settings), node_name=NODE)
+            for resource, count in ((NUMBER, 128), (MEMORY, 158), (CORES, 200)):
+                await n.allocatable(resource, count)
+            await server.until(lambda: _notes(server, "nodes", NODE).get(notes.REGISTER))
+            scheduler = Scheduler(server)
+            limits = {NUMBER: 1, MEMORY: 40, CORES: 30}
+            container = {
+                "name": "main",
+                "resources": {"limits": {key: str(it) for key, it in limits.items()}},
+            }
+            meta = {"name": "a", "namespace": "default", "uid": "uid-a"}
+            server.put(
+                {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {"containers": [container]}}
+            )
+
+            admitting = asyncio.ensure_future(n.kubelet.admit(PodSpec.single("a", limits)))
+            await asyncio.sleep(0)
+            scheduler.bind("a", NODE)
+            admission = await admitting
+            assert admission.admitted, admission
+            chosen = _notes(server, "pods", "a")[notes.CHOSEN].partition(",")[0]
+            env = dict(admission.given["main"].env)
+            assert (env["NVIDIA_VISIBLE_DEVICES"], env["NODEAGENT_GPU_MEM_MIB"]) == (chosen, str(40 * 1024))
+            await server.until(lambda: _notes(server, "pods", "a")[notes.BIND_PHASE] == "success")
+            await server.until(lambda: notes.NODE_LOCK not in _notes(server, "nodes", NODE))
+
+            refused = await n.kubelet.admit(PodSpec.single("b", {NUMBER: 1, MEMORY: 8}))
+            assert "no pod that Volcano placed here waits for 1 GPUs" in refused.message
+            assert n.kubelet.panics == []
+    finally:
+        await server.stop()
+
+
+def _notes(server: ApiServer, plural: str, name: str) -> dict[str, str]:
+    found = server.find(plural, name, "default" if plural == "pods" else None)
+    assert found is not None
+    return dict(found["metadata"].get("annotations") or {})

@@ -1,0 +1,153 @@
+"""The rights of Volcano's deviceshare: sufficient and minimal, limited to the own Node, and no forged choice."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nodeagent.cluster import volcano_annotations as notes
+from nodeagent.kube.access import Access
+from nodeagent.kube.client import ApiClient
+from nodeagent.sim.apiserver import ApiServer
+from tests.cluster.test_volcano_deviceshare import Stage
+from tests.daemonset.test_rbac import AGENT, allowed, cluster, granted, grants
+from tests.support.admission import NODE, UID, Request, refusals
+from tests.support.cel_types import type_errors
+from tests.support.kubernetes_schemas import NEWEST, OLDEST
+from tests.support.manifests import Manifest, built, of_kind
+
+pytestmark = pytest.mark.needs("kubectl", "cel_expr_python")
+
+SCHEDULER = "system:serviceaccount:volcano-system:volcano-scheduler"
+TOKEN = {NODE: ["gpu-0"], UID: ["u-0"]}
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[Manifest]:
+    return built("overlays/volcano-deviceshare")
+
+
+def pod(node: str = "gpu-0", **annotations: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "a",
+            "namespace": "ml",
+            "labels": {"app": "a"},
+            "annotations": {"note": "1"} | annotations,
+        },
+        "spec": {"nodeName": node, "containers": [{"name": "main", "image": "x"}]},
+    }
+
+
+def update(
+    user: str, change: Callable[[dict[str, Any]], object], old: dict[str, Any] | None = None
+) -> Request:
+    before = old or pod(**{notes.BIND_PHASE: "allocating", notes.TO_ALLOCATE: "x"})
+    after = copy.deepcopy(before)
+    change(after)
+    extra = TOKEN if user == AGENT else {}
+    return Request("UPDATE", ":pods", "a", user, extra, after, before, "ml")
+
+
+def note(**changes: str) -> Callable[[dict[str, Any]], object]:
+    return lambda made: made["metadata"]["annotations"].update(changes)
+
+
+REPORT = note(**{notes.BIND_PHASE: "success", notes.PLACED_AT: notes.DONE_AT})
+WRONG: dict[str, Request] = {
+    "a pod of another node": update(AGENT, REPORT, pod("gpu-1", **{notes.BIND_PHASE: "allocating"})),
+    "a token without a node": Request(
+        "UPDATE", ":pods", "a", AGENT, {NODE: [""]}, pod("", **{notes.BIND_PHASE: "failed"}), pod(""), "ml"
+    ),
+    "the choice": update(AGENT, note(**{notes.TO_ALLOCATE: "y"})),
+    "another annotation": update(AGENT, note(x="y")),
+    "an annotation gone": update(AGENT, lambda made: made["metadata"]["annotations"].pop("note")),
+    "a phase of its own": update(AGENT, note(**{notes.BIND_PHASE: "x"})),
+    "a label": update(AGENT, lambda made: made["metadata"]["labels"].update(app="b")),
+    "an owner": update(AGENT, lambda made: made["metadata"].update(ownerReferences=[{"uid": "1"}])),
+    "a finalizer": update(AGENT, lambda made: made["metadata"].update(finalizers=["x/y"])),
+    "an image": update(AGENT, lambda made: made["spec"]["containers"][0].update(image="y")),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_an_agent_may_only_report_on_the_pods_of_its_node(case: str, everything: list[Manifest]) -> None:
+    assert refusals(everything, WRONG[case])
+
+
+def test_a_report_passes_and_the_scheduler_alone_writes_the_choice(everything: list[Manifest]) -> None:
+    assert refusals(everything, update(AGENT, REPORT)) == []
+    choice = note(**{notes.TO_ALLOCATE: "y", notes.BIND_TIME: "1"})
+    assert refusals(everything, update(SCHEDULER, choice)) == []
+    assert refusals(everything, update("alice", choice))
+    assert refusals(everything, update("alice", note(x="y"))) == []
+    gone = update("alice", lambda made: made["metadata"]["annotations"].pop(notes.TO_ALLOCATE))
+    assert refusals(everything, gone)
+    for written, passes in (({notes.CHOSEN: "x"}, False), ({"volcano.sh/vgpu-mode": "hami-core"}, True)):
+        made = Request("CREATE", ":pods", "a", "alice", {}, pod(**written), None, "ml")
+        assert (refusals(everything, made) == []) is passes
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_the_api_server_finds_no_wrong_type_in_the_policies(version: str, everything: list[Manifest]) -> None:
+    crds = of_kind(everything, "CustomResourceDefinition")
+    policies = of_kind(everything, "ValidatingAdmissionPolicy")
+    assert {"nodeagent-volcano-pods", "nodeagent-volcano-choice"} <= {
+        it["metadata"]["name"] for it in policies
+    }
+    assert [error for policy in policies for error in type_errors(policy, crds, version)] == []
+
+
+async def work(server: ApiServer) -> None:
+    """A pod is placed, gets its devices, is reported, and the lock is released."""
+    client = ApiClient(Access(server.url, token=server.token(AGENT)))
+    stage = Stage(server, client)
+    task = asyncio.ensure_future(stage.share.run())
+    try:
+        await stage.registered()
+        stage.pod("a", {"number": 1, "memory": 8})
+        stage.scheduler.bind("a", "gpu-0")
+        await stage.waiting("a")
+        stage.admit("a", "c0")
+        await stage.until(lambda: stage.notes("pods", "a")[notes.BIND_PHASE] == "success")
+        await stage.until(lambda: notes.NODE_LOCK not in stage.notes("nodes", "gpu-0"))
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+        await client.close()
+
+
+async def test_the_agent_needs_exactly_these_rights_and_each_of_its_writes_passes(
+    everything: list[Manifest],
+) -> None:
+    admitted: list[Request] = []
+    async with asyncio.timeout(60), cluster(everything, admitted) as server:
+        await work(server)
+        assert not [seen for seen in server.requests if seen.status == 403]
+        asked = {granted(seen) for seen in server.requests}
+    role = [
+        one for one in grants(everything, AGENT) if one[0]["metadata"]["name"].endswith("volcano-deviceshare")
+    ]
+    assert sorted(asked) == sorted(right for _, _, right in role)
+    assert set(asked) <= set(allowed(everything, AGENT))
+    assert {one.resource for one in admitted} >= {":nodes", ":pods"}
+
+
+@pytest.mark.parametrize("policy", ["nodeagent-volcano-pods", "nodeagent-volcano-choice"])
+def test_each_validation_is_needed(policy: str, everything: list[Manifest]) -> None:
+    requests = [*WRONG.values(), update("alice", note(**{notes.TO_ALLOCATE: "y"}))]
+    for one in everything:
+        if (one["kind"], one["metadata"]["name"]) == ("ValidatingAdmissionPolicy", policy):
+            for left_out in one["spec"]["validations"]:
+                rest = [it for it in one["spec"]["validations"] if it is not left_out]
+                weaker = [
+                    it if it is not one else one | {"spec": one["spec"] | {"validations": rest}}
+                    for it in everything
+                ]
+                assert any(refusals(everything, it) and not refusals(weaker, it) for it in requests), left_out

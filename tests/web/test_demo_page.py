@@ -1,0 +1,101 @@
+"""`nodeagent demo --ui` in Debian's Chromium: the buttons change the simulated machines, and the page shows it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support.chromium import Browser, Tab
+
+pytestmark = pytest.mark.needs("chromium")
+INSIDE = "document.querySelector('iframe').contentDocument"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@contextmanager
+def demo(*arguments: str) -> Iterator[str]:
+    """A running demo. Yields the address that it prints."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "nodeagent", "demo", "--ui", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        lines = []
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if found := re.search(r"Open (http://127\.0\.0\.1:\d+/)", line):
+                    yield found[1]
+                    break
+            else:
+                pytest.fail("".join(lines))
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+
+
+def shows(tab: Tab, selector: str, text: str) -> None:
+    tab.until(f"{INSIDE}?.querySelector({selector!r})?.innerText.includes({text!r})", 60)
+
+
+def press(tab: Tab, title: str) -> None:
+    tab.click_on("#faults button", title)
+    tab.until("document.getElementById('done').textContent.length > 3", 60)
+
+
+def test_the_buttons_of_the_fabric_change_it_and_the_page_survives_the_end_of_the_leader(browser: Browser):
+    with demo("--nodes", "8") as url:
+        tab = browser.tab(url)
+        shows(tab, "#summary", "8 nodes · 2 leaf groups · 104 healthy · 0 anomalies")
+        press(tab, "plug a cable")
+        shows(tab, "#lists", "foreign-leaf")
+        press(tab, "plug a cable")
+        press(tab, "off")
+        shows(tab, "#summary", "4 down")
+        shows(tab, "#lists", "4 links down")
+        press(tab, "off")
+        shows(tab, "#summary", "104 healthy · 0 anomalies")
+        press(tab, "add a node")
+        shows(tab, "#summary", "9 nodes")
+        press(tab, "kill the leading")
+        shows(tab, "#state", "nodeagent-controller-1 leads")
+        refused = urllib.request.Request(f"{url}faults/cable", method="POST")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(refused)
+        rebound = urllib.request.Request(f"{url}faults", headers={"Host": "attacker.example"})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(rebound)
+        tab.close()
+
+
+def test_the_buttons_of_the_node_withdraw_devices_and_give_them_back(browser: Browser):
+    with demo("--machine", "two-gpu-two-nic") as url:
+        tab = browser.tab(url)
+        shows(tab, "#gpus", "trainer")
+        press(tab, "falls off the bus")
+        shows(tab, "#health", "xid_79")
+        press(tab, "pull the cable")
+        shows(tab, "#health", "carrier_down")
+        shows(tab, "#nics", "withdrawn")
+        press(tab, "falls off the bus")
+        press(tab, "pull the cable")
+        shows(tab, "#health", "No rule is active")
+        tab.close()
