@@ -36,11 +36,12 @@ case $dra in
 esac
 
 # Agents and controller would write their marks again.
-running=$(kubectl get daemonsets,deployments --namespace "$namespace" --selector app.kubernetes.io/part-of=nodeagent \
-    --output name)
+# In every namespace, because NAMESPACE may be wrong.
+running=$(kubectl get daemonsets,deployments --all-namespaces --selector app.kubernetes.io/part-of=nodeagent \
+    --output go-template='{{range .items}}{{.metadata.namespace}}/{{.metadata.name}} {{end}}')
 if [ -n "$running" ]; then
-    echo "nodeagent still runs in the namespace $namespace; remove it first: kubectl delete -k daemonset/, or helm" \
-        "uninstall. Found:" "$running" >&2
+    echo "nodeagent still runs; remove it first: kubectl delete -k daemonset/, or helm" \
+        "uninstall. Found: $running" >&2
     exit 1
 fi
 

@@ -25,6 +25,7 @@ from nodeagent.cluster.node_report import body, report
 from nodeagent.commands.scan.listing import scan_once
 from nodeagent.inventory import Inventory
 from nodeagent.sim.machine import Machine
+from nodeagent.sim.machine.blueprint import ModelError
 from nodeagent.sim.simulated_fabric import Fabric
 
 KWOK = "kwok.x-k8s.io/node"
@@ -92,6 +93,16 @@ def main() -> None:
     parser.add_argument("--wrong-cables", type=int, default=0, metavar="N")
     parser.add_argument("--dead-switches", type=int, default=0, metavar="N")
     options = parser.parse_args()
+    if options.nodes < 1:
+        parser.error("--nodes must be 1 or more")
+    if not 0 <= options.wrong_cables <= options.nodes:
+        parser.error("--wrong-cables must be 0 to the number of nodes")
+    try:
+        rails = len(Fabric(1, Machine.load(options.machine)).rails)
+    except (ModelError, OSError) as error:
+        parser.error(f"--machine: {error}")
+    if not 0 <= options.dead_switches <= rails:
+        parser.error(f"--dead-switches must be 0 to {rails}, the leaf switches of a unit")
     objects = fleet(options.nodes, options.machine, options.wrong_cables, options.dead_switches)
     sys.stdout.write('{"apiVersion": "v1", "kind": "List", "items": [\n')
     for number, one in enumerate(objects):

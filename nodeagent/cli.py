@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 from nodeagent import __version__
 from nodeagent.commands import FAILED, GOOD, USAGE, VERBS, Verb
-from nodeagent.commands.options import common_options
+from nodeagent.commands.options import ALIGNED, common_options
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -26,6 +27,23 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
             except (OSError, ValueError):
                 width = 0
         super().__init__(prog, max_help_position=24, width=(width or 80) - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Sentences wrap between words, and so does the last column of an aligned line. A line of one column is a
+        command, which stays whole for copying."""
+        from itertools import groupby
+        from textwrap import wrap
+
+        lines: list[str] = []
+        for aligned, block in groupby(text.splitlines(), lambda line: not line or bool(ALIGNED.search(line))):
+            for line in block if aligned else [" ".join(block)]:
+                column = line.rfind("  ") + 2 if aligned else 0
+                whole = len(line) <= width or (aligned and not line[:column].strip())
+                lines += [line] if whole else wrap(
+                    line, width, initial_indent=indent, subsequent_indent=indent + " " * column,
+                    break_long_words=False, break_on_hyphens=False,
+                )  # fmt: skip
+        return "\n".join(lines)
 
 
 _ABOUT = """\
@@ -74,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from nodeagent.commands.log_lines import log_to_stderr
 
         log_to_stderr(options.log_level)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a locale may lack ≥, a file name may be no text
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC logs every closed connection
     verb: Verb = options.verb
     try:
@@ -90,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(error: Exception) -> int:
     """One line (or one for each fault of a configuration) on stderr, and the exit code."""
+    from nodeagent.commands.terminal import note
     from nodeagent.commands.user_files import UserFileError
     from nodeagent.config.faults import ConfigError
     from nodeagent.plain_text import one_line
@@ -98,15 +119,15 @@ def _explain(error: Exception) -> int:
         print("\n".join(map(one_line, str(error).split("\n"))), file=sys.stderr)
         return USAGE
     if isinstance(error, UserFileError):
-        print(one_line(f"nodeagent: {error}"), file=sys.stderr)
+        note(str(error))
         return USAGE
     known = type(error).__module__.startswith("nodeagent.") or isinstance(error, OSError)
     if not known or logging.getLogger().isEnabledFor(logging.DEBUG):
         logging.getLogger("nodeagent").error("Unexpected.", exc_info=error)
     if isinstance(error, OSError) and error.filename is not None:
-        print(one_line(f"nodeagent: {error.filename}: {error.strerror}"), file=sys.stderr)
+        note(f"{error.filename}: {error.strerror}")
     else:
-        print(one_line(f"nodeagent: {error}"), file=sys.stderr)
+        note(str(error))
     return FAILED
 
 

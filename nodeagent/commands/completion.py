@@ -16,9 +16,10 @@ def add(add: Add) -> None:
         "completion",
         _completion,
         "print the completion of a shell",
-        "bash:  nodeagent completion bash > ~/.local/share/bash-completion/completions/nodeagent\n"
-        'zsh:   nodeagent completion zsh > "${fpath[1]}/_nodeagent"\n'
-        "fish:  nodeagent completion fish > ~/.config/fish/completions/nodeagent.fish",
+        "  mkdir -p ~/.local/share/bash-completion/completions\n"
+        "  nodeagent completion bash > ~/.local/share/bash-completion/completions/nodeagent\n"
+        '  nodeagent completion zsh > "${fpath[1]}/_nodeagent"\n'
+        "  nodeagent completion fish > ~/.config/fish/completions/nodeagent.fish",
     )
     parser.add_argument("shell", choices=SHELLS, help=", ".join(SHELLS))
 

@@ -22,7 +22,7 @@ def add(add: Add) -> None:
         description="Validate FILE: one line for each fault, with its place and a suggestion. FILE is the agent's\n"
         "configuration, the controller's (kind: FabricConfig, with the files that it names), a fabric topology\n"
         "(kind: FabricTopology), or a cabling plan (nodes, their links and ports).",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=parser.formatter_class,
     )
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(verb=_config_check)

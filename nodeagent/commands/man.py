@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterator
 
 from nodeagent import __version__
 from nodeagent.commands.completion import parsers
-from nodeagent.commands.options import GOOD, Add
+from nodeagent.commands.options import ALIGNED, GOOD, Add
 
 
 def add(add: Add) -> None:
@@ -52,8 +51,7 @@ def _paragraphs(text: str) -> Iterator[str]:
     """Lines that are indented or aligned with spaces stay lines."""
     for paragraph in text.strip().split("\n\n"):
         yield ".PP"
-        aligned = bool(re.search(r"^ |\S  +\S", paragraph, re.M))
-        yield from _verbatim(paragraph) if aligned else map(_roff, paragraph.splitlines())
+        yield from _verbatim(paragraph) if ALIGNED.search(paragraph) else map(_roff, paragraph.splitlines())
 
 
 def _verbatim(text: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from nodeagent.agent_config import Config
 
 GOOD, FAILED, USAGE = 0, 1, 2
+
+ALIGNED = re.compile(r"^ |\S  +\S", re.M)
+"""Found in a paragraph of a description whose lines are indented or aligned, and so stay lines."""
 
 ROOT = """\
 use /sys, /proc, /dev, /var/run and the state directory below this directory: the root of a host mounted in a

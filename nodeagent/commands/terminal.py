@@ -7,6 +7,7 @@ wrap between words and never inside one, and states have a color unless NO_COLOR
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 import textwrap
@@ -129,6 +130,15 @@ def wrapped(sentence: str, on: Screen = PLAIN, indent: str = "") -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def note(sentence: str) -> None:
+    """Print a sentence on stderr; on a terminal it wraps."""
+    try:
+        width = os.get_terminal_size(sys.stderr.fileno()).columns or None
+    except (OSError, ValueError):  # a file, a pipe, or no file at all
+        width = None
+    print("\n".join(wrapped(f"nodeagent: {sentence}", Screen(width))), file=sys.stderr, flush=True)
 
 
 def colored(word: str, on: Screen) -> str:

@@ -74,6 +74,25 @@ def test_every_verb_prints_its_help(verb: str, capsys: pytest.CaptureFixture[str
         assert "--root DIR" in printed
 
 
+def test_help_breaks_no_word_at_80_columns_and_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for parser in parsers(_parser()):
+        about, printed = parser.description or "", parser.format_help()
+        commands = [line for line in about.splitlines() if re.match(r"  \S(?!.*  )", line)]
+        assert {line for line in printed.splitlines() if len(line) > 80} <= {*commands}, parser.prog
+        assert {*commands} <= {*printed.splitlines()}, "a command is copied whole"
+        assert {*about.split()} <= {*printed.split()}
+
+
+def test_a_stdout_without_unicode_gets_escapes_and_the_verb_succeeds() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nodeagent", "health", "rules"], capture_output=True, timeout=60, check=False,
+        env=os.environ | {"PYTHONIOENCODING": "latin-1:strict"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\\u2265 2500 points" in done.stdout
+
+
 def test_a_scan_of_a_dgx_h100_is_as_reviewed(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scan", "--root", str(dgx)]) == 0
     compare("scan-dgx-h100.txt", capsys.readouterr().out)

@@ -120,6 +120,41 @@ def test_colors_are_for_terminals_that_want_them(environment: dict[str, str], co
     assert all(len(line) <= 80 for line in ESCAPE.sub("", written).splitlines())
 
 
+LEFT_OUT = ("not", "shown", "in", "this", "width:", "RAIL", "PLANNED")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["topology", "topology --whole", "plan", "explain gpu-004", "explain hall1-su1-leaf3", "cabling"],
+)
+def test_the_shipped_sample_fits_80_columns_and_no_word_is_broken(arguments: str) -> None:
+    words = [*arguments.split(), "--from", "docs/samples/nodelinks.yaml"]
+    written = _on_terminal(f"from nodeagent.cli import main; main({words})", NO_COLOR="1")
+    assert [line for line in written.splitlines() if len(line) > 80] == []
+    piped = subprocess.run(
+        [sys.executable, "-m", "nodeagent", *words], capture_output=True, text=True, timeout=60, check=False,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert piped.stdout
+    assert set(written.split()) <= {*piped.stdout.split(), *LEFT_OUT}
+
+
+def test_a_sentence_on_stderr_wraps_on_a_terminal_only() -> None:
+    sentence = "a sentence on stderr that is longer than the forty columns of this terminal"
+    script = (
+        f"import os, sys; os.dup2(1, 2); from nodeagent.commands.terminal import note; note({sentence!r})"
+    )
+    written = _on_terminal(script, width=40).splitlines()
+    assert len(written) > 1
+    assert all(len(line) <= 40 for line in written)
+    assert " ".join(" ".join(written).split()) == f"nodeagent: {sentence}"
+    piped = subprocess.run(
+        [sys.executable, "-c", script.replace("os.dup2(1, 2); ", "")], capture_output=True, text=True,
+        check=True, timeout=60, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert piped.stderr == f"nodeagent: {sentence}\n"
+
+
 WATCH = """
 from nodeagent.commands.terminal import watching
 with watching() as show:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hack.kwok_fleet import KWOK, fleet
+from hack.kwok_fleet import KWOK, fleet, main
 from nodeagent.sim.apiserver import ApiServer
 from tests.controller.test_controller import groups, labels, running, tree, until, valid
 from tests.support.kubernetes_schemas import NEWEST, complaints, from_crd
@@ -53,6 +53,25 @@ def test_the_server_accepts_the_nodes_and_the_reports() -> None:
     assert [one["nodeName"] for one in reports] == [one["metadata"]["name"] for one in nodes]
     for one in reports:
         jsonschema.validate(one, schema)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--nodes 0", "--nodes -5", "--nodes 4 --wrong-cables 5", "--wrong-cables -1", "--machine bogus",
+        "--dead-switches 9", "--dead-switches -1",
+    ],
+)  # fmt: skip
+def test_arguments_without_a_fleet_are_refused_before_anything_is_written(
+    arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kwok_fleet.py", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert arguments.split()[-2] in written.err.splitlines()[-1]
 
 
 async def test_the_controller_builds_the_tree_of_the_fleet_and_a_dead_switch_moves_no_node() -> None:

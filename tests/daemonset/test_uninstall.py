@@ -245,10 +245,11 @@ async def test_marks_are_not_removed_while_a_part_still_runs(kind: str, tmp_path
         populate(server)
         await mark(server, kubeconfig)
         server.put(named(built("overlays/controller"), kind, name))
-        code, _, errors = await uninstall(kubeconfig)
-        assert code == 1
-        assert "nodeagent still runs in the namespace nodeagent" in errors
-        assert f"/{name}" in errors
+        for namespace in ((), ("another",)):
+            code, _, errors = await uninstall(kubeconfig, *namespace)
+            assert code == 1
+            assert "nodeagent still runs" in errors
+            assert f"Found: nodeagent/{name}" in errors
         assert len(server.objects("leases")) == 1
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import GOOD, Add, config_option, json_option, load
-from nodeagent.commands.terminal import screen, watching
+from nodeagent.commands.terminal import note, screen, watching
 
 if TYPE_CHECKING:
     from nodeagent.web.gpu_statuses import GpuStatuses
@@ -43,7 +42,7 @@ def _gpus(options: argparse.Namespace) -> int:
 
     def explain(agent: str | None, why: str) -> None:
         line = f"no agent runs here ({why}); {ALONE}" if agent is None else f"the agent at {agent} answers"
-        print(f"nodeagent: {line}", file=sys.stderr)
+        note(line)
 
     def text(lines: GpuStatuses) -> str:
         return msgspec.json.encode(lines).decode() if options.json else gpu_table.as_table(lines, screen())

@@ -158,7 +158,7 @@ def _print_table(options: argparse.Namespace, links: list[CheckedLink]) -> None:
         for link in _listed(options, links)
     ]  # fmt: skip
     heads = ("STATE", *(["RACK"] if has_racks else []), "NODE", "RAIL", "LINK", "IS AT", "BELONGS TO", "NOTE")
-    parts = ["\n".join(columns(heads, rows, screen()))] if rows else []
+    parts = ["\n".join(columns(heads, rows, screen(), optional=("RAIL",)))] if rows else []
     parts.append(_sums("RAIL", links, lambda link: link.rail or "no rail"))
     if has_racks:
         parts.append(_sums("RACK", links, lambda link: link.rack or "no rack"))
@@ -173,7 +173,8 @@ def _sums(head: str, links: list[CheckedLink], of: Callable[[CheckedLink], str])
         (name, *(str(states[state]) for state in CableState))
         for name, states in count_states(links, of).items()
     ]
-    return "\n".join(columns((head, *(state.upper() for state in CableState)), counts, screen()))
+    heads = (head, *(state.upper() for state in CableState))
+    return "\n".join(columns(heads, counts, screen(), optional=(CableState.PLANNED.upper(),)))
 
 
 def _sentence(link: CheckedLink) -> str:

@@ -18,7 +18,7 @@ from nodeagent.commands.options import (
     json_option,
     load,
 )
-from nodeagent.commands.terminal import screen, watching
+from nodeagent.commands.terminal import note, screen, watching
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
@@ -135,7 +135,7 @@ async def _watch(options: argparse.Namespace, config: Config, device: str | None
 
 def _explain(agent: str | None, why: str) -> None:
     line = f"no agent runs here ({why}); {ALONE}" if agent is None else f"the agent at {agent} answers"
-    print(f"nodeagent: {line}", file=sys.stderr)
+    note(line)
 
 
 def _text(options: argparse.Namespace, views: tuple[DeviceView, ...], device: str | None) -> str:

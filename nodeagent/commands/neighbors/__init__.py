@@ -15,7 +15,7 @@ from nodeagent.commands.options import (
     load,
     seconds,
 )
-from nodeagent.commands.terminal import screen, watching
+from nodeagent.commands.terminal import note, screen, watching
 
 
 def add_neighbors(add: Add) -> None:
@@ -60,7 +60,7 @@ def _neighbors(options: argparse.Namespace) -> int:
     else:
         sentence = f"no agent runs here ({source}); the command receives the frames itself"
     if found is None or not options.json:
-        print(f"nodeagent: {sentence}", file=sys.stderr)
+        note(sentence)
 
     def text(listing: NeighborListing) -> str:
         place = None if found is None else source

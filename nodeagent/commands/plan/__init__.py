@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import FAILED, GOOD, Add
-from nodeagent.commands.terminal import screen
+from nodeagent.commands.terminal import note, screen
 
 if TYPE_CHECKING:
     from nodeagent.commands.plan.objects import Objects
@@ -116,8 +115,8 @@ def _preview(options: argparse.Namespace, *, whole_reports: bool = False) -> Pre
             )
         objects.read(options.current, read)
     made = preview.make_preview(read, config)
-    for note in made.notes:
-        print(f"nodeagent: {note}", file=sys.stderr)
+    for sentence in made.notes:
+        note(sentence)
     return made
 
 
@@ -126,7 +125,7 @@ def _plan(options: argparse.Namespace) -> int:
 
     preview = _preview(options)
     for overlap in preview.outcome.overlaps if options.json or options.yaml or options.diff else ():
-        print(f"nodeagent: nothing is written: {render.overlap_sentence(overlap)}", file=sys.stderr)
+        note(f"nothing is written: {render.overlap_sentence(overlap)}")
     if options.json:
         print(render.as_json(preview.outcome))
     elif options.yaml:
@@ -144,7 +143,7 @@ def _explain(options: argparse.Namespace) -> int:
     try:
         print(explanations.explain(_preview(options), options.name, screen()))
     except explanations.UnknownNameError as error:
-        print(f"nodeagent: {error}", file=sys.stderr)
+        note(str(error))
         return FAILED
     return GOOD
 
@@ -157,5 +156,8 @@ def _topology(options: argparse.Namespace) -> int:
 
         print(topology_page.make_page(_preview(options, whole_reports=True)))
         return GOOD
-    print(topology_picture.draw(_preview(options), options.format, whole=options.whole))
+    drawing = topology_picture.draw(_preview(options), options.format, whole=options.whole)
+    if options.format == "tree":
+        drawing = topology_picture.wrap(drawing, screen().width)
+    print(drawing)
     return GOOD

@@ -124,7 +124,7 @@ def _links(preview: Preview, node: str, on: Screen) -> Iterator[str]:
             )
         )
     yield ""
-    yield from columns(("LINK", "RAIL", "SWITCH", "PORT", "LLDP", "GROUP"), rows, on)
+    yield from columns(("LINK", "RAIL", "SWITCH", "PORT", "LLDP", "GROUP"), rows, on, optional=("RAIL",))
 
 
 def _switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +16,8 @@ from nodeagent.fabric.reports import shown
 
 AnomalyKinds = dict[tuple[str, str], str]
 """By node and link."""
+
+_BRANCH = re.compile("[│├└─ ]*")
 
 
 def draw(preview: Preview, form: str, *, whole: bool = False) -> str:
@@ -27,6 +31,20 @@ def draw(preview: Preview, form: str, *, whole: bool = False) -> str:
         "json": lambda document: json.dumps(document, indent=2),
     }
     return renderers[form](_document(preview))
+
+
+def wrap(tree: str, width: int | None) -> str:
+    """The tree with lines of ``width`` columns at most, if its words allow it."""
+    if width is None:
+        return tree
+    lines: list[str] = []
+    for line in tree.splitlines():
+        start = _BRANCH.match(line)
+        below = (start.group() if start else "").replace("├─", "│ ").replace("└─", "  ") + " " * 5
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False
+        )
+    return "\n".join(lines)
 
 
 def _document(preview: Preview) -> dict[str, Any]:

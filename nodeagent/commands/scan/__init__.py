@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from nodeagent.commands.options import (
     load,
     seconds,
 )
-from nodeagent.commands.terminal import screen, watching
+from nodeagent.commands.terminal import note, screen, watching
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -72,7 +71,7 @@ def _scan(options: argparse.Namespace) -> int:
         with watching(in_place=options.watch and not options.json) as show:
             async for view in views(agent):
                 if not named:
-                    print(f"nodeagent: {agent.sentence}", file=sys.stderr)
+                    note(agent.sentence)
                 named = True
                 as_json, as_table = listing.as_json, listing.as_table
                 show(as_json(view, agent.place) if options.json else as_table(view, screen()))
