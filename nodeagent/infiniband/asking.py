@@ -72,7 +72,7 @@ class PortAsking:
     """One port. ``now`` is in seconds of any monotonic clock; ``spread`` is a random number from 0 to 1."""
 
     def __init__(self, pace: AskingPace, before: UnansweredQuestions | None = None) -> None:
-        """``before``: what an earlier agent has asked in vain."""
+        """``before``: the questions of an earlier agent without an answer."""
         self._before = before
         self.peer = PeerState.DOWN
         self.due_at: float | None = None

@@ -98,8 +98,8 @@ class InfinibandSource:
         pace: AskingPace = PACE,
         again: Callable[[], object] = lambda: None,
     ) -> None:
-        """``again`` is called when a file or a device that hung has answered after all. ``before``: the questions that
-        an earlier agent has asked in vain; ``save`` keeps those of this one.
+        """``again`` is called when a file or a device that hung has answered after all. ``before``: the questions of
+        an earlier agent without an answer; ``save`` keeps those of this one.
         """
         self._before, self._save = before or {}, save
         self._tree, self._publish, self._recorded, self._pace = tree, publish, recorded, pace

@@ -45,7 +45,7 @@ class UnansweredPorts:
             folder / NAME,
             _UnansweredPorts,
             content="unanswered InfiniBand questions",
-            loss="silent switches are asked again",
+            loss="switches that do not answer are asked again",
         )
 
     async def read(self) -> dict[PortKey, UnansweredQuestions]:
