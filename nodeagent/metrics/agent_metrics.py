@@ -63,7 +63,7 @@ def claims_prepared(shown: ScrapeInput) -> Iterator[Series]:
     "claim_conflicts_total",
     help="ResourceClaims refused because other claims or pods held their devices.",
     source="the agent",
-    use="It grows for a moment when pods are deleted by force; if it goes on growing, several schedulers overbook.",
+    use="It grows for a moment when pods are deleted by force; if it continues to grow, several schedulers overbook.",
 )
 def claim_conflicts(shown: ScrapeInput) -> Iterator[Series]:
     if shown.claims is not None:
