@@ -165,7 +165,7 @@ class Hall:
             self.expect(AnomalyKind.RAIL_SWAP, node, j, leaf[i])
 
     def rotate(self, chance: random.Random, unit: int) -> None:
-        """Three cables, each in the switch of the next one: no exchange of two corrects them, and it is no shift of all."""
+        """Three cables, each in the switch of the next one: neither an exchange of two nor a shift of all."""
         leaf = self.leaf[unit][: len(self.compute_rails)]
         apart = [(i, j, k) for k in range(len(leaf)) for j in range(k) for i in range(j) if k - i > 2]
         if len(set(leaf)) < len(leaf) or not apart:
