@@ -206,6 +206,7 @@ class Agent:
                 stuck_threads=gpu_source.stuck_threads,
                 cluster=self.deliveries,
                 accounting=self.accounting,
+                claims=lambda: None if self.dra is None else self.dra.figures,
                 limits=self.cgroup_limits,
                 mps=self.mps,
                 node=options.node_name or socket.gethostname(),

@@ -16,6 +16,7 @@ from nodeagent.bounded_calls import BoundedCalls, within
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claims import PreparedClaims
 from nodeagent.dra.offered import DraOffer
+from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.dra.resource_claim import ResourceClaim
 from nodeagent.health.state_file import boot_id
 from nodeagent.host.file_writing import make_folder
@@ -71,6 +72,10 @@ class DraDriver:
         )
         self.service: DraService | None = None
         """``None`` while the driver is not needed."""
+
+    @property
+    def figures(self) -> ClaimFigures:
+        return ClaimFigures(len(self.claims.records), self.claims.conflicts)
 
     def read_records(self) -> None:
         """Read the records now, before any device is offered. Blocks; a disk without an answer is left to ``run``."""

@@ -174,15 +174,14 @@ class GpuMemory(msgspec.Struct, frozen=True):
                 " are all on one GPU, or whole GPUs of one size",
                 invalid=False,
             )
-        allocation = self.grant(snapshot, [block.gpu for block in chosen], count * self.slice_mib)
-        return allocation if len(chosen) > 1 else self._through_mps(allocation, chosen[0])
+        return self.grant(snapshot, [block.gpu for block in chosen], count * self.slice_mib)
 
     def grant(self, snapshot: Snapshot, gpus: Sequence[Gpu], mib: int) -> Allocation:
         """Return what a container gets that may use ``mib`` of EACH of the GPUs."""
         each = str(mib)
         end = "" if self.number is None else f"_{self.number}"
         limits = (("NVIDIA_GPU_MEMORY_REQUEST", each), ("NVIDIA_GPU_MEMORY_LIMIT", each))
-        return gpu_access.grant(
+        allocation = gpu_access.grant(
             gpus,
             strategy=self.strategy,
             cdi_kind=self.cdi_kind,
@@ -193,14 +192,15 @@ class GpuMemory(msgspec.Struct, frozen=True):
                 (f"NODEAGENT_GPU_MEM_MIB{end}", each),
             ),
         )
+        return allocation if len(gpus) > 1 else self._through_mps(allocation, gpus[0], mib)
 
-    def _through_mps(self, allocation: Allocation, block: _GpuSlices) -> Allocation:
+    def _through_mps(self, allocation: Allocation, gpu: Gpu, mib: int) -> Allocation:
         """Add the variables and mounts of a share of one GPU. A container has one daemon."""
         if self.mps is None:
             return allocation
-        part = block.must / len(block.ids)
-        variables = mps_clients.environment(block.gpu, block.must * self.slice_mib, part, self.mps)
-        mounts = (*allocation.mounts, *mps_clients.mounts(block.gpu, self.mps))
+        part = mib / (self.count(gpu) * self.slice_mib)
+        variables = mps_clients.environment(gpu, mib, part, self.mps)
+        mounts = (*allocation.mounts, *mps_clients.mounts(gpu, self.mps))
         return msgspec.structs.replace(allocation, env=(*allocation.env, *variables), mounts=mounts)
 
     def _health(self, gpu: Gpu, snapshot: Snapshot) -> Health:

@@ -14,6 +14,7 @@ from nodeagent import supervise
 from nodeagent.accounting.gpu_accounts import GpuAccount
 from nodeagent.bounded_calls import hanging_calls
 from nodeagent.config.formats import host_port
+from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.host.clock import boottime
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
@@ -150,6 +151,7 @@ class PageSources(NamedTuple):
     mps: MpsEnds
     node: str = ""
     """The name of this node, for people."""
+    claims: Callable[[], ClaimFigures | None] = lambda: None
 
 
 class Pages:
@@ -242,6 +244,7 @@ class Pages:
             withheld=sources.offering.withheld,
             unwritable=sources.offering.unwritable,
             rpc_stats=sources.rpc_stats,
+            claims=sources.claims(),
             restarts=supervise.restarts,
             xids=gpus.xids,
             xid_times=gpus.xid_times,

@@ -75,7 +75,7 @@ def test_links_of_other_fabrics_come_after_those_of_the_tree():
     assert (view.states[i], len(view.ports[i])) == ("hhd", 2)
 
 
-def test_a_move_says_where_since_when_until_when_and_why():
+def test_a_move_has_its_places_its_times_and_its_reason():
     planner, cables = published()
     planner.report("su000-n000", fabrics.links("su000-n000", cables["su001-n000"]))
     view_of(planner, 10.0)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from nodeagent.accounting.gpu_accounts import accounts
 from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import scan_once
+from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile
 from nodeagent.measurements.reader_status import ReaderStatus
@@ -190,6 +191,7 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
         statuses=(ResourceStatus("nvidia-dgx-h100/nic0", True, "", 8, 8, 1),),
         unwritable=(UnwritableFile("/var/run/cdi/nodeagent-gpu.json", "ENOSPC", "it is full", "free space"),),
         rpc_stats=rpc_stats,
+        claims=ClaimFigures(prepared=3, conflicts=1),
         restarts={"pods": 1},
         cluster_writes=(
             ClusterWrites("nodelinks", {"ok": 3}),

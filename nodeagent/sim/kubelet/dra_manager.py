@@ -32,6 +32,7 @@ from nodeagent.sim.kubelet.pods import Journal
 
 DRIVER_TYPE = "DRAPlugin"
 CALL_S = 45.0
+DIAL_S = 10.0
 FORGET_S = 30.0
 HEALTH_S = 30.0
 HEALTH_AGAIN_S = 5.0
@@ -178,7 +179,8 @@ class DraManager:
             await self._drop(self._clients[driver][0])
 
     async def _watch_connection(self, client: DriverClient) -> None:
-        await asyncio.wait_for(client.channel.channel_ready(), 10)
+        async with asyncio.timeout(DIAL_S):  # not wait_for, which may swallow the cancellation
+            await client.channel.channel_ready()
         state = client.channel.get_state()
         while state is grpc.ChannelConnectivity.READY:
             await client.channel.wait_for_state_change(state)
@@ -238,8 +240,8 @@ class DraManager:
     async def _close(self, client: DriverClient) -> None:
         for task in client.tasks:
             task.cancel()
-        await asyncio.gather(*client.tasks, return_exceptions=True)
         await client.channel.close()
+        await asyncio.gather(*client.tasks, return_exceptions=True)
 
     # Claims.
 
