@@ -72,6 +72,7 @@ def test_no_more_containers_share_a_gpu_than_the_daemon_has_clients() -> None:
         KIND.allocate(full, ["GPU-0::3"])
     free = [f"GPU-0::{n}" for n in (2, 3)] + [f"GPU-1::{n}" for n in (1, 2, 3)]
     assert KIND.prefer(full, free, [], 1) == ["GPU-1::1"]
+    assert KIND.free(full) == {"GPU-0": 0, "GPU-1": 3}, "the label and the pages show what fits"
 
 
 @pytest.fixture
