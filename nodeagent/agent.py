@@ -7,6 +7,7 @@
     config     the configuration file, read again when it changes and at SIGHUP
     dra        claims that the scheduler has allocated: prepared for the kubelet
     cluster    what the agent writes to the API server, if there is one
+    nvsentinel health events for NVSentinel's platform connector, if the configuration has its socket
     web        /metrics, /health, /healthz, /readyz
 
 Each task is supervised alone. On SIGTERM all of them stop and nothing is unpublished: the end of the agent does not
@@ -82,6 +83,7 @@ RESTART_SETTINGS = (
     "lldp",
     "infiniband",
     "cluster",
+    "nv_sentinel",
     "samples",
 )
 """A change of these takes effect at the next start."""
@@ -237,6 +239,9 @@ class Agent:
                 config.health,
                 volcano=_by_volcano(config),
             )
+        if config.nv_sentinel.socket is not None:
+            node = self._options.node_name or (access.node if access is not None else None)
+            tasks["nvsentinel"] = partial(self._report_to_nvsentinel, config.nv_sentinel.socket, node)
         return tasks
 
     def reload(self) -> None:
@@ -268,6 +273,25 @@ class Agent:
             partial(self.inventory.mark_stale, "pods"),
             self._read_pods,
         )
+
+    async def _report_to_nvsentinel(self, socket_path: str, node: str | None) -> None:
+        await self.settled.wait()
+        from nodeagent.nvsentinel.platform_connector import PlatformConnector  # noqa: PLC0415
+
+        settings = self._config.nv_sentinel
+        delivery = self.deliveries.of("nvsentinel", "NVSentinel")
+        if node is None:
+            delivery.unmet("the name of this Node is not known. Set NODE_NAME or --node-name")
+            await asyncio.Event().wait()
+            return
+        await PlatformConnector(
+            self.inventory,
+            partial(Tree(self._options.root).path, socket_path),
+            node,
+            delivery,
+            store_only=settings.store_only,
+            token_file=Path(settings.token_file) if settings.token_file is not None else None,
+        ).run()
 
     def _take_allocation(self, resource: str, ids: Sequence[str]) -> None:
         self._read_pods.set()
