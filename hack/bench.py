@@ -23,7 +23,20 @@ from pathlib import Path
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from benchmarks import accounting, calls, health, idle, life, pods, push, sampling, slices, taps
+from benchmarks import (
+    accounting,
+    calls,
+    claims,
+    enforcement,
+    health,
+    idle,
+    life,
+    pods,
+    push,
+    sampling,
+    slices,
+    taps,
+)
 from benchmarks.figures import Figure, table
 from benchmarks.stage import Stage, stage
 
@@ -35,11 +48,13 @@ MEASUREMENTS: dict[str, Measurement] = {
     "restart": life.restart,
     "health": health.health,
     "calls": calls.calls,
+    "claims": claims.claims,
     "push": push.push,
     "idle": idle.idle,
     "pods": pods.pods,
     "sampling": sampling.sampling,
     "accounting": accounting.accounting,
+    "enforcement": enforcement.enforcement,
     "slices": slices.slices,
     "taps": taps.taps,
 }

@@ -109,12 +109,16 @@ def programs(folder: Path) -> list[Target]:
     machine = Machine.load(folder / "model.yaml")
     machine.write(root)
     shutil.rmtree(root / ".nodeagent")  # without it the agent samples this kernel
+    kubelet = folder / "kubelet"
+    (kubelet / "device-plugins").mkdir(
+        parents=True
+    )  # as on a node; without it the agent looks for it twice a second
     config.write_text(
         "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
         'listen: "127.0.0.1:9808"\nlinks: {select: {netdevs: ["rail*"]}}\n'
     )
     agent = [sys.executable, "-m", "nodeagent", "run", "--root", str(root), "--config", str(config)]
-    agent += ["--kubelet-dir", str(folder / "kubelet")]
+    agent += ["--kubelet-dir", str(kubelet)]
     return [
         Target("nodeagent", 9808, agent),
         Target(
@@ -331,10 +335,17 @@ def goals_reached(targets: list[Target]) -> list[str]:
     """Each goal with its result."""
     ours, default, netlink = targets
     p50 = {target.title: statistics.median(target.durations) for target in targets}
+    cpu_ms = {target.title: target.cpu_ms + EVERY_S * target.idle_cpu_ms_per_s for target in targets}
     goals = [
         ("samples per link, at least node_exporter's", ours.of_links / LINKS, default.of_links / LINKS, True),
         ("p50 in ms, at most an eighth of the default's", p50[ours.title], p50[default.title] / 8, False),
         ("p50 in ms, at most half of netlink mode's", p50[ours.title], p50[netlink.title] / 2, False),
+        (
+            "CPU ms in 15 s, at most half of the default's",
+            cpu_ms[ours.title],
+            cpu_ms[default.title] / 2,
+            False,
+        ),
         ("resident MiB, at most 60", ours.rss_mib, 60.0, False),
     ]
     if ours.syscalls is not None:

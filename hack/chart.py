@@ -100,6 +100,9 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
         "templates/controller.yaml": when(
             "controller.enabled", write([controller(manifest) for manifest in build("controller", kubectl)])
         ),
+        "templates/mps.yaml": when(
+            "mps.enabled", write([mps_daemons(manifest) for manifest in build("mps", kubectl)])
+        ),
         "templates/node-conditions.yaml": when(
             "nodeConditions.enabled", write(build("node-conditions", kubectl))
         ),
@@ -188,6 +191,20 @@ def agent(manifest: Object) -> Object:
         container["imagePullPolicy"] = "@value@$.Values.image.pullPolicy@"
     pod["containers"][0]["resources"] = "@block@$.Values.agent.resources@"
     extend(pod, spec["template"], "agent")
+    return manifest
+
+
+def mps_daemons(manifest: Object) -> Object:
+    """The DaemonSet of the MPS daemons, on the nodes that ``mps.nodeSelector`` selects."""
+    manifest = copy.deepcopy(manifest)
+    pod = manifest["spec"]["template"]["spec"]
+    pod["nodeSelector"]["@nodes"] = "@entries@$.Values.mps.nodeSelector@"
+    pod["priorityClassName"] = "@line@$.Values.agent.priorityClassName@"
+    pod["runtimeClassName"] = "@line@$.Values.agent.runtimeClassName@"
+    pod["imagePullSecrets"] = "@block@$.Values.imagePullSecrets@"
+    (container,) = pod["containers"]
+    container["image"] = "@image@@"
+    container["imagePullPolicy"] = "@value@$.Values.image.pullPolicy@"
     return manifest
 
 

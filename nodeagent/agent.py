@@ -42,6 +42,7 @@ from nodeagent.ending import end_at
 from nodeagent.followed_configuration import FollowedConfiguration, configuration_text
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
+from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
@@ -51,9 +52,13 @@ from nodeagent.kubelet.rail_memory import CHECKPOINT
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
+from nodeagent.limits.cgroup_limits import CgroupLimits
+from nodeagent.limits.mps_watch import MpsWatch
+from nodeagent.limits.shares import shares_of
 from nodeagent.model import Holding
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
+from nodeagent.sources.machine_access import is_recorded
 from nodeagent.supervise import ending_signals, first_cause, keep
 from nodeagent.web.pages import Pages, PageSources
 
@@ -174,6 +179,18 @@ class Agent:
             },
         )
         gpu_publisher.publish_usage_to(self.accounting.take_usage)
+        self.cgroup_limits = CgroupLimits(
+            tree,
+            config.gpu.accounting.pod_logs,
+            self.inventory,
+            lambda: shares_of(self.offering.offered, self.inventory.snapshot, "nvml-limits"),
+        )
+        self.mps = MpsWatch(
+            tree.path(config.health.state_directory) / MPS_FOLDER,
+            self.inventory,
+            lambda: self.offering.offered,
+            exclusive_process=config.gpu.mps.exclusive_process,
+        )
         self.pages = Pages(
             config.web,
             PageSources(
@@ -191,6 +208,9 @@ class Agent:
                 stuck_threads=gpu_source.stuck_threads,
                 cluster=self.deliveries,
                 accounting=self.accounting,
+                claims=lambda: None if self.dra is None else self.dra.figures,
+                limits=self.cgroup_limits,
+                mps=self.mps,
                 node=options.node_name or socket.gethostname(),
             ),
         )
@@ -214,6 +234,7 @@ class Agent:
         tasks: dict[str, Callable[[], Awaitable[object]]] = {
             "offer": self.offering.run,
             "rails": self.offering.follow_rails,
+            "mps": self.mps.run,
             "kubelet": self.plugins.run,
             "local": partial(
                 self.pages.serve_locally, Tree(self._options.root).path(config.health.state_directory)
@@ -223,6 +244,8 @@ class Agent:
             tasks["config"] = self.file.run
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
+            if not is_recorded(Tree(self._options.root)):
+                tasks["limits"] = self.cgroup_limits.run
         if listen := config.listen if self._options.listen is None else self._options.listen:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)
         access = agent_tasks.node_access(config.cluster, self._options.node_name)
@@ -236,7 +259,9 @@ class Agent:
                 *arguments,
                 self.deliveries,
                 self.accounting,
-                config.health,
+                limits=self.cgroup_limits,
+                mps=self.mps,
+                health=config.health,
                 volcano=_by_volcano(config),
             )
         if config.nv_sentinel.socket is not None:

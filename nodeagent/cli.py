@@ -98,7 +98,7 @@ def _explain(error: Exception) -> int:
         print("\n".join(map(one_line, str(error).split("\n"))), file=sys.stderr)
         return USAGE
     if isinstance(error, UserFileError):
-        print(f"nodeagent: {error}", file=sys.stderr)
+        print(one_line(f"nodeagent: {error}"), file=sys.stderr)
         return USAGE
     known = type(error).__module__.startswith("nodeagent.") or isinstance(error, OSError)
     if not known or logging.getLogger().isEnabledFor(logging.DEBUG):

@@ -317,6 +317,9 @@ def gpu_remarks(snapshot: Snapshot) -> Iterator[str]:
         reason = gpu.health.reasons[0] if gpu.health.reasons else None
         if reason is not None and (gpu.lost or reason.key == MISMATCH.key):
             yield f"GPU {gpu.index} ({gpu.uuid}): {reason.key}: {reason.detail}"
+    for uuid, obstacle in snapshot.mps_obstacles:
+        if obstacle:
+            yield f"GPU {uuid} cannot be shared: {obstacle}"
     for unusable in snapshot.unusable_gpus:
         reason = unusable.health.reasons[0]
         yield f"GPU at {unusable.place} is not offered: {reason.key}: {reason.detail}"

@@ -19,7 +19,7 @@ from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.service import HealthService
-from nodeagent.health.state_file import StateFile
+from nodeagent.health.state_file import StateFile, boot_id
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
@@ -27,9 +27,10 @@ from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.model import Function, Gpu, Neighbor, Remark
-from nodeagent.sources import cabling_plan, gpu_source, gpu_users, host_paths, nvml_session, pci_source
+from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
+from nodeagent.sources.limit_support import limit_support
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.remembered_gpus import RememberedGpus
@@ -290,7 +291,7 @@ class Discovery:
         while True:
             paths = await self._path_reads.run(host_paths.find, self._tree, self._config.cdi.directory)
             logs = self._config.gpu.accounting.pod_logs
-            support = await self._path_reads.run(gpu_users.limit_support, self._tree, logs)
+            support = await self._path_reads.run(limit_support, self._tree, logs)
             self._inventory.publish("paths", paths=paths, limit_support=support)
             await asyncio.sleep(self._config.scan_seconds)
 
@@ -330,8 +331,10 @@ class Discovery:
     async def _watch_infiniband(self) -> None:
         await self._after_registration()
         from nodeagent.sources import infiniband_source  # noqa: PLC0415
+        from nodeagent.sources.unanswered_ports import UnansweredPorts  # noqa: PLC0415
 
-        names = self._config.infiniband.node_names
+        names, boot = self._config.infiniband.node_names, boot_id()
+        folder = self._tree.path(self._config.health.state_directory)
         await infiniband_source.watch(
             self._tree,
             lambda: self._inventory.snapshot.functions,
@@ -340,6 +343,7 @@ class Discovery:
             partial(self._publish_neighbors, "infiniband"),
             recorded=is_recorded(self._tree),
             node_names=Path(names) if names is not None else None,
+            unanswered=UnansweredPorts(folder, boot) if self._stores and boot else None,
         )
 
     def _publish_neighbors(

@@ -11,6 +11,7 @@ from nodeagent.kinds import DeviceKind, gpu_access
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.hardware_selection import selected_gpus
 from nodeagent.kinds.mig import MigDevices, resource_part
+from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, MigResource
 from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER, VgpuParts, VgpuPlaces
 from nodeagent.kinds.whole_gpu import WholeGpus
@@ -24,10 +25,12 @@ def gpu_kinds(
     prefix: str,
     *,
     own_cdi: bool,
+    mps: MpsShares,
 ) -> Iterator[DeviceKind]:
     """Yield the kinds of the GPUs that the entry selects, without those that earlier entries have ``taken``.
 
-    ``prefix`` is the part of the names before the slash. ``own_cdi``: the agent may write CDI specs.
+    ``prefix`` is the part of the names before the slash. ``own_cdi``: the agent may write CDI specs. ``mps``: how
+    shares are granted through MPS daemons.
     """
     selected = frozenset(gpu.uuid for gpu in selected_gpus(entry.select, snapshot.gpus))
     if isinstance(
@@ -59,6 +62,7 @@ def gpu_kinds(
         control_nodes=snapshot.paths.gpu_nodes,
         enforcement=entry.enforcement,
         preferred=entry.preferred,
+        mps=mps if entry.enforcement == "mps" else None,
     )
     if entry.volcano:
         yield VgpuPlaces(replace(memory, resource=NUMBER))

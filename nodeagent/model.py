@@ -303,13 +303,12 @@ class HostPaths(msgspec.Struct, frozen=True):
 
 
 class LimitSupport(msgspec.Struct, frozen=True):
-    """The parts of the host that limits of GPU memory need. ``None``: not known.
-
-    ``hidden_processes`` is why the host's processes are not visible to the agent, empty if they are.
-    """
+    """The parts of the host that limits of GPU memory need. ``None``: not known. The texts are why the agent cannot see
+    the host's processes, and why it cannot limit the cgroups of containers; empty if it can."""
 
     cgroup2: bool | None = None
     hidden_processes: str | None = None
+    cgroup_obstacle: str | None = None
 
 
 class VgpuGrant(msgspec.Struct, frozen=True):
@@ -377,9 +376,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     links: tuple[Link, ...] = ()
     holdings: tuple[Holding, ...] | None = None
     paths: HostPaths = HostPaths()
-    gpu_driver: str | None = None
-    """The version of the GPU driver: ``580.95.05``."""
+    gpu_driver: str | None = None  # its version: 580.95.05
     limit_support: LimitSupport = LimitSupport()
+    mps_obstacles: tuple[tuple[str, str], ...] = ()
+    """The UUID of each GPU that needs an MPS daemon, and why no program can use it; empty if one can."""
     neighbors: tuple[Neighbor, ...] = ()
     remarks: tuple[Remark, ...] = ()
     stale_sources: tuple[StaleSource, ...] = ()

@@ -28,6 +28,7 @@ from nodeagent.kinds.hardware_selection import (
     selected_gpus,
     selected_pf,
 )
+from nodeagent.kinds.mps_clients import MPS_FOLDER, MpsShares
 from nodeagent.kinds.rail_numbers import (
     Numbering,
     Rail,
@@ -78,6 +79,16 @@ def prefix(config: Config, product: str | None) -> str:
         return f"nvidia-{match[1]}-{match[2]}".lower()
     slug = re.sub(r"[^a-z0-9]+", "-", product.lower()).strip("-")[:63].strip("-")
     return slug or FALLBACK_PREFIX
+
+
+def mps_shares(config: Config) -> MpsShares:
+    """Return how shares are granted through MPS daemons. Their folder is on the host, whatever root the agent has."""
+    mps = config.gpu.mps
+    return MpsShares(
+        f"{config.health.state_directory.rstrip('/')}/{MPS_FOLDER}",
+        mps.clients,
+        by_share=mps.threads == "share",
+    )
 
 
 class Offer:
@@ -262,7 +273,8 @@ class Offer:
                 yield from self._vf_pools(entry, snapshot)
             case _:
                 head = prefix(self.config, snapshot.product)
-                yield from gpu_kinds(entry, snapshot, taken, head, own_cdi=self.config.cdi.generate)
+                own_cdi, mps = self.config.cdi.generate, mps_shares(self.config)
+                yield from gpu_kinds(entry, snapshot, taken, head, own_cdi=own_cdi, mps=mps)
 
     def _resource(self, name: str, snapshot: Snapshot) -> str:
         return f"{prefix(self.config, snapshot.product)}/{name}"

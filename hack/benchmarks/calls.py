@@ -77,24 +77,24 @@ async def _slices(socket: Path, ids: list[str], count: int, runs: int, note: str
     async with channel(socket) as connection:
         for name, chosen in allocate.items():
             request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=chosen)])
-            samples = await _timed(connection, "Allocate", request.SerializeToString(), runs)
+            samples = await timed(connection, "Allocate", request.SerializeToString(), runs)
             yield Figure(group(count), name, "ms", samples, {"p99": ALLOCATE_P99_MS}, note)
         wanted = pb.ContainerPreferredAllocationRequest(available_deviceIDs=ids, allocation_size=half)
         request = pb.PreferredAllocationRequest(container_requests=[wanted]).SerializeToString()
         name = f"GetPreferredAllocation of {half:,} among {count:,} free ({len(request) / 1e6:.2f} MB)"
-        samples = await _timed(connection, "GetPreferredAllocation", request, runs)
+        samples = await timed(connection, "GetPreferredAllocation", request, runs)
         yield Figure(group(count), name, "ms", samples, {}, note)
 
 
 async def _vf(socket: Path, device: str, count: int, runs: int) -> Figure:
     request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=[device])])
     async with channel(socket) as connection:
-        samples = await _timed(connection, "Allocate", request.SerializeToString(), runs)
+        samples = await timed(connection, "Allocate", request.SerializeToString(), runs)
     name = "Allocate of a VF, its device-info file written before the answer"
     return Figure(group(count), name, "ms", samples, {"p99": ALLOCATE_P99_MS})
 
 
-async def _timed(connection: grpc.aio.Channel, method: str, request: bytes, runs: int) -> list[float]:
+async def timed(connection: grpc.aio.Channel, method: str, request: bytes, runs: int) -> list[float]:
     call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connection.unary_unary(
         f"/v1beta1.DevicePlugin/{method}"
     )

@@ -26,6 +26,8 @@ TOPICS = {
     "Pods and free devices": ("device", "resource"),
     "The agent": (
         "build",
+        "claim",
+        "claims",
         "cluster",
         "file",
         "rpc",

@@ -28,6 +28,8 @@ from nodeagent.supervise import Fatal, keep
 
 if TYPE_CHECKING:
     from nodeagent.cluster.affected_devices import Offered
+    from nodeagent.cluster.limit_notices import LimitSource
+    from nodeagent.cluster.mps_notices import MpsSource
     from nodeagent.cluster.over_use_notices import OverUseSource
     from nodeagent.dra.offered import DraOffer
     from nodeagent.health.health_settings import HealthSettings
@@ -95,6 +97,8 @@ async def run(
     settled: asyncio.Event,
     deliveries: Deliveries | None = None,
     accounting: OverUseSource | None = None,
+    limits: LimitSource | None = None,
+    mps: MpsSource | None = None,
     health: HealthSettings | None = None,
     *,
     volcano: bool = False,
@@ -118,6 +122,7 @@ async def run(
         "slices": partial(_publish_slices, client, inventory, offer.dra, node, owner, deliveries, health)
     }
     if settings.report:
+        from nodeagent.cluster.largest_block import levels_in_force  # noqa: PLC0415
         from nodeagent.cluster.node_report import NodeReporter  # noqa: PLC0415
 
         reporter = NodeReporter(
@@ -129,6 +134,7 @@ async def run(
             owner=owner,
             delivery=deliveries.of("nodelinks"),
             board=board,
+            levels=lambda snapshot: levels_in_force(offer.offered, snapshot),
         )
         tasks["nodelinks"] = reporter.run
     if settings.events:
@@ -141,6 +147,14 @@ async def run(
             from nodeagent.cluster import over_use_notices  # noqa: PLC0415
 
             tasks["over-use"] = partial(over_use_notices.follow, accounting, inventory, node, board)
+        if limits is not None:
+            from nodeagent.cluster import limit_notices  # noqa: PLC0415
+
+            tasks["limits"] = partial(limit_notices.follow, limits, inventory, node, board)
+        if mps is not None:
+            from nodeagent.cluster import mps_notices  # noqa: PLC0415
+
+            tasks["mps"] = partial(mps_notices.follow, mps, inventory, node, board)
     if settings.marks_nodes:
         from nodeagent.cluster.device_marks import DeviceMarker  # noqa: PLC0415
         from nodeagent.cluster.largest_block import free_block, level_in_force  # noqa: PLC0415

@@ -118,8 +118,8 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
         bool,
         setting(
             "Set the label nodeagent.io/gpu-mem-enforcement on this Node to the level in force that keeps programs "
-            "within their share of GPU memory (none, env or evict). With several resources of GPU memory, that of the "
-            "first. Off by default: it needs a right of its own."
+            "within their share of GPU memory (none, env, nvml-limits, mps or evict). With several resources of GPU "
+            "memory, that of the first. Off by default: it needs a right of its own."
         ),
     ] = False
     evict: Annotated[EvictSettings, setting("Eviction of pods that hold a failed device.")] = EvictSettings()

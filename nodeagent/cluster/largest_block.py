@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from nodeagent.fabric.nodelinks import GpuMemoryLevel
 from nodeagent.kinds import DeviceKind
 from nodeagent.model import Snapshot
 
@@ -28,8 +29,17 @@ LEVEL_LABEL = "nodeagent.io/gpu-mem-enforcement"
 
 def level_in_force(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> str | None:
     """Return the enforcement of the first resource of GPU memory; ``None`` if there is none."""
-    levels = (kind.level(snapshot) for kind in kinds)
-    return next((level for level in levels if level is not None), None)
+    return next((level.enforcement for level in levels_in_force(kinds, snapshot)), None)
+
+
+def levels_in_force(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> tuple[GpuMemoryLevel, ...]:
+    """Return the enforcement of each resource of GPU memory, in the order of the configuration."""
+    levels = ((kind.resource, kind.level(snapshot)) for kind in kinds)
+    return tuple(
+        GpuMemoryLevel(resource=resource, enforcement=level)
+        for resource, level in levels
+        if level is not None
+    )
 
 
 class FreeBlock(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ from nodeagent.cluster.refused_fields import OLDER_STATES, leave_out, refused_fi
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.fabric.nodelinks import (
     NOT_UP,
+    GpuMemoryLevel,
     LinkNeighbor,
     Metadata,
     NodeLink,
@@ -80,6 +82,7 @@ Rails = Mapping[str, int]
 """The rail of each PF that has one, by PCI address."""
 
 REPORT = NODELINKS.typed(NodeLinks)
+_DECIDED = attrgetter("links", "nvlink_domains", "gpu_memory")  # by this node
 
 
 def report(
@@ -91,11 +94,12 @@ def report(
     now: float,
     patient: bool = False,
     namespace: str | None = None,
+    levels: tuple[GpuMemoryLevel, ...] = (),
 ) -> NodeLinks:
     """The report of this moment.
 
     ``before`` is the last report, ``now`` Unix time. ``patient``: the agent has just started, so a neighbor without
-    a frame may still send one.
+    a frame may still send one. ``levels`` is the enforcement of GPU memory.
     """
     last = {link.name: link for link in before.links} if before else {}
     stamp = rfc3339(now)
@@ -127,6 +131,7 @@ def report(
         metadata=Metadata(name=node, namespace=namespace),
         node_name=node,
         links=tuple(sorted(reported.values(), key=_place)),
+        gpu_memory=levels,
         nvlink_domains=_domains(snapshot, before),
     )
 
@@ -250,14 +255,11 @@ def body(links: NodeLinks, owner: NodeClaim | None) -> dict[str, Any]:
     return applied
 
 
-def _is_same(links: NodeLinks, other: NodeLinks) -> bool:
-    return (links.links, links.nvlink_domains) == (other.links, other.nvlink_domains)
-
-
 class NodeReporter:
     """Keep this node's NodeLinks up to date.
 
-    ``rails`` returns the rails for each report. ``jitter_s`` spreads the first reports of nodes that start together.
+    ``rails`` and ``levels`` return the rails and the enforcement of GPU memory for each report. ``jitter_s`` spreads
+    the first reports of nodes that start together.
     """
 
     def __init__(
@@ -271,6 +273,7 @@ class NodeReporter:
         owner: NodeClaim | None = None,
         delivery: Delivery | None = None,
         board: NoticeBoard | None = None,
+        levels: Callable[[Snapshot], tuple[GpuMemoryLevel, ...]] = lambda _snapshot: (),
         jitter_s: float = 10.0,
         gather_s: float = GATHER_S,
         gap_s: float = GAP_S,
@@ -278,7 +281,7 @@ class NodeReporter:
     ) -> None:
         self._client, self._inventory = client, inventory
         self._node, self._namespace, self._rails = node, namespace, rails
-        self._owner = owner
+        self._owner, self._levels = owner, levels
         self._jitter_s, self._gather_s, self._gap_s, self._patience_s = jitter_s, gather_s, gap_s, patience_s
         self._retry = ApiRetry(
             "The NodeLinks report does not reach the API server", delivery or Deliveries().of("nodelinks")
@@ -324,8 +327,9 @@ class NodeReporter:
                 now=time.time(),
                 patient=patient,
                 namespace=self._namespace,
+                levels=self._levels(snapshot),
             )
-            if self._stored is not None and _is_same(links, self._stored) and not again:
+            if self._stored is not None and _DECIDED(links) == _DECIDED(self._stored) and not again:
                 return
             try:
                 left_out = await self._send(links)
@@ -370,7 +374,7 @@ class NodeReporter:
                     continue
                 self._stored = self._reduced = None
             else:
-                if self._reduced is None or not _is_same(stored, self._reduced):
+                if self._reduced is None or _DECIDED(stored) != _DECIDED(self._reduced):
                     self._stored, self._reduced = stored, None
             if self._retry.reason is not None:
                 self._succeeded(self._left_out)

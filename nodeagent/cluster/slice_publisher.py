@@ -10,7 +10,7 @@ Rules:
 * Slices of a pool whose facts are not known yet stay as they are. SIGTERM deletes nothing.
 * The server may lack a feature and drop its fields. This is logged once, and such a slice is not written again.
 * Below Kubernetes ``FLOOR`` nothing is written.
-* The last answer to an own write counts until the watch has shown a newer version of the object.
+* The last answer to an own write counts until the watch, or a list of this version or later, has shown it.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ BURST = 2
 DELETED_BURST, DELETED_GAP_S = 4, 30.0
 LOOK_S = 300.0
 """How often the facts are compared without any change."""
+CONFLICTS_MAX = 3
+"""After so many in a row the reason is logged, and the next attempts wait longer: another client has the name."""
 REMEMBERED_S = 60.0
 """How long the answer to a write counts although the watch does not show it."""
 
@@ -75,13 +77,14 @@ class SlicePublisher:
         owner: NodeClaim | None = None,
         delivery: Delivery | None = None,
         gap_s: float = GAP_S,
+        deleted_gap_s: float = DELETED_GAP_S,
         floor_check_s: float = FLOOR_CHECK_S,
     ) -> None:
         self._client, self._node, self._pools = client, node, pools
         self._owner = owner
         self._delivery = delivery or Deliveries().of("slices")
         self._retry = ApiRetry("The ResourceSlices do not reach the API server", self._delivery)
-        self._gap_s, self._floor_check_s = gap_s, floor_check_s
+        self._gap_s, self._deleted_gap_s, self._floor_check_s = gap_s, deleted_gap_s, floor_check_s
         self._wake = asyncio.Event()
         self._changes: dict[str, RateLimit] = {}
         self._created: dict[str, RateLimit] = {}
@@ -94,12 +97,15 @@ class SlicePublisher:
         self._answered: dict[str, AnsweredDevices] = {}
         self._generations: dict[str, int] = {}
         self._dropped: frozenset[str] = frozenset()
+        self._conflicts = 0
+        """In a row."""
         self._reflector: Reflector[Json] = Reflector(
             client,
             RESOURCE_SLICES,
             fields=f"spec.nodeName={node},spec.driver={DRIVER}",
             changed=self._changed,
             optional=self._wake.set,
+            listed=self._wake.set,
         )
 
     @property
@@ -156,24 +162,39 @@ class SlicePublisher:
         now = time.monotonic()
         if (wait_s := self._retry.wait_s(now)) > 0:
             return wait_s
-        self._answers = {name: kept for name, kept in self._answers.items() if now - kept[1] < REMEMBERED_S}
+        if self._reflector.lacking:
+            self._delivery.unmet("mode dra needs resource.k8s.io/v1, which the API server does not serve")
+            return LOOK_S
+        listed = _number(self._reflector.list_version)
+        self._answers = {
+            name: (answer, at)
+            for name, (answer, at) in self._answers.items()
+            if now - at < REMEMBERED_S and _version(answer) > listed
+        }
         self._deleted.clear()
         stored = self.stored
         by_pool: dict[str, list[SliceWrite]] = {}
         for write in self._planned(stored):
             by_pool.setdefault(write.pool, []).append(write)
         waits_s = [LOOK_S, *([REMEMBERED_S] if self._answers or by_pool else [])]
-        wrote = False
-        try:
-            for due in by_pool.values():
-                if (wait_s := max(self._wait_s(write, now) for write in due)) > 0:
-                    waits_s.append(wait_s)
-                    continue
+        wrote, failure = False, None
+        for due in by_pool.values():
+            if (wait_s := max(self._wait_s(write, now) for write in due)) > 0:
+                waits_s.append(wait_s)
+                continue
+            try:
                 for write in due:
                     await self._write(write, stored)
                 wrote = True
-        except ApiError as error:
-            return self._failed(error, time.monotonic())
+            except ApiError as error:
+                failure = error
+                if error.conflict or error.missing:
+                    self._answers.pop(write.name, None)
+                if not error.refused:
+                    break  # the other pool would meet the same
+        if failure is not None:
+            return self._failed(failure, time.monotonic())
+        self._conflicts = 0
         if wrote or self._retry.reason is not None:
             self._retry.succeeded(sorted(self._dropped))
         return min(waits_s)
@@ -202,7 +223,7 @@ class SlicePublisher:
 
     def _rate(self, write: SliceWrite) -> RateLimit:
         if write.verb == "create":
-            return self._created.setdefault(write.name, RateLimit(DELETED_BURST, 1 / DELETED_GAP_S))
+            return self._created.setdefault(write.name, RateLimit(DELETED_BURST, 1 / self._deleted_gap_s))
         return self._changes.setdefault(write.name, RateLimit(BURST, 1 / self._gap_s))
 
     async def _write(self, write: SliceWrite, stored: Mapping[str, Json]) -> None:
@@ -252,9 +273,10 @@ class SlicePublisher:
         """Return the seconds until the next attempt. After a conflict the slices are listed again at once."""
         if error.conflict or error.missing:
             self._delivery.results["conflict"] += 1
-            self._answers.clear()
             self._reflector.doubt()
-            return self._retry.failed(error, now) if self._retry.reason is not None else self._gap_s
+            self._conflicts += 1
+            if self._conflicts <= CONFLICTS_MAX:
+                return self._gap_s
         return self._retry.failed(error, now)
 
     async def _owners(self) -> Json:
@@ -296,7 +318,10 @@ class SlicePublisher:
 
 def _version(obj: Json) -> int:
     """The resource version as a number (KEP-5504: versions of one resource may be compared)."""
-    version = str(obj["metadata"].get("resourceVersion", ""))
+    return _number(str(obj["metadata"].get("resourceVersion", "")))
+
+
+def _number(version: str) -> int:
     return int(version) if version.isdigit() else 0
 
 

@@ -42,7 +42,7 @@ from nodeagent.doctor.stored_nics import StoredNics
 from nodeagent.doctor.target import Target
 from nodeagent.doctor.timeouts import ReadOutcome, ReadTask
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.model import LimitSupport, Snapshot
+from nodeagent.model import Snapshot
 from nodeagent.sources import host_paths
 from nodeagent.sources.machine_access import is_recorded
 
@@ -278,7 +278,7 @@ def _snapshot(outcomes: dict[str, ReadOutcome], stored: StoredNics) -> Snapshot 
         gpu_functions=nics.facts.gpus,
         paths=paths,
         gpu_driver=gpus.answer.version,
-        limit_support=LimitSupport(gpus.cgroup2, gpus.hidden_processes),
+        limit_support=gpus.support,
     )
 
 

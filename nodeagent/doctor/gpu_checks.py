@@ -15,9 +15,9 @@ from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.enforcement import LIMITS_DRIVER
 from nodeagent.kinds.resource_settings import GpuMemResource, MigResource
-from nodeagent.model import Gpu, GpuFunction
-from nodeagent.sources.gpu_users import limit_support
+from nodeagent.model import Gpu, GpuFunction, LimitSupport
 from nodeagent.sources.host_paths import GPU_NODES
+from nodeagent.sources.limit_support import limit_support
 
 TOPIC = Topic(
     "gpus",
@@ -106,8 +106,7 @@ class GpuFacts:
     answer: DriverAnswer | None = None
     module: str | None = None
     nodes: tuple[str, ...] = ()
-    cgroup2: bool | None = None
-    hidden_processes: str | None = None
+    support: LimitSupport = field(default_factory=LimitSupport)
     hung_s: float = 0.0
 
     @property
@@ -124,14 +123,12 @@ def read(target: Target) -> GpuFacts:
     tree = target.tree
     root, driver = str(tree.root), target.config.gpu.driver
     answer = read_driver(root, driver) if target.recorded else read_in_process(root, driver, target.timeout_s)
-    support = limit_support(tree, target.config.gpu.accounting.pod_logs)
     return GpuFacts(
         on_bus=_on_bus(tree),
         answer=answer,
         module=_text(tree, "/sys/module/nvidia/version"),
         nodes=tuple(node for node in GPU_NODES if tree.exists(node)),
-        cgroup2=support.cgroup2,
-        hidden_processes=support.hidden_processes,
+        support=limit_support(tree, target.config.gpu.accounting.pod_logs),
         hung_s=target.timeout_s,
     )
 
@@ -213,13 +210,15 @@ def _reading(reading: GpuReading, *, offers_mig: bool) -> Iterator[Finding]:
 
 def _limits(gpus: GpuFacts, answer: DriverAnswer, config: Config) -> Iterator[Finding]:
     wanted = [
-        e for e in config.resources if isinstance(e, GpuMemResource) and e.enforcement in ("auto", "env")
+        e
+        for e in config.resources
+        if isinstance(e, GpuMemResource) and e.enforcement in ("auto", "env", "nvml-limits")
     ]
     version = _major(answer.version)
     if not wanted or not answer.readings or version is None:
         return
     lacking = [f"driver {answer.version}"] if version < LIMITS_DRIVER else []
-    lacking += ["cgroup v1"] if gpus.cgroup2 is False else []
+    lacking += ["cgroup v1"] if gpus.support.cgroup2 is False else []
     if lacking:
         yield TOPIC.note(
             "memory_limits_inert", f"{shortened(lacking)}: {wanted[0].name} is counted, but not enforced"

@@ -157,8 +157,14 @@ def _check_sums(shares: Sequence[_Share], held: Shares) -> None:
             )
 
 
-def _check_limits(shares: Iterable[_Share], snapshot: Snapshot) -> None:
-    """One variable limits the memory of all GPUs of a container, so unequal shares cannot be enforced."""
+def _check_limits(shares: Sequence[_Share], snapshot: Snapshot) -> None:
+    """One variable limits the memory of all GPUs of a container, so unequal shares cannot be enforced; and a container
+    has one MPS daemon."""
+    through_mps = [it for it in shares if isinstance(it.device, GpuDevice) and it.device.kind.mps is not None]
+    if len(through_mps) > 1:
+        raise Refused(
+            "a container has one MPS daemon: use one claim for each share of GPU memory", invalid=True
+        )
     limited = {
         share.amount
         for share in shares

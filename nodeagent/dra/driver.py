@@ -16,6 +16,7 @@ from nodeagent.bounded_calls import BoundedCalls, within
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claims import PreparedClaims
 from nodeagent.dra.offered import DraOffer
+from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.dra.resource_claim import ResourceClaim
 from nodeagent.health.state_file import boot_id
 from nodeagent.host.file_writing import make_folder
@@ -37,6 +38,8 @@ START_S = 2.0
 READ_AGAIN_S = 5.0
 API_S = 8.0
 """For one call to the API server: several fit into the time that the kubelet waits."""
+LINGER_S = 1.0
+"""The answer to the last Unprepare must leave before the service ends."""
 CLAIMS = RESOURCE_CLAIMS.typed(ResourceClaim)
 
 
@@ -69,6 +72,10 @@ class DraDriver:
         )
         self.service: DraService | None = None
         """``None`` while the driver is not needed."""
+
+    @property
+    def figures(self) -> ClaimFigures:
+        return ClaimFigures(len(self.claims.records), self.claims.conflicts)
 
     def read_records(self) -> None:
         """Read the records now, before any device is offered. Blocks; a disk without an answer is left to ``run``."""
@@ -114,7 +121,9 @@ class DraDriver:
                 service_task = asyncio.create_task(keep("dra-service", service.run))
                 follow_task = asyncio.create_task(keep("dra-claims", self.claims.follow))
                 try:
-                    await self._while(needed=True)
+                    while self._needed:
+                        await self._while(needed=True)
+                        await asyncio.sleep(LINGER_S)
                 finally:
                     for task in (service_task, follow_task):
                         task.cancel()
@@ -122,9 +131,13 @@ class DraDriver:
         finally:
             self.service = None
 
+    @property
+    def _needed(self) -> bool:
+        return bool(self._offer.current.pools) or bool(self.claims.records)
+
     async def _while(self, *, needed: bool) -> None:
         """Wait while the driver is needed, or while it is not."""
-        while (bool(self._offer.current.pools) or bool(self.claims.records)) is needed:
+        while self._needed is needed:
             self._changed.clear()
             await either(self._offer.changed(self._offer.revision), self._changed.wait())
 

@@ -51,6 +51,13 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     pods: tuple[str, ...] = ()
 
 
+class ClaimFigures(msgspec.Struct, frozen=True):
+    """The claims that are prepared now, and those refused so far because others held their devices."""
+
+    prepared: int
+    conflicts: int
+
+
 class Shares:
     """The sum that claims hold of each device, and their VFs."""
 

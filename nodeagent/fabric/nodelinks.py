@@ -64,6 +64,14 @@ class NodeLink(Wire, frozen=True, kw_only=True):
     last_transition_time: str | None = None
 
 
+class GpuMemoryLevel(Wire, frozen=True, kw_only=True):
+    """A resource of GPU memory, and what keeps programs within their share of it: ``none``, ``env``, ``nvml-limits``,
+    ``mps``, ``evict``."""
+
+    resource: str
+    enforcement: str
+
+
 class ReportedDomain(Wire, frozen=True, kw_only=True):
     """The NVLink domain of some GPUs of the node, by NVML's index. Without ``cluster_uuid`` they are in none."""
 
@@ -89,6 +97,7 @@ class NodeLinks(Wire, frozen=True, kw_only=True):
     metadata: Metadata = Metadata()
     node_name: str
     links: tuple[NodeLink, ...] = ()
+    gpu_memory: tuple[GpuMemoryLevel, ...] = ()
     nvlink_domains: tuple[ReportedDomain, ...] = ()
 
 

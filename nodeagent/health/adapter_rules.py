@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from nodeagent.health.history import History, total
 from nodeagent.health.nic_view import LLDP, NicView, by, count_in_window, per_second, percent, yes_or_no
@@ -190,15 +191,20 @@ def pause_storm(view: NicView) -> Measured | None:
     return count_in_window("pause_storm_errors", Source.DRIVER, view)
 
 
-def _paused(view: NicView, name: str) -> Measured | None:
+def _paused(view: NicView, direction: Literal["rx", "tx"]) -> Measured | None:
+    """The longest pause: of one priority (PFC), or of all at once (IEEE 802.3x). A port uses one of the two."""
+    per_priority = view.history.each(f"prio_{direction}_pause_seconds", view.window_s)
     shares = {
-        priority: paused_s / seconds
-        for priority, (paused_s, seconds) in view.history.each(name, view.window_s).items()
+        f"on priority {priority}": paused_s / seconds
+        for priority, (paused_s, seconds) in per_priority.items()
     }
+    of_all = view.history.rate(f"global_{direction}_pause_seconds", view.window_s)
+    if of_all is not None:
+        shares["on all priorities"] = of_all
     if not shares:
         return None
-    worst = max(shares, key=lambda priority: shares[priority])
-    text = f"{percent(shares[worst])} of the time on priority {worst}"
+    worst = max(shares, key=lambda where: shares[where])
+    text = f"{percent(shares[worst])} of the time {worst}"
     return Measured(shares[worst], text, by(Source.DRIVER.value))
 
 
@@ -207,7 +213,7 @@ def host_stall(view: NicView) -> Measured | None:
 
     5 % for 10 min (our own choice).
     """
-    return _paused(view, "prio_tx_pause_seconds")
+    return _paused(view, "tx")
 
 
 def pause_source(view: NicView) -> Measured | None:
@@ -217,7 +223,7 @@ def pause_source(view: NicView) -> Measured | None:
     they switch the pauses of a NIC off after 100 ms. Half of a minute is our own choice. A NIC that is paused itself is
     not withdrawn.
     """
-    return _paused(view, "prio_tx_pause_seconds")
+    return _paused(view, "tx")
 
 
 def network_paused(view: NicView) -> Measured | None:
@@ -225,7 +231,7 @@ def network_paused(view: NicView) -> Measured | None:
 
     25 % for 10 min (our own choice). Meta runs RoCE on PFC alone, so pauses are normal.
     """
-    return _paused(view, "prio_rx_pause_seconds")
+    return _paused(view, "rx")
 
 
 # --- RDMA -------------------------------------------------------------------------------------------------

@@ -119,6 +119,8 @@ class CarrierLosses:
 
     def compare(self, settings: CarrierSettings, at: float) -> bool:
         """Note the present settings of the link. Return whether an administrator changed one."""
+        if settings == self.settings:
+            return False
         before, now = msgspec.structs.astuple(self.settings), msgspec.structs.astuple(settings)
         self.settings = CarrierSettings(
             *(old if new is None else new for old, new in zip(before, now, strict=True))

@@ -122,6 +122,33 @@ class GpuAccountingSettings(Settings, frozen=True, kw_only=True):
     ] = "/var/log/pods"
 
 
+class GpuMpsSettings(Settings, frozen=True, kw_only=True):
+    """MPS daemons of shared GPUs. Only where enforcement of a gpu-mem resource is mps."""
+
+    clients: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=4096)],
+        setting(
+            "Containers that may share one GPU. The default is the number of CUDA contexts that one MPS server accepts "
+            "(NVIDIA, MPS documentation); a container with several processes needs more than one of them."
+        ),
+    ] = 48
+    threads: Annotated[
+        Literal["all", "share"],
+        setting(
+            "Part of the SMs that a container may use at a time. share: that of its memory "
+            "(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE); all: no limit."
+        ),
+    ] = "all"
+    exclusive_process: Annotated[
+        bool,
+        setting(
+            "true: `nodeagent mps` sets the compute mode of these GPUs to EXCLUSIVE_PROCESS, so that a program without "
+            "MPS cannot use a GPU while the MPS server does, and sets it back to DEFAULT at its end. false: the "
+            "compute mode is never touched."
+        ),
+    ] = False
+
+
 class GpuSettings(Settings, frozen=True, kw_only=True):
     """How the agent finds and watches GPUs."""
 
@@ -158,6 +185,7 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
     accounting: Annotated[
         GpuAccountingSettings, setting("Pods that use more GPU memory than they were granted.")
     ] = GpuAccountingSettings()
+    mps: Annotated[GpuMpsSettings, setting("MPS daemons of shared GPUs.")] = GpuMpsSettings()
 
     @property
     def xid_clear_s(self) -> float:

@@ -80,7 +80,9 @@ class Counter:
 
         ``most`` is the largest plausible increase per second.
         """
-        reached = max((before for before in self._before_resets if before <= raw), default=self.raw)
+        reached = self.raw
+        if self._before_resets:
+            reached = max((before for before in self._before_resets if before <= raw), default=reached)
         added = max(0.0, raw - reached)
         limit = most * (at - self._ats[-1] + 1.0)
         if added > limit:
@@ -226,7 +228,8 @@ class History:
             counter = counters[name] = Counter(value, sample.at, self._windows[head], sample.source)
         else:
             counter.source = sample.source
-            taken = counter.take(value, sample.at, self._most(head))
+            most = self._most(head) if value > counter.raw else math.inf  # usually nothing has happened
+            taken = counter.take(value, sample.at, most)
             if taken is None:
                 self.implausible += 1
                 return 0.0
@@ -300,11 +303,11 @@ class History:
 
     def stale_at(self) -> float | None:
         """When the next source becomes stale without a sample."""
-        due = (
+        due = [
             at + self._patience(source)
             for source, at in self._at.items()
-            if source not in _ON_EVENT and self.fresh(source)
-        )
+            if source not in _ON_EVENT and source in self._fresh
+        ]
         return min(due, default=None)
 
     def _patience(self, source: Source) -> float:
@@ -313,8 +316,11 @@ class History:
 
     def level(self, name: str) -> float | None:
         """``None``: unknown, or stale."""
-        value = self._levels.get(name.partition("/")[0], {}).get(name)
-        return value if value is not None and self.fresh(self._of[name]) else None
+        levels = self._levels.get(name)  # most names have no key and are their own head
+        if levels is None:
+            levels = self._levels.get(name.partition("/")[0], {})
+        value = levels.get(name)
+        return value if value is not None and self._of[name] in self._fresh else None
 
     def levels(self, head: str) -> dict[str, float]:
         """Return all levels of ``head/…``, by the part after the slash."""

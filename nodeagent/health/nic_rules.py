@@ -24,7 +24,8 @@ def _rule(state: State, measure: Measure, **settings: Any) -> Rule:
 
 _DOWN, _DEGRADED, _WARN = State.DOWN, State.DEGRADED, State.HEALTHY
 _BITS = ("fec_corrected_bits", "phy_rx_bits")
-_PRIO_TX, _PRIO_RX = ("prio_tx_pause_seconds",), ("prio_rx_pause_seconds",)
+_PAUSES_SENT = ("prio_tx_pause_seconds", "global_tx_pause_seconds")
+_PAUSES_RECEIVED = ("prio_rx_pause_seconds", "global_rx_pause_seconds")
 _STALLS = ("pcie_stalled_read_seconds", "pcie_stalled_write_seconds")
 
 DEFAULTS: tuple[Rule, ...] = (
@@ -216,7 +217,7 @@ DEFAULTS: tuple[Rule, ...] = (
         clear_for_s=600,
         window_s=60,
         withdraws=True,
-        counters=_PRIO_TX,
+        counters=_PAUSES_SENT,
     ),
     _rule(
         _DEGRADED,
@@ -301,7 +302,7 @@ DEFAULTS: tuple[Rule, ...] = (
         enter_for_s=600,
         clear_for_s=600,
         window_s=60,
-        counters=_PRIO_TX,
+        counters=_PAUSES_SENT,
     ),
     _rule(
         _WARN,
@@ -312,7 +313,7 @@ DEFAULTS: tuple[Rule, ...] = (
         enter_for_s=600,
         clear_for_s=600,
         window_s=60,
-        counters=_PRIO_RX,
+        counters=_PAUSES_RECEIVED,
     ),
     _rule(
         _WARN,
@@ -374,6 +375,11 @@ def damping(rules: Sequence[Rule]) -> Rule:
 def settling(rules: Sequence[Rule]) -> frozenset[str]:
     """Return the counters of errors that link training makes too."""
     return frozenset(name for rule in rules if rule.settles for name in rule.counters)
+
+
+def counting(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """Return the rules whose value counters or their decay may change."""
+    return tuple(rule for rule in rules if rule.counters or rule.decays is not None)
 
 
 def traffic(rules: Sequence[Rule]) -> frozenset[str]:

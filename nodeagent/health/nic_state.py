@@ -22,7 +22,7 @@ from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
 from nodeagent.health.judged_device import DeviceFigures, JudgedDevice
 from nodeagent.health.link_rules import QUIET_S
-from nodeagent.health.nic_rules import damping, settling, windows
+from nodeagent.health.nic_rules import counting, damping, settling, windows
 from nodeagent.health.nic_view import SYSFS, NicContext, NicView
 from nodeagent.health.record import SPEED_MAX_MBPS, NicFault, NicRecord
 from nodeagent.health.rule import Measured, Rule
@@ -56,7 +56,7 @@ class NicState(JudgedDevice):
         """The time at which the health may change without news."""
         self.netdev: str | None = None
         """The last known name of its netdev."""
-        self._rules = rules
+        self._rules, self._counting = rules, counting(rules)
         self.history = History(windows(rules))
         self.context = NicContext()
         self.expected_mbps: float | None = None
@@ -125,10 +125,10 @@ class NicState(JudgedDevice):
         self.history.begin(settling(self._rules), at + self.losses.settle_s if self.carrier else math.inf)
 
     def _link_levels(self) -> tuple[float | bool | None, ...]:
-        return (*self._up, *map(self.history.level, _LINK_LEVELS))
+        return (*self._up, *[self.history.level(name) for name in _LINK_LEVELS])
 
     def follow_rules(self, rules: Sequence[Rule], settle_s: float) -> None:
-        self._rules = rules
+        self._rules, self._counting = rules, counting(rules)
         self.losses.follow(damping(rules), settle_s)
         self.history.follow(windows(rules))
         self.has_news = True
@@ -141,7 +141,14 @@ class NicState(JudgedDevice):
 
     @property
     def _up(self) -> tuple[bool | None, bool | None]:
-        return self.carrier, self.admin_up
+        """Whether the link has carrier, and whether it is admin up."""
+        if self._has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND):
+            return None, None
+        read = self._sampled if self._has(Fault.LINK_UNSEEN) else self._not_overruled
+        admin_up = False if self._has(Fault.ADMIN_DOWN) else read("admin_up")
+        if admin_up is False:
+            return None, admin_up
+        return False if self._has(Fault.CARRIER_DOWN) else read("carrier"), admin_up
 
     @property
     def address(self) -> str:
@@ -163,25 +170,17 @@ class NicState(JudgedDevice):
 
     @property
     def carrier(self) -> bool | None:
-        if self._has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND) or self.admin_up is False:
-            return None
-        if self._has(Fault.CARRIER_DOWN):
-            return False
-        return self._sampled("carrier") if self._has(Fault.LINK_UNSEEN) else not self._overruled("carrier")
+        return self._up[0]
 
     @property
     def admin_up(self) -> bool | None:
-        if self._has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND):
-            return None
-        if self._has(Fault.ADMIN_DOWN):
-            return False
-        return self._sampled("admin_up") if self._has(Fault.LINK_UNSEEN) else not self._overruled("admin_up")
+        return self._up[1]
 
-    def _overruled(self, name: str) -> bool:
-        """Whether a sample after the last scan has the value 0. IPoIB may be down while its port works."""
-        is_off = self._sampled(name) is False and self.function.link_type != "infiniband"
+    def _not_overruled(self, name: str) -> bool:
+        """Whether no sample after the last scan has the value 0. IPoIB may be down while its port works."""
+        is_off = self.history.level(name) == 0 and self.function.link_type != "infiniband"
         at = self.history.at(Source.LINK) if is_off else None
-        return at is not None and at > self.facts_at + _OLDER_S
+        return at is None or at <= self.facts_at + _OLDER_S
 
     def _sampled(self, name: str) -> bool | None:
         value = self.history.level(name)
@@ -203,14 +202,13 @@ class NicState(JudgedDevice):
     @property
     def idle(self) -> bool:
         """It has no link, and none is expected."""
-        down = self.carrier is False or self.admin_up is False
-        return down and not self.watched and (not self.once_up or self.unused)
+        return False in self._up and not self.watched and (not self.once_up or self.unused)
 
     @property
     def link_unknown(self) -> bool:
         """The state of its link is unknown."""
         gone = self._has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND)
-        return not gone and self.admin_up is not False and self.carrier is None
+        return not gone and self._up in ((None, None), (None, True))
 
     def set_time(self, now: float) -> None:
         """Read the history as of ``now``."""
@@ -222,23 +220,22 @@ class NicState(JudgedDevice):
         self.set_time(now)
         self._follow_carrier(now)
         self.has_news |= self.history.changed
-        self.history.line_mbps = (
-            max(self.speed_mbps or 0.0, self.history.level("supported_mbps") or 0.0) or None
-        )
-        if self.carrier:
+        speed_mbps = self.speed_mbps or 0.0
+        self.history.line_mbps = max(speed_mbps, self.history.level("supported_mbps") or 0.0) or None
+        if self._had_carrier:
             self.once_up = True
-            if self.speed_mbps is not None:
-                self.best_mbps = max(self.best_mbps or 0.0, self.speed_mbps)
+            self.best_mbps = max(self.best_mbps or 0.0, speed_mbps) or None
 
     def view(self, context: NicContext) -> NicView:
+        carrier, admin_up = self._up
         return NicView(
             history=self.history,
             infiniband=self.function.link_type == "infiniband",
             present=not self._has(Fault.DEVICE_MISSING),
             answers=not self._has(Fault.NOT_ANSWERING),
             bound=not self._has(Fault.DRIVER_UNBOUND),
-            admin_up=self.admin_up,
-            carrier=self.carrier,
+            admin_up=admin_up,
+            carrier=carrier,
             carrier_witnesses=self._carrier_witnesses(),
             speed_mbps=self.speed_mbps,
             expected_mbps=context.expected_mbps or self.best_mbps,
@@ -266,9 +263,7 @@ class NicState(JudgedDevice):
         if self.gone:  # it cannot have another fault
             self.holds = {key: hold for key, hold in self.holds.items() if key == Fault.DEVICE_MISSING}
         self.losses.end_explained(self._rules, self.holds)
-        for rule in self._rules:
-            if not (all_rules or self._may_change(rule)):
-                continue
+        for rule in self._rules if all_rules else self._may_change():
             if not (rule.enabled and self.applies(rule)):
                 self.holds.pop(rule.key, None)
                 self.values.pop(rule.key, None)
@@ -286,14 +281,19 @@ class NicState(JudgedDevice):
         self.has_news = self.sampled = self.history.changed = False
         self.history.counted.clear()
 
-    def _may_change(self, rule: Rule) -> bool:
-        hold = self.holds.get(rule.key)
-        if hold is not None and (hold.active or hold.since is not None):
-            return True
-        if rule.key not in self.values and self.history.follows(rule.counters):
-            return True  # a counter has no rate until it was read for some time
-        decaying = rule.decays is not None and self.losses.penalty.points > 0
-        return decaying or not self.history.counted.isdisjoint(rule.counters)
+    @property
+    def _running(self) -> list[str]:
+        """The keys of the rules whose fault is active or about to start. Usually there is none."""
+        return [key for key, hold in self.holds.items() if hold.active or hold.since is not None]
+
+    def _may_change(self) -> list[Rule]:
+        """The rules whose value counters or time may have changed."""
+        history, points, keys = self.history, self.losses.penalty.points, set(self._running)
+        for rule in self._counting:  # a counter has no rate until it was read for some time
+            unknown = rule.key not in self.values and history.follows(rule.counters)
+            if unknown or not history.counted.isdisjoint(rule.counters) or (points > 0 and rule.decays):
+                keys.add(rule.key)
+        return [rule for rule in self._rules if rule.key in keys] if keys else []
 
     def measure(self, rule: Rule, view: NicView) -> Measured | None:
         view.window_s = rule.window_s or 0.0
@@ -341,7 +341,7 @@ class NicState(JudgedDevice):
     def _due(self, now: float) -> float | None:
         """Return the time at which the health may change without news."""
         moments: list[float | None] = [self.history.stale_at(), self.losses.uncounted_until]
-        for rule in self._rules:
+        for rule in self._rules if self._running else ():
             hold = self.holds.get(rule.key)
             if hold is None:
                 continue

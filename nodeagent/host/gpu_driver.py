@@ -23,6 +23,14 @@ class DriverError(Exception):
         self.absent, self.mismatch = absent, mismatch
 
 
+class LimitRefused(Exception):  # noqa: N818 - the driver's answer about one cgroup
+    """A limit of GPU memory cannot be read or set. ``no_cgroup``: this cgroup cannot have a limit of its own."""
+
+    def __init__(self, message: str, *, no_cgroup: bool = False) -> None:
+        super().__init__(message)
+        self.no_cgroup = no_cgroup
+
+
 class GpuReading(Struct, frozen=True):
     """One GPU as the driver lists it.
 

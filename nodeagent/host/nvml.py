@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.nvlink_domain import read_nvlink_domain
+from nodeagent.host.nvml_limits import MemoryLimits
 from nodeagent.host.nvml_mig import mig_devices
 from nodeagent.host.nvml_vitals import VitalsReader
 from nodeagent.model import MigDevice
@@ -67,8 +68,9 @@ class Nvml:
         self._uuids: dict[int, str] = {}
         """By device handle: a lost GPU raises its XID and then does not return its UUID."""
 
-    def open(self) -> None:
-        """Load and initialize NVML. Raises ``DriverError``, with ``absent`` if there is no driver."""
+    def open(self, *, events: bool = True) -> None:
+        """Load and initialize NVML. Raises ``DriverError``, with ``absent`` if there is no driver. Without ``events``
+        no wait is possible."""
         try:
             import pynvml  # noqa: PLC0415 - nodes without GPUs do not need it
         except ImportError as error:
@@ -86,6 +88,8 @@ class Nvml:
             raise failure from error
         self._lib = lib
         self._vitals = VitalsReader(lib, processes=self._with_processes)
+        if not events:
+            return
         try:
             self._events = lib.nvmlEventSetCreate()
         except lib.NVMLError as error:
@@ -157,6 +161,10 @@ class Nvml:
         assert self._vitals is not None
         for uuid, handle in self._handles.items():
             yield self._vitals.read(handle, uuid)
+
+    def memory_limits(self) -> MemoryLimits:
+        """The limits of GPU memory by cgroup, until ``close``."""
+        return MemoryLimits(self._opened())
 
     def has_events(self) -> bool:
         """Whether each GPU that answered the last ``gpus`` is registered for events."""
@@ -269,6 +277,20 @@ class Nvml:
         if uuid is None:
             log.warning("GPU driver reports an XID without a GPU. xid=%d", data.eventData)
         return GpuEvent(uuid, int(data.eventData))
+
+
+def set_compute_mode(uuid: str, exclusive: bool) -> None:
+    """Set the compute mode of a GPU to EXCLUSIVE_PROCESS, or back to DEFAULT. Raises ``DriverError``."""
+    nvml = Nvml()
+    nvml.open(events=False)
+    lib = nvml._opened()
+    try:
+        mode = lib.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS if exclusive else lib.NVML_COMPUTEMODE_DEFAULT
+        lib.nvmlDeviceSetComputeMode(lib.nvmlDeviceGetHandleByUUID(uuid), mode)
+    except lib.NVMLError as error:
+        raise _driver_error(lib, "nvmlDeviceSetComputeMode", error) from error
+    finally:
+        nvml.close()
 
 
 class _GpuCalls:

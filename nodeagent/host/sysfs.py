@@ -90,6 +90,16 @@ class Tree:
         except OSError as error:
             raise _broken(path, error) from error
 
+    def subfolders(self, path: str) -> tuple[str, ...]:
+        """The sorted names of the folders in a folder, without links; an absent folder has none."""
+        try:
+            with os.scandir(self._readable(path)) as entries:
+                return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False)))
+        except _ABSENT:
+            return ()
+        except OSError as error:
+            raise _broken(path, error) from error
+
     def exists(self, path: str) -> bool:
         enter(path)
         return os.path.exists(self._full(path))

@@ -19,11 +19,22 @@ from typing import ClassVar
 import msgspec
 
 from nodeagent.cdi import CdiDevices
-from nodeagent.kinds import Refused, distance, gpu_access, held_by, preference, requested, unhealthy, unknown
+from nodeagent.kinds import (
+    Refused,
+    distance,
+    gpu_access,
+    held_by,
+    mps_clients,
+    preference,
+    requested,
+    unhealthy,
+    unknown,
+)
 from nodeagent.kinds.device_list_size import list_refusal
 from nodeagent.kinds.enforcement import Enforcement, Level, level_of, missing, sets_variables
+from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.kinds.resource_settings import Preferred
-from nodeagent.model import Allocation, Devices, Function, Gpu, Snapshot
+from nodeagent.model import Allocation, Devices, Function, Gpu, Health, Snapshot
 
 _LISTED_MAX = 8  # GPUs named in a refusal
 _UUID_SHOWN = 12  # "GPU-" and the eight digits before the first dash
@@ -44,6 +55,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
 
     ``enforcement``: see ``kinds.enforcement``. ``number`` is the index of the GPU if the resource has its name from
     one GPU. A container may ask for several such resources, so the names of its variables end with the number.
+    ``mps`` is set if the enforcement is ``mps``.
     """
 
     source: ClassVar[str] = "gpus"
@@ -58,6 +70,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
     enforcement: Enforcement = "auto"
     preferred: Preferred = "pack"
     number: int | None = None
+    mps: MpsShares | None = None
 
     @property
     def device_mib(self) -> int:
@@ -78,7 +91,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
                 parent=gpu.uuid,
                 ids=_ids(gpu.uuid, self.count(gpu)),
                 numa_nodes=() if gpu.numa_node is None else (gpu.numa_node,),
-                health=gpu.health,
+                health=self._health(gpu, snapshot),
             )
             for gpu in self._members(snapshot)
         )
@@ -94,7 +107,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         return {
             gpu.uuid: len(_known(gpu.uuid, self.count(gpu)) - taken)
-            if gpu.health.allocatable and gpu.uuid not in elsewhere
+            if self._health(gpu, snapshot).allocatable and gpu.uuid not in elsewhere
             else 0
             for gpu in self._members(snapshot)
         }
@@ -168,7 +181,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
         each = str(mib)
         end = "" if self.number is None else f"_{self.number}"
         limits = (("NVIDIA_GPU_MEMORY_REQUEST", each), ("NVIDIA_GPU_MEMORY_LIMIT", each))
-        return gpu_access.grant(
+        allocation = gpu_access.grant(
             gpus,
             strategy=self.strategy,
             cdi_kind=self.cdi_kind,
@@ -179,6 +192,19 @@ class GpuMemory(msgspec.Struct, frozen=True):
                 (f"NODEAGENT_GPU_MEM_MIB{end}", each),
             ),
         )
+        return allocation if len(gpus) > 1 else self._through_mps(allocation, gpus[0], mib)
+
+    def _through_mps(self, allocation: Allocation, gpu: Gpu, mib: int) -> Allocation:
+        """Add the variables and mounts of a share of one GPU. A container has one daemon."""
+        if self.mps is None:
+            return allocation
+        part = mib / (self.count(gpu) * self.slice_mib)
+        variables = mps_clients.environment(gpu, mib, part, self.mps)
+        mounts = (*allocation.mounts, *mps_clients.mounts(gpu, self.mps))
+        return msgspec.structs.replace(allocation, env=(*allocation.env, *variables), mounts=mounts)
+
+    def _health(self, gpu: Gpu, snapshot: Snapshot) -> Health:
+        return gpu.health if self.mps is None else mps_clients.mps_health(gpu, snapshot)
 
     def limits(self, snapshot: Snapshot) -> bool:
         """Whether containers get the variables of NVIDIA's container toolkit that limit their memory."""
@@ -198,11 +224,13 @@ class GpuMemory(msgspec.Struct, frozen=True):
         blocks = []
         for gpu in self._members(snapshot):
             count = self.count(gpu)
-            refusal = None
-            if not gpu.health.allocatable:
-                refusal = unhealthy(self.resource, gpu.uuid, gpu.health)
+            refusal, health = None, self._health(gpu, snapshot)
+            if not health.allocatable:
+                refusal = unhealthy(self.resource, gpu.uuid, health)
             elif gpu.uuid in elsewhere:
                 refusal = held_by(self.resource, gpu.uuid, elsewhere[gpu.uuid])
+            elif self.mps is not None and (why := mps_clients.full(self.resource, gpu, self.mps, snapshot)):
+                refusal = Refused(f"{self.resource}: {why}", invalid=False)
             named = _count_among(must, gpu.uuid, count)
             left = named if free is must else _count_among(free, gpu.uuid, count)
             block = _GpuSlices(gpu, _ids(gpu.uuid, count), 0 if refusal else left, named, refusal)

@@ -57,8 +57,22 @@ def expect_conflicts(expect: ExpectSettings, resources: Sequence[Placed]) -> Ite
 def enforcement_conflicts(
     resources: Sequence[Placed], *, processes: bool, pod_resources: bool, access: str
 ) -> Iterator[Conflict]:
-    """Evictions for over-use without the settings that find it."""
+    """Levels of enforcement without the settings that they need."""
     for path, entry in resources:
+        if isinstance(entry, GpuMemResource) and entry.enforcement in ("nvml-limits", "mps"):
+            where, level = ((*path, "enforcement"),), entry.enforcement
+            if not pod_resources:
+                yield Conflict(
+                    where, f"{level} needs kubelet.podResources: true, which shows the shares of containers"
+                )
+            if entry.mode == "dra" or entry.volcano:
+                yield Conflict(
+                    where,
+                    f"{level} needs mode devicePlugin and volcano: false: podresources shows only such shares",
+                )
+            if level == "mps" and "{" in entry.name:
+                message = "mps needs one resource for all GPUs: a container could ask for several, and has one daemon"
+                yield Conflict(where, message)
         if isinstance(entry, GpuMemResource) and entry.enforcement == "evict":
             where = ((*path, "enforcement"),)
             if not processes:

@@ -205,9 +205,12 @@ class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag=
         setting(
             "What keeps a program within its share. none: nothing. env: the container gets NVIDIA_GPU_MEMORY_REQUEST "
             "and NVIDIA_GPU_MEMORY_LIMIT, of which NVIDIA's container toolkit 1.20.1 makes a hard limit; needs driver "
-            "615 and cgroup v2. evict: a pod that exceeds its share for gpu.accounting.evictSeconds is evicted, and "
-            "the variables are set where env is possible; needs gpu.health.processes with hostPID, and the right to "
-            "evict. auto: env where the node supports it, else none. The agent refuses a level that its node lacks."
+            "615 and cgroup v2. nvml-limits: the agent sets the hard limit of each container through the driver; needs "
+            "the same and overlays/gpu-memory-limits. mps: an MPS daemon of each GPU limits its clients, which "
+            "cooperate; needs `nodeagent mps` (overlays/gpu-mps). evict: a pod that exceeds its share for "
+            "gpu.accounting.evictSeconds is evicted, and the variables are set where env is possible; needs "
+            "gpu.health.processes with hostPID, and the right to evict. auto: the first of nvml-limits, env and none "
+            "that the node supports. The agent refuses a level that its node lacks."
         ),
     ] = "auto"
 

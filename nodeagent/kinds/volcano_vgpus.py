@@ -214,7 +214,11 @@ class VgpuParts(msgspec.Struct, frozen=True):
         return self.memory.refusal(snapshot)
 
     def level(self, snapshot: Snapshot) -> Level | None:
-        return level_of(self.memory.enforcement, snapshot) if self.part == "memory" else None
+        if self.part != "memory":
+            return None
+        # The holdings of this resource do not name a GPU, so the agent sets no limit of a cgroup.
+        level = level_of(self.memory.enforcement, snapshot)
+        return "env" if level == "nvml-limits" else level
 
     def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:  # noqa: ARG002
         return {}

@@ -45,7 +45,7 @@ class Reflector(Generic[U]):
 
     ``take`` turns each decoded object into the value to keep (smaller, interned). ``changed`` is called in the event
     loop for each object that differs (``==``), after ``objects`` is up to date. ``synced`` is set after the first
-    complete list.
+    complete list. ``listed`` is called after each list.
 
     With ``optional`` the cluster may lack the definition of the resource: then there are no objects, ``lacking`` is
     true and ``synced`` is set. ``optional`` is called when the definition has appeared.
@@ -62,6 +62,7 @@ class Reflector(Generic[U]):
         take: Callable[[Any], U] | None = None,
         changed: Changed | None = None,
         optional: Callable[[], None] | None = None,
+        listed: Callable[[], None] | None = None,
         first_s: float = BACKOFF_FIRST_S,
         max_s: float = BACKOFF_MAX_S,
     ) -> None:
@@ -81,6 +82,9 @@ class Reflector(Generic[U]):
         self._take = take if take is not None else _same
         self._changed = changed if changed is not None else _ignore
         self._optional = optional
+        self._listed = listed
+        self.list_version = ""
+        """The version of the latest complete list: ``objects`` has every write up to it."""
         self._first_s = first_s
         self._max_s = max_s
         self._answered_at: float | None = None
@@ -143,12 +147,15 @@ class Reflector(Generic[U]):
         )
         self._answered_at = time.monotonic()
         before, self.objects, self._version = self.objects, listed, version
+        self.list_version = version
         for key in before.keys() - listed.keys():
             self._changed(key, before[key], None)
         for key, now in listed.items():
             if (was := before.get(key)) != now:
                 self._changed(key, was, now)
         self.synced.set()
+        if self._listed is not None:
+            self._listed()
         if self.lacking and self._optional is not None:
             self.lacking = False
             self._optional()

@@ -10,8 +10,8 @@ The file ``rails.json`` is beside the slice sizes and is not bound to a boot, as
 **Names.** The kubelet counts by the name of the resource. If a VF was offered under another name before, or that is not
 known, a pod may hold it where the kubelet counts it as free. Then its resource waits for the holdings
 (``kubelet/holdings.py``), read after the change. Once they are known, ``kinds/vf.py`` refuses each VF that another
-resource holds. Names are on the disk before the kubelet gets the devices. The same holds for GPUs (``gpu-mem{gpu}``),
-except that unknown names are accepted: most configurations offer all GPUs under one name.
+resource holds. Names are on the disk before the kubelet gets the devices. The same holds for GPUs with
+a resource of their own (``gpu-mem{gpu}``), except that unknown names are accepted.
 
 Without a file that can be read, the names are unknown, unless the kubelet has no checkpoint either: then it never
 allocated a device. The checkpoint is not read, because its format is private to the kubelet.
@@ -33,6 +33,7 @@ from msgspec.structs import replace
 from nodeagent.bounded_calls import within
 from nodeagent.host.stored_value import StoredValue
 from nodeagent.kinds import DeviceKind
+from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.hardware_selection import offers_vfs_of
 from nodeagent.kinds.rail_numbers import Numbering, Rail, Rails, Selection
 from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
@@ -300,7 +301,10 @@ class RailMemory:
             for name, ids in self.content.names.items()
         }
         for kind in kinds:
-            names.setdefault(kind.resource, set()).update(kind.hardware(snapshot))
+            # The index of a GPU may change without a change of the configuration.
+            numbered = isinstance(kind, GpuMemory) and kind.number is not None
+            if kind.source == "pci" or numbered:
+                names.setdefault(kind.resource, set()).update(kind.hardware(snapshot))
         return {name: tuple(sorted(ids)) for name, ids in names.items() if ids}
 
     def _without_forgotten(self) -> RailsFile:

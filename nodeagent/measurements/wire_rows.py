@@ -174,6 +174,25 @@ _PAUSES: tuple[Family, ...] = (
         peers="rdma_netdev_global_pause_frames_total",
     ),
     row(
+        "link_global_pause_seconds_total",
+        "device,direction",
+        Source.DRIVER,
+        (
+            "global_rx_pause_seconds",
+            "rx_global_pause_duration: time in which this node did not send",
+            "receive",
+        ),
+        (
+            "global_tx_pause_seconds",
+            "tx_global_pause_duration: time in which the peer did not send",
+            "transmit",
+        ),
+        help="Time in which IEEE 802.3x pauses stopped all priorities.",
+        use="As nodeagent_link_pause_seconds_total, on a port without PFC.",
+        peers="node_ethtool_transmitted_global_pause_duration",
+        rules="host_stall network_paused pause_source",
+    ),
+    row(
         "link_pause_storm_events_total",
         "device,severity",
         Source.DRIVER,

@@ -49,6 +49,28 @@ def rpcs(shown: ScrapeInput) -> Iterator[Series]:
 
 
 @live_family(
+    "claims_prepared",
+    help="ResourceClaims whose devices the agent holds for pods (mode dra).",
+    source="the agent",
+    use="Compare with the pods of the node: a claim without a pod is ended after two comparisons with the API server.",
+)
+def claims_prepared(shown: ScrapeInput) -> Iterator[Series]:
+    if shown.claims is not None:
+        yield (), shown.claims.prepared
+
+
+@live_family(
+    "claim_conflicts_total",
+    help="ResourceClaims refused because other claims or pods held their devices.",
+    source="the agent",
+    use="It grows for a moment when pods are deleted by force; if it continues to grow, several schedulers overbook.",
+)
+def claim_conflicts(shown: ScrapeInput) -> Iterator[Series]:
+    if shown.claims is not None:
+        yield (), shown.claims.conflicts
+
+
+@live_family(
     "kubelet_registrations_total",
     "resource,result",
     help="Registrations with the kubelet by result.",

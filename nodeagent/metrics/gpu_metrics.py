@@ -223,6 +223,58 @@ def gpu_outside_memory_used(shown: ScrapeInput) -> Iterator[Series]:
         yield (names.get(account.uuid, account.uuid),), used
 
 
+@live_family(
+    "gpu_memory_limits",
+    "state",
+    help="Shares of GPU memory whose hard limits the agent sets itself, by state: set, waiting (the container does not "
+    "run), failed.",
+    source="nvmlDeviceGetMemoryLimits_v1 for the cgroup of each container",
+    use="failed: a container can use more than its share; its Event names the cause.",
+    peers="none",
+)
+def gpu_memory_limits(shown: ScrapeInput) -> Iterator[Series]:
+    for state, count in shown.limit_counts.items():
+        yield (state,), count
+
+
+@live_family(
+    "gpu_memory_limit_writes_total",
+    help="Hard limits of GPU memory that the agent has set.",
+    source="nvmlDeviceSetMemoryLimits_v1",
+    use="One for each start of a container. A steady growth: another program changes the limits.",
+    peers="none",
+)
+def gpu_memory_limit_writes(shown: ScrapeInput) -> Iterator[Series]:
+    if shown.limit_counts:
+        yield (), shown.limit_writes
+
+
+@fact_family(
+    "gpu_mps_ready",
+    "gpu",
+    help="1 while the MPS daemon of a GPU answers, else 0; absent where no daemon is needed.",
+    source="`nodeagent mps`, which probes the daemon",
+    use="0: the slices of the GPU are Unhealthy, with the reason mps_daemon. Only with enforcement mps.",
+    peers="none",
+)
+def gpu_mps_ready(facts: FactIndex) -> Iterator[Series]:
+    for uuid, obstacle in facts.snapshot.mps_obstacles:
+        yield (facts.gpu_name(uuid),), not obstacle
+
+
+@live_family(
+    "gpu_mps_daemon_ends_total",
+    "gpu",
+    help="Ends of the MPS daemon of a GPU since the agent started.",
+    source="`nodeagent mps`",
+    use="Each end takes the GPU from all its programs; the log and Events name the pods. Only with enforcement mps.",
+    peers="none",
+)
+def gpu_mps_daemon_ends(shown: ScrapeInput) -> Iterator[Series]:
+    for uuid, _ in shown.snapshot.mps_obstacles:
+        yield (shown.fact_index().gpu_name(uuid),), shown.mps_ends.get(uuid, 0)
+
+
 @fact_family(
     "gpu_nic_affinity_info",
     "gpu,device,relation",

@@ -360,7 +360,8 @@ def resource_device_bytes(facts: FactIndex) -> Iterator[Series]:
 @fact_family(
     "resource_enforcement",
     "resource,level",
-    help="1 for the level in force that keeps programs within their share of GPU memory: none, env or evict.",
+    help="1 for the level in force that keeps programs within their share of GPU memory: none, env, "
+    "nvml-limits, mps or evict.",
     source="the configuration, the driver's version and the host's cgroups",
     use="none: a program that uses more than its share takes it from its neighbors; docs/gpu-memory.md.",
 )

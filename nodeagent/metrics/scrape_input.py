@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from nodeagent.accounting.gpu_accounts import GpuAccount
+from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
@@ -105,6 +106,13 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     """The pods on each GPU; empty while they are unknown."""
     accounting_obstacle: str | None = None
     """The reason if they are unknown."""
+    claims: ClaimFigures | None = None
+    """``None`` without a kind in mode dra."""
+    limit_counts: Mapping[str, int] = {}
+    """The shares whose limits the agent sets itself, by state; empty where it sets none."""
+    limit_writes: int = 0
+    mps_ends: Mapping[str, int] = {}
+    """The ends of the MPS daemons, by UUID of the GPU."""
     facts: FactIndex | None = None
     """Cached by the exposition."""
 

@@ -42,6 +42,10 @@ _PLAIN = {
 }
 
 _MICRO = 1e-6
+_MICROSECONDS = {
+    "rx_global_pause_duration": "global_rx_pause_seconds",
+    "tx_global_pause_duration": "global_tx_pause_seconds",
+}
 _NUMBERED: tuple[tuple[re.Pattern[str], str, float], ...] = tuple(
     (re.compile(pattern), name, factor)
     for pattern, name, factor in (
@@ -97,6 +101,8 @@ def sample_name(statistic: str) -> tuple[str, float] | None:
     plain = _PLAIN.get(statistic)
     if plain is not None:
         return plain, 1
+    if statistic in _MICROSECONDS:
+        return _MICROSECONDS[statistic], _MICRO
     for pattern, name, factor in _NUMBERED:
         match = pattern.fullmatch(statistic)
         if match:

@@ -15,10 +15,9 @@ from collections.abc import Iterable
 
 from nodeagent.host.gpu_driver import GpuProcess
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.model import GpuUsage, LimitSupport, OutsideProcess, PodUse
+from nodeagent.model import GpuUsage, OutsideProcess, PodUse
 from nodeagent.plain_text import one_line
 from nodeagent.sources.cgroups import CgroupPlace, place_of
-from nodeagent.sources.machine_access import is_recorded
 
 HOST = "host"
 """Stands for processes outside of containers."""
@@ -125,12 +124,6 @@ def hidden_processes(tree: Tree, pod_logs: str) -> str | None:
     except SysfsError as error:
         return str(error)
     return None if tree.exists(pod_logs) else f"{pod_logs} is not there: it has the names of the pods"
-
-
-def limit_support(tree: Tree, pod_logs: str) -> LimitSupport:
-    """Return the parts of the host that limits of GPU memory need. A captured machine has no file of its cgroups."""
-    cgroup2 = tree.exists("/sys/fs/cgroup/cgroup.controllers") or (None if is_recorded(tree) else False)
-    return LimitSupport(cgroup2, hidden_processes(tree, pod_logs) or "")
 
 
 def _by_name(use: PodUse) -> tuple[str, str]:

@@ -346,8 +346,9 @@ class LldpReceiver:
 
     def entries(self, link: str) -> tuple[NeighborEntry, ...]:
         """The neighbors of a link with their times, in the order of the facts."""
-        by_id = {id(entry.neighbor): entry for entry in self.table.entries() if entry.neighbor.link == link}
-        return tuple(by_id[id(neighbor)] for neighbor in self.table.neighbors() if id(neighbor) in by_id)
+        # By value: the facts stay the same objects while a neighbor changes and changes back.
+        by_fact = {entry.neighbor: entry for entry in self.table.entries() if entry.neighbor.link == link}
+        return tuple(by_fact[neighbor] for neighbor in self.table.neighbors() if neighbor in by_fact)
 
     def counts(self, link: str) -> Counter[str]:
         """Frames of a link by ``FrameOutcome``, and ``dropped`` by the kernel."""

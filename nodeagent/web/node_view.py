@@ -1,6 +1,6 @@
 """Everything that the node page shows, as one document. Pure.
 
-It has the facts, the health with its rules, the devices that the kubelet was told, and who holds them. Times are Unix
+It has the facts, the health with its rules, the devices in the lists of the kubelet, and who holds them. Times are Unix
 time, in seconds; values that are not known are ``None``.
 """
 
@@ -26,7 +26,7 @@ class NodePart(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ViewVf(NodePart, frozen=True, kw_only=True):
-    """``resource`` and ``healthy`` are what the kubelet was told; ``holder`` is ``namespace/pod/container``."""
+    """``resource`` and ``healthy`` are those in the list of the kubelet; ``holder`` is ``namespace/pod/container``."""
 
     address: str
     index: int | None
@@ -74,7 +74,7 @@ class ViewGpuPlace(NodePart, frozen=True, kw_only=True):
 
 
 class ViewResource(NodePart, frozen=True, kw_only=True):
-    """``devices`` that the kubelet was told, ``healthy`` ones of them. ``registered`` is ``None`` without an agent."""
+    """``devices`` in the list of the kubelet, ``healthy`` ones of them. ``registered`` is ``None`` without an agent."""
 
     name: str
     devices: int
@@ -196,7 +196,7 @@ def _nics(
 
 
 def _offered(snapshot: Snapshot, machine: MachineView) -> dict[str, tuple[str, bool]]:
-    """The resource of each VF, and whether the kubelet was told that it is Healthy."""
+    """The resource of each VF, and whether it is Healthy for the kubelet."""
     addresses = {function.pci_address for function in snapshot.functions if function.parent is not None}
     return {
         id_: (resource, devices.health.allocatable)

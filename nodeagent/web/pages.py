@@ -14,6 +14,7 @@ from nodeagent import supervise
 from nodeagent.accounting.gpu_accounts import GpuAccount
 from nodeagent.bounded_calls import hanging_calls
 from nodeagent.config.formats import host_port
+from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.host.clock import boottime
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
@@ -110,6 +111,21 @@ class Accounting(Protocol):
     def accounts(self) -> tuple[GpuAccount, ...]: ...
 
 
+class LimitFigures(Protocol):
+    """The limits of GPU memory that the agent sets itself: the shares by state, and the limits set so far."""
+
+    def counts(self) -> Mapping[str, int]: ...
+    @property
+    def writes(self) -> int: ...
+
+
+class MpsEnds(Protocol):
+    """How often the MPS daemon of each GPU has ended, by UUID."""
+
+    @property
+    def ends(self) -> Mapping[str, int]: ...
+
+
 class PageSources(NamedTuple):
     """The parts of the agent that the pages read."""
 
@@ -131,8 +147,11 @@ class PageSources(NamedTuple):
     stuck_threads: Callable[[], int]
     cluster: ClusterState
     accounting: Accounting
+    limits: LimitFigures
+    mps: MpsEnds
     node: str = ""
     """The name of this node, for people."""
+    claims: Callable[[], ClaimFigures | None] = lambda: None
 
 
 class Pages:
@@ -225,6 +244,7 @@ class Pages:
             withheld=sources.offering.withheld,
             unwritable=sources.offering.unwritable,
             rpc_stats=sources.rpc_stats,
+            claims=sources.claims(),
             restarts=supervise.restarts,
             xids=gpus.xids,
             xid_times=gpus.xid_times,
@@ -241,6 +261,9 @@ class Pages:
             rails=sources.offering.rails,
             gpu_accounts=sources.accounting.accounts() if sources.accounting.obstacle is None else (),
             accounting_obstacle=sources.accounting.obstacle,
+            limit_counts=sources.limits.counts(),
+            limit_writes=sources.limits.writes,
+            mps_ends=sources.mps.ends,
         )
 
     def _device_counts(self, snapshot: Snapshot) -> tuple[DeviceCount, ...]:

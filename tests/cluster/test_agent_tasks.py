@@ -65,6 +65,33 @@ async def test_a_failed_link_becomes_an_event_a_condition_and_a_report(server, k
         await server.until(lambda: ("Node", "Recovered") in events(server))
 
 
+async def test_devices_of_mode_dra_are_published_and_a_fault_is_a_taint_until_its_end(server, kubeconfig):
+    def slices():
+        return {
+            one["spec"]["pool"]["name"]: one["spec"]["devices"] for one in server.objects("resourceslices")
+        }
+
+    def taints():
+        return [taint["value"] for one in slices().get("gpu-0/gpu", ()) for taint in one.get("taints", ())]
+
+    async with node() as n:
+        await n.kubelet.start()
+        text = (
+            f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}, report: false, events: false}}\n"
+            "resources:\n- {kind: vf, mode: dra}\n- {kind: gpu-mem, mode: dra}\n"
+        )
+        await n.start_agent(n.configure(text), node_name="gpu-0")
+        await server.until(lambda: len(slices()) == 2)
+        assert {pool: len(devices) for pool, devices in slices().items()} == {"gpu-0/gpu": 2, "gpu-0/nic": 2}
+        assert not n.kubelet.capacity(), "no device plugin offers the same hardware"
+        n.machine.raise_xid(0, 79)
+        n.machine.lose_gpu(0)
+        await server.until(lambda: taints() == ["xid_79"])
+        for one in server.objects("resourceslices"):
+            server.remove("resourceslices", one["metadata"]["name"])
+        await server.until(lambda: taints() == ["xid_79"])
+
+
 async def test_the_node_has_the_largest_free_block_as_a_label(server, kubeconfig):
     """The second write comes ten seconds after the first."""
     async with node() as n:

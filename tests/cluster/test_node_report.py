@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nodeagent.cluster.node_report import REPORT, NodeReporter, body, report
-from nodeagent.fabric.nodelinks import NodeLinks, decode
+from nodeagent.cluster.refused_fields import leave_out, refused_fields
+from nodeagent.fabric.nodelinks import GpuMemoryLevel, NodeLinks, convert, decode
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim, node_of
 from nodeagent.kube.client import ApiClient
+from nodeagent.kube.failure import ApiError
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
 from nodeagent.lldp.lldpdu_codec import encode
@@ -418,11 +420,12 @@ async def test_the_shipped_definition_accepts_and_keeps_everything_that_the_agen
         server.put(crd())
         client = ApiClient(Access(server.url, token=server.token()))
         for facts in (snapshot(), snapshot(*map(neighbor, range(8))), snapshot(*map(hostile, range(8)))):
-            written = body(report_of(facts), NodeClaim("gpu-0", "u-0"))
+            levels = (GpuMemoryLevel(resource="nvidia-dgx-h100/gpu-mem", enforcement="nvml-limits"),)
+            written = body(replace(report_of(facts), gpu_memory=levels), NodeClaim("gpu-0", "u-0"))
             await client.apply(REPORT, written, force=True)
             found = server.find("nodelinks", "gpu-0", "nodeagent")
             assert found is not None
-            for part in ("nodeName", "summary", "links"):
+            for part in ("nodeName", "summary", "gpuMemory", "links"):
                 assert found[part] == json.loads(json.dumps(written[part]))
         await client.close()
     finally:
@@ -454,3 +457,22 @@ def test_the_order_of_addresses_changes_nothing():
     )
     first = report_of(snapshot(one, count=1))
     assert report_of(snapshot(other, count=1), first).links == first.links
+
+
+def test_the_report_has_the_enforcement_of_each_resource_and_an_older_definition_costs_only_that():
+    levels = (
+        GpuMemoryLevel(resource="x/gpu-mem", enforcement="mps"),
+        GpuMemoryLevel(resource="x/gpu-mem-hard", enforcement="nvml-limits"),
+    )
+    links = report(Snapshot(), "n1", {}, None, now=0.0, levels=levels)
+    written = msgspec.json.decode(msgspec.json.encode(body(links, None)))
+    assert written["gpuMemory"] == [
+        {"resource": "x/gpu-mem", "enforcement": "mps"},
+        {"resource": "x/gpu-mem-hard", "enforcement": "nvml-limits"},
+    ]
+    assert convert(written).gpu_memory == links.gpu_memory
+    why = "failed to create typed patch object: .gpuMemory: field not declared in schema"
+    refused = ApiError("patch", "/nodelinks/n1", 500, "", why)
+    assert leave_out(written, refused_fields(refused)) == ["gpuMemory"]
+    assert "gpuMemory" not in written
+    assert "gpuMemory" not in body(report(Snapshot(), "n1", {}, None, now=0.0), None)

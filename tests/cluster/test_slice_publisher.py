@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from nodeagent.dra.published_pools import SlicePools
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient
 from nodeagent.sim.apiserver import ApiServer
+from tests.dra.test_slice_layout import read
 
 Json = dict[str, Any]
 NODE = "gpu-7"
@@ -231,6 +233,45 @@ async def test_below_the_floor_nothing_is_requested_and_one_line_has_the_reason(
     await server.stop()
 
 
+async def test_a_server_without_the_api_group_gets_no_write(caplog: pytest.LogCaptureFixture) -> None:
+    server = ApiServer()
+    del server._kinds["resource.k8s.io", "v1", SLICES]
+    await server.start()
+    async with publishing(server) as stage:
+        await stage.deliveries.changed.wait()
+        assert "resource.k8s.io/v1" in stage.delivery.reason
+        stage.deliveries.changed.clear()
+        stage.stir()
+        await stage.deliveries.changed.wait()
+    assert stage.written() == 0
+    assert len([line for line in caplog.messages if "no definition of this resource" in line]) == 1
+    await server.stop()
+
+
+async def test_a_name_that_another_client_has_is_logged_and_not_tried_all_the_time(
+    server: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = {
+        "driver": "x.io",
+        "nodeName": "other",
+        "pool": {"name": "p", "generation": 1, "resourceSliceCount": 1},
+    }
+    name = f"00000-nodeagent.io-{NODE}-gpu"
+    server.put(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+    )
+    async with publishing(server) as stage:
+        await stage.deliveries.changed.wait()
+    assert stage.delivery.results["conflict"] == 4
+    assert stage.spec("nic")["devices"], "the other pool is published"
+    assert [line for line in caplog.messages if "do not reach the API server" in line and name in line]
+
+
 async def test_an_upgrade_of_the_server_starts_the_publication() -> None:
     old = await ApiServer(minor=35).start()
     port = old.port
@@ -277,3 +318,45 @@ async def test_slices_of_an_earlier_node_of_this_name_get_the_new_owner(server: 
                 obj["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid for obj in server.objects(SLICES)
             )
         )
+
+
+@pytest.mark.parametrize("seed", range(16))
+async def test_after_any_disorder_the_slices_are_the_wanted_ones_and_then_rest(
+    server: ApiServer, seed: int
+) -> None:
+    chance = random.Random(seed)
+    async with publishing(server, gap_s=0.005, deleted_gap_s=0.005) as stage:
+        await server.until(lambda: len(server.objects(SLICES)) == 2 and server.watching[SLICES])
+        for _ in range(25):
+            found = server.objects(SLICES)
+            action = chance.choice(("wipe", "remove", "foreign", "change", "grow", "conflict"))
+            if action == "wipe":
+                for obj in found:
+                    server.remove(SLICES, obj["metadata"]["name"])
+            elif action == "remove" and found:
+                server.remove(SLICES, chance.choice(found)["metadata"]["name"])
+            elif action == "foreign" and found:
+                obj = chance.choice(found)
+                obj["spec"]["devices"] = []
+                obj["spec"]["pool"]["generation"] += chance.randint(0, 3)
+                server.put(obj)
+            elif action == "conflict":
+                server.fail("409", verb=chance.choice(("create", "patch")), resource=SLICES)
+            else:
+                count = chance.choice((1, 63, 64, 65, 130)) if action == "grow" else 2
+                devices = [device(f"nic-{n}", chance.randint(0, 7)) for n in range(count)]
+                stage.devices = stage.devices | {f"{NODE}/nic": devices}
+                stage.stir()
+            for _ in range(chance.randint(0, 20)):
+                await asyncio.sleep(0)
+        server.heal()
+
+        def right() -> bool:
+            stored = {obj["metadata"]["name"]: obj for obj in server.objects(SLICES)}
+            return all(
+                read(stored, pool) == [f"{one['name']}={one['attributes']['rail']['int']}" for one in devices]
+                for pool, devices in stage.devices.items()
+            )
+
+        async with asyncio.timeout(100):
+            await server.until(right)

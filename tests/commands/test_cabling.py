@@ -311,6 +311,21 @@ def test_csv_has_a_line_for_each_link(tmp_path: Path, capsys: pytest.CaptureFixt
             "netbox.csv: no cable in it leads from a link of a node to a switch",
         ),
         ("plan.dot", "graph x {\nsu0-n00 -- leaf\n}", "plan.dot:2: this line is no cable"),
+        ("plan.csv", "node,link,switch,port", "plan.csv: no cable in it"),
+        ("plan.dot", "graph hall {\n}", "plan.dot: no cable in it"),
+        (
+            "plan.dot",
+            'graph hall {\n"host-1":"rail0" -- "leaf":"swp1"\n}',
+            "devices need the names of the nodes",
+        ),
+        ("plan.yaml", "{}", "plan.yaml: no cable in it"),
+        ("plan.csv", f"node,link,switch,port\n{'a' * 140_000},b,c,d", "plan.csv:2: field larger than"),
+        ("plan.csv", 'node,link,switch,port\na,b,c,"d\ne,f,g,h\n', "plan.csv:3: unexpected end of data"),
+        (
+            "plan.csv",
+            "node,link,switch,port\n\x1b[2Ja,b,c,d\n\x1b[2Ja,b,c,d",
+            "b of \\x1b[2Ja is listed twice",
+        ),
         ("plan.yaml", "a: {b: leaf1}", "must be {switch: NAME, port: NAME}"),
         ("plan.yaml", "[", "expected a cabling plan"),
     ],
@@ -322,6 +337,59 @@ def test_a_plan_with_errors_is_refused_with_its_line(
     source = write(tmp_path / "links.json", hall().reports())
     assert main(["cabling", "--from", str(source), "--plan", str(tmp_path / name)]) == 2
     assert fault in capsys.readouterr().err
+
+
+def test_a_hall_without_a_report_is_not_as_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert states(capsys, "--from", write(tmp_path / "links.json", [])) == (1, set())
+    links = [link for link in hall().reports()[0].links if link.name == "none"]
+    empty = structs.replace(hall().reports()[0], links=tuple(links))
+    source = write(tmp_path / "links.json", [*hall().reports()[1:], empty])
+    assert states(capsys, "--from", source) == (1, {("missing", "su0-n00", "", "", "")})
+
+
+def test_a_report_that_does_not_count_is_a_missing_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a plan or without. A report in the name of another node does not replace the report of this node."""
+    made = hall()
+    plan = plan_of(made)
+    options = ["--plan", write_plan(tmp_path / "plan.csv", plan)]
+    made.cables["su0-n01", 0] = "su1-leaf0"
+    forged = structs.replace(hall().report("su0-n01"), metadata=hall().report("su0-n02").metadata)
+    reports = [report for report in made.reports() if report.node_name != "su0-n02"]
+    source = write(tmp_path / "links.json", [*reports, forged])
+    wrong = ("elsewhere", "su0-n01", "rail0", "su1-leaf0", "su0-leaf0")
+    assert states(capsys, "--from", source) == (1, {wrong, ("missing", "su0-n02", "", "", "")})
+    missing = {("missing", "su0-n02", f"rail{rail}", "", f"su0-leaf{rail}") for rail in range(RAILS)}
+    assert states(capsys, "--from", source, *options) == (1, {wrong, *missing})
+
+
+def test_links_beside_the_plan_and_cables_of_no_node_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_of(hall())
+    del plan["su0-n00"]["rail1"], plan["su1-n00"]
+    file = write_plan(tmp_path / "plan.dot", plan)
+    source = write(tmp_path / "links.json", hall().reports())
+    assert main(["cabling", "--from", str(source), "--plan", str(file)]) == 0
+    err = capsys.readouterr().err
+    assert "links that are not in the plan, left out: 5, such as rail1 of su0-n00" in err
+    assert "cables of the plan that lead to no node of the cluster, left out: 1" in err
+
+
+def test_a_cell_of_csv_is_one_line_and_no_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = hall().report("su0-n00")
+    links = []
+    for link, name in zip(report.links, ("=cmd()", "+x\x1b[2J", "@y\nz", "-1"), strict=True):
+        assert link.neighbor is not None
+        neighbor = structs.replace(link.neighbor, system_name=name)
+        links.append(structs.replace(link, neighbor=neighbor))
+    source = write(tmp_path / "links.json", [structs.replace(report, links=tuple(links))])
+    assert main(["cabling", "--csv", "--all", "--from", str(source)]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["switch"] for row in rows} == {"'=cmd()", r"'+x\x1b[2J", r"'@y\nz", "'-1"}
 
 
 def test_watch_prints_each_link_that_changes(tmp_path: Path) -> None:

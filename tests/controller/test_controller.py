@@ -17,6 +17,7 @@ from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.kube.access import Access
 from nodeagent.sim.apiserver import ApiServer
+from nodeagent.web.web_settings import AccessSettings
 
 QUICK = HysteresisSettings(move_seconds=0.3, settle_seconds=0.0, grace_seconds=0.3, hold_seconds=1.0)
 RULES = FabricConfig(hysteresis=QUICK)
@@ -257,6 +258,16 @@ async def test_metrics_and_probes_show_the_state():
             status, text = await get("/readyz")
             assert status == 200
             assert "nodes: 8 known" in text
+
+
+async def test_the_configuration_can_switch_the_map_off():
+    rules = structs.replace(RULES, web=AccessSettings(ui=False))
+    async with cluster() as server, running(server, rules) as controller:
+        for path, status in (("/ui/", 404), ("/healthz", 200)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", await controller.port)
+            writer.write(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+            assert int((await reader.read()).split()[1]) == status
+            writer.close()
 
 
 async def test_the_breaker_holds_a_plan_that_would_move_half_of_the_cluster():

@@ -70,6 +70,10 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "evictions": {"enabled": True},
         "config": text("overlays/evictions/nodeagent.yaml"),
     },
+    "overlays/gpu-mps": {
+        "mps": {"enabled": True},
+        "config": text("overlays/gpu-mps/nodeagent.yaml"),
+    },
     "overlays/volcano-deviceshare": {
         "nodeConditions": {"enabled": True},
         "volcanoDeviceshare": {"enabled": True},
@@ -107,6 +111,7 @@ def checksums(manifests: list[Manifest]) -> dict[str, str]:
     return {
         one["metadata"]["name"]: one["spec"]["template"]["metadata"]["annotations"].pop(CHECKSUM)
         for one in of_kind(manifests, "DaemonSet")
+        if one["metadata"]["name"] != "nodeagent-mps"  # it has no configuration
     }
 
 

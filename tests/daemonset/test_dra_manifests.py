@@ -25,7 +25,7 @@ from nodeagent.sim.claim_allocator import AllocationError, PoolDevice, allocate,
 from tests.cluster.test_slice_publisher import NODE as STAGE_NODE
 from tests.cluster.test_slice_publisher import OWNER as STAGE_OWNER
 from tests.cluster.test_slice_publisher import Stage
-from tests.dra.test_published_pools import Node
+from tests.dra.test_published_pools import DOWN, Node, with_health
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.kind_machines import dgx
 from tests.support.manifests import DAEMONSET, OVERLAYS, Manifest, built, files, of_kind, parsed
@@ -355,3 +355,15 @@ def test_vfs_alone_are_on_different_rails(capsys: pytest.CaptureFixture[str]) ->
     devices = template["spec"]["spec"]["devices"]
     assert "constraints" not in devices
     assert [one["exactly"]["deviceClassName"] for one in devices["requests"]] == [f"nic{n}" for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("pinned-pair.yaml", "0/1 nodes are available"), ("any-pair.yaml", "timed out")]
+)
+def test_a_failed_rail_costs_the_pinned_pair_little_and_any_pair_the_whole_search(
+    name: str, message: str, manifests: list[Manifest]
+) -> None:
+    node = Node(with_health(dgx(), DOWN, pfs=1))
+    (claim,) = claims_of(EXAMPLES / name)
+    with pytest.raises(AllocationError, match=message):
+        allocate(claim, node.stored(), of_kind(manifests, "DeviceClass"), [], steps_max=50_000)

@@ -22,9 +22,12 @@ from nodeagent.agent_config import Config, load
 from nodeagent.commands.scan import listing
 from nodeagent.controller import LEASE
 from nodeagent.controller_config import FabricConfig, load_fabric
+from nodeagent.kinds.mps_clients import SHARED_MEMORY
+from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.kubelet.node_lock import LOCK
-from nodeagent.offer import Offer
+from nodeagent.limits.container_cgroups import CONTAINER_LOGS
+from nodeagent.offer import Offer, mps_shares
 from nodeagent.sim.kubelet import Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
 from nodeagent.sources import host_paths
@@ -54,6 +57,8 @@ CONFIGS = {
     "dra": DAEMONSET / "overlays" / "dra" / "nodeagent.yaml",
     "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
     "nvsentinel": DAEMONSET / "overlays" / "nvsentinel" / "nodeagent.yaml",
+    "gpu-mps": DAEMONSET / "overlays" / "gpu-mps" / "nodeagent.yaml",
+    "gpu-memory-limits": DAEMONSET / "overlays" / "gpu-memory-limits" / "nodeagent.yaml",
     "mig": DAEMONSET / "overlays" / "mig" / "nodeagent.yaml",
     "volcano-deviceshare": DAEMONSET / "overlays" / "volcano-deviceshare" / "nodeagent.yaml",
 }
@@ -231,6 +236,42 @@ def test_memory_per_container_is_enabled_only_with_the_processes_of_the_host() -
     assert spec["hostNetwork"] is True
 
 
+def test_limits_on_containers_have_the_cgroups_and_the_folders_that_name_them() -> None:
+    (spec,) = pod_specs(named(built("overlays/gpu-memory-limits"), "DaemonSet", "nodeagent"))
+    (daemon,) = spec["containers"]
+    for path in ("/sys/fs/cgroup/kubepods.slice", "/host/sys/fs/cgroup/kubepods.slice"):
+        mount = mount_of(daemon, path)
+        assert not mount.get("readOnly")
+        assert volume(spec, mount["name"])["hostPath"]["path"] == "/sys/fs/cgroup"
+    for folder in (config("gpu-memory-limits").gpu.accounting.pod_logs, CONTAINER_LOGS):
+        logs = mount_of(daemon, f"/host{folder}/x")
+        assert logs["readOnly"] is True
+        assert volume(spec, logs["name"])["hostPath"]["path"] == folder
+    assert config("gpu-memory-limits") == config(), "auto uses the rights where the node supports the level"
+
+
+def test_the_mps_daemons_have_the_folders_that_the_agent_mounts_into_containers() -> None:
+    manifests = built("overlays/gpu-mps")
+    (spec,) = pod_specs(named(manifests, "DaemonSet", "nodeagent-mps"))
+    (daemons,) = spec["containers"]
+    settings = config("gpu-mps")
+    shares = mps_shares(settings)
+    assert daemons["args"] == ["mps"]
+    mount = mount_of(daemons, f"{shares.folder}/GPU-x/pipe")
+    assert volume(spec, mount["name"])["hostPath"]["path"] == mount["mountPath"] == shares.folder
+    memory = mount_of(daemons, "/dev/shm/x")
+    assert volume(spec, memory["name"])["hostPath"]["path"] == SHARED_MEMORY
+    # The agent writes which GPUs need a daemon, and reads the states in its state directory.
+    (agent,) = pod_specs(named(manifests, "DaemonSet", "nodeagent"))
+    state = mount_of(agent["containers"][0], f"/host{shares.folder}/wanted.json")
+    assert f"/host{volume(agent, state['name'])['hostPath']['path']}" == state["mountPath"]
+    # An update of a pod ends its daemons: a person decides when.
+    strategy = named(manifests, "DaemonSet", "nodeagent-mps")["spec"]["updateStrategy"]
+    assert strategy == {"type": "OnDelete"}
+    (resource,) = (one for one in settings.resources if isinstance(one, GpuMemResource))
+    assert resource.enforcement == "mps"
+
+
 async def test_the_pod_in_the_readme_requests_offered_resources() -> None:
     readme = (ROOT / "README.md").read_text()
     (text,) = (
@@ -252,7 +293,7 @@ async def test_the_pod_in_the_readme_requests_offered_resources() -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_command_line_parser_accepts_the_command_lines(overlay: str) -> None:
     for spec in (spec for one in of_kind(built(overlay), "DaemonSet") for spec in pod_specs(one)):
-        for container in (*spec["initContainers"], *spec["containers"]):
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
             options = cli._parser().parse_args(arguments(container))
             if (file := getattr(options, "config", None)) is None:
                 continue
@@ -362,18 +403,21 @@ def test_every_volume_is_mounted_and_every_mount_has_a_volume(overlay: str) -> N
 GRANTED = {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW"], "machine": [], "controller": []}
 GRANTED_IN = {
     "overlays/kind": {"nodeagent": [], "machine": []},
+    "overlays/gpu-mps": GRANTED | {"mps": []},
+    "overlays/gpu-memory-limits": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
     "overlays/mig": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
     "overlays/optics": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "NET_ADMIN"]},
 }
 
-PRIVILEGED_IN = {("overlays/infiniband", "nodeagent")}
-"""The only container that opens devices for the fabric (docs/security.md)."""
+PRIVILEGED_IN = {("overlays/infiniband", "nodeagent"), ("overlays/gpu-mps", "mps")}
+"""The only container that opens devices for the fabric, and the one of the MPS daemons (docs/security.md)."""
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_no_container_has_more_rights_than_listed_here(overlay: str) -> None:
     for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
-        assert spec.get("hostPID", False) is (overlay == "overlays/gpu-processes")
+        daemons = any(container["name"] == "mps" for container in spec["containers"])
+        assert spec.get("hostPID", False) is (overlay == "overlays/gpu-processes" or daemons)
         assert not spec.get("hostIPC", False)
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
             context = spec["securityContext"] | container["securityContext"]
@@ -397,6 +441,9 @@ def test_service_account_tokens_are_mounted_only_where_used(overlay: str) -> Non
     for one in of_kind(built(overlay), "DaemonSet"):
         (spec,) = pod_specs(one)
         assert spec["automountServiceAccountToken"] is False
+        if one["metadata"]["name"] == "nodeagent-mps":
+            assert "token" not in {volume["name"] for volume in spec["volumes"]}
+            continue
         assert "token" not in {mount["name"] for mount in spec["initContainers"][0]["volumeMounts"]}
         mount = mount_of(spec["containers"][0], "/var/run/secrets/kubernetes.io/serviceaccount/token")
         assert {key for source in volume(spec, mount["name"])["projected"]["sources"] for key in source} == {

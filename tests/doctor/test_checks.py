@@ -41,6 +41,7 @@ from nodeagent.model import (
     Gpu,
     HostPaths,
     Identifier,
+    LimitSupport,
     Link,
     MigDevice,
     Neighbor,
@@ -96,7 +97,12 @@ def of_nics(*functions: Function, **fields: object) -> nic_checks.NicFacts:
 
 def of_gpus(*readings: GpuReading, version: str = "615.71.09", **fields: object) -> gpu_checks.GpuFacts:
     whole = gpu_checks.GpuFacts(
-        {"0000:1b:00.0": "nvidia"}, DriverAnswer(version, readings or (READING,)), None, NODES, True, 5.0
+        {"0000:1b:00.0": "nvidia"},
+        DriverAnswer(version, readings or (READING,)),
+        None,
+        NODES,
+        LimitSupport(cgroup2=True),
+        5.0,
     )
     return replace(whole, **fields)  # type: ignore[arg-type]
 
@@ -251,7 +257,7 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ("warn mig_not_offered", gpu_checks.findings(of_gpus(structs.replace(READING, mig=True)), SLICES_ONLY)),
     ("warn mig_empty", gpu_checks.findings(of_gpus(structs.replace(READING, mig=True)), DEFAULT)),
     ("warn gpu_nodes", gpu_checks.findings(of_gpus(nodes=()), DEFAULT)),
-    ("note memory_limits_inert", gpu_checks.findings(of_gpus(cgroup2=False), DEFAULT)),
+    ("note memory_limits_inert", gpu_checks.findings(of_gpus(support=LimitSupport(cgroup2=False)), DEFAULT)),
     ("note runtime_unseen", runtime_checks.findings(runtime_checks.RuntimeFacts(), DEFAULT, ())),
     ("fix runtime_config_broken", runtime_checks.findings(settings(broken="line 3"), DEFAULT, ())),
     ("fix cdi_off", runtime_checks.findings(settings(cdi=False), DEFAULT, ())),

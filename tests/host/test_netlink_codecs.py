@@ -27,7 +27,7 @@ from nodeagent.host.netlink.message import (
     u8,
     u32,
 )
-from nodeagent.host.netlink.netdevs import Netdevs, counters_of, netdev_of, vfs_of
+from nodeagent.host.netlink.netdevs import Netdevs, counters_of, decode_link, netdev_of, vfs_of
 from nodeagent.host.netlink.rdma_counters import counters_of as rdma_counters_of
 from nodeagent.host.netlink.rdma_counters import device_of
 from nodeagent.host.netlink.socket import NetlinkSocket
@@ -85,6 +85,32 @@ def test_a_link_is_decoded_with_its_counters_and_unknown_attributes_are_skipped(
 def test_an_admin_down_link_has_no_carrier_value():
     assert counters_of(link(flags=0x1002)).netdev.carrier is None
     assert counters_of(ROUTE).counters is None
+
+
+@given(
+    counters=st.lists(st.integers(0, 2**64 - 1), min_size=25, max_size=25),
+    at=st.integers(0, 500),
+    value=st.integers(0, 255),
+)
+def test_the_next_message_of_a_link_is_decoded_as_if_it_were_the_first(counters, at, value):
+    first = link(attribute(23, struct.pack("=25Q", *range(25))), attribute(57, b"pci\0"))
+    changed = bytearray(link(attribute(23, struct.pack("=25Q", *counters)), attribute(57, b"pci\0")))
+    assert decode_link(first).again(bytes(changed)) in (None, counters_of(bytes(changed)))
+    changed[at % len(changed)] = value
+    try:
+        alone = counters_of(bytes(changed))
+    except NetlinkError:
+        alone = None
+    assert decode_link(first).again(bytes(changed)) in (None, alone)
+
+
+def test_a_link_whose_counters_alone_have_changed_is_decoded_from_its_last_message():
+    first = link(attribute(23, struct.pack("=24Q", *range(24))))
+    then = link(attribute(23, struct.pack("=24Q", *range(100, 124))))
+    assert decode_link(first).again(then) == counters_of(then)
+    down = link(attribute(23, struct.pack("=24Q", *range(24))), flags=0x1002)
+    assert decode_link(first).again(down) is None
+    assert decode_link(ROUTE).again(ROUTE) is None
 
 
 def vf_info(index: int, counted: int | None) -> bytes:

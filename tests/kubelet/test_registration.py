@@ -19,9 +19,9 @@ import pytest
 from nodeagent.kinds import Refused
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.kubelet import node_lock, plugin, registration_state
-from nodeagent.kubelet.plugin import BindError
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
+from nodeagent.kubelet.unix_server import BindError
 from nodeagent.model import (
     HEALTHY,
     Allocation,

@@ -20,6 +20,13 @@
  *   mig <index> <slot> <uuid> <gpu instance> <compute instance> <MiB> <slices> <compute slices> <name>
  *                                            a MIG device of that GPU, which has <mig> 1; slots may have gaps
  *   sample <index> <pid> <time in us> <percent>  the utilization of the SMs by that process
+ *   misc                                     memory limits are kept by the driver; without it, by the controller dmem
+ *
+ * Memory limits have the form that NVIDIA documents (MPS documentation, "MPS v3 Memory Partitioning"). A name space is
+ * the folder of a cgroup. With dmem its limits are in its files dmem.max and dmem.min, lines "<bus id> <bytes>"; a cgroup
+ * without these files has no limit of its own, a read shows that of the nearest ancestor with them, and a soft limit is
+ * added to dmem.min of each ancestor. A cgroup that is removed takes nothing back from its ancestors. With misc the limits are
+ * in the file NVML_STANDIN.limits. NVML_STANDIN.calls gets a line for each call that sets a limit.
  *
  * The layouts are those of nvml.h as declared by nvidia-ml-py. The stand-in copies two properties of the driver:
  * a wait on a set with a lost GPU fails at once, every time; a lost GPU does not return its UUID. The answer about the
@@ -32,9 +39,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, TIMEOUT = 10, GPU_IS_LOST = 15 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10, GPU_IS_LOST = 15 };
 enum { GPUS = 16, EVENTS = 512, RULES = 64, FIELD_RECOVERY_ACTION = 230 };
 
 typedef struct { int index, mig; } Device; /* mig: 0, or 1 + the slot of a MIG device */
@@ -95,7 +103,7 @@ typedef struct {
     Event event[EVENTS];
 } Machine;
 
-enum { MIGS = 7, NOT_FOUND = 6 };
+enum { MIGS = 7 };
 static Device devices[GPUS], mig_devices[GPUS][MIGS];
 static atomic_int opened, waiting;
 
@@ -243,6 +251,16 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **device) {
     return OK;
 }
 
+int nvmlDeviceGetHandleByUUID(const char *uuid, Device **device) {
+    ENTER("nvmlDeviceGetHandleByUUID", -1);
+    for (int i = 0; i < m.gpus; i++)
+        if (m.gpu[i].there && !strcmp(m.gpu[i].uuid, uuid)) {
+            *device = &devices[i];
+            return m.gpu[i].lost ? GPU_IS_LOST : OK;
+        }
+    return NOT_FOUND;
+}
+
 typedef struct {
     char uuid[96], name[64];
     unsigned gpu_instance, compute_instance, slices, compute_slices;
@@ -257,6 +275,19 @@ static int mig_of(Device *device, Mig *mig) {
         sscanf(rest, "%95s %u %u %llu %u %u %63s", mig->uuid, &mig->gpu_instance, &mig->compute_instance, &mig->mib,
                &mig->slices, &mig->compute_slices, mig->name) != 7)
         return INVALID_ARGUMENT;
+    return OK;
+}
+
+int nvmlDeviceSetComputeMode(Device *device, int mode) {
+    char path[512];
+    ENTER("nvmlDeviceSetComputeMode", device->index);
+    if (mode < 0 || mode > 3) return INVALID_ARGUMENT;
+    snprintf(path, sizeof path, "%s.calls", getenv("NVML_STANDIN"));
+    FILE *calls = fopen(path, "a");
+    if (calls) {
+        fprintf(calls, "%s mode %d\n", m.gpu[device->index].uuid, mode);
+        fclose(calls);
+    }
     return OK;
 }
 
@@ -568,6 +599,131 @@ int nvmlDeviceGetProcessUtilization(Device *device, Sample *samples, unsigned *c
     if (file) fclose(file);
     if (!found) return 6; /* NOT_FOUND */
     return samples && room >= SAMPLES ? OK : 7; /* INSUFFICIENT_SIZE */
+}
+
+typedef struct { const char *name_space; unsigned long long soft, hard; } SetLimits;
+typedef struct { const char *name_space; unsigned long long soft, hard, used; } GetLimits;
+enum { CGROUP_MAX = 1024 };
+
+static int is_misc(void) {
+    char line[512];
+    int misc = 0;
+    FILE *file = fopen(getenv("NVML_STANDIN"), "r");
+    while (file && fgets(line, sizeof line, file)) misc |= !strcmp(line, "misc\n");
+    if (file) fclose(file);
+    return misc;
+}
+
+/* A value of one GPU in a file of a cgroup; 0 if the file is not there. */
+static int dmem(const char *folder, const char *name, const char *bus, unsigned long long *value) {
+    char path[CGROUP_MAX + 32], line[256], key[64], text[64];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    *value = strcmp(name, "dmem.max") ? 0 : ~0ull;
+    while (fgets(line, sizeof line, file))
+        if (sscanf(line, "%63s %63s", key, text) == 2 && !strcmp(key, bus))
+            *value = strcmp(text, "max") ? strtoull(text, NULL, 10) : ~0ull;
+    fclose(file);
+    return 1;
+}
+
+static void set_dmem(const char *folder, const char *name, const char *bus, unsigned long long value) {
+    char path[CGROUP_MAX + 32], line[256], kept[4096] = "";
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "r");
+    while (file && fgets(line, sizeof line, file))
+        if (strncmp(line, bus, strlen(bus))) strncat(kept, line, sizeof kept - strlen(kept) - 1);
+    if (file) fclose(file);
+    file = fopen(path, "w");
+    if (!file) return;
+    if (value == ~0ull) fprintf(file, "%s%s max\n", kept, bus);
+    else fprintf(file, "%s%s %llu\n", kept, bus, value);
+    fclose(file);
+}
+
+static int set_misc(int index, const char *name_space, unsigned long long soft, unsigned long long hard) {
+    char path[512];
+    snprintf(path, sizeof path, "%s.limits", getenv("NVML_STANDIN"));
+    FILE *file = fopen(path, "a");
+    if (!file) return 999;
+    fprintf(file, "%d %s %llu %llu\n", index, name_space, soft, hard);
+    fclose(file);
+    return OK;
+}
+
+/* The last line about this cgroup or its nearest ancestor. */
+static void get_misc(int index, char *name_space, unsigned long long *soft, unsigned long long *hard) {
+    char path[512], line[CGROUP_MAX + 128], name[CGROUP_MAX];
+    int i, found = 0;
+    unsigned long long s, h;
+    *soft = 0;
+    *hard = ~0ull;
+    snprintf(path, sizeof path, "%s.limits", getenv("NVML_STANDIN"));
+    while (!found && *name_space) {
+        FILE *file = fopen(path, "r");
+        while (file && fgets(line, sizeof line, file))
+            if (sscanf(line, "%d %1023s %llu %llu", &i, name, &s, &h) == 4 && i == index && !strcmp(name, name_space)) {
+                *soft = s;
+                *hard = h;
+                found = 1;
+            }
+        if (file) fclose(file);
+        char *slash = strrchr(name_space, '/');
+        if (!slash) break;
+        *slash = 0;
+    }
+}
+
+int nvmlDeviceSetMemoryLimits_v1(Device *device, SetLimits *limits) {
+    char path[512], ancestor[CGROUP_MAX];
+    struct stat status;
+    unsigned long long before, sum;
+    ENTER("nvmlDeviceSetMemoryLimits_v1", device->index);
+    Gpu *gpu = &m.gpu[device->index];
+    if (gpu->mig) return NOT_SUPPORTED;
+    if (limits->soft > limits->hard || strlen(limits->name_space) >= CGROUP_MAX) return INVALID_ARGUMENT;
+    if (stat(limits->name_space, &status) || !S_ISDIR(status.st_mode)) return NOT_FOUND;
+    snprintf(path, sizeof path, "%s.calls", getenv("NVML_STANDIN"));
+    FILE *calls = fopen(path, "a");
+    if (calls) {
+        fprintf(calls, "%s %s %llu %llu\n", gpu->uuid, limits->name_space, limits->soft, limits->hard);
+        fclose(calls);
+    }
+    if (is_misc()) return set_misc(device->index, limits->name_space, limits->soft, limits->hard);
+    if (!dmem(limits->name_space, "dmem.min", gpu->bus_id, &before)) return NOT_FOUND;
+    set_dmem(limits->name_space, "dmem.max", gpu->bus_id, limits->hard);
+    set_dmem(limits->name_space, "dmem.min", gpu->bus_id, limits->soft);
+    snprintf(ancestor, sizeof ancestor, "%s", limits->name_space);
+    for (char *slash; (slash = strrchr(ancestor, '/')) != NULL;) {
+        *slash = 0;
+        if (!dmem(ancestor, "dmem.min", gpu->bus_id, &sum)) break;
+        set_dmem(ancestor, "dmem.min", gpu->bus_id, sum + limits->soft - before);
+    }
+    return OK;
+}
+
+int nvmlDeviceGetMemoryLimits_v1(Device *device, GetLimits *limits) {
+    char folder[CGROUP_MAX];
+    struct stat status;
+    ENTER("nvmlDeviceGetMemoryLimits_v1", device->index);
+    Gpu *gpu = &m.gpu[device->index];
+    if (gpu->mig) return NOT_SUPPORTED;
+    if (strlen(limits->name_space) >= CGROUP_MAX) return INVALID_ARGUMENT;
+    if (stat(limits->name_space, &status) || !S_ISDIR(status.st_mode)) return NOT_FOUND;
+    limits->used = 0;
+    snprintf(folder, sizeof folder, "%s", limits->name_space);
+    if (is_misc()) {
+        get_misc(device->index, folder, &limits->soft, &limits->hard);
+        return OK;
+    }
+    while (!dmem(folder, "dmem.max", gpu->bus_id, &limits->hard)) {
+        char *slash = strrchr(folder, '/');
+        if (!slash || slash == folder) return NOT_FOUND;
+        *slash = 0;
+    }
+    dmem(folder, "dmem.min", gpu->bus_id, &limits->soft);
+    return OK;
 }
 
 static long now_ms(void) {

@@ -6,6 +6,7 @@ from nodeagent.host.kmsg import PATTERNS
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS, measurement
 from nodeagent.sampling.driver_counters import (
+    _MICROSECONDS,
     _NUMBERED,
     _PLAIN,
     RDMA,
@@ -28,6 +29,7 @@ MLX5 = {
     "rx_prio3_pause_duration": 2_500_000,
     "rx_prio3_pause_transition": 12,
     "tx_prio3_pause": 13,
+    "tx_global_pause_duration": 4_500_000,
     "rx_prio8_pause": 1,
     "rx_pause_ctrl_phy": 1,
     "tx_pause_storm_error_events": 1,
@@ -44,6 +46,7 @@ def test_statistics_of_mlx5_get_sample_names_and_microseconds_become_seconds():
     assert values["symbol_errors"] == 3
     assert values["prio_rx_pause_seconds/3"] == 2.5
     assert values["prio_tx_pause_frames/3"] == 13
+    assert values["global_tx_pause_seconds"] == 4.5
     assert values["pcie_stalled_read_seconds"] == 5
     assert values["module_unplugs"] == 0, "zero is a number"
     assert [values[f"lane_errors/{lane}"] for lane in range(8)] == [0, 10, 20, 30, 40, 50, 60, 70]
@@ -54,7 +57,7 @@ def test_statistics_of_mlx5_get_sample_names_and_microseconds_become_seconds():
 
 
 def test_every_translated_name_is_in_the_table():
-    for word in (*_PLAIN.values(), *(f"{word}/0" for _, word, _ in _NUMBERED)):
+    for word in (*_PLAIN.values(), *_MICROSECONDS.values(), *(f"{word}/0" for _, word, _ in _NUMBERED)):
         datum = measurement(word)
         assert datum is not None, word
         assert datum.source in (Source.DRIVER, Source.LINK, Source.FEC)
@@ -66,7 +69,7 @@ def test_every_translated_name_is_in_the_table():
 
 
 def test_every_measurement_of_driver_statistics_is_a_translation():
-    translated = {*_PLAIN.values(), *(word for _, word, _ in _NUMBERED)}
+    translated = {*_PLAIN.values(), *_MICROSECONDS.values(), *(word for _, word, _ in _NUMBERED)}
     declared = {name for name, datum in MEASUREMENTS.items() if datum.source is Source.DRIVER}
     assert len(declared) > 20
     assert declared - translated == set()

@@ -148,3 +148,15 @@ async def test_published_facts_stay_when_the_receiver_is_closed(agent, wire):
     await asyncio.sleep(0)
     assert [n.system_name for n in agent.neighbors] == ["leaf-1"]
     assert agent.publications == before
+
+
+async def test_a_link_that_was_down_for_a_moment_lists_the_neighbor_of_the_facts(agent):
+    """Nothing was published between the loss and the next frame, so the facts are still the objects before it."""
+    receiver = agent.receiver
+    for now, down in ((0.0, False), (1.0, False), (2.0, True)):
+        if down:
+            receiver.table.mark_stale("ens1")
+        receiver.table.receive("ens1", announce("leaf-1"), now)
+        facts = receiver.table.neighbors()
+    assert [entry.neighbor for entry in receiver.entries("ens1")] == list(facts)
+    assert len(facts) == 1

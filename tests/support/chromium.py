@@ -30,13 +30,13 @@ FLAGS = (
 
 
 class Browser:
-    """A Chromium process. ``close`` ends it and everything that it started."""
+    """A Chromium process. ``close`` ends it and everything that it started; so does the end of the test process."""
 
     def __init__(self, profile: Path, *more: str) -> None:
         program = shutil.which("chromium")
         assert program is not None
         self.process = subprocess.Popen(
-            [program, *FLAGS, *more, f"--user-data-dir={profile}", "about:blank"],
+            ["setpriv", "--pdeathsig", "KILL", program, *FLAGS, *more, f"--user-data-dir={profile}", "about:blank"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             env={**os.environ, "HOME": str(profile)},
         )  # fmt: skip

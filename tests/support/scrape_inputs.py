@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from nodeagent.accounting.gpu_accounts import accounts
 from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import scan_once
+from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile
 from nodeagent.measurements.reader_status import ReaderStatus
@@ -105,6 +106,7 @@ def with_faults(snapshot: Snapshot) -> Snapshot:
     }
     return replace(
         snapshot,
+        mps_obstacles=((snapshot.gpus[0].uuid, ""), (snapshot.gpus[1].uuid, "it has crashed")),
         functions=tuple(
             _with(function, healths.get(function.pci_address)) for function in snapshot.functions
         ),
@@ -189,6 +191,7 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
         statuses=(ResourceStatus("nvidia-dgx-h100/nic0", True, "", 8, 8, 1),),
         unwritable=(UnwritableFile("/var/run/cdi/nodeagent-gpu.json", "ENOSPC", "it is full", "free space"),),
         rpc_stats=rpc_stats,
+        claims=ClaimFigures(prepared=3, conflicts=1),
         restarts={"pods": 1},
         cluster_writes=(
             ClusterWrites("nodelinks", {"ok": 3}),
@@ -202,6 +205,9 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
         boot_unix=1_700_000_000.0,
         certificate=(1_800_000_000.0, True),
         rails=offer.rails,
+        limit_counts={"set": 2, "waiting": 1, "failed": 0},
+        limit_writes=5,
+        mps_ends={snapshot.gpus[0].uuid: 1},
         gpu_accounts=accounts(
             snapshot,
             {"nvidia-dgx-h100/gpu-mem": 1 << 30},

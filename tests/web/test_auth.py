@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.web.auth import AccessControl
-from nodeagent.web.server import Page, WebServer
+from nodeagent.web.server import Page, PageRequest, WebServer
 from nodeagent.web.web_settings import WebSettings
 from nodeagent.web.x509 import CertificateError, ends_at
 from tests.support.certificates import Authority
@@ -69,6 +70,10 @@ class Place:
         )
 
 
+async def folder(_request: PageRequest) -> Page:
+    return Page(200, b"a file\n")
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
@@ -77,7 +82,9 @@ def place(tmp_path: Path) -> Place:
 @asynccontextmanager
 async def serving(access: AccessControl) -> AsyncIterator[int]:
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(WebServer(PAGES, access).run("127.0.0.1", 0, port.set_result))
+    task = asyncio.create_task(
+        WebServer(PAGES, access, {"/ui/": folder}).run("127.0.0.1", 0, port.set_result)
+    )
     try:
         async with asyncio.timeout(10):
             yield await port
@@ -197,6 +204,12 @@ async def test_a_token_is_required_and_can_be_replaced(
         ):
             assert (await get(port, client, token=token))[0] == status, token
         assert (await get(port, client, "/healthz"))[0] == 200
+        assert (await get(port, client, "/ui/x", "Bearer old"))[0] == 200
+        assert (await get(port, client, "/ui/x"))[0] == 401
+        for typed, status in (("me:new", 200), (":old", 200), ("new:me", 401), ("new", 401)):
+            password = b64encode(typed.encode()).decode()
+            assert (await get(port, client, token=f"Basic {password}"))[0] == status, typed
+        assert (await get(port, client, token="Basic §"))[0] == 401
         place.tokens.write_text("new\n")
         access.load()
         assert (await get(port, client, token="Bearer old"))[0] == 401

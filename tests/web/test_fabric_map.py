@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,11 +16,13 @@ import pytest
 import urllib3.util  # noqa: F401 - loaded here: Python 3.11 may fail to import in two threads at once (gh-106176)
 
 from nodeagent.commands.demo.sample_reports import FILE, write_reports
-from nodeagent.fabric import FabricRules, Planner
+from nodeagent.fabric import FabricRules, HyperNode, Planner
 from nodeagent.fabric.fabric_settings import IMMEDIATE
 from nodeagent.fabric.fabric_view import fabric_view
+from nodeagent.fabric.outcome import WriteRecord
 from nodeagent.web.ui_files import self_contained
 from tests.controller.test_controller import cluster, groups, leaves, nodelinks, running, until
+from tests.fabric.test_fabric_view import published, view_of
 from tests.support import fabrics
 from tests.support.chromium import Browser, Tab
 from tests.support.chromium import until as wait_until
@@ -230,6 +233,37 @@ def test_a_hostile_switch_name_stays_text(browser: Browser, tmp_path: Path):
     rows = list(csv.DictReader(io.StringIO(page.downloaded("csv"))))
     assert any(row["port"].startswith("'=cmd") for row in rows), "a spreadsheet takes it for text"
     assert page.tab.value("[globalThis.pwned ?? 0, document.images.length]") == [0, 0]
+    assert page.complaints() == []
+    page.tab.close()
+
+
+def test_the_lists_show_waiting_moves_writes_foreign_hypernodes_and_obstacles(
+    browser: Browser, tmp_path: Path
+):
+    planner, cables = published()
+    planner.report("su000-n000", fabrics.links("su000-n000", cables["su001-n000"]))
+    planner.hypernode("theirs", HyperNode(name="theirs", tier=1, nodes=("su001-n001",), source="other"))
+    now = time.time() - 1_767_225_600.0
+    writes = [WriteRecord(time.time() - 90, "create", "HyperNode a", "is new", "409 conflict")]
+    view = view_of(planner, now, writes=writes)
+    file = tmp_path / "map.html"
+    file.write_text(self_contained("fabric", msgspec.json.encode(view)))
+    page = MapPage(browser.tab(f"file://{file}"))
+    assert "theirs of other holds su001-n001" in page.tab.text("#lists .banner")
+    page.tab.click_on(".tabs button", "Moves")
+    moves = page.tab.text("#list")
+    assert "must stay the same for 60 s" in moves
+    assert "at 20" in moves, "when it is due"
+    page.tab.click_on("#list .link", "su000-n000")
+    assert page.detail().startswith("su000-n000")
+    page.tab.click_on(".tabs button", "Writes")
+    writes_text = page.tab.text("#list")
+    assert "create HyperNode a" in writes_text
+    assert "s ago" in writes_text
+    assert "409 conflict" in writes_text
+    page.tab.click_on(".tabs button", "Foreign")
+    assert "which nodeagent places too" in page.tab.text("#list")
+    assert page.hash()["list"] == "foreign"
     assert page.complaints() == []
     page.tab.close()
 

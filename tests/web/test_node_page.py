@@ -25,7 +25,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser.close()
 
 
-async def test_the_live_page_shows_holders_faults_and_what_the_kubelet_was_told(browser: Browser):
+async def test_the_live_page_shows_holders_faults_curves_and_resources(browser: Browser):
     async with node() as machine:
         await machine.kubelet.start()
         await machine.start_agent(node_name="gpu-17")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from msgspec.structs import replace
@@ -11,10 +12,13 @@ from nodeagent.accounting.gpu_accounting import GpuAccounting
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.service import HealthService
+from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
+from nodeagent.limits.cgroup_limits import CgroupLimits
+from nodeagent.limits.mps_watch import MpsWatch
 from nodeagent.machine_view import Trouble, machine_view
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
@@ -73,6 +77,8 @@ def pages_of(
         stuck_threads=lambda: 0,
         cluster=Deliveries(),
         accounting=GpuAccounting(GpuSettings(), Snapshot, lambda: {}),
+        limits=CgroupLimits(Tree("/"), "/var/log/pods", Inventory(), lambda: None),
+        mps=MpsWatch(Path("/mps"), Inventory(), tuple, exclusive_process=False),
     )
     return Pages(WebSettings(), sources)
 

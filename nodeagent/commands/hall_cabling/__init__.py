@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from nodeagent.commands.hall_cabling.hall_report import CheckedLink
 
 WATCH_MIN_S = 1.0
+FORMULA_STARTS = ("=", "+", "-", "@")
+"""Of a cell, in spreadsheets: OWASP, CSV Injection."""
 
 
 def add(add: Add) -> None:
@@ -62,23 +64,33 @@ def _cabling(options: argparse.Namespace) -> int:
 
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(CheckedLink._fields)
-        writer.writerows(_listed(options, links))
+        writer.writerows([map(_cell, link) for link in _listed(options, links)])
     else:
         _print_table(options, links)
     while options.watch is not None:
         time.sleep(max(options.watch, WATCH_MIN_S))
         links = _print_changes(options, links)
-    return GOOD if all(link.state == "planned" for link in links) else FAILED
+    if not links:
+        print("nodeagent: no link was compared", file=sys.stderr)
+    return GOOD if links and all(link.state == "planned" for link in links) else FAILED
+
+
+def _cell(text: str) -> str:
+    """One line, and no formula: a spreadsheet would compute the name of a switch that starts with ``=``."""
+    text = one_line(text)
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
 
 
 def _print_changes(options: argparse.Namespace, links: list[CheckedLink]) -> list[CheckedLink]:
     """Check again, and print the links that differ. An input that cannot be read now is a line on stderr."""
+    from nodeagent.commands.plan.preview import SourceError
     from nodeagent.commands.user_files import UserFileError
+    from nodeagent.config.faults import ConfigError
     from nodeagent.kube.client import ApiError
 
     try:
         changed = _check(options)
-    except (ApiError, UserFileError, OSError) as error:
+    except (ApiError, ConfigError, SourceError, UserFileError, OSError) as error:
         print(one_line(f"nodeagent: {error}"), file=sys.stderr, flush=True)
         return links
     before = {(link.node, link.link): link for link in links}
@@ -112,7 +124,23 @@ def _check(options: argparse.Namespace) -> list[CheckedLink]:
         if name
     }
     planned = None if options.plan is None else planned_cables.read(options.plan, nodes, links)
+    if planned is not None:
+        _print_not_compared(planned.left_out, hall_report.links_beside_plan(reports, planned))
     return hall_report.check_hall(reports, made, planned)
+
+
+def _print_not_compared(cables: int, links: list[tuple[str, str]]) -> None:
+    if cables:
+        print(
+            f"nodeagent: cables of the plan that lead to no node of the cluster, left out: {cables}",
+            file=sys.stderr,
+        )
+    if links:
+        node, link = links[0]
+        example = one_line(
+            f"nodeagent: links that are not in the plan, left out: {len(links)}, such as {link} of {node}"
+        )
+        print(example, file=sys.stderr)
 
 
 def _listed(options: argparse.Namespace, links: list[CheckedLink]) -> list[CheckedLink]:

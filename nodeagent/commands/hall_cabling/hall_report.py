@@ -1,27 +1,31 @@
 """Compare every link of a hall with a cabling plan, or with the tree that the planner derives from the reports.
 
 The state of a link is the first that applies: *elsewhere*, *missing* (no carrier, or no NIC), *no-lldp* (a carrier and
-no current LLDP neighbor), *slow* (less than the usual speed of its rail), *planned*. A link that is in no plan and that
-its node reports as unused is left out.
+no current LLDP neighbor), *slow* (less than the usual speed of its rail), *planned*. A link that is not in the plan is
+not compared; without a plan, neither is one that its node reports as unused. A node without a report that counts is
+*missing* as a whole.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
 from nodeagent.commands.hall_cabling.planned_cables import CablingPlan
 from nodeagent.commands.plan.preview import Preview
+from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.nodelinks import NOT_UP, LinkNeighbor, NodeLink, NodeLinks
-from nodeagent.fabric.outcome import AnomalyKind
+from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.reports import shown
 from nodeagent.health.cabling import Port
 
 WRONG_CABLES = frozenset((AnomalyKind.FOREIGN_LEAF, AnomalyKind.RAIL_SWAP, AnomalyKind.MISCABLED))
 USUAL_MIN = 3
 """The fewest links of a rail from which a usual speed follows."""
+NO_REPORT = "the node has no report"
+NOWHERE = Port("", "")
 
 
 class CableState(StrEnum):
@@ -56,32 +60,27 @@ _ORDER = list(CableState)
 
 def check_hall(reports: Iterable[NodeLinks], preview: Preview, plan: CablingPlan | None) -> list[CheckedLink]:
     """All links, sorted by what to do first, then by rack, leaf group, node and rail."""
-    planned = None if plan is None else plan.cables
-    by_node = {report.node_name: report for report in reports}
+    levels = preview.plan.levels
+    by_node = {
+        report.node_name: report
+        for report in reports
+        if (report.metadata.name or report.node_name) not in levels.refused
+    }
     usual = _usual_speeds(by_node.values())
     checked: list[CheckedLink] = []
-    for node, report in by_node.items():
-        if planned is None:
-            checked += _against_tree(preview, node, report, usual)
-        else:
-            checked += _against_plan(preview, node, report, planned.get(node, {}), usual)
-    for node, cables in (planned or {}).items():
-        for link, port in cables.items() if node not in by_node else ():
-            checked.append(
-                CheckedLink(
-                    CableState.MISSING,
-                    "",
-                    "",
-                    node,
-                    "",
-                    link,
-                    "",
-                    "",
-                    port.switch,
-                    port.port,
-                    "the node has no report",
-                )
-            )
+    if plan is None:
+        anomalies = _by_node(preview.outcome.anomalies)
+        for node, report in by_node.items():
+            checked += _against_tree(preview, node, report, anomalies.get(node, ()), usual)
+        checked += _unchecked_nodes(preview, by_node, {link.node for link in checked})
+    else:
+        for node, report in by_node.items():
+            checked += _against_plan(preview, node, report, plan.cables.get(node, {}), usual)
+        for node, cables in plan.cables.items():
+            if node not in by_node:
+                refused = levels.refused.get(node)
+                note = NO_REPORT if refused is None else f"its report {refused}"
+                checked += (_missing(node, note, link, port) for link, port in cables.items())
     racks = {} if plan is None else plan.racks
     checked = [link._replace(rack=racks.get(link.node, "")) for link in checked]
     return sorted(
@@ -108,6 +107,45 @@ def _rail_order(link: CheckedLink) -> tuple[int, str, str]:
     return len(link.rail), link.rail, link.link
 
 
+def links_beside_plan(reports: Iterable[NodeLinks], plan: CablingPlan) -> list[tuple[str, str]]:
+    """Node and link of each link that is up, or has a neighbor, and that is not in the plan."""
+    return [
+        (report.node_name, link.name)
+        for report in reports
+        for link in report.links
+        if (link.neighbor is not None or link.state not in NOT_UP)
+        and not plan.cables.get(report.node_name, {}).keys() & {link.name, link.netdev, link.pci_address}
+    ]
+
+
+def _by_node(anomalies: Iterable[Anomaly]) -> dict[str, list[Anomaly]]:
+    by_node: dict[str, list[Anomaly]] = {}
+    for anomaly in anomalies:
+        for node in {anomaly.node, *anomaly.nodes}:
+            by_node.setdefault(node, []).append(anomaly)
+    return by_node
+
+
+def _unchecked_nodes(
+    preview: Preview, reported: Container[str], checked: Container[str]
+) -> Iterator[CheckedLink]:
+    """The nodes of which no link was compared: without a link in the fabric, or without a report that counts."""
+    levels = preview.plan.levels
+    reasons = {
+        node: NO_REPORT
+        for node in preview.plan.published.tiers[LEAF].placed
+        if levels.exists(node) and node not in reported
+    }
+    reasons.update((unplaced.node, unplaced.reason) for unplaced in preview.outcome.unplaced)
+    for node, reason in reasons.items():
+        if node not in checked:
+            yield _missing(node, reason)
+
+
+def _missing(node: str, note: str, link: str = "", port: Port = NOWHERE) -> CheckedLink:
+    return CheckedLink(CableState.MISSING, "", "", node, "", link, "", "", port.switch, port.port, note)
+
+
 def _against_plan(
     preview: Preview, node: str, report: NodeLinks, planned: Mapping[str, Port], usual: Mapping[str, int]
 ) -> Iterator[CheckedLink]:
@@ -122,12 +160,11 @@ def _against_plan(
         right = neighbor is not None and _is_switch(port, neighbor) and _is_port(port, neighbor)
         yield _checked(group, node, link, port.switch, port.port, usual, right=right)
     for name, port in left.items():
-        note = "the node reports no such link"
-        yield CheckedLink(CableState.MISSING, group, "", node, "", name, "", "", port.switch, port.port, note)
+        yield _missing(node, "the node reports no such link", name, port)._replace(group=group)
 
 
 def _against_tree(
-    preview: Preview, node: str, report: NodeLinks, usual: Mapping[str, int]
+    preview: Preview, node: str, report: NodeLinks, own: Iterable[Anomaly], usual: Mapping[str, int]
 ) -> Iterator[CheckedLink]:
     plan = preview.plan
     pattern = plan.votes.pattern(node)
@@ -136,7 +173,7 @@ def _against_tree(
     place = plan.nodes.place.get(node, "")
     group = plan.names.groups.get(place)
     switch = {} if group is None else plan.cabling.rails_of(group).switch
-    own = [anomaly for anomaly in plan.outcome.anomalies if node in (anomaly.node, *anomaly.nodes)]
+    own = tuple(own)
     wrong = {anomaly.link for anomaly in own if anomaly.kind in WRONG_CABLES}
     shifted = any(anomaly.kind is AnomalyKind.RAIL_SHIFT for anomaly in own)
     links = {link.name: link for link in report.links}

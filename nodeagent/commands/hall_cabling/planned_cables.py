@@ -48,10 +48,12 @@ PlannedCables = dict[str, dict[str, Port]]
 
 
 class CablingPlan(NamedTuple):
-    """The planned cables, and the rack of each node, as far as the plan names them."""
+    """The planned cables, and the rack of each node, as far as the plan names them. ``left_out`` counts the cables that
+    lead to no node of the cluster."""
 
     cables: PlannedCables
     racks: dict[str, str]
+    left_out: int = 0
 
 
 def read(source: str, nodes: Collection[str], links: Collection[str]) -> CablingPlan:
@@ -61,10 +63,17 @@ def read(source: str, nodes: Collection[str], links: Collection[str]) -> Cabling
     user_files.refuse_unless_utf8(content, source, EXPECTED)
     text = content.decode()
     if source.endswith(".csv"):
-        return _from_csv(text, source, nodes, links)
-    if source.endswith((".dot", ".gv")):
-        return CablingPlan(_from_dot(text, source, nodes), {})
-    return CablingPlan(_from_yaml(text, source), {})
+        plan = _from_csv(text, source, nodes, links)
+    elif source.endswith((".dot", ".gv")):
+        plan = _from_dot(text, source, nodes)
+    else:
+        plan = CablingPlan(_from_yaml(text, source), {})
+    if not any(plan.cables.values()):
+        fault = "no cable in it leads from a link of a node to a switch"
+        raise UserFileError(
+            source, f"{fault}: devices need the names of the nodes" if plan.left_out else fault, EXPECTED
+        )
+    return plan
 
 
 def _from_yaml(text: str, source: str) -> PlannedCables:
@@ -78,12 +87,20 @@ def _from_yaml(text: str, source: str) -> PlannedCables:
 
 
 def _from_csv(text: str, source: str, nodes: Collection[str], links: Collection[str]) -> CablingPlan:
-    rows = csv.DictReader(io.StringIO(text.lstrip("\ufeff")), skipinitialspace=True)
-    heads = [(head or "").strip().lower() for head in rows.fieldnames or ()]
-    rows.fieldnames = heads
-    for ends in NETBOX_ENDS:
-        if any(end[1] in heads for end in ends):
-            return _from_netbox(rows, source, ends, nodes, links)
+    rows = csv.DictReader(io.StringIO(text.lstrip("\ufeff")), skipinitialspace=True, strict=True)
+    try:
+        heads = [(head or "").strip().lower() for head in rows.fieldnames or ()]
+        rows.fieldnames = heads
+        for ends in NETBOX_ENDS:
+            if any(end[1] in heads for end in ends):
+                return _from_netbox(rows, source, ends, nodes, links)
+        return _from_columns(rows, source)
+    except csv.Error as error:
+        raise UserFileError(source, str(error), EXPECTED, rows.reader.line_num) from error
+
+
+def _from_columns(rows: csv.DictReader[str], source: str) -> CablingPlan:
+    heads = rows.fieldnames or ()
     if missing := [column for column in COLUMNS if column not in heads]:
         raise UserFileError(source, f"the header has no column {missing[0]}", EXPECTED, 1)
     plan = CablingPlan({}, {})
@@ -114,7 +131,7 @@ def _from_netbox(
                 )
                 raise UserFileError(source, fault, EXPECTED, 1)
     known = {form: node for node in nodes for form in (node.partition(".")[0].lower(), node.lower())}
-    plan = CablingPlan({}, {})
+    plan, left_out = CablingPlan({}, {}), 0
     for row in rows:
         if (row.get("status") or "").strip().lower() == TO_BE_REMOVED:
             continue
@@ -122,6 +139,7 @@ def _from_netbox(
         if not _has_node(near, known):
             near, far = far, near
         if not _has_node(near, known) or _has_node(far, known):
+            left_out += not _has_node(near, known)
             continue
         if len(near.devices) != 1 or len(far.devices) != 1:
             fault = "a cable of a node has several devices at one end: list one cable for each of them"
@@ -133,10 +151,7 @@ def _from_netbox(
                 _add(plan.cables, node, link, Port(far.devices[0], port), source, rows.line_num)
         if near.rack:
             plan.racks[node] = near.rack
-    if not plan.cables:
-        fault = "no cable in it leads from a link of a node to a switch: devices need the names of the nodes"
-        raise UserFileError(source, fault, EXPECTED)
-    return plan
+    return plan._replace(left_out=left_out)
 
 
 class _CableEnd(NamedTuple):
@@ -161,8 +176,9 @@ def _has_node(end: _CableEnd, known: dict[str, str]) -> bool:
     return any(device.lower() in known for device in end.devices)
 
 
-def _from_dot(text: str, source: str, nodes: Collection[str]) -> PlannedCables:
+def _from_dot(text: str, source: str, nodes: Collection[str]) -> CablingPlan:
     cables: PlannedCables = {}
+    left_out = 0
     for number, line in enumerate(text.splitlines(), 1):
         if "--" not in line or line.lstrip().startswith(("//", "#")):
             continue
@@ -173,9 +189,11 @@ def _from_dot(text: str, source: str, nodes: Collection[str]) -> PlannedCables:
         if ends[0][0] not in nodes:
             ends = ends[1], ends[0]
         (node, link), (switch, port) = ends
-        if node in nodes and switch not in nodes:
+        if node not in nodes:
+            left_out += 1
+        elif switch not in nodes:
             _add(cables, node, link, Port(switch, port), source, number)
-    return cables
+    return CablingPlan(cables, {}, left_out)
 
 
 def _add(cables: PlannedCables, node: str, link: str, port: Port, source: str, line: int) -> None:

@@ -89,7 +89,7 @@ def _tree(document: dict[str, Any]) -> list[str]:
     lines = [f"fabric {document['fabric']}"]
     lines += _below(document["hypernodes"], "")
     for unplaced in document["unplaced"]:
-        lines.append(f"unplaced: {unplaced['node'] or '(no name)'}: {unplaced['reason']}")
+        lines.append(f"unplaced: {shown(unplaced['node']) or '(no name)'}: {unplaced['reason']}")
     return lines
 
 

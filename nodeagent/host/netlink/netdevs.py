@@ -122,6 +122,8 @@ class Netdevs(NetlinkSocket):
     def __init__(self) -> None:
         super().__init__(socket.NETLINK_ROUTE, "netdevs", _ANSWER_MAX)
         self._all_netdevs = _request(0, _FILTER_SKIP_STATISTICS)
+        self._last: dict[bytes, DecodedLink] = {}
+        """The last message of each netdev, by its ifindex in the message."""
 
     def read(self) -> tuple[Netdev, ...]:
         """All netdevs, sorted by name."""
@@ -131,7 +133,21 @@ class Netdevs(NetlinkSocket):
 
     def counters(self) -> list[NetdevCounters]:
         """All netdevs with their counters, in the kernel's order."""
-        return self.dump(_GETLINK, self._all_netdevs, counters_of)
+        decoded: dict[bytes, DecodedLink] = {}
+
+        def read(payload: bytes) -> NetdevCounters:
+            ifindex = payload[4:8]
+            last = self._last.get(ifindex)
+            reading = None if last is None else last.again(payload)
+            if last is None or reading is None:
+                last = decode_link(payload)
+                reading = last.reading
+            decoded[ifindex] = last
+            return reading
+
+        readings = self.dump(_GETLINK, self._all_netdevs, read)
+        self._last = decoded
+        return readings
 
     def vfs(self, ifindex: int) -> tuple[VfTraffic, ...]:
         """The traffic of a PF's VFs, by index. Raises ``NetlinkRefusedError``."""
@@ -149,16 +165,59 @@ def netdev_of(payload: bytes) -> Netdev:
 
 def counters_of(payload: bytes) -> NetdevCounters:
     """Decode an RTM_NEWLINK message with its counters."""
+    return decode_link(payload).reading
+
+
+class DecodedLink(Struct):
+    """A decoded message, and the octets around its counters."""
+
+    before: bytes
+    after: bytes
+    reading: NetdevCounters
+
+    def again(self, payload: bytes) -> NetdevCounters | None:
+        """Decode the next message of this netdev if it differs in its counters alone, as most do."""
+        reading = self.reading
+        size = len(self.before) + _COUNTERS.size + len(self.after)
+        if reading.counters is None or len(payload) != size:
+            return None
+        if not (payload.startswith(self.before) and payload.endswith(self.after)):
+            return None
+        return NetdevCounters(
+            reading.netdev,
+            reading.oper_up,
+            reading.carrier_up,
+            reading.carrier_down,
+            _COUNTERS.unpack_from(payload, len(self.before)),
+            reading.queue_length,
+        )
+
+
+def decode_link(payload: bytes) -> DecodedLink:
     attrs = _link_attributes(payload, _ALL)
     counters = attrs.get(_STATISTICS, b"")
-    return NetdevCounters(
+    has_counters = len(counters) >= _COUNTERS.size
+    reading = NetdevCounters(
         _netdev(payload, attrs),
         number(attrs.get(_OPERSTATE)) == _OPER_UP,
         number(attrs.get(_UP_COUNT)),
         number(attrs.get(_DOWN_COUNT)),
-        _COUNTERS.unpack_from(counters) if len(counters) >= _COUNTERS.size else None,
+        _COUNTERS.unpack_from(counters) if has_counters else None,
         number(attrs.get(_QUEUE)),
     )
+    start = _content_of(payload, _STATISTICS)
+    return DecodedLink(payload[:start], payload[start + _COUNTERS.size :], reading)
+
+
+def _content_of(payload: bytes, wanted: int) -> int:
+    """Where the content of the last attribute of this type begins, in a well-formed message; 0 without one."""
+    at, found = _LINK.size, 0
+    while at + 4 <= len(payload):
+        length, kind = ATTRIBUTE.unpack_from(payload, at)
+        if kind & TYPE_BITS == wanted:
+            found = at + 4
+        at += (length + 3) & ~3
+    return found
 
 
 def _link_attributes(payload: bytes, wanted: frozenset[int]) -> dict[int, bytes]:

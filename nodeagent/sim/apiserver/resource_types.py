@@ -81,6 +81,7 @@ BUILT_IN = (
     ApiKind("apps", "v1", "daemonsets", "DaemonSet", True, status=True, short=("ds",), counts=True),
     ApiKind("apps", "v1", "deployments", "Deployment", True, status=True, short=("deploy",), counts=True),
     ApiKind("coordination.k8s.io", "v1", "leases", "Lease", True),
+    ApiKind("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True, status=True),
     ApiKind(_RBAC, "v1", "roles", "Role", True),
     ApiKind(_RBAC, "v1", "rolebindings", "RoleBinding", True),
     ApiKind(_RBAC, "v1", "clusterroles", "ClusterRole", False),

@@ -12,6 +12,7 @@ from pathlib import Path
 from nodeagent.model import Allocation
 from nodeagent.sim.kubelet.admission import PodAdmitter
 from nodeagent.sim.kubelet.device_manager import HEALTHY, DeviceManager
+from nodeagent.sim.kubelet.dra_manager import DraManager
 from nodeagent.sim.kubelet.plugin_clients import PluginClients
 from nodeagent.sim.kubelet.podresources_server import PodResourcesServer
 from nodeagent.sim.kubelet.pods import (
@@ -48,6 +49,7 @@ class Kubelet:
         stop_grace_s: float = 300.0,
         dial_timeout_s: float = 10.0,
         reconcile_s: float = 1.0,
+        delete_slices: Callable[[str | None], None] = lambda _driver: None,
     ) -> None:
         self.directory = directory
         self.socket = directory / "device-plugins" / "kubelet.sock"
@@ -60,6 +62,7 @@ class Kubelet:
         self.calls = self._journal.calls
         self.ends = self._journal.ends
         self.panics = self._journal.panics
+        self.dra = DraManager(self._journal, delete_slices)
         self._bug_127803 = bug_127803
         self._dial_timeout_s = dial_timeout_s
         self._reconcile_s = reconcile_s
@@ -91,6 +94,7 @@ class Kubelet:
             wanted.mkdir(parents=True, exist_ok=True)
         self._devices.forget()
         self._devices.load()
+        self.dra.start()
         (folder / "DEPRECATION").touch()
         for path in (*folder.iterdir(), self.podresources_socket):
             with contextlib.suppress(FileNotFoundError):  # a plugin may remove its own socket meanwhile
@@ -112,7 +116,7 @@ class Kubelet:
         self._listeners = [registration, lister]
         await lister.start()
         await registration.start(listen_delay_s=listen_delay_s)
-        registry = RegistryWatcher(self.plugins_registry, plugins, self._reconcile_s)
+        registry = RegistryWatcher(self.plugins_registry, plugins, self.dra, self._reconcile_s)
         self._tasks = [asyncio.create_task(registry.run(), name="kubelet watches plugins_registry")]
         if sources_delay_s > 0:
             self._tasks.append(
@@ -152,6 +156,7 @@ class Kubelet:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         await plugins.close()
+        await self.dra.stop()
         for listener in self._listeners:
             await listener.stop(leave_file=leave_sockets)
         self._tasks, self._listeners = [], []

@@ -22,6 +22,7 @@ import grpc.aio
 
 from nodeagent.kube import pluginregistration_pb2 as pb
 from nodeagent.sim.kubelet import protocol
+from nodeagent.sim.kubelet.dra_manager import DRIVER_TYPE, DraManager
 from nodeagent.sim.kubelet.plugin_clients import PluginClients, RegistrationError
 
 DIAL_S = 10.0
@@ -31,7 +32,7 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 122.0
 TYPE = "DevicePlugin"
 
-_Stamp = tuple[int, int]  # inode, time of its last change: a re-bound socket may reuse the inode
+_Stamp = tuple[int, int]  # inode, time when it was bound: a re-bound socket may reuse the inode
 
 
 @dataclass(slots=True)
@@ -43,11 +44,11 @@ class _Failing:
 class RegistryWatcher:
     """The plugins in one directory."""
 
-    def __init__(self, directory: Path, plugins: PluginClients, reconcile_s: float) -> None:
+    def __init__(self, directory: Path, plugins: PluginClients, dra: DraManager, reconcile_s: float) -> None:
         self._directory = directory
-        self._plugins = plugins
+        self._plugins, self._dra = plugins, dra
         self._reconcile_s = reconcile_s
-        self._done: dict[Path, tuple[_Stamp, str]] = {}
+        self._done: dict[Path, tuple[_Stamp, str, str]] = {}  # with the name and type of the plugin
         self._failing: dict[Path, _Failing] = {}
         self._busy: dict[Path, asyncio.Task[None]] = {}
 
@@ -63,9 +64,9 @@ class RegistryWatcher:
 
     async def _reconcile(self) -> None:
         found = dict(_sockets(self._directory))
-        for path in [path for path, (stamp, _) in self._done.items() if found.get(path) != stamp]:
-            _, resource = self._done.pop(path)
-            await self._plugins.disconnect(resource)
+        for path in [path for path, (stamp, *_) in self._done.items() if found.get(path) != stamp]:
+            _, name, type_ = self._done.pop(path)
+            await (self._dra if type_ == DRIVER_TYPE else self._plugins).disconnect(name)
         self._failing = {path: failing for path, failing in self._failing.items() if path in found}
         for path, stamp in found.items():
             failing = self._failing.get(path)
@@ -102,17 +103,22 @@ class RegistryWatcher:
         self, channel: grpc.aio.Channel, path: Path, stamp: _Stamp, info: pb.PluginInfo
     ) -> None:
         try:
-            if info.type != TYPE:
+            if info.type not in (TYPE, DRIVER_TYPE):
                 raise RegistrationError(
                     f"no handler registered for plugin type: {info.type} at socket {path}"
                 )
-            self._plugins.validate(info.name, list(info.supported_versions))
+            if info.type == TYPE:
+                self._plugins.validate(info.name, list(info.supported_versions))
         except RegistrationError as fault:
             await _notify(channel, f"RegisterPlugin error -- plugin validation failed with err: {fault}")
             raise
-        self._done[path] = (stamp, info.name)
+        self._done[path] = (stamp, info.name, info.type)
+        endpoint = Path(info.endpoint) if info.endpoint else path
         try:
-            await self._plugins.connect(info.name, Path(info.endpoint) if info.endpoint else path)
+            if info.type == DRIVER_TYPE:
+                await self._dra.connect(info.name, endpoint, list(info.supported_versions))
+            else:
+                await self._plugins.connect(info.name, endpoint)
         except RegistrationError as fault:
             await _notify(channel, f"RegisterPlugin error -- plugin registration failed with err: {fault}")
             raise
@@ -162,5 +168,5 @@ def _sockets(directory: Path) -> list[tuple[Path, _Stamp]]:
             except FileNotFoundError:
                 continue
             if stat.S_ISSOCK(state.st_mode) and not name.startswith("."):
-                found.append((path, (state.st_ino, state.st_ctime_ns)))
+                found.append((path, (state.st_ino, state.st_mtime_ns)))
     return found

@@ -294,8 +294,8 @@ export class FabricMap {
       }
     }
     toWindow();
-    this.drawSpots(scale);
     this.drawTitles(scale, toWindow);
+    this.drawSpots(scale);
     this.drawSelection(scale);
     this.evict();
     this.painted = true;
@@ -348,9 +348,9 @@ export class FabricMap {
     const pen = new CanvasPen(this.context, this.colors, scale);
     for (const frame of this.layout.frames) {
       if (frame.width * scale < 70) continue;
-      const width = Math.min(frame.width - 8 / scale, (frame.hypernode.name.length * 7 + 8) / scale);
+      const width = Math.min(frame.width - 8 / scale, (frame.shortName.length * 7.5 + 8) / scale);
       pen.rect(frame.x + 4 / scale, frame.y - 2 / scale, width, size * 1.3, "--frame");
-      pen.text(frame.x + 7 / scale, frame.y + size * 0.9, frame.hypernode.name, "--ink", size, { bold: true, width });
+      pen.text(frame.x + 7 / scale, frame.y + size * 0.9, frame.shortName, "--ink", size, { bold: true, width });
     }
   }
 

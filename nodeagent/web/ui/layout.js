@@ -32,6 +32,7 @@ export function layOut(model, filters, aspect) {
   const { width, height, frames } = arrange(blocks, uppers, aspect * best, true);
   const prefix = commonPrefix(blocks.map((block) => block.group.name));
   for (const block of blocks) block.shortName = block.group.name.slice(prefix);
+  for (const frame of frames) frame.shortName = frame.hypernode.name.slice(commonPrefix(frames.map((other) => other.hypernode.name)));
   return { width, height, blocks, frames };
 }
 

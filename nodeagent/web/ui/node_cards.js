@@ -131,7 +131,7 @@ export function kubeletCard(node) {
   ]);
   const holders = node.holders.map((holding) => [[holding.namespace, holding.pod, holding.container].filter(Boolean).join("/"), holding.resource, String(holding.device_ids.length)]);
   return [
-    el("h2", { text: "What the kubelet was told" }),
+    el("h2", { text: "What the kubelet received" }),
     rows.length ? table("", ["Resource", "Healthy", "Held", "State"], rows) : el("p", { class: "quiet", text: "Nothing is offered." }),
     holders.length ? table("Devices that containers hold", ["Container", "Resource", "Devices"], holders) : null,
   ];

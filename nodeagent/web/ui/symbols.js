@@ -1,5 +1,5 @@
 // The states of a link, the roles of links and the kinds of anomalies: word, color and shape of each.
-// Each has a shape of its own, so that nothing is told by color alone. Colors are names of properties in style.css.
+// Each has a shape of its own, so that color alone shows nothing. Colors are names of properties in style.css.
 // Shapes are SVG paths in a square of side 10; canvas and SVG draw the same ones.
 
 export const SHAPES = {

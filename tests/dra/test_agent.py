@@ -1,0 +1,74 @@
+"""The whole agent with mode dra: simulated hardware, a stand-in kubelet and a stand-in API server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from nodeagent.dra import DRIVER
+from nodeagent.kubelet import holdings
+from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sim.kubelet.dra_manager import PodClaim
+from tests.support.dra_node import claim_of, result
+from tests.support.running_agent import HEAD, PROMPT
+from tests.support.running_agent import node as running_node
+
+
+def kubeconfig(folder: Path, server: ApiServer) -> Path:
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "a",
+        "clusters": [{"name": "a", "cluster": {"server": server.url}}],
+        "users": [{"name": "a", "user": {"token": server.token()}}],
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+    }
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(content))
+    return path
+
+
+async def test_the_agent_prepares_a_claim_and_after_a_change_of_the_mode_its_hardware_waits_for_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(holdings.watch.__kwdefaults__, "empty_stands_s", 0.1)  # no pod has devices of plugins
+    server = await ApiServer().start()
+    access = f"access: kubeconfig, kubeconfig: {kubeconfig(tmp_path, server)}"
+    cluster = f"cluster: {{{access}, report: false, events: false}}\n"
+    by_claim = "resources:\n- {kind: vf, mode: dra}\n- {kind: gpu-mem, mode: dra}\n"
+    try:
+        async with running_node() as node:
+            config = node.configure(HEAD + PROMPT + cluster + by_claim)
+            await node.kubelet.start()
+            await node.start_agent(config, node_name="n1")
+            kubelet, agent = node.kubelet, node.agent
+            assert agent is not None
+            await kubelet.until(lambda: kubelet.dra.registered(DRIVER), 20)
+            async with asyncio.timeout(20):
+                while None in agent.offering.dra.current.pools.values():
+                    await agent.offering.dra.changed(agent.offering.dra.revision)
+            assert not kubelet.capacity(), "no device plugin offers the hardware"
+            gpu, *_, pf = agent.offering.dra.current.devices()
+            results = (result(gpu, 20480, "g"), result(pf, 1, "r"))
+            claim = server.put(claim_of("c", *results, pod="trainer"))
+            await kubelet.dra.prepare(
+                "trainer", [PodClaim("default", "c", claim["metadata"]["uid"], (DRIVER,))]
+            )
+            held = [it for it in agent.inventory.snapshot.holdings or () if it.claim]
+            assert [(it.pod, len(it.device_ids)) for it in held] == [
+                ("trainer", 20),
+                ("trainer", 1),
+            ]
+            node.configure(HEAD + PROMPT + cluster)
+            agent.reload()
+            await kubelet.until(lambda: bool(kubelet.capacity()), 20)
+            withheld = {entry.resource.partition("/")[2]: entry.reason for entry in agent.offering.withheld}
+            assert set(withheld) == {"gpu-mem", f"nic{pf.rail}"}, "one slice and one VF are held"
+            assert "the claim default/c still holds its devices" in withheld["gpu-mem"]
+            await kubelet.dra.unprepare("trainer")
+            await kubelet.until(lambda: any(name.endswith("/gpu-mem") for name in kubelet.capacity()), 20)
+    finally:
+        await server.stop()

@@ -1,0 +1,200 @@
+"""The driver on its sockets: a stand-in kubelet and a stand-in API server, with their unpleasant parts."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from nodeagent.dra import DRIVER
+from nodeagent.dra.claim_preparation import CDI_KIND
+from nodeagent.dra.driver import DraDriver
+from nodeagent.dra.offered import DraOffer, OfferedPools
+from nodeagent.kube import dra_v1_pb2
+from nodeagent.kube.access import Access
+from nodeagent.kubelet.device_info import DeviceInfoFiles
+from nodeagent.kubelet.rpc_stats import RpcStats
+from nodeagent.model import Health, Reason, State
+from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sim.kubelet import Kubelet
+from nodeagent.sim.kubelet.dra_manager import PodClaim, SandboxError, check_answer
+from tests.support.dra_node import NODE, claim_of, gpus_of, machine, offer_of, pfs_of, publish, result
+
+FACTS = machine()
+GPU, PF = gpus_of(FACTS)[0], pfs_of(FACTS)[0]
+
+
+class DraNode:
+    """A kubelet, an API server and a driver that starts and stops."""
+
+    def __init__(self, folder: Path, server: ApiServer) -> None:
+        self.folder, self.server = folder, server
+        self.wiped: list[str | None] = []
+        self.kubelet = Kubelet(folder / "k", seed=1, reconcile_s=0.02, delete_slices=self.wiped.append)
+        self.offer: DraOffer = offer_of(FACTS)
+        self.stats = RpcStats()
+        self.task: asyncio.Task[None] | None = None
+
+    async def start(self) -> DraDriver:
+        self.driver = DraDriver(
+            Access(self.server.url, token=self.server.token()),
+            NODE,
+            self.offer,
+            kubelet_dir=self.folder / "k",
+            record_folder=self.folder / "claims",
+            cdi_folder=self.folder / "cdi",
+            device_info=DeviceInfoFiles(self.folder / "devinfo"),
+            stats=self.stats,
+        )
+        self.driver.read_records()
+        self.task = asyncio.create_task(self.driver.run())
+        await self.kubelet.until(lambda: self.kubelet.dra.registered(DRIVER))
+        return self.driver
+
+    @property
+    def registrations(self) -> int:
+        return sum(attempt.error is None for attempt in self.kubelet.registrations)
+
+    async def stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+            self.task = None
+
+    def schedule(self, name: str, *results: dict[str, Any], uid: str | None = None) -> PodClaim:
+        claim = self.server.put(claim_of(name, *results, uid=uid))
+        drivers = tuple(dict.fromkeys(it["driver"] for it in results))
+        return PodClaim("default", name, claim["metadata"]["uid"], drivers)
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[DraNode]:
+    server = await ApiServer().start()
+    with tempfile.TemporaryDirectory(prefix="dra") as folder:  # the path of a socket is short
+        node = DraNode(Path(folder), server)
+        await node.kubelet.start()
+        await node.start()
+        try:
+            yield node
+        finally:
+            await node.stop()
+            await node.kubelet.stop()
+            await server.stop()
+
+
+async def test_a_pod_gets_its_share_its_vf_and_the_ids_of_its_requests(node: DraNode) -> None:
+    share, vf = result(GPU, 40960, "g"), result(PF, 1, "r")
+    claim = node.schedule("c", share, vf)
+    await node.kubelet.dra.prepare("pod", [claim])
+    state = node.kubelet.dra.states["default/c"]
+    assert [device.share_id for device in state.devices[DRIVER]] == [share["shareID"], vf["shareID"]]
+    assert node.kubelet.dra.container_devices(claim, "r") == [f"{CDI_KIND}={claim.uid}-1"]
+    assert node.kubelet.dra.container_devices(claim, "g")[1] == f"nodeagent.io/gpu={GPU.gpu.uuid}"
+    node.server.remove("resourceclaims", "c", "default")
+    await node.kubelet.dra.unprepare("pod")
+    assert not node.driver.claims.records
+    assert node.stats.calls[DRIVER, "NodePrepareResources", "OK"] == 1
+
+
+async def test_one_refused_claim_of_a_request_leaves_the_others_their_answer(node: DraNode) -> None:
+    good = node.schedule("good", result(GPU, 1024, "g"))
+    bad = node.schedule("bad", result(GPU, 1024, "g") | {"device": "gpu-gone"})
+    with pytest.raises(SandboxError, match=r"ResourceClaim bad: .*is no device of this node"):
+        await node.kubelet.dra.prepare("pod", [good, bad])
+    await node.kubelet.dra.prepare("pod", [good])
+    gone = PodClaim("default", "gone", "00000000-0000-4000-8000-0000000000ff", (DRIVER,))
+    with pytest.raises(SandboxError, match="the claim default/gone does not exist"):
+        await node.kubelet.dra.prepare("other", [gone])
+
+
+async def test_a_restart_of_the_kubelet_repeats_prepare_and_doubles_ids(node: DraNode) -> None:
+    claim = node.schedule("c", result(PF, 1, "r"))
+    await node.kubelet.dra.prepare("pod", [claim])
+    once = node.kubelet.dra.container_devices(claim)
+    wiped = len(node.wiped)
+    await node.kubelet.restart()
+    assert node.wiped[wiped:] == [None], "the kubelet deletes the slices of its Node"
+    await node.kubelet.until(lambda: node.kubelet.dra.registered(DRIVER))
+    await node.kubelet.dra.prepare("pod", [claim])
+    assert node.kubelet.dra.container_devices(claim) == once * 2
+    assert len(node.driver.claims.records) == 1
+
+
+async def test_a_restart_of_the_driver_keeps_the_claims_and_serves_again(node: DraNode) -> None:
+    claim = node.schedule("c", result(PF, 1, "r"))
+    await node.kubelet.dra.prepare("pod", [claim])
+    before = node.driver.claims.records
+    await node.stop()
+    await node.kubelet.until(lambda: not node.kubelet.dra.registered(DRIVER))
+    with pytest.raises(SandboxError, match="not registered"):
+        await node.kubelet.dra.unprepare("pod")
+    await node.start()
+    assert node.driver.claims.records == before
+    await node.kubelet.dra.unprepare("pod")
+    assert not node.driver.claims.records
+    assert DRIVER not in node.wiped, "a restart within 30 s costs no slice"
+
+
+async def test_a_removed_socket_comes_back(node: DraNode) -> None:
+    for name in (f"k/plugins_registry/{DRIVER}-reg.sock", f"k/plugins/{DRIVER}/dra.sock"):
+        before = node.registrations
+        (node.folder / name).unlink()
+        await node.kubelet.until(lambda before=before: node.registrations > before)
+    claim = node.schedule("c", result(PF, 1, "r"))
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await node.kubelet.dra.prepare("pod", [claim])
+                break
+            except SandboxError:  # the kubelet syncs the pod again
+                await asyncio.sleep(0.05)
+
+
+async def test_a_kubelet_with_v1beta1_alone_prepares_claims(node: DraNode) -> None:
+    await node.kubelet.stop()
+    node.kubelet.dra.knows = ("v1beta1.DRAPlugin", "v1.DRAResourceHealth")
+    await node.kubelet.start()
+    await node.kubelet.until(lambda: node.kubelet.dra.registered(DRIVER))
+    await node.kubelet.dra.prepare("pod", [node.schedule("c", result(PF, 1, "r"))])
+    (device,) = node.kubelet.dra.states["default/c"].devices[DRIVER]
+    assert device.share_id is None, "v1beta1 has no share"
+    await node.kubelet.until(lambda: bool(node.kubelet.dra.health))
+
+
+async def test_the_kubelet_gets_the_reason_of_a_fault_and_its_end(node: DraNode) -> None:
+    where = (DRIVER, f"{NODE}/gpu", GPU.name)
+    health = node.kubelet.dra.device_health
+    await node.kubelet.until(lambda: health(*where)[0] == "Healthy")
+    detail = "XID 79: the GPU has fallen off the bus " + "ö" * 2000
+    sick = Health(State.UNHEALTHY, (Reason("xid", detail),), allocatable=False)
+    publish(node.offer, replace(FACTS, gpus=(replace(FACTS.gpus[0], health=sick), *FACTS.gpus[1:])))
+    await node.kubelet.until(lambda: health(*where)[0] == "Unhealthy")
+    message = health(*where)[1]
+    assert message.startswith("xid: XID 79")
+    assert len(message.encode()) <= 1024
+    publish(node.offer, FACTS)
+    await node.kubelet.until(lambda: health(*where) == ("Healthy", ""))
+
+
+async def test_the_driver_stays_until_the_last_claim_of_a_changed_mode_has_ended(node: DraNode) -> None:
+    claim = node.schedule("c", result(PF, 1, "r"))
+    await node.kubelet.dra.prepare("pod", [claim])
+    node.offer.update(OfferedPools(), FACTS)
+    with pytest.raises(SandboxError, match="is no device of this node"):
+        await node.kubelet.dra.prepare("new", [node.schedule("d", result(PF, 1, "r"))])
+    await node.kubelet.dra.unprepare("pod")
+    await node.kubelet.until(lambda: not node.kubelet.dra.registered(DRIVER))
+    publish(node.offer, FACTS)
+    await node.kubelet.until(lambda: node.kubelet.dra.registered(DRIVER))
+
+
+def test_an_answer_that_skips_a_claim_is_an_error_of_the_kubelet() -> None:
+    """The stand-in finds the answer that the driver must never give."""
+    claim = PodClaim("default", "x", "u", (DRIVER,))
+    with pytest.raises(SandboxError, match="skipped 1 ResourceClaims"):
+        check_answer(dra_v1_pb2.NodePrepareResourcesResponse(), [claim], "Prepare")

@@ -1,0 +1,103 @@
+"""A node with a stand-in of NVIDIA's MPS program, and the supervisor of its daemons in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from nodeagent.host.inotify import CONTENT, FolderWatch
+from nodeagent.host.mps_control import MpsControl
+from nodeagent.limits.mps_files import DaemonState, MpsFiles, WantedDaemons
+from nodeagent.limits.mps_supervisor import MpsSupervisor, SupervisorPace
+
+BIN = Path(__file__).parent / "bin"
+PACE = SupervisorPace(probe_s=0.1, start_s=20.0, again_s=0.01)
+GPUS = ("GPU-aaaa", "GPU-bbbb")
+
+
+class MpsNode:
+    def __init__(self, root: Path) -> None:
+        self.folder, self.bin = root / "mps", root / "bin"
+        self.bin.mkdir(parents=True)
+        for script in BIN.iterdir():
+            _, _, rest = script.read_text().partition("\n")
+            made = self.bin / script.name
+            # The name of the process is that of the script only without an `env` in between.
+            made.write_text(f"#!{sys.executable} -SE\n{rest}")
+            made.chmod(0o755)
+        self.folder.mkdir()
+        self.files = MpsFiles(self.folder)
+        self.modes: list[tuple[str, bool]] = []
+        """The compute modes that were set."""
+
+    def control(self, uuid: str, folder: Path | None = None) -> MpsControl:
+        program = str(self.bin / "nvidia-cuda-mps-control")
+        return MpsControl(uuid, folder or self.folder / uuid, program=program)
+
+    def want(self, *gpus: str, exclusive: bool = False) -> None:
+        self.files.write_wanted(WantedDaemons(gpus, exclusive))
+
+    def supervisor(self) -> MpsSupervisor:
+        return MpsSupervisor(self.folder, lambda *mode: self.modes.append(mode), self.control, PACE)
+
+    def state(self, uuid: str = GPUS[0]) -> DaemonState:
+        states = {state.uuid: state for state in self.files.read_states().daemons}
+        return states.get(uuid, DaemonState(uuid, "unknown"))
+
+    async def until(self, reached: Callable[[], object]) -> None:
+        """Return when it is true after a change of the states."""
+        with FolderWatch() as watch:
+            watch.add(self.folder, CONTENT)
+            while not reached():
+                await watch.changes()
+
+    async def ready(self, uuid: str = GPUS[0], *, other_than: int | None = None) -> int:
+        await self.until(lambda: self.state(uuid).pid not in (None, other_than))
+        pid = self.state(uuid).pid
+        assert pid is not None
+        return pid
+
+    def misbehave(self, how: str, uuid: str = GPUS[0]) -> Path:
+        path = self.folder / uuid / how
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        return path
+
+    def processes(self) -> list[int]:
+        """All daemons and servers of this node, of each supervisor, without programs that send a command."""
+        mark = f"CUDA_MPS_PIPE_DIRECTORY={self.folder}/".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+                    arguments = (entry / "cmdline").read_bytes()
+                    if b"\0-f\0" in arguments or b"mps-server" in arguments:
+                        found.append(int(entry.name))
+        return sorted(found)
+
+    def kill_all(self) -> None:
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+@contextmanager
+def mps_node(root: Path) -> Iterator[MpsNode]:
+    node = MpsNode(root)
+    try:
+        yield node
+    finally:
+        node.kill_all()
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
