@@ -33,7 +33,7 @@ import msgspec
 
 from nodeagent import discovery
 from nodeagent.accounting.gpu_accounting import GpuAccounting
-from nodeagent.agent_config import Config, load
+from nodeagent.agent_config import RESTART_SETTINGS, Config, load
 from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.config.faults import ConfigError
@@ -56,6 +56,7 @@ from nodeagent.limits.cgroup_limits import CgroupLimits
 from nodeagent.limits.mps_watch import MpsWatch
 from nodeagent.limits.shares import shares_of
 from nodeagent.model import Holding
+from nodeagent.nvsentinel import agent_task as nvsentinel_task
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import is_recorded
@@ -76,22 +77,6 @@ SETTLE_LOOK_S = 0.05
 SWITCH_S = 0.0005
 """How long a thread that reads the machine may hold the interpreter while the loop has news for the kubelet. Python's
 default of 5 ms is half of the time that a lost carrier may take. Threads seldom run, so this costs nothing."""
-
-RESTART_SETTINGS = (
-    "listen",
-    "web",
-    "kubelet",
-    "gpu",
-    "scan_seconds",
-    "cdi",
-    "links",
-    "lldp",
-    "infiniband",
-    "cluster",
-    "nv_sentinel",
-    "samples",
-)
-"""A change of these takes effect at the next start."""
 
 
 class AgentOptions(msgspec.Struct, frozen=True):
@@ -266,7 +251,15 @@ class Agent:
             )
         if config.nv_sentinel.socket is not None:
             node = self._options.node_name or (access.node if access is not None else None)
-            tasks["nvsentinel"] = partial(self._report_to_nvsentinel, config.nv_sentinel.socket, node)
+            tasks["nvsentinel"] = partial(
+                nvsentinel_task.run,
+                config.nv_sentinel,
+                self._options.root,
+                node,
+                self.inventory,
+                self.deliveries,
+                self.settled,
+            )
         return tasks
 
     def reload(self) -> None:
@@ -298,25 +291,6 @@ class Agent:
             partial(self.inventory.mark_stale, "pods"),
             self._read_pods,
         )
-
-    async def _report_to_nvsentinel(self, socket_path: str, node: str | None) -> None:
-        await self.settled.wait()
-        from nodeagent.nvsentinel.platform_connector import PlatformConnector  # noqa: PLC0415
-
-        settings = self._config.nv_sentinel
-        delivery = self.deliveries.of("nvsentinel", "NVSentinel")
-        if node is None:
-            delivery.unmet("the name of this Node is not known. Set NODE_NAME or --node-name")
-            await asyncio.Event().wait()
-            return
-        await PlatformConnector(
-            self.inventory,
-            partial(Tree(self._options.root).path, socket_path),
-            node,
-            delivery,
-            store_only=settings.store_only,
-            token_file=Path(settings.token_file) if settings.token_file is not None else None,
-        ).run()
 
     def _take_allocation(self, resource: str, ids: Sequence[str]) -> None:
         self._read_pods.set()

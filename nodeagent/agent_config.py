@@ -54,6 +54,22 @@ lists all faults of a file, `nodeagent config schema` prints a JSON schema for e
 """
 """The head of the commented default."""
 
+RESTART_SETTINGS = (
+    "listen",
+    "web",
+    "kubelet",
+    "gpu",
+    "scan_seconds",
+    "cdi",
+    "links",
+    "lldp",
+    "infiniband",
+    "cluster",
+    "nv_sentinel",
+    "samples",
+)
+"""A change of these takes effect at the next start."""
+
 
 class LogSettings(Settings, frozen=True, kw_only=True):
     """Log lines on stderr."""

@@ -191,7 +191,7 @@ class PlatformConnector:
 
 
 def socket_identity(path: Path) -> SocketIdentity | None:
-    """What tells this socket from a later one; ``None`` if it does not exist or cannot be reached."""
+    """The identity of the present socket, which no later one has; ``None`` if there is none or no access."""
     try:
         found = path.stat()
     except OSError:

@@ -24,8 +24,7 @@ def target(tmp_path):
 
 def found(target):
     return [
-        (finding.key, finding.what)
-        for finding in nvsentinel_checks.findings(nvsentinel_checks.read(target))
+        (finding.key, finding.what) for finding in nvsentinel_checks.findings(nvsentinel_checks.read(target))
     ]
 
 
@@ -39,6 +38,6 @@ def test_a_socket_is_looked_for_below_the_root(target, tmp_path):
         assert found(target) == [("nvsentinel", f"a platform connector listens on {path}")]
 
 
-def test_nothing_is_said_without_the_setting_or_of_a_captured_machine(target):
+def test_there_is_no_finding_without_the_setting_or_of_a_captured_machine(target):
     assert found(replace(target, config=load(HEAD, name="x"))) == []
     assert found(replace(target, recorded=True)) == []
