@@ -173,7 +173,7 @@ class Agent:
         self.mps = MpsWatch(
             tree.path(config.health.state_directory) / MPS_FOLDER,
             self.inventory,
-            lambda: self.offering.offered,
+            self.offering.mps_kinds,
             exclusive_process=config.gpu.mps.exclusive_process,
         )
         self.pages = Pages(

@@ -83,6 +83,7 @@ class GpuUsers:
             sum(process.memory_bytes or 0 for process in processes),
             len(processes),
             min(1.0, sum(shares)) if shares else None,
+            uid,
         )
 
     def _place(self, pid: int) -> CgroupPlace | None:

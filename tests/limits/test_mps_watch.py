@@ -141,3 +141,16 @@ async def test_a_broken_file_is_no_daemon(files: MpsFiles) -> None:
     (files.folder / "daemons.json").write_text('{"daemons": [{"uuid": 7}]}')
     await watch.look()
     assert list(dict(inventory.snapshot.mps_obstacles).values()) == [NOT_YET, NOT_YET]
+
+
+async def test_an_agent_that_knows_no_gpu_yet_ends_no_daemon(files: MpsFiles) -> None:
+    """At its start, for as long as the driver hangs: the programs of the GPUs run on."""
+    wanted = WantedDaemons(("GPU-0", "GPU-1"), exclusive_process=True)
+    files.write_wanted(wanted)
+    inventory = Inventory()
+    watch = watch_of(files, inventory)
+    await watch.look()
+    assert files.read_wanted() == wanted
+    inventory.publish("gpus", gpus=(gpu(0),))
+    await watch.look()
+    assert files.read_wanted().gpus == ("GPU-0",)

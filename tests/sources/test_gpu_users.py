@@ -123,7 +123,7 @@ def test_the_processes_of_a_pod_add_up_and_the_others_are_named(host: Host) -> N
         GpuProcess(21, 1), GpuProcess(99, 1000),
     ]  # fmt: skip
     assert users.usage(processes) == GpuUsage(
-        (PodUse("", STATIC, 0, 1), PodUse("team", "llm-0", 12, 2, 1.0)),
+        (PodUse("", STATIC, 0, 1, uid=STATIC), PodUse("team", "llm-0", 12, 2, 1.0, POD)),
         (OutsideProcess(20, "nvidia-cuda-mps…", 9), OutsideProcess(21, "\\x1b[31mX", 1)),
     )
 
