@@ -288,8 +288,7 @@ class ApiClient:
         await self._send(request)
 
     async def evict(self, name: str, *, namespace: str, uid: str = "") -> None:
-        """Evict a pod, with ``uid`` only the pod that has it (else 409). A disruption budget refuses with 429; the call
-        is not repeated then."""
+        """Evict a pod; with ``uid``, another pod is refused with 409. A disruption budget refuses with 429, once."""
         body: Json = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",

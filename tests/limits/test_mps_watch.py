@@ -144,7 +144,7 @@ async def test_a_broken_file_is_no_daemon(files: MpsFiles) -> None:
     assert list(dict(inventory.snapshot.mps_obstacles).values()) == [NOT_YET, NOT_YET]
 
 
-async def test_an_agent_that_knows_no_gpu_yet_ends_no_daemon(files: MpsFiles) -> None:
+async def test_an_agent_without_a_list_of_gpus_ends_no_daemon(files: MpsFiles) -> None:
     """At its start, for as long as the driver hangs: the programs of the GPUs run on."""
     wanted = WantedDaemons(("GPU-0", "GPU-1"), exclusive_process=True)
     files.write_wanted(wanted)

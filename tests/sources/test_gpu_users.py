@@ -136,7 +136,7 @@ def test_a_container_that_makes_cgroups_below_its_own_charges_no_other_pod(host:
     host.process(
         11, f"0::{slice_of(POD, 'burstable')}/cri-containerd-{CONTAINER}.scope/pod{victim}/{'cd' * 32}\n"
     )
-    # The node may itself be a container of a pod, of which this kubelet knows nothing.
+    # The node may itself be a container of a pod that this kubelet does not have.
     host.process(12, f"0::{folder_of(outer, '')}/{CONTAINER}{folder_of(victim, '')}/{'cd' * 32}\n")
     users = host.users()
     users.begin()
