@@ -80,7 +80,7 @@ class DraDriver:
 
     @property
     def holdings(self) -> tuple[Holding, ...] | None:
-        """What prepared claims hold; ``None`` before their records could be read."""
+        """The devices that prepared claims hold; ``None`` before their records could be read."""
         return self.claims.holdings if self._loaded else None
 
     def read_records(self) -> None:

@@ -345,7 +345,9 @@ def test_a_wrong_request_is_refused_with_the_option(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["true", "null", "on", "y", "123", "1e3", "1e-3", "0x1f", "2001-01-01", "abc"])
+@pytest.mark.parametrize(
+    "name", ["true", "null", "on", "y", "123", "1e3", "1e-3", "0x1f", "2001-01-01", "abc"]
+)
 def test_every_name_is_a_string_for_kubectl(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claim", "--gpu-mem", "4", "--name", name]) == 0
     text = capsys.readouterr().out

@@ -77,7 +77,7 @@ async def test_the_agent_prepares_a_claim_and_after_a_change_of_the_mode_its_har
 async def test_after_a_restart_with_another_mode_a_claim_keeps_its_driver_and_no_slice_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet deletes the slices of a driver that is away. The claim needs the driver, so the agent deletes them."""
+    """The kubelet deletes the slices of a driver that is away. The claim needs the driver, so the agent does it."""
     monkeypatch.setitem(holdings.watch.__kwdefaults__, "empty_stands_s", 0.1)  # no pod has devices of plugins
     server = await ApiServer().start()
     access = f"access: kubeconfig, kubeconfig: {kubeconfig(tmp_path, server)}"
@@ -91,7 +91,10 @@ async def test_after_a_restart_with_another_mode_a_claim_keeps_its_driver_and_no
             assert agent is not None
             await kubelet.until(lambda: kubelet.dra.registered(DRIVER), 20)
             await server.until(
-                lambda: [len(it["spec"]["devices"]) > 0 for it in server.objects("resourceslices")] == [True, True]
+                lambda: (
+                    [len(it["spec"]["devices"]) > 0 for it in server.objects("resourceslices")]
+                    == [True, True]
+                )
             )
             pf = tuple(agent.offering.dra.current.devices())[-1]
             claim = server.put(claim_of("c", result(pf, 1, "r"), pod="trainer"))
