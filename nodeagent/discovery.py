@@ -19,7 +19,7 @@ from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.service import HealthService
-from nodeagent.health.state_file import StateFile
+from nodeagent.health.state_file import StateFile, boot_id
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
@@ -331,8 +331,10 @@ class Discovery:
     async def _watch_infiniband(self) -> None:
         await self._after_registration()
         from nodeagent.sources import infiniband_source  # noqa: PLC0415
+        from nodeagent.sources.unanswered_ports import UnansweredPorts  # noqa: PLC0415
 
-        names = self._config.infiniband.node_names
+        names, boot = self._config.infiniband.node_names, boot_id()
+        folder = self._tree.path(self._config.health.state_directory)
         await infiniband_source.watch(
             self._tree,
             lambda: self._inventory.snapshot.functions,
@@ -341,6 +343,7 @@ class Discovery:
             partial(self._publish_neighbors, "infiniband"),
             recorded=is_recorded(self._tree),
             node_names=Path(names) if names is not None else None,
+            unanswered=UnansweredPorts(folder, boot) if self._stores and boot else None,
         )
 
     def _publish_neighbors(

@@ -7,6 +7,7 @@
   trap to its subnet manager.
 * A port whose state keeps changing asks at most once in ``gap_s``, or in
   ``unanswered_gap_s`` while its peer does not answer.
+* Questions without an answer count across restarts of the agent, as long as state and LID of the port stay the same.
 """
 
 from __future__ import annotations
@@ -47,6 +48,16 @@ class IbPortState(msgspec.Struct, frozen=True):
         return self.state in _UP_STATES and self.phys_state in (None, _LINK_UP)
 
 
+class UnansweredQuestions(msgspec.Struct, frozen=True):
+    """A port whose peer has not answered: state and LID, how many questions (``TRIES``: it is left alone), and when the
+    next one is due."""
+
+    state: int | None
+    lid: int | None
+    questions: int
+    due_at: float
+
+
 class PeerState(StrEnum):
     """The peer as its answers show it."""
 
@@ -60,7 +71,9 @@ class PeerState(StrEnum):
 class PortAsking:
     """One port. ``now`` is in seconds of any monotonic clock; ``spread`` is a random number from 0 to 1."""
 
-    def __init__(self, pace: AskingPace) -> None:
+    def __init__(self, pace: AskingPace, before: UnansweredQuestions | None = None) -> None:
+        """``before``: the questions of an earlier agent without an answer."""
+        self._before = before
         self.peer = PeerState.DOWN
         self.due_at: float | None = None
         """When the next question is due; ``None`` while the link is down."""
@@ -75,16 +88,37 @@ class PortAsking:
             return
         before, self._state = self._state, state
         if not state.up:
-            self.peer, self.due_at, self._unanswered = PeerState.DOWN, None, 0
+            self.peer, self.due_at, self._unanswered, self._before = PeerState.DOWN, None, 0, None
         elif before is None or not before.up or (before.state, before.lid) != (state.state, state.lid):
             self._unanswered = 0
             if self.peer is PeerState.DOWN:
                 self.peer = PeerState.UNASKED
             self.due_at = max(now, self._next_change_at)
+            if before is None:
+                self._resume(state, now)
+
+    def _resume(self, state: IbPortState, now: float) -> None:
+        """Continue the questions of an earlier agent, if the port is as it was."""
+        past = self._before
+        if past is None or (past.state, past.lid) != (state.state, state.lid) or past.questions < 1:
+            return
+        left_alone = past.questions >= TRIES
+        self._unanswered = min(past.questions, TRIES - 1)
+        if left_alone:
+            self.peer = PeerState.UNRESPONSIVE
+        self.due_at = max(now, min(past.due_at, now + self._pace.left_alone_s * 1.1))
+
+    def unanswered(self) -> UnansweredQuestions | None:
+        """The questions without an answer, for the next agent; ``None`` if there are none."""
+        if self._state is None or self.due_at is None or not self._unanswered:
+            return None
+        questions = TRIES if self.peer is PeerState.UNRESPONSIVE else self._unanswered
+        return UnansweredQuestions(self._state.state, self._state.lid, questions, self.due_at)
 
     def remove(self) -> None:
         """The port is gone."""
         self.peer, self.due_at, self._unanswered, self._state = PeerState.DOWN, None, 0, None
+        self._before = None
 
     def due(self, now: float) -> bool:
         return self.due_at is not None and self.due_at <= now

@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 
 from nodeagent.bounded_calls import BoundedCalls, Unanswered, enter
 from nodeagent.host.sysfs import Tree
 from nodeagent.host.umad import REMEDIES, NoAnswerError, UmadError, UmadPort, UmadReason
 from nodeagent.infiniband import smp
-from nodeagent.infiniband.asking import AskingPace, PortAsking
+from nodeagent.infiniband.asking import AskingPace, PortAsking, UnansweredQuestions
 from nodeagent.infiniband.node_names import NameMap, NameMapError, parse_name_map
 from nodeagent.infiniband.peer import AskedPort, Peer, neighbors_of, remarks_of, with_description
 from nodeagent.infiniband.smp import Attribute, SmpError
@@ -27,6 +27,7 @@ from nodeagent.regular_file import read_regular
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.ib_ports import IbPort, read_ib_ports
 from nodeagent.sources.scan_hints import ScanHint, forward
+from nodeagent.sources.unanswered_ports import PortKey, UnansweredPorts
 
 log = logging.getLogger(__name__)
 
@@ -48,17 +49,25 @@ async def watch(
     *,
     recorded: bool = False,
     node_names: Path | None = None,
+    unanswered: UnansweredPorts | None = None,
     pace: AskingPace = PACE,
     poll_s: float = POLL_S,
 ) -> None:
     """Publish neighbors and remarks until cancelled.
 
     ``functions`` and ``links`` return the last known facts; their change should be one of the hints. ``recorded``: the
-    machine is a captured or simulated one.
+    machine is a captured or simulated one. ``unanswered`` keeps the questions without an answer over restarts.
     """
     woken = asyncio.Event()
     source = InfinibandSource(
-        tree, publish, recorded=recorded, node_names=node_names, pace=pace, again=woken.set
+        tree,
+        publish,
+        recorded=recorded,
+        node_names=node_names,
+        before={} if unanswered is None else await unanswered.read(),
+        save=None if unanswered is None else unanswered.save,
+        pace=pace,
+        again=woken.set,
     )
     try:
         async with asyncio.TaskGroup() as group:
@@ -84,10 +93,15 @@ class InfinibandSource:
         *,
         recorded: bool = False,
         node_names: Path | None = None,
+        before: Mapping[PortKey, UnansweredQuestions] | None = None,
+        save: Callable[[Mapping[PortKey, UnansweredQuestions]], Awaitable[object]] | None = None,
         pace: AskingPace = PACE,
         again: Callable[[], object] = lambda: None,
     ) -> None:
-        """``again`` is called when a file or a device that hung has answered after all."""
+        """``again`` is called when a file or a device that hung has answered after all. ``before``: the questions of
+        an earlier agent without an answer; ``save`` keeps those of this one.
+        """
+        self._before, self._save = before or {}, save
         self._tree, self._publish, self._recorded, self._pace = tree, publish, recorded, pace
         self._again = again
         self._reads = BoundedScan("infiniband", tree, again)
@@ -106,14 +120,15 @@ class InfinibandSource:
         for key, port in present.items():
             watched = self._ports.get(key)
             if watched is None:
-                watched = self._ports[key] = _WatchedPort(
-                    port, self._pace, self._again, recorded=self._recorded
-                )
+                asking = PortAsking(self._pace, self._before.get(key))
+                watched = self._ports[key] = _WatchedPort(port, asking, self._again, recorded=self._recorded)
             watched.take(port, now())
         for key in self._ports.keys() - present.keys():
             self._ports[key].asking.remove()
         due = [watched for watched in self._ports.values() if watched.asking.due(now())]
         await asyncio.gather(*(watched.ask(self._tree) for watched in due))
+        if self._save is not None:
+            await self._save(self._unanswered())
         self._publish_change()
         dues = (
             watched.asking.due_at for watched in self._ports.values() if watched.asking.due_at is not None
@@ -123,6 +138,11 @@ class InfinibandSource:
     def ports(self) -> tuple[tuple[IbPort, AskedPort], ...]:
         """The ports with what is known of their peers."""
         return tuple((watched.port, watched.view()) for watched in self._ports.values())
+
+    def _unanswered(self) -> dict[PortKey, UnansweredQuestions]:
+        """The questions without an answer, by port."""
+        asked = ((key, watched.asking.unanswered()) for key, watched in self._ports.items())
+        return {key: questions for key, questions in asked if questions is not None}
 
     def _publish_change(self) -> None:
         ports = [view for _, view in self.ports()]
@@ -135,11 +155,11 @@ class InfinibandSource:
 
 class _WatchedPort:
     def __init__(
-        self, port: IbPort, pace: AskingPace, again: Callable[[], object], *, recorded: bool
+        self, port: IbPort, asking: PortAsking, again: Callable[[], object], *, recorded: bool
     ) -> None:
         self.port = port
         self._again = again
-        self.asking = PortAsking(pace)
+        self.asking = asking
         self._recorded = recorded
         self._peer: Peer | None = None
         self._error: str | None = None

@@ -49,6 +49,10 @@ def read_topology_conf(text: str) -> dict[str, tuple[str, list[str]]]:
     return switches
 
 
+def leaf_groups(switches: dict[str, tuple[str, list[str]]]) -> set[frozenset[str]]:
+    return {frozenset(names) for kind, names in switches.values() if kind == "nodes"}
+
+
 @pytest.fixture
 def reports(tmp_path: Path) -> tuple[str, str]:
     cables = rails(3, 12)
@@ -81,6 +85,63 @@ def test_slurm_reads_the_tree_that_volcano_gets(
     assert set(found[top][1]) == leaves
     nodes = [node for leaf in leaves for node in found[leaf][1]]
     assert len(nodes) == len(set(nodes)) == 36
+
+
+def test_slurm_gets_the_nodes_of_nvlink_domains_in_their_leaf_group(
+    reports: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm would take a domain for a switch. Two nodes of the first leaf group are in none."""
+    cluster = "9c6f5af3-4f59-4f8d-bb27-f3a2a3f1c5aa"
+    cables = rails(3, 12)
+    items = objects(cables)
+    for number, item in enumerate(items[2:]):
+        item["nvlinkDomains"] = [{"clusterUUID": cluster, "cliqueID": number // 5}]
+    file, fabric = tmp_path / "racks.json", tmp_path / "racks.yaml"
+    file.write_text(json.dumps({"kind": "List", "items": items}))
+    fabric.write_text(BISECTION.replace("{", "{nvlink: auto, "))
+    racks, plain = (
+        read_topology_conf(topology(capsys, source, "slurm"))
+        for source in ((str(file), str(fabric)), reports)
+    )
+    assert len(racks) == len(plain) == 4
+    assert leaf_groups(racks) == leaf_groups(plain)
+
+
+HOSTILE = ('a"]:::x', "end", "; click n0 evil", "x\ny", "%%{init}", "<b>", "`|", "\\")
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> tuple[str, str]:
+    """Links, ports and switches with names that are syntax elsewhere."""
+    items = objects(rails(1, 2))
+    for item in items:
+        for i, link in enumerate(item["links"]):
+            name = HOSTILE[i % len(HOSTILE)]
+            link["name"] = f"{i}{name}"
+            link["neighbor"] |= {"systemName": f"{name}{i}"}
+            link["neighbor"]["portID"]["value"] = f"{name}{item['nodeName']}"
+    file, fabric = tmp_path / "links.json", tmp_path / "fabric.yaml"
+    file.write_text(json.dumps({"kind": "List", "items": items}))
+    fabric.write_text(BISECTION)
+    return str(file), str(fabric)
+
+
+def test_hostile_names_are_no_statements_of_a_flowchart(
+    hostile: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, *lines = topology(capsys, hostile, "mermaid").splitlines()
+    assert sum(" ---|" in line for line in lines) == 2 * len(HOSTILE)
+    for line in map(str.strip, lines):
+        assert any(re.fullmatch(form, line) for form in _MERMAID), line
+
+
+@pytest.mark.needs("dot")
+def test_graphviz_reads_hostile_names(hostile: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = topology(capsys, hostile, "dot")
+    read = subprocess.run(["dot", "-Tjson0"], input=drawn, capture_output=True, text=True, check=True)
+    graph = json.loads(read.stdout)
+    assert len(graph["edges"]) == 2 * len(HOSTILE)
+    assert not read.stderr
 
 
 def test_nodes_without_a_place_are_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -189,6 +189,25 @@ def test_a_rack_is_divided_and_joined_again_at_run_time(seed: int) -> None:
     assert len(hall.of(2)) == 4
 
 
+def test_while_a_rack_is_divided_slowly_no_node_moves_before_the_last_report() -> None:
+    """Nodes move ``move_seconds`` after the last change of their domain, so the larger part keeps the object."""
+    hall = Hall().start()
+    before, nodes = hall.of(1), hall.rack(1)
+    (name,) = (name for name, members in before.items() if members == frozenset(nodes))
+    parts = {1: nodes[:11], 2: nodes[11:]}
+    for clique, part in parts.items():
+        for node in part:
+            hall.domain[node] = (2, clique)
+    for node in parts[1][7:] + [node for pair in zip(parts[1], parts[2], strict=False) for node in pair]:
+        assert hall.of(1) == before
+        hall.tell(node)
+        hall.step(20)
+    hall.rest(400)
+    assert hall.of(1)[name] == frozenset(parts[1])
+    assert hall.of(1).keys() > before.keys()
+    assert frozenset(parts[2]) in hall.of(1).values()
+
+
 def test_a_domain_in_two_leaf_groups_belongs_to_the_one_with_three_quarters() -> None:
     hall = Hall(NOW)
     away = hall.rack(1)[:4]

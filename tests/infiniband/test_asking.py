@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec import structs
 
 from nodeagent.infiniband.asking import TRIES, AskingPace, IbPortState, PeerState, PortAsking
 
@@ -84,6 +85,48 @@ def test_an_unresponsive_peer_is_asked_again_after_a_change_of_state_or_lid(chan
     assert not asking.due(now + 1000)
     asking.observe(change, now + 1000)
     assert asking.due(now + 1000)
+
+
+@pytest.mark.parametrize("asked", range(1, TRIES + 1))
+def test_an_agent_that_starts_again_asks_only_what_is_left_of_three_questions(asked: int) -> None:
+    asking, now = PortAsking(PACE), 100.0
+    asking.observe(ACTIVE, now)
+    questions = 0
+    for _ in range(5 * TRIES):
+        if asking.due_at is None or asking.due_at > DAY:
+            break
+        now = max(now, asking.due_at)
+        asking.asked(now, 0.5, answered=False)
+        questions += 1
+        if questions == asked:
+            asking = PortAsking(PACE, asking.unanswered())
+            asking.observe(ACTIVE, now)
+    assert questions == TRIES
+    assert asking.peer is PeerState.UNRESPONSIVE
+    assert asking.due_at is not None
+    assert asking.due_at >= DAY
+
+
+@pytest.mark.parametrize("meanwhile", [IbPortState(4, 5, 8, 1), INIT])
+def test_after_a_change_during_a_restart_a_port_asks_again(meanwhile: IbPortState) -> None:
+    asking, now = unresponsive()
+    again = PortAsking(PACE, asking.unanswered())
+    again.observe(meanwhile, now)
+    assert again.due(now)
+    again = PortAsking(PACE, asking.unanswered())
+    again.observe(DOWN, now)
+    again.observe(ACTIVE, now)
+    assert again.due(now)
+
+
+def test_a_stored_time_far_away_delays_a_question_by_little_more_than_a_day() -> None:
+    asking, now = unresponsive()
+    stored = asking.unanswered()
+    assert stored is not None
+    again = PortAsking(PACE, structs.replace(stored, due_at=1e12))
+    again.observe(ACTIVE, now)
+    assert again.due_at is not None
+    assert again.due_at <= now + 1.1 * DAY
 
 
 def test_another_subnet_manager_alone_is_no_reason_to_ask() -> None:

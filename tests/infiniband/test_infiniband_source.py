@@ -27,6 +27,7 @@ from nodeagent.sources.neighbor_view import NeighborListing
 from nodeagent.sources.pci_source import scan
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.sources.source_settings import InfinibandSettings
+from nodeagent.sources.unanswered_ports import UnansweredPorts
 from tests.support import infiniband_machine
 from tests.support.dead_files import dead
 
@@ -43,6 +44,7 @@ class Watched:
         self.neighbors: tuple[Neighbor, ...] = ()
         self.remarks: tuple[Remark, ...] = ()
         self.published = 0
+        self.boot = "boot-1"
         self._hint = ScanRequest()
         self._changed = asyncio.Event()
 
@@ -53,6 +55,7 @@ class Watched:
 
     async def run(self, pace: AskingPace, names: Path | None) -> None:
         tree = Tree(self.root)
+        memory = UnansweredPorts(self.root, self.boot)
         await infiniband_source.watch(
             tree,
             lambda: scan(tree).functions,
@@ -61,8 +64,18 @@ class Watched:
             self.publish,
             recorded=True,
             node_names=names,
+            unanswered=memory,
             pace=pace,
         )
+
+    def start(self, pace: AskingPace = QUICK, names: Path | None = None) -> None:
+        self.neighbors, self.remarks = (), ()
+        self._running = asyncio.ensure_future(self.run(pace, names))
+
+    async def stop(self) -> None:
+        self._running.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._running
 
     def look(self) -> None:
         self._hint.request()
@@ -104,13 +117,11 @@ async def watched(
             subnet.attach(place, hca)
         seen = Watched(machine, root, subnet)
         prepare(seen)
-        running = asyncio.ensure_future(seen.run(pace, names))
+        seen.start(pace, names)
         try:
             yield seen
         finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
+            await seen.stop()
         # Whatever happened: only the two questions, over one hop, without a key.
         for _, port, mad in subnet.questions:
             assert mad[:4] == bytes((1, 0x81, 1, 1))
@@ -191,6 +202,27 @@ async def test_an_unresponsive_peer_is_asked_three_times_and_the_reason_is_in_wo
         seen.look()
         await seen.until(lambda: seen.remarks == ())
         assert seen.seen()["ibp0"] == ("su1-leaf0", "9", False)
+
+
+async def test_a_restarted_agent_leaves_an_unresponsive_peer_alone_until_a_change_or_a_reboot(
+    tmp_path: Path,
+) -> None:
+    def protect(seen: Watched) -> None:
+        seen.subnet.faults[HCAS[0], 1] = SubnetFault(silent=frozenset({NODE_INFO, NODE_DESCRIPTION}))
+
+    async with watched(tmp_path / "m", prepare=protect) as seen:
+        await seen.until(lambda: seen.remark_keys() == [("ibp0", "silent_port")])
+        for change, questions in (("none", 0), ("lid", 3), ("reboot", 3)):
+            await seen.stop()
+            before = seen.questions_of(HCAS[0]), seen.questions_of(HCAS[1])
+            if change == "lid":
+                seen.machine.set_subnet("ibp0", lid=45)
+            if change == "reboot":
+                seen.boot = "boot-2"
+            seen.start()
+            await seen.until(lambda: seen.remark_keys() == [("ibp0", "silent_port")])
+            assert seen.questions_of(HCAS[1]) == before[1] + 2
+            assert seen.questions_of(HCAS[0]) == before[0] + questions
 
 
 async def test_a_lost_description_keeps_the_name_that_is_known(tmp_path: Path) -> None:

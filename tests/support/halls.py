@@ -164,6 +164,20 @@ class Hall:
             self.expect(AnomalyKind.RAIL_SWAP, node, i, leaf[j])
             self.expect(AnomalyKind.RAIL_SWAP, node, j, leaf[i])
 
+    def rotate(self, chance: random.Random, unit: int) -> None:
+        """Three cables, each in the switch of the next one: neither an exchange of two nor a shift of all."""
+        leaf = self.leaf[unit][: len(self.compute_rails)]
+        apart = [(i, j, k) for k in range(len(leaf)) for j in range(k) for i in range(j) if k - i > 2]
+        if len(set(leaf)) < len(leaf) or not apart:
+            return
+        for node in self.take(unit):
+            rails = chance.choice(apart)
+            for rail, other in zip(
+                rails, chance.choice((rails[1:] + rails[:1], rails[2:] + rails[:2])), strict=True
+            ):
+                self.cables[node, rail] = leaf[other]
+                self.expect(AnomalyKind.MISCABLED, node, rail, leaf[other])
+
     def shift(self, chance: random.Random, unit: int) -> None:
         """A rack whose cables are shifted by one rail: the last one goes to the first rail, nowhere, or away."""
         count = len(self.compute_rails)
@@ -238,6 +252,7 @@ class Hall:
 
 FAULTS = (
     Hall.swap,
+    Hall.rotate,
     Hall.shift,
     Hall.miscable,
     Hall.stray,
