@@ -20,8 +20,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from nodeagent.agent import RESTART_SETTINGS
-from nodeagent.agent_config import Config
+from nodeagent.agent_config import RESTART_SETTINGS, Config
 
 DAEMONSET = Path(__file__).resolve().parents[1] / "daemonset"
 CHART = DAEMONSET / "chart"

@@ -18,3 +18,4 @@ generate nodeagent/kube \
     nodeagent/kube/dra_v1.proto nodeagent/kube/dra_v1beta1.proto \
     nodeagent/kube/dra_health_v1alpha1.proto nodeagent/kube/dra_health_v1.proto
 generate nodeagent/switches nodeagent/switches/gnmi.proto
+generate nodeagent/nvsentinel nodeagent/nvsentinel/health_event.proto

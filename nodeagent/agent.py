@@ -7,6 +7,7 @@
     config     the configuration file, read again when it changes and at SIGHUP
     dra        claims that the scheduler has allocated: prepared for the kubelet
     cluster    what the agent writes to the API server, if there is one
+    nvsentinel health events for NVSentinel's platform connector, if the configuration has its socket
     web        /metrics, /health, /healthz, /readyz
 
 Each task is supervised alone. On SIGTERM all of them stop and nothing is unpublished: the end of the agent does not
@@ -32,7 +33,7 @@ import msgspec
 
 from nodeagent import discovery
 from nodeagent.accounting.gpu_accounting import GpuAccounting
-from nodeagent.agent_config import Config, load
+from nodeagent.agent_config import RESTART_SETTINGS, Config, load
 from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.config.faults import ConfigError
@@ -55,6 +56,7 @@ from nodeagent.limits.cgroup_limits import CgroupLimits
 from nodeagent.limits.mps_watch import MpsWatch
 from nodeagent.limits.shares import shares_of
 from nodeagent.model import Holding
+from nodeagent.nvsentinel import agent_task as nvsentinel_task
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import is_recorded
@@ -75,21 +77,6 @@ SETTLE_LOOK_S = 0.05
 SWITCH_S = 0.0005
 """How long a thread that reads the machine may hold the interpreter while the loop has news for the kubelet. Python's
 default of 5 ms is half of the time that a lost carrier may take. Threads seldom run, so this costs nothing."""
-
-RESTART_SETTINGS = (
-    "listen",
-    "web",
-    "kubelet",
-    "gpu",
-    "scan_seconds",
-    "cdi",
-    "links",
-    "lldp",
-    "infiniband",
-    "cluster",
-    "samples",
-)
-"""A change of these takes effect at the next start."""
 
 
 class AgentOptions(msgspec.Struct, frozen=True):
@@ -186,7 +173,7 @@ class Agent:
         self.mps = MpsWatch(
             tree.path(config.health.state_directory) / MPS_FOLDER,
             self.inventory,
-            lambda: self.offering.offered,
+            self.offering.mps_kinds,
             exclusive_process=config.gpu.mps.exclusive_process,
         )
         self.pages = Pages(
@@ -261,6 +248,17 @@ class Agent:
                 mps=self.mps,
                 health=config.health,
                 volcano=_by_volcano(config),
+            )
+        if config.nv_sentinel.socket is not None:
+            node = self._options.node_name or (access.node if access is not None else None)
+            tasks["nvsentinel"] = partial(
+                nvsentinel_task.run,
+                config.nv_sentinel,
+                self._options.root,
+                node,
+                self.inventory,
+                self.deliveries,
+                self.settled,
             )
         return tasks
 

@@ -41,6 +41,7 @@ from nodeagent.kinds.resource_settings import (
     VfsEntry,
 )
 from nodeagent.kubelet.kubelet_settings import CdiSettings, KubeletSettings
+from nodeagent.nvsentinel.nvsentinel_settings import NvSentinelSettings, nvsentinel_conflicts
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources.source_settings import InfinibandSettings, LinksSettings, LldpSettings
 from nodeagent.web.web_settings import WebSettings, web_conflicts
@@ -52,6 +53,22 @@ Every setting except apiVersion and kind is optional. `nodeagent config check FI
 lists all faults of a file, `nodeagent config schema` prints a JSON schema for editors.
 """
 """The head of the commented default."""
+
+RESTART_SETTINGS = (
+    "listen",
+    "web",
+    "kubelet",
+    "gpu",
+    "scan_seconds",
+    "cdi",
+    "links",
+    "lldp",
+    "infiniband",
+    "cluster",
+    "nv_sentinel",
+    "samples",
+)
+"""A change of these takes effect at the next start."""
 
 
 class LogSettings(Settings, frozen=True, kw_only=True):
@@ -105,6 +122,9 @@ class Config(Settings, frozen=True, kw_only=True):
         HealthSettings, setting("Rules for the health of NICs, and a guard for NICs and GPUs.")
     ] = HealthSettings()
     cluster: Annotated[ClusterSettings, setting("Writes to the API server.")] = ClusterSettings()
+    nv_sentinel: Annotated[
+        NvSentinelSettings, setting("Health events for NVSentinel's platform connector on this node.")
+    ] = NvSentinelSettings()
     samples: Annotated[SamplesSettings, setting("How often each collector reads the NICs.")] = (
         SamplesSettings()
     )
@@ -182,5 +202,7 @@ def _conflicts(built: Built) -> Iterator[Conflict]:
         yield conflict.below("web")
     for conflict in cluster_conflicts(section(built, ("cluster",), ClusterSettings)):
         yield conflict.below("cluster")
+    for conflict in nvsentinel_conflicts(section(built, ("nvSentinel",), NvSentinelSettings)):
+        yield conflict.below("nvSentinel")
     for conflict in gpu_health_conflicts(section(built, ("gpu", "health"), GpuHealthSettings)):
         yield conflict.below("gpu", "health")

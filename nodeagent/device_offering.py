@@ -21,7 +21,7 @@ from nodeagent.health.gpu_presence import MISMATCH
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Numbering, changes, selection
-from nodeagent.kinds.resource_settings import VfResource
+from nodeagent.kinds.resource_settings import GpuMemResource, VfResource
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
@@ -108,6 +108,14 @@ class DeviceOffering:
             digest(self.config),
             self.dra.current.devices(),
         )
+
+    def mps_kinds(self) -> tuple[DeviceKind, ...]:
+        """The resources that are shared through MPS, also those that are withheld now: their pods run on."""
+        entries = (entry for entry in self.config.resources if isinstance(entry, GpuMemResource))
+        if all(entry.enforcement != "mps" for entry in entries):
+            return ()
+        snapshot = self._inventory.snapshot
+        return tuple(kind for kind in self._offer.kinds(snapshot) if kind.level(snapshot) == "mps")
 
     def check(self, name: str) -> None:
         """Raise ``ConfigError`` if the configuration at start cannot work on this machine."""

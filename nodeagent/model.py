@@ -134,6 +134,7 @@ class PodUse(msgspec.Struct, frozen=True):
     memory_bytes: int
     processes: int
     utilization: float | None = None
+    uid: str = ""
 
 
 class OutsideProcess(msgspec.Struct, frozen=True):

@@ -16,7 +16,9 @@ from nodeagent.model import GpuUsage, Holding, OutsideProcess, PodUse, Snapshot
 
 class PodAccount(msgspec.Struct, frozen=True):
     """One pod on one GPU, in bytes. ``used_bytes`` is ``None`` if it is not measured; ``utilization`` is
-    the pod's part of the time of the SMs, 0 to 1."""
+    the pod's part of the time of the SMs, 0 to 1. ``uid`` is empty for a pod without processes: podresources has none.
+
+    Two pods of one name, of which one is about to end, are one account with the UID of none."""
 
     namespace: str
     pod: str
@@ -24,6 +26,7 @@ class PodAccount(msgspec.Struct, frozen=True):
     used_bytes: int | None
     utilization: float | None = None
     processes: int = 0
+    uid: str = ""
 
 
 class GpuAccount(msgspec.Struct, frozen=True):
@@ -84,14 +87,28 @@ def _grants(
 def _account(uuid: str, granted: Mapping[tuple[str, str], int], usage: GpuUsage | None) -> GpuAccount:
     uses: dict[tuple[str, str], PodUse] = {}
     if usage is not None:
-        uses = {(use.namespace, use.pod): use for use in usage.pods}
+        for one in usage.pods:
+            key = one.namespace, one.pod
+            uses[key] = _sum(uses[key], one) if key in uses else one
     pods = []
     for namespace, pod in sorted(granted.keys() | uses.keys()):
         share = granted.get((namespace, pod), 0)
         use = uses.get((namespace, pod))
         if use is not None:
-            numbers = (use.memory_bytes, use.utilization, use.processes)
+            numbers = (use.memory_bytes, use.utilization, use.processes, use.uid)
             pods.append(PodAccount(namespace, pod, share, *numbers))
         else:
             pods.append(PodAccount(namespace, pod, share, None if usage is None else 0))
     return GpuAccount(uuid, tuple(pods), usage.outside if usage is not None else ())
+
+
+def _sum(one: PodUse, other: PodUse) -> PodUse:
+    """Add up two pods of one name: the earlier one ends while its successor starts."""
+    shares = [use.utilization for use in (one, other) if use.utilization is not None]
+    return PodUse(
+        one.namespace,
+        one.pod,
+        one.memory_bytes + other.memory_bytes,
+        one.processes + other.processes,
+        min(1.0, sum(shares)) if shares else None,
+    )

@@ -8,6 +8,7 @@ Rules:
 * Only the time between two measurements that are at most ``gap_s`` apart counts. An unknown use neither begins nor
   ends anything.
 * The numbers of a report are those of its beginning: live numbers would change its text at each measurement.
+* A pod that is made again has the same name and another UID: its time starts again.
 * Memory of processes outside of pods is reported by the same rule, with a share of 0.
 """
 
@@ -26,7 +27,7 @@ Key = tuple[str, str, str]
 class OverUse(msgspec.Struct, frozen=True):
     """One pod on one GPU, in bytes. ``since``: when it began to exceed, by the clock of ``observe``.
 
-    ``processes`` names those outside of pods.
+    ``processes`` names those outside of pods. ``uid`` is that of the pod, empty where it is not known.
     """
 
     namespace: str
@@ -36,6 +37,7 @@ class OverUse(msgspec.Struct, frozen=True):
     used_bytes: int
     since: float
     processes: str = ""
+    uid: str = ""
 
     @property
     def key(self) -> Key:
@@ -50,6 +52,7 @@ class OverUses:
         self._tolerance, self._grace_s, self._gap_s = tolerance_bytes, grace_s, gap_s
         self._since: dict[Key, float] = {}
         self._seen_at: dict[Key, float] = {}
+        self._uids: dict[Key, str] = {}
 
     def observe(self, accounts: Iterable[GpuAccount], now: float) -> bool:
         """Take a measurement. Return whether ``active`` has changed."""
@@ -69,6 +72,9 @@ class OverUses:
         if use.used_bytes <= use.granted_bytes + self._tolerance:
             self._end(key)
             return
+        if self._uids.get(key, use.uid) != use.uid:
+            self._end(key)  # another pod of the same name
+        self._uids[key] = use.uid
         if now - self._seen_at.get(key, now) > self._gap_s:
             self._since.pop(key, None)
         since = self._since.setdefault(key, now)
@@ -79,6 +85,7 @@ class OverUses:
     def _end(self, key: Key) -> None:
         self._since.pop(key, None)
         self._seen_at.pop(key, None)
+        self._uids.pop(key, None)
         self.active.pop(key, None)
 
 
@@ -86,7 +93,8 @@ def _uses(accounts: Iterable[GpuAccount], now: float) -> Iterator[tuple[OverUse,
     """Yield each user of each GPU, and whether its use is known."""
     for account in accounts:
         for pod in account.pods:
-            use = OverUse(pod.namespace, pod.pod, account.uuid, pod.granted_bytes, pod.used_bytes or 0, now)
+            sizes = (pod.granted_bytes, pod.used_bytes or 0)
+            use = OverUse(pod.namespace, pod.pod, account.uuid, *sizes, now, uid=pod.uid)
             yield use, pod.used_bytes is not None
         if account.outside:
             names = ", ".join(f"{process.name or '?'} ({process.pid})" for process in account.outside[:3])

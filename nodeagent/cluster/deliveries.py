@@ -1,6 +1,7 @@
-"""The state of the writes to the API server, for each part of the agent: for ``/readyz``, metrics and Events.
+"""The state of what the agent writes, for each part of the agent: for ``/readyz``, metrics and Events.
 
-A part is ``nodelinks``, ``events``, ``marks``, ``evictions``, ``slices`` or ``volcano``. No failure here makes the
+A part is ``nodelinks``, ``events``, ``marks``, ``evictions``, ``slices`` or ``volcano``, which write to the API server,
+or ``nvsentinel``. No failure here makes the
 agent unready: devices come first.
 """
 
@@ -23,8 +24,8 @@ SLICES = "slices"
 class Delivery:
     """The writes of one part. ``reason``: why they fail at present. ``left_out``: the parts that the server refused."""
 
-    def __init__(self, part: str, changed: asyncio.Event) -> None:
-        self.part = part
+    def __init__(self, part: str, changed: asyncio.Event, server: str) -> None:
+        self.part, self.server = part, server
         self.reason: str | None = None
         self.refused = False
         """The server answers, and refuses the request for good."""
@@ -36,9 +37,12 @@ class Delivery:
         self._changed = changed
 
     def failed(self, error: ApiError) -> None:
-        self.refused = error.refused or error.status == 403
-        self.results["refused" if self.refused else "failed"] += 1
-        self.reason = str(error)
+        self.missed(str(error), refused=error.refused or error.status == 403)
+
+    def missed(self, reason: str, *, refused: bool) -> None:
+        """A write has failed; ``refused``: the server has answered."""
+        self.reason, self.refused = reason, refused
+        self.results["refused" if refused else "failed"] += 1
         self._changed.set()
 
     def unmet(self, reason: str) -> None:
@@ -63,8 +67,8 @@ class Deliveries:
         self.changed = asyncio.Event()
         self._parts: dict[str, Delivery] = {}
 
-    def of(self, part: str) -> Delivery:
-        return self._parts.setdefault(part, Delivery(part, self.changed))
+    def of(self, part: str, server: str = "the API server") -> Delivery:
+        return self._parts.setdefault(part, Delivery(part, self.changed, server))
 
     def writes(self) -> tuple[ClusterWrites, ...]:
         return tuple(delivery.writes for delivery in self._parts.values())
@@ -75,7 +79,7 @@ class Deliveries:
         for delivery in self._parts.values():
             if delivery.reason is not None:
                 verb = "is refused by" if delivery.refused else "does not reach"
-                lines.append(f"cluster {delivery.part}: {verb} the API server: {delivery.reason}")
+                lines.append(f"cluster {delivery.part}: {verb} {delivery.server}: {delivery.reason}")
             elif delivery.left_out and delivery.part == SLICES:
                 lines.append(
                     f"cluster {SLICES}: the API server drops {', '.join(delivery.left_out)}: enable its feature gates"

@@ -50,11 +50,13 @@ PodName = tuple[str, str]
 
 class EvictionCause(NamedTuple):
     """The cause of an eviction: the device that it is about, and a clause for messages. ``since``: when it began, by
-    the monotonic clock; ``None``: when it is first seen."""
+    the monotonic clock; ``None``: when it is first seen. ``uid``: of the pod, if it is known; no other pod of
+    its name is evicted."""
 
     about: str
     why: str
     since: float | None = None
+    uid: str = ""
 
 
 Causes = Mapping[PodName, EvictionCause]
@@ -79,9 +81,10 @@ def over_use_causes(over_uses: Iterable[OverUse], evicting: Collection[str], aft
             f"it has used {over.used_bytes / GIB:.1f} GiB of {over.uuid} for {after_s:g} s, and its share is "
             f"{over.granted_bytes / GIB:.1f} GiB",
             over.since,
+            over.uid,
         )
         for over in over_uses
-        if over.namespace and over.granted_bytes and over.uuid in evicting
+        if over.namespace and over.uid and over.granted_bytes and over.uuid in evicting
     }
 
 
@@ -95,12 +98,17 @@ class EvictionQueue:
     not_before: dict[PodName, float] = field(default_factory=dict)
 
     def observe(self, causes: Causes, now: float) -> None:
-        self.causes = causes
-        self.since = {
-            pod: self.since.get(pod, now if cause.since is None else cause.since)
-            for pod, cause in causes.items()
+        again = {
+            pod for pod, cause in causes.items() if pod in self.causes and self.causes[pod].uid != cause.uid
         }
-        self.not_before = {pod: at for pod, at in self.not_before.items() if pod in causes}
+        self.causes = causes
+        known = {pod: since for pod, since in self.since.items() if pod not in again}
+        self.since = {
+            pod: known.get(pod, now if cause.since is None else cause.since) for pod, cause in causes.items()
+        }
+        self.not_before = {
+            pod: at for pod, at in self.not_before.items() if pod in causes and pod not in again
+        }
 
     def due(self, now: float) -> tuple[list[PodName], float]:
         """The pods to evict, the longest waiting first, and the seconds until the next one is due."""
@@ -163,7 +171,7 @@ class Evictions:
             self._rate.take(now)
             namespace, name = pod
             try:
-                await self._client.evict(name, namespace=namespace)
+                await self._client.evict(name, namespace=namespace, uid=self.queue.causes[pod].uid)
             except ApiError as error:
                 if not (error.refused or over_budget(error)):
                     return self._retry.failed(error, now)
@@ -194,7 +202,7 @@ class Evictions:
     def _post(self, pod: PodName, reason: str, outcome: str, *, warning: bool = True) -> None:
         """Post the notice on the pod and on the Node."""
         namespace, name = pod
-        about, why, _ = self.queue.causes[pod]
+        about, why, *_ = self.queue.causes[pod]
         on_pod, on_node = EventTarget("Pod", namespace, name), EventTarget("Node", "", self._node)
         self._notices[pod] = (
             Notice(on_pod, about, reason, f"The pod {outcome}: {why}", warning, recovers=False),

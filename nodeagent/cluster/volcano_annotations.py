@@ -91,9 +91,19 @@ class VgpuPod(msgspec.Struct):
         return self.status.phase in ("Succeeded", "Failed") or self.metadata.deletion_timestamp is not None
 
     @property
+    def admitted(self) -> bool:
+        """Whether the kubelet has admitted the pod or refused it, so that it asks for no device any more."""
+        return self.ended or self.status.phase == "Running"
+
+    @property
     def asking(self) -> list[VgpuContainer]:
         """The containers that ask for a GPU, as ``resourcereqs`` of the scheduler finds them."""
         return [one for one in self.spec.containers if {NUMBER, MEMORY} & (one.resources.limits or {}).keys()]
+
+    @property
+    def counted(self) -> list[VgpuContainer]:
+        """Those for which the kubelet asks: it counts ``NUMBER``, and nothing else makes it allocate a GPU."""
+        return [one for one in self.asking if NUMBER in (one.resources.limits or {})]
 
 
 def register(memory: GpuMemory, gpus: Iterable[Gpu]) -> str:
@@ -132,7 +142,7 @@ def waiting_of(pod: VgpuPod, node: str, sizes: Mapping[str, int], now: float) ->
     ``sizes`` are the slices of each GPU; ``now`` is seconds since 1970. A choice that is refused has a ``fault``.
     """
     notes = pod.annotations
-    if notes.get(BIND_PHASE) != ALLOCATING or pod.ended or not pod.asking:
+    if notes.get(BIND_PHASE) != ALLOCATING or pod.admitted:
         return
     choice = decode(notes.get(TO_ALLOCATE, ""))
     at = _seconds(notes.get(BIND_TIME))
@@ -146,6 +156,8 @@ def waiting_of(pod: VgpuPod, node: str, sizes: Mapping[str, int], now: float) ->
     elif choice is None or len(choice) != len(pod.asking):
         fault = f"{TO_ALLOCATE} has another form than the containers of the pod"
     for index, container in enumerate(pod.asking):
+        if container not in pod.counted:
+            continue
         grants = choice[index] if choice is not None and index < len(choice) else ()
         limits = container.resources.limits or {}
         count = _number(limits.get(NUMBER, 1))

@@ -5,7 +5,7 @@ differs. So an agent that was restarted between an allocation and its report con
 
 * The Node lists the GPUs (``REGISTER``). Schedulers up to 1.12 ask by ``HANDSHAKE``, and get an answer.
 * A pod whose containers all hold GPUs by podresources gets ``bind-phase: success``, a pod that has ended before gets
-  ``failed``. Volcano counts a pod by its annotations until it is gone.
+  ``failed``, and so does one that asks for memory alone. Volcano counts a pod by its annotations until it is gone.
 * The node lock is released when its pod is reported, or when no pod waits and it is older than ``LOCK_GRACE_S``: a
   scheduler that ended in between leaves it behind, and would bind no pod to this node for five minutes.
 """
@@ -131,9 +131,10 @@ class VolcanoDeviceshare:
             return None
         holders = _holders(snapshot)
         meta = pod.metadata
-        if all((meta.namespace, meta.name, container.name) in holders for container in pod.asking):
+        counted = pod.counted
+        if counted and all((meta.namespace, meta.name, it.name) in holders for it in counted):
             return notes.SUCCESS
-        return notes.FAILED if pod.ended else None
+        return notes.FAILED if pod.ended or not counted else None
 
     async def _report(self, pod: VgpuPod, phase: str) -> None:
         meta = pod.metadata
@@ -163,8 +164,8 @@ class VolcanoDeviceshare:
         ]
         waits = any(
             pod.annotations.get(notes.BIND_PHASE) == notes.ALLOCATING
-            and not pod.ended
-            and (notes.bound_at(pod) or 0) > now - notes.LOCK_S
+            and not pod.admitted
+            and now - notes.LOCK_S < (notes.bound_at(pod) or 0) <= now + notes.AHEAD_S
             for pod in pods
         )
         if waits:

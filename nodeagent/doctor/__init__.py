@@ -29,6 +29,7 @@ from nodeagent.doctor import (
     lldp_checks,
     machine_checks,
     nic_checks,
+    nvsentinel_checks,
     runtime_checks,
     stored_nics,
     timeouts,
@@ -104,6 +105,7 @@ TOPICS = (
     runtime_checks.TOPIC,
     kubelet_checks.TOPIC,
     agent_checks.TOPIC,
+    nvsentinel_checks.TOPIC,
     capabilities.TOPIC,
     cluster_checks.TOPIC,
     dra_checks.TOPIC,
@@ -182,6 +184,7 @@ def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
         "rails": ReadTask(lambda: stored_nics.read(target), usual),
         "kubelet": ReadTask(lambda: kubelet_checks.read(target), usual),
         "agent": ReadTask(lambda: agent_checks.read(target), usual),
+        "nvsentinel": ReadTask(lambda: nvsentinel_checks.read(target), usual),
         "infiniband": ReadTask(lambda: infiniband_checks.read(target), usual),
         "lldp": ReadTask(lambda: lldp_checks.read(target), usual + target.wait_s),
     }
@@ -224,6 +227,7 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
         "kubelet", lambda facts: kubelet_checks.findings(facts, config, snapshot, stored.numbering)
     )
     yield from found_by("agent", lambda facts: agent_checks.findings(facts, recorded=target.recorded))
+    yield from found_by("nvsentinel", nvsentinel_checks.findings)
     if not bare:
         yield from found_by("rights", lambda facts: capabilities.findings(facts, config))
     cluster = outcomes.get("cluster", ReadOutcome(error=LookupError()))

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from nodeagent.host.file_writing import PUBLIC_FOLDER, make_folder
 from nodeagent.plain_text import one_line
+from nodeagent.regular_file import read_regular
 
 PROGRAM = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
@@ -27,6 +28,7 @@ PROBE = "get_default_active_thread_percentage"
 KILLED_S = 2.0
 """A process that holds a GPU may take a moment to end."""
 _ANSWER_MAX = 200
+_PID_FILE_MAX = 64
 _COMM_MAX = 15  # the kernel cuts the name of a process (TASK_COMM_LEN)
 
 
@@ -93,8 +95,8 @@ class MpsControl:
 
     def running(self) -> int | None:
         """Return the pid of a daemon that an earlier process has started for this GPU and that is alive."""
-        try:
-            pid = int((self.pipes / PID_FILE).read_text())
+        try:  # every client may write to this folder
+            pid = int(read_regular(self.pipes / PID_FILE, _PID_FILE_MAX))
         except (OSError, ValueError):
             return None
         return pid if pid in self._processes(PROGRAM) else None
@@ -133,7 +135,7 @@ class MpsControl:
             if not entry.name.isdigit():
                 continue
             with suppress(OSError):
-                if (entry / "comm").read_text().rstrip("\n") != comm:
+                if (entry / "comm").read_bytes().rstrip(b"\n") != comm.encode():  # a program's, of any bytes
                     continue
                 arguments = (entry / "cmdline").read_bytes().split(b"\0")
                 named = any(Path(os.fsdecode(argument)).name == name for argument in arguments[:3])
@@ -145,7 +147,7 @@ def _kill(pid: int) -> None:
     """End a process, and wait until it has ended."""
     descriptor = os.pidfd_open(pid)
     try:
-        os.kill(pid, signal.SIGKILL)
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         select.select([descriptor], [], [], KILLED_S)
     finally:
         os.close(descriptor)

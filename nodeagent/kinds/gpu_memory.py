@@ -99,7 +99,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
     def free(self, snapshot: Snapshot) -> dict[str, int] | None:
         """Return the free slices by GPU: the largest number is the largest request that fits.
 
-        A GPU that another resource holds has none.
+        A GPU that another resource holds has none, and neither has one whose daemon has all its clients.
         """
         if snapshot.holdings is None:
             return None
@@ -107,7 +107,9 @@ class GpuMemory(msgspec.Struct, frozen=True):
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         return {
             gpu.uuid: len(_known(gpu.uuid, self.count(gpu)) - taken)
-            if self._health(gpu, snapshot).allocatable and gpu.uuid not in elsewhere
+            if self._health(gpu, snapshot).allocatable
+            and gpu.uuid not in elsewhere
+            and not self._full(gpu, snapshot)
             else 0
             for gpu in self._members(snapshot)
         }
@@ -206,6 +208,9 @@ class GpuMemory(msgspec.Struct, frozen=True):
     def _health(self, gpu: Gpu, snapshot: Snapshot) -> Health:
         return gpu.health if self.mps is None else mps_clients.mps_health(gpu, snapshot)
 
+    def _full(self, gpu: Gpu, snapshot: Snapshot) -> str | None:
+        return None if self.mps is None else mps_clients.full(self.resource, gpu, self.mps, snapshot)
+
     def limits(self, snapshot: Snapshot) -> bool:
         """Whether containers get the variables of NVIDIA's container toolkit that limit their memory."""
         return sets_variables(self.enforcement, snapshot)
@@ -229,7 +234,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
                 refusal = unhealthy(self.resource, gpu.uuid, health)
             elif gpu.uuid in elsewhere:
                 refusal = held_by(self.resource, gpu.uuid, elsewhere[gpu.uuid])
-            elif self.mps is not None and (why := mps_clients.full(self.resource, gpu, self.mps, snapshot)):
+            elif why := self._full(gpu, snapshot):
                 refusal = Refused(f"{self.resource}: {why}", invalid=False)
             named = _count_among(must, gpu.uuid, count)
             left = named if free is must else _count_among(free, gpu.uuid, count)

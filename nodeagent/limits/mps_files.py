@@ -10,7 +10,6 @@ import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -45,9 +44,6 @@ class DaemonStates(Struct, frozen=True):
     daemons: tuple[DaemonState, ...] = ()
 
 
-T = TypeVar("T", WantedDaemons, DaemonStates)
-
-
 class MpsFiles:
     """The files in one folder. Each call blocks and may raise ``OSError``."""
 
@@ -58,14 +54,21 @@ class MpsFiles:
         replace_file(self.folder / WANTED, msgspec.json.encode(wanted))
 
     def read_wanted(self) -> WantedDaemons:
-        """Return an empty list without a file, and for one that is not valid."""
-        return _decoded(self.folder / WANTED, WantedDaemons)
+        """Return an empty list without a file. Raises ``ValueError`` for a file that is not valid."""
+        try:
+            content = read_regular(str(self.folder / WANTED))
+        except FileNotFoundError:
+            return WantedDaemons()
+        return msgspec.json.decode(content, type=WantedDaemons)
 
     def write_states(self, states: DaemonStates) -> None:
         replace_file(self.folder / STATES, msgspec.json.encode(states))
 
     def read_states(self) -> DaemonStates:
-        return _decoded(self.folder / STATES, DaemonStates)
+        """Return no state without a file, and for one that is not valid."""
+        with suppress(FileNotFoundError, msgspec.MsgspecError):
+            return msgspec.json.decode(read_regular(str(self.folder / STATES)), type=DaemonStates)
+        return DaemonStates()
 
     def take_lock(self) -> int | None:
         """Return the descriptor of the lock until this process ends; ``None`` while another process has it."""
@@ -90,9 +93,3 @@ class MpsFiles:
         finally:
             os.close(descriptor)
         return False
-
-
-def _decoded(path: Path, kind: type[T]) -> T:
-    with suppress(FileNotFoundError, msgspec.MsgspecError):
-        return msgspec.json.decode(read_regular(str(path)), type=kind)
-    return kind()

@@ -97,11 +97,11 @@ class MpsSupervisor:
                 watch.add(self._files.folder, CONTENT)
                 for state in self._files.read_states().daemons:
                     self._add(state)
-                await self._follow(self._files.read_wanted())
+                await self._follow(self._read_wanted())
                 while True:
                     changes = await watch.changes()
                     if any(change.name in ("", WANTED) for change in changes):
-                        await self._follow(self._files.read_wanted())
+                        await self._follow(self._read_wanted())
         finally:
             await self._end(tuple(self._daemons))
             writer.cancel()
@@ -117,6 +117,15 @@ class MpsSupervisor:
                 log.warning("Another process runs the MPS daemons of this node; waiting for its end.")
             await asyncio.sleep(LOCK_S)
         return lock
+
+    def _read_wanted(self) -> WantedDaemons:
+        """Return the list of the agent, and the present daemons while it cannot be read."""
+        try:
+            return self._files.read_wanted()
+        except (OSError, ValueError) as error:
+            log.warning("The list of the GPUs that need a daemon cannot be read. reason=%r", str(error))
+            modes = (daemon.exclusive or daemon.state.exclusive for daemon in self._daemons.values())
+            return WantedDaemons(tuple(self._daemons), any(modes))
 
     async def _follow(self, wanted: WantedDaemons) -> None:
         """Keep a daemon for each of these GPUs, and end the others."""
@@ -260,8 +269,7 @@ class GpuDaemon:
             try:
                 await self._answered(descriptor)
             except (MpsError, Unanswered):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                _end_process(descriptor)
                 self._reap()
                 raise
             finally:
@@ -303,8 +311,7 @@ class GpuDaemon:
                     missed += 1
                     if missed >= PROBES_MISSED:
                         why = f"it did not answer: {error}"
-                        with suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGKILL)
+                        _end_process(descriptor)
                 else:
                     missed = 0
         finally:
@@ -331,6 +338,12 @@ class GpuDaemon:
                 self._child = None
                 return status
         return None
+
+
+def _end_process(descriptor: int) -> None:
+    """End the process of a descriptor. Its pid may be that of another one by now."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
 
 def _described(status: int | None) -> str:

@@ -2,8 +2,9 @@
 
 Rules:
 
-* A GPU that a resource with ``enforcement: mps`` offers needs a daemon. A GPU that is lost does not: a daemon would
-  keep the driver from being loaded again.
+* A GPU that a resource with ``enforcement: mps`` selects needs a daemon, also while the resource is withheld: its pods
+  run on. A GPU that is lost does not: a daemon would keep the driver from being loaded again.
+* Before the driver has listed the GPUs, the daemons of an earlier agent stay.
 * Without ``nodeagent mps``, which holds a lock, no daemon is ready.
 * The programs of a GPU are hit when its daemon has another pid than before. An agent that has just started has no
   earlier pid.
@@ -92,6 +93,8 @@ class MpsWatch:
 
     async def look(self) -> None:
         """Write which GPUs need a daemon, and publish the state of each."""
+        if not self._inventory.has_published("gpus"):
+            return  # an empty list would end the daemons of an earlier agent
         wanted = WantedDaemons(self._gpus(), self._exclusive)
         try:
             if wanted != self._wanted:

@@ -160,7 +160,7 @@ def task_restarts(shown: ScrapeInput) -> Iterator[Series]:
 @live_family(
     "cluster_writes_total",
     "part,result",
-    help="Writes to the API server by the part of the agent that made them, and their result.",
+    help="Writes to the API server or NVSentinel by the part of the agent that made them, and their result.",
     source="the agent",
     use="refused rises: the API server rejects what the agent writes; /readyz gives the reason.",
 )
@@ -173,7 +173,7 @@ def cluster_writes(shown: ScrapeInput) -> Iterator[Series]:
 @live_family(
     "cluster_writes_failing",
     "part",
-    help="1 while the writes of this part of the agent do not reach the API server, or are refused.",
+    help="1 while the writes of this part of the agent do not reach their server, or are refused.",
     source="the agent",
     use="1 for long: alert NodeAgentClusterWritesFailing; /readyz gives the reason.",
 )

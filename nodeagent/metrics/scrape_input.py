@@ -56,7 +56,7 @@ class DeviceCount(msgspec.Struct, frozen=True):
 
 
 class ClusterWrites(msgspec.Struct, frozen=True):
-    """The writes of one part of the agent to the API server.
+    """The writes of one part of the agent to the API server or to NVSentinel.
 
     ``results`` counts ``ok``, ``refused``, ``failed`` and ``conflict``. ``reason``: why they fail at present.
     ``left_out`` are the parts of the last write that the server refused. ``removed`` counts our objects that another

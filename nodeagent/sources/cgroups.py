@@ -29,6 +29,12 @@ class CgroupPlace(NamedTuple):
     pod: str | None
 
 
+def pods_of(cgroup: str) -> tuple[str, ...]:
+    """Return the UIDs of the pods in a path, the outermost first. Only one of them is a pod of this node's kubelet: a
+    container may be a node, and may make cgroups of any name below its own."""
+    return tuple(dict.fromkeys(uid.replace("_", "-") for uid in _POD.findall(cgroup)))
+
+
 def place_of(cgroup: str) -> CgroupPlace:
     """Read the container and the pod. Of two, the inner one counts: the node may itself be a container.
 

@@ -17,7 +17,7 @@ from nodeagent.host.gpu_driver import GpuProcess
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import GpuUsage, OutsideProcess, PodUse
 from nodeagent.plain_text import one_line
-from nodeagent.sources.cgroups import CgroupPlace, place_of
+from nodeagent.sources.cgroups import CgroupPlace, place_of, pods_of
 
 HOST = "host"
 """Stands for processes outside of containers."""
@@ -83,6 +83,7 @@ class GpuUsers:
             sum(process.memory_bytes or 0 for process in processes),
             len(processes),
             min(1.0, sum(shares)) if shares else None,
+            uid,
         )
 
     def _place(self, pid: int) -> CgroupPlace | None:
@@ -91,8 +92,14 @@ class GpuUsers:
                 text = self._tree.text(f"/proc/{pid}/cgroup")
             except SysfsError:
                 text = None
-            self._places[pid] = None if text is None else place_of(text)
+            self._places[pid] = None if text is None else self._known_place(text)
         return self._places[pid]
+
+    def _known_place(self, cgroup: str) -> CgroupPlace:
+        """Of several pods in a path, return the outermost that this node's kubelet has."""
+        place, pods = place_of(cgroup), pods_of(cgroup)
+        own = next((uid for uid in pods if self._name(uid)[0]), place.pod) if len(pods) > 1 else place.pod
+        return place._replace(pod=own)
 
     def _comm(self, pid: int) -> str:
         try:

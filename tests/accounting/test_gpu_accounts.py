@@ -72,6 +72,32 @@ def test_an_over_use_counts_after_the_grace_and_ends_at_once() -> None:
     assert not over.active
 
 
+def test_a_pod_of_the_same_name_and_another_uid_has_a_grace_of_its_own() -> None:
+    """A StatefulSet makes ``llm-0`` again between two measurements."""
+    over = OverUses(tolerance_bytes=0, grace_s=60, gap_s=30)
+
+    def used_by(uid: str) -> GpuAccount:
+        return replace(account(0), pods=(PodAccount("team", "llm", 100, 111, uid=uid),))
+
+    for now in (0, 30, 60):
+        over.observe([used_by("u1")], now)
+    (first,) = over.active.values()
+    assert first.uid == "u1"
+    assert over.observe([used_by("u2")], 75)
+    assert not over.active
+    over.observe([used_by("u2")], 105)
+    assert over.observe([used_by("u2")], 135)
+    (second,) = over.active.values()
+    assert (second.uid, second.since) == ("u2", 75)
+
+
+def test_two_pods_of_one_name_are_added_up_and_neither_is_named() -> None:
+    """The earlier one ends while its successor starts; the kubelet's grants name both alike."""
+    usage = GpuUsage((PodUse("team", "llm", 5, 1, 0.75, "u1"), PodUse("team", "llm", 7, 2, 0.5, "u2")))
+    first, _ = accounts(machine(), {}, {uuid_of(0): usage})
+    assert first.pods == (PodAccount("team", "llm", 0, 12, 1.0, 3),)
+
+
 def test_an_unknown_use_and_a_gap_between_measurements_begin_and_end_nothing() -> None:
     over = OverUses(tolerance_bytes=0, grace_s=60, gap_s=30)
     over.observe([account(101)], 0)

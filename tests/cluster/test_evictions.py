@@ -9,7 +9,13 @@ from msgspec import structs
 from nodeagent.accounting.over_use import OverUse
 from nodeagent.backoff import RateLimit
 from nodeagent.cluster.device_events import DeviceEvents
-from nodeagent.cluster.evictions import EvictionQueue, Evictions, failed_device_causes, over_use_causes
+from nodeagent.cluster.evictions import (
+    EvictionCause,
+    EvictionQueue,
+    Evictions,
+    failed_device_causes,
+    over_use_causes,
+)
 from nodeagent.cluster.notice_board import NoticeBoard
 from nodeagent.inventory import Inventory
 from nodeagent.model import Health, Reason, State
@@ -42,7 +48,7 @@ def test_a_pod_on_a_gpu_whose_driver_was_upgraded_continues_to_run():
 
 
 def test_an_over_use_is_due_after_its_own_time_on_a_gpu_with_evictions_and_only_with_a_share():
-    over = OverUse("team", "llm", "GPU-0", 40 << 30, 45 << 30, since=100.0)
+    over = OverUse("team", "llm", "GPU-0", 40 << 30, 45 << 30, since=100.0, uid="u1")
     outside = structs.replace(over, namespace="", pod="")
     without_share = structs.replace(over, pod="probe", granted_bytes=0)
     elsewhere = structs.replace(over, pod="other", uuid="GPU-1")
@@ -54,8 +60,24 @@ def test_an_over_use_is_due_after_its_own_time_on_a_gpu_with_evictions_and_only_
     queue.observe(causes, 160.0)  # reported after its grace
     assert queue.due(160.0) == ([], 240.0)
     assert queue.due(400.0)[0] == [("team", "llm")]
-    queue.observe({}, 401.0)
-    assert queue.due(402.0)[0] == []
+    recreated = over_use_causes([structs.replace(over, uid="u2", since=399.0)], {"GPU-0"}, 300)
+    queue.observe(recreated, 401.0)
+    assert queue.due(402.0) == ([], 297.0), "a pod of the same name has a time of its own"
+    assert not over_use_causes([structs.replace(over, uid="")], {"GPU-0"}, 300), "it may be either of two"
+    queue.observe({}, 402.0)
+    assert queue.due(403.0)[0] == []
+
+
+async def test_a_pod_that_was_made_again_under_the_same_name_is_not_evicted(server, client, running):
+    inventory = Inventory()
+    publish(inventory, snapshot([None, DOWN], [None]))
+    cause = EvictionCause("GPU-0", "it has used too much", uid="of-the-pod-before")
+    evictions = Evictions(
+        client, inventory, lambda _: {("default", "b"): cause}, 0, node="gpu-0", rate=RateLimit(100, 100)
+    )
+    running(evictions.run())
+    await server.until(lambda: server.counts["create", "pods/eviction"] == 1)
+    assert len(server.objects("pods")) == 2
 
 
 async def test_a_pod_with_a_failed_device_is_evicted_within_its_budget(server, client, running):

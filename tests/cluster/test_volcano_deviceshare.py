@@ -280,6 +280,45 @@ async def test_a_forged_choice_takes_no_memory_of_another_pod() -> None:
             s.admit("b", "c0")
 
 
+async def test_a_running_pod_with_forged_annotations_closes_the_node_to_no_other_pod() -> None:
+    """The kubelet has admitted it, so it does not ask; and its author may write annotations at any time."""
+    async with stage() as s:
+        for phase in (notes.FAILED, "Running"):
+            s.pod(
+                phase.lower(),
+                {"number": 1, "memory": 8},
+                notes=forged(**{notes.BIND_TIME: "9" * 12}),
+                node=NODE,
+            )
+            found = s.server.find("pods", phase.lower(), "default")
+            assert found is not None
+            s.server.put(found | {"status": {"phase": phase.capitalize()}})
+        s.pod("a", {"number": 1, "memory": 8})
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        assert s.admit("a", "c0") == [uuid_of(1)]
+        await s.until(lambda: "hamivgpu" not in s.notes("nodes", NODE))
+
+
+async def test_a_container_that_asks_for_memory_alone_takes_no_choice_of_another() -> None:
+    """The scheduler chooses a GPU for it, and the kubelet never asks: it counts the resource with the number."""
+    async with stage() as s:
+        s.pod("a", {"memory": 60}, {"number": 1, "memory": 60})
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        assert s.admit("a", "c1") == [uuid_of(0)], "the first container has the other GPU"
+        await s.until(lambda: s.notes("pods", "a")["volcano.sh/bind-phase"] == "success")
+
+
+async def test_a_pod_that_asks_for_memory_alone_is_reported_as_failed_and_keeps_no_lock() -> None:
+    async with stage() as s:
+        s.pod("a", {"memory": 8})
+        s.scheduler.bind("a", NODE)
+        await s.until(lambda: s.notes("pods", "a")["volcano.sh/bind-phase"] == "failed")
+        await s.until(lambda: "hamivgpu" not in s.notes("nodes", NODE))
+        assert s.inventory.snapshot.vgpu_waiting == ()
+
+
 async def test_a_pod_whose_annotations_arrive_late_is_refused_for_now_only() -> None:
     snapshot = dgx()
     with pytest.raises(Refused) as refused:

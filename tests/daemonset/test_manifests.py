@@ -56,6 +56,7 @@ CONFIGS = {
     "evictions": DAEMONSET / "overlays" / "evictions" / "nodeagent.yaml",
     "dra": DAEMONSET / "overlays" / "dra" / "nodeagent.yaml",
     "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
+    "nvsentinel": DAEMONSET / "overlays" / "nvsentinel" / "nodeagent.yaml",
     "gpu-mps": DAEMONSET / "overlays" / "gpu-mps" / "nodeagent.yaml",
     "gpu-memory-limits": DAEMONSET / "overlays" / "gpu-memory-limits" / "nodeagent.yaml",
     "mig": DAEMONSET / "overlays" / "mig" / "nodeagent.yaml",
@@ -207,6 +208,17 @@ def test_an_overlay_with_more_rights_enables_their_use_and_equals_the_base_other
     assert processes.gpu.health.processes
     assert not config().gpu.health.processes
     assert replace(processes, gpu=config().gpu) == config()
+
+
+def test_health_events_go_to_a_socket_in_a_folder_of_the_host() -> None:
+    (spec,) = pod_specs(named(built("overlays/nvsentinel"), "DaemonSet", "nodeagent"))
+    (daemon,) = spec["containers"]
+    settings = config("nvsentinel")
+    assert replace(settings, nv_sentinel=config().nv_sentinel) == config()
+    mount = mount_of(daemon, f"/host{settings.nv_sentinel.socket}")
+    folder = str(PurePosixPath(settings.nv_sentinel.socket or "").parent)
+    assert mount["mountPath"] == f"/host{folder}"
+    assert volume(spec, mount["name"])["hostPath"]["path"] == folder
 
 
 def test_memory_per_container_is_enabled_only_with_the_processes_of_the_host() -> None:

@@ -22,6 +22,7 @@ from nodeagent.doctor import (
     lldp_checks,
     machine_checks,
     nic_checks,
+    nvsentinel_checks,
     runtime_checks,
 )
 from nodeagent.doctor.cluster_facts import ClusterFacts, DeniedVerb, NodeFacts
@@ -307,6 +308,7 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
             recorded=False,
         ),
     ),
+    ("warn nvsentinel_absent", nvsentinel_checks.findings(nvsentinel_checks.NvSentinelFacts("/s"))),
     ("note agent_absent", kubelet_checks.findings(replace(SERVING, locked=False), DEFAULT, None)),
     (
         "warn plugin_stale",

@@ -88,7 +88,9 @@ def test_the_file_keeps_its_form(folder: Path) -> None:
     newer = {(entry["room"], entry["pci_address"]): entry["value"] for entry in text["entries"]}
     for section in (NIC_SECTION, GPU_SECTION):
         assert {key for key in newer if key[0] == section} == {key for key in older if key[0] == section}
-    assert newer[GPU_SECTION, "0000:10:00.0"] == older[GPU_SECTION, "0000:10:00.0"]
+    before, after = older[GPU_SECTION, "0000:10:00.0"], newer[GPU_SECTION, "0000:10:00.0"]
+    assert {**after, "reading": None} == {**before, "reading": None}
+    assert after["reading"].items() >= before["reading"].items(), "an older agent ignores what is new"
     assert newer[GPU_SECTION, "0000:11:00.0"].keys() == older[GPU_SECTION, "0000:11:00.0"].keys()
     assert newer[GPU_SECTION, "0000:11:00.0"]["faults"] == older[GPU_SECTION, "0000:11:00.0"]["faults"]
     assert newer[NIC_SECTION, "0000:01:00.0"] == older[NIC_SECTION, "0000:01:00.0"]

@@ -17,6 +17,7 @@ from nodeagent.gpu_kinds import gpu_kinds
 from nodeagent.kinds import Refused, mig
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.mig import MigDevices
+from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.kinds.resource_settings import MigResource
 from nodeagent.kinds.whole_gpu import WholeGpus
 from nodeagent.model import Gpu, Holding, HostPaths, MigDevice, Snapshot
@@ -44,7 +45,7 @@ NODE = machine(divided(0, SMALL, SMALL, "3g.40gb"), divided(1, SMALL, "1g.10gb+m
 
 
 def kinds(snapshot: Snapshot, *, own_cdi: bool = True) -> dict[str, MigDevices]:
-    made = gpu_kinds(MigResource(), snapshot, frozenset(), "x", own_cdi=own_cdi)
+    made = gpu_kinds(MigResource(), snapshot, frozenset(), "x", own_cdi=own_cdi, mps=MpsShares("/mps"))
     return {kind.resource: kind for kind in made if isinstance(kind, MigDevices)}
 
 

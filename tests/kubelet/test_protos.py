@@ -24,18 +24,23 @@ from nodeagent.kube import (
     pluginregistration_pb2,
     podresources_pb2,
 )
+from nodeagent.nvsentinel import health_event_pb2
 from nodeagent.switches import gnmi_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 DRA = {"dra_v1": dra_v1_pb2, "dra_v1beta1": dra_v1beta1_pb2}
 DRA_HEALTH = {"dra_health_v1alpha1": dra_health_v1alpha1_pb2, "dra_health_v1": dra_health_v1_pb2}
-PROTOS = ("deviceplugin", "pluginregistration", "podresources", *DRA, *DRA_HEALTH, "gnmi")
-PACKAGE = dict.fromkeys(PROTOS, "nodeagent/kube") | {"gnmi": "nodeagent/switches"}
+PROTOS = ("deviceplugin", "pluginregistration", "podresources", *DRA, *DRA_HEALTH, "gnmi", "health_event")
+PACKAGE = dict.fromkeys(PROTOS, "nodeagent/kube") | {
+    "gnmi": "nodeagent/switches",
+    "health_event": "nodeagent/nvsentinel",
+}
 MODULES = {
     "deviceplugin": deviceplugin_pb2,
     "pluginregistration": pluginregistration_pb2,
     "podresources": podresources_pb2,
     "gnmi": gnmi_pb2,
+    "health_event": health_event_pb2,
     **DRA,
     **DRA_HEALTH,
 }
@@ -57,8 +62,13 @@ _HEALTH_FIELDS = """
         DeviceIdentifier: pool_name string 1; device_name string 2
     """
 
-# Transcribed from the kubelet's API and from openconfig/gnmi, not from our protos: "name type number", r = repeated.
+# Transcribed from the kubelet's API, openconfig/gnmi and NVIDIA/NVSentinel, not from our protos: "name type number", r = repeated.
 FIELDS = {
+    "health_event": """
+        HealthEvents: version uint32 1; events r HealthEvent 2
+        Entity: entityType string 1; entityValue string 2
+        HealthEvent: version uint32 1; agent string 2; componentClass string 3; checkName string 4; isFatal bool 5; isHealthy bool 6; message string 7; recommendedAction RecommendedAction 8; errorCode r string 9; entitiesImpacted r Entity 10; generatedTimestamp Timestamp 12; nodeName string 13; processingStrategy ProcessingStrategy 16
+    """,
     "deviceplugin": """
         DevicePluginOptions: pre_start_required bool 1; get_preferred_allocation_available bool 2
         RegisterRequest: version string 1; endpoint string 2; resource_name string 3; options DevicePluginOptions 4
@@ -174,6 +184,9 @@ METHODS = {
         ),
         "/v1.PodResourcesLister/Get": ("GetPodResourcesRequest", "GetPodResourcesResponse"),
     },
+    "health_event": {
+        "/datamodels.PlatformConnector/HealthEventOccurredV1": ("HealthEvents", "Empty"),
+    },
     "gnmi": {
         "/gnmi.gNMI/Get": ("GetRequest", "GetResponse"),
         "/gnmi.gNMI/Subscribe": ("stream SubscribeRequest", "stream SubscribeResponse"),
@@ -202,7 +215,7 @@ def fields_of_proto(name: str) -> dict[str, set[tuple[str, str, int]]]:
         for statement in filter(None, (part.strip() for part in body.split(";"))):
             match = re.fullmatch(r"(.+?)\s+(\w+)\s*=\s*(\d+)", statement, re.DOTALL)
             assert match, f"{name}.proto: {statement!r} is no field"
-            kind = match[1].replace(", ", ",").replace("repeated ", "r ")
+            kind = match[1].replace(", ", ",").replace("google.protobuf.", "").replace("repeated ", "r ")
             found[message].add((match[2], kind, int(match[3])))
     return found
 
@@ -262,6 +275,14 @@ def test_the_enums_of_gnmi_have_their_numbers():
     for message in file.message_types_by_name.values():
         enums |= {f"{message.name}.{name}": enum for name, enum in message.enum_types_by_name.items()}
     assert {name: {v.name: v.number for v in enum.values} for name, enum in enums.items()} == ENUMS
+
+
+def test_the_enums_of_nvsentinel_have_their_numbers():
+    enums = health_event_pb2.DESCRIPTOR.enum_types_by_name.items()
+    assert {name: {v.name: v.number for v in enum.values} for name, enum in enums} == {
+        "ProcessingStrategy": {"UNSPECIFIED": 0, "EXECUTE_REMEDIATION": 1, "STORE_ONLY": 2},
+        "RecommendedAction": {"NONE": 0, "CONTACT_SUPPORT": 5},
+    }
 
 
 @pytest.mark.parametrize("name", DRA_HEALTH)

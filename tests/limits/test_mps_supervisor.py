@@ -16,7 +16,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from nodeagent.host.mps_control import MpsError
+from nodeagent.host.file_writing import replace_file
+from nodeagent.host.mps_control import PID_FILE, MpsControl, MpsError
+from nodeagent.limits.mps_files import MpsFiles, WantedDaemons
 from tests.limits.mps_node import GPUS, MpsNode, ended, mps_node
 
 ONE, TWO = GPUS
@@ -135,6 +137,79 @@ def test_a_foreign_program_is_not_taken_for_a_daemon(node: MpsNode) -> None:
     control.clear()
     with pytest.raises(MpsError, match="Cannot find MPS control daemon process"):
         control.probe(10)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"gpus": [7]}'])
+async def test_a_list_of_gpus_that_cannot_be_read_ends_no_daemon(
+    node: MpsNode, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.want(ONE)
+    task = asyncio.create_task(node.supervisor().run())
+    pid = await node.ready()
+    looked = asyncio.Event()
+    read = MpsFiles.read_wanted
+
+    def read_wanted(files: MpsFiles) -> WantedDaemons:
+        looked.set()
+        return read(files)
+
+    monkeypatch.setattr(MpsFiles, "read_wanted", read_wanted)
+    replace_file(node.folder / "wanted.json", content)
+    await asyncio.wait_for(looked.wait(), 20)
+    node.want(ONE, TWO)
+    await node.ready(TWO)
+    assert node.state(ONE).pid == pid
+    assert not task.done()
+    await ended(task)
+
+
+def test_a_process_with_a_name_of_any_bytes_stops_nothing(node: MpsNode, tmp_path: Path) -> None:
+    """A program in any pod sets its name (prctl), and the daemons' pod has the processes of the host."""
+    proc = tmp_path / "proc"
+    (proc / "7").mkdir(parents=True)
+    (proc / "7" / "comm").write_bytes(b"\xff\xfe\n")
+    control = MpsControl(ONE, node.folder / ONE, program="none", proc=proc)
+    control.pipes.mkdir(parents=True)
+    (control.pipes / PID_FILE).write_text("7")
+    assert control.running() is None
+    control.clear()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "endless", "large", "bytes"])
+def test_a_client_that_replaces_the_file_with_the_pid_stops_nothing(node: MpsNode, kind: str) -> None:
+    """Clients have the folder of the pipes, and the right to write there."""
+    control = node.control(ONE)
+    control.pipes.mkdir(parents=True)
+    path = control.pipes / PID_FILE
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "endless":
+            path.symlink_to("/dev/zero")
+        case "large":
+            path.write_bytes(b"1" * 5000)
+        case _:
+            path.write_bytes(b"\xff")
+    assert control.running() is None
+
+
+async def test_a_process_that_got_the_pid_of_an_ended_daemon_is_not_ended(
+    node: MpsNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal goes to the process that was opened, and never to a number."""
+    node.want(ONE)
+    task = asyncio.create_task(node.supervisor().run())
+    first = await node.ready()
+    signals: list[int] = []
+    kill = os.kill
+    monkeypatch.setattr(os, "kill", lambda pid, number: (signals.append(pid), kill(pid, number)))
+    monkeypatch.setattr("nodeagent.limits.mps_supervisor.ANSWER_S", 0.3)
+    hang = node.misbehave("hang")
+    await node.until(lambda: node.state().pid is None)
+    hang.unlink()
+    await node.ready(other_than=first)
+    await ended(task)
+    assert first not in signals
 
 
 class Verb:

@@ -72,6 +72,7 @@ def test_no_more_containers_share_a_gpu_than_the_daemon_has_clients() -> None:
         KIND.allocate(full, ["GPU-0::3"])
     free = [f"GPU-0::{n}" for n in (2, 3)] + [f"GPU-1::{n}" for n in (1, 2, 3)]
     assert KIND.prefer(full, free, [], 1) == ["GPU-1::1"]
+    assert KIND.free(full) == {"GPU-0": 0, "GPU-1": 3}, "the label and the pages show what fits"
 
 
 @pytest.fixture
@@ -141,3 +142,16 @@ async def test_a_broken_file_is_no_daemon(files: MpsFiles) -> None:
     (files.folder / "daemons.json").write_text('{"daemons": [{"uuid": 7}]}')
     await watch.look()
     assert list(dict(inventory.snapshot.mps_obstacles).values()) == [NOT_YET, NOT_YET]
+
+
+async def test_an_agent_without_a_list_of_gpus_ends_no_daemon(files: MpsFiles) -> None:
+    """At its start, for as long as the driver hangs: the programs of the GPUs run on."""
+    wanted = WantedDaemons(("GPU-0", "GPU-1"), exclusive_process=True)
+    files.write_wanted(wanted)
+    inventory = Inventory()
+    watch = watch_of(files, inventory)
+    await watch.look()
+    assert files.read_wanted() == wanted
+    inventory.publish("gpus", gpus=(gpu(0),))
+    await watch.look()
+    assert files.read_wanted().gpus == ("GPU-0",)

@@ -123,9 +123,25 @@ def test_the_processes_of_a_pod_add_up_and_the_others_are_named(host: Host) -> N
         GpuProcess(21, 1), GpuProcess(99, 1000),
     ]  # fmt: skip
     assert users.usage(processes) == GpuUsage(
-        (PodUse("", STATIC, 0, 1), PodUse("team", "llm-0", 12, 2, 1.0)),
+        (PodUse("", STATIC, 0, 1, uid=STATIC), PodUse("team", "llm-0", 12, 2, 1.0, POD)),
         (OutsideProcess(20, "nvidia-cuda-mps…", 9), OutsideProcess(21, "\\x1b[31mX", 1)),
     )
+
+
+def test_a_container_that_makes_cgroups_below_its_own_charges_no_other_pod(host: Host) -> None:
+    """containerd 2.1 gives a container a writable cgroup: it may name folders as it likes."""
+    victim, outer = POD.replace("0a1b", "ffff"), POD.replace("0a1b", "eeee")
+    host.pod("team", "llm-0", POD)
+    host.pod("team", "victim", victim)
+    host.process(
+        11, f"0::{slice_of(POD, 'burstable')}/cri-containerd-{CONTAINER}.scope/pod{victim}/{'cd' * 32}\n"
+    )
+    # The node may itself be a container of a pod that this kubelet does not have.
+    host.process(12, f"0::{folder_of(outer, '')}/{CONTAINER}{folder_of(victim, '')}/{'cd' * 32}\n")
+    users = host.users()
+    users.begin()
+    usage = users.usage([GpuProcess(11, 5), GpuProcess(12, 7)])
+    assert [(use.pod, use.memory_bytes) for use in usage.pods] == [("llm-0", 5), ("victim", 7)]
 
 
 def test_a_pod_that_starts_later_gets_its_name_and_a_reused_pid_its_new_pod(host: Host) -> None:

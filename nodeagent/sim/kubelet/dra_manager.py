@@ -106,6 +106,10 @@ class DriverClient:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise SandboxError(f"Node{verb}Resources failed: {protocol.rpc_error(error)}") from error
+        except asyncio.CancelledError:
+            if not protocol.cancelled_by_others():
+                raise
+            raise SandboxError(f"Node{verb}Resources failed: {protocol.CLOSING}") from None
 
 
 class DraManager:
