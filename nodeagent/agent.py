@@ -147,7 +147,7 @@ class Agent:
             SliceSizes.open(tree.path(config.health.state_directory)),
             rails,
             self.sources.forget_nics,
-            lambda: () if self.dra is None else self.dra.claims.holdings,
+            lambda: () if self.dra is None else self.dra.holdings,
         )
         self.dra: DraDriver | None = None
         """The DRA driver, once a kind has mode dra or claims of an earlier agent are prepared."""

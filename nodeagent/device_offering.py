@@ -52,8 +52,9 @@ class DeviceOffering:
         sizes: SliceSizes,
         rails: RailMemory,
         forget_nics: Callable[[Iterable[str]], None],
-        claim_holdings: Callable[[], Iterable[Holding]] = tuple,
+        claim_holdings: Callable[[], Iterable[Holding] | None] = tuple,
     ) -> None:
+        """``claim_holdings`` returns what prepared claims hold, ``None`` while their records cannot be read."""
         self.dra = DraOffer()
         """The devices that claims allocate. The kubelet gets none of them from a device plugin."""
         self._claim_holdings = claim_holdings
@@ -190,13 +191,14 @@ class DeviceOffering:
         """Offer only kinds whose source has published, and no device list that the kubelet would refuse."""
         offered: list[DeviceKind] = []
         withheld: list[Withheld] = []
+        by_claims = self._claim_holdings()
         for kind in self._offer.kinds(snapshot):
             settled: DeviceKind | str
             if (missing := self._missing_source(kind, snapshot)) is not None:
                 settled = missing
             elif (refusal := kind.refusal(snapshot)) is not None:
                 settled = refusal
-            elif (claimed := held_by_claims(kind.hardware(snapshot), self._claim_holdings())) is not None:
+            elif (claimed := held_by_claims(kind.hardware(snapshot), by_claims)) is not None:
                 settled = claimed
             elif (obstacle := self._rails.obstacle(kind, snapshot)) is not None:
                 settled = obstacle

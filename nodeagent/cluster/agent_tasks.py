@@ -203,8 +203,9 @@ async def _publish_slices(
     deliveries: Deliveries,
     health: HealthSettings | None,
 ) -> None:
-    """Publish ResourceSlices from the moment when a kind has mode dra."""
-    while not offer.current.pools:
+    """Publish ResourceSlices from the moment when a kind has mode dra, or when claims of an earlier agent keep the
+    driver: then no device is published, and the slices of that agent are deleted."""
+    while not offer.current.pools and not offer.served:
         await offer.changed(offer.revision)
     from nodeagent.cluster.leaf_group_label import LeafGroupLabel  # noqa: PLC0415
     from nodeagent.cluster.slice_publisher import SlicePublisher  # noqa: PLC0415

@@ -3,7 +3,7 @@
 * One record for each claim, replaced in one step and synced: a damaged file concerns one claim. The record has the
   boot in which it was made; after a reboot no container runs, and the kubelet prepares its claims again.
 * The CDI spec has a name of its own for each claim, because runtimes cache specs by name. It holds a copy of the
-  record, which is used if the record is damaged.
+  record, which is used if the record is damaged. A record that is too large for an annotation has no copy.
 * The record is on the disk before the spec, and the spec before the kubelet gets the answer.
 
 All functions block: call them in a thread.
@@ -11,6 +11,7 @@ All functions block: call them in a thread.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from contextlib import suppress
@@ -29,8 +30,12 @@ log = logging.getLogger(__name__)
 
 SPEC_PREFIX = "nodeagent-claim-"
 RECORD_MAX = 4 * 1024 * 1024
-"""Bytes. The record of a claim with 200 VFs has some 100 KB."""
+"""Bytes. The record of a claim with 200 VFs in one request has some 200 KB."""
+ANNOTATIONS_MAX = 256 * 1024
+"""Bytes of all annotations of a CDI spec with their keys; runtimes refuse a spec with more
+(tags.cncf.io/container-device-interface, internal/validation/k8s/objectmeta.go)."""
 _ANNOTATION = "nodeagent.io/record"
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -67,11 +72,15 @@ class ClaimFiles:
     def write(self, claim: PreparedClaim) -> None:
         """Write what differs on the disk. Raises ``OSError`` with the name of the file that cannot be written."""
         text = msgspec.json.encode(_Record(self._boot_id, claim))
+        if len(text) > RECORD_MAX:  # it could not be read again
+            reason = f"the claim needs {len(text)} bytes, more than {RECORD_MAX}; use several claims"
+            raise OSError(errno.EFBIG, reason, str(self._record(claim.uid)))
         _replace(self._record(claim.uid), text, mode=0o600, folder_mode=0o700, durable=True)
         if not claim.edits:  # all its devices are another driver's
             return
         document = cdi.spec(CDI_KIND, claim.edits)
-        document["annotations"] = {_ANNOTATION: text.decode()}
+        if len(_ANNOTATION) + len(text) <= ANNOTATIONS_MAX:
+            document["annotations"] = {_ANNOTATION: text.decode()}
         spec = cdi.text(document).encode()
         _replace(self._spec(claim.uid), spec, mode=0o644, folder_mode=PUBLIC_FOLDER, durable=False)
         self._device_info.write(claim.device_info)
@@ -102,10 +111,15 @@ class ClaimFiles:
         return self._specs / f"{SPEC_PREFIX}{uid}.json"
 
     def _read_record(self, uid: str, path: Path) -> _Record | None:
-        """Return the record, or its copy in the CDI spec; ``None`` if both are damaged."""
+        """Return the record, or its copy in the CDI spec; ``None`` if both are damaged.
+
+        Raises ``OSError`` if the machine has no memory or descriptors to read it: the record is good.
+        """
         try:
             return msgspec.json.decode(read_regular(path, RECORD_MAX), type=_Record)
         except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+                raise
             reason = getattr(error, "strerror", None) or str(error)
         with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
             document = json.loads(read_regular(self._spec(uid), RECORD_MAX))

@@ -25,6 +25,7 @@ from nodeagent.kube.resource import RESOURCE_CLAIMS
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.node_lock import node_lock
 from nodeagent.kubelet.rpc_stats import RpcStats
+from nodeagent.model import Holding
 from nodeagent.supervise import either, keep
 
 if TYPE_CHECKING:
@@ -77,6 +78,11 @@ class DraDriver:
     def figures(self) -> ClaimFigures:
         return ClaimFigures(len(self.claims.records), self.claims.conflicts)
 
+    @property
+    def holdings(self) -> tuple[Holding, ...] | None:
+        """The devices that prepared claims hold; ``None`` before their records could be read."""
+        return self.claims.holdings if self._loaded else None
+
     def read_records(self) -> None:
         """Read the records now, before any device is offered. Blocks; a disk without an answer is left to ``run``."""
         try:
@@ -116,6 +122,7 @@ class DraDriver:
             service.reason = sentence
 
         self.service = service
+        self._offer.serve()
         try:
             async with node_lock(service.folder, say, say):
                 service_task = asyncio.create_task(keep("dra-service", service.run))

@@ -51,22 +51,34 @@ class DraOffer:
         self.current = OfferedPools()
         self.snapshot = Snapshot()
         self.revision = 0
-        """Grows with each change of ``current``."""
+        """Grows with each change of ``current``, and when the driver begins to serve."""
+        self.served = False
+        """Whether the driver serves or has served. After a change of the mode it does so without any pool, until the
+        last claim ends. Meanwhile the kubelet keeps the slices of an earlier agent, so the agent must delete them."""
         self._changed = asyncio.Event()
 
     def update(self, current: OfferedPools, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         if current != self.current:
             self.current = current
-            self.revision += 1
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
+            self._wake()
+
+    def serve(self) -> None:
+        """The driver begins to serve."""
+        if not self.served:
+            self.served = True
+            self._wake()
 
     async def changed(self, since: int) -> OfferedPools:
         """Wait until the revision is beyond ``since``, and return the latest value."""
         while self.revision <= since:
             await self._changed.wait()
         return self.current
+
+    def _wake(self) -> None:
+        self.revision += 1
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
 
 def without_plugin_holders(
@@ -84,8 +96,13 @@ def without_plugin_holders(
     return tuple(free), tuple(left_out)
 
 
-def held_by_claims(hardware: Collection[str], holdings: Iterable[Holding]) -> str | None:
-    """Return why a device plugin must not offer this hardware yet, if a claim holds a part of it."""
+def held_by_claims(hardware: Collection[str], holdings: Iterable[Holding] | None) -> str | None:
+    """Return why a device plugin must not offer this hardware yet: a claim holds a part of it, or may do so.
+
+    ``holdings`` is ``None`` while the records of prepared claims cannot be read.
+    """
+    if holdings is None:
+        return "the records of prepared claims cannot be read, so claims may hold its devices; the log has the reason"
     for holding in holdings:
         if any(id_.partition("::")[0] in hardware for id_ in holding.device_ids):
             return f"the claim {holding.namespace}/{holding.claim} still holds its devices; end the pods of the claim"

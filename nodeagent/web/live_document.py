@@ -104,6 +104,8 @@ class LiveDocument:
     # --- viewers --------------------------------------------------------------------------------------
 
     async def _stream(self) -> AsyncGenerator[bytes]:
+        if self.viewers >= VIEWERS_MAX:
+            return  # others that asked at the same time came first
         self.viewers += 1
         if self._following is None:
             self._following = asyncio.create_task(keep("live page", self._follow))

@@ -345,6 +345,18 @@ def test_a_wrong_request_is_refused_with_the_option(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "name", ["true", "null", "on", "y", "123", "1e3", "1e-3", "0x1f", "2001-01-01", "abc"]
+)
+def test_every_name_is_a_string_for_kubectl(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claim", "--gpu-mem", "4", "--name", name]) == 0
+    text = capsys.readouterr().out
+    template, pod = yaml.safe_load_all(text)
+    assert template["metadata"]["name"] == pod["metadata"]["name"] == name
+    assert pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] == name
+    assert f"name: {name}\n" not in text, "YAML libraries disagree about words such as y and 1e3"
+
+
 def test_vfs_alone_are_on_different_rails(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claim", "--nics", "2"]) == 0
     template, _ = yaml.safe_load_all(capsys.readouterr().out)

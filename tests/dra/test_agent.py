@@ -72,3 +72,39 @@ async def test_the_agent_prepares_a_claim_and_after_a_change_of_the_mode_its_har
             await kubelet.until(lambda: any(name.endswith("/gpu-mem") for name in kubelet.capacity()), 20)
     finally:
         await server.stop()
+
+
+async def test_after_a_restart_with_another_mode_a_claim_keeps_its_driver_and_no_slice_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet deletes the slices of a driver that is away. The claim needs the driver, so the agent does it."""
+    monkeypatch.setitem(holdings.watch.__kwdefaults__, "empty_stands_s", 0.1)  # no pod has devices of plugins
+    server = await ApiServer().start()
+    access = f"access: kubeconfig, kubeconfig: {kubeconfig(tmp_path, server)}"
+    cluster = f"cluster: {{{access}, report: false, events: false}}\n"
+    by_claim = "resources:\n- {kind: vf, mode: dra}\n- {kind: gpu-mem, mode: dra}\n"
+    try:
+        async with running_node() as node:
+            await node.kubelet.start()
+            await node.start_agent(node.configure(HEAD + PROMPT + cluster + by_claim), node_name="n1")
+            kubelet, agent = node.kubelet, node.agent
+            assert agent is not None
+            await kubelet.until(lambda: kubelet.dra.registered(DRIVER), 20)
+            await server.until(
+                lambda: (
+                    [len(it["spec"]["devices"]) > 0 for it in server.objects("resourceslices")]
+                    == [True, True]
+                )
+            )
+            pf = tuple(agent.offering.dra.current.devices())[-1]
+            claim = server.put(claim_of("c", result(pf, 1, "r"), pod="trainer"))
+            pod_claim = PodClaim("default", "c", claim["metadata"]["uid"], (DRIVER,))
+            await kubelet.dra.prepare("trainer", [pod_claim])
+            await node.stop_agent()
+            await node.start_agent(node.configure(HEAD + PROMPT + cluster), node_name="n1")
+            await kubelet.until(lambda: any(name.endswith("/gpu-mem") for name in kubelet.capacity()), 20)
+            await kubelet.until(lambda: kubelet.dra.registered(DRIVER), 20)
+            await server.until(lambda: not server.objects("resourceslices"))
+            await kubelet.dra.unprepare("trainer")
+    finally:
+        await server.stop()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from nodeagent.dra import claim_files
 from nodeagent.dra.claims import COMPARE_S, GONE_S, ClaimReference
 from nodeagent.kinds import Refused
 from nodeagent.kube.failure import ApiError
@@ -284,3 +285,47 @@ async def test_a_device_whose_source_has_not_published_is_refused_for_now(tmp_pa
     claims = claims_of(tmp_path, offer, store)
     with pytest.raises(Refused, match="the devices of gpu and nic are not known yet"):
         await claims.prepare(reference(store.put(small("a"))))
+
+
+@pytest.mark.parametrize(("shares", "vfs", "copied"), [(1, 200, True), (8, 25, False)])
+async def test_a_runtime_accepts_the_annotations_of_a_large_claim(
+    tmp_path: Path, shares: int, vfs: int, copied: bool
+) -> None:
+    """Runtimes refuse a spec with more than 256 KiB of annotations, and the pod does not start."""
+    facts = machine(rails=1, gpus=0, vfs=200)
+    store, pf = ClaimStore(), pfs_of(facts)[0]
+    claim = store.put(claim_of("c", *(result(pf, vfs, "all") for _ in range(shares))))
+    record = await claims_of(tmp_path, offer_of(facts), store).prepare(reference(claim))
+    spec = json.loads((tmp_path / "cdi" / f"nodeagent-claim-{record.uid}.json").read_text())
+    annotations = spec.get("annotations", {})
+    assert bool(annotations) is copied
+    assert sum(len(key) + len(value) for key, value in annotations.items()) <= 256 * 1024
+    again = claims_of(tmp_path, offer_of(facts), store)
+    assert again.records == {record.uid: record}
+
+
+async def test_a_record_that_could_not_be_read_again_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_files, "RECORD_MAX", 500)
+    store = ClaimStore()
+    with pytest.raises(OSError, match="use several claims") as refusal:
+        await claims_of(tmp_path, offer_of(FACTS), store).prepare(reference(store.put(small("c"))))
+    assert refusal.value.filename
+    assert not files(tmp_path)
+
+
+async def test_a_machine_without_descriptors_loses_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ClaimStore()
+    record = await claims_of(tmp_path, offer_of(FACTS), store).prepare(reference(store.put(small("c"))))
+
+    def without_descriptors(path: Path, _size_max: int) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claim_files, "read_regular", without_descriptors)
+        with pytest.raises(OSError, match="Too many open files"):
+            claims_of(tmp_path, offer_of(FACTS), store)
+    assert claims_of(tmp_path, offer_of(FACTS), store).records == {record.uid: record}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_preparation import CDI_KIND
 from nodeagent.dra.driver import DraDriver
-from nodeagent.dra.offered import DraOffer, OfferedPools
+from nodeagent.dra.offered import DraOffer, OfferedPools, held_by_claims
 from nodeagent.kube import dra_v1_pb2
 from nodeagent.kube.access import Access
 from nodeagent.kubelet.device_info import DeviceInfoFiles
@@ -198,3 +199,29 @@ def test_an_answer_that_skips_a_claim_is_an_error_of_the_kubelet() -> None:
     claim = PodClaim("default", "x", "u", (DRIVER,))
     with pytest.raises(SandboxError, match="skipped 1 ResourceClaims"):
         check_answer(dra_v1_pb2.NodePrepareResourcesResponse(), [claim], "Prepare")
+
+
+async def test_what_claims_hold_is_unknown_while_their_records_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device plugin offers no hardware then: after a change of the mode a claim may still hold it."""
+    folder = tmp_path / "claims"
+    folder.mkdir()
+    driver = DraDriver(
+        Access("http://127.0.0.1:1"),
+        NODE,
+        DraOffer(),
+        kubelet_dir=tmp_path,
+        record_folder=folder,
+        cdi_folder=tmp_path / "cdi",
+        device_info=DeviceInfoFiles(tmp_path / "devinfo"),
+        stats=RpcStats(),
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", lambda _path: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
+        driver.read_records()
+    assert driver.holdings is None
+    assert "cannot be read" in (held_by_claims(GPU.hardware, driver.holdings) or "")
+    driver.read_records()
+    assert driver.holdings == ()
+    assert held_by_claims(GPU.hardware, driver.holdings) is None

@@ -20,13 +20,6 @@ pytestmark = pytest.mark.needs("chromium")
 INSIDE = "document.querySelector('iframe').contentDocument"
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
-
-
 @contextmanager
 def demo(*arguments: str) -> Iterator[str]:
     """A running demo. Yields the address that it prints."""

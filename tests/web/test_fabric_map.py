@@ -7,7 +7,7 @@ import csv
 import io
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,8 +18,9 @@ import urllib3.util  # noqa: F401 - loaded here: Python 3.11 may fail to import 
 from nodeagent.commands.demo.sample_reports import FILE, write_reports
 from nodeagent.fabric import FabricRules, HyperNode, Planner
 from nodeagent.fabric.fabric_settings import IMMEDIATE
-from nodeagent.fabric.fabric_view import fabric_view
+from nodeagent.fabric.fabric_view import ViewReport, fabric_view
 from nodeagent.fabric.outcome import WriteRecord
+from nodeagent.web import live_document
 from nodeagent.web.ui_files import self_contained
 from tests.controller.test_controller import cluster, groups, leaves, nodelinks, running, until
 from tests.fabric.test_fabric_view import published, view_of
@@ -30,13 +31,6 @@ from tests.support.fabrics import End
 from tests.web.fabric_page import MapPage
 
 pytestmark = pytest.mark.needs("chromium")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -268,6 +262,64 @@ def test_the_lists_show_waiting_moves_writes_foreign_hypernodes_and_obstacles(
     page.tab.close()
 
 
+def test_a_node_may_have_the_name_of_a_property_and_text_of_reports_cannot_turn_the_direction(
+    browser: Browser, tmp_path: Path
+):
+    cables = fabrics.rails(2, 4, 2)
+    first, *_ = cables
+    cables["constructor"] = cables.pop(first)
+    planner = Planner(FabricRules(hysteresis=IMMEDIATE))
+    details = {}
+    for node, row in cables.items():
+        planner.report(node, report := fabrics.links(node, row))
+        link = report.links[0]
+        assert link.neighbor is not None
+        neighbor = msgspec.structs.replace(link.neighbor, system_name="ab\u202ecd\u2066")
+        details[node] = ViewReport((msgspec.structs.replace(link, neighbor=neighbor),), {})
+    view = fabric_view(planner.prepare(0.0)(), 0.0, 1_767_225_600.0, details=details)
+    file = tmp_path / "map.html"
+    file.write_text(self_contained("fabric", msgspec.json.encode(view)))
+    page = MapPage(browser.tab(f"file://{file}"))
+    page.search("constructor")
+    page.tab.key("Enter")
+    assert "Not placed" not in page.detail()
+    page.tab.click_on("#controls button", "only trouble")
+    assert page.rows() == 0
+    page.tab.value("document.getElementById('map').focus()")
+    page.tab.key("Escape")
+    page.tab.key("ArrowDown")
+    assert "Nothing matches the filters" in page.tab.text("#empty"), "a key on an empty map is no error"
+    page.tab.click_on("#controls button", "only trouble")
+    page.click_cell("constructor", "rail0")
+    page.tab.until("document.getElementById('detail').innerText.includes('chassis')")
+    assert "ab\\u202ecd\\u2066," in page.detail()
+    assert page.complaints() == []
+    page.tab.close()
+
+
+def test_the_keyboard_stays_where_it_was_when_a_list_changes(demo: MapPage):
+    demo.tab.value("document.getElementById('tab-moves').focus()")
+    demo.tab.key("Enter", "\r")
+    assert demo.hash()["list"] == "moves"
+    assert demo.tab.value("document.activeElement.id") == "tab-moves"
+    demo.tab.value("document.querySelector('.choice button:last-child').focus()")
+    demo.tab.key("Enter", "\r")
+    assert demo.hash()["color"] == "role"
+    assert demo.tab.value("document.activeElement.textContent") == "role"
+
+
+def test_high_contrast_and_a_narrow_window_keep_what_the_page_shows(demo: MapPage):
+    wrong = demo.color("--miscabled")
+    demo.tab.size(800, 900)
+    box = "document.getElementById('summary')"
+    assert demo.tab.value(f"{box}.scrollWidth <= {box}.clientWidth && {box}.clientWidth > 400")
+    demo.tab.emulate(forced_colors="active", prefers_reduced_motion="reduce")
+    assert demo.tab.value("matchMedia('(forced-colors: active)').matches")
+    pressed = "getComputedStyle(document.querySelector('.controls [aria-pressed=true]'))"
+    assert demo.tab.value(f"{pressed}.outlineStyle") == "solid", "what is chosen is seen without its color"
+    wait_until(lambda: demo.tab.colors("#map").get(wrong, 0) > 20, what="the map keeps its colors")
+
+
 # --- live -----------------------------------------------------------------------------------------------
 
 
@@ -362,3 +414,57 @@ async def test_two_viewers_see_a_change_and_a_page_survives_the_end_of_its_contr
             )
         assert [text for text in tabs[0].complaints() if "ERR_" not in text] == []
         await asyncio.to_thread(tabs[0].close)
+
+
+class Refusing:
+    """A proxy without a server: it answers 503 to everything, and counts the questions for the events."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Queue[str]()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            method, path, _ = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ", 2)
+            self.asked.put_nowait(f"{method} {path}")
+            writer.write(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            await writer.drain()
+        writer.close()
+
+
+async def test_a_page_behind_a_proxy_without_a_server_shows_that_the_connection_is_lost(browser: Browser):
+    refusing = Refusing()
+    proxy = await asyncio.start_server(refusing.answer, "127.0.0.1", 0)
+    async with cluster() as server, running(server) as controller, Front().serving() as front:
+        await until(lambda: len(groups(server)) == 2)
+        front.to = await controller.port
+        tab = await asyncio.to_thread(browser.tab, f"http://127.0.0.1:{front.port}/ui/")
+        state = "document.getElementById('state')"
+        await asyncio.to_thread(tab.until, f"{state}.innerText.includes('leads')")
+        front.to = proxy.sockets[0].getsockname()[1]
+        front.cut()
+        async with asyncio.timeout(30):
+            while await refusing.asked.get() != "GET /ui/document.json":
+                pass
+            while await refusing.asked.get() != "GET /ui/events":
+                pass
+        assert "Connection lost" in await asyncio.to_thread(tab.text, "#state")
+        front.to = await controller.port
+        await asyncio.to_thread(tab.until, f"{state}.innerText.includes('leads')")
+        await asyncio.to_thread(tab.close)
+    proxy.close()
+
+
+async def test_the_viewer_beyond_the_bound_asks_now_and_then_and_shows_it(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(live_document, "VIEWERS_MAX", 1)
+    async with cluster() as server, running(server) as controller:
+        await until(lambda: len(groups(server)) == 2)
+        address = f"http://127.0.0.1:{await controller.port}/ui/"
+        first, second = [await asyncio.to_thread(browser.tab, address) for _ in range(2)]
+        told = "document.getElementById('state').innerText.includes('too many viewers')"
+        await asyncio.to_thread(second.until, told)
+        assert "8 nodes" in await asyncio.to_thread(second.text, "#summary")
+        assert "leads" in await asyncio.to_thread(first.text, "#state")
+        for tab in (first, second):
+            await asyncio.to_thread(tab.close)

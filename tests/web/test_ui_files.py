@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -86,8 +87,6 @@ async def test_viewers_share_one_document_and_beyond_the_bound_they_are_refused(
         made.append(1)
         return b'{"a":1}'
 
-    import asyncio
-
     live = LiveDocument(make, lambda: asyncio.Event().wait())
     pages = UiPages("fabric", live)
     streams = []
@@ -106,3 +105,18 @@ async def test_viewers_share_one_document_and_beyond_the_bound_they_are_refused(
     assert live.viewers == 0
     assert live._document is None
     assert (await pages.answer(request("/ui"))).status == 301
+
+
+async def test_viewers_that_ask_at_the_same_time_do_not_exceed_the_bound():
+    async def make() -> bytes:
+        return b'{"a":1}'
+
+    live = LiveDocument(make, lambda: asyncio.Event().wait())
+    pages = [live.events() for _ in range(2 * VIEWERS_MAX)]
+    streams = [page.stream for page in pages if page.stream is not None]
+    received = [await anext(stream, None) for stream in streams]
+    assert live.viewers == VIEWERS_MAX
+    assert received.count(None) == VIEWERS_MAX, "the others end and ask again"
+    for stream in streams:
+        await stream.aclose()
+    assert live.viewers == 0

@@ -14,6 +14,8 @@ NICS_MAX = 8
 """The DeviceClasses of ``daemonset/dra`` have eight rails."""
 _MEMORY = re.compile(r"([1-9][0-9]{0,6})(Gi|Mi|)")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_PLAIN = re.compile(r"-[a-df-z]")
+"""A hyphen before a letter other than e: no boolean, number or date of YAML has this."""
 MATCH, DISTINCT = "resource.kubernetes.io/pcieRoot", "nodeagent.io/rail"
 GPU = "gpu"
 
@@ -80,7 +82,7 @@ def _template(request: ClaimRequest) -> list[str]:
         "apiVersion: resource.k8s.io/v1",
         "kind: ResourceClaimTemplate",
         "metadata:",
-        f"  name: {request.name}",
+        f"  name: {_scalar(request.name)}",
         "spec:",
         "  spec:",
         "    devices:",
@@ -113,12 +115,12 @@ def _pod(request: ClaimRequest) -> list[str]:
         "apiVersion: v1",
         "kind: Pod",
         "metadata:",
-        f"  name: {request.name}",
+        f"  name: {_scalar(request.name)}",
         "spec:",
         "  restartPolicy: Never",
         "  resourceClaims:",
         "  - name: devices",
-        f"    resourceClaimTemplateName: {request.name}",
+        f"    resourceClaimTemplateName: {_scalar(request.name)}",
         "  containers:",
         "  - name: main",
         "    image: REGISTRY/training:1",
@@ -126,6 +128,11 @@ def _pod(request: ClaimRequest) -> list[str]:
         "      claims:",
         "      - name: devices",
     ]
+
+
+def _scalar(name: str) -> str:
+    """The name as a YAML string: ``null``, ``on`` and ``1e3`` are no strings without quotes."""
+    return name if _PLAIN.search(name) else f'"{name}"'
 
 
 def _name(memory: str, nics: int, near: bool, near_rail: int | None) -> str:

@@ -26,6 +26,7 @@ class Connection {
     this.version = "";
     this.lastEvent = Date.now();
     this.fetching = null;
+    this.polling = false; // the server has too many viewers
     setInterval(() => this.check(), 2000);
   }
 
@@ -39,6 +40,7 @@ class Connection {
 
   take(state) {
     this.lastEvent = Date.now();
+    this.polling = false;
     this.show(state);
     if (state.version && state.version !== this.version) this.fetch();
   }
@@ -49,11 +51,11 @@ class Connection {
     this.onState({ live: true, text: parts.join(" · "), ...state });
   }
 
-  /** Fetch the latest document. Calls during a fetch cause one more. */
+  /** Fetch the latest document. Returns whether it is shown. Calls during a fetch cause one more. */
   async fetch() {
     if (this.fetching) {
       this.again = true;
-      return;
+      return false;
     }
     this.fetching = true;
     try {
@@ -62,8 +64,10 @@ class Connection {
       const content = await answer.json();
       this.version = content.version;
       this.onDocument(content);
+      return true;
     } catch (error) {
       this.lost(`Connection lost: ${error.message}`);
+      return false;
     } finally {
       this.fetching = null;
       if (this.again) {
@@ -74,19 +78,17 @@ class Connection {
   }
 
   failed() {
-    this.lost("Connection lost; trying again");
+    if (!this.polling) this.lost("Connection lost; trying again");
     if (this.events.readyState !== EventSource.CLOSED) return; // the browser tries again itself
-    // The server refused: too many viewers, or no right any more. Ask for the document instead, less often.
-    setTimeout(async () => {
-      const answer = await fetch("events", { method: "HEAD" }).catch(() => null);
-      if (answer !== null && answer.status === 503) {
-        await this.fetch();
-        if (this.version) this.onState({ live: true, text: "asks every 15 s: the server has too many viewers" });
-        setTimeout(() => this.open(), POLL_MS);
-      } else {
-        this.open();
-      }
-    }, RETRY_MS);
+    setTimeout(() => this.refused(), this.polling ? 0 : RETRY_MS);
+  }
+
+  /** The server refused: it has too many viewers, or there is no right any more, or a proxy has no server. */
+  async refused() {
+    const answer = await fetch("events", { method: "HEAD" }).catch(() => null);
+    this.polling = answer?.status === 503 && await this.fetch();
+    if (this.polling) this.onState({ live: true, text: "asks every 15 s: the server has too many viewers" });
+    setTimeout(() => this.open(), this.polling ? POLL_MS : 0);
   }
 
   lost(text) {

@@ -74,7 +74,7 @@ function aboutNode(model, found, select, reportOf) {
     el("h2", {}, el("span", { text: found.name })),
     pairs(
       ["Leaf group", group && chooser(group.name, `hypernode:${group.name}`, select)],
-      ["Not placed", model.content.unplaced[found.name]],
+      ["Not placed", model.unplaced.get(found.name)],
       ["Report", !shape && "none: is the agent running on this node?"],
     ),
     anomalies(model.anomaliesOfNode.get(found.name) ?? []),
@@ -170,8 +170,9 @@ function reportedLink(report, name, words) {
 
 /** Reasons with the threshold and what clears them, by the rules' defaults. */
 function reasons(keys, words) {
+  const rules = new Map(Object.entries(words ?? {}));
   return keys.map((key) => {
-    const rule = words?.[key];
+    const rule = rules.get(key);
     return el("div", { class: "reason" }, el("b", { text: key }),
       rule && el("p", { text: `${rule.meaning} Enters at ${rule.threshold}; clears ${rule.clears}.` }));
   });

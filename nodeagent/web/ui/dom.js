@@ -1,5 +1,12 @@
 // Make elements and texts. Text becomes text nodes only: nothing here or elsewhere parses markup.
 
+const UNPRINTABLE = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/gu;
+
+/** Text with characters that do not print escaped, such as those that reverse the direction of what follows. */
+export function plain(text) {
+  return String(text).replace(UNPRINTABLE, (char) => `\\u${char.codePointAt(0).toString(16).padStart(4, "0")}`);
+}
+
 /**
  * Make an HTML element. `properties` are attributes; `class`, `text` and handlers such as `onclick` are known.
  * Children are elements or strings; null, undefined and false are left out.
@@ -16,16 +23,29 @@ export function svg(name, properties = {}, ...children) {
 function fill(element, properties, children) {
   for (const [key, value] of Object.entries(properties)) {
     if (value === null || value === undefined || value === false) continue;
-    if (key === "text") element.textContent = value;
+    if (key === "text") element.textContent = plain(value);
     else if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
-    else element.setAttribute(key, value === true ? "" : String(value));
+    else element.setAttribute(key, value === true ? "" : plain(value));
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  const kept = children.flat().filter((child) => child !== null && child !== undefined && child !== false);
+  element.append(...kept.map((child) => (child instanceof Node ? child : plain(child))));
   return element;
 }
 
+/** Replace the content. The keyboard stays where it was: on the element with the same text, or at the same place. */
 export function replace(parent, ...children) {
+  const before = focusable(parent);
+  const place = before.indexOf(document.activeElement);
+  const text = before[place]?.textContent;
   parent.replaceChildren(...children.flat().filter(Boolean));
+  if (place < 0) return;
+  const after = focusable(parent);
+  const same = after[place]?.textContent === text ? after[place] : after.find((element) => element.textContent === text);
+  (same ?? after[Math.min(place, after.length - 1)])?.focus({ preventScroll: true });
+}
+
+function focusable(parent) {
+  return [...parent.querySelectorAll("button, select, summary, input")];
 }
 
 /** A description list of pairs; pairs without a value are left out. */

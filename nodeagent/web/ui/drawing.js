@@ -1,6 +1,6 @@
 // Draw blocks and frames of the map with a pen. The same code draws on a canvas and into an SVG file.
 
-import { count } from "./dom.js";
+import { count, plain } from "./dom.js";
 import { CELL, HEADS, PAD, rowTop, TITLE } from "./layout.js";
 import { SHAPES } from "./symbols.js";
 
@@ -98,7 +98,7 @@ function n(number) {
 }
 
 export function escaped(text) {
-  return text.replace(/[&<>"']/g, (char) => `&#${char.codePointAt(0)};`);
+  return plain(text).replace(/[&<>"']/g, (char) => `&#${char.codePointAt(0)};`);
 }
 
 /** Draw a block with its origin at 0, 0. `rows` limits what is drawn to rows from, to. */
@@ -113,7 +113,7 @@ export function drawBlock(pen, model, block, mode, rows = [0, block.nodes.length
   for (let row = rows[0]; row < rows[1]; row += 1) {
     const node = block.nodes[row];
     const top = rowTop(row);
-    const unplaced = model.nodeName(node) in model.content.unplaced;
+    const unplaced = model.unplaced.has(model.nodeName(node));
     pen.text(PAD, top + 9.4, model.nodeName(node), unplaced ? "--down" : "--ink", 9, { width: block.nameWidth - 8 });
     block.columns.forEach((column, i) => {
       const link = model.linkAt(group, node, column);

@@ -53,7 +53,7 @@ connect((content) => {
 
 /** The whole report of a node: from the file, or from the server. */
 async function reportOf(name) {
-  if (!connectionState.live) return model.content.details?.[name] ?? null;
+  if (!connectionState.live) return new Map(Object.entries(model.content.details ?? {})).get(name) ?? null;
   if (!reports.has(name)) {
     const answer = await fetch(`node.json?name=${encodeURIComponent(name)}`, { cache: "no-store" });
     if (!answer.ok) throw new Error((await answer.text()).trim());
@@ -94,7 +94,6 @@ function showControls() {
   const chosen = (key, label, options) => el("label", {}, label, el("select", { "aria-label": label, onchange: (event) => view.set({ [key]: event.target.value }) },
     el("option", { value: "", text: "all" }), options.map((value) => el("option", { value, selected: values[key] === value, text: value }))));
   const button = (text, title, onclick) => el("button", { type: "button", title, onclick, text });
-  const focused = document.activeElement?.closest("#controls") ? [...byId("controls").querySelectorAll("button,select")].indexOf(document.activeElement) : -1;
   replace(byId("controls"),
     el("label", {}, "Color by", choice("color", [["health", "health"], ["anomaly", "anomaly"], ["role", "role"]])),
     el("button", { type: "button", "aria-pressed": String(values.only === "trouble"), onclick: () => view.set({ only: values.only ? "" : "trouble" }), text: "only trouble" }),
@@ -104,7 +103,6 @@ function showControls() {
       button("−", "Zoom out (-)", () => map.zoom(0.8)), button("+", "Zoom in (+)", () => map.zoom(1.25)), button("Fit", "Show everything (0)", () => map.fit()),
       button("SVG", "The map as a picture", exportSvg), button("CSV", "Every link as a row", () => download(`${fileName()}.csv`, "text/csv", asCsv(model))),
       button("Print", "Print the map and the list", () => print())));
-  if (focused >= 0) byId("controls").querySelectorAll("button,select")[focused]?.focus();
 }
 
 function exportSvg() {

@@ -224,6 +224,7 @@ export class FabricMap {
   /** Select the next cell in a direction; at the edge of a block, the next block in that direction. */
   step(dx, dy) {
     const { selected, layout } = this;
+    if (!layout?.blocks.length) return;
     const place = selected && "node" in selected ? this.place.get(selected.node) : null;
     if (!place) return this.handlers.select(this.at({ block: layout.blocks[0], row: 0, column: 0 }));
     const { block, row } = place;

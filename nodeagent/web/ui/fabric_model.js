@@ -11,6 +11,7 @@ export class FabricModel {
   constructor(content) {
     this.content = content;
     this.nodeIndex = new Map(content.nodes.map((name, i) => [name, i]));
+    this.unplaced = new Map(Object.entries(content.unplaced));
     this.fabrics = [content.fabric];
     this.indexAnomalies();
     this.shapes = content.shapes.map((shape) => this.readShape(shape));
@@ -132,7 +133,7 @@ export class FabricModel {
   }
 
   hasTrouble(node) {
-    if (this.anomaliesOfNode.has(this.nodeName(node)) || this.nodeName(node) in this.content.unplaced) return true;
+    if (this.anomaliesOfNode.has(this.nodeName(node)) || this.unplaced.has(this.nodeName(node))) return true;
     for (const letter of this.content.states[node]) if (STATES[letter]?.trouble) return true;
     return this.content.shapesOf[node] < 0;
   }

@@ -48,7 +48,7 @@ function troubles(model, select) {
       el("p", {}, links.length === 1 || !switchName ? chooser(`${first.node} ${first.name}`, `link:${first.node}/${first.name}`, select) : chooser(switchName, `switch:${switchName}`, select)),
       el("p", { class: "quiet", text: links.length === 1 ? (switchName ? `to ${switchName} ${first.port}` : "without a neighbor") : few(links.map((link) => link.node)) })));
   }
-  for (const [node, reason] of Object.entries(model.content.unplaced)) {
+  for (const [node, reason] of model.unplaced) {
     list.push(entry("not placed", "", el("p", {}, chooser(node, `node:${node}`, select)), el("p", { text: reason })));
   }
   return list;
@@ -96,7 +96,7 @@ export function asCsv(model) {
   for (const group of model.groups) {
     for (const node of group.nodes) {
       const shape = model.shapes[model.content.shapesOf[node]];
-      if (!shape) rows.push([group.name, model.nodeName(node), "", "", "", "not reported", "", "", "", model.content.unplaced[model.nodeName(node)] ?? ""]);
+      if (!shape) rows.push([group.name, model.nodeName(node), "", "", "", "not reported", "", "", "", model.unplaced.get(model.nodeName(node)) ?? ""]);
       shape?.links.forEach((_, i) => {
         const link = model.link(node, i);
         rows.push([group.name, link.node, link.name, link.column.title, link.column.fabric, link.state.word, link.switch, link.port,
