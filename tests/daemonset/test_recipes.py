@@ -192,7 +192,7 @@ def test_every_torchrun_of_several_nodes_has_a_rendezvous_that_each_pod_finds() 
         # A pod is Ready when torchrun runs, which waits for the address.
         assert service["spec"]["publishNotReadyAddresses"] is True
         assert int(port) in [one["port"] for one in service["spec"]["ports"]]
-    assert seen == 3
+    assert seen == 4
 
 
 def test_a_readme_that_searches_the_log_for_the_network_has_a_program_that_logs_it() -> None:
