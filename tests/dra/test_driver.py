@@ -123,7 +123,7 @@ async def test_a_defect_in_one_claim_leaves_the_others_their_answer(
 
     async def defective(claim: ClaimReference) -> PreparedClaim:
         if claim.uid == bad.uid:
-            raise ValueError("a value that nobody expected")
+            raise ValueError("an unknown value")
         return await prepare(claim)
 
     monkeypatch.setattr(node.driver.claims, "prepare", defective)
