@@ -24,7 +24,12 @@ EXAMPLES = DAEMONSET / "examples"
 
 
 def objects(folder: str) -> list[Manifest]:
-    return [one for path in files(EXAMPLES / folder) for one in parsed(path.read_text()) if "kind" in one]
+    return [
+        one
+        for path in files(EXAMPLES / folder)
+        for one in parsed(path.read_text())
+        if {"kind", "metadata"} <= one.keys()
+    ]
 
 
 def named(folder: str, kind: str, name: str) -> Manifest:
@@ -462,7 +467,7 @@ def test_a_trainjob_names_a_runtime_with_the_container_that_the_trainer_fills() 
 def test_every_queue_that_a_recipe_names_is_in_the_namespace_of_its_workload() -> None:
     """A Kueue LocalQueue is namespaced: a workload with the name of another namespace's queue waits forever."""
     paths = sorted(EXAMPLES.glob("*/*.yaml"))
-    made = [one for path in paths for one in parsed(path.read_text()) if "kind" in one]
+    made = [one for path in paths for one in parsed(path.read_text()) if {"kind", "metadata"} <= one.keys()]
     queues = {
         (one["metadata"].get("namespace"), one["metadata"]["name"])
         for one in made
