@@ -209,6 +209,14 @@ class DraService:
                 except OSError as failure:
                     code = "UNAVAILABLE"
                     error = f"{failure.filename} cannot be written: {failure.strerror}"
+                except Exception as defect:  # the other claims of the request need their answers
+                    log.exception(
+                        "A claim meets a defect of the agent. claim=%s method=%s", reference, method
+                    )
+                    code, error = (
+                        "INTERNAL",
+                        f"defect of the agent: {type(defect).__name__}; its log has the place",
+                    )
                 call.refused(code)
             log.warning("A claim was refused. claim=%s method=%s reason=%r", reference, method, error)
             return reference.uid, None, error
@@ -270,4 +278,4 @@ def _status(pb: ModuleType, device: DraDevice) -> int:
 def _message(device: DraDevice) -> str:
     """Return the reasons, which ``kubectl describe pod`` shows."""
     text = "; ".join(f"{reason.key}: {reason.detail}" for reason in device.health.reasons)
-    return text.encode()[:MESSAGE_MAX].decode(errors="ignore")
+    return text.encode(errors="backslashreplace")[:MESSAGE_MAX].decode(errors="ignore")

@@ -14,8 +14,10 @@ from msgspec.structs import replace
 
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_preparation import CDI_KIND
+from nodeagent.dra.claims import ClaimReference
 from nodeagent.dra.driver import DraDriver
 from nodeagent.dra.offered import DraOffer, OfferedPools, held_by_claims
+from nodeagent.dra.prepared_claim import PreparedClaim
 from nodeagent.kube import dra_v1_pb2
 from nodeagent.kube.access import Access
 from nodeagent.kubelet.device_info import DeviceInfoFiles
@@ -111,6 +113,34 @@ async def test_one_refused_claim_of_a_request_leaves_the_others_their_answer(nod
     gone = PodClaim("default", "gone", "00000000-0000-4000-8000-0000000000ff", (DRIVER,))
     with pytest.raises(SandboxError, match="the claim default/gone does not exist"):
         await node.kubelet.dra.prepare("other", [gone])
+
+
+async def test_a_defect_in_one_claim_leaves_the_others_their_answer(
+    node: DraNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = node.schedule("good", result(PF, 1, "r")), node.schedule("bad", result(PF, 1, "r"))
+    prepare = node.driver.claims.prepare
+
+    async def defective(claim: ClaimReference) -> PreparedClaim:
+        if claim.uid == bad.uid:
+            raise ValueError("a value that nobody expected")
+        return await prepare(claim)
+
+    monkeypatch.setattr(node.driver.claims, "prepare", defective)
+    with pytest.raises(SandboxError, match="defect of the agent: ValueError"):
+        await node.kubelet.dra.prepare("pod", [good, bad])
+    assert set(node.driver.claims.records) == {good.uid}
+    await node.kubelet.dra.prepare("pod", [good])
+
+
+async def test_the_health_of_a_device_is_sent_whatever_its_reason_contains(node: DraNode) -> None:
+    """A text of the machine may have bytes that are not UTF-8; Python has them as surrogates."""
+    sick = Health(State.UNHEALTHY, (Reason("command_failed", "not \udcff valid"),), allocatable=False)
+    publish(node.offer, replace(FACTS, gpus=(replace(FACTS.gpus[0], health=sick), *FACTS.gpus[1:])))
+    where = DRIVER, f"{NODE}/gpu", GPU.name
+    await node.kubelet.until(
+        lambda: node.kubelet.dra.device_health(*where) == ("Unhealthy", "command_failed: not \\udcff valid")
+    )
 
 
 async def test_a_restart_of_the_kubelet_repeats_prepare_and_doubles_ids(node: DraNode) -> None:
