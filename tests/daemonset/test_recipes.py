@@ -24,7 +24,12 @@ EXAMPLES = DAEMONSET / "examples"
 
 
 def objects(folder: str) -> list[Manifest]:
-    return [one for path in files(EXAMPLES / folder) for one in parsed(path.read_text())]
+    return [
+        one
+        for path in files(EXAMPLES / folder)
+        for one in parsed(path.read_text())
+        if {"kind", "metadata"} <= one.keys()
+    ]
 
 
 def named(folder: str, kind: str, name: str) -> Manifest:
@@ -457,3 +462,21 @@ def test_a_trainjob_names_a_runtime_with_the_container_that_the_trainer_fills() 
     assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
     assert (replicated["name"], container["name"]) == ("node", "node")
+
+
+def test_every_queue_that_a_recipe_names_is_in_the_namespace_of_its_workload() -> None:
+    """A Kueue LocalQueue is namespaced: a workload with the name of another namespace's queue waits forever."""
+    paths = sorted(EXAMPLES.glob("*/*.yaml"))
+    made = [one for path in paths for one in parsed(path.read_text()) if {"kind", "metadata"} <= one.keys()]
+    queues = {
+        (one["metadata"].get("namespace"), one["metadata"]["name"])
+        for one in made
+        if one["kind"] == "LocalQueue"
+    }
+    wanted = [
+        (one["metadata"].get("namespace"), queue)
+        for one in made
+        if (queue := one["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name"))
+    ]
+    assert len(wanted) >= 3
+    assert {*wanted} <= queues

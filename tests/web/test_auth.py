@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import ssl
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.web.auth import AccessControl
+from nodeagent.web.live_document import LiveDocument
 from nodeagent.web.server import Page, PageRequest, WebServer
+from nodeagent.web.ui_pages import UiPages
 from nodeagent.web.web_settings import WebSettings
 from nodeagent.web.x509 import CertificateError, ends_at
 from tests.support.certificates import Authority
@@ -70,8 +72,25 @@ class Place:
         )
 
 
-async def folder(_request: PageRequest) -> Page:
-    return Page(200, b"a file\n")
+async def folder(request: PageRequest) -> Page:
+    """The pages of a daemon. A stream would not end, so that its place is a status of its own."""
+    page = await UiPages("node", LiveDocument(document, asyncio.Event().wait), {"x": question}).answer(
+        request
+    )
+    return page if page.stream is None else Page(301, b"")
+
+
+async def document() -> bytes:
+    return b"{}"
+
+
+async def question(_parameters: Mapping[str, str]) -> Page:
+    return Page(200, b"an answer\n")
+
+
+UI_PATHS = {
+    "/ui/": 200, "/ui/node.js": 200, "/ui/document.json": 200, "/ui/events": 301, "/ui/x": 200, "/ui/none": 404,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -204,8 +223,9 @@ async def test_a_token_is_required_and_can_be_replaced(
         ):
             assert (await get(port, client, token=token))[0] == status, token
         assert (await get(port, client, "/healthz"))[0] == 200
-        assert (await get(port, client, "/ui/x", "Bearer old"))[0] == 200
-        assert (await get(port, client, "/ui/x"))[0] == 401
+        for path, status in UI_PATHS.items():
+            assert (await get(port, client, path, "Bearer old"))[0] == status, path
+            assert (await get(port, client, path))[0] == 401, path
         for typed, status in (("me:new", 200), (":old", 200), ("new:me", 401), ("new", 401)):
             password = b64encode(typed.encode()).decode()
             assert (await get(port, client, token=f"Basic {password}"))[0] == status, typed
@@ -286,6 +306,9 @@ async def test_a_client_certificate_is_required_except_for_probes(
     async with serving(place.access(mutual=True)) as port:
         assert (await get(port, authority.client(second)))[0] == 200
         assert (await get(port, authority.client()))[0] == 403
+        for path, status in UI_PATHS.items():
+            assert (await get(port, authority.client(second), path))[0] == status, path
+            assert (await get(port, authority.client(), path))[0] == 403, path
         assert (await get(port, authority.client(), "/healthz"))[0] == 200
         with pytest.raises((ssl.SSLError, ConnectionError, IndexError)):
             await get(port, authority.client(stranger))
