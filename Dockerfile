@@ -12,13 +12,15 @@ RUN python -m venv --without-pip /opt/nodeagent \
         --only-binary :all: --requirement /tmp/requirements-run.txt
 COPY nodeagent /tmp/nodeagent
 # Byte-compiled, because the container's file system is read-only and an import without .pyc takes twice the time.
-# Unchecked hashes instead of timestamps, so that the same source gives the same image. Type stubs and the packages'
-# own tests are not needed at run time.
+# Unchecked hashes instead of timestamps, so that the same source gives the same image. Type stubs, the packages' own
+# tests, and what rich needs for source code and Markdown alone are not needed at run time.
 RUN cp -r /tmp/nodeagent "$(/opt/nodeagent/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
  && printf '#!/opt/nodeagent/bin/python\nimport sys\n\nfrom nodeagent.cli import main\n\nsys.exit(main())\n' \
         > /opt/nodeagent/bin/nodeagent \
  && chmod 0755 /opt/nodeagent/bin/nodeagent \
  && find /opt/nodeagent/lib -name '*.pyi' -delete \
+ && find /opt/nodeagent/lib -depth -type d -path '*/site-packages/*' '(' -name pygments -o -name markdown_it -o -name mdurl ')' \
+        -exec rm -r '{}' + \
  && find /opt/nodeagent/lib -depth -type d '(' -name __pycache__ -o -name tests ')' -exec rm -r '{}' + \
  && /opt/nodeagent/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/nodeagent/lib
 

@@ -79,7 +79,7 @@ resources: [{kind: gpu-mem, enforcement: evict}]
 
 
 async def test_with_enforcement_evict_the_pod_is_evicted_through_the_api(server, kubeconfig, caplog):
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default"}}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default", "uid": UID}}
     server.put(pod)
     async with node() as n:
         process(n.root, 2, "0::/\n", "kthreadd")

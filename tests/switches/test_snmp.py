@@ -292,7 +292,7 @@ async def test_the_leader_polls_and_a_tier_appears_in_the_cluster(rig: Rig, tmp_
             await until(
                 lambda: (switches := controller.fabric.parts.switches) is not None and switches.rounds
             )
-            text = controller._metrics("").body.decode()
+            text = controller.pages.metrics("").body.decode()
             assert 'nodeagent_switches{state="read"} 2.0\n' in text
             assert 'nodeagent_switch_reads_total{result="ok"}' in text
             for found in server.objects("nodelinks") + server.objects("hypernodes"):
