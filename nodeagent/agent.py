@@ -38,6 +38,7 @@ from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.config.faults import ConfigError
 from nodeagent.device_offering import DeviceOffering
+from nodeagent.dra.earlier_records import has_records
 from nodeagent.ending import end_at
 from nodeagent.followed_configuration import FollowedConfiguration, configuration_text
 from nodeagent.host.sysfs import Tree
@@ -234,7 +235,7 @@ class Agent:
         if listen := config.listen if self._options.listen is None else self._options.listen:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)
         access = agent_tasks.node_access(config.cluster, self._options.node_name)
-        if any(self._claim_records.glob("*")):
+        if has_records(self._claim_records):
             self._open_dra(access)
         tasks["dra"] = partial(self._run_dra, access)
         if access is not None:

@@ -78,7 +78,7 @@ class MpsWatch:
         """Follow the daemons until cancelled. A node without the level has no folder."""
         while True:
             revision = self._inventory.snapshot.revision
-            if self._gpus() or self._files.folder.is_dir():
+            if self._gpus() or await self._has_folder():
                 break
             await self._inventory.changed(revision)
         await self._calls.run(make_folder, self._files.folder)
@@ -90,6 +90,13 @@ class MpsWatch:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await either(watch.changes(), self._inventory.changed(revision))
+
+    async def _has_folder(self) -> bool:
+        """Without an answer of the disk it counts as missing; the next change of the node asks again."""
+        try:
+            return await self._calls.run(self._files.folder.is_dir)
+        except Unanswered:
+            return False
 
     async def look(self) -> None:
         """Write which GPUs need a daemon, and publish the state of each."""
