@@ -84,7 +84,7 @@ def test_the_demo_of_an_infiniband_machine_shows_the_switch_of_each_rail():
 
 
 def test_the_demo_of_claims_prepares_a_share_and_a_vf_beside_it_shows_a_fault_and_ends_a_claim():
-    done = demo("--dra", "--once")
+    done = demo("--dra", "--once", "--machine", "two-gpu-two-nic")
     assert (done.returncode, done.stderr) == (0, "")
     steps = re.split(r"^(?=\d+\. )", done.stdout, flags=re.M)
     about, _slices, claims, prepared, fault, ended, restarted = steps
@@ -108,6 +108,7 @@ def test_the_demo_of_claims_prepares_a_share_and_a_vf_beside_it_shows_a_fault_an
     assert "has the taint nodeagent.io/unhealthy=gpu_lost:NoSchedule" in lost
     assert "claim:trainer-b/gpu: Unhealthy (gpu_lost: " in lost
     assert "claim:trainer-b/near: Healthy" in lost
+    assert "claim trainer-c waits: 0/1 nodes are available" in lost, "the other GPU has not enough left"
     assert "claim:trainer-b/gpu: Healthy" in found
     assert "the CDI spec of trainer-b is removed" in ended
     assert "both are back" in restarted

@@ -147,7 +147,7 @@ class ClaimShow(DemoSteps):
             self.say(f"{1000 * (time.monotonic() - began):.0f} ms later: {device} has the taint {taint}")
         await self._until_kubelet(lambda: not self._healthy(user), "the kubelet knows of it")
         self.say(f"status of the pod {user}:", *self._health(user), "")
-        await self._allocate("trainer-c")
+        await self._allocate("trainer-c", may_wait=True)
         self._machine.find_gpu(uuid)
         began = time.monotonic()
         await self._until(lambda: not list(self._taints()), "the taint is gone")
@@ -179,8 +179,11 @@ class ClaimShow(DemoSteps):
 
     # --- scheduler and kubelet --------------------------------------------------------------------------
 
-    async def _allocate(self, name: str) -> None:
-        """Create a claim and allocate it as the scheduler does; print its devices with their PCIe roots."""
+    async def _allocate(self, name: str, *, may_wait: bool = False) -> None:
+        """Create a claim and allocate it as the scheduler does; print its devices with their PCIe roots.
+
+        ``may_wait``: a machine with few GPUs may have none left, and the pod waits.
+        """
         spec = yaml.safe_load(self._template)["spec"]["spec"]
         claim = await self._cluster.create(
             RESOURCE_CLAIMS, {"metadata": {"name": name}, "spec": spec}, namespace=NAMESPACE
@@ -189,6 +192,10 @@ class ClaimShow(DemoSteps):
         try:
             _, allocation = allocate(claim, slices, classes, self._server.objects(CLAIMS))
         except AllocationError as error:
+            if may_wait:
+                self.say(f"claim {name} waits: {error}; the demo deletes it", "")
+                await self._cluster.delete(RESOURCE_CLAIMS, name, namespace=NAMESPACE)
+                return
             raise DemoError(f"the claim {name} is not allocated: {error}") from error
         pod = {"resource": "pods", "name": name, "uid": f"{name}-uid"}
         status = {"allocation": allocation, "reservedFor": [pod]}
