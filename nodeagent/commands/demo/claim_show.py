@@ -40,7 +40,7 @@ NAMESPACE = "default"
 CDI_FOLDER = "var/run/cdi"
 """Where the agent writes CDI specs by default, below the root of the machine."""
 BRIEF = ("NODEAGENT_GPU_UUID", "NODEAGENT_VFS_NEAR")
-"""The variables of a pod whose values tell its GPU and its VF."""
+"""The variables of a pod with its GPU and its VF as values."""
 VARIABLE_MAX = 80
 _CONFIG = """\
 apiVersion: nodeagent.io/v1alpha1
@@ -145,14 +145,14 @@ class ClaimShow(DemoSteps):
         await self._until(lambda: list(self._taints()), "the GPU has a taint")
         for device, taint in self._taints():
             self.say(f"{1000 * (time.monotonic() - began):.0f} ms later: {device} has the taint {taint}")
-        await self._until_kubelet(lambda: not self._healthy(user), "the kubelet knows of it")
+        await self._until_kubelet(lambda: not self._healthy(user), "the kubelet has the new health")
         self.say(f"status of the pod {user}:", *self._health(user), "")
         await self._allocate("trainer-c", may_wait=True)
         self._machine.find_gpu(uuid)
         began = time.monotonic()
         await self._until(lambda: not list(self._taints()), "the taint is gone")
         self.say(f"back: {time.monotonic() - began:.2f} s later no device has a taint")
-        await self._until_kubelet(lambda: self._healthy(user), "the kubelet knows of it")
+        await self._until_kubelet(lambda: self._healthy(user), "the kubelet has the new health")
         self.say(f"status of the pod {user}:", *self._health(user), "")
 
     async def _show_end(self) -> None:
