@@ -29,6 +29,8 @@ class RequestedFaults:
         self._machine, self._leaves = machine, leaves
         self._rails = [pf.address for pf in machine.pfs if pf.num_vfs]
         self._active: dict[str, str] = {}
+        self.resetting: set[str] = set()
+        """GPUs that answer again and still request their reset: readers take its end for the recovery."""
         self._show_neighbors()
 
     def apply(self, text: str) -> list[str]:
@@ -45,6 +47,11 @@ class RequestedFaults:
         if wanted != before:
             self._show_neighbors()
         return refused
+
+    def end_resets(self) -> None:
+        for device in self.resetting - self._active.keys():
+            self._machine.set_recovery_action(int(device[3:]), "none")
+        self.resetting.clear()
 
     def active(self) -> str:
         return ", ".join(f"{device}={fault}" for device, fault in sorted(self._active.items()))
@@ -92,7 +99,8 @@ class RequestedFaults:
                     self._machine.lose_gpu(number)
                 self._machine.set_recovery_action(number, "gpu_reset")
             elif _XID.fullmatch(fault):
-                self._machine.reset_gpu(number)
+                self._machine.find_gpu(number)
+                self.resetting.add(device)
         except MachineError as error:
             refused.append(f"{device}={fault}: {error}")
 

@@ -63,6 +63,7 @@ def test_a_fault_that_is_no_longer_named_ends_and_another_one_of_the_device_repl
     assert (gpu.lost, gpu.recovery_action) == (False, "gpu_reset")
     assert machine.pfs[0].carrier
     assert faults.apply("") == []
+    faults.end_resets()
     assert (gpu.lost, gpu.recovery_action) == (False, "none")
     assert faults.active() == ""
 

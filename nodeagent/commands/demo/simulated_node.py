@@ -12,6 +12,9 @@ from nodeagent.sim.machine import Machine
 from nodeagent.sim.requested_faults import RequestedFaults
 from nodeagent.sim.simulated_leaves import UNIT_NODES, SimulatedLeaves
 
+RESET_S = 2.0
+"""The agent reads the GPU in between, as during a real reset, which takes seconds."""
+
 
 class SimulatedNode:
     """One machine of a fleet. ``node`` is the name of its node: from the name come the UUIDs and MAC addresses of its
@@ -69,4 +72,7 @@ async def _follow_file(faults: RequestedFaults, file: Path) -> None:
                 for refusal in faults.apply(text):
                     print(f"Fault not applied. {refusal}", flush=True)
                 print(f"Faults of this machine: {faults.active() or 'none'}", flush=True)
+                if faults.resetting:
+                    await asyncio.sleep(RESET_S)
+                    faults.end_resets()
             await watch.changes()
