@@ -26,7 +26,7 @@ from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kubelet.rail_memory import RailMemory
-from nodeagent.model import Function, Gpu, Neighbor, Remark
+from nodeagent.model import Function, Gpu, Link, Neighbor, Remark
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
@@ -105,8 +105,9 @@ def adopt(health: HealthService, begun: HealthSettings, now: HealthSettings) -> 
 
 def receives_lldp(config: Config, tree: Tree) -> bool:
     """Whether the LLDP source runs. A captured or simulated machine does not have the netdevs of this host:
-    there the source runs only if the settings name netdevs."""
-    return config.lldp.source != "none" and (not is_recorded(tree) or bool(config.links.select.netdevs))
+    there the source runs only if the settings name netdevs, or if a command answers in place of lldpd."""
+    source, netdevs = config.lldp.source, config.links.select.netdevs
+    return source != "none" and (not is_recorded(tree) or bool(netdevs) or source == "lldpd")
 
 
 def finds_neighbors(config: Config, tree: Tree) -> bool:
@@ -310,7 +311,15 @@ class Discovery:
                 self._node_name,
                 self._keep_lldpd_links,
                 self._tree.path(self._config.health.state_directory) if self._stores else None,
+                self._recorded_links if self._uses_recorded_links() else None,
             )
+
+    def _uses_recorded_links(self) -> bool:
+        """Whether the links of LLDP are those of a captured or simulated machine, not netdevs of this host."""
+        return is_recorded(self._tree) and not self._config.links.select.netdevs
+
+    def _recorded_links(self) -> tuple[Link, ...]:
+        return self._inventory.snapshot.links
 
     def _known_functions(self) -> tuple[Function, ...]:
         return self._inventory.snapshot.functions

@@ -17,7 +17,7 @@ from nodeagent.bounded_calls import BoundedCalls, in_thread
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings, DcbSocket
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
 from nodeagent.host.packet import PacketError, QinqSocket, open_qinq_socket, open_socket
-from nodeagent.model import Function
+from nodeagent.model import Function, Link
 from nodeagent.sources import lldpd_client, remembered_neighbors
 from nodeagent.sources.link_selection import SelectedLink, select
 from nodeagent.sources.lldp_receiver import LldpReceiver, OpenResult, Publish
@@ -50,14 +50,18 @@ async def watch(
     system_name: str | None = None,
     on_links: Callable[[tuple[SelectedLink, ...]], object] = lambda _links: None,
     state_folder: Path | None = None,
+    recorded_links: Callable[[], tuple[Link, ...]] | None = None,
 ) -> None:
     """Publish neighbors and remarks until cancelled; then send shutdown frames if ``transmit`` is on.
 
-    ``state_folder`` keeps for how long each neighbor has sent. Raises ``PacketError``, ``LldpdError`` or
+    ``state_folder`` keeps for how long each neighbor has sent. ``recorded_links`` are those of a captured or simulated
+    machine, for lldpd. Raises ``PacketError``, ``LldpdError`` or
     ``NetlinkError`` if the source cannot work; its facts stay.
     """
     if settings.source == "lldpd":
-        await lldpd_client.watch(wanted, functions, publish, settings.command, on_links=on_links)
+        await lldpd_client.watch(
+            wanted, functions, publish, settings.command, on_links=on_links, recorded_links=recorded_links
+        )
         return
     names = {socket.gethostname(), system_name or ""} - {""}
     receiver = LldpReceiver(

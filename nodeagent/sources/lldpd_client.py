@@ -9,14 +9,14 @@ link has another neighbor.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.host.netlink.netdevs import Netdev, Netdevs
+from nodeagent.host.netlink.netdevs import ETHERNET, Netdev, Netdevs
 from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, LinkSide, find_remarks
 from nodeagent.lldp.lldpd_json import LldpdError, keep_stale, neighbors_of
-from nodeagent.model import Function, Neighbor
+from nodeagent.model import Function, Link, Neighbor
 from nodeagent.sources.link_selection import SelectedLink, select
 from nodeagent.sources.lldp_receiver import Publish
 from nodeagent.sources.source_settings import LinkSelect
@@ -100,21 +100,22 @@ async def watch(
     interval_s: float = INTERVAL_S,
     timeout_s: float = TIMEOUT_S,
     on_links: Callable[[tuple[SelectedLink, ...]], object] = lambda _links: None,
+    recorded_links: Callable[[], tuple[Link, ...]] | None = None,
 ) -> None:
     """Publish neighbors and remarks until cancelled. Raises ``LldpdError`` and the errors of ``Netdevs``.
 
-    ``on_links`` takes the links at each reading.
+    ``on_links`` takes the links at each reading. ``recorded_links`` takes the place of this host's netdevs.
     """
     neighbors: tuple[Neighbor, ...] = ()
     quiet_since: dict[str, float] = {}
     now = asyncio.get_running_loop().time
 
     def scan(known: tuple[Function, ...]) -> tuple[tuple[Netdev, ...], tuple[SelectedLink, ...]]:
-        listed = netdevs.read()
+        listed = netdevs()
         return listed, select(wanted, listed, known)
 
     reads = BoundedCalls("lldp", NETLINK_S)
-    with Netdevs() as netdevs:
+    with _netdevs(recorded_links) as netdevs:
         while True:
             answer = await read_neighbors(command, timeout_s)
             listed, links = await reads.run(scan, functions())
@@ -132,6 +133,34 @@ async def watch(
             sides = [side_of(link, without_neighbor=link.name in without_neighbor) for link in links]
             publish(neighbors, find_remarks(sides, neighbors))
             await asyncio.sleep(interval_s)
+
+
+@contextmanager
+def _netdevs(
+    recorded_links: Callable[[], tuple[Link, ...]] | None,
+) -> Iterator[Callable[[], tuple[Netdev, ...]]]:
+    if recorded_links is not None:
+        yield lambda: tuple(map(_netdev, range(1, len(links := recorded_links()) + 1), links))
+        return
+    with Netdevs() as live:
+        yield live.read
+
+
+def _netdev(ifindex: int, link: Link) -> Netdev:
+    """The netdev of a link that is known from the machine's files alone."""
+    return Netdev(
+        ifindex=ifindex,
+        name=link.netdev,
+        hardware=ETHERNET,
+        kind=None,
+        mac=None,
+        permanent_mac=None,
+        mtu=link.mtu,
+        admin_up=link.admin_up,
+        carrier=link.carrier,
+        bus="pci",
+        pci_address=link.pci_address,
+    )
 
 
 def side_of(link: SelectedLink, *, without_neighbor: bool) -> LinkSide:

@@ -131,35 +131,6 @@ async def test_a_dgx_h100_offers_the_documented_resources(name: str, root: Path)
     assert await offered(name, root) == RESOURCES
 
 
-async def test_the_faults_of_the_kind_overlay_withdraw_devices_and_end(tmp_path: Path) -> None:
-    """The lines of its README, on the files of the machine that its init container writes."""
-    (spec,) = pod_specs(named(built("overlays/kind"), "DaemonSet", "nodeagent"))
-    arguments = [str(tmp_path) if one == "/machine" else one for one in spec["initContainers"][0]["args"]]
-    assert await asyncio.to_thread(cli.main, arguments) == 0
-    readme = (DAEMONSET / "overlays/kind/README.md").read_text()
-    block = re.search(r"```sh\n(.*?)```", readme, re.DOTALL)
-    assert block is not None
-    pull, lose, reset = (line.replace("/machine", str(tmp_path)) for line in block[1].splitlines())
-
-    async def withheld(line: str) -> set[str]:
-        process = await asyncio.create_subprocess_shell(line)
-        assert await process.wait() == 0
-        seen = await listing.scan_once(config("kind"), tmp_path)
-        return {
-            f"{name} {entry.parent}"
-            for name, devices in seen.resources
-            for entry in devices
-            if not entry.health.allocatable
-        }
-
-    nic = "nvidia-dgx-h100/nic0 0000:18:00.0"
-    assert await withheld(pull) == {nic}
-    (lost,) = await withheld(lose) - {nic}
-    assert lost.startswith("nvidia-dgx-h100/gpu-mem GPU-")
-    assert await withheld(reset) == {nic}
-    assert await withheld(pull.replace("echo 0", "echo 1")) == set()
-
-
 async def test_the_simulated_laptop_offers_the_same_without_numa_nodes_that_a_laptop_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -402,7 +373,7 @@ def test_every_volume_is_mounted_and_every_mount_has_a_volume(overlay: str) -> N
 
 GRANTED = {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW"], "machine": [], "controller": []}
 GRANTED_IN = {
-    "overlays/kind": {"nodeagent": [], "machine": []},
+    "overlays/kind": {"nodeagent": [], "machine": [], "faults": [], "controller": []},
     "overlays/gpu-mps": GRANTED | {"mps": []},
     "overlays/gpu-memory-limits": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
     "overlays/mig": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},

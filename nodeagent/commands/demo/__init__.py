@@ -53,19 +53,51 @@ def add(add: Add) -> None:
         help="with --write: NICs without RDMA, so that a real kubelet gives pods no device node that does not exist",
     )
 
+    parser.add_argument(
+        "--node",
+        metavar="NAME",
+        help="with --write: the machine of this node, with UUIDs of its own and leaf switches by the number at the end "
+        "of the name, in DIR/.nodeagent/lldp.json",
+    )
+    parser.add_argument(
+        "--unit-nodes",
+        type=int,
+        default=2,
+        metavar="COUNT",
+        help="with --node: the nodes that share their leaf switches (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--faults",
+        type=Path,
+        metavar="FILE",
+        help="with --write: stay up and apply the faults that FILE names, such as nic3=down, gpu2=xid79; a fault that "
+        "is removed from FILE ends",
+    )
+
 
 def _demo(options: argparse.Namespace) -> int:
     from nodeagent.commands.demo import shows
 
     _check_model(options.machine)
+    if options.unit_nodes < 1:
+        print("nodeagent: --unit-nodes must be 1 or more", file=sys.stderr)
+        return USAGE
+    if options.write is None and (options.node is not None or options.faults is not None):
+        print("nodeagent: --node and --faults are for the machine that --write DIR writes", file=sys.stderr)
+        return USAGE
     if options.write is not None and options.nodes is not None:
         from nodeagent.commands.demo.sample_reports import write_reports
 
         print(write_reports(options.machine, options.write, options.nodes))
         return GOOD
     if options.write is not None:
-        print(shows.write(options.machine, options.write, rdma=not options.no_rdma))
-        return GOOD
+        from nodeagent.commands.demo.simulated_node import SimulatedNode
+
+        node = SimulatedNode(
+            options.machine, rdma=not options.no_rdma, node=options.node, unit_nodes=options.unit_nodes
+        )
+        print(node.write(options.write), flush=True)
+        return GOOD if options.faults is None else shows.follow(node, options.write, options.faults)
     if options.ui and options.dra:
         print("nodeagent: the demo of claims has no page: give --ui without --dra", file=sys.stderr)
         return USAGE

@@ -49,19 +49,6 @@ health:
 """
 
 
-def write(machine: str, root: Path, *, rdma: bool = True) -> str:
-    """Write a machine's files to ``root``. Return a sentence about them.
-
-    An existing machine stays as it is: an init container may run more than once.
-    """
-    if (root / ".nodeagent").exists():
-        return f"{root} already contains a simulated machine; it is not changed"
-    simulated = Machine.load(machine) if rdma else Machine.load(machine).without_rdma()
-    simulated.write(root)
-    count = f"{len(simulated.gpus)} GPUs, {len(simulated.pfs)} NICs"
-    return f"{root} contains a simulated {simulated.model.name}: {count}"
-
-
 class NodeShow(DemoSteps):
     def __init__(self, machine: str, folder: Path) -> None:
         super().__init__()

@@ -11,16 +11,18 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from nodeagent.commands.demo.claim_show import ClaimShow
 from nodeagent.commands.demo.demo_steps import DemoError
 from nodeagent.commands.demo.fabric_show import FabricShow
-from nodeagent.commands.demo.node_show import NodeShow, write
+from nodeagent.commands.demo.node_show import NodeShow
+from nodeagent.commands.demo.simulated_node import SimulatedNode
 from nodeagent.supervise import ending_signals
 
-__all__ = ["DemoError", "main", "write"]
+__all__ = ["DemoError", "follow", "main"]
 
 
 def main(
@@ -39,6 +41,13 @@ def main(
         raise KeyboardInterrupt from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def follow(node: SimulatedNode, root: Path, faults: Path) -> int:
+    """Apply the faults that the file ``faults`` names to the machine under ``root``, until a signal."""
+    with suppress(asyncio.CancelledError):
+        asyncio.run(_run(partial(node.follow, root, faults)))
     return 0
 
 

@@ -9,7 +9,7 @@ Entries are removed in that order too, and before new ones are added.
 """
 
 # Thousands of files at once: a Path for each would double the time.
-# ruff: noqa: PTH102, PTH104, PTH108, PTH211
+# ruff: noqa: PTH103, PTH104, PTH108, PTH211
 
 from __future__ import annotations
 
@@ -54,12 +54,14 @@ def relative(link: str, target: str) -> str:
 class MachineFiles:
     """Writes the entries of all owners below ``root``."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, again: bool = False) -> None:
+        """``again``: the folder has the files of the same machine, and readers."""
         self.root = root
+        self._again = again
         self._prefix = str(root)
         self._owned: dict[str, dict[str, Entry]] = {}
         self._held: dict[str, int] = {"": 1}  # names in each folder
-        self._live = False
+        self._live = again
         self._hold(SCRATCH)
         self._held[SCRATCH] += 1
 
@@ -156,7 +158,7 @@ class MachineFiles:
         self._hold(parent)
         self._held[parent] += 1
         self._held[folder] = 0
-        os.mkdir(self._prefix + folder)
+        os.makedirs(self._prefix + folder, exist_ok=self._again)
 
     def _release(self, folder: str) -> None:
         self._held[folder] -= 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
 from nodeagent.sim.machine.blueprint import DriverVersions
@@ -31,6 +34,12 @@ class GpuDriver:
         self._sequence += 1
         event: dict[str, str | int | bool | None] = {"sequence": self._sequence, "uuid": uuid, "xid": xid}
         self._events.append(event if xid is not None else event | {"unavailable": True})
+
+    def continue_after(self, recording: Path) -> None:
+        """Number the next event after those of an earlier process: its readers have seen them."""
+        with suppress(FileNotFoundError):
+            events = json.loads(recording.read_bytes())["events"]
+            self._sequence = max((event["sequence"] for event in events), default=0)
 
     def facts(self, devices: Iterable[Device]) -> dict[str, object]:
         driver = self._driver

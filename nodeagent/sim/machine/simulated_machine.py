@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 FACTS = "/.nodeagent/gpus.json"
 UEVENT = "/.nodeagent/uevent"
+NEIGHBORS = "/.nodeagent/lldp.json"
 
 
 class Machine(GpuActions):
@@ -67,13 +68,16 @@ class Machine(GpuActions):
         }
         return Machine(replace(self.model, parts=parts))
 
-    def write(self, root: Path) -> None:
-        """Write the whole tree under ``root``, and every change from now on."""
-        if (root / "sys").exists() or (root / ".nodeagent").exists():
+    def write(self, root: Path, *, again: bool = False) -> None:
+        """Write the whole tree under ``root``, and every change from now on. ``again``: over the files of the same
+        machine, whose readers continue; without VFs that only the earlier one had."""
+        if again:
+            self._driver.continue_after(root / FACTS.lstrip("/"))
+        elif (root / "sys").exists() or (root / ".nodeagent").exists():
             raise MachineError(f"{root} already has a machine; use an empty folder")
         root.mkdir(parents=True, exist_ok=True)
         self._root = root
-        files = MachineFiles(root)
+        files = MachineFiles(root, again=again)
         self._kernel.show_in(files)
         marker = f"kind: simulated\nmodel: {json.dumps(self.model.name)}\n"
         self._kernel.publish("marker", {"/.nodeagent/machine.yaml": marker})
@@ -298,6 +302,11 @@ class Machine(GpuActions):
         if device.present:
             refuse(f"the slot of {device.address} is in use; unplug it first")
         device.mac = mac
+
+    def set_neighbors(self, answer: str) -> None:
+        """Set the answer of an lldpd on this machine, in the json0 format of lldpcli."""
+        self._kernel.publish("neighbors", {NEIGHBORS: answer})
+        self._settle()
 
     # Writes of other programs
 
