@@ -47,7 +47,7 @@ from nodeagent.fabric_in_force import FabricInForce, FabricParts, make_parts
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
-from nodeagent.supervise import ending_signals, first_cause, keep
+from nodeagent.supervise import end_tasks, ending_signals, first_cause, keep
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -191,15 +191,11 @@ class Controller:
         try:
             await self._work()
         finally:
-            pending = set(tasks)
-            while pending:
-                # Cancel again each second: asyncio.wait_for, which libraries use, may swallow a cancellation on
-                # Python 3.11.
-                for task in pending:
-                    task.cancel()
-                _, pending = await asyncio.wait(pending, timeout=1.0)
-            # Only the leader shows the tree: a second replica would double every sum over the replicas.
-            self.progress.outcome, self.progress.held = None, False
+            try:
+                await end_tasks(tasks)
+            finally:
+                # Only the leader shows the tree: a second replica would double every sum over the replicas.
+                self.progress.outcome, self.progress.held = None, False
 
     @property
     def _writes_tree(self) -> bool:

@@ -11,7 +11,7 @@ import logging
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -127,3 +127,22 @@ async def either(*waits: Coroutine[Any, Any, object]) -> None:
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks and return when all have ended.
+
+    A cancellation of the caller does not end this early: it is raised after the last task has ended. The tasks are
+    cancelled again each second, because ``asyncio.wait_for``, which libraries use, may swallow a cancellation on Python
+    3.11.
+    """
+    pending, cancelled = set(tasks), False
+    while pending:
+        for task in pending:
+            task.cancel()
+        try:
+            _, pending = await asyncio.wait(pending, timeout=1.0)
+        except asyncio.CancelledError:
+            cancelled, pending = True, {task for task in pending if not task.done()}
+    if cancelled:
+        raise asyncio.CancelledError

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nodeagent import supervise
-from nodeagent.supervise import Fatal, keep
+from nodeagent.supervise import Fatal, end_tasks, keep
 
 
 async def test_work_that_fails_or_ends_is_started_again_and_counted() -> None:
@@ -56,3 +56,38 @@ async def test_fatal_passes_out_of_groups() -> None:
     async with asyncio.timeout(5):
         with pytest.raises(Fatal, match=":9808"):
             await keep("web", work)
+
+
+async def test_tasks_end_before_a_cancellation_of_their_owner_takes_effect():
+    """The lease cancels the leader's work again each few seconds; its tasks must have ended all the same."""
+    release, steps = asyncio.Event(), []
+
+    async def slow_to_end():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            while not release.is_set():
+                try:
+                    await release.wait()
+                except asyncio.CancelledError:
+                    steps.append("cancelled again")
+            steps.append("ended")
+
+    async def owner():
+        task = asyncio.create_task(slow_to_end())
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await end_tasks([task])
+            steps.append("not reached after a second cancellation")
+
+    owning = asyncio.create_task(owner())
+    for _ in range(3):
+        await asyncio.sleep(0)
+        owning.cancel()
+        await asyncio.sleep(0)
+    assert not owning.done()
+    release.set()
+    await asyncio.wait({owning})
+    assert owning.cancelled()
+    assert steps[-1] == "ended"

@@ -84,12 +84,13 @@ async def test_devices_of_mode_dra_are_published_and_a_fault_is_a_taint_until_it
         await server.until(lambda: len(slices()) == 2)
         assert {pool: len(devices) for pool, devices in slices().items()} == {"gpu-0/gpu": 2, "gpu-0/nic": 2}
         assert not n.kubelet.capacity(), "no device plugin offers the same hardware"
-        n.machine.raise_xid(0, 79)
         n.machine.lose_gpu(0)
-        await server.until(lambda: taints() == ["xid_79"])
+        await server.until(lambda: taints() == ["gpu_lost"])
         for one in server.objects("resourceslices"):
             server.remove("resourceslices", one["metadata"]["name"])
-        await server.until(lambda: taints() == ["xid_79"])
+        await server.until(lambda: taints() == ["gpu_lost"])
+        n.machine.reset_gpu(0)
+        await server.until(lambda: len(slices()) == 2 and not taints())
 
 
 async def test_the_node_has_the_largest_free_block_as_a_label(server, kubeconfig):
