@@ -11,6 +11,7 @@ from nodeagent import discovery
 from nodeagent.agent_config import Config
 from nodeagent.inventory import Inventory
 from nodeagent.sources.gpu_publisher import GpuPublisher
+from nodeagent.supervise import end_tasks
 
 READ_S = 2.0
 """Long enough for every source to publish once."""
@@ -46,6 +47,4 @@ class RunningSources:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)

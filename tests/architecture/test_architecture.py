@@ -27,14 +27,8 @@ LONG: dict[str, str] = {
     "nodeagent/discovery.py": "every source with what it needs; a list in two files would hide what runs",
 }
 """Files longer than LINES_MAX, and why a split would read worse."""
-CATCH_ALL = {
-    "nodeagent/supervise.py",
-    "nodeagent/cli.py",
-    "nodeagent/bounded_calls.py",
-    "nodeagent/dra/kubelet_service.py",
-}
-"""Files that may catch every exception: the supervisor, the command line, threads that pass it to the caller, and the
-calls of the kubelet for several claims, where the defect of one is no answer for the others."""
+CATCH_ALL = {"nodeagent/supervise.py", "nodeagent/cli.py", "nodeagent/bounded_calls.py"}
+"""Files that may catch every exception: the supervisor, the command line, and threads that pass it to the caller."""
 PURE = (
     "model.py",
     "offer.py",
