@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from nodeagent import discovery
+from nodeagent import discovery, state_directory
 from nodeagent.agent_config import Config
 from nodeagent.inventory import Inventory
 from nodeagent.sources.gpu_publisher import GpuPublisher
@@ -22,10 +22,10 @@ class RunningSources:
     and send no LLDP frames."""
 
     def __init__(self, config: Config, root: Path) -> None:
-        remembered = discovery.open_remembered_gpus(config.health, root)
+        remembered = state_directory.open_remembered_gpus(config.health, root)
         self.inventory = Inventory()
         self.gpu_publisher = GpuPublisher(discovery.health_service(config), remembered)
-        self.rails = discovery.open_rails(config, root)
+        self.rails = state_directory.open_rails(config, root)
         quiet = msgspec.structs.replace(config.lldp, transmit=False)
         self._sources = discovery.Discovery(
             self.inventory,
