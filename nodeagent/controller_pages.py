@@ -104,19 +104,7 @@ class ControllerPages:
 
     def _changed(self) -> Awaitable[object]:
         mirror = self._fabric.parts.mirror
-        tasks = [
-            asyncio.ensure_future(mirror.changed(mirror.revision)),
-            asyncio.ensure_future(self._planned.wait()),
-        ]
-
-        async def first() -> None:
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in tasks:
-                    task.cancel()
-
-        return first()
+        return supervise.either(mirror.changed(mirror.revision), self._planned.wait())
 
     def _state(self) -> dict[str, object]:
         return {

@@ -463,8 +463,8 @@ async def test_the_viewer_beyond_the_bound_asks_now_and_then_and_shows_it(
         await until(lambda: len(groups(server)) == 2)
         address = f"http://127.0.0.1:{await controller.port}/ui/"
         first, second = [await asyncio.to_thread(browser.tab, address) for _ in range(2)]
-        told = "document.getElementById('state').innerText.includes('too many viewers')"
-        await asyncio.to_thread(second.until, told)
+        refused = "document.getElementById('state').innerText.includes('too many viewers')"
+        await asyncio.to_thread(second.until, refused)
         assert "8 nodes" in await asyncio.to_thread(second.text, "#summary")
         assert "leads" in await asyncio.to_thread(first.text, "#state")
         for tab in (first, second):
