@@ -56,7 +56,7 @@ def check_file(path: Path, root: Path | None) -> CheckedFile:
 
 
 def _of_another_kind(text: str, kind: str, name: str) -> ConfigError:
-    """One fault: the keys of such an object say nothing about the settings."""
+    """One fault: such an object has no settings to compare."""
     faults = FaultList()
     try:
         at = locate(parse(text, faults), ("kind",))
