@@ -26,7 +26,7 @@ from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.node_lock import node_lock
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.model import Holding
-from nodeagent.supervise import either, keep
+from nodeagent.supervise import either, end_tasks, keep
 
 if TYPE_CHECKING:
     from nodeagent.dra.kubelet_service import DraService
@@ -132,9 +132,7 @@ class DraDriver:
                         await self._while(needed=True)
                         await asyncio.sleep(LINGER_S)
                 finally:
-                    for task in (service_task, follow_task):
-                        task.cancel()
-                    await asyncio.gather(service_task, follow_task, return_exceptions=True)
+                    await end_tasks((service_task, follow_task))
         finally:
             self.service = None
 
