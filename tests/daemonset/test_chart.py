@@ -135,8 +135,8 @@ def checksums(manifests: list[Manifest]) -> dict[str, str]:
 
 
 def sorted_mounts(manifests: list[Manifest]) -> list[Manifest]:
-    """The objects with volumes and variables in one order. It means nothing: runtimes mount by depth of the path, and no
-    variable names another."""
+    """The objects with volumes and variables in one order, since it has no effect: runtimes mount by depth of the path, and
+    no variable names another."""
     manifests = copy.deepcopy(manifests)
     for daemonset in of_kind(manifests, "DaemonSet"):
         pod = daemonset["spec"]["template"]["spec"]
@@ -170,7 +170,7 @@ def test_all_further_rights_together_mount_nothing_twice() -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} <= {one["name"] for one in pod["volumes"]}
 
 
-def test_the_controller_runs_where_its_affinity_says() -> None:
+def test_the_affinity_of_the_controller_can_be_replaced() -> None:
     (standard,) = of_kind(render({"controller": {"enabled": True}}), "Deployment")
     assert standard["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
     own = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
