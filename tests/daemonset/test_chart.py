@@ -135,8 +135,8 @@ def checksums(manifests: list[Manifest]) -> dict[str, str]:
 
 
 def sorted_mounts(manifests: list[Manifest]) -> list[Manifest]:
-    """The objects with volumes and variables in one order, since it has no effect: runtimes mount by depth of the path, and
-    no variable names another."""
+    """The objects with volumes and variables in one order, which has no effect: runtimes mount by depth of the path,
+    and no variable names another."""
     manifests = copy.deepcopy(manifests)
     for daemonset in of_kind(manifests, "DaemonSet"):
         pod = daemonset["spec"]["template"]["spec"]
