@@ -319,11 +319,8 @@ class Agent:
     def _claim_records(self) -> Path:
         return Tree(self._options.root).path(self._config.health.state_directory) / "claims"
 
-    def _open_dra(self, access: agent_tasks.NodeAccess | None) -> None:
-        """Make the driver, and read what claims of an earlier agent hold.
-
-        Without an API server the driver only ends those claims: until then they hold their devices.
-        """
+    def _open_dra(self, access: agent_tasks.NodeAccess | None) -> DraDriver:
+        """Make the driver, and read what claims of an earlier agent hold. Without an API server it only ends them."""
         if access is None:
             log.warning(
                 "Resources with mode dra are not offered, and no claim is prepared: the agent has no API server, or "
@@ -344,15 +341,13 @@ class Agent:
             on_change=self._claims_changed,
         )
         self.dra.read_records()
+        return self.dra
 
     async def _run_dra(self, access: agent_tasks.NodeAccess | None) -> None:
         await self.settled.wait()
         while self.dra is None and not (offer := self.offering.dra).current.pools:
             await offer.changed(offer.revision)
-        if self.dra is None:
-            self._open_dra(access)
-        assert self.dra is not None
-        await self.dra.run()
+        await (self.dra or self._open_dra(access)).run()
 
     def _claims_changed(self) -> None:
         if self._pod_holdings is not None:

@@ -130,7 +130,7 @@ def test_a_claim_on_a_device_that_has_shrunk_names_no_other_claim() -> None:
         prepared(claim_of("c", result(gpu, 81920, "g")), facts, (other,))
 
 
-def test_a_gpu_in_mig_mode_is_no_device_for_claims_and_the_refusal_says_so() -> None:
+def test_a_gpu_in_mig_mode_is_refused_with_this_reason() -> None:
     facts = machine()
     gpu, other = gpus_of(facts)
     claim = claim_of("c", result(gpu, 1024, "g"))

@@ -22,7 +22,7 @@ STATIC = PodSpec("etcd-n1", (Container("etcd", {}),), namespace="kube-system")
 
 @asynccontextmanager
 async def watched(kubelet: Kubelet) -> AsyncIterator[asyncio.Queue[tuple[Holding, ...]]]:
-    """What the watch publishes. Without the agent's own pod, an empty list does not count in the time of a test."""
+    """A queue of the published holdings. An empty list without the own pod never counts within a test."""
     published: asyncio.Queue[tuple[Holding, ...]] = asyncio.Queue()
     task = asyncio.create_task(
         holdings.watch(

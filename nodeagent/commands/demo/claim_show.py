@@ -37,7 +37,7 @@ SHARE_GIB = 40
 SLICES, CLAIMS = "resourceslices", "resourceclaims"
 NAMESPACE = "default"
 AGENT_POD = PodSpec("nodeagent-demo", (Container("agent", {}),), namespace="nodeagent")
-"""The kubelet lists it, so the agent knows sooner that no pod holds devices of a device plugin."""
+"""Because the kubelet lists it, its list without devices counts sooner, and the first slices come sooner."""
 CDI_FOLDER = "var/run/cdi"
 """Where the agent writes CDI specs by default, below the root of the machine."""
 BRIEF = ("NODEAGENT_GPU_UUID", "NODEAGENT_VFS_NEAR")
@@ -69,7 +69,7 @@ class ClaimShow(DemoSteps):
         self._kubelet = Kubelet(folder / "kubelet", seed=7, delete_slices=self._delete_slices)
         self._cluster: ApiClient
         self._near_by = "pcie-root"
-        """What a GPU and the NIC beside it have in common on this machine."""
+        """The place that a GPU and the NIC beside it have in common on this machine."""
         self._template = ""
 
     async def run(self, *, once: bool) -> None:
