@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nodeagent import discovery
+from nodeagent import discovery, state_directory
 from nodeagent.accounting.gpu_accounting import GpuAccounting
 from nodeagent.agent_config import RESTART_SETTINGS, Config, load
 from nodeagent.cluster import agent_tasks
@@ -101,7 +101,7 @@ class Agent:
         self, config: Config, options: AgentOptions, on_listen: Callable[[int], None] = lambda _port: None
     ) -> None:
         tree = Tree(options.root)
-        state_file = discovery.open_state_file(config.health, options.root)
+        state_file = state_directory.open_state_file(config.health, options.root)
         files = OfferFiles(
             DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(tree.path(config.cdi.directory))
         )
@@ -119,9 +119,9 @@ class Agent:
         """Set when the kubelet has the devices and everything is imported."""
         self.inventory = Inventory()
         self.health = discovery.health_service(config, state_file)
-        remembered_gpus = discovery.open_remembered_gpus(config.health, options.root)
+        remembered_gpus = state_directory.open_remembered_gpus(config.health, options.root)
         gpu_publisher = GpuPublisher(self.health, remembered_gpus)
-        rails = discovery.open_rails(
+        rails = state_directory.open_rails(
             config, options.root, options.kubelet_dir / CHECKPOINT, self._read_pods.set
         )
         self.sources = discovery.Discovery(

@@ -1,7 +1,8 @@
 """The verbs of the command line. Each verb prints its result to stdout and its logs to stderr.
 
-A module or package holds one verb: its options, composition and rendering. A verb imports its room when it runs, so
-that ``--help`` and ``config check`` do not load gRPC. ``options`` holds the options that several verbs share.
+A module or package holds one verb, ``plan`` those of a fabric: options, composition and rendering. A verb imports its
+room when it runs, so that ``--help`` and ``config check`` do not load gRPC. ``options`` holds the options that several
+verbs share.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from nodeagent.commands import (
     completion,
     config,
     controller,
+    decode,
     demo,
     doctor,
     gpus,
@@ -35,8 +37,8 @@ __all__ = ["FAILED", "GOOD", "ROOT", "USAGE", "VERBS", "Add", "Verb"]
 VERBS: dict[str, Callable[[Add], None]] = {
     "run": run.add,
     "scan": scan.add,
-    "neighbors": neighbors.add_neighbors,
-    "decode": neighbors.add_decode,
+    "neighbors": neighbors.add,
+    "decode": decode.add,
     "config": config.add,
     "vfs": vfs.add,
     "mps": mps.add,

@@ -13,6 +13,7 @@ from decimal import ROUND_CEILING
 
 import msgspec
 
+from nodeagent.allocation import Allocation, DeviceInfo
 from nodeagent.cdi import ContainerEdits
 from nodeagent.dra import DRIVER
 from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice, gpu_name, plugin_holders, pool_name
@@ -20,7 +21,7 @@ from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares
 from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim, quantity
 from nodeagent.kinds import Refused, ascii_name, held_by, unhealthy
 from nodeagent.kinds.mps_clients import MpsShares
-from nodeagent.model import HEALTHY, Allocation, DeviceInfo, Function, Snapshot
+from nodeagent.model import HEALTHY, Function, Snapshot
 
 CDI_KIND = f"{DRIVER}/claim"
 """The CDI kind of the specs of claims, one file for each claim."""

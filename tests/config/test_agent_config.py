@@ -133,21 +133,6 @@ def test_the_mode_at_another_place_is_refused_with_its_place(text: str, message:
     assert message in fault.message
 
 
-@pytest.mark.parametrize(
-    ("entry", "words"),
-    [
-        ("enforcement: nvml-limits, mode: dra", "nvml-limits needs mode devicePlugin"),
-        ("enforcement: nvml-limits, volcano: true", "nvml-limits needs volcano: false"),
-        ("enforcement: mps, volcano: true", "mps needs volcano: false"),
-        ('enforcement: mps, name: "gpu-mem{gpu}"', "mps needs one resource for all GPUs"),
-    ],
-)
-def test_a_level_that_a_resource_cannot_have_is_refused(entry: str, words: str) -> None:
-    (fault,) = faults(HEAD + f"resources: [{{kind: gpu-mem, {entry}}}]\n")
-    assert fault.path == "resources[0].enforcement"
-    assert words in fault.message
-
-
 def test_claims_may_share_a_gpu_through_mps() -> None:
     only("resources: [{kind: gpu-mem, enforcement: mps, mode: dra}]\n")
 
