@@ -132,7 +132,7 @@ class MpsWatch:
 
     def _find_hits(self, gpus: tuple[str, ...], states: dict[str, DaemonState]) -> None:
         shares = shares_of(self._kinds(), self._inventory.snapshot, LEVEL) or ()
-        held = {(share.uuid, share.namespace, share.pod) for share in shares}
+        held = {(share.uuid, share.namespace, share.pod) for share in shares if share.pod}
         hits = [hit for hit in self.hits if (hit.uuid, hit.namespace, hit.pod) in held]
         for uuid in gpus:
             state = states.get(uuid)
