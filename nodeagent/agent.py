@@ -90,6 +90,8 @@ class AgentOptions(msgspec.Struct, frozen=True):
     node_name: str | None = None
     log_level: str | None = None
     """Instead of ``log.level`` of the configuration."""
+    own_pod: tuple[str, str] | None = None
+    """Namespace and name of the agent's pod."""
 
 
 class Agent:
@@ -291,6 +293,7 @@ class Agent:
             self._publish_holdings,
             partial(self.inventory.mark_stale, "pods"),
             self._read_pods,
+            own_pod=self._options.own_pod,
         )
 
     def _take_allocation(self, resource: str, ids: Sequence[str]) -> None:
@@ -316,19 +319,19 @@ class Agent:
     def _claim_records(self) -> Path:
         return Tree(self._options.root).path(self._config.health.state_directory) / "claims"
 
-    def _open_dra(self, access: agent_tasks.NodeAccess | None) -> None:
-        """Make the driver, and read what claims of an earlier agent hold."""
+    def _open_dra(self, access: agent_tasks.NodeAccess | None) -> DraDriver:
+        """Make the driver, and read what claims of an earlier agent hold. Without an API server it only ends them."""
         if access is None:
-            log.error(
-                "Resources with mode dra are not offered: the agent has no API server, or not the name of this Node."
+            log.warning(
+                "Resources with mode dra are not offered, and no claim is prepared: the agent has no API server, or "
+                "not the name of this Node. Pods with claims of an earlier agent can end."
             )
-            return
         from nodeagent.dra.driver import DraDriver  # noqa: PLC0415
 
         tree = Tree(self._options.root)
         self.dra = DraDriver(
-            access.access,
-            access.node,
+            None if access is None else access.access,
+            socket.gethostname() if access is None else access.node,
             self.offering.dra,
             kubelet_dir=self._options.kubelet_dir,
             record_folder=self._claim_records,
@@ -338,17 +341,13 @@ class Agent:
             on_change=self._claims_changed,
         )
         self.dra.read_records()
+        return self.dra
 
     async def _run_dra(self, access: agent_tasks.NodeAccess | None) -> None:
         await self.settled.wait()
         while self.dra is None and not (offer := self.offering.dra).current.pools:
             await offer.changed(offer.revision)
-        if self.dra is None:
-            self._open_dra(access)
-        if self.dra is None:
-            await asyncio.Event().wait()
-        else:
-            await self.dra.run()
+        await (self.dra or self._open_dra(access)).run()
 
     def _claims_changed(self) -> None:
         if self._pod_holdings is not None:

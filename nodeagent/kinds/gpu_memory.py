@@ -92,7 +92,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
                 parent=gpu.uuid,
                 ids=_ids(gpu.uuid, self.count(gpu)),
                 numa_nodes=() if gpu.numa_node is None else (gpu.numa_node,),
-                health=self._health(gpu, snapshot),
+                health=self.health(gpu, snapshot),
             )
             for gpu in self._members(snapshot)
         )
@@ -108,7 +108,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         return {
             gpu.uuid: len(_known(gpu.uuid, self.count(gpu)) - taken)
-            if self._health(gpu, snapshot).allocatable
+            if self.health(gpu, snapshot).allocatable
             and gpu.uuid not in elsewhere
             and not self._full(gpu, snapshot)
             else 0
@@ -206,7 +206,8 @@ class GpuMemory(msgspec.Struct, frozen=True):
         mounts = (*allocation.mounts, *mps_clients.mounts(gpu, self.mps))
         return msgspec.structs.replace(allocation, env=(*allocation.env, *variables), mounts=mounts)
 
-    def _health(self, gpu: Gpu, snapshot: Snapshot) -> Health:
+    def health(self, gpu: Gpu, snapshot: Snapshot) -> Health:
+        """Return the health of a share of a GPU; with MPS it needs the daemon too."""
         return gpu.health if self.mps is None else mps_clients.mps_health(gpu, snapshot)
 
     def _full(self, gpu: Gpu, snapshot: Snapshot) -> str | None:
@@ -230,7 +231,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
         blocks = []
         for gpu in self._members(snapshot):
             count = self.count(gpu)
-            refusal, health = None, self._health(gpu, snapshot)
+            refusal, health = None, self.health(gpu, snapshot)
             if not health.allocatable:
                 refusal = unhealthy(self.resource, gpu.uuid, health)
             elif gpu.uuid in elsewhere:

@@ -114,6 +114,13 @@ def test_the_demo_of_claims_prepares_a_share_and_a_vf_beside_it_shows_a_fault_an
     assert "both are back" in restarted
 
 
+def test_the_demo_of_claims_joins_gpu_and_nic_by_numa_node_where_no_pcie_root_is_common():
+    done = demo("--dra", "--once", "--machine", "gb200-nvl72-tray")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "matchAttribute: resource.kubernetes.io/numaNode" in done.stdout
+    assert re.search(r"near: nic-\S+, vfs 1, on NUMA node 0\n", done.stdout)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_demo_that_is_ended_in_the_middle_leaves_no_process_and_no_folder(number: signal.Signals):
     with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as folder:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from nodeagent.commands.claim.claim_template import ClaimRequest, text
+from nodeagent.commands.claim.claim_template import NEAR_BY, ClaimRequest, text
 from nodeagent.commands.demo.demo_steps import DemoError, DemoSteps, command, printed, running, tail
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import SPEC_PREFIX
@@ -26,7 +26,7 @@ from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import RESOURCE_CLAIMS
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.claim_allocator import AllocationError, allocate
-from nodeagent.sim.kubelet import Kubelet
+from nodeagent.sim.kubelet import Container, Kubelet, PodSpec
 from nodeagent.sim.kubelet.dra_manager import GivenDevice, PodClaim, SandboxError
 from nodeagent.sim.machine import Machine
 
@@ -34,9 +34,10 @@ NODE = "dgx-demo"
 START_S = 60.0
 """The timeout of each wait, for a slow machine."""
 SHARE_GIB = 40
-PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 SLICES, CLAIMS = "resourceslices", "resourceclaims"
 NAMESPACE = "default"
+AGENT_POD = PodSpec("nodeagent-demo", (Container("agent", {}),), namespace="nodeagent")
+"""Because the kubelet lists it, its list without devices counts sooner, and the first slices come sooner."""
 CDI_FOLDER = "var/run/cdi"
 """Where the agent writes CDI specs by default, below the root of the machine."""
 BRIEF = ("NODEAGENT_GPU_UUID", "NODEAGENT_VFS_NEAR")
@@ -51,6 +52,7 @@ resources:
 cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}, report: false, events: false}}
 listen: null
 """
+_PLACES = {"pcie-root": "below", "numa-node": "on NUMA node"}
 _CLASSES = {"gpu-share": "gpu", "nic": "nic"}
 """The DeviceClasses without a rail, as ``daemonset/dra`` has them, and the kind that each selects."""
 
@@ -66,9 +68,9 @@ class ClaimShow(DemoSteps):
         self._server = ApiServer(seed=7)
         self._kubelet = Kubelet(folder / "kubelet", seed=7, delete_slices=self._delete_slices)
         self._cluster: ApiClient
-        self._template = text(
-            ClaimRequest.checked(str(SHARE_GIB), 1, near=True, near_rail=None, name="near-pair")
-        ).partition("---\n")[0]
+        self._near_by = "pcie-root"
+        """The place that a GPU and the NIC beside it have in common on this machine."""
+        self._template = ""
 
     async def run(self, *, once: bool) -> None:
         print(
@@ -81,6 +83,7 @@ class ClaimShow(DemoSteps):
         self._machine.write(self._root)
         await self._server.start()
         await self._kubelet.start()
+        await self._kubelet.admit(AGENT_POD)
         try:
             self._fill_cluster()
             async with self._client(), self._agent():
@@ -116,13 +119,15 @@ class ClaimShow(DemoSteps):
 
     async def _show_claims(self) -> None:
         self.step(f"Claims for {SHARE_GIB} GiB of a GPU and a VF beside it (`nodeagent claim`)")
+        self._near_by = self._common_place()
+        request = ClaimRequest.checked(
+            str(SHARE_GIB), 1, near=True, near_rail=None, name="near-pair", near_by=self._near_by
+        )
+        self._template = text(request).partition("---\n")[0]
         self.say(*self._template.splitlines(), "")
         for name in ("trainer-a", "trainer-b"):
             await self._allocate(name)
-        self.say(
-            "The scheduler takes the first pair that fits; the second claim needs another GPU, so it gets another NIC.",
-            "",
-        )
+        self.say("The scheduler takes the first GPU with room, and the first NIC beside it.", "")
 
     async def _show_prepared(self) -> None:
         self.step("The kubelet starts the pods: the agent prepares their claims (NodePrepareResources)")
@@ -180,7 +185,7 @@ class ClaimShow(DemoSteps):
     # --- scheduler and kubelet --------------------------------------------------------------------------
 
     async def _allocate(self, name: str, *, may_wait: bool = False) -> None:
-        """Create a claim and allocate it as the scheduler does; print its devices with their PCIe roots.
+        """Create a claim and allocate it as the scheduler does; print its devices with their places.
 
         ``may_wait``: a machine with few GPUs may have none left, and the pod waits.
         """
@@ -203,14 +208,16 @@ class ClaimShow(DemoSteps):
             RESOURCE_CLAIMS, name, {"status": status}, namespace=NAMESPACE, subresource="status"
         )
         self.say(f"claim {name}:")
-        roots = set()
+        places = set()
         for result in allocation["devices"]["results"]:
-            root = self._device(result["device"])["attributes"][PCIE_ROOT]["string"]
-            roots.add(root)
+            place = _place(self._device(result["device"]), self._near_by)
+            places.add(place)
             amounts = ", ".join(f"{key} {amount}" for key, amount in result["consumedCapacity"].items())
-            self.say(f"    {result['request']}: {result['device']}, {amounts}, below {root}")
-        if len(roots) != 1:
-            raise DemoError(f"the claim {name} has devices below {sorted(roots)}")
+            self.say(
+                f"    {result['request']}: {result['device']}, {amounts}, {_PLACES[self._near_by]} {place}"
+            )
+        if len(places) != 1:
+            raise DemoError(f"the claim {name} has devices of several places: {places}")
         self.say("")
 
     async def _prepare(self, name: str, *, detailed: bool = False) -> None:
@@ -328,7 +335,21 @@ class ClaimShow(DemoSteps):
             "run", "--root", str(self._root), "--kubelet-dir", str(self._kubelet.directory),
             "--config", str(self._folder / "nodeagent.yaml"),
         )  # fmt: skip
-        return running(argv, self._log, {"NODE_NAME": NODE})
+        pod = {"POD_NAMESPACE": AGENT_POD.namespace, "POD_NAME": AGENT_POD.name}
+        return running(argv, self._log, {"NODE_NAME": NODE, **pod})
+
+    def _common_place(self) -> str:
+        """Return the word of ``NEAR_BY`` for which a GPU and a NIC of this machine have a common value."""
+        for near_by in NEAR_BY:
+            gpus, nics = (
+                {_place(device, near_by) for device in obj["spec"]["devices"]}
+                for obj in sorted(
+                    self._server.objects(SLICES), key=lambda it: str(it["spec"]["pool"]["name"])
+                )
+            )
+            if (gpus & nics) - {None}:
+                return near_by
+        raise DemoError("no GPU of this machine shares a PCIe root or a NUMA node with a NIC")
 
     def _device(self, name: str) -> Json:
         devices = (one for obj in self._server.objects(SLICES) for one in obj["spec"]["devices"])
@@ -359,3 +380,8 @@ class ClaimShow(DemoSteps):
 
 def _shortened(variable: str) -> str:
     return variable if len(variable) <= VARIABLE_MAX else f"{variable[:VARIABLE_MAX]}…"
+
+
+def _place(device: Json, near_by: str) -> str | int | None:
+    value: Json = device["attributes"].get(NEAR_BY[near_by], {})
+    return next(iter(value.values()), None)
