@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,24 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "controller": {"enabled": True, "fabric": text("overlays/startup-taint/fabric.yaml")},
         "startupTaint": {"enabled": True},
     },
+    "overlays/gpu-processes": {
+        "gpuProcesses": {"enabled": True},
+        "config": text("overlays/gpu-processes/nodeagent.yaml"),
+    },
+    "overlays/gpu-memory-limits": {
+        "gpuMemoryLimits": {"enabled": True},
+        "config": text("overlays/gpu-memory-limits/nodeagent.yaml"),
+    },
+    "overlays/mig": {"mig": {"enabled": True}, "config": text("overlays/mig/nodeagent.yaml")},
+    "overlays/optics": {"optics": {"enabled": True}},
+    "overlays/nvsentinel": {
+        "nvSentinel": {"enabled": True},
+        "config": text("overlays/nvsentinel/nodeagent.yaml"),
+    },
+    "overlays/infiniband": {
+        "infiniband": {"enabled": True},
+        "config": text("overlays/infiniband/nodeagent.yaml"),
+    },
     "overlays/prometheus-operator": {"controller": {"enabled": True}, "monitoring": {"enabled": True}},
     "overlays/node-pool": {
         "pools": {
@@ -115,11 +134,54 @@ def checksums(manifests: list[Manifest]) -> dict[str, str]:
     }
 
 
+def sorted_mounts(manifests: list[Manifest]) -> list[Manifest]:
+    """The objects with volumes and variables in one order, which has no effect: runtimes mount by depth of the path,
+    and no variable names another."""
+    manifests = copy.deepcopy(manifests)
+    for daemonset in of_kind(manifests, "DaemonSet"):
+        pod = daemonset["spec"]["template"]["spec"]
+        pod["volumes"].sort(key=itemgetter("name"))
+        for container in pod["containers"]:
+            container["volumeMounts"].sort(key=itemgetter("mountPath"))
+            container["env"].sort(key=itemgetter("name"))
+    return manifests
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_helm_renders_the_objects_that_kustomize_builds(overlay: str) -> None:
     made = render(OVERLAYS[overlay])
     assert all(checksums(made).values())
-    assert by_key(made) == by_key(built(overlay))
+    assert by_key(sorted_mounts(made)) == by_key(sorted_mounts(built(overlay)))
+
+
+def test_all_further_rights_together_mount_nothing_twice() -> None:
+    parts = ("gpuProcesses", "gpuMemoryLimits", "mig", "optics", "nvSentinel", "infiniband")
+    (daemonset,) = of_kind(render({part: {"enabled": True} for part in parts}), "DaemonSet")
+    pod = daemonset["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    capabilities = container["securityContext"]["capabilities"]["add"]
+    assert sorted(capabilities) == ["NET_ADMIN", "NET_RAW", "SYS_ADMIN"]
+    for names in (
+        [volume["name"] for volume in pod["volumes"]],
+        [mount["mountPath"] for mount in container["volumeMounts"]],
+        [variable["name"] for variable in container["env"]],
+    ):
+        assert len(set(names)) == len(names)
+    assert {mount["name"] for mount in container["volumeMounts"]} <= {one["name"] for one in pod["volumes"]}
+
+
+def test_the_affinity_of_the_controller_can_be_replaced() -> None:
+    (standard,) = of_kind(render({"controller": {"enabled": True}}), "Deployment")
+    assert standard["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
+    own = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "control-plane", "operator": "Exists"}]}]}}}  # fmt: skip
+    values = {"controller": {"enabled": True, "affinity": {"podAntiAffinity": None, **own}}}
+    (placed,) = of_kind(render(values), "Deployment")
+    terms = placed["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    assert (
+        terms["requiredDuringSchedulingIgnoredDuringExecution"]
+        == own["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    )
 
 
 # What a changed configuration restarts
@@ -378,3 +440,42 @@ def test_the_chart_packs_into_an_archive_for_a_registry(tmp_path: Path) -> None:
     (archive,) = tmp_path.iterdir()
     assert archive.name == f"nodeagent-{__version__}.tgz"
     assert archive.stat().st_size < 100_000
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "name"),
+    [("agent", "DaemonSet", "nodeagent"), ("controller", "Deployment", "nodeagent-controller")],
+)
+def test_a_secret_for_the_web_server_is_mounted_and_the_probes_use_tls(
+    part: str, kind: str, name: str
+) -> None:
+    plain = render({"controller": {"enabled": True}})
+    values: dict[str, dict[str, Any]] = {"controller": {"enabled": True}}
+    values.setdefault(part, {})["webSecret"] = "web-tls"
+    secured = render(values)
+    before, pod = (named(made, kind, name)["spec"]["template"]["spec"] for made in (plain, secured))
+    (added,) = [volume for volume in pod["volumes"] if volume not in before["volumes"]]
+    assert added == {"name": "web", "secret": {"defaultMode": 0o440, "secretName": "web-tls"}}
+    (old,), (new,) = before["containers"], pod["containers"]
+    (mount,) = [mount for mount in new["volumeMounts"] if mount not in old["volumeMounts"]]
+    assert mount == {"mountPath": "/etc/nodeagent-web", "name": "web", "readOnly": True}
+    probes = [key for key in new if key.endswith("Probe")]
+    assert len(probes) >= 2
+    for probe in probes:
+        assert new[probe]["httpGet"] == old[probe]["httpGet"] | {"scheme": "HTTPS"}
+    others = [one for one in secured if one["kind"] != kind]
+    assert by_key(others) == by_key([one for one in plain if one["kind"] != kind])
+    assert not [one for one in secured if complaints(one, NEWEST)]
+
+
+def test_the_web_of_the_values_is_a_configuration_that_both_accept() -> None:
+    """The comment on `webSecret` shows what the configurations must have."""
+    from nodeagent.agent_config import load as load_agent
+    from nodeagent.controller_config import load_fabric
+
+    shown = re.findall(r"#\s+(web: \{certificateFile: .*\})", (CHART / "values.yaml").read_text())
+    (web,) = shown
+    agent = load_agent(f"apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n{web}\n", name="values")
+    assert agent.web.certificate_file == "/etc/nodeagent-web/tls.crt"
+    fabric = load_fabric(f"apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n{web}\n", name="values")
+    assert fabric.web.key_file == "/etc/nodeagent-web/tls.key"

@@ -1,4 +1,4 @@
-"""The MPS daemons: not configured, not running, not asked for, sick, ready, and files that nobody may read."""
+"""The MPS daemons: not configured, not running, not asked for, sick, ready, and files that cannot be read."""
 
 from __future__ import annotations
 
