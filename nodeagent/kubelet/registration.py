@@ -224,7 +224,7 @@ class DevicePlugins:
 
     async def _register_due(self) -> None:
         kubelet = kubelet_id(self._kubelet)
-        self._kubelet_refuses = kubelet is not None and not await self._listens(kubelet)
+        self._kubelet_refuses = kubelet is not None and not await self._answers(kubelet)
         if kubelet is None or self._kubelet_refuses:
             self._warn_once(f"The kubelet does not listen; waiting for it. socket={self._kubelet}")
             for resource in self._resources.values():
@@ -249,6 +249,13 @@ class DevicePlugins:
             await resource.close(Event.LOST, "the kubelet closed the stream")
         elif not plugin.intact():
             await resource.close(Event.LOST, "the socket was removed")
+
+    async def _answers(self, kubelet: KubeletId) -> bool:
+        """Whether this kubelet is there: it holds the streams of all resources, or it accepts a connection."""
+        resources = self._resources.values()
+        if resources and all(resource.is_held_by(kubelet) for resource in resources):
+            return True
+        return await self._listens(kubelet)
 
     async def _listens(self, kubelet: KubeletId) -> bool:
         """Whether the kubelet accepts connections. Wait a moment for a kubelet that is about to."""
@@ -372,6 +379,11 @@ class _Resource:
                 )
         elif before.registered and not self.state.registered and reason:
             log.warning("The resource is not registered. resource=%s reason=%r", name, reason)
+
+    def is_held_by(self, kubelet: KubeletId) -> bool:
+        """Whether this kubelet has accepted it and has its stream open."""
+        accepted = self.state.registered and self.state.kubelet == kubelet
+        return accepted and self.plugin.streams > 0 and not self.stream_lost
 
     async def close(self, event: Event, reason: str = "") -> None:
         """Stop the server because of ``event``. Return when its streams have ended."""

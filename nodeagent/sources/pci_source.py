@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from nodeagent.affinity import path_of
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults, with_hanging
-from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree, natural_order
+from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree, naturally_sorted
 from nodeagent.model import Function, GpuFunction, Link, Rdma
 from nodeagent.sources.bounded_scan import BoundedScan, scan_now
 from nodeagent.sources.default_route import default_route_netdevs
@@ -337,8 +337,11 @@ def _function(
 
 def _netdev(sysfs: SysfsScan, folder: str, names: tuple[str, ...], *, is_pf: bool) -> str | None:
     # A virtio device is between the function and its netdev.
-    holder = next((f"{folder}/{name}" for name in names if name.startswith("virtio")), folder)
-    for name in sorted(sysfs.names(f"{holder}/net"), key=natural_order):
+    virtio = next((name for name in names if name.startswith("virtio")), None)
+    if virtio is None and "net" not in names:
+        return None
+    holder = folder if virtio is None else f"{folder}/{virtio}"
+    for name in naturally_sorted(sysfs.names(f"{holder}/net")):
         port = sysfs.netdev(sysfs.tree.text, name, "phys_port_name") if is_pf else None
         if not port or _UPLINK.fullmatch(port):
             return name
@@ -362,7 +365,7 @@ def _rdma(sysfs: SysfsScan, folder: str, names: tuple[str, ...]) -> Rdma | None:
         return len(devices) == 1 or sysfs.read(sysfs.tree.text, owner) == device
 
     def first(device: str, kind: str, nodes: tuple[str, ...], prefix: str) -> str | None:
-        for node in sorted(nodes, key=natural_order):
+        for node in naturally_sorted(nodes):
             if node.startswith(prefix) and of(device, kind, node):
                 return f"/dev/infiniband/{node}"
         return None
@@ -374,7 +377,7 @@ def _rdma(sysfs: SysfsScan, folder: str, names: tuple[str, ...]) -> Rdma | None:
             first(device, "infiniband_mad", mads, "umad"),
             first(device, "infiniband_mad", mads, "issm"),
         )
-        for device in sorted(devices, key=natural_order)
+        for device in naturally_sorted(devices)
     ]
     return next((rdma for rdma in candidates if rdma.uverbs), candidates[0])
 
