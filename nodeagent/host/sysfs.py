@@ -122,9 +122,10 @@ class Tree:
             real = self._resolve(path)
             return real if os.path.lexists(self._prefix + real) else None
         # The kernel resolves it in one call; `realpath` asks for each folder on the way.
-        real = _opened_path(path)
-        if real is None or not os.path.lexists(real):
-            real = os.path.realpath(path)
+        opened = _opened_path(path)
+        if opened is not None and os.path.lexists(opened):
+            return opened
+        real = os.path.realpath(path)
         return real if os.path.lexists(real) else None
 
     def _full(self, path: str) -> str:

@@ -305,8 +305,7 @@ def _function(
 ) -> Function | None:
     """``None`` if the function does not exist any more."""
     tree, folder = sysfs.tree, f"{_PCI}/{address}"
-    vendor = sysfs.read(tree.text, f"{folder}/vendor")
-    device = sysfs.read(tree.text, f"{folder}/device")
+    vendor, device = (sysfs.read(tree.text, f"{folder}/{name}") for name in ("vendor", "device"))
     real = sysfs.read(tree.real, folder)
     if vendor is None or device is None or real is None:
         return None
@@ -337,11 +336,9 @@ def _function(
 
 def _netdev(sysfs: SysfsScan, folder: str, names: tuple[str, ...], *, is_pf: bool) -> str | None:
     # A virtio device is between the function and its netdev.
-    virtio = next((name for name in names if name.startswith("virtio")), None)
-    if virtio is None and "net" not in names:
-        return None
-    holder = folder if virtio is None else f"{folder}/{virtio}"
-    for name in naturally_sorted(sysfs.names(f"{holder}/net")):
+    holder = next((f"{folder}/{name}" for name in names if name.startswith("virtio")), folder)
+    listed = sysfs.names(f"{holder}/net") if holder != folder or "net" in names else ()
+    for name in naturally_sorted(listed):
         port = sysfs.netdev(sysfs.tree.text, name, "phys_port_name") if is_pf else None
         if not port or _UPLINK.fullmatch(port):
             return name
