@@ -19,7 +19,7 @@ RUN cp -r /tmp/nodeagent "$(/opt/nodeagent/bin/python -c 'import sysconfig; prin
         > /opt/nodeagent/bin/nodeagent \
  && chmod 0755 /opt/nodeagent/bin/nodeagent \
  && find /opt/nodeagent/lib -name '*.pyi' -delete \
- && find /opt/nodeagent/lib -depth -type d -path '*/site-packages/*' '(' -name pygments -o -name markdown_it -o -name mdurl ')' \
+ && find /opt/nodeagent/lib -depth -type d -path '*/site-packages/*' '(' -name 'pygments*' -o -name 'markdown_it*' -o -name 'mdurl*' ')' \
         -exec rm -r '{}' + \
  && find /opt/nodeagent/lib -depth -type d '(' -name __pycache__ -o -name tests ')' -exec rm -r '{}' + \
  && /opt/nodeagent/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/nodeagent/lib

@@ -1,16 +1,30 @@
 #!/bin/sh
-# Remove what nodeagent has written to the API server: its labels, taints and conditions of Nodes, its HyperNodes, its
-# Lease, its ResourceSlices, and the definition of NodeLinks with all reports.
+# Remove what nodeagent has written to the API server: its labels, taints, conditions and annotations of Nodes, its
+# HyperNodes, its Lease, its ResourceSlices, and the definition of NodeLinks with all reports.
 #   daemonset/uninstall.sh [NAMESPACE [LABEL-PREFIX …]]
 # Run it after `kubectl delete -k daemonset/` or `helm uninstall`, with the rights of a cluster administrator. Labels that
 # people set (nodeagent.io/agent, nodeagent.io/pool) and objects of other owners stay. If the fabric configuration has
-# further label keys, name their prefixes too, such as network.topology.nvidia.com/.
+# further label keys, name their prefixes too, such as network.topology.nvidia.com/. The taint nodeagent.io/starting is
+# removed from all Nodes, because no controller is left that would; node groups must not create Nodes with it any more.
 set -eu
+
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p;}' "$0"
+    exit 0
+    ;;
+*[!a-z0-9-]* | -*)
+    echo "\"$1\" is no name of a namespace. Usage: daemonset/uninstall.sh [NAMESPACE [LABEL-PREFIX …]]" >&2
+    exit 2
+    ;;
+esac
 
 namespace=${1:-nodeagent}
 labels='topology\.nodeagent\.io/[^ ]*|nodeagent\.io/(link-degraded|gpu-mem-largest|gpu-mem-enforcement)'
-taints='nodeagent\.io/(links-down|links-below-minimum):[^ ]*'
+taints='nodeagent\.io/(links-down|links-below-minimum|starting):[^ ]*'
 conditions='nodeagent\.io/(LinkHealthy|GpuHealthy|FabricLinks)'
+# Volcano's own device plugin writes the same annotations, so only those of the agents count.
+annotations='volcano\.sh/node-vgpu-(register|handshake)'
 [ $# -eq 0 ] || shift
 for prefix; do
     labels="$labels|$(printf '%s' "$prefix" | sed 's/\./\\./g')[^ ]*"
@@ -45,17 +59,23 @@ if [ -n "$running" ]; then
     exit 1
 fi
 
-# One line for each label, taint and condition of each Node. In a variable, because a pipe hides a failure of kubectl.
-marks=$(kubectl get nodes --output go-template='{{range .items}}{{$node := .metadata.name}}
+# One line for each label, taint, condition and own annotation of each Node. In a variable, because a pipe hides a failure
+# of kubectl.
+marks=$(kubectl get nodes --show-managed-fields --output go-template='{{range .items}}{{$node := .metadata.name}}
 {{- range $key, $value := .metadata.labels}}label {{$node}} {{$key}}{{"\n"}}{{end}}
 {{- range .spec.taints}}taint {{$node}} {{.key}}:{{.effect}}{{"\n"}}{{end}}
-{{- range .status.conditions}}condition {{$node}} {{.type}}{{"\n"}}{{end}}{{end}}')
+{{- range .status.conditions}}condition {{$node}} {{.type}}{{"\n"}}{{end}}
+{{- range .metadata.managedFields}}{{if eq .manager "nodeagent"}}
+{{- with .fieldsV1}}{{with index . "f:metadata"}}{{with index . "f:annotations"}}
+{{- range $key, $_ := .}}annotation {{$node}} {{$key}}{{"\n"}}{{end}}{{end}}{{end}}{{end}}{{end}}{{end}}{{end}}')
 printf '%s\n' "$marks" |
-    { grep -E "^(label [^ ]+ ($labels)|taint [^ ]+ ($taints)|condition [^ ]+ ($conditions))\$" || true; } |
+    { grep -E "^(label [^ ]+ ($labels)|taint [^ ]+ ($taints)|condition [^ ]+ ($conditions)|annotation [^ ]+ f:($annotations))\$" ||
+        true; } |
     while read -r what node mark; do
         case $what in
         label) kubectl label node "$node" "$mark-" ;;
         taint) kubectl taint node "$node" "$mark-" ;;
+        annotation) kubectl annotate node "$node" "${mark#f:}-" ;;
         condition)
             kubectl patch node "$node" --subresource status --type strategic --patch \
                 '{"status":{"conditions":[{"type":"'"$mark"'","$patch":"delete"}]}}'

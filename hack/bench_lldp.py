@@ -101,8 +101,8 @@ def main() -> None:
         "table, byte-equal refresh": (refresh, 5, 1000),
     }
     try:
-        from scapy.contrib.lldp import LLDPDU  # noqa: F401, PLC0415 (binds the layers)
-        from scapy.layers.l2 import Ether  # noqa: PLC0415
+        from scapy.contrib.lldp import LLDPDU  # noqa: F401 (binds the layers)
+        from scapy.layers.l2 import Ether
     except ImportError:
         print("scapy is not installed: no comparison")
     else:

@@ -211,7 +211,8 @@ def cpu_ns(pid: int) -> int:
 
 def memory(pid: int) -> tuple[float, float]:
     status = Path(f"/proc/{pid}/status").read_text()
-    return tuple(int(re.search(rf"{key}:\s+(\d+)", status)[1]) / 1024 for key in ("VmRSS", "VmHWM"))  # type: ignore[index,return-value]
+    kib = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+)", status))
+    return int(kib["VmRSS"]) / 1024, int(kib["VmHWM"]) / 1024
 
 
 def measure(targets: list[Target], *, scrapes: int, idle_s: float) -> None:

@@ -133,7 +133,7 @@ async def with_viewers(viewers: int) -> float:
         sys.executable, "-c", VIEWER, str(await port), str(viewers)
     )
     try:
-        while live.viewers < viewers or not live.made:  # noqa: ASYNC110
+        while live.viewers < viewers or not live.made:
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)
         began, first = time.process_time(), live.made
@@ -142,7 +142,7 @@ async def with_viewers(viewers: int) -> float:
             before, old = live.made, changed
             changed = asyncio.Event()
             old.set()
-            while live.made == before:  # noqa: ASYNC110
+            while live.made == before:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
         return (time.process_time() - began) / (live.made - first)

@@ -29,6 +29,15 @@ Object = dict[str, Any]
 RUNBOOK = "docs/runbook.md"
 """Where the links of alerts lead by default: a path in the repository, which has no address of its own."""
 
+PARTS = {
+    "gpuProcesses": "gpu-processes",
+    "gpuMemoryLimits": "gpu-memory-limits",
+    "mig": "mig",
+    "optics": "optics",
+    "nvSentinel": "nvsentinel",
+}
+"""Values of the chart, and the overlays whose additions to the agents' pods they enable."""
+
 LIVE = tuple(
     field.encode_name
     for field in msgspec.structs.fields(Config)
@@ -81,6 +90,7 @@ def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
 def templates(kubectl: str = "kubectl") -> dict[str, str]:
     """The generated files: file name in the chart → text."""
     cluster, node = build("base/cluster", kubectl), build("base/node", kubectl)
+    pods = {part: pod_of(build(f"overlays/{folder}", kubectl)) for part, folder in PARTS.items()}
     files = {
         "templates/namespace.yaml": when(
             "namespace.create", write([namespace(manifest) for manifest in of_kind(cluster, "Namespace")])
@@ -95,7 +105,7 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
                 if manifest["kind"] not in ("Namespace", "CustomResourceDefinition")
             ]
         ),
-        "templates/agent.yaml": each_pool(write([agent(manifest) for manifest in node])),
+        "templates/agent.yaml": each_pool(write([agent(manifest, pods) for manifest in node])),
         "templates/controller.yaml": when(
             "controller.enabled", write([controller(manifest) for manifest in build("controller", kubectl)])
         ),
@@ -156,11 +166,56 @@ def extend(pod: Object, template: Object, part: str) -> None:
         )
 
 
+def pod_of(objects: list[Object]) -> Object:
+    (daemonset,) = of_kind(objects, "DaemonSet")
+    return copy.deepcopy(daemonset["spec"]["template"]["spec"])
+
+
+def lists(pod: Object) -> dict[str, list[Any]]:
+    """The lists of a pod of an agent to which parts of the chart add items."""
+    (container,) = pod["containers"]
+    return {
+        "volumes": pod["volumes"],
+        "mounts": container["volumeMounts"],
+        "environment": container["env"],
+        "capabilities": container["securityContext"]["capabilities"]["add"],
+    }
+
+
+def add_parts(pod: Object, pods: dict[str, Object]) -> None:
+    """Add the items of each part under its condition. An item of several parts is there once."""
+    for name, items in lists(pod).items():
+        further: list[tuple[Any, list[str]]] = []
+        for part, other in pods.items():
+            for item in lists(other)[name]:
+                if item in items:
+                    continue
+                same = [parts for known, parts in further if known == item]
+                if same:
+                    same[0].append(part)
+                else:
+                    further.append((item, [part]))
+        for number, item in enumerate(items):  # an overlay may replace an item of the base
+            if lacking := [part for part, other in pods.items() if item not in lists(other)[name]]:
+                items[number] = conditional(item, lacking, "not ")
+        items += [conditional(item, parts, "") for item, parts in further]
+
+
+def conditional(item: Any, parts: list[str], negation: str) -> Object:
+    enabled = " ".join(f"$.Values.{part}.enabled" for part in parts)
+    _ITEMS.append((negation + (f"(or {enabled})" if len(parts) > 1 else enabled), item))
+    return {"@item": f"@item@{len(_ITEMS) - 1}@"}
+
+
+_ITEMS: list[tuple[str, Any]] = []
+"""Condition and item, by the number in the mark."""
+
+
 def namespace(manifest: Object) -> Object:
     return {**manifest, "metadata": {**manifest["metadata"], "name": "@value@$.Release.Namespace@"}}
 
 
-def agent(manifest: Object) -> Object:
+def agent(manifest: Object, pods: dict[str, Object]) -> Object:
     """The DaemonSet or the ConfigMap of one pool of nodes."""
     manifest = copy.deepcopy(manifest)
     manifest["metadata"]["name"] = "nodeagent@suffix@"
@@ -175,6 +230,11 @@ def agent(manifest: Object) -> Object:
     spec["template"]["metadata"]["annotations"]["checksum/start-settings"] = "@value@$startSettings@"
     spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"] = "@value@$.Values.agent.maxUnavailable@"
     pod = spec["template"]["spec"]
+    add_parts(pod, pods)
+    pod["hostPID"] = "@true@$.Values.gpuProcesses.enabled@"
+    security = pod["containers"][0]["securityContext"]
+    security["allowPrivilegeEscalation"] = "@value@$.Values.infiniband.enabled@"
+    security["privileged"] = "@true@$.Values.infiniband.enabled@"
     pod["affinity"] = "@block@$affinity@"
     pod["nodeSelector"]["@selector"] = "@entries@$pool.nodeSelector@"
     pod["nodeSelector"]["@nodes"] = "@entries@$.Values.agent.nodeSelector@"
@@ -183,7 +243,7 @@ def agent(manifest: Object) -> Object:
     pod["runtimeClassName"] = "@line@$.Values.agent.runtimeClassName@"
     pod["imagePullSecrets"] = "@block@$.Values.imagePullSecrets@"
     for volume in pod["volumes"]:
-        if volume["name"] == "config":
+        if volume.get("name") == "config":
             volume["configMap"]["name"] = "nodeagent@suffix@"
     for container in (*pod["initContainers"], *pod["containers"]):
         container["image"] = "@image@@"
@@ -214,6 +274,7 @@ def controller(manifest: Object) -> Object:
     if manifest["kind"] == "Deployment":
         manifest["spec"]["replicas"] = "@value@$.Values.controller.replicas@"
         pod = manifest["spec"]["template"]["spec"]
+        pod["affinity"] = "@block@$.Values.controller.affinity@"
         pod["tolerations"] = "@block@$.Values.controller.tolerations@"
         pod.setdefault("nodeSelector", {})["@nodes"] = "@entries@$.Values.controller.nodeSelector@"
         pod["imagePullSecrets"] = "@block@$.Values.imagePullSecrets@"
@@ -261,6 +322,11 @@ def _config(lead: str, key: str, value: str) -> str:
     )
 
 
+def _item(lead: str, condition: str, item: Any) -> str:
+    text = yaml.safe_dump([item], sort_keys=True, width=1_000_000).rstrip().replace("\n", f"\n{lead}")
+    return f"{lead}{{{{- if {condition} }}}}\n{lead}{text}\n{lead}{{{{- end }}}}"
+
+
 _RESOLVE: dict[str, Callable[[str, str, str], str]] = {
     "value": lambda lead, key, value: f"{lead}{key}: {{{{ {value} }}}}",
     "line": lambda lead, key, value: (
@@ -269,6 +335,8 @@ _RESOLVE: dict[str, Callable[[str, str, str], str]] = {
     "entries": lambda lead, _, value: (
         f"{lead}{{{{- with {value} }}}}\n{lead}{{{{- toYaml . | nindent {len(lead)} }}}}\n{lead}{{{{- end }}}}"
     ),
+    "true": lambda lead, key, value: f"{lead}{{{{- if {value} }}}}\n{lead}{key}: true\n{lead}{{{{- end }}}}",
+    "item": lambda lead, _, number: _item(lead[:-2], *_ITEMS[int(number)]),
     "items": lambda lead, _, value: _RESOLVE["entries"](lead[:-2], "", value),
     "pool": lambda lead, key, _: (
         f"{lead}{{{{- with $name }}}}\n{lead}{key}: {{{{ . }}}}\n{lead}{{{{- end }}}}"

@@ -109,8 +109,8 @@ def seeds() -> list[bytes]:
 
 
 def _with_atheris(seconds: int) -> None:
-    import tempfile  # noqa: PLC0415
-    from pathlib import Path  # noqa: PLC0415
+    import tempfile
+    from pathlib import Path
 
     with tempfile.TemporaryDirectory() as folder:
         for n, seed in enumerate(seeds()):
@@ -123,10 +123,10 @@ def _with_atheris(seconds: int) -> None:
 
 
 def _with_hypothesis(seconds: int) -> None:
-    import time  # noqa: PLC0415
+    import time
 
-    from hypothesis import HealthCheck, given, settings  # noqa: PLC0415
-    from hypothesis import strategies as st  # noqa: PLC0415
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
 
     end = time.monotonic() + seconds
     rounds = 0

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nodeagent import discovery
+from nodeagent import discovery, state_directory
 from nodeagent.accounting.gpu_accounting import GpuAccounting
 from nodeagent.agent_config import RESTART_SETTINGS, Config, load
 from nodeagent.c_heap import return_free_memory, use_one_heap
@@ -91,6 +91,8 @@ class AgentOptions(msgspec.Struct, frozen=True):
     node_name: str | None = None
     log_level: str | None = None
     """Instead of ``log.level`` of the configuration."""
+    own_pod: tuple[str, str] | None = None
+    """Namespace and name of the agent's pod."""
 
 
 class Agent:
@@ -100,7 +102,7 @@ class Agent:
         self, config: Config, options: AgentOptions, on_listen: Callable[[int], None] = lambda _port: None
     ) -> None:
         tree = Tree(options.root)
-        state_file = discovery.open_state_file(config.health, options.root)
+        state_file = state_directory.open_state_file(config.health, options.root)
         files = OfferFiles(
             DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(tree.path(config.cdi.directory))
         )
@@ -118,9 +120,9 @@ class Agent:
         """Set when the kubelet has the devices and everything is imported."""
         self.inventory = Inventory()
         self.health = discovery.health_service(config, state_file)
-        remembered_gpus = discovery.open_remembered_gpus(config.health, options.root)
+        remembered_gpus = state_directory.open_remembered_gpus(config.health, options.root)
         gpu_publisher = GpuPublisher(self.health, remembered_gpus)
-        rails = discovery.open_rails(
+        rails = state_directory.open_rails(
             config, options.root, options.kubelet_dir / CHECKPOINT, self._read_pods.set
         )
         self.sources = discovery.Discovery(
@@ -292,6 +294,7 @@ class Agent:
             self._publish_holdings,
             partial(self.inventory.mark_stale, "pods"),
             self._read_pods,
+            own_pod=self._options.own_pod,
         )
 
     def _take_allocation(self, resource: str, ids: Sequence[str]) -> None:
@@ -317,19 +320,19 @@ class Agent:
     def _claim_records(self) -> Path:
         return Tree(self._options.root).path(self._config.health.state_directory) / "claims"
 
-    def _open_dra(self, access: agent_tasks.NodeAccess | None) -> None:
-        """Make the driver, and read what claims of an earlier agent hold."""
+    def _open_dra(self, access: agent_tasks.NodeAccess | None) -> DraDriver:
+        """Make the driver, and read what claims of an earlier agent hold. Without an API server it only ends them."""
         if access is None:
-            log.error(
-                "Resources with mode dra are not offered: the agent has no API server, or not the name of this Node."
+            log.warning(
+                "Resources with mode dra are not offered, and no claim is prepared: the agent has no API server, or "
+                "not the name of this Node. Pods with claims of an earlier agent can end."
             )
-            return
         from nodeagent.dra.driver import DraDriver  # noqa: PLC0415
 
         tree = Tree(self._options.root)
         self.dra = DraDriver(
-            access.access,
-            access.node,
+            None if access is None else access.access,
+            socket.gethostname() if access is None else access.node,
             self.offering.dra,
             kubelet_dir=self._options.kubelet_dir,
             record_folder=self._claim_records,
@@ -339,17 +342,13 @@ class Agent:
             on_change=self._claims_changed,
         )
         self.dra.read_records()
+        return self.dra
 
     async def _run_dra(self, access: agent_tasks.NodeAccess | None) -> None:
         await self.settled.wait()
         while self.dra is None and not (offer := self.offering.dra).current.pools:
             await offer.changed(offer.revision)
-        if self.dra is None:
-            self._open_dra(access)
-        if self.dra is None:
-            await asyncio.Event().wait()
-        else:
-            await self.dra.run()
+        await (self.dra or self._open_dra(access)).run()
 
     def _claims_changed(self) -> None:
         if self._pod_holdings is not None:
@@ -393,8 +392,7 @@ async def run(config: Config, options: AgentOptions) -> None:
 
 
 async def _freeze(agent: Agent) -> None:
-    """Exclude the objects of the start from garbage collection: they live as long as the agent, and each search
-    through them would stop the loop for about ten milliseconds."""
+    """Exclude the objects of the start from garbage collection: a search stops the loop for about ten milliseconds."""
     await agent.settled.wait()
     gc.collect()
     return_free_memory()

@@ -3,9 +3,9 @@
 ``load`` reads a file, ``Config()`` is the default. The settings themselves stand in the rooms that use them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -82,6 +82,11 @@ class LogSettings(Settings, frozen=True, kw_only=True):
 class Config(Settings, frozen=True, kw_only=True):
     """The configuration of one node's agent."""
 
+    misplaced: ClassVar[Mapping[str, str]] = {
+        "gpuMemory": "it is an entry of resources: {kind: gpu-mem, mode: dra}",
+        "nics": "it is an entry of resources: {kind: vf, mode: dra}",
+        "mode": "it is a setting of the entries of resources of kind gpu-mem and vf",
+    }
     api_version: Annotated[
         Literal["nodeagent.io/v1alpha1"], setting("Version of this file's format.", required=True)
     ] = "nodeagent.io/v1alpha1"

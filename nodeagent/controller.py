@@ -210,7 +210,7 @@ class Controller:
             self.pages.planned()
             result = await self._write(outcome, versions)
             self.progress.held = outcome.breaker is not None
-            event_s = await self.events.tell(outcome)
+            event_s = await self.events.write(outcome)
             labelled = LabelResult(left_out=len(outcome.relabel) if "labels" in self._parts.outputs else 0)
             if loop.time() >= self._pause_until and labelled.left_out:
                 label_s = min(_left_s(outcome, self._settings.label_s), self._settings.label_s)

@@ -16,10 +16,11 @@ from nodeagent import supervise
 from nodeagent.bounded_calls import in_thread
 from nodeagent.cluster.hypernodes import HyperNodeWriter
 from nodeagent.cluster.node_labels import NodeLabeler
+from nodeagent.cluster.pod_index import NAME_MAX
 from nodeagent.cluster.write_log import WriteLog
 from nodeagent.config.formats import host_port
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
-from nodeagent.fabric.nodelinks import NodeLink
+from nodeagent.fabric.nodelinks import NodeLink, VfHolder
 from nodeagent.fabric_in_force import FabricInForce
 from nodeagent.health.rule_words import rule_words
 from nodeagent.kube.client import ApiClient, ApiError
@@ -34,6 +35,8 @@ from nodeagent.web.ui_pages import PREFIX, UiPages
 from nodeagent.web.web_settings import AccessSettings
 
 NODE_NAME_MAX = 253
+PODS_FOUND_MAX = 12
+"""Results of a search, as many as the page shows."""
 
 
 class ReplicaWrites(msgspec.Struct, frozen=True):
@@ -46,6 +49,7 @@ class ReplicaWrites(msgspec.Struct, frozen=True):
 
 class _ReportedLinks(msgspec.Struct):
     links: tuple[NodeLink, ...] = ()
+    holders: tuple[VfHolder, ...] = ()
 
 
 _REPORT = NODELINKS.typed(_ReportedLinks)
@@ -81,7 +85,9 @@ class ControllerPages:
         probes: dict[str, PageHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
         folders = {}
         if self._settings.ui:
-            folders[PREFIX] = UiPages("fabric", self.live, {"node.json": self._node}).answer
+            folders[PREFIX] = UiPages(
+                "fabric", self.live, {"node.json": self._node, "pods.json": self._pods}
+            ).answer
         server = WebServer({"/metrics": self.metrics, **probes}, AccessControl(self._settings), folders)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.run(*host_port(listen), listening))
@@ -98,19 +104,7 @@ class ControllerPages:
 
     def _changed(self) -> Awaitable[object]:
         mirror = self._fabric.parts.mirror
-        tasks = [
-            asyncio.ensure_future(mirror.changed(mirror.revision)),
-            asyncio.ensure_future(self._planned.wait()),
-        ]
-
-        async def first() -> None:
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in tasks:
-                    task.cancel()
-
-        return first()
+        return supervise.either(mirror.changed(mirror.revision), self._planned.wait())
 
     def _state(self) -> dict[str, object]:
         return {
@@ -134,7 +128,16 @@ class ControllerPages:
             return Page(404, b"the node has no report now\n")
         links = listed.items[0].links
         words = rule_words({reason for link in links for reason in link.reasons})
-        return Page(200, msgspec.json.encode(ViewReport(links, words)), JSON_TYPE)
+        view = ViewReport(links, words, listed.items[0].holders)
+        return Page(200, msgspec.json.encode(view), JSON_TYPE)
+
+    async def _pods(self, parameters: Mapping[str, str]) -> Page:
+        """The pods whose ``namespace/name`` contains a text, with their nodes."""
+        text = parameters.get("text", "").strip()
+        if not text or len(text) > NAME_MAX:
+            return Page(400, b"give a part of the name\n")
+        found = await self._fabric.parts.mirror.pods.find(text, PODS_FOUND_MAX)
+        return Page(200, msgspec.json.encode(found), JSON_TYPE)
 
     # --- metrics and probes -----------------------------------------------------------------------------------
 

@@ -117,7 +117,9 @@ class DeviceOffering:
         if all(entry.enforcement != "mps" for entry in entries):
             return ()
         snapshot = self._inventory.snapshot
-        return tuple(kind for kind in self._offer.kinds(snapshot) if kind.level(snapshot) == "mps")
+        by_claim = (device.kind for device in self._offer.dra_devices(snapshot))
+        kinds = dict.fromkeys((*self._offer.kinds(snapshot), *by_claim))
+        return tuple(kind for kind in kinds if kind.level(snapshot) == "mps")
 
     def check(self, name: str) -> None:
         """Raise ``ConfigError`` if the configuration at start cannot work on this machine."""

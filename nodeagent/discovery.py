@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nodeagent import state_directory
 from nodeagent.agent_config import Config
 from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.health.gpu_settings import GpuSettings
@@ -33,7 +34,6 @@ from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.limit_support import limit_support
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities
-from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.supervise import keep
 
@@ -68,29 +68,6 @@ def driver(tree: Tree, settings: GpuSettings) -> nvml_session.Driver:
 
 def health_service(config: Config, state_file: StateFile | None = None) -> HealthService:
     return HealthService(config.health, config.gpu, state_file)
-
-
-def open_state_file(settings: HealthSettings, root: Path) -> StateFile:
-    return StateFile.open(Tree(root).path(settings.state_directory))
-
-
-def open_rails(
-    config: Config,
-    root: Path,
-    checkpoint: Path | None = None,
-    read_holdings: Callable[[], object] = lambda: None,
-) -> RailMemory:
-    """Read the rails of an earlier agent. ``checkpoint`` is that of the kubelet that gets the devices. Blocks."""
-    return RailMemory.open(
-        Tree(root).path(config.health.state_directory),
-        checkpoint,
-        pod_resources=config.kubelet.pod_resources,
-        read_holdings=read_holdings,
-    )
-
-
-def open_remembered_gpus(settings: HealthSettings, root: Path) -> RememberedGpus:
-    return RememberedGpus.open(Tree(root).path(settings.state_directory))
 
 
 def adopt(health: HealthService, begun: HealthSettings, now: HealthSettings) -> None:
@@ -149,7 +126,9 @@ class Discovery:
         self._lldp_receiver: LldpReceiver | None = None
         self._lldpd_links: tuple[SelectedLink, ...] = ()
         if gpu_publisher is None:
-            gpu_publisher = GpuPublisher(health_service(config), open_remembered_gpus(config.health, root))
+            gpu_publisher = GpuPublisher(
+                health_service(config), state_directory.open_remembered_gpus(config.health, root)
+            )
         self._gpu_facts = gpu_publisher
         self._stores = stores
         self._health = self._gpu_facts.health

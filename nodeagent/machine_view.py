@@ -7,10 +7,11 @@ from typing import Literal
 
 import msgspec
 
+from nodeagent.allocation import Devices
 from nodeagent.dra.device_attributes import LinkMemory, published
 from nodeagent.dra.devices import DraDevice, GpuDevice
 from nodeagent.kinds import DeviceKind
-from nodeagent.model import Devices, Snapshot
+from nodeagent.model import Snapshot
 
 
 class Trouble(msgspec.Struct, frozen=True):

@@ -122,36 +122,6 @@ class GpuFunction(msgspec.Struct, frozen=True):
         return self.driver is not None and any(part in self.driver for part in _FOR_GUESTS)
 
 
-class PodUse(msgspec.Struct, frozen=True):
-    """The use of one GPU by the processes of one pod.
-
-    ``pod`` is the pod's UID, and ``namespace`` is empty, if the kubelet's log folder does not name it. ``utilization``
-    is its part of the time of the SMs, 0 to 1.
-    """
-
-    namespace: str
-    pod: str
-    memory_bytes: int
-    processes: int
-    utilization: float | None = None
-    uid: str = ""
-
-
-class OutsideProcess(msgspec.Struct, frozen=True):
-    """A process on a GPU that is in no pod. ``name`` is the kernel's short name of it, escaped."""
-
-    pid: int
-    name: str
-    memory_bytes: int
-
-
-class GpuUsage(msgspec.Struct, frozen=True):
-    """The users of one GPU: pods by namespace and name, other processes by pid."""
-
-    pods: tuple[PodUse, ...] = ()
-    outside: tuple[OutsideProcess, ...] = ()
-
-
 class UnusableGpu(msgspec.Struct, frozen=True):
     """A GPU that no resource can offer: NVML does not name it, or reports values that cannot be true.
 
@@ -240,18 +210,6 @@ class Holding(msgspec.Struct, frozen=True):
     claim: str = ""
 
 
-class Devices(msgspec.Struct, frozen=True):
-    """Devices of one resource that share their parent, NUMA nodes and health: all the slices of a GPU,
-    or one VF. ``parent`` is a GPU's UUID or a PF's PCI address. They are one value because they change together,
-    and because 8 values cost less than 80,000.
-    """
-
-    parent: str
-    ids: tuple[str, ...]
-    numa_nodes: tuple[int, ...]
-    health: Health = HEALTHY
-
-
 class DeviceNode(msgspec.Struct, frozen=True):
     """A character device for the container; ``permissions`` as in the device cgroup, ``rwm``."""
 
@@ -266,27 +224,6 @@ class Mount(msgspec.Struct, frozen=True):
     host_path: str
     container_path: str
     read_only: bool = False
-
-
-class DeviceInfo(msgspec.Struct, frozen=True):
-    """One device-info file of the Network Plumbing Working Group, written before Allocate is answered.
-
-    ``name`` is the file's name under ``/var/run/k8s.cni.cncf.io/devinfo/dp``, ``text`` its JSON.
-    """
-
-    name: str
-    text: str
-
-
-class Allocation(msgspec.Struct, frozen=True):
-    """The answer to the kubelet's Allocate, and the files that must exist before it."""
-
-    env: tuple[tuple[str, str], ...] = ()
-    mounts: tuple[Mount, ...] = ()
-    device_nodes: tuple[DeviceNode, ...] = ()
-    annotations: tuple[tuple[str, str], ...] = ()
-    cdi_devices: tuple[str, ...] = ()
-    device_info: tuple[DeviceInfo, ...] = ()
 
 
 class HostPaths(msgspec.Struct, frozen=True):

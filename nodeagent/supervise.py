@@ -111,13 +111,11 @@ async def beside(
             await working
         yield working
     finally:
-        for task in (working, waiting):
-            task.cancel()
-        await asyncio.gather(working, waiting, return_exceptions=True)
+        await end_tasks((working, waiting))
 
 
 async def either(*waits: Coroutine[Any, Any, object]) -> None:
-    """Return when one of the awaitables is done."""
+    """Return when one of the coroutines is done and the others have ended. Raises the error of the first one."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -125,8 +123,7 @@ async def either(*waits: Coroutine[Any, Any, object]) -> None:
             if task.done():
                 task.result()
     finally:
-        for task in tasks:
-            task.cancel()
+        await end_tasks(tasks)
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -6,6 +6,7 @@ Examples have no deadline, because test machines are shared. On a developer's ma
 
 import logging
 import os
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -19,7 +20,8 @@ __all__ = ["pytest_runtest_setup", "pytest_timeout_set_timer"]
 
 # A simulated machine is thousands of small files, which are slow to create on a disk.
 if Path("/dev/shm").is_dir():
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+    os.environ.setdefault("TMPDIR", "/dev/shm")
+    tempfile.tempdir = None  # read TMPDIR again
 
 settings.register_profile(
     "explore", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]

@@ -21,12 +21,12 @@ def uid(number: int) -> str:
 
 async def accounting(on: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     """Measure the thread of the driver, and the event loop with 632 held slices, apart."""
-    from nodeagent.accounting.gpu_accounting import GpuAccounting  # noqa: PLC0415
-    from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings  # noqa: PLC0415
-    from nodeagent.host.gpu_driver import GpuProcess  # noqa: PLC0415
-    from nodeagent.host.sysfs import Tree  # noqa: PLC0415
-    from nodeagent.model import Gpu, Holding, Snapshot  # noqa: PLC0415
-    from nodeagent.sources.gpu_users import GpuUsers  # noqa: PLC0415
+    from nodeagent.accounting.gpu_accounting import GpuAccounting
+    from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
+    from nodeagent.host.gpu_driver import GpuProcess
+    from nodeagent.host.sysfs import Tree
+    from nodeagent.model import Gpu, Holding, Snapshot
+    from nodeagent.sources.gpu_users import GpuUsers
 
     root = on.folder / "accounting"
     for folder, comm in (("2", "kthreadd"),):

@@ -23,14 +23,14 @@ GROUP = "Allocate of 40 slices of 632 with each enforcement, client and server i
 
 
 async def enforcement(on: Stage, *, quick: bool) -> AsyncIterator[Figure]:
-    from nodeagent.kinds.gpu_memory import GpuMemory  # noqa: PLC0415
-    from nodeagent.kinds.mps_clients import MpsShares  # noqa: PLC0415
-    from nodeagent.kubelet.cdi_files import CdiSpecFiles  # noqa: PLC0415
-    from nodeagent.kubelet.device_info import DeviceInfoFiles  # noqa: PLC0415
-    from nodeagent.kubelet.offer_files import OfferFiles  # noqa: PLC0415
-    from nodeagent.kubelet.plugin import Plugin, RecentFunctions  # noqa: PLC0415
-    from nodeagent.kubelet.rpc_stats import RpcStats  # noqa: PLC0415
-    from nodeagent.model import Gpu, Holding, LimitSupport, Snapshot  # noqa: PLC0415
+    from nodeagent.kinds.gpu_memory import GpuMemory
+    from nodeagent.kinds.mps_clients import MpsShares
+    from nodeagent.kubelet.cdi_files import CdiSpecFiles
+    from nodeagent.kubelet.device_info import DeviceInfoFiles
+    from nodeagent.kubelet.offer_files import OfferFiles
+    from nodeagent.kubelet.plugin import Plugin, RecentFunctions
+    from nodeagent.kubelet.rpc_stats import RpcStats
+    from nodeagent.model import Gpu, Holding, LimitSupport, Snapshot
 
     gpus = tuple(Gpu(f"GPU-{n}", n, n, "H100", f"0000:{n:02x}:00.0", 81_559, 0) for n in range(GPUS))
     snapshot = Snapshot(
@@ -60,9 +60,9 @@ async def enforcement(on: Stage, *, quick: bool) -> AsyncIterator[Figure]:
 
 
 def _search(root: Path, *, quick: bool) -> Figure:
-    from nodeagent.host.sysfs import Tree  # noqa: PLC0415
-    from nodeagent.limits.container_cgroups import ContainerCgroups  # noqa: PLC0415
-    from nodeagent.limits.shares import Share  # noqa: PLC0415
+    from nodeagent.host.sysfs import Tree
+    from nodeagent.limits.container_cgroups import ContainerCgroups
+    from nodeagent.limits.shares import Share
 
     shares = []
     for n in range(PODS):

@@ -58,8 +58,8 @@ async def answer(questions: dict[str, Callable[[], dict[str, object]]]) -> None:
 
 
 async def run(arguments: list[str]) -> None:
-    from nodeagent.agent import Agent, AgentOptions  # noqa: PLC0415
-    from nodeagent.agent_config import load  # noqa: PLC0415
+    from nodeagent.agent import Agent, AgentOptions
+    from nodeagent.agent_config import load
 
     parser = argparse.ArgumentParser()
     for name in ("--config", "--root", "--kubelet-dir"):
@@ -96,12 +96,12 @@ class NoFiles:
 
 async def endpoint(socket: Path, ids: int) -> None:
     """A plugin as in the agent, without the check that refuses a list that is too long for the kubelet."""
-    from msgspec.structs import replace  # noqa: PLC0415
+    from msgspec.structs import replace
 
-    from nodeagent.kinds.gpu_memory import GpuMemory  # noqa: PLC0415
-    from nodeagent.kubelet.plugin import Plugin, RecentFunctions  # noqa: PLC0415
-    from nodeagent.kubelet.rpc_stats import RpcStats  # noqa: PLC0415
-    from nodeagent.model import Gpu, Health, Snapshot, State  # noqa: PLC0415
+    from nodeagent.kinds.gpu_memory import GpuMemory
+    from nodeagent.kubelet.plugin import Plugin, RecentFunctions
+    from nodeagent.kubelet.rpc_stats import RpcStats
+    from nodeagent.model import Gpu, Health, Snapshot, State
 
     gpus = tuple(
         Gpu(

@@ -122,8 +122,8 @@ async def _agent_cycles(times: int, count: int) -> list[float]:
 
 
 def _pyroute2_cycles(times: int) -> list[float]:
-    from pyroute2 import IPRoute  # noqa: PLC0415
-    from pyroute2.netlink.generic.ethtool import NlEthtool  # noqa: PLC0415
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.generic.ethtool import NlEthtool
 
     found = []
     with IPRoute() as route:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 
 from nodeagent.accounting.gpu_accounts import GpuAccount, accounts
 from nodeagent.accounting.over_use import OverUse, OverUses
+from nodeagent.gpu_usage import GpuUsage
 from nodeagent.health.gpu_settings import GpuSettings
-from nodeagent.model import GpuUsage, Snapshot
+from nodeagent.model import Snapshot
 
 log = logging.getLogger(__name__)
 

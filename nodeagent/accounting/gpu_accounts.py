@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from nodeagent.gpu_usage import GpuUsage, OutsideProcess, PodUse
 from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER, granted_shares
-from nodeagent.model import GpuUsage, Holding, OutsideProcess, PodUse, Snapshot
+from nodeagent.model import Holding, Snapshot
 
 
 class PodAccount(msgspec.Struct, frozen=True):

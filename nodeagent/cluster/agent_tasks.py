@@ -135,6 +135,7 @@ async def run(
             delivery=deliveries.of("nodelinks"),
             board=board,
             levels=lambda snapshot: levels_in_force(offer.offered, snapshot),
+            with_holders=settings.report_holders,
         )
         tasks["nodelinks"] = reporter.run
     if settings.events:

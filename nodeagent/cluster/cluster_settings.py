@@ -93,6 +93,14 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
             "from them."
         ),
     ] = True
+    report_holders: Annotated[
+        bool,
+        setting(
+            "Add the pods that hold VFs to NodeLinks, with the time since when, for the fabric map. Each start and "
+            "end of such a pod then writes the report, at most once in 10 s. Off by default: it costs writes, and "
+            "readers of NodeLinks see names of pods."
+        ),
+    ] = False
     events: Annotated[
         bool, setting("Write Events for faults, on the Node and on pods that hold a failed device.")
     ] = True
@@ -136,6 +144,8 @@ def cluster_conflicts(cluster: ClusterSettings) -> Iterator[Conflict]:
     if cluster.kubeconfig is not None and cluster.access != "kubeconfig":
         message = "needs access: kubeconfig; a pod's service account is not read from there"
         yield Conflict((("kubeconfig",), ("access",)), message)
+    if cluster.report_holders and not cluster.report:
+        yield Conflict((("reportHolders",), ("report",)), "needs report: the holders are a part of it")
     if cluster.access == "none":
         enabled = {"conditions": cluster.conditions, "label": cluster.label}
         enabled |= {"taint": cluster.taint.enabled, "evict": cluster.evict.enabled}

@@ -26,7 +26,7 @@ class FabricEvents:
         self._lease = EventTarget("Lease", namespace, lease, "coordination.k8s.io/v1")
         self._obstacles: dict[str, str] = {}
 
-    async def tell(self, outcome: PlanOutcome) -> float | None:
+    async def write(self, outcome: PlanOutcome) -> float | None:
         """Write an Event for each new obstacle. Return the seconds until the rest may be written, if any."""
         current = obstacles(outcome)
         for key, text in current.items():

@@ -5,6 +5,7 @@ Rules:
 * A copy holds just enough of each object to detect a change. The planner receives the content while it is read: a
   hundred thousand reports as objects would take most of a gigabyte.
 * An object that cannot be decoded is refused by name and does not affect the others.
+* The pods in reports are kept for the search of the map alone: a pod that starts or ends makes no plan.
 * Of a Node only the metadata is requested, and only the labels that the controller may write are decoded.
 * A watch can stop without ending, and its copy is then outdated. Before a plan is written, the versions of all
   HyperNodes are listed: a write names the version of one object, but the rules of the tree concern all of them.
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from nodeagent.cluster.pod_index import PodIndex
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
 from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain
 from nodeagent.fabric.reports import InternPool
@@ -46,6 +48,7 @@ class RawReport(msgspec.Struct, rename="camel"):
     node_name: msgspec.Raw = msgspec.Raw(b'""')
     links: msgspec.Raw = msgspec.Raw(b"[]")
     nvlink_domains: msgspec.Raw = msgspec.Raw(b"[]")
+    holders: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 class RawHyperNode(msgspec.Struct):
@@ -95,6 +98,7 @@ class ClusterMirror:
         self, client: ApiClient, namespace: str, listener: FabricListener, label_keys: Iterable[str]
     ) -> None:
         self.revision = 0
+        self.pods = PodIndex()
         self._client = client
         self._waiters: list[asyncio.Future[None]] = []
         self._listener = listener
@@ -199,6 +203,7 @@ class ClusterMirror:
         A list that fails half-way has still passed on what is true. The copy has a hash of each report.
         """
         name = raw.metadata.name
+        self.pods.take(name, bytes(raw.holders))
         content = hash((bytes(raw.links), bytes(raw.node_name), bytes(raw.nvlink_domains)))
         known = self._passed_on.get(name)
         if content != (self.reports.objects.get(name) if known is None else known):
@@ -216,6 +221,7 @@ class ClusterMirror:
         if self._passed_on.pop(name, None) is not None and not self._passed_on:
             self._passed_on.clear()  # which frees its memory
         if now is None:
+            self.pods.forget(name)
             self._listener.report(name, None)
             self.stir()
 

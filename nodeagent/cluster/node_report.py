@@ -12,6 +12,8 @@ Rules:
   the state of that time.
 * A part that the server refuses is left out (``refused_fields``), and the rest is written. Each check of the stored
   object tries the whole report again.
+* The pods that hold VFs are reported only on request (`cluster.reportHolders`). While podresources has not answered,
+  the last ones stand.
 * A missing NIC keeps its place as ``missing`` while it has a rail. Without a rail it leaves the report.
 """
 
@@ -32,16 +34,16 @@ from nodeagent.cluster.deliveries import Deliveries, Delivery, incomplete
 from nodeagent.cluster.event_writer import EventTarget, Notice
 from nodeagent.cluster.notice_board import NoticeBoard
 from nodeagent.cluster.refused_fields import OLDER_STATES, leave_out, refused_fields
+from nodeagent.cluster.reported_neighbor import reported_neighbor
 from nodeagent.cluster.retry import ApiRetry
+from nodeagent.cluster.vf_holders import vf_holders
 from nodeagent.fabric.nodelinks import (
     NOT_UP,
     GpuMemoryLevel,
-    LinkNeighbor,
     Metadata,
     NodeLink,
     NodeLinks,
     ReportedDomain,
-    ReportedId,
     convert,
 )
 from nodeagent.inventory import Inventory
@@ -56,6 +58,7 @@ from nodeagent.model import (
     Snapshot,
     State,
 )
+from nodeagent.plain_text import one_line
 from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
@@ -64,7 +67,7 @@ GATHER_S = 2.0
 GAP_S = 10.0
 PATIENCE_S = 120.0
 """Four times the interval of a switch's frames, and their TTL (802.1AB, 9.2.5.6 and 9.2.5.7)."""
-ADDRESSES_MAX = 8
+DETAIL_MAX = 256
 CHECK_S = 3600.0
 """How often the stored object is read again: a person may have deleted it."""
 TRIES = 6
@@ -82,7 +85,7 @@ Rails = Mapping[str, int]
 """The rail of each PF that has one, by PCI address."""
 
 REPORT = NODELINKS.typed(NodeLinks)
-_DECIDED = attrgetter("links", "nvlink_domains", "gpu_memory")  # by this node
+_DECIDED = attrgetter("links", "nvlink_domains", "gpu_memory", "holders")  # by this node
 
 
 def report(
@@ -95,6 +98,7 @@ def report(
     patient: bool = False,
     namespace: str | None = None,
     levels: tuple[GpuMemoryLevel, ...] = (),
+    with_holders: bool = False,
 ) -> NodeLinks:
     """The report of this moment.
 
@@ -105,6 +109,7 @@ def report(
     stamp = rfc3339(now)
     links = {link.pci_address: link for link in snapshot.links}
     reported = {}
+    names: dict[str, str] = {}
     for function in snapshot.functions:
         if function.parent is not None:
             continue
@@ -112,6 +117,7 @@ def report(
         if function.missing and rail is None:
             continue
         name = RAIL_NAME.format(rail) if rail is not None else function.netdev or function.pci_address
+        names[function.pci_address] = name
         reported[name] = _link(
             name,
             rail,
@@ -133,6 +139,7 @@ def report(
         links=tuple(sorted(reported.values(), key=_place)),
         gpu_memory=levels,
         nvlink_domains=_domains(snapshot, before),
+        holders=vf_holders(snapshot, names, before, stamp) if with_holders else (),
     )
 
 
@@ -171,6 +178,7 @@ def _link(
     netdev = link.netdev if link else function.netdev
     own_neighbors = [neighbor for neighbor in neighbors if neighbor.link == netdev]
     state = function.link_state
+    reasons = sorted({reason.key: reason.detail for reason in function.health.reasons}.items())
     same_state = (
         last is not None
         and last.state in (state, OLDER_STATES.get(state))
@@ -186,44 +194,10 @@ def _link(
         rail=rail,
         speed_mbps=link.speed_mbps if link else None,
         state=state,
-        reasons=tuple(sorted({reason.key for reason in function.health.reasons})),
-        neighbor=_neighbor(own_neighbors, last.neighbor if last else None, patient=patient),
+        reasons=tuple(key for key, _ in reasons),
+        reason_details=tuple(one_line(detail, DETAIL_MAX) for _, detail in reasons),
+        neighbor=reported_neighbor(own_neighbors, last.neighbor if last else None, patient=patient),
         last_transition_time=last.last_transition_time if last and same_state else stamp,
-    )
-
-
-def _neighbor(neighbors: list[Neighbor], last: LinkNeighbor | None, *, patient: bool) -> LinkNeighbor | None:
-    """The neighbor to report: the first one, unless it is another one than before and not confirmed."""
-    if not neighbors:
-        return last if last is None or patient else msgspec.structs.replace(last, stale=True)
-    first = neighbors[0]
-    current = _link_neighbor(first, contested=_is_contested(neighbors))
-    if last is None:
-        return current
-    if (current.chassis_id, current.port_id) == (last.chassis_id, last.port_id):
-        return last if patient and first.stale else current
-    return current if first.confirmed else msgspec.structs.replace(last, stale=True)
-
-
-def _is_contested(neighbors: list[Neighbor]) -> bool:
-    """Whether several confirmed chassis are live on a link. A switch that renames its ports while it boots is one."""
-    return (
-        len({neighbor.chassis_id for neighbor in neighbors if neighbor.confirmed and not neighbor.stale}) > 1
-    )
-
-
-def _link_neighbor(neighbor: Neighbor, *, contested: bool) -> LinkNeighbor:
-    port = ReportedId(subtype=neighbor.port_id.subtype, value=neighbor.port_id.value)
-    return LinkNeighbor(
-        chassis_id=ReportedId(subtype=neighbor.chassis_id.subtype, value=neighbor.chassis_id.value),
-        port_id=port,
-        system_name=neighbor.system_name,
-        # Most switches repeat the port's name as its description; the API server stores these bytes for every link.
-        port_description=neighbor.port_description if neighbor.port_description != port.value else None,
-        # Their order means nothing. A switch with hundreds of addresses must not make the report too large.
-        management_addresses=tuple(sorted(set(neighbor.management_addresses))[:ADDRESSES_MAX]),
-        stale=neighbor.stale,
-        contested=contested,
     )
 
 
@@ -258,8 +232,8 @@ def body(links: NodeLinks, owner: NodeClaim | None) -> dict[str, Any]:
 class NodeReporter:
     """Keep this node's NodeLinks up to date.
 
-    ``rails`` and ``levels`` return the rails and the enforcement of GPU memory for each report. ``jitter_s`` spreads
-    the first reports of nodes that start together.
+    ``rails`` and ``levels`` return the rails and the enforcement of GPU memory for each report. ``with_holders``
+    reports the pods that hold VFs. ``jitter_s`` spreads the first reports of nodes that start together.
     """
 
     def __init__(
@@ -274,6 +248,7 @@ class NodeReporter:
         delivery: Delivery | None = None,
         board: NoticeBoard | None = None,
         levels: Callable[[Snapshot], tuple[GpuMemoryLevel, ...]] = lambda _snapshot: (),
+        with_holders: bool = False,
         jitter_s: float = 10.0,
         gather_s: float = GATHER_S,
         gap_s: float = GAP_S,
@@ -281,7 +256,7 @@ class NodeReporter:
     ) -> None:
         self._client, self._inventory = client, inventory
         self._node, self._namespace, self._rails = node, namespace, rails
-        self._owner, self._levels = owner, levels
+        self._owner, self._levels, self._with_holders = owner, levels, with_holders
         self._jitter_s, self._gather_s, self._gap_s, self._patience_s = jitter_s, gather_s, gap_s, patience_s
         self._retry = ApiRetry(
             "The NodeLinks report does not reach the API server", delivery or Deliveries().of("nodelinks")
@@ -328,6 +303,7 @@ class NodeReporter:
                 patient=patient,
                 namespace=self._namespace,
                 levels=self._levels(snapshot),
+                with_holders=self._with_holders,
             )
             if self._stored is not None and _DECIDED(links) == _DECIDED(self._stored) and not again:
                 return

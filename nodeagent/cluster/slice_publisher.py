@@ -136,7 +136,7 @@ class SlicePublisher:
 
     async def _wait_for_floor(self) -> None:
         """Return when the API server is new enough. Otherwise the log has one line."""
-        told = False
+        logged = False
         while True:
             try:
                 version = await server_version(self._client)
@@ -145,7 +145,7 @@ class SlicePublisher:
                 continue
             if version >= FLOOR:
                 return
-            if not told:
+            if not logged:
                 self._delivery.unmet(
                     f"mode dra needs Kubernetes {_dotted(FLOOR)}, and the API server has {_dotted(version)}"
                 )
@@ -154,7 +154,7 @@ class SlicePublisher:
                     _dotted(FLOOR),
                     _dotted(version),
                 )
-            told = True
+            logged = True
             await asyncio.sleep(jittered(self._floor_check_s))
 
     async def _publish(self) -> float:
@@ -246,7 +246,7 @@ class SlicePublisher:
         if write.spec:
             self._generations[write.pool] = generation_of(answer)
             self._answered[name] = AnsweredDevices(write.spec["devices"], answer["spec"].get("devices") or ())
-            self._tell_dropped(dropped_fields(write.spec, answer["spec"]))
+            self._log_dropped(dropped_fields(write.spec, answer["spec"]))
 
     async def _delete(self, name: str, meta: Meta) -> None:
         self._gone[name] = meta.uid or ""
@@ -260,7 +260,7 @@ class SlicePublisher:
                 del self._gone[name]
                 raise
 
-    def _tell_dropped(self, dropped: set[str]) -> None:
+    def _log_dropped(self, dropped: set[str]) -> None:
         """Log the fields that the server does not store; they mean that one of its features is off."""
         if new := dropped - self._dropped:
             log.error(

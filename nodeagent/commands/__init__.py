@@ -1,8 +1,8 @@
 """The verbs of the command line. Each verb prints its result to stdout and its logs to stderr.
 
-A module or package holds one verb: its options, composition and rendering. A verb imports its room when it runs, so
-that ``--help`` and ``config check`` do not load gRPC. The modules of the other verbs stay unread: the agent starts the
-sooner. ``options`` holds the options that several verbs share.
+A module or package holds one verb, ``plan`` those of a fabric: options, composition and rendering. A verb imports its
+room when it runs, so that ``--help`` and ``config check`` do not load gRPC. The modules of other verbs are not imported:
+the agent starts the sooner. ``options`` holds the options that several verbs share.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["FAILED", "GOOD", "ROOT", "USAGE", "VERBS", "Add", "Verb", "declarati
 VERBS: dict[str, str] = {
     "run": "run.add",
     "scan": "scan.add",
-    "neighbors": "neighbors.add_neighbors",
-    "decode": "neighbors.add_decode",
+    "neighbors": "neighbors.add",
+    "decode": "decode.add",
     "config": "config.add",
     "vfs": "vfs.add",
     "mps": "mps.add",

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nodeagent.config.bounded_yaml import load_document
-from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.config.faults import ConfigError, ConfigFault, FaultList, HaltError, most_similar, quote
+from nodeagent.config.yaml_tree import locate, parse
 from nodeagent.fabric.topology_file import Topology, load_topology
 from nodeagent.fabric_file import read_fabric
 from nodeagent.followed_configuration import configuration_text, read_at_start
 from nodeagent.health.cabling import PlanError, of_node
 from nodeagent.sources.cabling_plan import LIMITS
 
+KINDS = ("NodeAgentConfig", "FabricConfig", "FabricTopology")
 FAULTS_MAX = 100
 """Faults of a cabling plan that are shown: one wrong script makes one for each link of a cluster."""
 
@@ -34,6 +36,11 @@ def check_file(path: Path, root: Path | None) -> CheckedFile:
     text = read_at_start(path, partial(configuration_text, path))
     document = _document(text)
     kind = document.get("kind")
+    if isinstance(kind, str) and kind not in KINDS:
+        meant = most_similar(kind, KINDS)
+        if meant is None:
+            raise _of_another_kind(text, kind, str(path))
+        kind = meant
     if kind == "FabricConfig":
         config, topology = read_at_start(path, partial(read_fabric, path))
         named = [name for name in (config.topology, config.infiniband_cables) if name is not None]
@@ -46,6 +53,19 @@ def check_file(path: Path, root: Path | None) -> CheckedFile:
 
     agent, notes = listing.check(text, root, name=str(path))
     return CheckedFile(f"{len(agent.resources)} resources configured", notes)
+
+
+def _of_another_kind(text: str, kind: str, name: str) -> ConfigError:
+    """One fault: such an object has no settings to compare."""
+    faults = FaultList()
+    try:
+        at = locate(parse(text, faults), ("kind",))
+    except HaltError:
+        return ConfigError(name, faults)
+    message = f"is {quote(kind)}, must be one of {', '.join(KINDS)}; a cabling plan has no kind"
+    if kind == "ConfigMap":
+        message += "; check the text in its `data`, as a file of its own"
+    return ConfigError(name, [ConfigFault("kind", *at, message)])
 
 
 def _document(text: str) -> dict[object, object]:

@@ -51,6 +51,11 @@ def _run(options: argparse.Namespace) -> int:
         options.listen,
         os.environ.get("NODE_NAME"),
         options.log_level,
+        _own_pod(os.environ.get("POD_NAMESPACE"), os.environ.get("POD_NAME")),
     )
     asyncio.run(agent.run(config, agent_options))
     return GOOD
+
+
+def _own_pod(namespace: str | None, name: str | None) -> tuple[str, str] | None:
+    return (namespace, name) if namespace and name else None

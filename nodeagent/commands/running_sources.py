@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from nodeagent import discovery
+from nodeagent import discovery, state_directory
 from nodeagent.agent_config import Config
 from nodeagent.inventory import Inventory
 from nodeagent.sources.gpu_publisher import GpuPublisher
+from nodeagent.supervise import end_tasks
 
 READ_S = 2.0
 """Long enough for every source to publish once."""
@@ -21,10 +22,10 @@ class RunningSources:
     and send no LLDP frames."""
 
     def __init__(self, config: Config, root: Path) -> None:
-        remembered = discovery.open_remembered_gpus(config.health, root)
+        remembered = state_directory.open_remembered_gpus(config.health, root)
         self.inventory = Inventory()
         self.gpu_publisher = GpuPublisher(discovery.health_service(config), remembered)
-        self.rails = discovery.open_rails(config, root)
+        self.rails = state_directory.open_rails(config, root)
         quiet = msgspec.structs.replace(config.lldp, transmit=False)
         self._sources = discovery.Discovery(
             self.inventory,
@@ -46,6 +47,4 @@ class RunningSources:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)

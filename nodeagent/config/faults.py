@@ -120,13 +120,18 @@ def quote(text: str) -> str:
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
     """The end of a message: the most similar option, or nothing where none is similar."""
+    similar = most_similar(word, options)
+    return f"; did you mean {similar}?" if similar else ""
+
+
+def most_similar(word: str, options: Iterable[str]) -> str | None:
     if len(word) > _COMPARED_MAX:
-        return ""
+        return None
     folded = {_fold(option): option for option in options}
     from difflib import get_close_matches  # noqa: PLC0415 - a good file needs no hint
 
     similar = get_close_matches(_fold(word), folded, n=1)
-    return f"; did you mean {folded[similar[0]]}?" if similar else ""
+    return folded[similar[0]] if similar else None
 
 
 def _fold(word: str) -> str:

@@ -11,7 +11,8 @@ A module with settings has no ``from __future__ import annotations``: msgspec wo
 twice at each start, which takes longer than all else about the configuration.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -74,3 +75,6 @@ LinkType = Literal["ethernet", "infiniband"]
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=wire):
     """The root of all settings structs."""
+
+    misplaced: ClassVar[Mapping[str, str]] = {}
+    """Keys that a user may look for in this struct, each with the sentence that names its place."""

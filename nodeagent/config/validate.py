@@ -118,7 +118,9 @@ class _Validator:
                 continue
             if (field := known.get(key)) is None:
                 names = [*known, *([type_.tag_field] if type_.tag_field else [])]
-                hint = did_you_mean(key, names) or f"; known here: {', '.join(names)}"
+                place = type_.cls.misplaced.get(key) if issubclass(type_.cls, Settings) else None
+                hint = f"; {place}" if place else did_you_mean(key, names)
+                hint = hint or f"; known here: {', '.join(names)}"
                 self._faults.add((*path, key), (entry.line, entry.column), f"unknown key{hint}")
                 continue
             value = self.value(entry.node, field.type, (*path, key))

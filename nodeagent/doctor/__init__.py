@@ -28,6 +28,7 @@ from nodeagent.doctor import (
     kubelet_checks,
     lldp_checks,
     machine_checks,
+    mps_checks,
     nic_checks,
     nvsentinel_checks,
     runtime_checks,
@@ -102,6 +103,7 @@ TOPICS = (
     lldp_checks.TOPIC,
     infiniband_checks.TOPIC,
     gpu_checks.TOPIC,
+    mps_checks.TOPIC,
     runtime_checks.TOPIC,
     kubelet_checks.TOPIC,
     agent_checks.TOPIC,
@@ -179,6 +181,7 @@ def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
         "nics": ReadTask(lambda: nic_checks.read(target), usual),
         # The process that it starts has the usual time and must end first.
         "gpus": ReadTask(lambda: gpu_checks.read(target), usual + margin),
+        "mps": ReadTask(lambda: mps_checks.read(target), usual),
         "runtime": ReadTask(lambda: runtime_checks.read(target), usual),
         "paths": ReadTask(lambda: host_paths.find(target.tree, target.config.cdi.directory), usual),
         "rails": ReadTask(lambda: stored_nics.read(target), usual),
@@ -222,6 +225,7 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
     yield from found_by("lldp", lambda facts: lldp_checks.findings(facts, config))
     yield from found_by("infiniband", lambda facts: infiniband_checks.findings(facts, config))
     yield from found_by("gpus", lambda facts: gpu_checks.findings(facts, config))
+    yield from found_by("mps", mps_checks.findings)
     yield from found_by("runtime", lambda facts: runtime_checks.findings(facts, config, gpus))
     yield from found_by(
         "kubelet", lambda facts: kubelet_checks.findings(facts, config, snapshot, stored.numbering)

@@ -8,18 +8,20 @@ and PF, against what the prepared claims hold.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING
 
 import msgspec
 
+from nodeagent.allocation import Allocation, DeviceInfo
 from nodeagent.cdi import ContainerEdits
 from nodeagent.dra import DRIVER
-from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice, plugin_holders, pool_name
+from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice, gpu_name, plugin_holders, pool_name
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares
 from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim, quantity
 from nodeagent.kinds import Refused, ascii_name, held_by, unhealthy
-from nodeagent.model import HEALTHY, Allocation, DeviceInfo, Function, Snapshot
+from nodeagent.kinds.mps_clients import MpsShares
+from nodeagent.model import HEALTHY, Function, Snapshot
 
 CDI_KIND = f"{DRIVER}/claim"
 """The CDI kind of the specs of claims, one file for each claim."""
@@ -65,7 +67,7 @@ def prepare_claim(
     node: str,
     devices: Iterable[DraDevice],
     snapshot: Snapshot,
-    others: Iterable[PreparedClaim],
+    others: Sequence[PreparedClaim],
     sequence: int,
 ) -> PreparedClaim:
     """Return the record of a claim that is allocated to devices of this node. Raises ``Refused``.
@@ -79,10 +81,12 @@ def prepare_claim(
             f"the claim has opaque parameters for {DRIVER}, which takes none; remove them", invalid=True
         )
     by_name: dict[tuple[str, str], DraDevice] = {(device.pool, device.name): device for device in devices}
-    shares = [_share(result, by_name, node) for result in claim.results_of(DRIVER)]
+    in_mig_mode = {gpu_name(gpu.uuid) for gpu in snapshot.gpus if gpu.mig}
+    shares = [_share(result, by_name, node, in_mig_mode) for result in claim.results_of(DRIVER)]
     _check_devices(shares, snapshot)
     _check_sums(shares, Shares(others))
     _check_limits(shares, snapshot)
+    _check_clients(shares, others)
     _choose_vfs(shares, Shares(others), snapshot)
     uid = claim.metadata.uid
     granted = [_grant(group, snapshot) for group in _by_request(shares)]
@@ -106,13 +110,20 @@ def prepare_claim(
     )
 
 
-def _share(result: DeviceResult, by_name: Mapping[tuple[str, str], DraDevice], node: str) -> _Share:
+def _share(
+    result: DeviceResult,
+    by_name: Mapping[tuple[str, str], DraDevice],
+    node: str,
+    in_mig_mode: Collection[str],
+) -> _Share:
     shown = f"{ascii_name(result.pool)}/{ascii_name(result.device)}"
     if result.admin_access:
         raise Refused(f"{shown}: access as an administrator is not supported", invalid=True)
     own, _, pool = result.pool.rpartition("/")
     device = by_name.get((pool, result.device)) if own == node else None
     if device is None or pool_name(node, device.pool) != result.pool:
+        if result.device in in_mig_mode:
+            raise Refused(f"{shown} is in MIG mode now, and claims share whole GPUs alone", invalid=False)
         raise Refused(f"{shown} is no device of this node", invalid=False)
     capacity = device.capacity
     consumed = result.consumed_capacity or {}
@@ -150,20 +161,28 @@ def _check_sums(shares: Sequence[_Share], held: Shares) -> None:
         wanted[share.device.name] = wanted.get(share.device.name, 0) + share.amount
     for device in {share.device.name: share.device for share in shares}.values():
         amount, taken, capacity = wanted[device.name], held.amounts.get(device.name, 0), device.capacity
+        has = f"{device.name}: the claim has {capacity.quantity(amount)} of {capacity.name}"
+        if amount > capacity.total:
+            raise Refused(
+                f"{has}, more than the {capacity.quantity(capacity.total)} that the device has now; delete the pod and "
+                "the claim, and the scheduler chooses again",
+                invalid=False,
+            )
         if amount + taken > capacity.total:
             raise Occupied(
-                f"{device.name}: the claim has {capacity.quantity(amount)} of {capacity.name}, and other claims hold "
-                f"{capacity.quantity(taken)} of {capacity.quantity(capacity.total)}; they may be of pods that still end"
+                f"{has}, and other claims hold {capacity.quantity(taken)} of {capacity.quantity(capacity.total)}; they "
+                "may be of pods that still end"
             )
 
 
 def _check_limits(shares: Sequence[_Share], snapshot: Snapshot) -> None:
     """One variable limits the memory of all GPUs of a container, so unequal shares cannot be enforced; and a container
     has one MPS daemon."""
-    through_mps = [it for it in shares if isinstance(it.device, GpuDevice) and it.device.kind.mps is not None]
-    if len(through_mps) > 1:
+    if len(list(_through_mps(shares))) > 1:
         raise Refused(
-            "a container has one MPS daemon: use one claim for each share of GPU memory", invalid=True
+            "a container has one MPS daemon: use one claim for each share of GPU memory, and one container for each "
+            "claim",
+            invalid=True,
         )
     limited = {
         share.amount
@@ -177,6 +196,20 @@ def _check_limits(shares: Sequence[_Share], snapshot: Snapshot) -> None:
             "each size",
             invalid=True,
         )
+
+
+def _through_mps(shares: Iterable[_Share]) -> Iterator[tuple[GpuDevice, MpsShares]]:
+    for share in shares:
+        if isinstance(share.device, GpuDevice) and (mps := share.device.kind.mps) is not None:
+            yield share.device, mps
+
+
+def _check_clients(shares: Iterable[_Share], others: Sequence[PreparedClaim]) -> None:
+    """A daemon has so many clients, and the containers of a claim count as one."""
+    for device, mps in _through_mps(shares):
+        clients = sum(any(it.device == device.name for it in other.devices) for other in others)
+        if clients >= mps.clients:
+            raise Occupied(f"{device.name} has {clients} claims, and gpu.mps.clients is {mps.clients}")
 
 
 def _choose_vfs(shares: Iterable[_Share], held: Shares, snapshot: Snapshot) -> None:

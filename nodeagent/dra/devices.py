@@ -142,9 +142,12 @@ def lacking_enforcement(devices: Iterable[DraDevice], snapshot: Snapshot) -> Ite
 
 
 def gpu_devices(kind: GpuMemory, snapshot: Snapshot) -> tuple[GpuDevice, ...]:
-    """Return the GPUs of an entry that hold a slice, in the order of the driver."""
+    """Return the GPUs of an entry that hold a slice, in the order of the driver, with the health of their shares."""
     members = (gpu for gpu in gpu_access.selected(snapshot, kind.gpus) if kind.count(gpu))
-    return tuple(GpuDevice(gpu_name(gpu.uuid), gpu, kind) for gpu in members)
+    return tuple(
+        GpuDevice(gpu_name(gpu.uuid), msgspec.structs.replace(gpu, health=kind.health(gpu, snapshot)), kind)
+        for gpu in members
+    )
 
 
 def pf_devices(pools: Iterable[NumberedPool], snapshot: Snapshot) -> tuple[PfDevice, ...]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nodeagent.bounded_calls import BoundedCalls, within
 from nodeagent.dra.claim_files import ClaimFiles
@@ -20,16 +20,18 @@ from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.dra.resource_claim import ResourceClaim
 from nodeagent.health.state_file import boot_id
 from nodeagent.host.file_writing import make_folder
+from nodeagent.kinds import Refused
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import RESOURCE_CLAIMS
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.node_lock import node_lock
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.model import Holding
-from nodeagent.supervise import either, keep
+from nodeagent.supervise import either, end_tasks, keep
 
 if TYPE_CHECKING:
     from nodeagent.dra.kubelet_service import DraService
+    from nodeagent.kube.access import Access
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +47,13 @@ CLAIMS = RESOURCE_CLAIMS.typed(ResourceClaim)
 
 
 class DraDriver:
-    """``access`` is how the API server is reached (a ``kube.access.Access``); ``node`` is the name of this Node.
-    ``on_change`` is called when a claim was prepared or ended."""
+    """``access`` is how the API server is reached (a ``kube.access.Access``). ``None``: it is not; then no claim can be
+    prepared, and those of an earlier agent can end. ``node`` is the name of this Node. ``on_change`` is called when a
+    claim was prepared or ended."""
 
     def __init__(
         self,
-        access: Any,
+        access: Access | None,
         node: str,
         offer: DraOffer,
         *,
@@ -61,13 +64,13 @@ class DraDriver:
         stats: RpcStats,
         on_change: Callable[[], object] = lambda: None,
     ) -> None:
-        self._access, self._node, self._offer = access, node, offer
+        self._node, self._offer = node, offer
         self._kubelet_dir, self._stats = kubelet_dir, stats
         self._on_change = on_change
         self._files = ClaimFiles(record_folder, cdi_folder, device_info, boot_id())
         self._changed = asyncio.Event()
         self._loaded = False
-        self._client = ApiClient(access, timeout_s=API_S)
+        self._client = None if access is None else ApiClient(access, timeout_s=API_S)
         self.claims = PreparedClaims(
             node, offer, self._files, BoundedCalls("files of claims", DISK_S), self._read, self._take_change
         )
@@ -105,9 +108,15 @@ class DraDriver:
                 await self._while(needed=False)
                 await self._serve()
         finally:
-            await self._client.close()
+            if self._client is not None:
+                await self._client.close()
 
     async def _read(self, namespace: str, name: str) -> ResourceClaim:
+        if self._client is None:
+            raise Refused(
+                "the agent reads claims from the API server, and it has none: set cluster.access",
+                invalid=False,
+            )
         return await self._client.get(CLAIMS, name, namespace=namespace)
 
     async def _serve(self) -> None:
@@ -125,16 +134,15 @@ class DraDriver:
         self._offer.serve()
         try:
             async with node_lock(service.folder, say, say):
-                service_task = asyncio.create_task(keep("dra-service", service.run))
-                follow_task = asyncio.create_task(keep("dra-claims", self.claims.follow))
+                tasks = [asyncio.create_task(keep("dra-service", service.run))]
+                if self._client is not None:
+                    tasks.append(asyncio.create_task(keep("dra-claims", self.claims.follow)))
                 try:
                     while self._needed:
                         await self._while(needed=True)
                         await asyncio.sleep(LINGER_S)
                 finally:
-                    for task in (service_task, follow_task):
-                        task.cancel()
-                    await asyncio.gather(service_task, follow_task, return_exceptions=True)
+                    await end_tasks(tasks)
         finally:
             self.service = None
 

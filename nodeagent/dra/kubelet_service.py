@@ -36,6 +36,7 @@ from nodeagent.kube import pluginregistration_pb2 as registration
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.unix_server import BindError, UnixServer
 from nodeagent.model import State
+from nodeagent.supervise import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +89,10 @@ class DraService:
                     async with asyncio.timeout(pause_s):
                         await self._wake.wait()
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-            await self.stop()
+            try:
+                await end_tasks((watching,))
+            finally:
+                await self.stop()
 
     async def stop(self) -> None:
         """End the registration, then the service. What is published stays."""
@@ -209,20 +211,26 @@ class DraService:
                 except OSError as failure:
                     code = "UNAVAILABLE"
                     error = f"{failure.filename} cannot be written: {failure.strerror}"
-                except Exception as defect:  # the other claims of the request need their answers
-                    log.exception(
-                        "A claim meets a defect of the agent. claim=%s method=%s", reference, method
-                    )
-                    code, error = (
-                        "INTERNAL",
-                        f"defect of the agent: {type(defect).__name__}; its log has the place",
-                    )
                 call.refused(code)
             log.warning("A claim was refused. claim=%s method=%s reason=%r", reference, method, error)
             return reference.uid, None, error
 
         references = {it.uid: ClaimReference(it.namespace, it.name, it.uid) for it in claims}
-        return list(await asyncio.gather(*map(one, references.values())))
+        results = await asyncio.gather(*map(one, references.values()), return_exceptions=True)
+        answers = []
+        for reference, result in zip(references.values(), results, strict=True):
+            if isinstance(result, BaseException):
+                log.error(
+                    "A claim meets a defect of the agent. claim=%s method=%s",
+                    reference,
+                    method,
+                    exc_info=result,
+                )
+                error = f"defect of the agent: {type(result).__name__}; its log has the place"
+                answers.append((reference.uid, None, error))
+            else:
+                answers.append(result)
+        return answers
 
     # --- health ---------------------------------------------------------------------------------------
 

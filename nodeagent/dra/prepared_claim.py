@@ -9,9 +9,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from nodeagent.allocation import DeviceInfo
 from nodeagent.cdi import ContainerEdits
 from nodeagent.dra.devices import GPU
-from nodeagent.model import DeviceInfo, Holding
+from nodeagent.model import Holding
 
 
 class PreparedDevice(msgspec.Struct, frozen=True):

@@ -43,24 +43,26 @@ class PublishedPools:
         self._links = LinkMemory()
         self._adopted = False
         self._seen = (-1, -1)
-        self._stirred = asyncio.Event()
+        self._leaf_group_changed = asyncio.Event()
 
     def set_leaf_group(self, leaf_group: str | None) -> None:
         """Publish another leaf group of this node; ``None`` keeps the last one."""
         self._links.leaf_group = leaf_group or self._links.leaf_group
-        self._stirred.set()
+        self._leaf_group_changed.set()
 
     async def changed(self) -> None:
         """Wait until the facts or the devices differ from those of the last ``pools``."""
         revision, offered = self._seen
-        await either(self._inventory.changed(revision), self._offer.changed(offered), self._stirred.wait())
+        await either(
+            self._inventory.changed(revision), self._offer.changed(offered), self._leaf_group_changed.wait()
+        )
 
     def pools(self, stored: Sequence[Json]) -> SlicePools:
         """The pools of now. ``stored`` are the slices on the API server: after a start, values that are not known yet
         are taken from them."""
         snapshot, current = self._inventory.snapshot, self._offer.current
         self._seen = (snapshot.revision, self._offer.revision)
-        self._stirred.clear()
+        self._leaf_group_changed.clear()
         if not self._adopted:
             self._links.adopt(stored)
             self._adopted = True

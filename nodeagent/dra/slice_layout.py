@@ -156,20 +156,18 @@ def _pool_writes(
 
 
 def with_times(devices: Sequence[Json], stored: Json) -> list[Json]:
-    """The devices with the ``timeAdded`` of each taint that the stored slice has already."""
+    """The devices with the ``timeAdded`` of each taint that the stored slice has already, with this value or another:
+    ``tolerationSeconds`` count from the first reason of a fault."""
     before = {device.get("name"): device for device in stored["spec"].get("devices") or ()}
     dated = []
     for device in devices:
         times = {
-            _taint_key(taint): taint["timeAdded"]
+            (taint.get("key"), taint.get("effect")): {"timeAdded": taint["timeAdded"]}
             for taint in before.get(device["name"], {}).get("taints") or ()
             if "timeAdded" in taint
         }
         if taints := device.get("taints"):
-            taints = [
-                {**taint, "timeAdded": times[_taint_key(taint)]} if _taint_key(taint) in times else taint
-                for taint in taints
-            ]
+            taints = [taint | times.get((taint["key"], taint["effect"]), {}) for taint in taints]
             device = {**device, "taints": taints}  # noqa: PLW2901
         dated.append(device)
     return dated

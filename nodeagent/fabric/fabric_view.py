@@ -17,7 +17,7 @@ import msgspec
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.fabric.groups import CablingPattern
 from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
-from nodeagent.fabric.nodelinks import NodeLink
+from nodeagent.fabric.nodelinks import NodeLink, VfHolder
 from nodeagent.fabric.outcome import WriteRecord, obstacles
 from nodeagent.fabric.placement import Placement
 from nodeagent.fabric.planner import Plan
@@ -85,10 +85,11 @@ class ViewOverlap(FabricPart, frozen=True, kw_only=True):
 
 
 class ViewReport(msgspec.Struct, frozen=True):
-    """The links of a node as it reports them, and words for the reasons that they name."""
+    """The links of a node as it reports them, words for the reasons that they name, and the pods with VFs."""
 
     links: tuple[NodeLink, ...]
     reasons: Mapping[str, Any]
+    holders: tuple[VfHolder, ...] = ()
 
 
 class FabricView(FabricPart, frozen=True, kw_only=True):

@@ -48,7 +48,8 @@ class LinkNeighbor(Wire, frozen=True, kw_only=True):
 
 class NodeLink(Wire, frozen=True, kw_only=True):
     """One link. ``fabric`` and ``rail`` are assigned by the node; ``rail`` counts from 0. ``link_type`` is
-    ``infiniband``, or absent for Ethernet."""
+    ``infiniband``, or absent for Ethernet. ``reason_details`` has a sentence for each of ``reasons``, in their order:
+    the value that started the fault beside its threshold."""
 
     name: str
     netdev: str | None = None
@@ -60,8 +61,25 @@ class NodeLink(Wire, frozen=True, kw_only=True):
     speed_mbps: int | None = None
     state: str | None = None
     reasons: tuple[str, ...] = ()
+    reason_details: tuple[str, ...] = ()
     neighbor: LinkNeighbor | None = None
     last_transition_time: str | None = None
+
+
+class HeldVf(Wire, frozen=True, kw_only=True):
+    """A VF that a pod holds, and the name of its link."""
+
+    link: str
+    pci_address: str
+
+
+class VfHolder(Wire, frozen=True, kw_only=True):
+    """A pod with VFs. ``since``: when the agent saw it first, in RFC 3339."""
+
+    namespace: str
+    pod: str
+    vfs: tuple[HeldVf, ...]
+    since: str
 
 
 class GpuMemoryLevel(Wire, frozen=True, kw_only=True):
@@ -90,7 +108,8 @@ class Metadata(Wire, frozen=True, kw_only=True):
 
 class NodeLinks(Wire, frozen=True, kw_only=True):
     """The report of one node. ``metadata.name`` must be the node's name too. ``nvlink_domains`` has one entry if its
-    GPUs agree, and none if no GPU is in a domain."""
+    GPUs agree, and none if no GPU is in a domain. ``holders`` is empty unless the node is set to report them; it stands
+    beside the links, so that a change of it makes no plan."""
 
     api_version: str | None = None
     kind: str | None = None
@@ -99,6 +118,7 @@ class NodeLinks(Wire, frozen=True, kw_only=True):
     links: tuple[NodeLink, ...] = ()
     gpu_memory: tuple[GpuMemoryLevel, ...] = ()
     nvlink_domains: tuple[ReportedDomain, ...] = ()
+    holders: tuple[VfHolder, ...] = ()
 
 
 _DECODER = msgspec.json.Decoder(NodeLinks)

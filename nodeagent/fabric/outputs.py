@@ -51,7 +51,7 @@ def make_outcome(
     is_blocked = bool(overlaps) and rules.foreign == "refuse"
     return PlanOutcome(
         hypernodes=tuple(sorted(wanted.values(), key=lambda hypernode: (hypernode.tier, hypernode.name))),
-        labels=PlacedLabels(nodes.place, labels, trimmed),
+        labels=PlacedLabels(nodes.place, labels),
         relabel=_relabel(levels, labels),
         anomalies=tuple(
             sorted([*cabling.anomalies, *nvlink.anomalies, *names.anomalies, *_oversized(leaves, tiers)])
@@ -127,21 +127,22 @@ class _WantedLabels:
 
 
 class PlacedLabels(Mapping[str, Mapping[str, str]]):
-    """The labels of each placed node, made when they are read."""
+    """The labels of each node of a leaf group, made when they are read. A node that its object has no room for has
+    them too: labels have no limit, and they name where the node is cabled."""
 
-    def __init__(self, place: Mapping[str, str], wanted: _WantedLabels, trimmed: Container[str]) -> None:
-        self._place, self._wanted, self._trimmed = place, wanted, trimmed
+    def __init__(self, place: Mapping[str, str], wanted: _WantedLabels) -> None:
+        self._place, self._wanted = place, wanted
 
     def __getitem__(self, node: str) -> Mapping[str, str]:
-        if node in self._trimmed or node not in self._place:
+        if node not in self._place:
             raise KeyError(node)
         return dict(self._wanted.of(node))
 
     def __iter__(self) -> Iterator[str]:
-        return (node for node in self._place if node not in self._trimmed)
+        return iter(self._place)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._place)
 
 
 def _relabel(levels: Levels, labels_of: _WantedLabels) -> dict[str, Patch]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from nodeagent.model import GpuUsage, MigDevice
+from nodeagent.gpu_usage import GpuUsage
+from nodeagent.model import MigDevice
 
 
 class DriverError(Exception):

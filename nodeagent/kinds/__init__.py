@@ -16,8 +16,9 @@ from heapq import nsmallest
 from typing import Protocol
 
 from nodeagent.affinity import affinity
+from nodeagent.allocation import Allocation, Devices
 from nodeagent.cdi import CdiDevices
-from nodeagent.model import Allocation, Devices, Function, Gpu, Health, Holding, Snapshot
+from nodeagent.model import Function, Gpu, Health, Holding, Snapshot
 from nodeagent.plain_text import one_line
 
 _SHOWN_MAX = 63  # characters: the longest device id that the kubelet's own documentation allows

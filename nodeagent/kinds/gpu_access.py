@@ -14,17 +14,9 @@ from typing import Literal
 
 from nodeagent import cdi
 from nodeagent.affinity import affinity
+from nodeagent.allocation import Allocation
 from nodeagent.kinds import distance
-from nodeagent.model import (
-    Allocation,
-    DeviceNode,
-    Function,
-    Gpu,
-    Holding,
-    HostPaths,
-    MigDevice,
-    Snapshot,
-)
+from nodeagent.model import DeviceNode, Function, Gpu, Holding, HostPaths, MigDevice, Snapshot
 
 Strategy = Literal["cdi", "envvar"]
 

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import msgspec
 
+from nodeagent.allocation import Allocation, Devices
 from nodeagent.cdi import CdiDevices
 from nodeagent.kinds import (
     Refused,
@@ -34,7 +35,7 @@ from nodeagent.kinds.device_list_size import list_refusal
 from nodeagent.kinds.enforcement import Enforcement, Level, level_of, missing, sets_variables
 from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.kinds.resource_settings import Preferred
-from nodeagent.model import Allocation, Devices, Function, Gpu, Health, Snapshot
+from nodeagent.model import Function, Gpu, Health, Snapshot
 
 _LISTED_MAX = 8  # GPUs named in a refusal
 _UUID_SHOWN = 12  # "GPU-" and the eight digits before the first dash
@@ -91,7 +92,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
                 parent=gpu.uuid,
                 ids=_ids(gpu.uuid, self.count(gpu)),
                 numa_nodes=() if gpu.numa_node is None else (gpu.numa_node,),
-                health=self._health(gpu, snapshot),
+                health=self.health(gpu, snapshot),
             )
             for gpu in self._members(snapshot)
         )
@@ -107,7 +108,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         return {
             gpu.uuid: len(_known(gpu.uuid, self.count(gpu)) - taken)
-            if self._health(gpu, snapshot).allocatable
+            if self.health(gpu, snapshot).allocatable
             and gpu.uuid not in elsewhere
             and not self._full(gpu, snapshot)
             else 0
@@ -205,7 +206,8 @@ class GpuMemory(msgspec.Struct, frozen=True):
         mounts = (*allocation.mounts, *mps_clients.mounts(gpu, self.mps))
         return msgspec.structs.replace(allocation, env=(*allocation.env, *variables), mounts=mounts)
 
-    def _health(self, gpu: Gpu, snapshot: Snapshot) -> Health:
+    def health(self, gpu: Gpu, snapshot: Snapshot) -> Health:
+        """Return the health of a share of a GPU; with MPS it needs the daemon too."""
         return gpu.health if self.mps is None else mps_clients.mps_health(gpu, snapshot)
 
     def _full(self, gpu: Gpu, snapshot: Snapshot) -> str | None:
@@ -229,7 +231,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
         blocks = []
         for gpu in self._members(snapshot):
             count = self.count(gpu)
-            refusal, health = None, self._health(gpu, snapshot)
+            refusal, health = None, self.health(gpu, snapshot)
             if not health.allocatable:
                 refusal = unhealthy(self.resource, gpu.uuid, health)
             elif gpu.uuid in elsewhere:

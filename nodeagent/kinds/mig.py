@@ -15,6 +15,7 @@ from typing import ClassVar
 import msgspec
 
 from nodeagent import cdi
+from nodeagent.allocation import Allocation, Devices
 from nodeagent.kinds import (
     Refused,
     distance,
@@ -26,7 +27,7 @@ from nodeagent.kinds import (
     unhealthy,
     unknown,
 )
-from nodeagent.model import Allocation, Devices, Function, Gpu, MigDevice, Snapshot
+from nodeagent.model import Function, Gpu, MigDevice, Snapshot
 
 
 def resource_part(profile: str) -> str:

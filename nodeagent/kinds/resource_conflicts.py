@@ -65,11 +65,15 @@ def enforcement_conflicts(
                 yield Conflict(
                     where, f"{level} needs kubelet.podResources: true, which shows the shares of containers"
                 )
-            if entry.mode == "dra" or entry.volcano:
+            if entry.volcano:
                 yield Conflict(
-                    where,
-                    f"{level} needs mode devicePlugin and volcano: false: podresources shows only such shares",
+                    where, f"{level} needs volcano: false: podresources shows the shares of slices"
                 )
+            if entry.mode == "dra" and level == "nvml-limits":
+                message = (
+                    "nvml-limits needs mode devicePlugin: podresources shows no container of a claim's share"
+                )
+                yield Conflict(where, message)
             if level == "mps" and "{" in entry.name:
                 message = "mps needs one resource for all GPUs: a container could ask for several, and has one daemon"
                 yield Conflict(where, message)

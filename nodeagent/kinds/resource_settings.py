@@ -1,5 +1,6 @@
 """Settings of the resources: which PFs, VFs and GPUs are offered, under which names, and which VFs are created."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -30,6 +31,9 @@ Mtu = Annotated[int, msgspec.Meta(ge=68, le=65535)]
 Strategy = Literal["cdi", "envvar"]
 Preferred = Literal["pack", "spread", "nic-affinity"]
 Mode = Literal["devicePlugin", "dra"]
+NO_MODE = {
+    "mode": "only kind gpu-mem and kind vf have it; device plugins alone offer whole GPUs and MIG devices"
+}
 OTHER_GPUS = "let the two resources select different GPUs"
 NO_GPU = "nothing is offered: no GPU is selected"
 
@@ -218,6 +222,7 @@ class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag=
 class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gpu"):
     """Whole GPUs. A GPU offered here must not be offered in slices."""
 
+    misplaced: ClassVar[Mapping[str, str]] = NO_MODE
     apart: ClassVar[str] = OTHER_GPUS
     nothing_selected: ClassVar[str] = NO_GPU
 
@@ -234,6 +239,7 @@ class MigResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="mi
     """MIG devices of the GPUs in MIG mode. They are found while the agent runs. Slices and whole GPUs leave these GPUs
     out."""
 
+    misplaced: ClassVar[Mapping[str, str]] = NO_MODE
     apart: ClassVar[str] = OTHER_GPUS
     nothing_selected: ClassVar[str] = "nothing is offered: no selected GPU has a MIG device"
 

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from nodeagent.allocation import Allocation, DeviceInfo, Devices
 from nodeagent.cdi import VF_KIND, CdiDevices, ContainerEdits
 from nodeagent.kinds import (
     DEVICE_INFO_FILES,
@@ -29,7 +30,7 @@ from nodeagent.kinds import (
     unhealthy,
     unknown,
 )
-from nodeagent.model import Allocation, DeviceInfo, DeviceNode, Devices, Function, Holding, Snapshot
+from nodeagent.model import DeviceNode, Function, Holding, Snapshot
 
 VfDriver = Literal["any", "netdevice", "vfio-pci", "rdma"]
 Preferred = Literal["spread", "pack"]

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
+from nodeagent.allocation import Allocation, Devices
 from nodeagent.cdi import CdiDevices
 from nodeagent.kinds import (
     Refused,
@@ -18,7 +19,7 @@ from nodeagent.kinds import (
     unhealthy,
     unknown,
 )
-from nodeagent.model import Allocation, Devices, Function, Gpu, Snapshot
+from nodeagent.model import Function, Gpu, Snapshot
 
 
 class WholeGpus(msgspec.Struct, frozen=True):

@@ -49,8 +49,9 @@ class PodResources:
 
     def __init__(self, socket: Path, *, timeout_s: float = 2.0) -> None:
         self.socket = socket
-        self.pods_listed = 0
-        """Pods in the last answer, those without devices included. 0: the kubelet may have just started."""
+        self.pods_listed: frozenset[tuple[str, str]] = frozenset()
+        """Namespace and name of the pods in the last answer, those without devices included. Without any, the kubelet
+        may have just started."""
         self._timeout_s = timeout_s
 
     async def list(self) -> tuple[Holding, ...]:
@@ -59,7 +60,7 @@ class PodResources:
         May be empty shortly after a kubelet restart although pods hold devices.
         """
         answer = await self._unary("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
-        self.pods_listed = len(answer.pod_resources)
+        self.pods_listed = frozenset((pod.namespace, pod.name) for pod in answer.pod_resources)
         return _holdings(answer)
 
     async def offered(self) -> dict[str, tuple[str, ...]]:

@@ -14,9 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from nodeagent import cdi
+from nodeagent.allocation import Allocation
 from nodeagent.host.file_writing import PUBLIC_FOLDER, replace_file
 from nodeagent.kinds import DeviceKind, gpu_access
-from nodeagent.model import Allocation, Snapshot
+from nodeagent.model import Snapshot
 from nodeagent.regular_file import read_regular
 
 log = logging.getLogger(__name__)

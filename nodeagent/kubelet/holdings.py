@@ -1,9 +1,12 @@
 """The devices that pods hold, read from the kubelet's podresources API.
 
 The agent keeps no record of allocations: the kubelet makes no Deallocate call, and its checkpoint is private. It reads
-the holdings at start, after each allocation and every 30 s. A kubelet that has just started may answer with an *empty*
-list although pods hold devices, so an empty answer is published only after ``EMPTY_STANDS_S``. An empty answer and a
-failure are repeated after a second: VFs may wait for the holdings (``kubelet/rail_memory.py``).
+the holdings at start, after each allocation and every 30 s. An empty answer and a failure are repeated after a second:
+VFs (``kubelet/rail_memory.py``) and ResourceSlices may wait for the holdings.
+
+A kubelet that has just started may answer with an *empty* list although pods hold devices. So an empty answer is
+published only after ``EMPTY_STANDS_S``, or after ``OWN_STANDS_S`` if it lists the agent's own pod: then the kubelet has
+its pods from the API server.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ SETTLED_RETRY_S = 0.5
 """Between two looks of a command that waits for a kubelet which may be restarting."""
 EMPTY_STANDS_S = 15.0
 """An empty list was observed 0.3 s after a kubelet's restart; its pods are restored within seconds."""
+OWN_STANDS_S = 3.0
+"""The kubelet takes over its pods one after the other, oldest first, some milliseconds each (HandlePodAdditions)."""
 
 
 async def once(socket: Path) -> tuple[Holding, ...]:
@@ -73,15 +78,18 @@ async def watch(
     read_now: asyncio.Event,
     *,
     interval_s: float = INTERVAL_S,
+    own_pod: tuple[str, str] | None = None,
     empty_stands_s: float = EMPTY_STANDS_S,
+    own_stands_s: float = OWN_STANDS_S,
 ) -> None:
     """Publish the holdings until cancelled; ``read_now`` triggers a reading.
 
-    Without an answer from the kubelet they are marked as old.
+    Without an answer from the kubelet they are marked as old. ``own_pod`` is the namespace and name of the agent's pod.
     """
     client = PodResources(socket)
     known: tuple[Holding, ...] | None = None
     empty_since: float | None = None
+    own_since: float | None = None
     failing = False
     backoff = Backoff(min(RETRY_S, interval_s), min(RETRY_MAX_S, interval_s))
     while True:
@@ -92,6 +100,7 @@ async def watch(
                 log.warning("The holdings of pods cannot be read. reason=%r", str(error))
             failing = True
             mark_stale(str(error))
+            own_since = None
             pause = backoff.next_s()
         else:
             backoff.reset()
@@ -100,13 +109,21 @@ async def watch(
             failing = False
             now = time.monotonic()
             if holdings or known == ():
-                empty_since = None
-            elif empty_since is None:
-                empty_since = now
-            if empty_since is None or now - empty_since >= empty_stands_s:
-                known, empty_since = holdings, None
+                empty_since = own_since = None
+            else:
+                empty_since = now if empty_since is None else empty_since
+                own_since = (
+                    (now if own_since is None else own_since) if own_pod in client.pods_listed else None
+                )
+            if (
+                empty_since is None
+                or now - empty_since >= empty_stands_s
+                or (own_since is not None and now - own_since >= own_stands_s)
+            ):
+                known, empty_since, own_since = holdings, None, None
                 publish(holdings)
-            pause = interval_s if empty_since is None else min(interval_s, RETRY_S, empty_stands_s / 3)
+            again_s = min(interval_s, RETRY_S, empty_stands_s / 3, own_stands_s / 3)
+            pause = interval_s if empty_since is None else again_s
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await read_now.wait()

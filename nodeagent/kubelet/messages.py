@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from google.protobuf.message import DecodeError
 
+from nodeagent.allocation import Allocation
 from nodeagent.kinds import Refused
 from nodeagent.kube import deviceplugin_pb2 as pb
-from nodeagent.model import Allocation
 
 
 def read_allocate_request(request: bytes) -> list[list[str]]:

@@ -34,6 +34,7 @@ from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.socket_probe import connects, kubelet_id, same_file
 from nodeagent.kubelet.unix_server import BindError, socket_name
 from nodeagent.model import Snapshot
+from nodeagent.supervise import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -172,8 +173,7 @@ class DevicePlugins:
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks((task,))
 
     async def _folder_answers(self) -> bool:
         """Whether the folder exists. Wait while its file system hangs: afterwards the event loop uses it."""

@@ -53,13 +53,15 @@ class RpcStats:
 
     @contextmanager
     def call(self, resource: str, method: str) -> Iterator[RpcCall]:
-        call = RpcCall()
+        """Count a call, and measure it. One that ends with an error is counted as gRPC answers it, ``UNKNOWN``."""
+        call, result = RpcCall(), "UNKNOWN"
         began = time.perf_counter()
         try:
             yield call
+            result = call.result
         finally:
             self.durations[method].add(time.perf_counter() - began)
-            self.calls[resource, method, call.result] += 1
+            self.calls[resource, method, result] += 1
 
 
 class ResourceStatus(msgspec.Struct, frozen=True):

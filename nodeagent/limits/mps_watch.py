@@ -81,15 +81,18 @@ class MpsWatch:
             if self._gpus() or await self._has_folder():
                 break
             await self._inventory.changed(revision)
-        await self._calls.run(make_folder, self._files.folder)
         with FolderWatch() as watch:
-            watch.add(self._files.folder, CONTENT)
+            await self._calls.run(self._watch_folder, watch)
             while True:
                 revision = self._inventory.snapshot.revision
                 await self.look()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await either(watch.changes(), self._inventory.changed(revision))
+
+    def _watch_folder(self, watch: FolderWatch) -> None:
+        make_folder(self._files.folder)
+        watch.add(self._files.folder, CONTENT)
 
     async def _has_folder(self) -> bool:
         """Without an answer of the disk it counts as missing; the next change of the node asks again."""
@@ -129,7 +132,7 @@ class MpsWatch:
 
     def _find_hits(self, gpus: tuple[str, ...], states: dict[str, DaemonState]) -> None:
         shares = shares_of(self._kinds(), self._inventory.snapshot, LEVEL) or ()
-        held = {(share.uuid, share.namespace, share.pod) for share in shares}
+        held = {(share.uuid, share.namespace, share.pod) for share in shares if share.pod}
         hits = [hit for hit in self.hits if (hit.uuid, hit.namespace, hit.pod) in held]
         for uuid in gpus:
             state = states.get(uuid)

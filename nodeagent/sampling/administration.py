@@ -15,6 +15,7 @@ from nodeagent.host.netlink.change_notices import SETTINGS, ChangeNotices
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.sampling.reader import READ_ERRORS, PfNetdevs
+from nodeagent.supervise import either
 
 _READ_GAP_S = 0.2
 """The shortest time between two readings: every start of a pod makes notices about its own netdevs."""
@@ -81,10 +82,4 @@ class AdministrationReader:
 async def _wait(notices: ChangeNotices) -> None:
     """Wait for a notice on either socket."""
     sockets = [opened for opened in (notices.netdevs, notices.ethtool) if opened is not None]
-    waiting = [asyncio.ensure_future(wait_readable(opened.fileno())) for opened in sockets]
-    try:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for future in waiting:
-            future.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+    await either(*(wait_readable(opened.fileno()) for opened in sockets))

@@ -24,6 +24,7 @@ from nodeagent.host.gpu_driver import DriverError, GpuEvent
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import POD_LOGS, Driver, DriverVitals, Session, SessionEnd
+from nodeagent.supervise import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ async def watch(
         await sessions.run()
     finally:
         if hinting is not None:
-            hinting.cancel()
+            await end_tasks((hinting,))
 
 
 class _Sessions:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from nodeagent.accounting.gpu_accounts import GpuAccount, PodAccount
+from nodeagent.gpu_usage import OutsideProcess
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount
-from nodeagent.model import OutsideProcess, Snapshot
+from nodeagent.model import Snapshot
 
 
 class MigStatus(msgspec.Struct, frozen=True):

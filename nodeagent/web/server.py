@@ -25,6 +25,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from nodeagent.supervise import either, end_tasks
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.listening import listen
 from nodeagent.web.web_settings import AccessSettings
@@ -146,16 +147,14 @@ class WebServer:
         finally:
             for listener in listening:
                 listener.close()
-            for task in (*self._open, *self._refused):
-                task.cancel()
+            await end_tasks((*self._open, *self._refused))
 
     async def accept_from(self, listening: socket.socket) -> None:
         """Serve on a socket of the caller until cancelled."""
         try:
             await self._accept(listening)
         finally:
-            for task in (*self._open, *self._refused):
-                task.cancel()
+            await end_tasks((*self._open, *self._refused))
 
     # --- connections ----------------------------------------------------------------------------------
 
@@ -310,14 +309,11 @@ class WebServer:
                     writer.write(piece)
                     await writer.drain()
 
-        tasks = [asyncio.ensure_future(send()), asyncio.ensure_future(reader.read(1))]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await either(send(), reader.read(1))
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await pieces.aclose()
+            writer.transport.abort()  # what the client does not read would keep the connection open
 
     async def _page(self, request: PageRequest | None, writer: asyncio.StreamWriter) -> Page:
         if request is None:

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from nodeagent.accounting.gpu_accounts import GpuAccount, PodAccount, accounts
 from nodeagent.accounting.over_use import OverUse, OverUses
-from nodeagent.model import GpuUsage, Holding, OutsideProcess, PodUse, Snapshot
+from nodeagent.gpu_usage import GpuUsage, OutsideProcess, PodUse
+from nodeagent.model import Holding, Snapshot
 from tests.support.kind_machines import gpu_of, uuid_of
 
 GIB = 1 << 30

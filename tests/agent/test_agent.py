@@ -14,7 +14,7 @@ from nodeagent.host.sysfs import SysfsError
 from nodeagent.kubelet import removed_devices
 from nodeagent.sim.kubelet import PodSpec
 from tests.support.platform_connector import StandInConnector
-from tests.support.running_agent import Node, node
+from tests.support.running_agent import Node, node, shorten_holdings
 
 HEAD = "two-gpus-and-two-nics"
 NIC0, NIC1, MEMORY = f"{HEAD}/nic0", f"{HEAD}/nic1", f"{HEAD}/gpu-mem"
@@ -240,6 +240,7 @@ async def test_a_device_held_by_a_pod_and_gone_before_the_restart_is_on_the_list
 async def test_removed_vfs_leave_the_capacity_once_no_pod_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``vfs apply`` with a smaller number does."""
     monkeypatch.setattr(removed_devices, "FREE_S", 0.5)
+    shorten_holdings(monkeypatch)
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent(n.configure("scanSeconds: 1\n"))

@@ -13,6 +13,7 @@ from nodeagent.agent_config import Config
 from nodeagent.config.faults import ConfigError
 from nodeagent.discovery import Discovery
 from nodeagent.inventory import Inventory
+from nodeagent.kubelet import offer_files
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sim.kubelet import Kubelet, PodSpec
@@ -96,7 +97,10 @@ async def test_a_reload_logs_that_changed_samples_need_a_restart(caplog: pytest.
         await n.until(lambda: needed in caplog.messages)
 
 
-async def test_a_cdi_spec_that_could_not_be_written_is_written_when_it_can_be() -> None:
+async def test_a_cdi_spec_that_could_not_be_written_is_written_when_it_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offer_files, "CHECK_S", 0.5)
     async with node() as n:
         (n.root / "var/run").mkdir(parents=True, exist_ok=True)
         cdi = n.root / "var/run/cdi"

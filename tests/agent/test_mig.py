@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.kubelet import removed_devices
 from nodeagent.sim.kubelet import PodSpec
-from tests.support.running_agent import node
+from tests.support.running_agent import node, shorten_holdings
 
 MEMORY, SMALL, LARGE = "example.com/gpu-mem", "example.com/mig-1g.10gb", "example.com/mig-3g.40gb"
 SETTINGS = """\
@@ -18,6 +18,7 @@ resources: [{kind: gpu-mem}, {kind: mig, deviceListStrategy: envvar}]
 
 async def test_mig_devices_come_and_go_while_the_agent_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(removed_devices, "FREE_S", 0.5)
+    shorten_holdings(monkeypatch)
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent(n.configure(SETTINGS))

@@ -22,21 +22,14 @@ from nodeagent.commands import VERBS, declaration
 
 ROOT = Path(__file__).parents[2]
 LINES_MAX = 400
-LONG: dict[str, str] = {
-    "nodeagent/model.py": "all facts of a node; each reader of a snapshot imports it",
-    "nodeagent/discovery.py": "every source with what it needs; a list in two files would hide what runs",
-}
+LONG: dict[str, str] = {}
 """Files longer than LINES_MAX, and why a split would read worse."""
-CATCH_ALL = {
-    "nodeagent/supervise.py",
-    "nodeagent/cli.py",
-    "nodeagent/bounded_calls.py",
-    "nodeagent/dra/kubelet_service.py",
-}
-"""Files that may catch every exception: the supervisor, the command line, threads that pass it to the caller, and the
-calls of the kubelet for several claims, where the defect of one is no answer for the others."""
+CATCH_ALL = {"nodeagent/supervise.py", "nodeagent/cli.py", "nodeagent/bounded_calls.py"}
+"""Files that may catch every exception: the supervisor, the command line, and threads that pass it to the caller."""
 PURE = (
     "model.py",
+    "gpu_usage.py",
+    "allocation.py",
     "offer.py",
     "agent_config.py",
     "controller_config.py",
@@ -169,7 +162,8 @@ def test_pure_rooms_neither_open_nor_print() -> None:
 
 def test_values_are_frozen() -> None:
     """Facts are immutable."""
-    classes = [node for node in tree(ROOT / "nodeagent" / "model.py").body if isinstance(node, ast.ClassDef)]
+    modules = [tree(ROOT / "nodeagent" / file) for file in ("model.py", "allocation.py", "gpu_usage.py")]
+    classes = [node for module in modules for node in module.body if isinstance(node, ast.ClassDef)]
     bases = {node.name: [ast.unparse(base) for base in node.bases] for node in classes}
     structs = [node for node in classes if bases[node.name] == ["msgspec.Struct"]]
     assert "Snapshot" in bases

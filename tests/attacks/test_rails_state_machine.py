@@ -21,7 +21,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from nodeagent.agent_config import Config, load
 from nodeagent.device_offering import DeviceOffering
-from nodeagent.discovery import open_rails
 from nodeagent.health.service import HealthService
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
@@ -37,6 +36,7 @@ from nodeagent.model import Holding, HostPaths, Snapshot
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.pci_source import PciScanner
+from nodeagent.state_directory import open_rails
 from tests.support.rail_machine import SLOTS, machine
 from tests.support.running_agent import HEAD, IN_MEMORY, PROMPT
 

@@ -17,10 +17,18 @@ from typing import Any
 import pytest
 import yaml
 
+from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.sim.apiserver import ApiServer
-from tests.support.running_agent import Node, node
+from tests.support.running_agent import Node, node, shorten
 
 HEAD = "two-gpus-and-two-nics"
+
+
+@pytest.fixture(autouse=True)
+def _prompt_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch, NodeReporter.__init__, jitter_s=0.0, gather_s=0.2, gap_s=0.5)
+
+
 DEFINITION = Path(__file__).parents[2] / "daemonset" / "base" / "cluster" / "nodelinks.yaml"
 
 

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodeagent.cluster import agent_tasks
+from nodeagent.cluster import agent_tasks, device_marks
 from nodeagent.cluster.cluster_settings import ClusterSettings
+from nodeagent.cluster.device_marks import DeviceMarker
+from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.kubelet import PodSpec
 from nodeagent.supervise import Fatal
-from tests.support.running_agent import node
+from tests.support.running_agent import node, shorten, shorten_holdings
 
 HEAD = "two-gpus-and-two-nics"
 
@@ -46,7 +48,9 @@ def events(server):
     return {(one["involvedObject"]["kind"], one["reason"]) for one in server.objects("events")}
 
 
-async def test_a_failed_link_becomes_an_event_a_condition_and_a_report(server, kubeconfig):
+async def test_a_failed_link_becomes_an_event_a_condition_and_a_report(server, kubeconfig, monkeypatch):
+    shorten(monkeypatch, DeviceMarker.__init__, jitter_s=0.0)
+    shorten(monkeypatch, NodeReporter.__init__, jitter_s=0.0)
     async with node() as n:
         await n.kubelet.start()
         text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}, conditions: true, label: true}}\n"
@@ -65,7 +69,11 @@ async def test_a_failed_link_becomes_an_event_a_condition_and_a_report(server, k
         await server.until(lambda: ("Node", "Recovered") in events(server))
 
 
-async def test_devices_of_mode_dra_are_published_and_a_fault_is_a_taint_until_its_end(server, kubeconfig):
+async def test_devices_of_mode_dra_are_published_and_a_fault_is_a_taint_until_its_end(
+    server, kubeconfig, monkeypatch
+):
+    shorten_holdings(monkeypatch)
+
     def slices():
         return {
             one["spec"]["pool"]["name"]: one["spec"]["devices"] for one in server.objects("resourceslices")
@@ -93,8 +101,10 @@ async def test_devices_of_mode_dra_are_published_and_a_fault_is_a_taint_until_it
         await server.until(lambda: len(slices()) == 2 and not taints())
 
 
-async def test_the_node_has_the_largest_free_block_as_a_label(server, kubeconfig):
-    """The second write comes ten seconds after the first."""
+async def test_the_node_has_the_largest_free_block_as_a_label(server, kubeconfig, monkeypatch):
+    shorten(monkeypatch, DeviceMarker.__init__, jitter_s=0.0)
+    monkeypatch.setattr(device_marks, "PER_S", 2.0)  # else the second write comes ten seconds after the first
+    shorten_holdings(monkeypatch)
     async with node() as n:
         await n.kubelet.start()
         text = (
@@ -131,8 +141,9 @@ def granted(server):
 
 
 async def test_the_base_rights_are_enough_and_a_missing_right_is_logged_once(
-    server, kubeconfig, granted, caplog
+    server, kubeconfig, granted, caplog, monkeypatch
 ):
+    shorten(monkeypatch, DeviceMarker.__init__, jitter_s=0.0)
     async with node() as n:
         await n.kubelet.start()
         text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}, conditions: true}}\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from nodeagent.backoff import RateLimit
+from nodeagent.cluster import device_marks
 from nodeagent.cluster.affected_devices import reported_devices
 from nodeagent.cluster.cluster_settings import ClusterSettings, TaintSettings
 from nodeagent.cluster.device_events import DeviceEvents
@@ -151,8 +152,9 @@ async def test_marks_of_other_owners_stay(server, client, running):
 
 
 async def test_a_restart_keeps_the_transition_time_and_removes_a_taint_that_is_disabled(
-    server, client, running
+    server, client, running, monkeypatch
 ):
+    monkeypatch.setattr(device_marks, "PER_S", 10.0)  # two writes
     long_ago = "2026-01-01T00:00:00Z"
     condition = {"type": "nodeagent.io/LinkHealthy", "status": "False", "lastTransitionTime": long_ago}
     server.put(

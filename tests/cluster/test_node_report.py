@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+import jsonschema
 import msgspec
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 
 from nodeagent.cluster.node_report import REPORT, NodeReporter, body, report
 from nodeagent.cluster.refused_fields import leave_out, refused_fields
+from nodeagent.cluster.vf_holders import HOLDERS_MAX
 from nodeagent.fabric.nodelinks import GpuMemoryLevel, NodeLinks, convert, decode
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim, node_of
@@ -31,6 +33,7 @@ from nodeagent.model import (
     Function,
     Gpu,
     Health,
+    Holding,
     Identifier,
     Link,
     Neighbor,
@@ -39,6 +42,7 @@ from nodeagent.model import (
     State,
 )
 from nodeagent.sim.apiserver import ApiServer
+from tests.support.kubernetes_schemas import from_crd
 from tests.support.manifests import built, of_kind
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
@@ -301,7 +305,9 @@ def test_the_summary_counts_for_kubectl_and_the_owner_is_the_node():
 
 
 @asynccontextmanager
-async def reporting(server: ApiServer) -> AsyncIterator[tuple[Inventory, NodeReporter]]:
+async def reporting(
+    server: ApiServer, *, with_holders: bool = False
+) -> AsyncIterator[tuple[Inventory, NodeReporter]]:
     inventory = Inventory()
     client = ApiClient(Access(server.url, token=server.token()))
     sink = NodeReporter(
@@ -310,6 +316,7 @@ async def reporting(server: ApiServer) -> AsyncIterator[tuple[Inventory, NodeRep
         "gpu-0",
         "nodeagent",
         lambda: RAILS,
+        with_holders=with_holders,
         jitter_s=0,
         gather_s=0.05,
         gap_s=0.2,
@@ -476,3 +483,108 @@ def test_the_report_has_the_enforcement_of_each_resource_and_an_older_definition
     assert leave_out(written, refused_fields(refused)) == ["gpuMemory"]
     assert "gpuMemory" not in written
     assert "gpuMemory" not in body(report(Snapshot(), "n1", {}, None, now=0.0), None)
+
+
+# Pods that hold VFs
+
+
+def vf(n: int, index: int) -> Function:
+    address = f"0000:{0x18 + n:02x}:00.{index + 1}"
+    return replace(function(n), pci_address=address, parent=f"0000:{0x18 + n:02x}:00.0", netdev=None)
+
+
+def held(*holdings: Holding) -> Snapshot:
+    """Two links with two VFs each."""
+    functions = tuple(entry for n in range(2) for entry in (function(n), vf(n, 0), vf(n, 1)))
+    return replace(snapshot(count=2), functions=functions, holdings=holdings)
+
+
+def holding(pod: str, *ids: str, container: str = "main") -> Holding:
+    return Holding("team", pod, container, "example.com/nic", ids)
+
+
+TRAINER = holding("trainer", "0000:18:00.1", "0000:19:00.2")
+
+
+def test_the_pods_with_vfs_are_reported_on_request_alone():
+    facts = held(TRAINER, holding("trainer", "GPU-0::1"), holding("other", "GPU-0::2"))
+    assert "holders" not in msgspec.to_builtins(report_of(facts))
+    made = report_of(facts, with_holders=True)
+    assert msgspec.to_builtins(made)["holders"] == (
+        {
+            "namespace": "team",
+            "pod": "trainer",
+            "vfs": (
+                {"link": "nic0", "pciAddress": "0000:18:00.1"},
+                {"link": "nic1", "pciAddress": "0000:19:00.2"},
+            ),
+            "since": "2026-11-21T12:00:00Z",
+        },
+    )
+    assert decode(msgspec.json.encode(made)) == made
+
+
+def test_a_holder_keeps_its_time_over_restarts_and_while_podresources_does_not_answer():
+    first = report_of(held(TRAINER), with_holders=True)
+    second = holding("second", "0000:18:00.2")
+    later = report_of(held(second, TRAINER), first, 60.0, with_holders=True)
+    assert [(holder.pod, holder.since[11:16]) for holder in later.holders] == [
+        ("second", "12:01"),
+        ("trainer", "12:00"),
+    ]
+    unanswered = report_of(replace(held(), holdings=None), later, 120.0, with_holders=True)
+    assert unanswered.holders == later.holders
+    assert report_of(held(), later, 120.0, with_holders=True).holders == ()
+    assert report_of(held(TRAINER), later, 120.0).holders == (), "the setting was switched off"
+
+
+def test_a_node_full_of_pods_has_a_bounded_report_that_the_definition_accepts():
+    holdings = [Holding("n" * 63, f"{n:0253}", "c", "r", ("0000:18:00.1",)) for n in range(500)]
+    made = report_of(held(*holdings), with_holders=True)
+    assert len(made.holders) == HOLDERS_MAX
+    schema = from_crd(of_kind(built(), "CustomResourceDefinition")[0])
+    written = json.loads(msgspec.json.encode(body(made, None)))
+    assert not list(jsonschema.Draft202012Validator(schema).iter_errors(written))
+
+
+async def test_pods_that_come_and_go_write_no_more_often_than_other_changes():
+    server = await ApiServer().start()
+    async with reporting(server, with_holders=True) as (inventory, sink):
+        facts = held()
+        state(inventory, facts)
+        inventory.publish("holdings", holdings=())
+        await until(server, lambda found: len(found["links"]) == 2)
+        began, writes = asyncio.get_running_loop().time(), sink.writes
+        for n in range(30):
+            inventory.publish("holdings", holdings=(holding(f"pod-{n}", "0000:18:00.1"),))
+            await asyncio.sleep(0.01)
+        found = await until(
+            server, lambda found: [holder["pod"] for holder in found.get("holders", ())] == ["pod-29"]
+        )
+        passed = asyncio.get_running_loop().time() - began
+        assert found["holders"][0]["vfs"] == [{"link": "nic0", "pciAddress": "0000:18:00.1"}]
+        assert 1 <= sink.writes - writes <= 2 + passed / 0.2, "gap_s between two writes"
+    await server.stop()
+
+
+def test_a_reason_has_its_sentence_with_the_value_beside_the_threshold():
+    reasons = (Reason("flapping", "nic1: 5 losses in 60 s\nand more; limit 3"), Reason("ber", "x" * 5000))
+    ill = Health(State.DEGRADED, reasons, allocatable=True)
+    facts = snapshot(*map(neighbor, range(8)))
+    functions = (facts.functions[0], replace(facts.functions[1], health=ill), *facts.functions[2:])
+    link = report_of(replace(facts, functions=functions)).links[1]
+    assert link.reasons == ("ber", "flapping")
+    assert link.reason_details[1] == "nic1: 5 losses in 60 s\\nand more; limit 3"
+    assert len(link.reason_details[0]) == 256
+
+
+def test_a_definition_without_the_new_fields_costs_only_those():
+    made = report_of(held(TRAINER), with_holders=True)
+    written = json.loads(msgspec.json.encode(body(made, None)))
+    written["links"][1]["reasonDetails"] = ["a"]
+    for field in (".holders", ".links[0].reasonDetails"):
+        why = f"failed to create typed patch object: {field}: field not declared in schema"
+        refused = ApiError("patch", "/nodelinks/gpu-0", 500, "", why)
+        assert leave_out(written, refused_fields(refused)) in (["holders"], ["nic1.reasonDetails"])
+    assert "holders" not in written
+    assert not any("reasonDetails" in link for link in written["links"])

@@ -410,6 +410,40 @@ def test_every_file_that_a_daemon_reads_has_its_faults_named(
     assert fault in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["DaemonSet", "ConfigMap", "List"])
+def test_a_file_of_another_kind_has_one_fault_that_names_the_kinds(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file.yaml").write_text(
+        f"apiVersion: v1\nkind: {kind}\nmetadata: {{name: x}}\nspec: {{a: b}}\n"
+    )
+    assert main(["config", "check", str(tmp_path / "file.yaml")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        f'file.yaml:2:1: kind: is "{kind}", must be one of NodeAgentConfig, FabricConfig, FabricTopology'
+        in line
+    )
+    assert ("`data`" in line) == (kind == "ConfigMap")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("NodeAgntConfig", 'file.yaml:1:7: kind: is "NodeAgntConfig", must be NodeAgentConfig'),
+        ("FabricConfg", 'file.yaml:1:7: kind: is "FabricConfg", must be FabricConfig'),
+        ("fabrictopology", 'file.yaml:1:7: kind: is "fabrictopology", must be FabricTopology'),
+    ],
+)
+def test_a_misspelled_kind_is_compared_with_the_kind_that_is_meant(
+    kind: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file.yaml").write_text(f"kind: {kind}\napiVersion: nodeagent.io/v1alpha1\nswitchs: []\n")
+    assert main(["config", "check", str(tmp_path / "file.yaml")]) == 2
+    errors = capsys.readouterr().err
+    assert fault in errors
+    assert "switchs: unknown key" in errors
+
+
 def test_a_port_that_a_cabling_plan_gives_to_two_links_is_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,44 @@ def test_the_demo_of_an_infiniband_machine_shows_the_switch_of_each_rail():
     assert [leaf for _, _, leaf in sorted(rows, key=lambda row: row[1])] == [f"leaf{n:02d}" for n in range(8)]
 
 
+def test_the_demo_of_claims_prepares_a_share_and_a_vf_beside_it_shows_a_fault_and_ends_a_claim():
+    done = demo("--dra", "--once", "--machine", "two-gpu-two-nic")
+    assert (done.returncode, done.stderr) == (0, "")
+    steps = re.split(r"^(?=\d+\. )", done.stdout, flags=re.M)
+    about, _slices, claims, prepared, fault, ended, restarted = steps
+    assert "prepares claims" in about
+    pairs = (
+        r"claim (\S+):\n +gpu: gpu-(\S+), memory 40Gi, below (\S+)\n +near: nic-(\S+), vfs 1, below (\S+)\n"
+    )
+    pods = r"pod (\S+):\n.*?\bNODEAGENT_GPU_UUID=GPU-(\S+)\n.*?\bNODEAGENT_VFS_NEAR=(\S+)\n"
+    for allocated, text in ((claims, prepared), (ended, ended)):
+        wanted = {
+            (name, gpu, pf.rpartition("-")[0].replace("-", ":", 2))
+            for name, gpu, root, pf, other in re.findall(pairs, allocated)
+            if root == other
+        }
+        given = {(name, gpu, vf.rpartition(".")[0]) for name, gpu, vf in re.findall(pods, text, re.S)}
+        assert wanted
+        assert given == wanted, "each pod has the GPU of its claim and a VF of its PF"
+    ids = re.findall(r"CDI id nodeagent\.io/claim=(\S+)-\d\n", prepared + ended)
+    assert len(set(ids)) == 3, "each claim has a name of its own"
+    lost, found = fault.split("back: ")
+    assert "has the taint nodeagent.io/unhealthy=gpu_lost:NoSchedule" in lost
+    assert "claim:trainer-b/gpu: Unhealthy (gpu_lost: " in lost
+    assert "claim:trainer-b/near: Healthy" in lost
+    assert "claim trainer-c waits: 0/1 nodes are available" in lost, "the other GPU has not enough left"
+    assert "claim:trainer-b/gpu: Healthy" in found
+    assert "the CDI spec of trainer-b is removed" in ended
+    assert "both are back" in restarted
+
+
+def test_the_demo_of_claims_joins_gpu_and_nic_by_numa_node_where_no_pcie_root_is_common():
+    done = demo("--dra", "--once", "--machine", "gb200-nvl72-tray")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "matchAttribute: resource.kubernetes.io/numaNode" in done.stdout
+    assert re.search(r"near: nic-\S+, vfs 1, on NUMA node 0\n", done.stdout)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_demo_that_is_ended_in_the_middle_leaves_no_process_and_no_folder(number: signal.Signals):
     with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as folder:

@@ -11,8 +11,9 @@ from nodeagent.accounting.gpu_accounts import PodAccount, accounts
 from nodeagent.cli import main
 from nodeagent.commands.gpus.gpu_table import as_table
 from nodeagent.commands.terminal import Screen
+from nodeagent.gpu_usage import OutsideProcess
 from nodeagent.metrics.scrape_input import DeviceCount
-from nodeagent.model import Holding, MigDevice, OutsideProcess, Snapshot
+from nodeagent.model import Holding, MigDevice, Snapshot
 from nodeagent.sim.kubelet import PodSpec
 from nodeagent.sim.machine import Machine
 from nodeagent.web.gpu_statuses import GpuStatus, GpuStatuses, gpu_statuses

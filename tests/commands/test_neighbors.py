@@ -61,8 +61,7 @@ async def test_the_verb_ends_when_every_link_with_carrier_has_a_neighbor(links, 
     async with asyncio.timeout(10):
         result = await neighbor_listing.read_once(SWP, QUIET, root, wait_s=60, progress=speak)
     assert (
-        said[0]
-        == "0 of 2 links with carrier have a neighbor (3 links in all); waiting up to 60 s for the others"
+        said[0] == "0 of 2 links with carrier have a neighbor (3 in all); waiting up to 60 s for the others"
     )
     assert said[-1] != said[0]
     table = neighbor_listing.as_table(result).splitlines()

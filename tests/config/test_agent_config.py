@@ -118,6 +118,25 @@ def test_an_unknown_key_does_not_hide_conflicts() -> None:
     assert [fault.path for fault in faults(text)] == ["resources[0].slice", "resources[1].select"]
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gpuMemory: {mode: dra}\n", "unknown key; it is an entry of resources: {kind: gpu-mem, mode: dra}"),
+        ("nics: {mode: dra}\n", "unknown key; it is an entry of resources: {kind: vf, mode: dra}"),
+        ("mode: dra\n", "unknown key; it is a setting of the entries of resources of kind gpu-mem and vf"),
+        ("resources: [{kind: mig, mode: dra}]\n", "device plugins alone offer whole GPUs and MIG devices"),
+        ("resources: [{kind: gpu, mode: dra, select: {models: [a]}}]\n", "only kind gpu-mem and kind vf"),
+    ],
+)
+def test_the_mode_at_another_place_is_refused_with_its_place(text: str, message: str) -> None:
+    (fault,) = faults(HEAD + text)
+    assert message in fault.message
+
+
+def test_claims_may_share_a_gpu_through_mps() -> None:
+    only("resources: [{kind: gpu-mem, enforcement: mps, mode: dra}]\n")
+
+
 def faults(text: str) -> tuple[ConfigFault, ...]:
     with pytest.raises(ConfigError) as caught:
         load(text, name="file")

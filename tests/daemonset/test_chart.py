@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,24 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "controller": {"enabled": True, "fabric": text("overlays/startup-taint/fabric.yaml")},
         "startupTaint": {"enabled": True},
     },
+    "overlays/gpu-processes": {
+        "gpuProcesses": {"enabled": True},
+        "config": text("overlays/gpu-processes/nodeagent.yaml"),
+    },
+    "overlays/gpu-memory-limits": {
+        "gpuMemoryLimits": {"enabled": True},
+        "config": text("overlays/gpu-memory-limits/nodeagent.yaml"),
+    },
+    "overlays/mig": {"mig": {"enabled": True}, "config": text("overlays/mig/nodeagent.yaml")},
+    "overlays/optics": {"optics": {"enabled": True}},
+    "overlays/nvsentinel": {
+        "nvSentinel": {"enabled": True},
+        "config": text("overlays/nvsentinel/nodeagent.yaml"),
+    },
+    "overlays/infiniband": {
+        "infiniband": {"enabled": True},
+        "config": text("overlays/infiniband/nodeagent.yaml"),
+    },
     "overlays/prometheus-operator": {"controller": {"enabled": True}, "monitoring": {"enabled": True}},
     "overlays/node-pool": {
         "pools": {
@@ -115,11 +134,54 @@ def checksums(manifests: list[Manifest]) -> dict[str, str]:
     }
 
 
+def sorted_mounts(manifests: list[Manifest]) -> list[Manifest]:
+    """The objects with volumes and variables in one order, which has no effect: runtimes mount by depth of the path,
+    and no variable names another."""
+    manifests = copy.deepcopy(manifests)
+    for daemonset in of_kind(manifests, "DaemonSet"):
+        pod = daemonset["spec"]["template"]["spec"]
+        pod["volumes"].sort(key=itemgetter("name"))
+        for container in pod["containers"]:
+            container["volumeMounts"].sort(key=itemgetter("mountPath"))
+            container["env"].sort(key=itemgetter("name"))
+    return manifests
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_helm_renders_the_objects_that_kustomize_builds(overlay: str) -> None:
     made = render(OVERLAYS[overlay])
     assert all(checksums(made).values())
-    assert by_key(made) == by_key(built(overlay))
+    assert by_key(sorted_mounts(made)) == by_key(sorted_mounts(built(overlay)))
+
+
+def test_all_further_rights_together_mount_nothing_twice() -> None:
+    parts = ("gpuProcesses", "gpuMemoryLimits", "mig", "optics", "nvSentinel", "infiniband")
+    (daemonset,) = of_kind(render({part: {"enabled": True} for part in parts}), "DaemonSet")
+    pod = daemonset["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    capabilities = container["securityContext"]["capabilities"]["add"]
+    assert sorted(capabilities) == ["NET_ADMIN", "NET_RAW", "SYS_ADMIN"]
+    for names in (
+        [volume["name"] for volume in pod["volumes"]],
+        [mount["mountPath"] for mount in container["volumeMounts"]],
+        [variable["name"] for variable in container["env"]],
+    ):
+        assert len(set(names)) == len(names)
+    assert {mount["name"] for mount in container["volumeMounts"]} <= {one["name"] for one in pod["volumes"]}
+
+
+def test_the_affinity_of_the_controller_can_be_replaced() -> None:
+    (standard,) = of_kind(render({"controller": {"enabled": True}}), "Deployment")
+    assert standard["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
+    own = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "control-plane", "operator": "Exists"}]}]}}}  # fmt: skip
+    values = {"controller": {"enabled": True, "affinity": {"podAntiAffinity": None, **own}}}
+    (placed,) = of_kind(render(values), "Deployment")
+    terms = placed["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    assert (
+        terms["requiredDuringSchedulingIgnoredDuringExecution"]
+        == own["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    )
 
 
 # What a changed configuration restarts

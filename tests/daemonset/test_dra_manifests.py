@@ -333,6 +333,7 @@ def test_the_ninth_share_of_40_gib_does_not_fit(manifests: list[Manifest]) -> No
         ([], "give --gpu-mem, --nics or both"),
         (["--gpu-mem", "lots"], "is no amount of memory"),
         (["--gpu-mem", "40", "--near"], "--near needs"),
+        (["--gpu-mem", "40", "--near-by", "numa-node"], "--near needs"),
         (["--nics", "9"], "must be 0 to 8"),
         (["--gpu-mem", "1", "--nics", "2", "--near-rail", "2"], "needs --nics 3"),
         (["--nics", "1", "--name", "A b"], "is no name"),
@@ -355,6 +356,16 @@ def test_every_name_is_a_string_for_kubectl(name: str, capsys: pytest.CaptureFix
     assert template["metadata"]["name"] == pod["metadata"]["name"] == name
     assert pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] == name
     assert f"name: {name}\n" not in text, "YAML libraries disagree about words such as y and 1e3"
+
+
+def test_a_gpu_and_a_vf_may_be_joined_by_their_numa_node(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claim", "--gpu-mem", "4", "--nics", "2", "--near-by", "numa-node"]) == 0
+    template, _ = yaml.safe_load_all(capsys.readouterr().out)
+    assert template["metadata"]["name"] == "gpu-4gi-2-nics-near-numa-node"
+    assert template["spec"]["spec"]["devices"]["constraints"] == [
+        {"requests": ["gpu", "near"], "matchAttribute": "resource.kubernetes.io/numaNode"},
+        {"requests": ["near", "nic1"], "distinctAttribute": "nodeagent.io/rail"},
+    ]
 
 
 def test_vfs_alone_are_on_different_rails(capsys: pytest.CaptureFixture[str]) -> None:

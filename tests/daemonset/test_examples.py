@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from nodeagent.agent_config import load
+from nodeagent.allocation import Allocation
 from nodeagent.cluster.largest_block import LABEL as BLOCK_LABEL
 from nodeagent.commands.scan import listing
 from nodeagent.kinds.vf import VfPool
 from nodeagent.metrics.catalog import CATALOG
-from nodeagent.model import Allocation
 from nodeagent.offer import Offer
 from nodeagent.sim.machine import Machine
 from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from functools import cache
 from typing import Any
@@ -88,3 +89,19 @@ def test_the_limits_of_optics_that_alerts_compare_with_stay(level: str) -> None:
     assert kept == {"high_warning": {"temperature_celsius"}, "low_alarm": {"receive_power_watts"}}.get(
         level, set()
     )
+
+
+def test_the_figures_of_the_page_follow_from_the_series_of_a_node() -> None:
+    page = (DAEMONSET / "examples/large-clusters/README.md").read_text()
+    match = re.search(r"([\d,]+) stay", page)
+    assert match is not None
+    kept, sizes = int(match[1].replace(",", "")), (1_000, 7_500, 100_000)
+    shards = [math.ceil(kept * nodes / 2.5e6) for nodes in sizes]
+    for name, values in (
+        ("series", [f"{kept * nodes / 1e6:.1f} M" for nodes in sizes]),
+        ("samples a second at 60 s", [f"{kept * nodes // 60:,}" for nodes in sizes]),
+        ("shards of 2.5 M series at most", [str(number) for number in shards]),
+    ):
+        assert f"| {name} | {' | '.join(values)} |" in page
+    server = next(yaml.safe_load_all((DAEMONSET / "examples/large-clusters/prometheus.yaml").read_text()))
+    assert server["spec"]["shards"] == shards[1]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from nodeagent.allocation import Devices
 from nodeagent.cluster import startup_taint
 from nodeagent.cluster.affected_devices import Offered
 from nodeagent.cluster.cluster_settings import ClusterSettings
@@ -28,7 +29,7 @@ from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
-from nodeagent.model import HEALTHY, Devices, Health, Holding, Reason, Snapshot, State
+from nodeagent.model import HEALTHY, Health, Holding, Reason, Snapshot, State
 from nodeagent.sim.apiserver import ApiServer, RequestRecord
 from tests.cluster.test_node_report import RAILS, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree

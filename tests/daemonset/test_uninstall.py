@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from nodeagent.agent_config import Config
-from nodeagent.cluster import device_marks, min_links_marks
+from nodeagent.cluster import device_marks, min_links_marks, startup_taint, volcano_annotations
 from nodeagent.cluster.node_marks import NodeCondition, NodeMarks
 from nodeagent.controller import LEASE
 from nodeagent.fabric.fabric_settings import TIER_LABEL
 from nodeagent.fabric.hypernode import OURS, SOURCE_LABEL
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
+from nodeagent.kube.resource import NODES
 from nodeagent.kubelet.cdi_files import FILES
 from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.kubelet.node_lock import LOCK
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.needs("kubectl", "openssl")
 
 FOREIGN_TAINT = {"key": "maintenance", "effect": "NoSchedule"}
 FOREIGN_CONDITION = {"type": "Ready", "status": "True"}
+STARTING = {"key": startup_taint.TAINT_KEY, "effect": "NoSchedule"}
 OF_PEOPLE = {"nodeagent.io/agent": "true", "nodeagent.io/pool": "dgx-h100", "zone": "a"}
 
 
@@ -61,7 +63,7 @@ def populate(server: ApiServer) -> None:
                 "apiVersion": "v1",
                 "kind": "Node",
                 "metadata": {"name": name, "labels": OF_PEOPLE},
-                "spec": {"taints": [FOREIGN_TAINT]},
+                "spec": {"taints": [FOREIGN_TAINT, STARTING]},
                 "status": {"conditions": [FOREIGN_CONDITION]},
             }
         )
@@ -88,6 +90,9 @@ async def mark(server: ApiServer, kubeconfig: Path) -> None:
         tiers = {TIER_LABEL.format(tier=tier): "su-1" for tier in (1, 2)}
         for node in ("gpu-0", "gpu-1"):
             await marks.set_labels(node, tiers | {device_marks.LABEL: "2"})
+            vgpus = {volcano_annotations.REGISTER: "GPU-1,8,81559,NVIDIA,true,hami-core:",
+                     volcano_annotations.HANDSHAKE: "Reported_2026.11.23 00:00:00"}  # fmt: skip
+            await client.patch(NODES, node, {"metadata": {"annotations": vgpus}})
     finally:
         await client.close()
 
@@ -215,6 +220,34 @@ def test_the_page_names_every_file_that_the_agent_leaves_on_a_node() -> None:
         f"{DEVICE_INFO}/*-device.json",
     ):
         assert path in page
+
+
+async def test_annotations_of_volcanos_own_device_plugin_stay(tmp_path: Path) -> None:
+    vgpus = {volcano_annotations.REGISTER: "GPU-2,8,81559,NVIDIA,true,hami-core:"}
+    async with administered(tmp_path) as (server, kubeconfig):
+        populate(server)
+        await mark(server, kubeconfig)
+        server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-2", "annotations": vgpus}})
+        code, output, errors = await uninstall(kubeconfig)
+        assert (code, errors) == (0, ""), output
+        annotations = {name: server.find("nodes", name)["metadata"].get("annotations") or {}  # type: ignore[index]
+                       for name in ("gpu-0", "gpu-1", "gpu-2")}  # fmt: skip
+        assert annotations == {"gpu-0": {}, "gpu-1": {}, "gpu-2": vgpus}
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+async def test_the_help_is_printed_and_nothing_is_asked(option: str, tmp_path: Path) -> None:
+    code, output, errors = await uninstall(tmp_path / "no-such-kubeconfig", option)
+    assert (code, errors) == (0, "")
+    assert "daemonset/uninstall.sh [NAMESPACE [LABEL-PREFIX …]]" in output
+    assert not [line for line in output.splitlines() if line.startswith(("#", "set "))]
+
+
+@pytest.mark.parametrize("word", ["--namespace", "-n", "Nodeagent", "node agent", "a/b"])
+async def test_a_word_that_is_no_namespace_is_refused(word: str, tmp_path: Path) -> None:
+    code, _, errors = await uninstall(tmp_path / "no-such-kubeconfig", word)
+    assert code == 2
+    assert f'"{word}" is no name of a namespace' in errors
 
 
 async def test_a_failure_ends_the_script_and_a_second_run_removes_the_rest(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from nodeagent.doctor import (
     kubelet_checks,
     lldp_checks,
     machine_checks,
+    mps_checks,
     nic_checks,
     nvsentinel_checks,
     runtime_checks,
@@ -308,6 +309,10 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
             recorded=False,
         ),
     ),
+    ("fix mps_not_running", mps_checks.findings(mps_checks.MpsFacts(runs=False, gpus=((UUID, "ended"),)))),
+    ("warn mps_not_asked", mps_checks.findings(mps_checks.MpsFacts(runs=True))),
+    ("fix mps_daemon", mps_checks.findings(mps_checks.MpsFacts(runs=True, gpus=((UUID, "ended"),)))),
+    ("note mps_unreadable", mps_checks.findings(mps_checks.MpsFacts(runs=False, error="denied"))),
     ("warn nvsentinel_absent", nvsentinel_checks.findings(nvsentinel_checks.NvSentinelFacts("/s"))),
     ("note agent_absent", kubelet_checks.findings(replace(SERVING, locked=False), DEFAULT, None)),
     (

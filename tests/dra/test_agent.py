@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from nodeagent.dra import DRIVER
-from nodeagent.kubelet import holdings
 from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.kubelet.dra_manager import PodClaim
+from nodeagent.sim.kubelet.dra_manager import PodClaim, SandboxError
 from tests.support.dra_node import claim_of, result
-from tests.support.running_agent import HEAD, PROMPT
+from tests.support.running_agent import HEAD, PROMPT, shorten_holdings
 from tests.support.running_agent import node as running_node
 
 
@@ -34,7 +33,7 @@ def kubeconfig(folder: Path, server: ApiServer) -> Path:
 async def test_the_agent_prepares_a_claim_and_after_a_change_of_the_mode_its_hardware_waits_for_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(holdings.watch.__kwdefaults__, "empty_stands_s", 0.1)  # no pod has devices of plugins
+    shorten_holdings(monkeypatch)
     server = await ApiServer().start()
     access = f"access: kubeconfig, kubeconfig: {kubeconfig(tmp_path, server)}"
     cluster = f"cluster: {{{access}, report: false, events: false}}\n"
@@ -78,7 +77,7 @@ async def test_after_a_restart_with_another_mode_a_claim_keeps_its_driver_and_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kubelet deletes the slices of a driver that is away. The claim needs the driver, so the agent does it."""
-    monkeypatch.setitem(holdings.watch.__kwdefaults__, "empty_stands_s", 0.1)  # no pod has devices of plugins
+    shorten_holdings(monkeypatch)
     server = await ApiServer().start()
     access = f"access: kubeconfig, kubeconfig: {kubeconfig(tmp_path, server)}"
     cluster = f"cluster: {{{access}, report: false, events: false}}\n"
@@ -105,6 +104,19 @@ async def test_after_a_restart_with_another_mode_a_claim_keeps_its_driver_and_no
             await kubelet.until(lambda: any(name.endswith("/gpu-mem") for name in kubelet.capacity()), 20)
             await kubelet.until(lambda: kubelet.dra.registered(DRIVER), 20)
             await server.until(lambda: not server.objects("resourceslices"))
+            # Without an API server too, the hardware of the claim is withheld, and its pod can end.
+            await node.stop_agent()
+            without = HEAD + PROMPT + "cluster: {access: none}\n"
+            await node.start_agent(node.configure(without), node_name="n1")
+            agent = node.agent
+            assert agent is not None
+            await kubelet.until(lambda: kubelet.dra.registered(DRIVER), 20)
+            await node.until(lambda: any(f"/nic{pf.rail}" in it.resource for it in agent.offering.withheld))
+            with pytest.raises(SandboxError, match=r"it has none: set cluster\.access"):
+                await kubelet.dra.prepare("other", [PodClaim("default", "d", "u-d", (DRIVER,))])
             await kubelet.dra.unprepare("trainer")
+            await kubelet.until(
+                lambda: any(name.endswith(f"/nic{pf.rail}") for name in kubelet.capacity()), 20
+            )
     finally:
         await server.stop()

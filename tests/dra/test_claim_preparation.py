@@ -14,21 +14,36 @@ from msgspec.structs import replace
 from nodeagent.cdi import spec
 from nodeagent.dra import resource_claim
 from nodeagent.dra.claim_preparation import CDI_KIND, Occupied, prepare_claim
+from nodeagent.dra.device_taints import taints
+from nodeagent.dra.devices import GpuDevice
 from nodeagent.dra.prepared_claim import PreparedClaim, holdings
 from nodeagent.dra.resource_claim import quantity
 from nodeagent.kinds import Refused
 from nodeagent.model import Holding, LimitSupport, Snapshot
-from tests.support.dra_node import NODE, claim_of, decoded, devices_of, gpus_of, machine, pfs_of, result
+from tests.support.dra_node import (
+    CONFIG,
+    NODE,
+    claim_of,
+    decoded,
+    devices_of,
+    gpus_of,
+    machine,
+    pfs_of,
+    result,
+)
 from tests.support.kind_machines import SICK
 
 
 def prepared(
-    claim: dict[str, Any], snapshot: Snapshot, others: tuple[PreparedClaim, ...] = ()
+    claim: dict[str, Any],
+    snapshot: Snapshot,
+    others: tuple[PreparedClaim, ...] = (),
+    text: str = CONFIG,
 ) -> PreparedClaim:
     return prepare_claim(
         decoded(claim),
         node=NODE,
-        devices=devices_of(snapshot),
+        devices=devices_of(snapshot, text),
         snapshot=snapshot,
         others=others,
         sequence=len(others) + 1,
@@ -103,6 +118,62 @@ def test_the_sum_of_all_claims_never_exceeds_a_gpu_or_a_pf() -> None:
     assert second.devices[1].vfs == (pf.vfs[3],)
 
 
+def test_a_claim_on_a_device_that_has_shrunk_names_no_other_claim() -> None:
+    """VFs were removed, or a smaller GPU or slice is in its place."""
+    facts = machine()
+    gpu, pf = gpus_of(facts)[0], pfs_of(facts)[0]
+    with pytest.raises(Refused, match=r"has 5 of vfs, more than the 4 that the device has now") as refused:
+        prepared(claim_of("a", result(pf, 5, "r")), facts)
+    assert not isinstance(refused.value, Occupied), "no other claim is the cause"
+    other = prepared(claim_of("b", result(gpu, 1024, "g")), facts)
+    with pytest.raises(Refused, match=r"more than the 80896Mi that the device has now"):
+        prepared(claim_of("c", result(gpu, 81920, "g")), facts, (other,))
+
+
+def test_a_gpu_in_mig_mode_is_refused_with_this_reason() -> None:
+    facts = machine()
+    gpu, other = gpus_of(facts)
+    claim = claim_of("c", result(gpu, 1024, "g"))
+    switched = replace(facts, gpus=tuple(replace(it, mig=it.uuid == gpu.gpu.uuid) for it in facts.gpus))
+    assert [device.name for device in gpus_of(switched)] == [other.name]
+    with pytest.raises(Refused, match="is in MIG mode now, and claims share whole GPUs alone"):
+        prepared(claim, switched)
+
+
+MPS = CONFIG.replace("{kind: gpu-mem, mode: dra}", "{kind: gpu-mem, mode: dra, enforcement: mps}")
+
+
+def test_a_gpu_without_its_mps_daemon_has_a_taint_and_is_refused_until_the_daemon_is_ready() -> None:
+    facts = machine()
+    uuids = [gpu.uuid for gpu in facts.gpus]
+    facts = replace(facts, mps_obstacles=((uuids[0], "its daemon ended: exit status 1"), (uuids[1], "")))
+    sick, ready = (device for device in devices_of(facts, MPS) if isinstance(device, GpuDevice))
+    assert taints([sick, ready]) == {
+        sick.name: [{"key": "nodeagent.io/unhealthy", "value": "mps_daemon", "effect": "NoSchedule"}]
+    }
+    with pytest.raises(Refused, match="unhealthy: its daemon ended: exit status 1"):
+        prepared(claim_of("a", result(sick, 1024, "g")), facts, text=MPS)
+    record = prepared(claim_of("b", result(ready, 1024, "g")), facts, text=MPS)
+    env, mounts = env_of(record), record.edits[f"{record.uid}-0"].mounts
+    assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=1024M"
+    assert env["CUDA_MPS_PIPE_DIRECTORY"] in [mount.container_path for mount in mounts]
+
+
+def test_a_daemon_has_so_many_clients() -> None:
+    text = MPS + "gpu: {mps: {clients: 2}}\n"
+    facts = machine()
+    facts = replace(facts, mps_obstacles=tuple((gpu.uuid, "") for gpu in facts.gpus))
+    gpu, other, *_ = devices_of(facts, text)
+    claims: tuple[PreparedClaim, ...] = ()
+    for name in ("a", "b"):
+        claims += (prepared(claim_of(name, result(gpu, 1024, "g")), facts, claims, text=text),)
+    with pytest.raises(Occupied, match=r"has 2 claims, and gpu\.mps\.clients is 2"):
+        prepared(claim_of("c", result(gpu, 1024, "g")), facts, claims, text=text)
+    prepared(claim_of("d", result(other, 1024, "g")), facts, claims, text=text)
+    with pytest.raises(Refused, match="one MPS daemon"):
+        prepared(claim_of("e", result(gpu, 1024, "x"), result(other, 1024, "y")), facts, text=text)
+
+
 def test_a_claim_without_an_amount_gets_the_whole_gpu_and_one_vf() -> None:
     facts = machine()
     bare = {"consumedCapacity": None, "shareID": None}
@@ -122,7 +193,7 @@ def test_a_claim_without_an_amount_gets_the_whole_gpu_and_one_vf() -> None:
         ({"adminAccess": True}, "administrator"),
         ({"consumedCapacity": {"memory": "-1Gi"}}, "no amount of memory"),
         ({"consumedCapacity": {"memory": "a" * 10_000}}, "no amount of memory"),
-        ({"consumedCapacity": {"memory": "1e99"}}, "other claims hold 0Mi"),
+        ({"consumedCapacity": {"memory": "1e99"}}, "more than the 80896Mi that the device has now"),
     ],
 )
 def test_an_allocation_that_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:

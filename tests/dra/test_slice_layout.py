@@ -141,6 +141,9 @@ def test_quantities_in_the_form_of_the_server_and_times_of_taints_are_no_differe
     changed = {**one, "attributes": {"rail": {"int": 9}}}
     (write,) = writes(NODE, wanted_slices(NODE, {GPU: [changed]}), stored)
     assert write.spec["devices"][0]["taints"][0]["timeAdded"] == "2026-01-01T00:00:00Z"
+    for part, kept in (({"value": "gpu_lost"}, True), ({"effect": "NoExecute"}, False)):
+        (write,) = writes(NODE, wanted_slices(NODE, {GPU: [{**one, "taints": [taint | part]}]}), stored)
+        assert ("timeAdded" in write.spec["devices"][0]["taints"][0]) is kept, "tolerations count from it"
 
 
 def test_fields_that_the_server_drops_are_named_and_are_no_difference_afterwards() -> None:

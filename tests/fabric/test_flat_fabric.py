@@ -31,6 +31,13 @@ def test_a_leaf_group_that_no_object_can_hold_is_one_anomaly_with_a_remedy_that_
     for report in (links("a-new-node", next(iter(single(1, 1).values()))), *reports):
         planner.report(report.node_name, report)
     assert planner.plan(0.0).hypernodes[0].nodes == hypernode.nodes
+    # Labels have no limit: all nodes get them, and the plan shows what the controller writes.
+    for report in reports:
+        planner.node(report.node_name, {})
+    outcome = planner.plan(0.0)
+    assert {*unplaced} <= {each.node for each in outcome.unplaced}
+    assert dict(outcome.relabel[unplaced[0]]) == dict(outcome.labels[unplaced[0]]) != {}
+    assert {*outcome.labels} == {*outcome.relabel} >= {report.node_name for report in reports}
     # The entry of the message, with all nodes that have no place.
     entry = yaml.safe_load(odd.message[odd.message.index("{") :].replace(", …", ""))
     assert entry["nodes"] == unplaced[:1]

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 import grpc
 import pytest
 
+from nodeagent.allocation import Allocation, DeviceInfo, Devices
 from nodeagent.kinds import Refused
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.kubelet import node_lock, plugin, registration, registration_state, socket_probe
@@ -23,17 +24,7 @@ from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.registration_state import KubeletId
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.unix_server import BindError
-from nodeagent.model import (
-    HEALTHY,
-    Allocation,
-    DeviceInfo,
-    Devices,
-    Function,
-    Health,
-    Reason,
-    Snapshot,
-    State,
-)
+from nodeagent.model import HEALTHY, Function, Health, Reason, Snapshot, State
 from nodeagent.sim.kubelet import Kubelet, PodSpec
 
 DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)

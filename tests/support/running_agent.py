@@ -7,9 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
 
 from nodeagent.agent import Agent, AgentOptions
 from nodeagent.agent_config import Config, load
+from nodeagent.kubelet import holdings
 from nodeagent.sim.kubelet import Kubelet
 from nodeagent.sim.machine import Machine
 
@@ -27,6 +31,18 @@ health:
 """
 """Healthy devices are returned at once: for tests of other things than holds."""
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
+
+
+def shorten(patch: pytest.MonkeyPatch, function: Any, **periods: float) -> None:
+    """Shorten periods that are keyword defaults of a function, for tests of other things than these waits."""
+    for name, seconds in periods.items():
+        assert name in function.__kwdefaults__
+        patch.setitem(function.__kwdefaults__, name, seconds)
+
+
+def shorten_holdings(patch: pytest.MonkeyPatch) -> None:
+    """Read the holdings every half second, and accept an empty list at once."""
+    shorten(patch, holdings.watch, interval_s=0.5, empty_stands_s=0.1)
 
 
 class Node:
@@ -96,7 +112,8 @@ class Node:
 
 @asynccontextmanager
 async def node(model: str = SMALL) -> AsyncIterator[Node]:
-    with TemporaryDirectory(prefix="na-", dir=IN_MEMORY) as folder:
+    # A thread of the ended agent may still write a file.
+    with TemporaryDirectory(prefix="na-", dir=IN_MEMORY, ignore_cleanup_errors=True) as folder:
         made = Node(Path(folder), model)
         try:
             yield made

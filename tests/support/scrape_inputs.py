@@ -18,6 +18,7 @@ from nodeagent.accounting.gpu_accounts import accounts
 from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import scan_once
 from nodeagent.dra.prepared_claim import ClaimFigures
+from nodeagent.gpu_usage import GpuUsage, OutsideProcess, PodUse
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile
 from nodeagent.measurements.reader_status import ReaderStatus
@@ -28,13 +29,10 @@ from nodeagent.metrics.scrape_input import ClusterWrites, ScrapeInput
 from nodeagent.model import (
     Function,
     Gpu,
-    GpuUsage,
     Health,
     Holding,
     Identifier,
     Neighbor,
-    OutsideProcess,
-    PodUse,
     Reason,
     Remark,
     Snapshot,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from tests.support.namespaces import Lldpd, Netns
@@ -42,6 +43,7 @@ class Switch:
             for how, words in USERS.items()
         ]
         self.start()
+        self._wait_for_socket()
         self.lldpd = Lldpd(
             ns,
             name,
@@ -52,6 +54,12 @@ class Switch:
             ),
             options=("-x", "-X", str(self.folder / "agentx")),
         )
+
+    def _wait_for_socket(self) -> None:
+        """lldpd that finds no socket at its start looks again after 15 s."""
+        until = time.monotonic() + 30
+        while not (self.folder / "agentx").exists() and time.monotonic() < until:
+            time.sleep(0.02)
 
     def start(self) -> None:
         configuration = self.folder / "snmpd.conf"

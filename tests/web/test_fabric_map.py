@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -462,9 +463,85 @@ async def test_the_viewer_beyond_the_bound_asks_now_and_then_and_shows_it(
         await until(lambda: len(groups(server)) == 2)
         address = f"http://127.0.0.1:{await controller.port}/ui/"
         first, second = [await asyncio.to_thread(browser.tab, address) for _ in range(2)]
-        told = "document.getElementById('state').innerText.includes('too many viewers')"
-        await asyncio.to_thread(second.until, told)
+        refused = "document.getElementById('state').innerText.includes('too many viewers')"
+        await asyncio.to_thread(second.until, refused)
         assert "8 nodes" in await asyncio.to_thread(second.text, "#summary")
         assert "leads" in await asyncio.to_thread(first.text, "#state")
         for tab in (first, second):
             await asyncio.to_thread(tab.close)
+
+
+# --- pods and reasons -----------------------------------------------------------------------------------
+
+HELD = {
+    "namespace": "team", "pod": "trainer-0", "since": "2026-11-23T10:00:00Z",
+    "vfs": [{"link": "nic0", "pciAddress": "0000:18:00.2"}, {"link": "nic1", "pciAddress": "0000:2a:00.2"}],
+}  # fmt: skip
+
+
+async def test_a_pod_is_found_and_a_link_shows_who_holds_its_vfs_since_when_and_why_it_is_degraded(
+    browser: Browser,
+):
+    async with cluster() as server, running(server) as controller:
+        await until(lambda: len(groups(server)) == 2)
+        report = nodelinks("node-12", leaves(1), state="degraded")
+        report["links"][0] |= {
+            "reasons": ["pre_fec_ber"],
+            "reasonDetails": ["nic0: 3e-4 <b>bit errors</b>, limit 1e-4"],
+        }
+        server.put(report | {"holders": [HELD, HELD | {"pod": "<img src=x>", "vfs": HELD["vfs"][1:]}]})
+        await until(lambda: len(controller.fabric.parts.mirror.pods._pods) == 1)
+        tab = await asyncio.to_thread(browser.tab, f"http://127.0.0.1:{await controller.port}/ui/")
+        page = await asyncio.to_thread(MapPage, tab)
+        await asyncio.to_thread(page.search, "m/Trainer")
+        await asyncio.to_thread(
+            tab.until, "document.getElementById('found').innerText.includes('team/trainer-0')"
+        )
+        assert "pod on node-12" in await asyncio.to_thread(tab.text, "#found")
+        await asyncio.to_thread(tab.key, "Enter")
+        await asyncio.to_thread(
+            tab.until, "document.getElementById('detail').innerText.includes('0000:18:00.2')"
+        )
+        node = await asyncio.to_thread(page.detail)
+        assert node.startswith("node-12")
+        assert "team/<img src=x>" in node
+        await asyncio.to_thread(page.click_cell, "node-12", "nic0")
+        await asyncio.to_thread(
+            tab.until, "document.getElementById('detail').innerText.includes('2026-11-23 10:00')"
+        )
+        link = await asyncio.to_thread(page.detail)
+        assert "3e-4 <b>bit errors</b>, limit 1e-4" in link, "the value beside the threshold"
+        assert "Clears: " in link
+        assert "0000:2a:00.2" not in link, "a VF of another link"
+        assert "ago" in link
+        server.put(report | {"holders": []})
+        await until(lambda: not controller.fabric.parts.mirror.pods._pods)
+        await asyncio.to_thread(page.click_cell, "node-12", "nic1")
+        await asyncio.to_thread(
+            tab.until, "document.getElementById('detail').innerText.includes('cluster.reportHolders')"
+        )
+        assert await asyncio.to_thread(tab.value, "document.images.length") == 0
+        assert await asyncio.to_thread(tab.complaints) == []
+        await asyncio.to_thread(tab.close)
+
+
+def test_a_file_finds_the_pods_of_the_reports_that_it_has(browser: Browser, tmp_path: Path):
+    from nodeagent.cli import main
+
+    reports = [nodelinks(f"node-0{n}", leaves(0)) for n in range(3)]
+    reports[1]["holders"] = [HELD]
+    source = tmp_path / "links.yaml"
+    source.write_text("\n---\n".join(map(json.dumps, reports)))
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", printed)
+        assert main(["topology", "--from", str(source), "--format", "html"]) == 0
+    file = tmp_path / "map.html"
+    file.write_text(printed.getvalue())
+    page = MapPage(browser.tab(f"file://{file}"))
+    page.search("trainer")
+    page.tab.until("document.getElementById('found').innerText.includes('pod on node-01')")
+    page.tab.click_on("#found button", "trainer")
+    page.tab.until("document.getElementById('detail').innerText.includes('2026-11-23 10:00:00Z')")
+    assert page.complaints() == []
+    page.tab.close()

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -220,6 +220,20 @@ async def test_a_client_that_never_reads_is_dropped_and_others_are_answered(
             closed = asyncio.create_task(reset(loop, deaf))
             assert (await ask(port, HEALTHZ))[1] == b"ok\n"
             assert await closed < 20_000_000
+
+
+async def test_the_stream_of_a_client_that_never_reads_ends_with_its_connection() -> None:
+    async def endless() -> AsyncGenerator[bytes]:
+        while True:
+            yield bytes(1 << 16)
+
+    async with serving({"/stream": lambda _accept: Page(200, b"", stream=endless())}) as port:
+        with socket.create_connection(("127.0.0.1", port)) as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.sendall(b"GET /stream HTTP/1.1\r\n\r\n")
+            await asyncio.get_running_loop().run_in_executor(None, deaf.recv, 1)
+            deaf.setblocking(False)
+            await reset(asyncio.get_running_loop(), deaf)
 
 
 async def reset(loop: asyncio.AbstractEventLoop, deaf: socket.socket) -> int:

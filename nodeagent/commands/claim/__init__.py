@@ -16,8 +16,10 @@ def add(add: Add) -> None:
         "For nodes whose resources have mode dra. The template requests a share of one GPU, VFs on different rails,\n"
         "or both. It is printed for `kubectl apply -f -`; no cluster is needed.\n\n"
         "--near puts the GPU and one VF below the same PCIe root; the scheduler chooses the pair. --near-rail fixes\n"
-        "the rail of that VF. The requests that are hardest to meet come first: the scheduler tries all combinations\n"
-        "of the requests before one that it cannot meet.",
+        "the rail of that VF. On a machine whose GPUs and NICs share no PCIe root, such as a GB200 tray,\n"
+        "--near-by numa-node joins them by their NUMA node.\n\n"
+        "The requests that are hardest to meet come first: the scheduler tries all combinations of the requests\n"
+        "before one that it cannot meet.",
     )
     parser.add_argument("--gpu-mem", metavar="GIB", help="memory on one GPU: 40 (GiB), 40Gi or 10240Mi")
     parser.add_argument(
@@ -32,6 +34,11 @@ def add(add: Add) -> None:
         help="as --near, with the VF of this rail; the rails are 0 to N-1",
     )
     parser.add_argument(
+        "--near-by",
+        choices=("pcie-root", "numa-node"),
+        help="as --near, with the attribute that the GPU and the VF have in common (default: pcie-root)",
+    )
+    parser.add_argument(
         "--name", help="name of the template and of the pod; default: derived from the request"
     )
 
@@ -41,7 +48,12 @@ def _claim(options: argparse.Namespace) -> int:
 
     try:
         request = ClaimRequest.checked(
-            options.gpu_mem, options.nics, near=options.near, near_rail=options.near_rail, name=options.name
+            options.gpu_mem,
+            options.nics,
+            near=options.near,
+            near_rail=options.near_rail,
+            name=options.name,
+            near_by=options.near_by,
         )
     except ClaimError as error:
         print(f"nodeagent claim: {error}", file=sys.stderr)

@@ -16,7 +16,9 @@ _MEMORY = re.compile(r"([1-9][0-9]{0,6})(Gi|Mi|)")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _PLAIN = re.compile(r"-[a-df-z]")
 """A hyphen before a letter other than e: no boolean, number or date of YAML has this."""
-MATCH, DISTINCT = "resource.kubernetes.io/pcieRoot", "nodeagent.io/rail"
+NEAR_BY = {"pcie-root": "resource.kubernetes.io/pcieRoot", "numa-node": "resource.kubernetes.io/numaNode"}
+"""The attributes that a GPU and a VF beside it have in common, by the word of the option."""
+DISTINCT = "nodeagent.io/rail"
 GPU = "gpu"
 
 
@@ -25,20 +27,28 @@ class ClaimError(ValueError):
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):
-    """``memory`` is a quantity, empty for no GPU. With ``near`` the GPU and one VF have the same PCIe root;
-    ``near_rail`` is the rail of that VF, ``None``: any."""
+    """``memory`` is a quantity, empty for no GPU. With ``near`` the GPU and one VF have the same value of the attribute
+    ``NEAR_BY[near_by]``; ``near_rail`` is the rail of that VF, ``None``: any."""
 
     memory: str
     nics: int
     near: bool
     near_rail: int | None
     name: str
+    near_by: str = "pcie-root"
 
     @classmethod
     def checked(
-        cls, memory: str | None, nics: int, *, near: bool, near_rail: int | None, name: str | None
+        cls,
+        memory: str | None,
+        nics: int,
+        *,
+        near: bool,
+        near_rail: int | None,
+        name: str | None,
+        near_by: str | None = None,
     ) -> ClaimRequest:
-        """Raises ``ClaimError``."""
+        """Raises ``ClaimError``. ``near_by`` implies ``near``; ``None`` is ``pcie-root``."""
         match = _MEMORY.fullmatch(memory) if memory is not None else None
         if memory is not None and match is None:
             raise ClaimError(f"--gpu-mem {memory} is no amount of memory; write 40 (GiB), 40Gi or 10240Mi")
@@ -48,13 +58,15 @@ class ClaimRequest(msgspec.Struct, frozen=True):
             raise ClaimError("give --gpu-mem, --nics or both")
         if near_rail is not None and not 0 <= near_rail < nics:
             raise ClaimError(f"--near-rail {near_rail} needs --nics {near_rail + 1} or more")
-        near = near or near_rail is not None
+        near = near or near_rail is not None or near_by is not None
+        near_by = near_by or "pcie-root"
         if near and (match is None or not nics):
             raise ClaimError("--near needs --gpu-mem and --nics 1 or more")
         quantity = f"{match[1]}{match[2] or 'Gi'}" if match else ""
         if name is not None and not _NAME.fullmatch(name):
             raise ClaimError(f"--name {name!r} is no name of an object: use a-z, 0-9 and -")
-        return cls(quantity, nics, near, near_rail, name or _name(quantity, nics, near, near_rail))
+        made = cls(quantity, nics, near, near_rail, name or "", near_by)
+        return made if name else msgspec.structs.replace(made, name=_name(made))
 
     @property
     def by_rail(self) -> bool:
@@ -104,7 +116,10 @@ def _template(request: ClaimRequest) -> list[str]:
     names = [name for name, _ in nics]
     constraints = []
     if request.near:
-        constraints += [f"      - requests: [{GPU}, {names[0]}]", f"        matchAttribute: {MATCH}"]
+        constraints += [
+            f"      - requests: [{GPU}, {names[0]}]",
+            f"        matchAttribute: {NEAR_BY[request.near_by]}",
+        ]
     if not request.by_rail and len(names) > 1:
         constraints += [f"      - requests: [{', '.join(names)}]", f"        distinctAttribute: {DISTINCT}"]
     return [*lines, *(["      constraints:", *constraints] if constraints else [])]
@@ -135,11 +150,13 @@ def _scalar(name: str) -> str:
     return name if _PLAIN.search(name) else f'"{name}"'
 
 
-def _name(memory: str, nics: int, near: bool, near_rail: int | None) -> str:
+def _name(request: ClaimRequest) -> str:
     """A name such as ``gpu-40gi-8-nics-near``."""
-    parts = [
-        f"gpu-{memory.lower()}" if memory else "",
-        f"{nics}-nic{'s' if nics > 1 else ''}" if nics else "",
-    ]
-    parts.append(f"near-rail{near_rail}" if near_rail is not None else "near" if near else "")
-    return "-".join(part for part in parts if part)
+    parts = [f"gpu-{request.memory.lower()}"] if request.memory else []
+    if request.nics:
+        parts.append(f"{request.nics}-nic{'s' if request.nics > 1 else ''}")
+    if request.near:
+        parts.append("near" if request.near_rail is None else f"near-rail{request.near_rail}")
+    if request.near_by != "pcie-root":
+        parts.append(request.near_by)
+    return "-".join(parts)

@@ -24,6 +24,7 @@ from nodeagent.kube.client import ApiClient
 from nodeagent.sim.apiserver import ApiServer, RequestRecord
 from nodeagent.sim.apiserver.tls import Certificates
 from nodeagent.sim.simulated_fabric import Fabric
+from nodeagent.supervise import end_tasks
 
 WRITES = ("create", "update", "patch", "delete")
 SHOWN = 3
@@ -212,8 +213,7 @@ class DemoCluster:
     async def power_off(self, node: str) -> None:
         """Stop the node's agent; its report stays."""
         task, _ = self._reports.pop(node)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_tasks((task,))
 
     def rescan(self, nodes: Iterable[str]) -> None:
         """Let the agents of these nodes read the present facts."""
@@ -221,10 +221,7 @@ class DemoCluster:
             self._reports[node][1].publish("pci", **self.fabric.facts(node))
 
     async def _end_reports(self) -> None:
-        tasks = [task for task, _ in self._reports.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(task for task, _ in self._reports.values())
 
     # --- the controller -------------------------------------------------------------------------------
 

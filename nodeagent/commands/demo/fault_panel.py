@@ -17,6 +17,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.supervise import end_tasks
+
 FOLDER = Path(__file__).parent / "panel"
 HEAD_MAX = 16 * 1024
 REQUEST_S = 10.0
@@ -137,9 +139,7 @@ class FaultPanel:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(tasks)
             far_writer.close()
 
 

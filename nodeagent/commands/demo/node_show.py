@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from nodeagent.agent_config import Config
+from nodeagent.allocation import Devices
 from nodeagent.commands.demo.demo_steps import (
     DemoError,
     DemoSteps,
@@ -27,7 +28,6 @@ from nodeagent.commands.demo.demo_steps import (
 )
 from nodeagent.commands.demo.node_faults import node_faults, show_node_page
 from nodeagent.commands.scan.listing import as_table, scan_once
-from nodeagent.model import Devices
 from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.netns import Netns

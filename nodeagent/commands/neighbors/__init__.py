@@ -1,4 +1,4 @@
-"""The verbs `neighbors` and `decode`: LLDP from the live links, and from a capture file."""
+"""The verb `neighbors`: the switch port at the other end of each link."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nodeagent.commands.options import (
 from nodeagent.commands.terminal import note, screen, watching
 
 
-def add_neighbors(add: Add) -> None:
+def add(add: Add) -> None:
     parser = add(
         "neighbors",
         _neighbors,
@@ -96,34 +96,4 @@ def _neighbors(options: argparse.Namespace) -> int:
             print(text(await with_infiniband(received, config.infiniband, options.root)))
 
     asyncio.run(run())
-    return GOOD
-
-
-def add_decode(add: Add) -> None:
-    parser = add(
-        "decode",
-        _decode,
-        "print the LLDP frames of a pcap or pcapng file",
-        "Prints one line for each LLDP frame and skips other traffic; reads VLAN tags and Linux cooked captures. With\n"
-        "--json each line is an object. The line of an invalid LLDPDU has the reason. The file may be a\n"
-        "pipe: tcpdump -i ens1 -U -w - ether proto 0x88cc | nodeagent decode -",
-    )
-    json_option(parser)
-    parser.add_argument("file", metavar="FILE", help="the capture; - reads stdin")
-
-
-def _decode(options: argparse.Namespace) -> int:
-    from nodeagent.commands import user_files
-    from nodeagent.commands.user_files import UserFileError
-    from nodeagent.lldp.describe import lines
-    from nodeagent.lldp.pcap import PcapError
-
-    expected = "a pcap or pcapng file, as `tcpdump -w FILE` writes it"
-    try:
-        with user_files.opened(options.file, expected) as file:
-            for line in lines(file.read, options.json):
-                print(line, flush=True)
-    except PcapError as error:
-        name = user_files.STDIN if options.file == "-" else options.file
-        raise UserFileError(name, str(error), expected) from error
     return GOOD

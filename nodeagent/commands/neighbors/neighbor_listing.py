@@ -192,8 +192,7 @@ def _progress(listing: NeighborListing, wait_s: float | None) -> str:
     carrier = [row for row in listing.rows if row.state not in ("down", "away", "deaf")]
     known = len(carrier) - listing.waiting
     until = f"; waiting up to {wait_s:.0f} s for the others" if wait_s is not None and listing.waiting else ""
-    links = f"({len(listing.rows)} links in all)"
-    return f"{known} of {len(carrier)} links with carrier have a neighbor {links}{until}"
+    return f"{known} of {len(carrier)} links with carrier have a neighbor ({len(listing.rows)} in all){until}"
 
 
 # --- for programs ---------------------------------------------------------------------------------------

@@ -32,7 +32,9 @@ def _details(preview: Preview) -> dict[str, ViewReport]:
         links = reports[name].links
         if len(reports) <= WHOLE_REPORTS_MAX or name in odd or _has_trouble([link.state for link in links]):
             details[name] = ViewReport(
-                links, rule_words({reason for link in links for reason in link.reasons})
+                links,
+                rule_words({reason for link in links for reason in link.reasons}),
+                reports[name].holders,
             )
     return details
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import structs, to_builtins
 
-from nodeagent import discovery
+from nodeagent import discovery, state_directory
 from nodeagent.affinity import affinity
 from nodeagent.agent_config import Config, load
 from nodeagent.agent_config import check as check_config
@@ -32,7 +32,7 @@ from nodeagent.supervise import beside
 
 async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineView:
     """Scan once. With ``wait_s``, receive LLDP for that time, or until every link with carrier has a neighbor."""
-    rails = discovery.open_rails(config, root)
+    rails = state_directory.open_rails(config, root)
     async with _scanning(config, root, rails) as inventory:
         if wait_s > 0 and discovery.finds_neighbors(config, Tree(root)):
             with suppress(TimeoutError):
@@ -66,7 +66,7 @@ async def once(config: Config, root: Path, wait_s: float) -> AsyncIterator[Machi
 
 async def watch(config: Config, root: Path) -> AsyncIterator[MachineView]:
     """Yield a view now and one at every change, until cancelled."""
-    rails = discovery.open_rails(config, root)
+    rails = state_directory.open_rails(config, root)
     async with _scanning(config, root, rails) as inventory:
         offer = Offer(config, rails.content.numbering)
         while True:

@@ -1,4 +1,4 @@
-"""The rules of the API server for ResourceSlices and DeviceClasses of ``resource.k8s.io/v1``.
+"""The rules of the API server for ResourceSlices of ``resource.k8s.io/v1``.
 
 ``prepare`` changes an object as the server does before it stores it: it drops the fields of gates that are off, dates
 new taints and writes quantities in their canonical form. ``errors`` checks it. Both follow
@@ -28,10 +28,10 @@ ATTRIBUTES_MAX, VALUES_MAX, TAINTS_MAX = 32, 48, 16
 VALUE_MAX, DOMAIN_MAX, IDENTIFIER_MAX, POOL_NAME_MAX = 64, 63, 32, 253
 VALID_VALUES_MAX = 10
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?")
+LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?")
 _SEMVER = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 _QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?)(Ki|Mi|Gi|Ti|Pi|m|k|M|G|T|P|)")
 _SCALES = {
@@ -64,10 +64,6 @@ def canonical(text: Any) -> Any:
 def prepare(obj: Json, gates: Collection[str]) -> None:
     """Drop the fields whose gate is not in ``gates``, and set ``timeAdded`` of taints without one."""
     spec = obj.get("spec") or {}
-    if obj.get("kind") == "DeviceClass":
-        if EXTENDED_RESOURCE not in gates:
-            spec.pop("extendedResourceName", None)
-        return
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     for device in spec.get("devices") or ():
         for capacity in (device.get("capacity") or {}).values():
@@ -104,20 +100,12 @@ def errors(obj: Json, live: Json | None) -> Iterator[FieldError]:
     spec = obj.get("spec")
     if not isinstance(spec, dict):
         yield "spec", "Required value"
-    elif obj.get("kind") == "DeviceClass":
-        name = spec.get("extendedResourceName")
-        if name is not None and "/" not in name:
-            yield "spec.extendedResourceName", f'Invalid value: "{name}": must be an extended resource name'
     else:
         yield from _slice_errors(spec, (live or {}).get("spec") or {})
 
 
 def _slice_errors(spec: Json, before: Json) -> Iterator[FieldError]:
-    driver = spec.get("driver", "")
-    if not driver:
-        yield "spec.driver", "Required value"
-    elif len(driver) > DOMAIN_MAX or not _SUBDOMAIN.fullmatch(driver):
-        yield "spec.driver", f'Invalid value: "{driver}": must be a DNS subdomain of at most 63 characters'
+    yield from driver_errors(spec.get("driver", ""), "spec.driver")
     yield from _pool_errors(spec.get("pool") or {})
     chosen = [name for name in _SELECTORS if spec.get(name)]
     if len(chosen) != 1:
@@ -136,7 +124,7 @@ def _slice_errors(spec: Json, before: Json) -> Iterator[FieldError]:
     small = any(device.get("taints") or device.get("consumesCounters") for device in devices)
     most = DEVICES_MAX_WITH_TAINTS if small else DEVICES_MAX
     if len(devices) > most:
-        yield "spec.devices", f"Too many: {len(devices)}: must have at most {most} items"
+        yield "spec.devices", too_many(len(devices), most)
     names = set()
     for number, device in enumerate(devices):
         path = f"spec.devices[{number}]"
@@ -146,15 +134,29 @@ def _slice_errors(spec: Json, before: Json) -> Iterator[FieldError]:
         yield from _device_errors(device, path)
 
 
-def _pool_errors(pool: Json) -> Iterator[FieldError]:
-    name = pool.get("name", "")
+def driver_errors(driver: str, path: str) -> Iterator[FieldError]:
+    if not driver:
+        yield path, "Required value"
+    elif len(driver) > DOMAIN_MAX or not DNS_SUBDOMAIN.fullmatch(driver):
+        yield path, f'Invalid value: "{driver}": must be a DNS subdomain of at most 63 characters'
+
+
+def pool_name_errors(name: str, path: str) -> Iterator[FieldError]:
     if not name:
-        yield "spec.pool.name", "Required value"
+        yield path, "Required value"
     if len(name) > POOL_NAME_MAX:
-        yield "spec.pool.name", f"Too long: may not be more than {POOL_NAME_MAX} bytes"
+        yield path, f"Too long: may not be more than {POOL_NAME_MAX} bytes"
     for part in name.split("/"):
-        if name and not _SUBDOMAIN.fullmatch(part):
-            yield "spec.pool.name", f'Invalid value: "{part}": must be DNS subdomains joined by slashes'
+        if name and not DNS_SUBDOMAIN.fullmatch(part):
+            yield path, f'Invalid value: "{part}": must be DNS subdomains joined by slashes'
+
+
+def too_many(count: int, most: int) -> str:
+    return f"Too many: {count}: must have at most {most} items"
+
+
+def _pool_errors(pool: Json) -> Iterator[FieldError]:
+    yield from pool_name_errors(pool.get("name", ""), "spec.pool.name")
     if pool.get("resourceSliceCount", 0) <= 0:
         count = pool.get("resourceSliceCount", 0)
         yield "spec.pool.resourceSliceCount", f"Invalid value: {count}: must be greater than zero"
@@ -164,7 +166,7 @@ def _pool_errors(pool: Json) -> Iterator[FieldError]:
 
 def _device_errors(device: Json, path: str) -> Iterator[FieldError]:
     name = device.get("name", "")
-    if not _LABEL.fullmatch(name):
+    if not DNS_LABEL.fullmatch(name):
         yield f"{path}.name", f'Invalid value: "{name}": must be a lower case RFC 1123 label'
     attributes, capacities = device.get("attributes") or {}, device.get("capacity") or {}
     if len(attributes) + len(capacities) > ATTRIBUTES_MAX:
@@ -179,23 +181,23 @@ def _device_errors(device: Json, path: str) -> Iterator[FieldError]:
     if values > VALUES_MAX:
         yield path, f"Invalid value: {values}: the total number of attribute values must not exceed 48"
     for key, attribute in attributes.items():
-        yield from _key_errors(key, f"{path}.attributes[{key}]")
+        yield from qualified_name_errors(key, f"{path}.attributes[{key}]")
         yield from _attribute_errors(attribute, f"{path}.attributes[{key}]")
     for key, capacity in capacities.items():
-        yield from _key_errors(key, f"{path}.capacity[{key}]")
+        yield from qualified_name_errors(key, f"{path}.capacity[{key}]")
         yield from _capacity_errors(
             capacity, f"{path}.capacity[{key}]", shared=bool(device.get("allowMultipleAllocations"))
         )
     taints = device.get("taints") or []
     if len(taints) > TAINTS_MAX:
-        yield f"{path}.taints", f"Too many: {len(taints)}: must have at most {TAINTS_MAX} items"
+        yield f"{path}.taints", too_many(len(taints), TAINTS_MAX)
     for number, taint in enumerate(taints):
         yield from _taint_errors(taint, f"{path}.taints[{number}]")
 
 
-def _key_errors(key: str, path: str) -> Iterator[FieldError]:
+def qualified_name_errors(key: str, path: str) -> Iterator[FieldError]:
     domain, slash, identifier = key.rpartition("/")
-    if slash and (len(domain) > DOMAIN_MAX or not _SUBDOMAIN.fullmatch(domain)):
+    if slash and (len(domain) > DOMAIN_MAX or not DNS_SUBDOMAIN.fullmatch(domain)):
         yield path, f'Invalid value: "{domain}": must be a DNS subdomain of at most 63 characters'
     if len(identifier) > IDENTIFIER_MAX:
         yield path, f"Too long: may not be more than {IDENTIFIER_MAX} bytes"
@@ -235,7 +237,7 @@ def _capacity_errors(capacity: Json, path: str, *, shared: bool) -> Iterator[Fie
         if len(allowed) > VALID_VALUES_MAX:
             yield (
                 f"{path}.validValues",
-                f"Too many: {len(allowed)}: must have at most {VALID_VALUES_MAX} items",
+                too_many(len(allowed), VALID_VALUES_MAX),
             )
         if default not in allowed or any(value is None or value > total for value in allowed):
             yield (
@@ -278,7 +280,7 @@ def _range_errors(valid: Json, default: Fraction, total: Fraction, path: str) ->
 def _taint_errors(taint: Json, path: str) -> Iterator[FieldError]:
     if not taint.get("key"):
         yield f"{path}.key", "Required value"
-    if not _LABEL_VALUE.fullmatch(taint.get("value", "")):
+    if not LABEL_VALUE.fullmatch(taint.get("value", "")):
         yield f"{path}.value", f'Invalid value: "{taint.get("value")}": must be a label value'
     if taint.get("effect") not in ("None", "NoSchedule", "NoExecute"):
         supported = '"NoExecute", "NoSchedule", "None"'

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodeagent.sim.apiserver import resource_slices
+from nodeagent.sim.apiserver import resource_claims, resource_slices
 
 Json = dict[str, Any]
 Steps = tuple[str, ...]
@@ -81,7 +81,6 @@ BUILT_IN = (
     ApiKind("apps", "v1", "daemonsets", "DaemonSet", True, status=True, short=("ds",), counts=True),
     ApiKind("apps", "v1", "deployments", "Deployment", True, status=True, short=("deploy",), counts=True),
     ApiKind("coordination.k8s.io", "v1", "leases", "Lease", True),
-    ApiKind("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True, status=True),
     ApiKind(_RBAC, "v1", "roles", "Role", True),
     ApiKind(_RBAC, "v1", "rolebindings", "RoleBinding", True),
     ApiKind(_RBAC, "v1", "clusterroles", "ClusterRole", False),
@@ -97,19 +96,38 @@ BUILT_IN = (
         keyed=CRD_LISTS,
         counts=True,
     ),
-    *(
-        ApiKind(
-            "resource.k8s.io",
-            "v1",
-            plural,
-            kind,
-            False,
-            counts=True,
-            since=34,
-            prepare=resource_slices.prepare,
-            errors=resource_slices.errors,
-        )
-        for plural, kind in (("resourceslices", "ResourceSlice"), ("deviceclasses", "DeviceClass"))
+    ApiKind(
+        "resource.k8s.io",
+        "v1",
+        "resourceclaims",
+        "ResourceClaim",
+        True,
+        status=True,
+        since=34,
+        prepare=resource_claims.prepare,
+        errors=resource_claims.errors,
+    ),
+    ApiKind(
+        "resource.k8s.io",
+        "v1",
+        "deviceclasses",
+        "DeviceClass",
+        False,
+        counts=True,
+        since=34,
+        prepare=resource_claims.prepare,
+        errors=resource_claims.errors,
+    ),
+    ApiKind(
+        "resource.k8s.io",
+        "v1",
+        "resourceslices",
+        "ResourceSlice",
+        False,
+        counts=True,
+        since=34,
+        prepare=resource_slices.prepare,
+        errors=resource_slices.errors,
     ),
 )
 

@@ -8,7 +8,8 @@ It lacks:
 
 * a scheduler beyond ``insufficient``, and the predicates after the allocation ("OutOf<resource>");
 * the status period of the Node (about two seconds; here the Node changes at once);
-* CPU and memory hints of the Topology Manager, and DRA;
+* CPU and memory hints of the Topology Manager;
+* claims in ``admit``: they are prepared and unprepared by ``Kubelet.dra``;
 * CPUs and memory in podresources, and the kubelet's checkpoint checksum;
 * fsnotify on plugins_registry (it polls), and the bounded channel of health updates;
 * the re-allocation of PreStartContainer after a reboot.

@@ -10,7 +10,8 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
-from nodeagent.model import Allocation, DeviceNode, Mount
+from nodeagent.allocation import Allocation
+from nodeagent.model import DeviceNode, Mount
 from nodeagent.sim.kubelet import topology_manager
 from nodeagent.sim.kubelet.device_manager import DeviceManager, PluginEndpoint
 from nodeagent.sim.kubelet.plugin_clients import PluginClient

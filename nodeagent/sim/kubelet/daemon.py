@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from nodeagent.model import Allocation
+from nodeagent.allocation import Allocation
 from nodeagent.sim.kubelet.admission import PodAdmitter
 from nodeagent.sim.kubelet.device_manager import HEALTHY, DeviceManager
 from nodeagent.sim.kubelet.dra_manager import DraManager

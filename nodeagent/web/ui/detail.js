@@ -42,7 +42,7 @@ function aboutLink(model, found, select, reportOf) {
   const link = model.link(found.node, found.link);
   const group = model.content.hypernodes[model.content.groups[found.node]];
   const more = el("div", {}, el("p", { class: "quiet", text: "Reading the report of the node…" }));
-  fillReport(more, reportOf(link.node), (report) => reportedLink(report, link.name, report.reasons));
+  fillReport(more, reportOf(link.node), (report) => reportedLink(report, link.name));
   return [
     el("h2", {}, el("span", {}, symbol(link.state), ` ${link.node} · ${link.name}`)),
     pairs(
@@ -68,8 +68,10 @@ function aboutNode(model, found, select, reportOf) {
       chooser(link.switch, `switch:${link.switch}`, select), link.port];
   });
   const more = el("div");
-  fillReport(more, reportOf(found.name), (report) => report.links.flatMap((link) =>
-    (link.reasons ?? []).length ? [el("h3", { text: link.name }), ...reasons(link.reasons, report.reasons)] : []));
+  fillReport(more, reportOf(found.name), (report) => [
+    ...report.links.flatMap((link) => (link.reasons ?? []).length ? [el("h3", { text: link.name }), ...reasons(link, report.reasons)] : []),
+    holders(report.holders ?? []),
+  ]);
   return [
     el("h2", {}, el("span", { text: found.name })),
     pairs(
@@ -80,7 +82,7 @@ function aboutNode(model, found, select, reportOf) {
     anomalies(model.anomaliesOfNode.get(found.name) ?? []),
     rows.length ? table("Links", ["Link", "State", "Switch", "Port"], rows) : "",
     more,
-    el("p", { class: "quiet", text: "Measured values, pods and VFs are on the page /ui/ of the node's own agent, and in `nodeagent health` there." }),
+    el("p", { class: "quiet", text: "The present values, GPUs and curves are on the page /ui/ of the node's own agent, and in `nodeagent health` there." }),
   ];
 }
 
@@ -147,7 +149,7 @@ function fillReport(place, promise, content) {
   );
 }
 
-function reportedLink(report, name, words) {
+function reportedLink(report, name) {
   const link = report.links.find((entry) => entry.name === name);
   if (!link) return [];
   const { neighbor } = link;
@@ -164,16 +166,30 @@ function reportedLink(report, name, words) {
       ["Port there", neighbor && [neighbor.portID.value, neighbor.portDescription].filter(Boolean).join(" — ")],
       ["Management", neighbor?.managementAddresses?.join(", ")],
     ),
-    ...((link.reasons ?? []).length ? [el("h3", { text: "Reasons" }), ...reasons(link.reasons, words)] : []),
+    ...((link.reasons ?? []).length ? [el("h3", { text: "Reasons" }), ...reasons(link, report.reasons)] : []),
+    holders((report.holders ?? []).map((holder) => ({ ...holder, vfs: holder.vfs.filter((vf) => vf.link === name) })).filter((holder) => holder.vfs.length)),
   ];
 }
 
-/** Reasons with the threshold and what clears them, by the rules' defaults. */
-function reasons(keys, words) {
+/** The reasons of a link: the value that started each beside its threshold, and what clears it by the rule's default. */
+function reasons(link, words) {
   const rules = new Map(Object.entries(words ?? {}));
-  return keys.map((key) => {
+  return link.reasons.map((key, i) => {
     const rule = rules.get(key);
+    const detail = link.reasonDetails?.[i];
     return el("div", { class: "reason" }, el("b", { text: key }),
-      rule && el("p", { text: `${rule.meaning} Enters at ${rule.threshold}; clears ${rule.clears}.` }));
+      detail && el("p", { class: "measured", text: detail }),
+      rule && el("p", { class: detail ? "quiet" : "", text: `${rule.meaning} Threshold by default: ${rule.threshold}. Clears: ${rule.clears}.` }));
   });
+}
+
+/** The pods with VFs, each with its VFs and since when. */
+function holders(list) {
+  if (!list.length) return el("p", { class: "quiet", text: "The report names no pod with a VF here. Agents add pods if `cluster.reportHolders` is on." });
+  const now = Date.now() / 1000;
+  return table("VFs that pods hold", ["Pod", "VFs", "Since"], list.map((holder) => {
+    const since = Date.parse(holder.since) / 1000;
+    return [`${holder.namespace}/${holder.pod}`, el("span", {}, holder.vfs.map((vf) => el("div", { class: "mono", text: `${vf.link} ${vf.pciAddress}` }))),
+      since ? `${clock(since)}, ${duration(now - since)} ago` : ""];
+  }));
 }

@@ -13,7 +13,6 @@ import { ViewState } from "./view_state.js";
 const byId = (id) => document.getElementById(id);
 let model = null;
 let connectionState = {};
-const reports = new Map();
 
 const view = new ViewState((values, changed) => {
   if (!model) return;
@@ -37,7 +36,6 @@ function select(at) {
 
 connect((content) => {
   model = new FabricModel(content);
-  reports.clear();
   document.title = `Fabric ${content.fabric} · nodeagent`;
   byId("title").textContent = `fabric ${content.fabric}`;
   showMap();
@@ -54,12 +52,13 @@ connect((content) => {
 /** The whole report of a node: from the file, or from the server. */
 async function reportOf(name) {
   if (!connectionState.live) return new Map(Object.entries(model.content.details ?? {})).get(name) ?? null;
-  if (!reports.has(name)) {
-    const answer = await fetch(`node.json?name=${encodeURIComponent(name)}`, { cache: "no-store" });
-    if (!answer.ok) throw new Error((await answer.text()).trim());
-    reports.set(name, await answer.json());
-  }
-  return reports.get(name);
+  return ask(`node.json?name=${encodeURIComponent(name)}`);
+}
+
+async function ask(question) {
+  const answer = await fetch(question, { cache: "no-store" });
+  if (!answer.ok) throw new Error((await answer.text()).trim());
+  return answer.json();
 }
 
 // --- showing ------------------------------------------------------------------------------------------------
@@ -164,9 +163,33 @@ function followView() {
 // --- search and keys ------------------------------------------------------------------------------------------
 
 let current = 0;
+let pods = { text: "", found: [] }; // the last answer
+let laterPods = 0;
+
+/** The pods with this text in their name: from the server, or from the reports in a file. */
+async function findPods(text) {
+  if (!text) return [];
+  if (connectionState.live) return ask(`pods.json?text=${encodeURIComponent(text)}`);
+  return Object.entries(model.content.details ?? {}).flatMap(([node, report]) =>
+    (report.holders ?? []).map((holder) => ({ pod: `${holder.namespace}/${holder.pod}`, node }))).filter((entry) => entry.pod.includes(text)).slice(0, 12);
+}
+
+/** Ask when the last key was pressed a while ago. A pod that is found later stands below the rest. */
+function searchPods() {
+  clearTimeout(laterPods);
+  const text = byId("search").value.trim().toLowerCase();
+  laterPods = setTimeout(async () => {
+    const found = await findPods(text).catch(() => []);
+    if (text !== byId("search").value.trim().toLowerCase()) return;
+    pods = { text, found };
+    if (found.length && byId("search") === document.activeElement) showFound();
+  }, 200);
+}
 
 function showFound() {
-  const found = model ? model.search(byId("search").value) : [];
+  const text = byId("search").value.trim().toLowerCase();
+  const found = model ? model.search(text) : [];
+  if (pods.text === text) found.push(...pods.found.map(({ pod, node }) => ({ kind: "pod", name: pod, at: `node:${node}`, more: `pod on ${node}` })));
   current = Math.min(current, Math.max(0, found.length - 1));
   replace(byId("found"), found.map((entry, i) => el("li", {}, el("button", {
     type: "button", class: i === current ? "current" : "", onclick: () => choose(entry.at),
@@ -184,6 +207,7 @@ function choose(at) {
 byId("search").addEventListener("input", () => {
   current = 0;
   showFound();
+  searchPods();
 });
 byId("search").addEventListener("keydown", (event) => {
   const found = showFound();

@@ -1,0 +1,36 @@
+"""Open what an earlier agent stored in ``health.stateDirectory``: faults, rails and GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from nodeagent.agent_config import Config
+from nodeagent.health.health_settings import HealthSettings
+from nodeagent.health.state_file import StateFile
+from nodeagent.host.sysfs import Tree
+from nodeagent.kubelet.rail_memory import RailMemory
+from nodeagent.sources.remembered_gpus import RememberedGpus
+
+
+def open_state_file(settings: HealthSettings, root: Path) -> StateFile:
+    return StateFile.open(Tree(root).path(settings.state_directory))
+
+
+def open_rails(
+    config: Config,
+    root: Path,
+    checkpoint: Path | None = None,
+    read_holdings: Callable[[], object] = lambda: None,
+) -> RailMemory:
+    """Read the rails of an earlier agent. ``checkpoint`` is that of the kubelet that gets the devices. Blocks."""
+    return RailMemory.open(
+        Tree(root).path(config.health.state_directory),
+        checkpoint,
+        pod_resources=config.kubelet.pod_resources,
+        read_holdings=read_holdings,
+    )
+
+
+def open_remembered_gpus(settings: HealthSettings, root: Path) -> RememberedGpus:
+    return RememberedGpus.open(Tree(root).path(settings.state_directory))

@@ -1,0 +1,94 @@
+"""When an empty list of the kubelet counts: after the time for a start, or sooner if it lists the agent's own pod."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from nodeagent.kubelet import holdings
+from nodeagent.model import Holding
+from nodeagent.sim.kubelet import Container, Kubelet, PodSpec
+
+NEVER_S = 3600.0
+OWN_S = 0.15
+AGENT = PodSpec("nodeagent-x7k2p", (Container("agent", {}),), namespace="nodeagent")
+STATIC = PodSpec("etcd-n1", (Container("etcd", {}),), namespace="kube-system")
+
+
+@asynccontextmanager
+async def watched(kubelet: Kubelet) -> AsyncIterator[asyncio.Queue[tuple[Holding, ...]]]:
+    """A queue of the published holdings. An empty list without the own pod never counts within a test."""
+    published: asyncio.Queue[tuple[Holding, ...]] = asyncio.Queue()
+    task = asyncio.create_task(
+        holdings.watch(
+            kubelet.podresources_socket,
+            published.put_nowait,
+            lambda _reason: None,
+            asyncio.Event(),
+            interval_s=0.05,
+            own_pod=(AGENT.namespace, AGENT.name),
+            empty_stands_s=NEVER_S,
+            own_stands_s=OWN_S,
+        )
+    )
+    try:
+        yield published
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@asynccontextmanager
+async def running(*pods: PodSpec) -> AsyncIterator[Kubelet]:
+    """A kubelet that has started these pods, and that has just been restarted."""
+    with tempfile.TemporaryDirectory() as folder:
+        kubelet = Kubelet(Path(folder), seed=1)
+        await kubelet.start()
+        for pod in pods:
+            await kubelet.admit(pod)
+        await kubelet.restart()
+        try:
+            yield kubelet
+        finally:
+            await kubelet.stop()
+
+
+async def test_an_empty_list_with_the_own_pod_counts_when_it_has_lasted() -> None:
+    async with running(AGENT) as kubelet, watched(kubelet) as published:
+        began = asyncio.get_running_loop().time()
+        assert await asyncio.wait_for(published.get(), 20) == ()
+        assert asyncio.get_running_loop().time() - began >= OWN_S
+
+
+async def test_an_empty_list_without_the_own_pod_does_not_count_yet() -> None:
+    """Static pods are listed before the API server has answered the kubelet."""
+    async with running(STATIC) as kubelet, watched(kubelet) as published:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(4 * OWN_S):
+                raise AssertionError(await published.get())
+
+
+class BlinkingLister:
+    """A kubelet that restarts all the time: every second answer lists no pod. No answer has a device."""
+
+    def __init__(self, _socket: Path) -> None:
+        self.pods_listed: frozenset[tuple[str, str]] = frozenset()
+
+    async def list(self) -> tuple[Holding, ...]:
+        own = frozenset({(AGENT.namespace, AGENT.name)})
+        self.pods_listed = frozenset() if self.pods_listed else own
+        return ()
+
+
+async def test_the_time_begins_again_when_the_own_pod_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "PodResources", BlinkingLister)
+    async with running() as kubelet, watched(kubelet) as published:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(4 * OWN_S):
+                raise AssertionError(await published.get())
