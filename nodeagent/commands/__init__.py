@@ -1,8 +1,8 @@
 """The verbs of the command line. Each verb prints its result to stdout and its logs to stderr.
 
 A module or package holds one verb, ``plan`` those of a fabric: options, composition and rendering. A verb imports its
-room when it runs, so that ``--help`` and ``config check`` do not load gRPC. The modules of other verbs are not imported:
-the agent starts the sooner. ``options`` holds the options that several verbs share.
+room when it runs, so that ``--help`` and ``config check`` do not load gRPC. The agent starts without the modules of the
+other verbs. ``options`` holds the options that several verbs share.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import pytest
 
 from nodeagent.agent_config import load
 from nodeagent.device_offering import DeviceOffering
-from nodeagent.discovery import open_rails
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet import offer_files, removed_devices
@@ -21,6 +20,7 @@ from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.model import Function, HostPaths, Snapshot
+from nodeagent.state_directory import open_rails
 from tests.support.running_agent import HEAD
 
 PF, VF = "0000:01:00.0", "0000:01:00.1"
