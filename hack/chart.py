@@ -156,7 +156,14 @@ def needs_controller(value: str) -> str:
 
 
 def extend(pod: Object, template: Object, part: str) -> None:
-    """Let users add labels, environment and volumes to the pods of ``part``, and select their nodes."""
+    """Let users add labels, environment, volumes and the Secret of the web server to the pods of ``part``."""
+    secret = f"$.Values.{part}.webSecret"
+    pod.setdefault("volumes", []).append({"@web": f"@web_volume@{secret}@"})
+    for container in pod["containers"]:
+        container.setdefault("volumeMounts", []).append({"@web": f"@web_mount@{secret}@"})
+        for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
+            if probe in container:
+                container[probe]["httpGet"]["@scheme"] = f"@web_scheme@{secret}@"
     template["metadata"]["labels"]["@labels"] = f"@entries@$.Values.{part}.podLabels@"
     pod.setdefault("volumes", []).append({"@volumes": f"@items@$.Values.{part}.extraVolumes@"})
     for container in pod["containers"]:
@@ -348,6 +355,17 @@ _RESOLVE: dict[str, Callable[[str, str, str], str]] = {
     ),
     "block": _block,
     "config": _config,
+    "web_volume": lambda lead, _, value: (
+        f"{lead[:-2]}{{{{- with {value} }}}}\n{lead}name: web\n"
+        f'{lead[:-2]}  secret: {{{{ dict "defaultMode" 288 "secretName" . | toJson }}}}\n{lead[:-2]}{{{{- end }}}}'
+    ),
+    "web_mount": lambda lead, _, value: (
+        f"{lead[:-2]}{{{{- if {value} }}}}\n{lead}mountPath: /etc/nodeagent-web\n{lead[:-2]}  name: web\n"
+        f"{lead[:-2]}  readOnly: true\n{lead[:-2]}{{{{- end }}}}"
+    ),
+    "web_scheme": lambda lead, _, value: (
+        f"{lead}{{{{- if {value} }}}}\n{lead}scheme: HTTPS\n{lead}{{{{- end }}}}"
+    ),
 }
 
 

@@ -440,3 +440,42 @@ def test_the_chart_packs_into_an_archive_for_a_registry(tmp_path: Path) -> None:
     (archive,) = tmp_path.iterdir()
     assert archive.name == f"nodeagent-{__version__}.tgz"
     assert archive.stat().st_size < 100_000
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "name"),
+    [("agent", "DaemonSet", "nodeagent"), ("controller", "Deployment", "nodeagent-controller")],
+)
+def test_a_secret_for_the_web_server_is_mounted_and_the_probes_use_tls(
+    part: str, kind: str, name: str
+) -> None:
+    plain = render({"controller": {"enabled": True}})
+    values: dict[str, dict[str, Any]] = {"controller": {"enabled": True}}
+    values.setdefault(part, {})["webSecret"] = "web-tls"
+    secured = render(values)
+    before, pod = (named(made, kind, name)["spec"]["template"]["spec"] for made in (plain, secured))
+    (added,) = [volume for volume in pod["volumes"] if volume not in before["volumes"]]
+    assert added == {"name": "web", "secret": {"defaultMode": 0o440, "secretName": "web-tls"}}
+    (old,), (new,) = before["containers"], pod["containers"]
+    (mount,) = [mount for mount in new["volumeMounts"] if mount not in old["volumeMounts"]]
+    assert mount == {"mountPath": "/etc/nodeagent-web", "name": "web", "readOnly": True}
+    probes = [key for key in new if key.endswith("Probe")]
+    assert len(probes) >= 2
+    for probe in probes:
+        assert new[probe]["httpGet"] == old[probe]["httpGet"] | {"scheme": "HTTPS"}
+    others = [one for one in secured if one["kind"] != kind]
+    assert by_key(others) == by_key([one for one in plain if one["kind"] != kind])
+    assert not [one for one in secured if complaints(one, NEWEST)]
+
+
+def test_the_web_of_the_values_is_a_configuration_that_both_accept() -> None:
+    """The comment on `webSecret` shows what the configurations must have."""
+    from nodeagent.agent_config import load as load_agent
+    from nodeagent.controller_config import load_fabric
+
+    shown = re.findall(r"#\s+(web: \{certificateFile: .*\})", (CHART / "values.yaml").read_text())
+    (web,) = shown
+    agent = load_agent(f"apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n{web}\n", name="values")
+    assert agent.web.certificate_file == "/etc/nodeagent-web/tls.crt"
+    fabric = load_fabric(f"apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n{web}\n", name="values")
+    assert fabric.web.key_file == "/etc/nodeagent-web/tls.key"

@@ -22,6 +22,11 @@ from typing import Any
 import websocket
 
 WAIT_S = 30.0
+KEYS = {
+    "Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), "ArrowLeft": (37, ""), "ArrowUp": (38, ""),
+    "ArrowRight": (39, ""), "ArrowDown": (40, ""),
+}  # fmt: skip
+"""The virtual key codes of the keys of a walk, and the text that they make."""
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
@@ -145,6 +150,13 @@ class Tab:
         modifiers = 8 if shift else 0
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, text=text, modifiers=modifiers)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, modifiers=modifiers)
+
+    def press(self, key: str, shift: bool = False) -> None:
+        """A key as a keyboard sends it, so that Chromium moves the focus and follows links by it."""
+        code, text = KEYS[key]
+        more = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
+        self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **more)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **more)
 
     def type(self, text: str) -> None:
         self.call("Input.insertText", text=text)

@@ -545,3 +545,68 @@ def test_a_file_finds_the_pods_of_the_reports_that_it_has(browser: Browser, tmp_
     page.tab.until("document.getElementById('detail').innerText.includes('2026-11-23 10:00:00Z')")
     assert page.complaints() == []
     page.tab.close()
+
+
+# --- titles, paper and addresses ------------------------------------------------------------------------
+
+
+def test_the_titles_of_leaf_groups_differ_although_their_names_are_long(browser: Browser, tmp_path: Path):
+    planner = Planner(FabricRules(hysteresis=IMMEDIATE))
+    for node, row in fabrics.rails(4, 2, 2).items():
+        planner.report(node, fabrics.links(node, row))
+    view = fabric_view(planner.prepare(0.0)(), 0.0, 1_767_225_600.0)
+    named = tuple(
+        msgspec.structs.replace(hypernode, name=f"datacenter-east-hall-7-scalable-unit-{i}")
+        for i, hypernode in enumerate(view.hypernodes)
+    )
+    file = tmp_path / "map.html"
+    document = msgspec.json.encode(msgspec.structs.replace(view, hypernodes=named))
+    file.write_text(self_contained("fabric", document))
+    page = MapPage(browser.tab(f"file://{file}"))
+    page.catch_downloads()
+    page.tab.click_on("#controls button", "SVG")
+    picture = ElementTree.fromstring(page.downloaded("svg"))
+    titles = [
+        element.text
+        for element in picture.iter("{http://www.w3.org/2000/svg}text")
+        if element.get("font-weight") == "600"
+    ]
+    assert len(titles) == len(set(titles)) == 4, titles
+    page.tab.close()
+
+
+def test_a_page_in_dark_mode_is_printed_in_the_colors_of_paper(demo: MapPage):
+    light = {name: demo.color(f"--{name}") for name in ("paper", "healthy", "quiet")}
+    demo.tab.emulate(prefers_color_scheme="dark")
+    wait_until(lambda: demo.tab.colors("#map").get("255,255,255", 0) == 0, what="the map is dark")
+    demo.tab.emulate(media="print", prefers_color_scheme="dark")
+    assert demo.color("--paper") == "255,255,255"
+    assert demo.color("--healthy") == light["healthy"]
+    wait_until(lambda: demo.tab.colors("#map").get("255,255,255", 0) > 100_000, what="the map is white")
+    demo.tab.emulate(media="", prefers_color_scheme="dark")
+    wait_until(lambda: demo.tab.colors("#map").get("255,255,255", 0) == 0, what="the map is dark again")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "at=link:__proto__/x&color=constructor&list=__proto__",
+        "at=hypernode:toString&rail=999&fabric=%3Cb%3E&only=x",
+        "view=1,1,1e9",
+        "view=1e308,-1e308,1e-300",
+        "view=,,&at=node:",
+        "__proto__=1&toString=2&at=%E0%A4%A&color=%00",
+    ],
+)
+def test_a_broken_link_to_a_view_shows_the_map_and_can_be_left(demo: MapPage, demo_file: Path, state: str):
+    demo.tab.open("about:blank")
+    demo.tab.open(f"file://{demo_file}#{state}")
+    page = MapPage(demo.tab)
+    assert "64 nodes" in page.tab.text("#summary")
+    page.tab.click_on("#controls button", "health")
+    page.choose("Rail", "")
+    page.choose("Fabric", "")
+    page.tab.click_on("#controls button", "Fit")
+    if page.hash().get("only"):
+        page.tab.click_on("#controls button", "only trouble")
+    wait_until(lambda: page.pixels("--healthy") > 100_000, what="the map is drawn")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.sim.kubelet import PodSpec
 from nodeagent.sim.machine import Machine
+from nodeagent.web.ui_files import self_contained
 from tests.support.chromium import Browser
 from tests.support.running_agent import node
+from tests.web.pages_of_samples import node_document
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -81,3 +84,73 @@ def test_the_file_of_a_machine_without_an_agent(browser: Browser, tmp_path: Path
     assert tab.value("getComputedStyle(document.querySelector('.card')).backgroundColor") == "rgb(22, 28, 34)"
     assert tab.complaints() == []
     tab.close()
+
+
+HOSTILE = '</script><img src=x onerror="globalThis.pwned=1">'
+LONG = "W" * 4096
+
+
+@pytest.mark.parametrize("hostile", [HOSTILE, "ab\u202edc\u2066\u200f", LONG, "\u0000\n\t\x1b[31m", "=1+1"])
+def test_hostile_names_on_the_node_page_stay_text_in_their_place(
+    browser: Browser, tmp_path: Path, hostile: str
+):
+    document = json.loads(node_document(tmp_path))
+    document["node"] = document["product"] = document["gpuDriver"] = hostile
+    document["troubles"], document["stale"] = [hostile], {hostile: hostile}
+    gpu = document["gpus"]["gpus"][0]
+    pod = {
+        "namespace": hostile, "pod": hostile, "granted_bytes": 1 << 33, "used_bytes": 1 << 32, "slices": 8,
+    }  # fmt: skip
+    gpu["pods"] = [pod]
+    gpu["outside"] = [{"pid": 7, "name": hostile, "memory_bytes": 1 << 30}]
+    document["places"][0]["name"] = hostile
+    document["holders"] = [
+        {"namespace": hostile, "pod": hostile, "container": hostile, "resource": hostile, "device_ids": ["a"]}
+    ]
+    nic = next(nic for nic in document["nics"] if nic["vfs"])
+    nic |= {"name": hostile, "driver": hostile, "rdma": hostile}
+    nic["reasons"] = [{"key": hostile, "detail": hostile, "warning": False}]
+    nic["neighbors"] = [
+        {
+            "link": hostile, "chassis_id": {"subtype": "mac", "value": hostile}, "stale": True,
+            "port_id": {"subtype": "ifname", "value": hostile}, "system_name": hostile,
+            "port_description": hostile,
+        }
+    ]  # fmt: skip
+    nic["remarks"] = [{"link": hostile, "key": hostile, "detail": hostile}]
+    nic["vfs"][0]["holder"] = hostile
+    document["resources"] = [
+        {
+            "name": hostile, "devices": 1, "healthy": 1, "held": 1, "registered": False, "reason": hostile,
+            "level": None,
+        }
+    ]  # fmt: skip
+    page = tmp_path / "hostile.html"
+    page.write_text(self_contained("node", json.dumps(document).encode()))
+    tab = browser.tab(f"file://{page}")
+    tab.until("document.querySelectorAll('#nics .tile').length === 13")
+    tab.value("for (const part of document.querySelectorAll('details')) part.open = true")
+    shown = tab.value("document.body.textContent")
+    assert not set(shown) & set("\u202e\u2066\u200f\u0000\x1b"), "a character that does not print is escaped"
+    for part in ("#title", "#summary", "#notices", "#gpus", "#nics", "#kubelet"):
+        escaped = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in hostile)
+        assert escaped in tab.value(f"document.querySelector('{part}').textContent"), part
+    assert tab.value("[globalThis.pwned ?? 0, document.images.length]") == [0, 0]
+    assert tab.value("document.documentElement.scrollWidth <= innerWidth"), "nothing is outside of the window"
+    tab.click_on("#search")
+    tab.type(hostile[:20])
+    assert tab.complaints() == []
+    tab.close()
+
+
+async def test_the_configuration_can_switch_the_page_off():
+    async with node() as machine:
+        await machine.kubelet.start()
+        await machine.start_agent(machine.configure("web: {ui: false}\n"))
+        for path, status in (("/ui/", 404), ("/ui/document.json", 404), ("/ui", 404), ("/metrics", 200)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", machine.port)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+            assert int((await reader.read()).split()[1]) == status, path
+            writer.close()
+        assert machine.agent is not None
+        assert not any("_record" in str(task) for task in asyncio.all_tasks()), "no curve is recorded"

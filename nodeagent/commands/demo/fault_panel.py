@@ -22,6 +22,8 @@ from nodeagent.supervise import end_tasks
 FOLDER = Path(__file__).parent / "panel"
 HEAD_MAX = 16 * 1024
 REQUEST_S = 10.0
+PRESS_S = 60.0
+"""For a fault: the demo starts and ends processes for some."""
 _FILES = {
     "/": ("panel.html", "text/html; charset=utf-8"),
     "/panel.js": ("panel.js", "text/javascript; charset=utf-8"),
@@ -78,13 +80,15 @@ class FaultPanel:
             server.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(
-            OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
+        with (
+            contextlib.closing(writer),
+            contextlib.suppress(
+                OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
+            ),
         ):
             async with asyncio.timeout(REQUEST_S):
                 head = await reader.readuntil(b"\r\n\r\n")
             await self._answer(head, reader, writer)
-        writer.close()
 
     async def _answer(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         first, *lines = head.decode("latin-1").rstrip().split("\r\n")
@@ -118,8 +122,17 @@ class FaultPanel:
             await _send(writer, 404, b"there is no such fault\n")
             return
         async with self._pressing:
-            await fault.press()
-        await _send(writer, 200, self._listed(), "application/json")
+            pressing = asyncio.ensure_future(fault.press())
+            try:
+                await asyncio.wait((pressing,), timeout=PRESS_S)
+            finally:
+                pressing.cancel()
+        if not pressing.done() or pressing.cancelled():
+            await _send(writer, 500, f"not done within {PRESS_S:g} s: {fault.title}\n".encode())
+        elif (error := pressing.exception()) is not None:
+            await _send(writer, 500, f"failed: {fault.title}: {error or type(error).__name__}\n".encode())
+        else:
+            await _send(writer, 200, self._listed(), "application/json")
 
     async def _pass_on(
         self, first: str, lines: Sequence[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -101,11 +101,17 @@ export function escaped(text) {
   return plain(text).replace(/[&<>"']/g, (char) => `&#${char.codePointAt(0)};`);
 }
 
+/** The name, or what others do not begin with if the whole name is too wide: its end tells it apart from them. */
+function titleOf(pen, name, shortName, size, width) {
+  return pen.measure(name, size, true) <= width ? name : shortName;
+}
+
 /** Draw a block with its origin at 0, 0. `rows` limits what is drawn to rows from, to. */
 export function drawBlock(pen, model, block, mode, rows = [0, block.nodes.length]) {
   const { group } = block;
   pen.rect(0, 0, block.width, block.height, "--block");
-  pen.text(PAD, 14, group.name, "--ink", 11, { bold: true, width: block.width - 2 * PAD - 44 });
+  const titleWidth = block.width - 2 * PAD - 44;
+  pen.text(PAD, 14, titleOf(pen, group.name, block.shortName, 11, titleWidth), "--ink", 11, { bold: true, width: titleWidth });
   pen.text(block.width - PAD - 40, 14, count(block.nodes.length, "node"), "--quiet", 9, { width: 44 });
   block.columns.forEach((column, i) => {
     pen.text(block.lefts[i] + CELL / 2, TITLE + HEADS - 4, column.label, "--quiet", 8, { middle: true, width: CELL + 2 });
@@ -133,7 +139,8 @@ function drawCell(pen, x, y, { symbol, attention, stale }) {
 export function drawFrame(pen, frame) {
   pen.rect(frame.x, frame.y, frame.width, frame.height, "--frame");
   pen.outline(frame.x + 0.5, frame.y + 0.5, frame.width - 1, frame.height - 1, "--line", 1);
-  const { name, tierName, derivedFrom, members } = frame.hypernode;
+  const { tierName, derivedFrom, members } = frame.hypernode;
+  const name = titleOf(pen, frame.hypernode.name, frame.shortName, 14, frame.width / 2);
   const about = [tierName, `${count(members, "member")}`, derivedFrom && `by ${derivedFrom}`].filter(Boolean).join(" · ");
   pen.text(frame.x + 14, frame.y + 19, name, "--ink", 14, { bold: true, width: frame.width / 2 });
   pen.text(frame.x + 26 + Math.min(pen.measure(name, 14, true), frame.width / 2), frame.y + 19, about, "--quiet", 11, { width: frame.width / 2 - 40 });

@@ -2,7 +2,7 @@
 
 import { connect } from "./connection.js";
 import { describe, sentence, symbol } from "./detail.js";
-import { count, download, el, replace } from "./dom.js";
+import { count, download, el, plain, replace } from "./dom.js";
 import { asSvg } from "./drawing.js";
 import { FabricMap } from "./fabric_map.js";
 import { FabricModel } from "./fabric_model.js";
@@ -36,8 +36,8 @@ function select(at) {
 
 connect((content) => {
   model = new FabricModel(content);
-  document.title = `Fabric ${content.fabric} · nodeagent`;
-  byId("title").textContent = `fabric ${content.fabric}`;
+  document.title = plain(`Fabric ${content.fabric} · nodeagent`);
+  byId("title").textContent = plain(`fabric ${content.fabric}`);
   showMap();
   followView();
   showSelection(false);
@@ -45,7 +45,7 @@ connect((content) => {
   requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("nodeagent-painted")));
 }, (state) => {
   connectionState = state;
-  byId("state").textContent = state.text;
+  byId("state").textContent = plain(state.text);
   byId("state").className = `state ${state.bad ? "bad" : state.live ? "live" : ""}`;
 });
 
@@ -118,7 +118,7 @@ function showSelection(reveal) {
   const found = model.find(view.values.at);
   map.select(found, reveal);
   replace(byId("detail"), describe(model, found, select, reportOf));
-  byId("spoken").textContent = sentence(model, found);
+  byId("spoken").textContent = plain(sentence(model, found));
 }
 
 function showSide() {
@@ -210,16 +210,20 @@ byId("search").addEventListener("input", () => {
   searchPods();
 });
 byId("search").addEventListener("keydown", (event) => {
+  if (event.key === "Escape") byId("found").hidden = true;
+  if (!["ArrowDown", "ArrowUp", "Enter"].includes(event.key)) return;
   const found = showFound();
-  if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+  if (event.key !== "Enter") {
     current = (current + (event.key === "ArrowDown" ? 1 : -1) + found.length) % Math.max(1, found.length);
     event.preventDefault();
     showFound();
-  } else if (event.key === "Enter" && found.length) {
+  } else if (found.length) {
     choose(found[current].at);
-  } else if (event.key === "Escape") {
-    byId("found").hidden = true;
   }
+});
+// The results close when the focus or a click goes elsewhere; they would cover the map.
+document.querySelector(".search").addEventListener("focusout", (event) => {
+  if (event.relatedTarget && !event.currentTarget.contains(event.relatedTarget)) byId("found").hidden = true;
 });
 document.addEventListener("pointerdown", (event) => {
   if (!event.target.closest(".search")) byId("found").hidden = true;
@@ -230,6 +234,6 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
   }
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => map.setColors(readColors()));
-addEventListener("beforeprint", () => map.setColors(readColors()));
-addEventListener("afterprint", () => map.setColors(readColors()));
+for (const media of ["(prefers-color-scheme: dark)", "print"]) {
+  matchMedia(media).addEventListener("change", () => map.recolor(readColors()));
+}

@@ -58,6 +58,12 @@ export class FabricMap {
     this.draw();
   }
 
+  /** New colors at once: a printer does not wait for the next frame. */
+  recolor(colors) {
+    this.setColors(colors);
+    this.drawNow();
+  }
+
   size() {
     return { width: this.canvas.clientWidth, height: this.canvas.clientHeight };
   }

@@ -109,7 +109,7 @@ export function asCsv(model) {
 
 /** RFC 4180. A text that a spreadsheet would take for a formula gets an apostrophe before it. */
 function field(text) {
-  const safe = /^[=+\-@\t]/.test(text) ? `'${text}` : text;
+  const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 

@@ -1,7 +1,7 @@
 // The node page: joins the document and its parts.
 
 import { connect } from "./connection.js";
-import { count, el, replace } from "./dom.js";
+import { count, el, plain, replace } from "./dom.js";
 import { affinityCard, gpuCards, healthCard, kubeletCard, nicCards } from "./node_cards.js";
 import { ViewState } from "./view_state.js";
 
@@ -11,12 +11,12 @@ const view = new ViewState((_, changed) => {
 });
 
 connect((node) => {
-  document.title = `${node.node} · nodeagent`;
-  byId("title").textContent = `node ${node.node}`;
+  document.title = plain(`${node.node} · nodeagent`);
+  byId("title").textContent = plain(`node ${node.node}`);
   const bad = node.gpus.gpus.filter((gpu) => gpu.state !== "healthy").length + node.nics.filter((nic) => !["healthy", "unused"].includes(nic.state)).length;
   const held = node.resources.reduce((sum, resource) => sum + (resource.held ?? 0), 0);
-  byId("summary").textContent = [node.product, count(node.gpus.gpus.length, "GPU"), count(node.nics.length, "NIC"), count(held, "device") + " held",
-    bad ? `${bad} in trouble` : "all healthy", node.gpuDriver && `driver ${node.gpuDriver}`, node.source].filter(Boolean).join(" · ");
+  byId("summary").textContent = plain([node.product, count(node.gpus.gpus.length, "GPU"), count(node.nics.length, "NIC"), count(held, "device") + " held",
+    bad ? `${bad} in trouble` : "all healthy", node.gpuDriver && `driver ${node.gpuDriver}`, node.source].filter(Boolean).join(" · "));
   const open = new Set([...document.querySelectorAll("details[open]")].map(ownerOf));
   replace(byId("notices"), [...node.troubles, ...Object.entries(node.stale).map(([source, reason]) => `${source}: ${reason}; its last facts are shown`)].map((text) => el("p", { class: "banner", text })));
   replace(byId("gpus"), gpuCards(node));
@@ -27,7 +27,7 @@ connect((node) => {
   for (const details of document.querySelectorAll("details")) details.open = open.has(ownerOf(details));
   filter();
 }, (state) => {
-  byId("state").textContent = state.text;
+  byId("state").textContent = plain(state.text);
   byId("state").className = `state ${state.bad ? "bad" : state.live ? "live" : ""}`;
 });
 
@@ -47,6 +47,11 @@ function filter() {
 }
 
 byId("search").addEventListener("input", (event) => view.set({ at: event.target.value }, true));
+byId("search").addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  event.target.value = "";
+  view.set({ at: "" }, true);
+});
 document.addEventListener("keydown", (event) => {
   if (event.key === "/" && event.target !== byId("search")) {
     byId("search").focus();

@@ -17,7 +17,8 @@ export function sparkline(curve) {
   return el("figure", { class: "curve", title: text },
     svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "xMinYMid", role: "img", "aria-label": text }, svg("path", { d: path }),
       svg("circle", { cx: WIDTH - 2, cy: y(values.at(-1)).toFixed(1), r: 2 })),
-    el("figcaption", {}, el("b", { text: amount(values.at(-1), curve.unit) }), ` ${curve.name}`));
+    el("figcaption", {}, el("b", { text: amount(values.at(-1), curve.unit) }), ` ${curve.name}`,
+      high === low ? "" : el("span", { class: "range", text: ` · ${amount(low, curve.unit)} to ${amount(high, curve.unit)}` })));
 }
 
 /** A value with its unit, in the form that its readers use. */

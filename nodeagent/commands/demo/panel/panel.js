@@ -17,14 +17,18 @@ async function show(answer) {
 async function press(fault, button) {
   button.disabled = true;
   done.textContent = "…";
-  const answer = await fetch(`/faults/${fault.key}`, { method: "POST", headers: { "X-Nodeagent-Demo": "1" } });
-  if (answer.ok) {
-    done.textContent = fault.active ? `taken back: ${fault.title}` : `done: ${fault.title}`;
-    await show(answer);
-  } else {
-    done.textContent = await answer.text();
-    button.disabled = false;
+  try {
+    const answer = await fetch(`/faults/${fault.key}`, { method: "POST", headers: { "X-Nodeagent-Demo": "1" } });
+    if (answer.ok) {
+      await show(answer);
+      done.textContent = fault.active ? `taken back: ${fault.title}` : `done: ${fault.title}`;
+    } else {
+      done.textContent = (await answer.text()).trim();
+    }
+  } catch {
+    done.textContent = `no answer: ${fault.title}. Has the demo ended?`;
   }
+  button.disabled = false;
 }
 
 show(await fetch("/faults"));
