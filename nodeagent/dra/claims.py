@@ -15,11 +15,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from nodeagent.bounded_calls import Unanswered
+from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claim_preparation import Occupied, allocation_key, prepare_claim, valid_uid
 from nodeagent.dra.offered import DraOffer
@@ -36,6 +38,9 @@ T = TypeVar("T")
 READ_S = 20.0
 """How long an API server that does not answer is asked again. The kubelet waits 45 s (dra_plugin.go)."""
 READ_AGAIN_S = 1.0
+DEVICES_S = 10.0
+"""How long a claim waits for devices that are not known yet, as right after the start of the agent. A refusal would
+cost the pod some ten seconds: the kubelet repeats a failed pod after its back-off (kubelet.go, backOffPeriod)."""
 COMPARE_S = 600.0
 GONE_S = 120.0
 """The kubelet looks for ended pods every 60 s, and unprepares their claims."""
@@ -113,6 +118,9 @@ class PreparedClaims:
         self._preparing.setdefault(uid, set()).add(call)
         try:
             claim = await self._read(reference)
+            if self._awaits_devices(claim):
+                await self._wait_for_devices(claim)
+                claim = await self._read(reference)
             self._refuse_ended(uid, call)
             record = self._decide(claim)
             await self._write(record)
@@ -182,6 +190,19 @@ class PreparedClaims:
                 invalid=False,
             )
         return claim
+
+    def _awaits_devices(self, claim: ResourceClaim) -> bool:
+        """Whether the claim has devices of a pool that is not known yet, and no record that names them."""
+        known = self.records.get(claim.metadata.uid)
+        pools = {result.pool.rpartition("/")[2] for result in claim.results_of(DRIVER)}
+        unknown = {name for name, pool in self._offer.current.pools.items() if pool is None}
+        return bool(pools & unknown) and not (known is not None and _allocates(claim, known))
+
+    async def _wait_for_devices(self, claim: ResourceClaim) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DEVICES_S):
+                while self._awaits_devices(claim):
+                    await self._offer.changed(self._offer.revision)
 
     def _decide(self, claim: ResourceClaim) -> PreparedClaim:
         """Return the record of a claim, and hold its devices from now on."""

@@ -279,12 +279,37 @@ async def test_records_of_an_earlier_boot_hold_nothing(tmp_path: Path) -> None:
     assert await again.prepare(reference(claim))
 
 
-async def test_a_device_whose_source_has_not_published_is_refused_for_now(tmp_path: Path) -> None:
+async def test_a_claim_waits_for_devices_that_are_not_known_yet_and_is_refused_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after the start of an agent. A refusal would cost the pod the kubelet's back-off."""
     store, offer = ClaimStore(), offer_of(FACTS)
-    offer.update(replace(offer.current, pools={"gpu": None, "nic": None}), FACTS)
+    known = offer.current
     claims = claims_of(tmp_path, offer, store)
+    earlier = reference(store.put(small("earlier")))
+    record = await claims.prepare(earlier)
+    offer.update(replace(known, pools={"gpu": None, "nic": None}), FACTS)
+    assert await claims.prepare(earlier) == record, "its record names the devices"
+    waiting, ended, changed = (
+        asyncio.create_task(claims.prepare(reference(store.put(small(name))))) for name in "bcd"
+    )
+    reads = store.reads
+    while store.reads < reads + 3:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await claims.unprepare(reference(store.claims["c"]))
+    elsewhere = claim_of("d", result(gpus_of(FACTS)[1], 2048, "g"), uid=store.claims["d"]["metadata"]["uid"])
+    store.put(elsewhere)
+    offer.update(replace(known, pools=known.pools | {"gpu": None}), FACTS)
+    offer.update(known, FACTS)
+    assert (await waiting).name == "b"
+    assert [device.amount for device in (await changed).devices] == [2048], "the claim is read again"
+    with pytest.raises(Refused, match="was unprepared meanwhile"):
+        await ended
+    monkeypatch.setattr("nodeagent.dra.claims.DEVICES_S", 0.01)
+    offer.update(replace(known, pools={"gpu": None, "nic": None}), FACTS)
     with pytest.raises(Refused, match="the devices of gpu and nic are not known yet"):
-        await claims.prepare(reference(store.put(small("a"))))
+        await claims.prepare(reference(store.put(small("e"))))
 
 
 @pytest.mark.parametrize(("shares", "vfs", "copied"), [(1, 200, True), (8, 25, False)])
