@@ -48,7 +48,7 @@ def functions(*, missing: bool = False) -> tuple[Function, ...]:
         return Function(
             pci_address=address, link_type="ethernet", rdma=None, vfio_group=None, vdpa=None, numa_node=0,
             pci_path=path, **values,
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
 
     return (
         function(PF, num_vfs=1, total_vfs=8, netdev="eth0"),
@@ -63,7 +63,7 @@ async def offering(folder: Path) -> AsyncIterator[tuple[DeviceOffering, Inventor
     made = DeviceOffering(
         config,
         inventory,
-        plugins,  # type: ignore[arg-type]
+        plugins,
         OfferFiles(DeviceInfoFiles(folder / "devinfo"), CdiSpecFiles(folder / "cdi")),
         SliceSizes.open(folder),
         open_rails(config, folder),
