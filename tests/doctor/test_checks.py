@@ -93,7 +93,7 @@ MLX = LinkSide("ens1", "0000:18:00.0", "mlx5_core", "1021")
 
 def of_nics(*functions: Function, **fields: object) -> nic_checks.NicFacts:
     facts = PciFacts(functions=functions or (PF, VF))
-    return replace(nic_checks.NicFacts(facts, iommu_groups=3), **fields)  # type: ignore[arg-type]
+    return replace(nic_checks.NicFacts(facts, iommu_groups=3), **fields)
 
 
 def of_gpus(*readings: GpuReading, version: str = "615.71.09", **fields: object) -> gpu_checks.GpuFacts:
@@ -105,17 +105,17 @@ def of_gpus(*readings: GpuReading, version: str = "615.71.09", **fields: object)
         LimitSupport(cgroup2=True),
         5.0,
     )
-    return replace(whole, **fields)  # type: ignore[arg-type]
+    return replace(whole, **fields)
 
 
 def settings(**fields: object) -> runtime_checks.RuntimeFacts:
     return runtime_checks.RuntimeFacts(
         settings=(replace(runtime_checks.RuntimeSettings("/etc/c.toml", 3), **fields),)
-    )  # type: ignore[arg-type]
+    )
 
 
 def spec(path: str = "/etc/cdi/nvidia.yaml", **fields: object) -> runtime_checks.CdiSpec:
-    return replace(runtime_checks.CdiSpec(path, "nvidia.com/gpu", (UUID,)), **fields)  # type: ignore[arg-type]
+    return replace(runtime_checks.CdiSpec(path, "nvidia.com/gpu", (UUID,)), **fields)
 
 
 def heard(name: str = "ens1") -> Neighbor:
@@ -128,7 +128,7 @@ ASKING = config("infiniband: {query: auto}\n")
 
 def of_infiniband(failure: UmadReason | None = None, **fields: object) -> Iterable[Finding]:
     failures = {} if failure is None else {IB.link: (failure, "/dev/infiniband/umad0: refused")}
-    port = replace(IB, **{"has_mads": False, **fields})  # type: ignore[arg-type]
+    port = replace(IB, **{"has_mads": False, **fields})
     return infiniband_checks.findings(infiniband_checks.InfinibandFacts((port,), failures), ASKING)
 
 
@@ -393,12 +393,12 @@ GOOD_CLUSTER = ClusterFacts(
 
 
 def of_cluster(node: NodeFacts | None = None, **fields: object) -> Iterable[Finding]:
-    seen = replace(GOOD_CLUSTER, node=node, **fields)  # type: ignore[arg-type]
+    seen = replace(GOOD_CLUSTER, node=node, **fields)
     return cluster_checks.findings(seen, MEMORY, SNAPSHOT)
 
 
 def of_node(**fields: object) -> Iterable[Finding]:
-    return of_cluster(replace(GOOD_NODE, **fields))  # type: ignore[arg-type]
+    return of_cluster(replace(GOOD_NODE, **fields))
 
 
 def serving(**groups: tuple[str, tuple[str, ...]] | None) -> dict[str, tuple[str, tuple[str, ...]] | None]:
