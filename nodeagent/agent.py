@@ -34,6 +34,7 @@ import msgspec
 from nodeagent import discovery, state_directory
 from nodeagent.accounting.gpu_accounting import GpuAccounting
 from nodeagent.agent_config import RESTART_SETTINGS, Config, load
+from nodeagent.c_heap import return_free_memory, use_one_heap
 from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.config.faults import ConfigError
@@ -377,6 +378,7 @@ def _read_config(path: Path) -> Config:
 async def run(config: Config, options: AgentOptions) -> None:
     """Run an agent until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_S)
+    use_one_heap()
     end_at(ending_signals(signal.SIGINT))
     agent = Agent(config, options)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.reload)
@@ -390,9 +392,9 @@ async def run(config: Config, options: AgentOptions) -> None:
 
 
 async def _freeze(agent: Agent) -> None:
-    """Exclude the objects of the start from garbage collection: they live as long as the agent, and each search
-    through them would stop the loop for about ten milliseconds."""
+    """Exclude the objects of the start from garbage collection: a search stops the loop for about ten milliseconds."""
     await agent.settled.wait()
     gc.collect()
+    return_free_memory()
     gc.freeze()
     gc.enable()

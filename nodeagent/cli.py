@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from nodeagent import __version__
-from nodeagent.commands import FAILED, GOOD, USAGE, VERBS, Verb
+from nodeagent.commands import FAILED, GOOD, USAGE, VERBS, Verb, declaration
 from nodeagent.commands.options import ALIGNED, common_options
 
 
@@ -153,8 +153,8 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
         common_options(made)
         return made
 
-    for offer in [VERBS[only]] if only in VERBS else VERBS.values():
-        offer(add)
+    for name in [only] if only in VERBS else VERBS:
+        declaration(name)(add)
     return parser
 
 

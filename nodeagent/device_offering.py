@@ -78,6 +78,8 @@ class DeviceOffering:
         self._offer = Offer(config, rails.content.numbering)
         self._logged_rails: Numbering = rails.content.numbering
         self._replaced = asyncio.Event()
+        self._prepared: tuple[DeviceKind, ...] = ()
+        """The kinds of the last offer, those too whose files cannot be written."""
         self._swept = False
         self._logged_missing = False
 
@@ -162,45 +164,61 @@ class DeviceOffering:
             await asyncio.sleep(0)  # the streams send now; the rest can wait
             self._find_troubles(snapshot)
             await self._remove_stale_files(snapshot)
-            # The timer serves the files: a disk may have space again, a file may have been removed.
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(self._scan_seconds, self._files.pause_s)):
+                async with asyncio.timeout(self._scan_seconds):
                     await either(
                         self._inventory.changed(snapshot.revision),
                         self._replaced.wait(),
                         self._files.failed.wait(),
+                        self._follow_files(snapshot),
                     )
             self._replaced.clear()
+
+    async def _follow_files(self, snapshot: Snapshot) -> None:
+        """Return when a file can be written that could not, or the other way round, and when a removed device may leave
+        its list: a disk may have space again, a file may have been removed."""
+        before = self._files.unwritable
+        while self._files.unwritable == before and not self._drop_removed(snapshot):
+            await asyncio.sleep(self._files.pause_s)
+            await self._files.prepare(self._prepared, snapshot)
 
     async def offer_now(self) -> Snapshot:
         """Offer the devices of the latest snapshot once, and return it."""
         snapshot = self._inventory.snapshot
         candidates, withheld = self._decide(snapshot)
         by_claim = self._offer.dra_devices(snapshot)
-        await self._files.prepare((*candidates, *(device.kind for device in by_claim)), snapshot)
+        self._prepared = (*candidates, *(device.kind for device in by_claim))
+        await self._files.prepare(self._prepared, snapshot)
         self._settle(candidates, withheld, snapshot)
         self._settle_claims(by_claim, snapshot)
         await self._sizes.save(self.offered)
         await self._save_rails(snapshot)
-        if gone := self._removed.take(snapshot, time.monotonic()):
+        self._drop_removed(snapshot)
+        self._plugins.update(self.offered, snapshot, self._removed.gone)
+        return snapshot
+
+    def _drop_removed(self, snapshot: Snapshot) -> bool:
+        """Whether removed devices may leave the lists from now on."""
+        gone = self._removed.take(snapshot, time.monotonic())
+        if gone:
             names = ",".join(sorted(gone))
             log.info("Removed devices leave the device lists: no pod holds them. devices=%s", names)
             self._forget_nics(gone)
-        self._plugins.update(self.offered, snapshot, self._removed.gone)
-        return snapshot
+        return bool(gone)
 
     def _decide(self, snapshot: Snapshot) -> tuple[list[DeviceKind], list[Withheld]]:
         """Offer only kinds whose source has published, and no device list that the kubelet would refuse."""
         offered: list[DeviceKind] = []
         withheld: list[Withheld] = []
         by_claims = self._claim_holdings()
+        no_claims = by_claims == ()
         for kind in self._offer.kinds(snapshot):
             settled: DeviceKind | str
             if (missing := self._missing_source(kind, snapshot)) is not None:
                 settled = missing
             elif (refusal := kind.refusal(snapshot)) is not None:
                 settled = refusal
-            elif (claimed := held_by_claims(kind.hardware(snapshot), by_claims)) is not None:
+            elif not no_claims and (claimed := held_by_claims(kind.hardware(snapshot), by_claims)):
                 settled = claimed
             elif (obstacle := self._rails.obstacle(kind, snapshot)) is not None:
                 settled = obstacle

@@ -268,12 +268,14 @@ class Discovery:
         await facts.remembered.run(facts.forget, self._config.scan_seconds)
 
     async def _watch_paths(self) -> None:
+        pause_s = self._config.scan_seconds / 2  # not together with the scans of the PCI source
         while True:
             paths = await self._path_reads.run(host_paths.find, self._tree, self._config.cdi.directory)
             logs = self._config.gpu.accounting.pod_logs
             support = await self._path_reads.run(limit_support, self._tree, logs)
             self._inventory.publish("paths", paths=paths, limit_support=support)
-            await asyncio.sleep(self._config.scan_seconds)
+            await asyncio.sleep(pause_s)
+            pause_s = self._config.scan_seconds
 
     async def _watch_lldp(self) -> None:
         await self._after_registration()

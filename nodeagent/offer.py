@@ -111,6 +111,8 @@ class Offer:
 
     def dra_devices(self, snapshot: Snapshot) -> tuple[DraDevice, ...]:
         """Return the GPUs and PFs that claims allocate (``mode: dra``), GPUs first."""
+        if not self.dra_pools:
+            return ()
         by_claim = [(entry.name, kind) for entry, kind in self._all_kinds(snapshot) if _by_claim(entry)]
         return devices_of(by_claim, self.rails, snapshot)
 

@@ -15,11 +15,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from nodeagent.bounded_calls import Unanswered
+from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claim_preparation import Occupied, allocation_key, prepare_claim, valid_uid
 from nodeagent.dra.offered import DraOffer
@@ -36,7 +38,13 @@ T = TypeVar("T")
 READ_S = 20.0
 """How long an API server that does not answer is asked again. The kubelet waits 45 s (dra_plugin.go)."""
 READ_AGAIN_S = 1.0
+DEVICES_S = 10.0
+"""How long a claim waits for devices that are not known yet, as right after the start of the agent. A refusal would
+cost the pod some ten seconds: the kubelet repeats a failed pod after its back-off (kubelet.go, backOffPeriod)."""
 COMPARE_S = 600.0
+CONFLICT_S = 30.0
+"""How soon the next comparison comes if a claim was refused because another one holds its devices: that one may be
+gone. The kubelet repeats the refused one about every ten seconds."""
 GONE_S = 120.0
 """The kubelet looks for ended pods every 60 s, and unprepares their claims."""
 
@@ -82,6 +90,7 @@ class PreparedClaims:
         self._preparing: dict[str, set[object]] = {}
         """The calls that prepare a claim now. Unprepare empties them."""
         self._gone_since: dict[str, float] = {}
+        self._conflict = asyncio.Event()
         self._sequence = 0
 
     @property
@@ -113,6 +122,9 @@ class PreparedClaims:
         self._preparing.setdefault(uid, set()).add(call)
         try:
             claim = await self._read(reference)
+            if self._awaits_devices(claim):
+                await self._wait_for_devices(claim)
+                claim = await self._read(reference)
             self._refuse_ended(uid, call)
             record = self._decide(claim)
             await self._write(record)
@@ -141,7 +153,7 @@ class PreparedClaims:
                 if not error.missing:
                     continue
                 claim = None
-            if self.records.get(record.uid) is not record or record.uid in self._preparing:
+            if self.records.get(record.uid) is not record:
                 continue
             if claim is not None and claim.metadata.uid == record.uid and _allocates(claim, record):
                 self._gone_since.pop(record.uid, None)
@@ -156,10 +168,14 @@ class PreparedClaims:
             await self._tidy(self._files.remove_others, frozenset(self.records))
 
     async def follow(self) -> None:
-        """Compare at the start and then regularly, until cancelled."""
+        """Compare at the start, then regularly and soon after a conflict, until cancelled."""
         while True:
+            self._conflict.clear()
             await self.compare()
-            await asyncio.sleep(min(COMPARE_S, GONE_S) if self._gone_since else COMPARE_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GONE_S if self._gone_since else COMPARE_S):
+                    await self._conflict.wait()
+                    await asyncio.sleep(CONFLICT_S)
 
     # --- steps ----------------------------------------------------------------------------------------
 
@@ -183,11 +199,25 @@ class PreparedClaims:
             )
         return claim
 
+    def _awaits_devices(self, claim: ResourceClaim) -> bool:
+        """Whether the claim has devices of a pool that is not known yet, and no record that names them."""
+        known = self.records.get(claim.metadata.uid)
+        pools = {result.pool.rpartition("/")[2] for result in claim.results_of(DRIVER)}
+        unknown = {name for name, pool in self._offer.current.pools.items() if pool is None}
+        return bool(pools & unknown) and not (known is not None and _allocates(claim, known))
+
+    async def _wait_for_devices(self, claim: ResourceClaim) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DEVICES_S):
+                while self._awaits_devices(claim):
+                    await self._offer.changed(self._offer.revision)
+
     def _decide(self, claim: ResourceClaim) -> PreparedClaim:
         """Return the record of a claim, and hold its devices from now on."""
         uid = claim.metadata.uid
         known = self.records.get(uid)
         if known is not None and _allocates(claim, known):
+            self._gone_since.pop(uid, None)
             self._take_pods(claim, known)
             return self.records[uid]
         unknown = [name for name, pool in self._offer.current.pools.items() if pool is None]
@@ -202,6 +232,7 @@ class PreparedClaims:
             )
         except Occupied:
             self.conflicts += 1
+            self._conflict.set()
             raise
         except Refused as refusal:
             if unknown and not refusal.invalid:
@@ -238,8 +269,7 @@ class PreparedClaims:
         self._on_change()
         async with self._disk:
             if record.uid not in self.records:
-                needed = frozenset(info.name for it in self.records.values() for info in it.device_info)
-                await self._tidy(self._files.remove, record, needed)
+                await self._tidy(self._files.remove, record)
 
     async def _tidy(self, work: Callable[..., None], *arguments: Any) -> None:
         """Remove files. What stays is removed at a later comparison."""

@@ -189,7 +189,6 @@ class _Rows:
         self._switch_places: dict[str, int] = {}
         self._port_places: dict[str, int] = {}
         self._shape_places: dict[tuple[int, int, int], int] = {}
-        self._no_marks = ""
         self.shapes: list[ViewShape] = []
         self.shapes_of: list[int] = []
         self.states: list[str] = []

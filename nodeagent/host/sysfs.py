@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from errno import EINVAL, ENODEV, EOPNOTSUPP
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -121,6 +121,10 @@ class Tree:
         if self._prefix:
             real = self._resolve(path)
             return real if os.path.lexists(self._prefix + real) else None
+        # The kernel resolves it in one call; `realpath` asks for each folder on the way.
+        opened = _opened_path(path)
+        if opened is not None and os.path.lexists(opened):
+            return opened
         real = os.path.realpath(path)
         return real if os.path.lexists(real) else None
 
@@ -145,16 +149,10 @@ class Tree:
         The kernel resolves a path in one call. Its result is used if it is inside the root; absolute links,
         links out of the root and missing files need the walk. ``O_PATH`` does not open a device.
         """
-        try:
-            descriptor = os.open(self._prefix + path, os.O_PATH | os.O_CLOEXEC)
-            try:
-                real = os.readlink(f"/proc/self/fd/{descriptor}")
-            finally:
-                os.close(descriptor)
-        except OSError:
+        real = _opened_path(self._prefix + path)
+        if real is None or not real.startswith(f"{self._prefix}/"):
             return self._walk(path)
-        inside = real.startswith(f"{self._prefix}/")
-        return real[len(self._prefix) :] if inside else self._walk(path)
+        return real[len(self._prefix) :]
 
     def _walk(self, path: str) -> str:
         """Resolve a path link by link."""
@@ -182,6 +180,18 @@ class Tree:
                 done.clear()
             todo.extend(part for part in reversed(PurePosixPath(target).parts) if part != "/")
         return "/" + "/".join(done)
+
+
+def _opened_path(path: str) -> str | None:
+    """The path of what the kernel finds at ``path``. ``None`` where it finds nothing, or without /proc."""
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            return os.readlink(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
 
 
 def _broken(path: str, error: OSError) -> SysfsError:
@@ -269,6 +279,11 @@ class SysfsScan:
             if not (isinstance(cause, OSError) and cause.errno in (EINVAL, ENODEV, EOPNOTSUPP)):
                 self.note(str(error))
             return None
+
+
+def naturally_sorted(names: Sequence[str]) -> Sequence[str]:
+    """The names in their natural order. Usually there is one name at most."""
+    return sorted(names, key=natural_order) if len(names) > 1 else names
 
 
 def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:

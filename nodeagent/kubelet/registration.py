@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -33,7 +32,7 @@ from nodeagent.kubelet.plugin import AllocationFiles, Plugin, RecentFunctions
 from nodeagent.kubelet.registration_state import NOT_YET, Event, KubeletId, Registration, Stage
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.socket_probe import connects, kubelet_id, same_file
-from nodeagent.kubelet.unix_server import PATH_MAX, BindError
+from nodeagent.kubelet.unix_server import BindError, socket_name
 from nodeagent.model import Snapshot
 from nodeagent.supervise import end_tasks
 
@@ -224,7 +223,7 @@ class DevicePlugins:
 
     async def _register_due(self) -> None:
         kubelet = kubelet_id(self._kubelet)
-        self._kubelet_refuses = kubelet is not None and not await self._listens(kubelet)
+        self._kubelet_refuses = kubelet is not None and not await self._answers(kubelet)
         if kubelet is None or self._kubelet_refuses:
             self._warn_once(f"The kubelet does not listen; waiting for it. socket={self._kubelet}")
             for resource in self._resources.values():
@@ -249,6 +248,13 @@ class DevicePlugins:
             await resource.close(Event.LOST, "the kubelet closed the stream")
         elif not plugin.intact():
             await resource.close(Event.LOST, "the socket was removed")
+
+    async def _answers(self, kubelet: KubeletId) -> bool:
+        """Whether this kubelet is there: it holds the streams of all resources, or it accepts a connection."""
+        resources = self._resources.values()
+        if resources and all(resource.is_held_by(kubelet) for resource in resources):
+            return True
+        return await self._listens(kubelet)
 
     async def _listens(self, kubelet: KubeletId) -> bool:
         """Whether the kubelet accepts connections. Wait a moment for a kubelet that is about to."""
@@ -282,7 +288,7 @@ class DevicePlugins:
             await plugin.stop()
         if not plugin.serving:
             try:
-                await plugin.start(self._folder / _socket_name(plugin.resource, self._folder))
+                await plugin.start(self._folder / socket_name(plugin.resource, self._folder))
             except BindError as error:
                 resource.apply(Event.FAILED, kubelet=kubelet, reason=str(error))
 
@@ -295,7 +301,7 @@ class DevicePlugins:
         )
         resource.stream_lost = False
         try:
-            await call(register_request(_socket_name(name, self._folder), name), timeout=REGISTER_S)
+            await call(register_request(socket_name(name, self._folder), name), timeout=REGISTER_S)
         except grpc.aio.AioRpcError as error:
             resource.apply(Event.FAILED, kubelet=kubelet, reason=f"{error.code().name}: {error.details()}")
         else:
@@ -335,7 +341,7 @@ class DevicePlugins:
         resource.apply(Event.SERVED, kubelet=kubelet)  # before the kubelet can answer
         try:
             await plugin.start(
-                self._folder / _socket_name(plugin.resource, self._folder),
+                self._folder / socket_name(plugin.resource, self._folder),
                 (registration_handler(plugin.resource, on_status),),
             )
         except BindError as error:
@@ -373,6 +379,11 @@ class _Resource:
         elif before.registered and not self.state.registered and reason:
             log.warning("The resource is not registered. resource=%s reason=%r", name, reason)
 
+    def is_held_by(self, kubelet: KubeletId) -> bool:
+        """Whether this kubelet has accepted it and has its stream open."""
+        accepted = self.state.registered and self.state.kubelet == kubelet
+        return accepted and self.plugin.streams > 0 and not self.stream_lost
+
     async def close(self, event: Event, reason: str = "") -> None:
         """Stop the server because of ``event``. Return when its streams have ended."""
         self.apply(event, reason=reason)
@@ -383,16 +394,3 @@ class _Resource:
         healthy, devices = self.plugin.device_list.counts()
         registered, reason = self.state.registered, self.state.reason
         return ResourceStatus(self.plugin.resource, registered, reason, healthy, devices, self.plugin.streams)
-
-
-def _socket_name(resource: str, folder: Path) -> str:
-    """Return the basename, which the kubelet joins to its folder. It skips names that begin with a dot.
-
-    If the path would be too long for a socket, the name has a digest of the resource.
-    """
-    name = f"nodeagent-{resource.replace('/', '_')}.sock"
-    if len(os.fsencode(folder / name)) <= PATH_MAX:
-        return name
-    from hashlib import blake2b  # noqa: PLC0415
-
-    return f"nodeagent-{blake2b(resource.encode(), digest_size=8).hexdigest()}.sock"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,3 +78,16 @@ def _inode(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def socket_name(resource: str, folder: Path) -> str:
+    """Return the basename, which the kubelet joins to its folder. It skips names that begin with a dot.
+
+    If the path would be too long for a socket, the name has a digest of the resource.
+    """
+    name = f"nodeagent-{resource.replace('/', '_')}.sock"
+    if len(os.fsencode(folder / name)) <= PATH_MAX:
+        return name
+    from hashlib import blake2b  # noqa: PLC0415
+
+    return f"nodeagent-{blake2b(resource.encode(), digest_size=8).hexdigest()}.sock"

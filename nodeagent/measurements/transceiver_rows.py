@@ -14,6 +14,11 @@ _SENSORS = {
 }
 LIMIT_LEVELS = ("high_alarm", "high_warning", "low_warning", "low_alarm")
 """Sample names of a module's own limits: the sensor's name, then one of these."""
+LIMITS_OF_ALERTS = frozenset({"module_celsius_high_warning", "rx_power_watts_low_alarm"})
+"""The limits that alerts and dashboards compare with (``hack/monitoring.py``, ``hack/dashboards.py``)."""
+OTHER_LIMITS = (
+    frozenset(f"{name}_{level}" for name in _SENSORS.values() for level in LIMIT_LEVELS) - LIMITS_OF_ALERTS
+)
 
 TRANSCEIVER_ROWS: tuple[Family, ...] = (
     row(
@@ -22,8 +27,7 @@ TRANSCEIVER_ROWS: tuple[Family, ...] = (
         Source.MODULE,
         ("module_celsius", "temperature of the module"),
         help="Temperature of the module.",
-        use="At the module's own high alarm (nodeagent_transceiver_threshold) the link is degraded: check fans "
-        "and cage.",
+        use="At the module's own high alarm (`nodeagent health`) the link is degraded: check fans and cage.",
         peers="transceiver_module_temperature_degrees_celsius",
         rules="optics_temperature optics_temperature_warning",
     ),
@@ -85,7 +89,8 @@ TRANSCEIVER_ROWS: tuple[Family, ...] = (
             for level in LIMIT_LEVELS
         ),
         help="The module's own limits, in the unit at the end of the sensor's name.",
-        use="Draw them with the sensor; the rules prefer them to the configured limits.",
+        use="Draw them with the sensor; the rules prefer them to the configured limits. By default those that alerts "
+        "compare with, all with `web.opticsLimits: all`.",
         peers="transceiver_*_threshold_*",
         rules="optics_temperature optics_temperature_warning optics_rx_power optics_rx_power_warning",
     ),

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from msgspec.structs import replace
@@ -37,13 +37,15 @@ _Block = tuple[Family, str]
 class _Layout:
     """Everything of a page but its numbers."""
 
-    def __init__(self, shown: ScrapeInput, samples: Sequence[Sample], series_max: int) -> None:
+    def __init__(
+        self, shown: ScrapeInput, samples: Sequence[Sample], series_max: int, left_out: Container[str]
+    ) -> None:
         self.facts = FactIndex(replace(shown, samples=tuple(samples)))
         self.dropped: Counter[str] = Counter()
         self._shapes: list[_Shape] = [
             (sample.device, sample.source, tuple(sample.values), sample.texts) for sample in samples
         ]
-        self._series_max = series_max
+        self._series_max, self._left_out = series_max, left_out
         self._templates: list[tuple[list[_Block], int, int]] = []
         self._fact_blocks: list[_Block] = []
         self._pick: Callable[[list[float]], tuple[float, ...]] = lambda _flat: ()
@@ -75,7 +77,7 @@ class _Layout:
             present = self.facts.has(device)
             for name in names:
                 head, slash, key = name.partition("/")
-                fed = _FED.get(head) if present else None
+                fed = _FED.get(head) if present and head not in self._left_out else None
                 if fed is not None and bool(slash) == (fed[1].per is not None):
                     family, measurement = fed
                     values = self._labels(family, measurement, device, key if slash else None)
@@ -203,8 +205,9 @@ _FED: dict[str, tuple[Family, Measurement]] = {
 class Exposition:
     """Renders one page at a time and keeps what it compiled for the next."""
 
-    def __init__(self, series_max: int) -> None:
-        self._series_max = series_max
+    def __init__(self, series_max: int, left_out: Container[str] = ()) -> None:
+        """``left_out``: names of measurements that are not exported."""
+        self._series_max, self._left_out = series_max, left_out
         self._layout: _Layout | None = None
         self.dropped: Counter[str] = Counter()
         """Series left out, by family, since the agent started."""
@@ -215,7 +218,7 @@ class Exposition:
         samples = [*map(_without_zero_errors, fresh), *_figure_samples(shown)]
         layout = self._layout
         if layout is None or not layout.fits(shown, samples):
-            layout = _Layout(shown, samples, self._series_max)
+            layout = _Layout(shown, samples, self._series_max, self._left_out)
             for _ in layout.compile():
                 yield ""
             self._layout = layout

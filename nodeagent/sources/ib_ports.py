@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nodeagent.host.sysfs import SysfsScan, Tree, natural_order
+from nodeagent.host.sysfs import SysfsScan, Tree, naturally_sorted
 from nodeagent.infiniband.asking import IbPortState
 from nodeagent.model import Function, Link
 
@@ -61,7 +61,7 @@ def _of_function(
     if pf.rdma is None:
         return
     device = pf.rdma.device
-    for name in sorted(sysfs.names(f"{IB_CLASS}/{device}/ports"), key=natural_order):
+    for name in naturally_sorted(sysfs.names(f"{IB_CLASS}/{device}/ports")):
         folder = f"{IB_CLASS}/{device}/ports/{name}"
         if not name.isdecimal() or sysfs.read(sysfs.tree.text, f"{folder}/link_layer") != _INFINIBAND:
             continue

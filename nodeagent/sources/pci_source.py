@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from nodeagent.affinity import path_of
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults, with_hanging
-from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree, natural_order
+from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree, naturally_sorted
 from nodeagent.model import Function, GpuFunction, Link, Rdma
 from nodeagent.sources.bounded_scan import BoundedScan, scan_now
 from nodeagent.sources.default_route import default_route_netdevs
@@ -305,8 +305,7 @@ def _function(
 ) -> Function | None:
     """``None`` if the function does not exist any more."""
     tree, folder = sysfs.tree, f"{_PCI}/{address}"
-    vendor = sysfs.read(tree.text, f"{folder}/vendor")
-    device = sysfs.read(tree.text, f"{folder}/device")
+    vendor, device = (sysfs.read(tree.text, f"{folder}/{name}") for name in ("vendor", "device"))
     real = sysfs.read(tree.real, folder)
     if vendor is None or device is None or real is None:
         return None
@@ -338,7 +337,8 @@ def _function(
 def _netdev(sysfs: SysfsScan, folder: str, names: tuple[str, ...], *, is_pf: bool) -> str | None:
     # A virtio device is between the function and its netdev.
     holder = next((f"{folder}/{name}" for name in names if name.startswith("virtio")), folder)
-    for name in sorted(sysfs.names(f"{holder}/net"), key=natural_order):
+    listed = sysfs.names(f"{holder}/net") if holder != folder or "net" in names else ()
+    for name in naturally_sorted(listed):
         port = sysfs.netdev(sysfs.tree.text, name, "phys_port_name") if is_pf else None
         if not port or _UPLINK.fullmatch(port):
             return name
@@ -362,7 +362,7 @@ def _rdma(sysfs: SysfsScan, folder: str, names: tuple[str, ...]) -> Rdma | None:
         return len(devices) == 1 or sysfs.read(sysfs.tree.text, owner) == device
 
     def first(device: str, kind: str, nodes: tuple[str, ...], prefix: str) -> str | None:
-        for node in sorted(nodes, key=natural_order):
+        for node in naturally_sorted(nodes):
             if node.startswith(prefix) and of(device, kind, node):
                 return f"/dev/infiniband/{node}"
         return None
@@ -374,7 +374,7 @@ def _rdma(sysfs: SysfsScan, folder: str, names: tuple[str, ...]) -> Rdma | None:
             first(device, "infiniband_mad", mads, "umad"),
             first(device, "infiniband_mad", mads, "issm"),
         )
-        for device in sorted(devices, key=natural_order)
+        for device in naturally_sorted(devices)
     ]
     return next((rdma for rdma in candidates if rdma.uverbs), candidates[0])
 

@@ -6,18 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from nodeagent.host.clock import boottime
+from nodeagent.measurements.transceiver_rows import OTHER_LIMITS
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.metrics.text_format import PLAIN, negotiate
 from nodeagent.web.server import Page
+from nodeagent.web.web_settings import WebSettings
 
 
 class MetricsPage:
     """Renders one page at a time, in pieces; other requests wait. ``collect`` returns the values to show."""
 
-    def __init__(self, collect: Callable[[], ScrapeInput], series_max: int) -> None:
+    def __init__(self, collect: Callable[[], ScrapeInput], settings: WebSettings) -> None:
+        left_out = OTHER_LIMITS if settings.optics_limits == "alerts" else frozenset()
         self._collect = collect
-        self._exposition = Exposition(series_max)
+        self._exposition = Exposition(settings.series_max, left_out)
         self._rendering = asyncio.Lock()
 
     def page(self, accept: str) -> Page:

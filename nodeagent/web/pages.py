@@ -227,7 +227,7 @@ class Pages:
             # Its import takes 3 ms, and registration with the kubelet comes first.
             from nodeagent.web.metrics_page import MetricsPage  # noqa: PLC0415
 
-            self._metrics = MetricsPage(self.scrape_input, self._settings.series_max)
+            self._metrics = MetricsPage(self.scrape_input, self._settings)
         return self._metrics.page(accept)
 
     def scrape_input(self) -> ScrapeInput:

@@ -1,7 +1,7 @@
 """The settings of the web server: who may scrape, and how much a page may hold."""
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -75,6 +75,13 @@ class WebSettings(AccessSettings, frozen=True, kw_only=True):
             "default is above the largest node's."
         ),
     ] = 10_000
+    optics_limits: Annotated[
+        Literal["alerts", "all"],
+        setting(
+            "The limits of transceivers on /metrics. alerts: the two with which alerts and dashboards compare; all: "
+            "20 of each module, for dashboards of your own. Rules and `nodeagent health` always use all."
+        ),
+    ] = "alerts"
 
 
 def web_conflicts(web: AccessSettings) -> Iterator[Conflict]:

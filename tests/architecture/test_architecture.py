@@ -18,7 +18,7 @@ from typing import TypeGuard
 
 import pytest
 
-from nodeagent.commands import VERBS
+from nodeagent.commands import VERBS, declaration
 
 ROOT = Path(__file__).parents[2]
 LINES_MAX = 400
@@ -279,4 +279,4 @@ def test_the_help_lists_every_verb() -> None:
         for node in tree(path).body
         if isinstance(node, ast.FunctionDef) and [arg.arg for arg in node.args.args] == ["add"]
     }
-    assert declared == {(verb.__module__, verb.__name__) for verb in VERBS.values()}
+    assert declared == {(verb.__module__, verb.__name__) for verb in map(declaration, VERBS)}

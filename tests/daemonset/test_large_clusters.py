@@ -8,7 +8,6 @@ import re
 from functools import cache
 from typing import Any
 
-import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -79,16 +78,19 @@ def test_no_dropped_series_is_one_that_an_alert_or_a_panel_reads() -> None:
             assert wanted != name or not selects(name, matchers or "", labels), (name, labels, matchers)
 
 
-@pytest.mark.parametrize("level", ["high_alarm", "high_warning", "low_alarm", "low_warning"])
-def test_the_limits_of_optics_that_alerts_compare_with_stay(level: str) -> None:
-    kept = {
-        sensor
-        for sensor in ("temperature_celsius", "receive_power_watts", "voltage_volts", "bias_current_amperes")
-        if not is_dropped("nodeagent_transceiver_threshold", {"sensor": sensor, "level": level})
+def test_the_agents_export_the_limits_of_optics_that_alerts_and_panels_read_and_no_others() -> None:
+    limits = {
+        (labels["sensor"], labels["level"]): name
+        for name, labels in series()
+        if name == "nodeagent_transceiver_threshold"
     }
-    assert kept == {"high_warning": {"temperature_celsius"}, "low_alarm": {"receive_power_watts"}}.get(
-        level, set()
-    )
+    read = {
+        match[2] for query in queries() for match in SELECTOR.finditer(query) if match[1] in limits.values()
+    }
+    assert {("temperature_celsius", "high_warning"), ("receive_power_watts", "low_alarm")} == {*limits}
+    for sensor, level in limits:
+        assert any(f'sensor="{sensor}",level="{level}"' in matchers for matchers in read)
+    assert all('level="' in matchers for matchers in read)
 
 
 def test_the_figures_of_the_page_follow_from_the_series_of_a_node() -> None:

@@ -7,7 +7,6 @@ A block between ``<!-- demo: COMMAND -->`` and ``<!-- demo: end -->`` is held ag
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import subprocess
@@ -20,11 +19,11 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"<!-- demo: (nodeagent .+?) -->\n```\n(.*?)```\n<!-- demo: end -->", re.S)
 MEASURED = re.compile(r"\b\d+ ms\b|\b\d+\.\d\d s\b")
 OMITTED = "…"
+README = BLOCK.findall((ROOT / "README.md").read_text())
 
 pytestmark = pytest.mark.needs("root")  # without network namespaces the demo leaves out the switches
 
 
-@functools.cache
 def output(command: str) -> str:
     program, *arguments = command.split()
     assert program == "nodeagent"
@@ -38,25 +37,25 @@ def comparable(text: str) -> list[str]:
     return [MEASURED.sub("N", line).rstrip() for line in text.splitlines()]
 
 
-@pytest.mark.parametrize(
-    "command", ["nodeagent demo --once", "nodeagent demo --nodes 64 --once", "nodeagent demo --dra --once"]
-)
-def test_the_page_of_the_demo_shows_all_of_its_output(command: str) -> None:
+COMMANDS = ("nodeagent demo --once", "nodeagent demo --nodes 64 --once", "nodeagent demo --dra --once")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_page_shows_all_of_the_output_and_the_readme_lines_of_it_in_this_order(command: str) -> None:
+    printed = output(command)
     page = ROOT / "docs" / "demo.md"
     text = page.read_text()
     (block,) = (match for match in BLOCK.finditer(text) if match[1] == command)
-    if os.environ.get("NODEAGENT_GOLDEN") == "write" and comparable(block[2]) != comparable(output(command)):
-        page.write_text(text[: block.start(2)] + output(command) + text[block.end(2) :])
+    if os.environ.get("NODEAGENT_GOLDEN") == "write" and comparable(block[2]) != comparable(printed):
+        page.write_text(text[: block.start(2)] + printed + text[block.end(2) :])
         (block,) = (match for match in BLOCK.finditer(page.read_text()) if match[1] == command)
-    assert comparable(block[2]) == comparable(output(command))
+    assert comparable(block[2]) == comparable(printed)
+    for excerpt in (shown for shown_command, shown in README if shown_command == command):
+        left = iter(comparable(printed))
+        for line in comparable(excerpt):
+            assert line.strip() in ("", OMITTED) or line in left, f"{command} does not print {line!r} there"
 
 
-def test_the_readme_shows_lines_that_the_demo_prints_in_this_order() -> None:
-    blocks = BLOCK.findall((ROOT / "README.md").read_text())
-    assert blocks
-    for command, block in blocks:
-        printed = iter(comparable(output(command)))
-        for line in comparable(block):
-            assert line.strip() in ("", OMITTED) or line in printed, (
-                f"{command} does not print {line!r} there"
-            )
+def test_the_readme_shows_commands_that_the_page_shows() -> None:
+    assert README
+    assert {command for command, _ in README} <= set(COMMANDS)

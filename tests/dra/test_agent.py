@@ -120,3 +120,56 @@ async def test_after_a_restart_with_another_mode_a_claim_keeps_its_driver_and_no
             )
     finally:
         await server.stop()
+
+
+async def test_an_update_of_the_agent_keeps_slices_and_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two agents the kubelet gets no answer for a claim. It asks again, and nothing was lost."""
+    shorten_holdings(monkeypatch)
+    server = await ApiServer().start()
+    access = f"access: kubeconfig, kubeconfig: {kubeconfig(tmp_path, server)}"
+    cluster = f"cluster: {{{access}, report: false, events: false}}\n"
+    by_claim = "resources:\n- {kind: vf, mode: dra}\n- {kind: gpu-mem, mode: dra}\n"
+
+    def versions() -> list[str]:
+        return [it["metadata"]["resourceVersion"] for it in server.objects("resourceslices")]
+
+    try:
+        async with running_node() as node:
+            config = node.configure(HEAD + PROMPT + cluster + by_claim)
+            await node.kubelet.start()
+            await node.start_agent(config, node_name="n1")
+            kubelet, agent = node.kubelet, node.agent
+            assert agent is not None
+            await kubelet.until(lambda: kubelet.dra.registered(DRIVER), 20)
+            await server.until(lambda: len(versions()) == 2)
+            before = versions()
+            gpu, *_, pf = agent.offering.dra.current.devices()
+            claims = {}
+            for name in ("running", "starting"):
+                claim = server.put(claim_of(name, result(gpu, 20480, "g"), result(pf, 1, "r"), pod=name))
+                claims[name] = PodClaim("default", name, claim["metadata"]["uid"], (DRIVER,))
+            await kubelet.dra.prepare("running", [claims["running"]])
+            given = kubelet.dra.states["default/running"].devices
+            await node.stop_agent()
+            await kubelet.until(lambda: not kubelet.dra.registered(DRIVER), 20)
+            with pytest.raises(SandboxError, match="is not registered"):
+                await kubelet.dra.prepare("starting", [claims["starting"]])
+            with pytest.raises(SandboxError, match="is not registered"):
+                await kubelet.dra.unprepare("running")
+            await node.start_agent(config, node_name="n1")
+            await kubelet.until(lambda: kubelet.dra.registered(DRIVER), 20)
+            await kubelet.dra.prepare("starting", [claims["starting"]])
+            vfs = [
+                node.agent.dra.claims.records[claim.uid].devices[1].vfs
+                for claim in claims.values()
+                if node.agent is not None and node.agent.dra is not None
+            ]
+            assert len(set(vfs)) == 2, "the record of the first claim holds its VF"
+            assert kubelet.dra.states["default/running"].devices == given
+            await kubelet.dra.unprepare("running")
+            await kubelet.dra.unprepare("starting")
+            assert versions() == before, "no slice was deleted or written"
+    finally:
+        await server.stop()

@@ -1,5 +1,6 @@
 """``Tree``: absent is None, broken is an exception, and no path leaves the root."""
 
+import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -108,6 +109,18 @@ def test_links_in_a_loop_are_an_error_and_not_a_hang(tmp_path: Path) -> None:
 def test_the_root_may_itself_be_a_link(tmp_path: Path) -> None:
     grow(tmp_path, {"real/a": "1", "root": Link("real")})
     assert Tree(tmp_path / "root").text("/a") == "1"
+
+
+def test_real_paths_of_the_host_are_those_of_realpath(tmp_path: Path) -> None:
+    root = grow(
+        tmp_path, {"a/b/file": "1", "near": Link("a/b"), "far": Link("near/../b"), "gone": Link("a/c")}
+    )
+    (root / "loop").symlink_to(root / "loop")
+    for name in ("near", "far", "near/file", "gone", "loop", "absent/file", "a/./b/../b"):
+        path = f"{root}/{name}"
+        real = os.path.realpath(path)
+        assert Tree().real(path) == (real if os.path.lexists(real) else None), name
+    assert Tree().real("/proc/self/fd/0/absent") is None
 
 
 def test_the_host_itself_can_be_read() -> None:

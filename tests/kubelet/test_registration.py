@@ -19,8 +19,9 @@ import pytest
 from nodeagent.allocation import Allocation, DeviceInfo, Devices
 from nodeagent.kinds import Refused
 from nodeagent.kube import deviceplugin_pb2 as pb
-from nodeagent.kubelet import node_lock, plugin, registration_state
+from nodeagent.kubelet import node_lock, plugin, registration, registration_state, socket_probe
 from nodeagent.kubelet.registration import DevicePlugins
+from nodeagent.kubelet.registration_state import KubeletId
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.unix_server import BindError
 from nodeagent.model import HEALTHY, Function, Health, Reason, Snapshot, State
@@ -194,6 +195,40 @@ async def test_a_kubelet_that_was_killed_and_restarted_gets_every_resource_again
             await asyncio.sleep(0.005)
         await w.kubelet.start()
         await w.offered("example.com/a", 2)
+
+
+async def test_a_kubelet_that_holds_every_stream_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection wakes the kubelet, and its open streams show that it is there."""
+    probes, looks = [], asyncio.Queue[None]()
+
+    async def connects(path: Path) -> bool:
+        probes.append(path)
+        return await socket_probe.connects(path)
+
+    def looked(path: Path) -> KubeletId | None:
+        looks.put_nowait(None)
+        return socket_probe.kubelet_id(path)
+
+    monkeypatch.setattr(registration, "connects", connects)
+    monkeypatch.setattr(registration, "kubelet_id", looked)
+    monkeypatch.setattr(registration, "LOOK_S", 0.005)
+    async with world() as w:
+        await w.kubelet.start()
+        w.plugins.update([Lamps("example.com/a"), Lamps("example.com/b")], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        await w.offered("example.com/b", 2)
+        while not all(status.streams and status.registered for status in w.plugins.statuses()):
+            await asyncio.sleep(0.001)
+        before = len(probes)
+        while not looks.empty():
+            looks.get_nowait()
+        for _ in range(20):
+            await looks.get()
+        assert len(probes) == before
+        await w.kubelet.restart()
+        await w.offered("example.com/a", 2)
+        assert len(probes) > before
 
 
 async def test_a_refusal_is_the_reason_in_the_status_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:

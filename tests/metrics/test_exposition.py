@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import subprocess
+from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -14,6 +18,7 @@ from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from nodeagent.host.clock import boottime
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS
 from nodeagent.metrics.catalog import CATALOG
@@ -21,6 +26,8 @@ from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.metrics.text_format import OPENMETRICS, PLAIN, TEXT_MAX, label, negotiate
 from nodeagent.model import Health, Holding, Identifier, Neighbor, Reason, Snapshot, State
+from nodeagent.web.metrics_page import MetricsPage
+from nodeagent.web.web_settings import WebSettings
 from tests.support.scrape_inputs import facts, page, samples_of, scrape_input
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metrics-dgx-h100.txt"
@@ -229,7 +236,7 @@ def test_the_series_of_a_vf_a_nic_a_gpu_or_a_pod_disappear_with_it() -> None:
     exposition = Exposition(10_000)
 
     def rendered(**changes: object) -> str:
-        return "".join(exposition.pieces(structs.replace(shown, **changes), openmetrics=False))  # type: ignore[arg-type]
+        return "".join(exposition.pieces(structs.replace(shown, **changes), openmetrics=False))
 
     vf = next(one for one in snapshot.functions if one.vf_index == 0)
     assert vf.pci_address in rendered()
@@ -337,3 +344,19 @@ def test_no_piece_of_the_page_is_long() -> None:
     """Other tasks of the event loop wait for one piece; the facts of a DGX are the longest."""
     pieces = list(Exposition(10_000).pieces(scrape_input(), openmetrics=False))
     assert max(piece.count("\n") for piece in pieces) < 2500
+
+
+@pytest.mark.parametrize(("wanted", "of_each"), [("alerts", 2), ("all", 20)])
+async def test_the_limits_of_optics_are_those_of_the_alerts_unless_all_are_wanted(
+    wanted: Literal["alerts", "all"], of_each: int
+) -> None:
+    shown = await asyncio.to_thread(scrape_input, at=boottime())
+    metrics = MetricsPage(lambda: shown, WebSettings(optics_limits=wanted))
+    pieces = metrics.page("text/plain").pieces
+    assert pieces is not None
+    text = b"".join([piece async for piece in pieces]).decode()
+    limits = re.findall(r'^nodeagent_transceiver_threshold\{device="([^"]+)"', text, re.MULTILINE)
+    modules = set(
+        re.findall(r'^nodeagent_transceiver_temperature_celsius\{device="([^"]+)"', text, re.MULTILINE)
+    )
+    assert Counter(limits) == dict.fromkeys(modules, of_each) != {}

@@ -200,7 +200,7 @@ async def test_every_panel_and_every_rule_has_a_result(tmp_path: Path) -> None:
     files = {"certificate_file": certificate, "key_file": key, "token_file": tokens}
     access = AccessControl(WebSettings(**{setting: str(path) for setting, path in files.items()}))
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    metrics = MetricsPage(lambda: scrape_input(at=time.clock_gettime(time.CLOCK_BOOTTIME)), 10_000)
+    metrics = MetricsPage(lambda: scrape_input(at=time.clock_gettime(time.CLOCK_BOOTTIME)), WebSettings())
     web = asyncio.create_task(
         WebServer({"/metrics": metrics.page}, access).run("127.0.0.1", 0, port.set_result)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from nodeagent.kubelet.withheld import UnwritableFile
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS, TEXTS
+from nodeagent.measurements.transceiver_rows import OTHER_LIMITS
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import ClusterWrites, ScrapeInput
 from nodeagent.model import (
@@ -216,8 +217,14 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
             },
         ),
     )
-    return structs.replace(shown, **changes)  # type: ignore[arg-type]
+    return structs.replace(shown, **changes)
 
 
-def page(shown: ScrapeInput, *, openmetrics: bool = False, series_max: int = 10_000) -> str:
-    return "".join(Exposition(series_max).pieces(shown, openmetrics))
+def page(
+    shown: ScrapeInput,
+    *,
+    openmetrics: bool = False,
+    series_max: int = 10_000,
+    left_out: Container[str] = OTHER_LIMITS,
+) -> str:
+    return "".join(Exposition(series_max, left_out).pieces(shown, openmetrics))

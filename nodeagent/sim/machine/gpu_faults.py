@@ -168,13 +168,7 @@ class GpuActions:
 
     def join_nvlink_domain(self, cluster_uuid: str, clique_id: int, *gpus: int | str) -> None:
         """Assign GPUs, or all of them, to a partition of an NVSwitch fabric. An empty UUID is no fabric."""
-        self._register(gpus, f"{cluster_uuid}.{clique_id}" if cluster_uuid else "")
-
-    def register_nvlink(self, *gpus: int | str) -> None:
-        """Let the registration of GPUs, or of all, with their NVSwitch fabric be in progress."""
-        self._register(gpus, None)
-
-    def _register(self, gpus: tuple[int | str, ...], domain: str | None) -> None:
+        domain = f"{cluster_uuid}.{clique_id}" if cluster_uuid else ""
         for gpu in gpus or [device.address for device in self._kernel.gpus]:
             self._facts(gpu).nvlink_domain = domain
         self._settle()

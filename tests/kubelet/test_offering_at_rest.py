@@ -1,0 +1,130 @@
+"""An offer without news: it looks after its files and the removed devices, and decides nothing again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from nodeagent.agent_config import load
+from nodeagent.device_offering import DeviceOffering
+from nodeagent.inventory import Inventory
+from nodeagent.kinds import DeviceKind
+from nodeagent.kubelet import offer_files, removed_devices
+from nodeagent.kubelet.cdi_files import CdiSpecFiles
+from nodeagent.kubelet.device_info import DeviceInfoFiles
+from nodeagent.kubelet.offer_files import OfferFiles
+from nodeagent.kubelet.slice_sizes import SliceSizes
+from nodeagent.model import Function, HostPaths, Snapshot
+from nodeagent.state_directory import open_rails
+from tests.support.running_agent import HEAD
+
+PF, VF = "0000:01:00.0", "0000:01:00.1"
+CONFIG = f"{HEAD}resources: [{{kind: vf, name: nic}}]\n"
+
+
+@dataclass
+class Plugins:
+    """Keeps each update that the kubelet's plugins would get."""
+
+    updates: list[frozenset[str]] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def update(
+        self, kinds: tuple[DeviceKind, ...], snapshot: Snapshot, removed: frozenset[str] = frozenset()
+    ) -> None:
+        self.updates.append(removed)
+        self.news.set()
+
+
+def functions(*, missing: bool = False) -> tuple[Function, ...]:
+    def function(address: str, **more: object) -> Function:
+        values = {"vendor": "15b3", "device": "1021", "driver": "mlx5_core", "netdev": None} | more
+        path = ("pci0000:00", address)
+        return Function(
+            pci_address=address, link_type="ethernet", rdma=None, vfio_group=None, vdpa=None, numa_node=0,
+            pci_path=path, **values,
+        )  # fmt: skip
+
+    return (
+        function(PF, num_vfs=1, total_vfs=8, netdev="eth0"),
+        function(VF, parent=PF, vf_index=0, missing=missing),
+    )
+
+
+@asynccontextmanager
+async def offering(folder: Path) -> AsyncIterator[tuple[DeviceOffering, Inventory, Plugins, list[str]]]:
+    inventory, plugins, forgotten = Inventory(), Plugins(), list[str]()
+    config = load(CONFIG, name="test")
+    made = DeviceOffering(
+        config,
+        inventory,
+        plugins,
+        OfferFiles(DeviceInfoFiles(folder / "devinfo"), CdiSpecFiles(folder / "cdi")),
+        SliceSizes.open(folder),
+        open_rails(config, folder),
+        forgotten.extend,
+    )
+    inventory.publish("paths", paths=HostPaths())
+    inventory.publish("pods", holdings=())
+    inventory.publish("pci", product=None, functions=functions(), links=())
+    made.holdings_read()
+    task = asyncio.create_task(made.run())
+    try:
+        while not plugins.updates:
+            await asyncio.sleep(0.001)
+        yield made, inventory, plugins, forgotten
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def removed(folder: Path, then: Callable[[], None] = lambda: None) -> None:
+    """Remove a folder that another thread writes to and makes again, and do ``then`` in its place."""
+    while True:
+        try:
+            folder.rmdir()
+            then()
+        except OSError:
+            await asyncio.sleep(0.001)
+        else:
+            return
+
+
+async def test_files_are_tried_again_without_another_offer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offer_files, "CHECK_S", 0.01)
+    async with offering(tmp_path) as (made, _, plugins, _):
+        assert made.offered
+        offers = len(plugins.updates)
+        folder = tmp_path / "devinfo"
+        for _ in range(3):  # each attempt makes the folder again
+            await removed(folder)
+            while not folder.is_dir():
+                await asyncio.sleep(0.001)
+        assert len(plugins.updates) == offers
+        await removed(folder, then=lambda: folder.touch(exist_ok=False))  # no folder can be made here
+        while made.offered:
+            await asyncio.sleep(0.001)
+        assert [withheld.resource for withheld in made.withheld] == ["nodeagent.io/nic"]
+        folder.unlink()
+        while not made.offered:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_removed_vf_leaves_the_list_without_other_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offer_files, "CHECK_S", 0.01)
+    monkeypatch.setattr(removed_devices, "FREE_S", 0.05)
+    async with offering(tmp_path) as (_, inventory, plugins, forgotten):
+        inventory.publish("pci", functions=functions(missing=True))
+        while frozenset({VF}) not in plugins.updates:
+            plugins.news.clear()
+            await plugins.news.wait()
+        assert forgotten == [VF]
