@@ -85,15 +85,11 @@ class ClaimFiles:
         _replace(self._spec(claim.uid), spec, mode=0o644, folder_mode=PUBLIC_FOLDER, durable=False)
         self._device_info.write(claim.device_info)
 
-    def remove(self, claim: PreparedClaim, still_used: frozenset[str] = frozenset()) -> None:
-        """Remove the files of a claim; ``still_used`` are names of device-info files that another claim needs.
-
-        The record goes last: until then the files are known. Raises ``OSError``.
-        """
+    def remove(self, claim: PreparedClaim) -> None:
+        """Remove the files of a claim. The record goes last: until then the files are known. Raises ``OSError``."""
         self._spec(claim.uid).unlink(missing_ok=True)
         for info in claim.device_info:
-            if info.name not in still_used:
-                (self._device_info.folder / info.name).unlink(missing_ok=True)
+            (self._device_info.folder / info.name).unlink(missing_ok=True)
         self._record(claim.uid).unlink(missing_ok=True)
 
     def remove_others(self, uids: frozenset[str]) -> None:

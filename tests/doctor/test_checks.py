@@ -435,6 +435,10 @@ DRA_CASES: list[tuple[str, Iterable[Finding]]] = [
             gpu_mem2="79",
         ),
     ),
+    (
+        "warn offered_by_other_plugin",
+        list(dra_checks.findings(PUBLISHED, BY_CLAIM, {"nvidia.com/gpu": "8"}, "v1.36.2")),
+    ),
     ("fix class_of_memory", of_claims(replace(PUBLISHED, classes={"x/gpu-mem": "c", "x/nic0": "nic0"}))),
     ("fix not_published", of_claims(replace(PUBLISHED, devices=()))),
     ("note tainted", of_claims(replace(PUBLISHED, devices=TAINTED))),
@@ -442,7 +446,12 @@ DRA_CASES: list[tuple[str, Iterable[Finding]]] = [
 
 
 def test_claims_are_fine_where_a_resource_of_another_rail_or_nothing_is_counted() -> None:
-    for found in (of_claims(nic4="8", gpu_mem="0"), of_claims(kubelet="v1.36.0")):
+    nics = replace(PUBLISHED, devices=PUBLISHED.devices[1:])
+    others = [
+        list(dra_checks.findings(facts, BY_CLAIM, {"nvidia.com/gpu": amount}, ""))
+        for facts, amount in ((PUBLISHED, "0"), (nics, "8"))
+    ]
+    for found in (of_claims(nic4="8", gpu_mem="0"), of_claims(kubelet="v1.36.0"), *others):
         assert {one.key for one in found} == {"published"}
     assert of_claims(DraFacts((1, 35), {"nvidia.com/gpu": "gpu"}, ()), DEFAULT) == []
 

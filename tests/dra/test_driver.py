@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.dra import DRIVER
+from nodeagent.dra import DRIVER, kubelet_service
 from nodeagent.dra.claim_preparation import CDI_KIND
 from nodeagent.dra.claims import ClaimReference
 from nodeagent.dra.driver import DraDriver
@@ -24,7 +24,7 @@ from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.model import Health, Reason, State
 from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.kubelet import Kubelet
+from nodeagent.sim.kubelet import Kubelet, dra_manager
 from nodeagent.sim.kubelet.dra_manager import PodClaim, SandboxError, check_answer
 from tests.support.dra_node import NODE, claim_of, gpus_of, machine, offer_of, pfs_of, publish, result
 
@@ -210,6 +210,20 @@ async def test_the_kubelet_gets_the_reason_of_a_fault_and_its_end(node: DraNode)
     assert len(message.encode()) <= 1024
     publish(node.offer, FACTS)
     await node.kubelet.until(lambda: health(*where) == ("Healthy", ""))
+
+
+async def test_the_health_is_sent_again_before_the_kubelet_takes_it_for_unknown(
+    node: DraNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 2 * kubelet_service.HEALTH_S < dra_manager.HEALTH_S, "one message may be late"
+    monkeypatch.setattr(kubelet_service, "HEALTH_S", 0.05)
+    where = (DRIVER, f"{NODE}/gpu", GPU.name)
+    publish(node.offer, replace(FACTS, gpus=FACTS.gpus[:1]))  # the waits from now on are short
+    await node.kubelet.until(lambda: where in node.kubelet.dra.health)
+    first = node.kubelet.dra.health[where].received_at
+    await node.kubelet.until(lambda: node.kubelet.dra.health[where].received_at > first)
+    second = node.kubelet.dra.health[where].received_at
+    await node.kubelet.until(lambda: node.kubelet.dra.health[where].received_at > second)
 
 
 async def test_the_driver_stays_until_the_last_claim_of_a_changed_mode_has_ended(node: DraNode) -> None:
