@@ -68,6 +68,8 @@ def test_the_map_can_be_used_without_a_mouse(browser: Browser, tmp_path: Path):
         "the leaf group, as by a click on the title of its block"
     )
     stops(tab, lambda at: at["id"] == "search")
+    tab.type("2")
+    assert "gpu-012" in tab.text("#found")
     to(tab, "health", "button")
     assert tab.value("document.getElementById('found').hidden"), "the results do not stay open over the map"
     to(tab, "role", "button")

@@ -47,6 +47,7 @@ function filter() {
 }
 
 byId("search").addEventListener("input", (event) => view.set({ at: event.target.value }, true));
+// Some browsers clear a search by Escape themselves.
 byId("search").addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
   event.target.value = "";
