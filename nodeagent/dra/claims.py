@@ -103,13 +103,14 @@ class PreparedClaims:
 
     def take(self, found: Iterable[PreparedClaim]) -> None:
         """Take the records of an earlier agent."""
+        before = self.records
         self.records, dropped = without_conflicts(found)
         for record in dropped:
             log.warning(
                 "The record of a claim contradicts a later one and is dropped. claim=%s", _named(record)
             )
         self._sequence = max((record.sequence for record in self.records.values()), default=0)
-        if self.records:
+        if self.records and self.records != before:
             log.info("Claims of an earlier agent are prepared. count=%d", len(self.records))
         self._on_change()
 
@@ -164,6 +165,10 @@ class PreparedClaims:
                     _named(record),
                 )
                 await self._end(record)
+        await self.remove_leftovers()
+
+    async def remove_leftovers(self) -> None:
+        """Remove files of claims without a record."""
         async with self._disk:
             await self._tidy(self._files.remove_others, frozenset(self.records))
 

@@ -279,6 +279,7 @@ async def test_records_of_an_earlier_boot_hold_nothing(tmp_path: Path) -> None:
     await claims_of(tmp_path, offer_of(FACTS), store).prepare(reference(claim))
     again = claims_of(tmp_path, offer_of(FACTS), store, boot_id="boot-2")
     assert not again.records
+    await again.remove_leftovers()
     assert not list((tmp_path / "claims").iterdir())
     assert not list((tmp_path / "cdi").iterdir())
     await again.unprepare(reference(claim))

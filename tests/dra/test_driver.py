@@ -171,6 +171,32 @@ async def test_a_restart_of_the_driver_keeps_the_claims_and_serves_again(node: D
     assert DRIVER not in node.wiped, "a restart within 30 s costs no slice"
 
 
+async def test_of_two_agents_one_serves_and_the_other_takes_over_with_the_records_of_then(
+    node: DraNode,
+) -> None:
+    """The other one has read the records before the first one wrote more, and removes no file of the first one."""
+    first, task = node.driver, node.task
+    ended = node.schedule("ended", result(PF, 1, "r"))
+    await node.kubelet.dra.prepare("ended", [ended])
+    files = sorted(path.name for path in (node.folder / "cdi").iterdir())
+    second = await node.start()
+    assert second.service is None or not second.service.registered
+    assert sorted(path.name for path in (node.folder / "cdi").iterdir()) == files
+    claim = node.schedule("c", result(PF, 1, "r"))
+    await node.kubelet.dra.prepare("pod", [claim])
+    await node.kubelet.dra.unprepare("ended")
+    before = first.claims.records
+    assert set(before) == {claim.uid}
+    assert task is not None
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await node.kubelet.until(lambda: second.service is not None and second.service.registered, 20)
+    assert second.claims.records == before
+    await node.kubelet.dra.prepare("other", [node.schedule("d", result(PF, 1, "r"))])
+    vfs = [vf for record in second.claims.records.values() for device in record.devices for vf in device.vfs]
+    assert len(set(vfs)) == 2, "the VF of the first claim is not given again"
+
+
 async def test_a_removed_socket_comes_back(node: DraNode) -> None:
     for name in (f"k/plugins_registry/{DRIVER}-reg.sock", f"k/plugins/{DRIVER}/dra.sock"):
         before = node.registrations
