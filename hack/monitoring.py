@@ -15,7 +15,8 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from dashboards import DASHBOARDS, model
+from dashboards import DASHBOARDS
+from grafana import model
 
 FOLDER = Path(__file__).parents[1] / "daemonset" / "monitoring"
 

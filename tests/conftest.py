@@ -6,6 +6,7 @@ Examples have no deadline, because test machines are shared. On a developer's ma
 
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -18,8 +19,8 @@ from tests.support.time_limits import pytest_timeout_set_timer
 
 __all__ = ["pytest_runtest_setup", "pytest_timeout_set_timer"]
 
-# A simulated machine is thousands of small files, which are slow to create on a disk.
-if Path("/dev/shm").is_dir():
+# A simulated machine is thousands of small files, which are slow to create on a disk. A container's default is 64 MiB.
+if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:
     os.environ.setdefault("TMPDIR", "/dev/shm")
     tempfile.tempdir = None  # read TMPDIR again
 

@@ -33,7 +33,7 @@ def vf_holders(
     held: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for holding in snapshot.holdings:
         vfs = {(links[id_], id_) for id_ in holding.device_ids if id_ in links}
-        if vfs:
+        if vfs and holding.pod:  # a claim may have no pod yet
             held.setdefault((holding.namespace, holding.pod), set()).update(vfs)
     return tuple(
         VfHolder(

@@ -12,6 +12,8 @@ from nodeagent.kinds.resource_settings import GpuMemResource, VfResource
 
 FLOOR = (1, 36)
 """The first version whose defaults have all that mode dra needs."""
+NVIDIA_GPUS = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
+"""The resources of whole and time-sliced GPUs of NVIDIA's device plugin."""
 
 TOPIC = Topic(
     "claims",
@@ -26,6 +28,11 @@ TOPIC = Topic(
             "The device plugin and the ResourceSlices offer the same hardware: two pods can get one GPU or VF.",
             "drain the node; wait until no pod and no claim holds a device; set one mode and restart the agent; "
             "wait until the Node reports 0, or has no slices; uncordon it (docs/dra.md)",
+        ),
+        "offered_by_other_plugin": Advice(
+            "NVIDIA's device plugin offers GPUs of this node as whole ones, and ResourceSlices offer GPUs for claims. "
+            "Where both have the same GPU, two pods can get it.",
+            "remove one of the two from this node, or see that they have different GPUs (select of gpu-mem)",
         ),
         "class_of_memory": Advice(
             "The scheduler takes the amount of GPU memory for a number of GPUs, and pods that ask for more than 32 "
@@ -55,6 +62,7 @@ def findings(
     if facts.devices is None:
         return
     yield from _offered_twice(facts.devices, config, node or {})
+    yield from _offered_by_others(facts.devices, node or {})
     if facts.devices:
         kinds = {kind: sum(device.kind == kind for device in facts.devices) for kind in ("gpu", "nic")}
         yield TOPIC.ok(
@@ -100,6 +108,17 @@ def _offered_twice(
     if twice:
         listed = shortened([f"{resource} (and {device} in a slice)" for resource, device in twice.items()])
         yield TOPIC.fix("offered_twice", f"by device plugin: {listed}")
+
+
+def _offered_by_others(
+    devices: tuple[PublishedDevice, ...], allocatable: Mapping[str, str]
+) -> Iterator[Finding]:
+    counted = [f"{name} {allocatable[name]}" for name in NVIDIA_GPUS if allocatable.get(name, "0") != "0"]
+    gpus = sum(device.kind == "gpu" for device in devices)
+    if counted and gpus:
+        yield TOPIC.warn(
+            "offered_by_other_plugin", f"{', '.join(counted)} beside {count(gpus, 'GPU')} in slices"
+        )
 
 
 def _names(device: PublishedDevice, config: Config) -> Iterator[str]:

@@ -51,7 +51,7 @@ class ClaimFiles:
         self._boot_id = boot_id or ""
 
     def read(self) -> list[PreparedClaim]:
-        """Return the records of this boot. Remove those of an earlier one, and specs without a record.
+        """Return the records of this boot, and remove those of an earlier one. Another agent may still write records.
 
         Raises ``OSError`` if the folder cannot be read: without it the devices that are held are unknown.
         """
@@ -66,7 +66,6 @@ class ClaimFiles:
                 claims.append(record.claim)
             else:
                 self._discard(path)
-        self._remove_specs({claim.uid for claim in claims})
         return claims
 
     def write(self, claim: PreparedClaim) -> None:
@@ -85,19 +84,18 @@ class ClaimFiles:
         _replace(self._spec(claim.uid), spec, mode=0o644, folder_mode=PUBLIC_FOLDER, durable=False)
         self._device_info.write(claim.device_info)
 
-    def remove(self, claim: PreparedClaim, still_used: frozenset[str] = frozenset()) -> None:
-        """Remove the files of a claim; ``still_used`` are names of device-info files that another claim needs.
-
-        The record goes last: until then the files are known. Raises ``OSError``.
-        """
+    def remove(self, claim: PreparedClaim) -> None:
+        """Remove the files of a claim. The record goes last: until then the files are known. Raises ``OSError``."""
         self._spec(claim.uid).unlink(missing_ok=True)
         for info in claim.device_info:
-            if info.name not in still_used:
-                (self._device_info.folder / info.name).unlink(missing_ok=True)
+            (self._device_info.folder / info.name).unlink(missing_ok=True)
         self._record(claim.uid).unlink(missing_ok=True)
 
     def remove_others(self, uids: frozenset[str]) -> None:
-        """Remove the records and specs of all claims but these: a write that was given up may have made them."""
+        """Remove the records and specs of all claims but these: a write that was given up may have made them.
+
+        Only the agent that holds the lock of the node may do this.
+        """
         with suppress(FileNotFoundError):
             for path in self._records.glob("*.json"):
                 if path.stem not in uids:
@@ -139,7 +137,7 @@ class ClaimFiles:
         )
         return None
 
-    def _remove_specs(self, uids: frozenset[str] | set[str]) -> None:
+    def _remove_specs(self, uids: frozenset[str]) -> None:
         with suppress(FileNotFoundError):
             for path in self._specs.glob(f"{SPEC_PREFIX}*.json"):
                 if path.stem.removeprefix(SPEC_PREFIX) not in uids:

@@ -42,6 +42,9 @@ DEVICES_S = 10.0
 """How long a claim waits for devices that are not known yet, as right after the start of the agent. A refusal would
 cost the pod some ten seconds: the kubelet repeats a failed pod after its back-off (kubelet.go, backOffPeriod)."""
 COMPARE_S = 600.0
+CONFLICT_S = 30.0
+"""How soon the next comparison comes if a claim was refused because another one holds its devices: that one may be
+gone. The kubelet repeats the refused one about every ten seconds."""
 GONE_S = 120.0
 """The kubelet looks for ended pods every 60 s, and unprepares their claims."""
 
@@ -87,6 +90,7 @@ class PreparedClaims:
         self._preparing: dict[str, set[object]] = {}
         """The calls that prepare a claim now. Unprepare empties them."""
         self._gone_since: dict[str, float] = {}
+        self._conflict = asyncio.Event()
         self._sequence = 0
 
     @property
@@ -99,13 +103,14 @@ class PreparedClaims:
 
     def take(self, found: Iterable[PreparedClaim]) -> None:
         """Take the records of an earlier agent."""
+        before = self.records
         self.records, dropped = without_conflicts(found)
         for record in dropped:
             log.warning(
                 "The record of a claim contradicts a later one and is dropped. claim=%s", _named(record)
             )
         self._sequence = max((record.sequence for record in self.records.values()), default=0)
-        if self.records:
+        if self.records and self.records != before:
             log.info("Claims of an earlier agent are prepared. count=%d", len(self.records))
         self._on_change()
 
@@ -149,7 +154,7 @@ class PreparedClaims:
                 if not error.missing:
                     continue
                 claim = None
-            if self.records.get(record.uid) is not record or record.uid in self._preparing:
+            if self.records.get(record.uid) is not record:
                 continue
             if claim is not None and claim.metadata.uid == record.uid and _allocates(claim, record):
                 self._gone_since.pop(record.uid, None)
@@ -160,14 +165,22 @@ class PreparedClaims:
                     _named(record),
                 )
                 await self._end(record)
+        await self.remove_leftovers()
+
+    async def remove_leftovers(self) -> None:
+        """Remove files of claims without a record."""
         async with self._disk:
             await self._tidy(self._files.remove_others, frozenset(self.records))
 
     async def follow(self) -> None:
-        """Compare at the start and then regularly, until cancelled."""
+        """Compare at the start, then regularly and soon after a conflict, until cancelled."""
         while True:
+            self._conflict.clear()
             await self.compare()
-            await asyncio.sleep(min(COMPARE_S, GONE_S) if self._gone_since else COMPARE_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GONE_S if self._gone_since else COMPARE_S):
+                    await self._conflict.wait()
+                    await asyncio.sleep(CONFLICT_S)
 
     # --- steps ----------------------------------------------------------------------------------------
 
@@ -209,6 +222,7 @@ class PreparedClaims:
         uid = claim.metadata.uid
         known = self.records.get(uid)
         if known is not None and _allocates(claim, known):
+            self._gone_since.pop(uid, None)
             self._take_pods(claim, known)
             return self.records[uid]
         unknown = [name for name, pool in self._offer.current.pools.items() if pool is None]
@@ -223,6 +237,7 @@ class PreparedClaims:
             )
         except Occupied:
             self.conflicts += 1
+            self._conflict.set()
             raise
         except Refused as refusal:
             if unknown and not refusal.invalid:
@@ -259,8 +274,7 @@ class PreparedClaims:
         self._on_change()
         async with self._disk:
             if record.uid not in self.records:
-                needed = frozenset(info.name for it in self.records.values() for info in it.device_info)
-                await self._tidy(self._files.remove, record, needed)
+                await self._tidy(self._files.remove, record)
 
     async def _tidy(self, work: Callable[..., None], *arguments: Any) -> None:
         """Remove files. What stays is removed at a later comparison."""

@@ -97,19 +97,25 @@ class DraDriver:
     async def run(self) -> None:
         """Serve while it is needed, until cancelled."""
         try:
-            while not self._loaded:
-                try:
-                    await self.claims.load()
-                    self._loaded = True
-                except OSError as error:
-                    log.error("The records of prepared claims cannot be read. reason=%r", str(error))
-                    await asyncio.sleep(READ_AGAIN_S)
+            if not self._loaded:
+                await self._load()
             while True:
                 await self._while(needed=False)
                 await self._serve()
         finally:
             if self._client is not None:
                 await self._client.close()
+
+    async def _load(self) -> None:
+        """Read the records, again and again until this succeeds."""
+        while True:
+            try:
+                await self.claims.load()
+                self._loaded = True
+                return
+            except OSError as error:
+                log.error("The records of prepared claims cannot be read. reason=%r", str(error))
+                await asyncio.sleep(READ_AGAIN_S)
 
     async def _read(self, namespace: str, name: str) -> ResourceClaim:
         if self._client is None:
@@ -134,6 +140,8 @@ class DraDriver:
         self._offer.serve()
         try:
             async with node_lock(service.folder, say, say):
+                await self._load()  # an agent that held the lock until now may have written records
+                await self.claims.remove_leftovers()
                 tasks = [asyncio.create_task(keep("dra-service", service.run))]
                 if self._client is not None:
                     tasks.append(asyncio.create_task(keep("dra-claims", self.claims.follow)))

@@ -148,6 +148,13 @@ def held_by(resource: str, name: str, holding: Holding) -> Refused:
     return Refused(f"{resource}: {ascii_name(name)} is held by {by}", invalid=False)
 
 
+def obstacle(resource: str, name: str, health: Health, elsewhere: Mapping[str, Holding]) -> Refused | None:
+    """Return why a device cannot be allocated. ``elsewhere`` are those that pods hold through another resource."""
+    if not health.allocatable:
+        return unhealthy(resource, name, health)
+    return held_by(resource, name, elsewhere[name]) if name in elsewhere else None
+
+
 def named(ids: Iterable[str]) -> str:
     """Return the first few IDs, printable: a client of the socket may send anything."""
     names = tuple(ids)

@@ -24,11 +24,10 @@ from nodeagent.kinds import (
     Refused,
     distance,
     gpu_access,
-    held_by,
     mps_clients,
+    obstacle,
     preference,
     requested,
-    unhealthy,
     unknown,
 )
 from nodeagent.kinds.device_list_size import list_refusal
@@ -231,12 +230,8 @@ class GpuMemory(msgspec.Struct, frozen=True):
         blocks = []
         for gpu in self._members(snapshot):
             count = self.count(gpu)
-            refusal, health = None, self.health(gpu, snapshot)
-            if not health.allocatable:
-                refusal = unhealthy(self.resource, gpu.uuid, health)
-            elif gpu.uuid in elsewhere:
-                refusal = held_by(self.resource, gpu.uuid, elsewhere[gpu.uuid])
-            elif why := self._full(gpu, snapshot):
+            refusal = obstacle(self.resource, gpu.uuid, self.health(gpu, snapshot), elsewhere)
+            if refusal is None and (why := self._full(gpu, snapshot)):
                 refusal = Refused(f"{self.resource}: {why}", invalid=False)
             named = _count_among(must, gpu.uuid, count)
             left = named if free is must else _count_among(free, gpu.uuid, count)

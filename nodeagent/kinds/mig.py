@@ -21,10 +21,9 @@ from nodeagent.kinds import (
     distance,
     free_devices,
     gpu_access,
-    held_by,
+    obstacle,
     preference,
     requested,
-    unhealthy,
     unknown,
 )
 from nodeagent.model import Function, Gpu, MigDevice, Snapshot
@@ -161,9 +160,6 @@ class MigDevices(msgspec.Struct, frozen=True):
             raise unknown(self.resource, ids - members.keys())
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource, members)
         for uuid in sorted(ids):
-            _, gpu = members[uuid]
-            if not gpu.health.allocatable:
-                raise unhealthy(self.resource, uuid, gpu.health)
-            if uuid in elsewhere:
-                raise held_by(self.resource, uuid, elsewhere[uuid])
+            if refusal := obstacle(self.resource, uuid, members[uuid][1].health, elsewhere):
+                raise refusal
         return [members[uuid] for uuid in members if uuid in ids]

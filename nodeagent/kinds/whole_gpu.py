@@ -13,10 +13,9 @@ from nodeagent.kinds import (
     Refused,
     free_devices,
     gpu_access,
-    held_by,
+    obstacle,
     preference,
     requested,
-    unhealthy,
     unknown,
 )
 from nodeagent.model import Function, Gpu, Snapshot
@@ -116,8 +115,6 @@ class WholeGpus(msgspec.Struct, frozen=True):
             raise unknown(self.resource, ids - {gpu.uuid for gpu in gpus})
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         for gpu in gpus:
-            if not gpu.health.allocatable:
-                raise unhealthy(self.resource, gpu.uuid, gpu.health)
-            if gpu.uuid in elsewhere:
-                raise held_by(self.resource, gpu.uuid, elsewhere[gpu.uuid])
+            if refusal := obstacle(self.resource, gpu.uuid, gpu.health, elsewhere):
+                raise refusal
         return gpus

@@ -69,7 +69,7 @@ def machine(*pfs: Function, gpus: int = 0, **facts: object) -> Snapshot:
         gpus=tuple(
             Gpu(f"GPU-{i}", i, i, "NVIDIA H100 80GB HBM3", f"0000:{i}b:00.0", 81559, 0) for i in range(gpus)
         ),
-        **facts,  # type: ignore[arg-type]
+        **facts,
     )
 
 

@@ -50,7 +50,7 @@ def older_definition(**changes: Any) -> dict[str, Any]:
     link["state"]["enum"] = states
     for name, schema in changes.items():
         link[name] = schema
-    return definition  # type: ignore[no-any-return]
+    return definition
 
 
 async def start(agent: Node, server: ApiServer, *, patient: bool = False) -> None:
@@ -147,7 +147,7 @@ async def test_an_older_definition_costs_a_word_and_no_link(server: ApiServer, c
         await start(agent, server)
         await until(server, lambda: len(links(server)) == 3)
         assert {link["state"] for link in links(server).values()} == {"healthy", "down"}
-        await agent.until(lambda: bool(agent.agent.deliveries.remarks()))  # type: ignore[union-attr]
+        await agent.until(lambda: bool(agent.agent.deliveries.remarks()))
         code, ready = await agent.get("/readyz")
         assert code == 200
         assert "nic1.state (unused)" in ready
@@ -162,7 +162,7 @@ async def test_a_value_beyond_a_limit_costs_its_field_alone(server: ApiServer) -
     async with node() as agent:
         await start(agent, server)
         await until(server, lambda: len(links(server)) == 3)
-        await agent.until(lambda: bool(agent.agent.deliveries.remarks()))  # type: ignore[union-attr]
+        await agent.until(lambda: bool(agent.agent.deliveries.remarks()))
         for link in links(server).values():
             assert "netdev" not in link
             assert "mac" not in link
@@ -188,7 +188,7 @@ async def test_a_refused_report_is_named_where_an_operator_looks_and_recovers_wi
         assert 'nodeagent_cluster_writes_total{part="nodelinks",result="refused"}' in metrics
         server.put(yaml.safe_load(DEFINITION.read_text()))
         await until(server, lambda: links(server))
-        await agent.until(lambda: not agent.agent.deliveries.remarks())  # type: ignore[union-attr]
+        await agent.until(lambda: not agent.agent.deliveries.remarks())
         assert "refused" not in (await agent.get("/readyz"))[1]
 
 
@@ -204,7 +204,7 @@ async def test_a_definition_that_lacks_a_field_costs_this_field(server: ApiServe
         await until(server, lambda: len(links(server)) == 3)
         assert not any("mac" in link for link in links(server).values())
         assert all(link["pciAddress"] for link in links(server).values())
-        await agent.until(lambda: bool(agent.agent.deliveries.remarks()))  # type: ignore[union-attr]
+        await agent.until(lambda: bool(agent.agent.deliveries.remarks()))
         assert "nic0.mac" in (await agent.get("/readyz"))[1]
 
 
@@ -215,7 +215,7 @@ async def test_a_right_that_arrives_after_the_agent_is_used_within_seconds(serve
     async with node() as agent:
         await start(agent, server)
         await until(server, lambda: any(request.status == 403 for request in server.requests))
-        await agent.until(lambda: bool(agent.agent.deliveries.remarks()))  # type: ignore[union-attr]
+        await agent.until(lambda: bool(agent.agent.deliveries.remarks()))
         assert "a role must grant us the verb get on nodelinks" in (await agent.get("/readyz"))[1]
         for right in rights:
             if right["kind"] in ("Role", "RoleBinding"):

@@ -69,6 +69,29 @@ async def test_a_failed_link_becomes_an_event_a_condition_and_a_report(server, k
         await server.until(lambda: ("Node", "Recovered") in events(server))
 
 
+@pytest.mark.parametrize("asked", [True, False])
+async def test_a_pod_with_a_vf_is_in_the_report_if_the_configuration_asks_for_it(
+    server, kubeconfig, monkeypatch, asked
+):
+    shorten(monkeypatch, NodeReporter.__init__, jitter_s=0.0, gather_s=0.05, gap_s=0.1)
+    async with node() as n:
+        await n.kubelet.start()
+        access = f"access: kubeconfig, kubeconfig: {kubeconfig}"
+        text = f"cluster: {{{access}, reportHolders: {str(asked).lower()}}}\n"
+        await n.start_agent(n.configure(text), node_name="gpu-0")
+        await n.allocatable(f"{HEAD}/nic0", 4)
+        assert (await n.kubelet.admit(PodSpec.single("p", {f"{HEAD}/nic0": 1}))).admitted
+        await n.until(lambda: n.agent.inventory.snapshot.holdings)
+        n.machine.set_link(0, up=False)
+
+        def report():
+            return server.find("nodelinks", "gpu-0", "nodeagent") or {"links": []}
+
+        await server.until(lambda: "down" in [link["state"] for link in report()["links"]])
+        found = [(holder["pod"], holder["vfs"][0]["link"]) for holder in report().get("holders", ())]
+        assert found == ([("p", "nic0")] if asked else [])
+
+
 async def test_devices_of_mode_dra_are_published_and_a_fault_is_a_taint_until_its_end(
     server, kubeconfig, monkeypatch
 ):

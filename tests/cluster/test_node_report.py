@@ -24,7 +24,7 @@ from nodeagent.fabric.nodelinks import GpuMemoryLevel, NodeLinks, convert, decod
 from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim, node_of
 from nodeagent.kube.client import ApiClient
-from nodeagent.kube.failure import ApiError
+from nodeagent.kube.failure import ApiError, RefusedField
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
 from nodeagent.lldp.lldpdu_codec import encode
@@ -588,3 +588,18 @@ def test_a_definition_without_the_new_fields_costs_only_those():
         assert leave_out(written, refused_fields(refused)) in (["holders"], ["nic1.reasonDetails"])
     assert "holders" not in written
     assert not any("reasonDetails" in link for link in written["links"])
+
+
+def test_a_claim_that_no_pod_uses_is_no_holder():
+    claim = Holding("team", "", "", "example.com/nic", ("0000:18:00.2",), "nics")
+    made = report_of(held(claim, TRAINER), with_holders=True)
+    assert [holder.pod for holder in made.holders] == ["trainer"]
+
+
+def test_a_refused_holder_costs_the_holders_alone():
+    written = json.loads(msgspec.json.encode(body(report_of(held(TRAINER), with_holders=True), None)))
+    causes = (RefusedField("holders[0].pod", "Invalid value"), RefusedField("links[1].mac", "Invalid value"))
+    refused = ApiError("patch", "/nodelinks/gpu-0", 422, "Invalid", "", causes=causes)
+    assert sorted(leave_out(written, refused_fields(refused))) == ["holders", "nic1.mac"]
+    assert len(written["links"]) == 2
+    assert "holders" not in written

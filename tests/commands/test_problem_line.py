@@ -16,7 +16,7 @@ from tests.support.running_agent import node
 def view(name: str, state: State = State.HEALTHY, *keys: str, warning: bool = False) -> DeviceView:
     reasons = tuple(Reason(key, "", warning=warning) for key in keys)
     kind = "gpu" if name.startswith("GPU") else "nic"
-    return DeviceView(name, name, kind, state, not keys, True, None, reasons)  # type: ignore[arg-type]
+    return DeviceView(name, name, kind, state, not keys, True, None, reasons)
 
 
 FLEET = [view("nic0"), view("nic1", State.DOWN, "carrier_down"), view("nic2", State.UNUSED), view("GPU0")]

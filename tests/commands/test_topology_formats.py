@@ -205,7 +205,7 @@ def test_mermaid_has_only_statements_of_a_flowchart(
         if " ---|" in line:
             assert {line.split()[0], line.split()[-1]} <= known
         elif line != "end":
-            known.add(re.search(_ID, line)[0])  # type: ignore[index]
+            known.add(re.search(_ID, line)[0])
     assert depth == 0
 
 

@@ -191,7 +191,7 @@ async def test_racks_partitions_and_plain_nodes_through_the_whole_chain(racks: R
             await until(lambda: sizes(server, 1) == {18: 3, 12: 1}, "one partition again", server)
             await until(lambda: sizes(server, 2) == {1: 3, 7: 1}, "one below the leaf group", server)
             await until(lambda: clique().endswith(".7"), "the label of the new clique", server)
-            assert not controller.progress.outcome.anomalies  # type: ignore[union-attr]
+            assert not controller.progress.outcome.anomalies
         assert check_each_write(server, racks.plain) > 12
     finally:
         await server.stop()

@@ -220,7 +220,7 @@ def _readme(folder: Path) -> str:
 def quantity(text: str | int) -> float:
     """A quantity of Kubernetes in its base unit."""
     units = {"": 1, "m": 1e-3, "Gi": 2**30, "Ti": 2**40}
-    number, unit = re.fullmatch(r"(\d+)(\w*)", str(text)).groups()  # type: ignore[union-attr]
+    number, unit = re.fullmatch(r"(\d+)(\w*)", str(text)).groups()
     return int(number) * units[unit]
 
 

@@ -121,7 +121,7 @@ def test_the_report_of_a_real_agent_passes() -> None:
         {"links": [LINK | {"neighbor": {"systemName": "leaf"}}]},
         {"links": [{"state": "healthy"}]},
         {"links": [LINK] * 1025},
-        {"links": [LINK | {"neighbor": LINK["neighbor"] | {"systemName": "x" * 1025}}]},  # type: ignore[operator]
+        {"links": [LINK | {"neighbor": LINK["neighbor"] | {"systemName": "x" * 1025}}]},
         {"heartbeat": "2026-11-21T12:00:00Z"},
     ],
 )

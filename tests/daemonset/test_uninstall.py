@@ -230,7 +230,7 @@ async def test_annotations_of_volcanos_own_device_plugin_stay(tmp_path: Path) ->
         server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-2", "annotations": vgpus}})
         code, output, errors = await uninstall(kubeconfig)
         assert (code, errors) == (0, ""), output
-        annotations = {name: server.find("nodes", name)["metadata"].get("annotations") or {}  # type: ignore[index]
+        annotations = {name: server.find("nodes", name)["metadata"].get("annotations") or {}
                        for name in ("gpu-0", "gpu-1", "gpu-2")}  # fmt: skip
         assert annotations == {"gpu-0": {}, "gpu-1": {}, "gpu-2": vgpus}
 

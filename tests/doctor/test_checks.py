@@ -93,7 +93,7 @@ MLX = LinkSide("ens1", "0000:18:00.0", "mlx5_core", "1021")
 
 def of_nics(*functions: Function, **fields: object) -> nic_checks.NicFacts:
     facts = PciFacts(functions=functions or (PF, VF))
-    return replace(nic_checks.NicFacts(facts, iommu_groups=3), **fields)  # type: ignore[arg-type]
+    return replace(nic_checks.NicFacts(facts, iommu_groups=3), **fields)
 
 
 def of_gpus(*readings: GpuReading, version: str = "615.71.09", **fields: object) -> gpu_checks.GpuFacts:
@@ -105,17 +105,17 @@ def of_gpus(*readings: GpuReading, version: str = "615.71.09", **fields: object)
         LimitSupport(cgroup2=True),
         5.0,
     )
-    return replace(whole, **fields)  # type: ignore[arg-type]
+    return replace(whole, **fields)
 
 
 def settings(**fields: object) -> runtime_checks.RuntimeFacts:
     return runtime_checks.RuntimeFacts(
         settings=(replace(runtime_checks.RuntimeSettings("/etc/c.toml", 3), **fields),)
-    )  # type: ignore[arg-type]
+    )
 
 
 def spec(path: str = "/etc/cdi/nvidia.yaml", **fields: object) -> runtime_checks.CdiSpec:
-    return replace(runtime_checks.CdiSpec(path, "nvidia.com/gpu", (UUID,)), **fields)  # type: ignore[arg-type]
+    return replace(runtime_checks.CdiSpec(path, "nvidia.com/gpu", (UUID,)), **fields)
 
 
 def heard(name: str = "ens1") -> Neighbor:
@@ -128,7 +128,7 @@ ASKING = config("infiniband: {query: auto}\n")
 
 def of_infiniband(failure: UmadReason | None = None, **fields: object) -> Iterable[Finding]:
     failures = {} if failure is None else {IB.link: (failure, "/dev/infiniband/umad0: refused")}
-    port = replace(IB, **{"has_mads": False, **fields})  # type: ignore[arg-type]
+    port = replace(IB, **{"has_mads": False, **fields})
     return infiniband_checks.findings(infiniband_checks.InfinibandFacts((port,), failures), ASKING)
 
 
@@ -393,12 +393,12 @@ GOOD_CLUSTER = ClusterFacts(
 
 
 def of_cluster(node: NodeFacts | None = None, **fields: object) -> Iterable[Finding]:
-    seen = replace(GOOD_CLUSTER, node=node, **fields)  # type: ignore[arg-type]
+    seen = replace(GOOD_CLUSTER, node=node, **fields)
     return cluster_checks.findings(seen, MEMORY, SNAPSHOT)
 
 
 def of_node(**fields: object) -> Iterable[Finding]:
-    return of_cluster(replace(GOOD_NODE, **fields))  # type: ignore[arg-type]
+    return of_cluster(replace(GOOD_NODE, **fields))
 
 
 def serving(**groups: tuple[str, tuple[str, ...]] | None) -> dict[str, tuple[str, tuple[str, ...]] | None]:
@@ -435,6 +435,10 @@ DRA_CASES: list[tuple[str, Iterable[Finding]]] = [
             gpu_mem2="79",
         ),
     ),
+    (
+        "warn offered_by_other_plugin",
+        list(dra_checks.findings(PUBLISHED, BY_CLAIM, {"nvidia.com/gpu": "8"}, "v1.36.2")),
+    ),
     ("fix class_of_memory", of_claims(replace(PUBLISHED, classes={"x/gpu-mem": "c", "x/nic0": "nic0"}))),
     ("fix not_published", of_claims(replace(PUBLISHED, devices=()))),
     ("note tainted", of_claims(replace(PUBLISHED, devices=TAINTED))),
@@ -442,7 +446,12 @@ DRA_CASES: list[tuple[str, Iterable[Finding]]] = [
 
 
 def test_claims_are_fine_where_a_resource_of_another_rail_or_nothing_is_counted() -> None:
-    for found in (of_claims(nic4="8", gpu_mem="0"), of_claims(kubelet="v1.36.0")):
+    nics = replace(PUBLISHED, devices=PUBLISHED.devices[1:])
+    others = [
+        list(dra_checks.findings(facts, BY_CLAIM, {"nvidia.com/gpu": amount}, ""))
+        for facts, amount in ((PUBLISHED, "0"), (nics, "8"))
+    ]
+    for found in (of_claims(nic4="8", gpu_mem="0"), of_claims(kubelet="v1.36.0"), *others):
         assert {one.key for one in found} == {"published"}
     assert of_claims(DraFacts((1, 35), {"nvidia.com/gpu": "gpu"}, ()), DEFAULT) == []
 

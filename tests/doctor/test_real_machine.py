@@ -34,7 +34,7 @@ FEATURES = 4  # ETH_SS_FEATURES: names that every netdev has
 
 
 def of(tree: Path, config: Config | None = None, **fields: object) -> Target:
-    return Target(Tree(tree), config or Config(), recorded=False, kubelet_dir=None, **fields)  # type: ignore[arg-type]
+    return Target(Tree(tree), config or Config(), recorded=False, kubelet_dir=None, **fields)
 
 
 def found(report: doctor.DoctorReport) -> set[str]:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from nodeagent.dra import DRIVER
+from nodeagent.kubelet import holdings
 from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sim.kubelet import Container, PodSpec
 from nodeagent.sim.kubelet.dra_manager import PodClaim, SandboxError
 from tests.support.dra_node import claim_of, result
 from tests.support.running_agent import HEAD, PROMPT, shorten_holdings
@@ -74,7 +76,7 @@ async def test_the_agent_prepares_a_claim_and_after_a_change_of_the_mode_its_har
 
 
 async def test_after_a_restart_with_another_mode_a_claim_keeps_its_driver_and_no_slice_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The kubelet deletes the slices of a driver that is away. The claim needs the driver, so the agent does it."""
     shorten_holdings(monkeypatch)
@@ -118,6 +120,7 @@ async def test_after_a_restart_with_another_mode_a_claim_keeps_its_driver_and_no
             await kubelet.until(
                 lambda: any(name.endswith(f"/nic{pf.rail}") for name in kubelet.capacity()), 20
             )
+            assert "dra-claims" not in caplog.text, "there is no API server to compare the records with"
     finally:
         await server.stop()
 
@@ -126,7 +129,8 @@ async def test_an_update_of_the_agent_keeps_slices_and_claims(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the two agents the kubelet gets no answer for a claim. It asks again, and nothing was lost."""
-    shorten_holdings(monkeypatch)
+    monkeypatch.setitem(holdings.watch.__kwdefaults__, "own_stands_s", 0.1)
+    own = PodSpec("nodeagent-x7k2p", (Container("agent", {}),), namespace="nodeagent")
     server = await ApiServer().start()
     access = f"access: kubeconfig, kubeconfig: {kubeconfig(tmp_path, server)}"
     cluster = f"cluster: {{{access}, report: false, events: false}}\n"
@@ -139,7 +143,8 @@ async def test_an_update_of_the_agent_keeps_slices_and_claims(
         async with running_node() as node:
             config = node.configure(HEAD + PROMPT + cluster + by_claim)
             await node.kubelet.start()
-            await node.start_agent(config, node_name="n1")
+            await node.kubelet.admit(own)
+            await node.start_agent(config, node_name="n1", own_pod=(own.namespace, own.name))
             kubelet, agent = node.kubelet, node.agent
             assert agent is not None
             await kubelet.until(lambda: kubelet.dra.registered(DRIVER), 20)
@@ -158,7 +163,7 @@ async def test_an_update_of_the_agent_keeps_slices_and_claims(
                 await kubelet.dra.prepare("starting", [claims["starting"]])
             with pytest.raises(SandboxError, match="is not registered"):
                 await kubelet.dra.unprepare("running")
-            await node.start_agent(config, node_name="n1")
+            await node.start_agent(config, node_name="n1", own_pod=(own.namespace, own.name))
             await kubelet.until(lambda: kubelet.dra.registered(DRIVER), 20)
             await kubelet.dra.prepare("starting", [claims["starting"]])
             vfs = [

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from msgspec.structs import replace
 
 from nodeagent.dra import claim_files
+from nodeagent.dra.claim_preparation import Occupied
 from nodeagent.dra.claims import COMPARE_S, GONE_S, ClaimReference
+from nodeagent.dra.resource_claim import ResourceClaim
 from nodeagent.kinds import Refused
 from nodeagent.kube.failure import ApiError
 from tests.support.dra_node import (
@@ -31,6 +35,8 @@ from tests.support.dra_node import (
     uid_of,
 )
 from tests.support.kind_machines import SICK
+
+T = TypeVar("T")
 
 FACTS = machine()
 GPU, PF = gpus_of(FACTS)[0], pfs_of(FACTS)[0]
@@ -273,6 +279,7 @@ async def test_records_of_an_earlier_boot_hold_nothing(tmp_path: Path) -> None:
     await claims_of(tmp_path, offer_of(FACTS), store).prepare(reference(claim))
     again = claims_of(tmp_path, offer_of(FACTS), store, boot_id="boot-2")
     assert not again.records
+    await again.remove_leftovers()
     assert not list((tmp_path / "claims").iterdir())
     assert not list((tmp_path / "cdi").iterdir())
     await again.unprepare(reference(claim))
@@ -310,6 +317,107 @@ async def test_a_claim_waits_for_devices_that_are_not_known_yet_and_is_refused_i
     offer.update(replace(known, pools={"gpu": None, "nic": None}), FACTS)
     with pytest.raises(Refused, match="the devices of gpu and nic are not known yet"):
         await claims.prepare(reference(store.put(small("e"))))
+
+
+async def test_a_claim_that_waits_for_a_record_without_a_claim_gets_its_devices_in_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet has lost its state, and never asks for the end of the first claim."""
+    monkeypatch.setattr("nodeagent.dra.claims.CONFLICT_S", 0.0)
+    store, clock = ClaimStore(), Clock()
+    claims = claims_of(tmp_path, offer_of(FACTS), store, clock=clock)
+    await claims.prepare(reference(store.put(small("a", 80896))))
+    following = asyncio.create_task(claims.follow())
+    compared = store.reads
+    while store.reads == compared:
+        await asyncio.sleep(0)
+    del store.claims["a"]
+    waiting = reference(store.put(small("b")))
+    async with asyncio.timeout(20):
+        while True:
+            with suppress(Occupied):
+                await claims.prepare(waiting)
+                break
+            reads = store.reads
+            while store.reads == reads and claims.records:
+                await asyncio.sleep(0)  # the comparison that the conflict brings
+            clock.seconds += GONE_S / 2
+    assert clock.seconds - 1000 <= 2 * GONE_S
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+
+
+class PausedStore(ClaimStore):
+    """A store whose next read, once made, is answered only after ``go_on``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on: asyncio.Event | None = None
+
+    async def read(self, namespace: str, name: str) -> ResourceClaim:
+        answer = await super().read(namespace, name)
+        if (go_on := self.go_on) is not None:
+            self.go_on = None
+            await go_on.wait()
+        return answer
+
+
+async def test_a_comparison_with_a_late_answer_does_not_end_a_claim_that_is_in_use_again(
+    tmp_path: Path,
+) -> None:
+    """Its devices were taken away and given back, so the record is the same."""
+    store, clock = PausedStore(), Clock()
+    claims = claims_of(tmp_path, offer_of(FACTS), store, clock=clock)
+    claim = store.put(small("a"))
+    await claims.prepare(reference(claim))
+    allocation = claim["status"].pop("allocation")
+    await claims.compare()
+    clock.seconds += GONE_S
+    go_on = store.go_on = asyncio.Event()
+    late = asyncio.create_task(claims.compare())
+    while store.go_on is not None:
+        await asyncio.sleep(0)
+    claim["status"]["allocation"] = allocation
+    record = await claims.prepare(reference(claim))
+    go_on.set()
+    await late
+    assert claims.records == {record.uid: record}
+
+
+async def test_a_slow_call_does_not_answer_with_devices_that_the_claim_has_lost(tmp_path: Path) -> None:
+    """The kubelet gave up waiting and asked again after the claim had got other devices."""
+    store, calls = ClaimStore(), PausedCalls()
+    claims = claims_of(tmp_path, offer_of(FACTS), store, calls=calls)
+    blocker = asyncio.create_task(claims.prepare(reference(store.put(small("blocker")))))
+    while not calls.waits:
+        await asyncio.sleep(0)
+    claim = store.put(small("a"))
+    slow = asyncio.create_task(claims.prepare(reference(claim)))
+    while claim["metadata"]["uid"] not in claims.records:
+        await asyncio.sleep(0)
+    moved = store.put(claim_of("a", result(gpus_of(FACTS)[1], 2048, "g"), uid=claim["metadata"]["uid"]))
+    again = asyncio.create_task(claims.prepare(reference(moved)))
+    while [it.amount for it in claims.records[moved["metadata"]["uid"]].devices] != [2048]:
+        await asyncio.sleep(0)
+    calls.go_on.set()
+    await blocker
+    with pytest.raises(Refused, match="allocated again meanwhile"):
+        await slow
+    assert [device.amount for device in (await again).devices] == [2048]
+
+
+class PausedCalls(StepCalls):
+    """A disk whose calls wait for ``go_on``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = asyncio.Event()
+        self.waits = False
+
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        self.waits = True
+        await self.go_on.wait()
+        return await super().run(work, *arguments)
 
 
 @pytest.mark.parametrize(("shares", "vfs", "copied"), [(1, 200, True), (8, 25, False)])

@@ -185,6 +185,12 @@ class ClaimsMachine(RuleBasedStateMachine):
         publish(self.offer, replace(FACTS, gpus=(first, *FACTS.gpus[1:])))
 
     @rule()
+    def sources_are_silent(self) -> None:
+        """As right after the start of an agent: claims wait until the devices are known."""
+        unknown = dict.fromkeys(self.offer.current.pools)
+        self.offer.update(replace(self.offer.current, pools=unknown), self.offer.snapshot)
+
+    @rule()
     def time_passes(self) -> None:
         """The kubelet ends or loses claims whose object is gone; the agent compares."""
         self.run(60)

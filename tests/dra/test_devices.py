@@ -33,7 +33,7 @@ def machine(rails: int = 2, gpus: int = 2, vfs: int = 4, **facts: object) -> Sna
     return Snapshot(
         functions=tuple(sorted(functions, key=lambda function: function.pci_address)),
         gpus=tuple(gpu_of(index) for index in range(gpus)),
-        **facts,  # type: ignore[arg-type]
+        **facts,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.dra import DRIVER
+from nodeagent.dra import DRIVER, kubelet_service
 from nodeagent.dra.claim_preparation import CDI_KIND
 from nodeagent.dra.claims import ClaimReference
 from nodeagent.dra.driver import DraDriver
@@ -24,7 +24,7 @@ from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.model import Health, Reason, State
 from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.kubelet import Kubelet
+from nodeagent.sim.kubelet import Kubelet, dra_manager
 from nodeagent.sim.kubelet.dra_manager import PodClaim, SandboxError, check_answer
 from tests.support.dra_node import NODE, claim_of, gpus_of, machine, offer_of, pfs_of, publish, result
 
@@ -171,6 +171,32 @@ async def test_a_restart_of_the_driver_keeps_the_claims_and_serves_again(node: D
     assert DRIVER not in node.wiped, "a restart within 30 s costs no slice"
 
 
+async def test_of_two_agents_one_serves_and_the_other_takes_over_with_the_records_of_then(
+    node: DraNode,
+) -> None:
+    """The other one has read the records before the first one wrote more, and removes no file of the first one."""
+    first, task = node.driver, node.task
+    ended = node.schedule("ended", result(PF, 1, "r"))
+    await node.kubelet.dra.prepare("ended", [ended])
+    files = sorted(path.name for path in (node.folder / "cdi").iterdir())
+    second = await node.start()
+    assert second.service is None or not second.service.registered
+    assert sorted(path.name for path in (node.folder / "cdi").iterdir()) == files
+    claim = node.schedule("c", result(PF, 1, "r"))
+    await node.kubelet.dra.prepare("pod", [claim])
+    await node.kubelet.dra.unprepare("ended")
+    before = first.claims.records
+    assert set(before) == {claim.uid}
+    assert task is not None
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await node.kubelet.until(lambda: second.service is not None and second.service.registered, 20)
+    assert second.claims.records == before
+    await node.kubelet.dra.prepare("other", [node.schedule("d", result(PF, 1, "r"))])
+    vfs = [vf for record in second.claims.records.values() for device in record.devices for vf in device.vfs]
+    assert len(set(vfs)) == 2, "the VF of the first claim is not given again"
+
+
 async def test_a_removed_socket_comes_back(node: DraNode) -> None:
     for name in (f"k/plugins_registry/{DRIVER}-reg.sock", f"k/plugins/{DRIVER}/dra.sock"):
         before = node.registrations
@@ -210,6 +236,20 @@ async def test_the_kubelet_gets_the_reason_of_a_fault_and_its_end(node: DraNode)
     assert len(message.encode()) <= 1024
     publish(node.offer, FACTS)
     await node.kubelet.until(lambda: health(*where) == ("Healthy", ""))
+
+
+async def test_the_health_is_sent_again_before_the_kubelet_takes_it_for_unknown(
+    node: DraNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 2 * kubelet_service.HEALTH_S < dra_manager.HEALTH_S, "one message may be late"
+    monkeypatch.setattr(kubelet_service, "HEALTH_S", 0.05)
+    where = (DRIVER, f"{NODE}/gpu", GPU.name)
+    publish(node.offer, replace(FACTS, gpus=FACTS.gpus[:1]))  # the waits from now on are short
+    await node.kubelet.until(lambda: where in node.kubelet.dra.health)
+    first = node.kubelet.dra.health[where].received_at
+    await node.kubelet.until(lambda: node.kubelet.dra.health[where].received_at > first)
+    second = node.kubelet.dra.health[where].received_at
+    await node.kubelet.until(lambda: node.kubelet.dra.health[where].received_at > second)
 
 
 async def test_the_driver_stays_until_the_last_claim_of_a_changed_mode_has_ended(node: DraNode) -> None:

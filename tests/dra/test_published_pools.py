@@ -243,6 +243,7 @@ def test_a_leaf_changes_only_for_a_confirmed_neighbor_and_stays_without_frames()
     assert leaf(neighbor(3, "forged")) == "leaf-a"
     assert leaf() == "leaf-a"
     assert leaf(neighbor(3, "leaf-a", confirmed=True, stale=True)) == "leaf-a"
+    assert leaf(neighbor(3, "leaf-b", confirmed=True, stale=True)) == "leaf-a", "frames of an earlier cabling"
     assert leaf(neighbor(3, "leaf-b", confirmed=True)) == "leaf-b"
 
 

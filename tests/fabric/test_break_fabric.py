@@ -86,7 +86,7 @@ class BlockedPlan:
         self._inputs, self._node = controller.planner.inputs, node
         self._prepare = controller.planner.prepare
         self.started, self._released = threading.Event(), threading.Event()
-        controller.planner.prepare = self._blocking  # type: ignore[method-assign]
+        controller.planner.prepare = self._blocking
 
     def release(self) -> None:
         self._released.set()

@@ -34,7 +34,7 @@ def published(units: int = 2, size: int = 4) -> tuple[Planner, fabrics.Cables]:
 def view_of(planner: Planner, now: float, **more: object) -> FabricView:
     plan = planner.prepare(now)()
     planner.accept(plan)
-    return fabric_view(plan, now, UNIX + now, **more)  # type: ignore[arg-type]
+    return fabric_view(plan, now, UNIX + now, **more)
 
 
 def test_each_link_has_its_column_switch_port_state_and_marks():
@@ -43,7 +43,7 @@ def test_each_link_has_its_column_switch_port_state_and_marks():
     row = cables[node]
     planner.report(
         node, fabrics.links(node, (row[0], End(row[1].switch, "swp2", stale=True, contested=True)))
-    )  # type: ignore[union-attr]
+    )
     view = view_of(planner, 1.0)
     i = view.nodes.index(node)
     shape = view.shapes[view.shapes_of[i]]

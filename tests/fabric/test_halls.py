@@ -55,7 +55,7 @@ def test_each_fault_is_named_once_and_nothing_else(
     if chance.random() < 0.2:
         hall.share_name(chance)
     for fault in faults:
-        fault(hall, chance, chance.randrange(units))  # type: ignore[operator]
+        fault(hall, chance, chance.randrange(units))
     outcome = plan(hall, seed)
     assert named(outcome.anomalies) == hall.anomalies
     assert partition(outcome) == hall.units()

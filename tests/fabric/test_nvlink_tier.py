@@ -348,7 +348,7 @@ def test_without_hypernodes_the_labels_keep_the_names_of_domains_and_leaf_groups
 @pytest.mark.parametrize("nvlink", ["auto", "off"])
 def test_presets_write_the_domain_itself_and_count_the_tiers_from_the_leaf(nvlink: str) -> None:
     presets = LabelSettings(keys=(), presets=("topograph", "gpu-clique"))
-    rules = FabricRules(tiers=TierSettings(nvlink=nvlink), labels=presets)  # type: ignore[arg-type]
+    rules = FabricRules(tiers=TierSettings(nvlink=nvlink), labels=presets)
     hall, labels = Hall(racks=2), dict[str, dict[str, str]]()
     hall.domain[single := hall.rack(0)[0]] = (99, 4026)
     hall.domain[plain := hall.rack(0)[1]] = None

@@ -342,7 +342,7 @@ def settings(text: str) -> HealthSettings:
 
 @pytest.mark.parametrize("rule", DEFAULTS, ids=lambda rule: rule.key)
 def test_every_part_of_every_rule_can_be_changed(rule: object) -> None:
-    known = default(rule.key)  # type: ignore[attr-defined]
+    known = default(rule.key)
     lines = [
         f"rule: {known.key}",
         "enterForSeconds: 7",

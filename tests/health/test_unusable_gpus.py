@@ -60,7 +60,7 @@ def test_a_named_gpu_is_not_unusable_and_a_reading_explains_the_gpu_at_its_place
 
 def reading(index: int, uuid: str | None = None, bus: int | None = None, **more: object) -> GpuReading:
     bus = index if bus is None else bus
-    return GpuReading(index, uuid, index, "H100", f"0000:{bus:02x}:00.0", 81559, **more)  # type: ignore[arg-type]
+    return GpuReading(index, uuid, index, "H100", f"0000:{bus:02x}:00.0", 81559, **more)
 
 
 def test_a_reading_without_a_uuid_is_of_the_gpu_at_its_address_whatever_its_index() -> None:

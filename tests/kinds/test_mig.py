@@ -34,11 +34,11 @@ def part(gpu: int, number: int, profile: str = SMALL) -> MigDevice:
 
 def divided(index: int, *profiles: str, **changes: object) -> Gpu:
     devices = tuple(part(index, number, profile) for number, profile in enumerate(profiles))
-    return replace(gpu_of(index), mig=True, mig_devices=devices, **changes)  # type: ignore[arg-type]
+    return replace(gpu_of(index), mig=True, mig_devices=devices, **changes)
 
 
 def machine(*gpus: Gpu, **facts: object) -> Snapshot:
-    return Snapshot(gpus=gpus, holdings=(), **facts)  # type: ignore[arg-type]
+    return Snapshot(gpus=gpus, holdings=(), **facts)
 
 
 NODE = machine(divided(0, SMALL, SMALL, "3g.40gb"), divided(1, SMALL, "1g.10gb+me"), gpu_of(2))
@@ -132,7 +132,7 @@ def test_by_envvar_the_runtime_gets_the_uuid_and_the_kubelet_the_nodes() -> None
     )
     answer = as_json(kind.allocate(NODE, ["MIG-1-0"]))
     assert answer["env"] == {"NVIDIA_VISIBLE_DEVICES": "MIG-1-0"}
-    assert [node[0] for node in answer["devices"]] == [  # type: ignore[attr-defined]
+    assert [node[0] for node in answer["devices"]] == [
         "/dev/nvidia1",
         "/dev/nvidia-caps/nvidia-cap66",
         "/dev/nvidia-caps/nvidia-cap67",

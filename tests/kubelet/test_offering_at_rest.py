@@ -24,7 +24,8 @@ from nodeagent.state_directory import open_rails
 from tests.support.running_agent import HEAD
 
 PF, VF = "0000:01:00.0", "0000:01:00.1"
-CONFIG = f"{HEAD}resources: [{{kind: vf, name: nic}}]\n"
+CONFIG = f"{HEAD}scanSeconds: 300\nresources: [{{kind: vf, name: nic}}]\n"
+"""The next whole offer without news is far away."""
 
 
 @dataclass
@@ -48,7 +49,7 @@ def functions(*, missing: bool = False) -> tuple[Function, ...]:
         return Function(
             pci_address=address, link_type="ethernet", rdma=None, vfio_group=None, vdpa=None, numa_node=0,
             pci_path=path, **values,
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
 
     return (
         function(PF, num_vfs=1, total_vfs=8, netdev="eth0"),
@@ -63,7 +64,7 @@ async def offering(folder: Path) -> AsyncIterator[tuple[DeviceOffering, Inventor
     made = DeviceOffering(
         config,
         inventory,
-        plugins,  # type: ignore[arg-type]
+        plugins,
         OfferFiles(DeviceInfoFiles(folder / "devinfo"), CdiSpecFiles(folder / "cdi")),
         SliceSizes.open(folder),
         open_rails(config, folder),
@@ -124,7 +125,8 @@ async def test_a_removed_vf_leaves_the_list_without_other_news(
     monkeypatch.setattr(removed_devices, "FREE_S", 0.05)
     async with offering(tmp_path) as (_, inventory, plugins, forgotten):
         inventory.publish("pci", functions=functions(missing=True))
-        while frozenset({VF}) not in plugins.updates:
-            plugins.news.clear()
-            await plugins.news.wait()
+        async with asyncio.timeout(30):
+            while frozenset({VF}) not in plugins.updates:
+                plugins.news.clear()
+                await plugins.news.wait()
         assert forgotten == [VF]

@@ -21,7 +21,7 @@ LAST = VFS[2].pci_address
 
 def snapshot(*, holdings: tuple[Holding, ...] | None = (), missing: int = 1, **more: object) -> Snapshot:
     vfs = [replace(function, missing=index >= 3 - missing) for index, function in enumerate(VFS)]
-    return Snapshot(functions=(PF, *vfs), holdings=holdings, **more)  # type: ignore[arg-type]
+    return Snapshot(functions=(PF, *vfs), holdings=holdings, **more)
 
 
 def test_a_removed_vf_is_gone_after_a_minute_without_a_pod() -> None:
@@ -86,7 +86,7 @@ def mig(*uuids: str, on: bool = True, **more: object) -> Gpu:
 def gpus(*uuids: str, held: tuple[str, ...] = (), **more: object) -> Snapshot:
     holdings = (Holding("default", "a", "main", "x/any", held),) if held else ()
     stale = more.pop("stale_sources", ())
-    return Snapshot(gpus=(mig(*uuids, **more),), holdings=holdings, stale_sources=stale)  # type: ignore[arg-type]
+    return Snapshot(gpus=(mig(*uuids, **more),), holdings=holdings, stale_sources=stale)
 
 
 def test_a_destroyed_mig_device_is_gone_after_a_minute_and_is_new_if_it_returns() -> None:

@@ -236,7 +236,7 @@ def test_the_series_of_a_vf_a_nic_a_gpu_or_a_pod_disappear_with_it() -> None:
     exposition = Exposition(10_000)
 
     def rendered(**changes: object) -> str:
-        return "".join(exposition.pieces(structs.replace(shown, **changes), openmetrics=False))  # type: ignore[arg-type]
+        return "".join(exposition.pieces(structs.replace(shown, **changes), openmetrics=False))
 
     vf = next(one for one in snapshot.functions if one.vf_index == 0)
     assert vf.pci_address in rendered()

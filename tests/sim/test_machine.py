@@ -1,7 +1,5 @@
 """The simulated machine: it has the files of a real machine, and every event can be undone."""
 
-import asyncio
-import json
 import os
 import re
 import tempfile
@@ -15,15 +13,21 @@ from hypothesis import strategies as st
 from nodeagent.affinity import Affinity, affinity
 from nodeagent.host.inotify import CONTENT, FolderWatch
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
-from nodeagent.host.sysfs import Tree
 from nodeagent.sim.machine import Machine, MachineError, ModelError
 from nodeagent.sim.machine.blueprint import MACHINES, parse, vf_address
 from nodeagent.sim.machine.files import relative
-from nodeagent.sources.pci_source import PciFacts, scan
-
-SMALL = "two-gpu-two-nic"
-PF, VF2 = "0000:18:00.0", "0000:18:00.3"
-GPU = "0000:1b:00.0"
+from tests.sim.small_machine import (
+    GPU,
+    PF,
+    VF2,
+    check_invariants,
+    facts,
+    function,
+    link,
+    look,
+    small,
+    tree_of,
+)
 
 TINY = """
 name: tiny
@@ -43,89 +47,6 @@ nics:
   - {part: nic, path: "pci0000:15/15:02.0/18:00.0", netdev: enp24s0np0, num_vfs: 2}
   - {part: plain, path: "pci0000:00/00:1c.0/0b:00.0", netdev: eno1}
 """
-
-
-def small(tmp_path: Path) -> tuple[Machine, Path]:
-    machine = Machine.load(SMALL)
-    machine.write(tmp_path / "m")
-    return machine, tmp_path / "m"
-
-
-def tree_of(root: Path, *, but: str = r"/\.nodeagent/uevent") -> dict[str, str | bytes | None]:
-    """Every path with its content, its link text, or ``None`` for a folder."""
-    found: dict[str, str | bytes | None] = {}
-    for folder, folders, files in os.walk(root):
-        for name in folders + files:
-            path = Path(folder, name)
-            shown = f"/{path.relative_to(root)}"
-            if not re.fullmatch(but, shown):
-                link = path.is_symlink()
-                found[shown] = os.readlink(path) if link else path.read_bytes() if path.is_file() else None
-    return found
-
-
-def facts(root: Path) -> dict:
-    return json.loads((root / ".nodeagent/gpus.json").read_text())
-
-
-def look(root: Path) -> PciFacts:
-    return scan(Tree(root))
-
-
-def function(root: Path, address: str):
-    return next((one for one in look(root).functions if one.pci_address == address), None)
-
-
-def link(root: Path, netdev: str = "enp24s0np0"):
-    return next((one for one in look(root).links if one.netdev == netdev), None)
-
-
-def check_invariants(machine: Machine, root: Path) -> None:
-    """Check the invariants of a machine between two mutations."""
-    pulled_vfs = {vf.address for pf in machine.pfs for vf in pf.vfs.values() if not vf.present}
-    devices = root / "sys/bus/pci/devices"
-    for path, shown in tree_of(root).items():
-        if isinstance(shown, str):
-            assert not shown.startswith("/"), path
-            target = os.path.normpath(os.path.join(os.path.dirname(root / path[1:]), shown))
-            assert target.startswith(f"{root}/sys/"), path
-            assert Path(target).exists() or Path(target).name in pulled_vfs, path
-            assert shown == relative(path, target.removeprefix(str(root))), path
-    for device in devices.iterdir():
-        here = device.resolve()
-        assert here.name == device.name
-        for one in device.glob("virtfn*"):
-            if one.exists():
-                assert (one / "physfn").resolve() == here
-        if (device / "physfn").exists():
-            assert any(one.resolve() == here for one in (device / "physfn").glob("virtfn*"))
-            assert (device / "numa_node").read_text() == (device / "physfn/numa_node").read_text()
-        if (device / "sriov_numvfs").exists():
-            assert int((device / "sriov_numvfs").read_text()) == len(list(device.glob("virtfn*")))
-        if (device / "driver").exists():
-            assert (device / "driver" / device.name).resolve() == here
-        for class_ in ("net", "infiniband", "infiniband_verbs", "infiniband_mad"):
-            for one in device.glob(f"{class_}/*"):
-                assert (root / "sys/class" / class_ / one.name).resolve() == one.resolve()
-                assert (one / "device").resolve() == here
-    # The reverse: no entry of a removed object is left.
-    for class_ in ("net", "infiniband", "infiniband_verbs", "infiniband_mad"):
-        for one in (root / "sys/class" / class_).iterdir():
-            if one.is_symlink() and one.name != "lo":
-                assert (devices / one.resolve().parents[1].name / class_ / one.name).exists()
-    for driver in (root / "sys/bus/pci/drivers").iterdir():
-        for one in driver.glob("*:*"):
-            assert os.readlink(devices / one.name / "driver").endswith(f"/{driver.name}")
-    groups = sorted((root / "sys/kernel/iommu_groups").glob("*/devices/*"))
-    assert len(groups) == len({group.name for group in groups})
-    shown = {path.name for path in (root / "dev/infiniband").iterdir()} - {"rdma_cm"}
-    assert shown == {
-        path.name
-        for class_ in ("infiniband_verbs", "infiniband_mad")
-        for path in (root / "sys/class" / class_).iterdir()
-        if path.is_symlink()
-    }
-    assert not list((root / ".nodeagent/tmp").iterdir())
 
 
 # The machines of the package
@@ -584,116 +505,6 @@ async def test_vfs_appear_one_by_one_and_the_count_changes_after_the_last(tmp_pa
         ]
 
 
-# Writes of other programs
-
-
-def put(root: Path, path: str, text: str) -> None:
-    """Write like ``echo`` into the existing file."""
-    with (root / path.lstrip("/")).open("r+") as file:
-        file.truncate()
-        file.write(text)
-
-
-def test_a_write_to_sriov_numvfs_creates_and_removes_vfs(tmp_path):
-    machine, root = small(tmp_path)
-    numvfs = f"/sys/bus/pci/devices/{PF}/sriov_numvfs"
-    assert machine.apply_writes() == ()
-    put(root, numvfs, "2\n")
-    (refusal,) = machine.apply_writes()
-    assert "EBUSY" in refusal
-    assert function(root, PF).num_vfs == 4
-    put(root, numvfs, "0")
-    assert machine.apply_writes() == ()
-    put(root, numvfs, "16")
-    assert machine.apply_writes() == ()
-    check_invariants(machine, root)
-    assert sum(one.parent == PF for one in look(root).functions) == 16
-
-
-@pytest.mark.parametrize(
-    ("path", "text", "why"),
-    [
-        (f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "17", "ERANGE"),
-        (f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "many", "EINVAL"),
-        ("/sys/class/net/eno1/mtu", "67", "EINVAL"),
-        ("/sys/bus/pci/drivers/vfio-pci/bind", VF2, "ENODEV"),
-        ("/sys/bus/pci/drivers/mlx5_core/bind", VF2, "EBUSY"),
-        ("/sys/bus/pci/drivers/vfio-pci/unbind", VF2, "ENODEV"),
-        ("/sys/bus/pci/drivers_probe", "0000:ff:00.0", "no NIC"),
-    ],
-)
-def test_a_write_that_the_kernel_refuses_changes_nothing(path, text, why, tmp_path):
-    machine, root = small(tmp_path)
-    before = tree_of(root)
-    put(root, path, text)
-    (refusal,) = machine.apply_writes()
-    assert why in refusal
-    assert tree_of(root) == before
-
-
-def test_an_override_an_unbind_and_a_probe_bind_a_vf_to_vfio(tmp_path):
-    machine, root = small(tmp_path)
-    put(root, f"/sys/bus/pci/devices/{VF2}/driver_override", "vfio-pci\n")
-    put(root, f"/sys/bus/pci/devices/{VF2}/driver/unbind", VF2)
-    put(root, "/sys/bus/pci/drivers_probe", VF2)
-    assert machine.apply_writes() == ()
-    assert function(root, VF2).driver == "vfio-pci"
-    assert (root / "sys/bus/pci/drivers_probe").read_text() == ""
-    put(root, f"/sys/bus/pci/devices/{VF2}/driver_override", "\n")
-    put(root, f"/sys/bus/pci/devices/{VF2}/driver/unbind", VF2)
-    put(root, "/sys/bus/pci/drivers/mlx5_core/bind", VF2)
-    assert machine.apply_writes() == ()
-    assert function(root, VF2).driver == "mlx5_core"
-
-
-def test_vfs_without_autoprobe_have_no_driver_and_an_mtu_is_accepted(tmp_path):
-    machine, root = small(tmp_path)
-    put(root, f"/sys/bus/pci/devices/{PF}/sriov_drivers_autoprobe", "0")
-    put(root, f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "0")
-    put(root, "/sys/class/net/enp24s0np0/mtu", "4200")
-    assert machine.apply_writes() == ()
-    machine.set_vfs(PF, 3)
-    assert {one.driver for one in look(root).functions if one.parent == PF} == {None}
-    assert link(root).mtu == 4200
-
-
-def test_an_open_file_that_is_not_written_yet_is_ignored(tmp_path):
-    machine, root = small(tmp_path)
-    with (root / f"sys/bus/pci/devices/{PF}/sriov_numvfs").open("w") as file:
-        machine.set_link("eno1", False)
-        assert machine.apply_writes() == ()
-        file.write("0")
-    assert machine.apply_writes() == ()
-    assert function(root, PF).num_vfs == 0
-
-
-def test_without_a_write_there_is_no_event(tmp_path):
-    machine, root = small(tmp_path)
-    before = tree_of(root, but="")
-    assert machine.apply_writes() == ()
-    assert tree_of(root, but="") == before
-
-
-async def test_a_followed_machine_reacts_to_writes(tmp_path):
-    machine, root = small(tmp_path)
-    following = asyncio.create_task(machine.follow())
-    with FolderWatch() as watch:
-        watch.add(root / ".nodeagent", CONTENT)
-        async with asyncio.timeout(20):
-            for count in (0, 3):
-                await asyncio.sleep(0)
-                put(root, f"/sys/bus/pci/devices/{PF}/sriov_numvfs", str(count))
-                while function(root, PF).num_vfs != count:
-                    await watch.changes()
-            # A VF made since is followed too.
-            put(root, f"/sys/bus/pci/devices/{VF2}/driver/unbind", VF2)
-            while function(root, VF2).driver is not None:
-                await watch.changes()
-    following.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await following
-
-
 # Random events
 
 NICS = ["enp24s0np0", "eno1", "0000:18:00.1", "0000:18:00.2"]
@@ -789,87 +600,3 @@ def test_an_unknown_machine_is_an_error_that_lists_the_known_ones(tmp_path):
         Machine.load("dgx")
     with pytest.raises(ModelError, match="cannot be read"):
         Machine.load(tmp_path / "none.yaml")
-
-
-# Counters and measured values
-
-
-def sampled(root: Path, source: str) -> dict[str, float]:
-    for sample in json.loads((root / ".nodeagent/samples.json").read_text()):
-        if (sample["device"], sample["source"]) == (PF, source):
-            return sample["values"]
-    return {}
-
-
-def test_a_flap_is_counted_by_the_kernel_and_the_driver_and_changes_nothing_else(tmp_path):
-    machine, root = small(tmp_path)
-    before = sampled(root, "link")
-    machine.flap(PF, 7)
-    after = sampled(root, "link")
-    assert {name for name in after if after[name] != before[name]} == {"carrier_up", "carrier_down"}
-    assert after["carrier_down"] == before["carrier_down"] + 7
-    assert sampled(root, "driver")["link_down_events"] == 7
-    folder = root / "sys/class/net/enp24s0np0"
-    assert int((folder / "carrier_down_count").read_text()) == after["carrier_down"]
-
-
-def test_sysfs_and_samples_have_the_same_values(tmp_path):
-    machine, root = small(tmp_path)
-    machine.count(PF, "rx_bytes", 1000)
-    machine.count(PF, "rx_multicast", 3)
-    machine.set_speed(PF, 100_000)
-    folder = root / "sys/class/net/enp24s0np0"
-    assert (folder / "statistics/rx_bytes").read_text() == "1000\n"
-    assert (folder / "statistics/multicast").read_text() == "3\n"
-    assert (folder / "speed").read_text() == "100000\n"
-    assert sampled(root, "modes")["speed_mbps"] == 100_000
-    port = root / "sys/class/infiniband/mlx5_0/ports/1"
-    assert (port / "rate").read_text() == "100 Gb/sec (4X EDR)\n"
-    machine.count(PF, "rdma_rx_bytes", 400)
-    machine.count(PF, "rdma_slow_restarts", 5)
-    assert (port / "counters/port_rcv_data").read_text() == "100\n"
-    assert (port / "hw_counters/roce_slow_restart").read_text() == "5\n"
-
-
-def test_a_pulled_cable_has_no_light_and_the_state_no_cable(tmp_path):
-    machine, root = small(tmp_path)
-    machine.set_link(PF, False)
-    module = sampled(root, "module")
-    assert [module[f"rx_power_watts/{lane}"] for lane in range(4)] == [0, 0, 0, 0]
-    assert module["tx_power_watts/0"] > 0
-    assert "speed_mbps" not in sampled(root, "modes")
-    assert sampled(root, "link")["carrier"] == 0
-
-
-def test_a_netdev_in_a_pod_has_no_samples(tmp_path):
-    machine, root = small(tmp_path)
-    machine.move_netdev(PF)
-    assert (sampled(root, "link"), sampled(root, "driver"), sampled(root, "module")) == ({}, {}, {})
-    assert sampled(root, "devlink")["devlink_error/fw"] == 0
-    machine.unplug(PF)
-    assert sampled(root, "devlink") == {}
-
-
-@pytest.mark.parametrize(
-    ("act", "why"),
-    [
-        (lambda m: m.count(PF, "tea"), "no counter 'tea'"),
-        (lambda m: m.light(PF, 9, 0.1), "does not measure"),
-        (lambda m: m.count_aer(PF, "fatal", "RxErr"), "AER has no fatal"),
-        (lambda m: m.recover_reporter(PF), "has not failed"),
-        (lambda m: (m.set_link(PF, False), m.flap(PF)), "no carrier to flap"),
-    ],
-)
-def test_an_unknown_measurement_is_an_error(act, why, tmp_path):
-    machine, _ = small(tmp_path)
-    with pytest.raises(MachineError, match=why):
-        act(machine)
-
-
-def test_the_aer_total_is_the_sum_of_its_errors(tmp_path):
-    machine, root = small(tmp_path)
-    machine.count_aer(PF, "correctable", "BadTLP", 2)
-    machine.count_aer(PF, "correctable", "RxErr")
-    text = (root / f"sys/bus/pci/devices/{PF}/aer_dev_correctable").read_text()
-    assert text.startswith("RxErr 1\nBadTLP 2\n")
-    assert text.endswith("TOTAL_ERR_COR 3\n")

@@ -287,4 +287,4 @@ def draw_hall(
 
 
 def named(anomalies: Iterable[object]) -> Counter[Expected]:
-    return Counter((str(odd.kind), odd.node, odd.link, odd.switch) for odd in anomalies)  # type: ignore[attr-defined]
+    return Counter((str(odd.kind), odd.node, odd.link, odd.switch) for odd in anomalies)

@@ -219,7 +219,7 @@ class IbsimPorts:
         self._wake.send(b"\0")
         self._thread.join()
         for key in list(self._selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
+            key.fileobj.close()
         self._wake.close()
         self._selector.close()
 

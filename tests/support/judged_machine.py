@@ -80,7 +80,7 @@ class Bench:
 
     def set(self, number: int = 1, at: float | None = None, **known: object) -> Bench:
         address = self.pfs[number - 1].pci_address
-        self.links[address] = replace(self.links[address], **known)  # type: ignore[arg-type]
+        self.links[address] = replace(self.links[address], **known)
         return self.look(at)
 
     def up(self, number: int = 1, at: float | None = None) -> Bench:
@@ -129,4 +129,4 @@ class Bench:
 
 
 def with_rules(*rules: RuleSettings, **more: object) -> HealthSettings:
-    return HealthSettings(rules=rules, **more)  # type: ignore[arg-type]
+    return HealthSettings(rules=rules, **more)

@@ -55,7 +55,7 @@ def pf_of(rail: int, num_vfs: int = 8, **changes: object) -> Function:
         num_vfs=num_vfs,
         total_vfs=16,
     )
-    return replace(function, **changes)  # type: ignore[arg-type]
+    return replace(function, **changes)
 
 
 def vf_of(pf: Function, index: int, **changes: object) -> Function:
@@ -79,7 +79,7 @@ def vf_of(pf: Function, index: int, **changes: object) -> Function:
         num_vfs=None,
         total_vfs=None,
     )
-    return replace(function, **changes)  # type: ignore[arg-type]
+    return replace(function, **changes)
 
 
 def dgx(num_vfs: int = 8) -> Snapshot:

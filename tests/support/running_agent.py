@@ -69,7 +69,11 @@ class Node:
         return load(text, name=str(self.config_file))
 
     async def start_agent(
-        self, config: Config | None = None, listen: str = "127.0.0.1:0", node_name: str | None = None
+        self,
+        config: Config | None = None,
+        listen: str = "127.0.0.1:0",
+        node_name: str | None = None,
+        own_pod: tuple[str, str] | None = None,
     ) -> None:
         config = config or load(HEAD + PROMPT, name="prompt")
         listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -79,6 +83,7 @@ class Node:
             self.config_file if self.config_file.exists() else None,
             listen,
             node_name,
+            own_pod=own_pod,
         )
         self.agent = Agent(config, options, listening.set_result)
         self._task = asyncio.create_task(self.agent.run())

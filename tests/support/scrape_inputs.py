@@ -217,7 +217,7 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
             },
         ),
     )
-    return structs.replace(shown, **changes)  # type: ignore[arg-type]
+    return structs.replace(shown, **changes)
 
 
 def page(

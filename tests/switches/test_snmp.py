@@ -180,7 +180,7 @@ async def polling(
     (tmp_path / "community").write_text(COMMUNITY + "\n")
     made = planner()
     values = {"networks": ("10.77.0.0/16",), "timeout_seconds": 5.0, "management_ports": MANAGEMENT_PORTS}
-    settings = SwitchesSettings(credentials=str(tmp_path), **{**values, **more})  # type: ignore[arg-type]
+    settings = SwitchesSettings(credentials=str(tmp_path), **{**values, **more})
     poller = SwitchPoller(settings, SnmpReader(SnmpSettings(version="v2c"), timeout_s=3), made, lambda: None)
     with rig.controller.entered():
         yield poller, made, lambda: dict(made.inputs.switch_uplinks)

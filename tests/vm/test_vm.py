@@ -87,7 +87,7 @@ def test_vf_addresses_follow_offset_and_stride_across_device_numbers(run: Run) -
 
 def routed(pf: str, further: int) -> str:
     """Return the PCI address ``offset`` routing IDs after the PF's (PCIe Base, SR-IOV: First VF Offset, VF Stride)."""
-    domain, bus, device, function = re.fullmatch(r"(\w+):(\w+):(\w+)\.(\w)", pf).groups()  # type: ignore[union-attr]
+    domain, bus, device, function = re.fullmatch(r"(\w+):(\w+):(\w+)\.(\w)", pf).groups()
     number = (int(bus, 16) << 8 | int(device, 16) << 3 | int(function)) + further
     return f"{domain}:{number >> 8:02x}:{number >> 3 & 31:02x}.{number & 7}"
 

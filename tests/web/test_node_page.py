@@ -154,3 +154,58 @@ async def test_the_configuration_can_switch_the_page_off():
             writer.close()
         assert machine.agent is not None
         assert not any("_record" in str(task) for task in asyncio.all_tasks()), "no curve is recorded"
+
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+
+def printed(*command: str) -> str:
+    from nodeagent.cli import main
+
+    text = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", text)
+        assert main(list(command)) == 0
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("name", ["flaps", "nvlink-errors", "removed-pf"])
+def test_the_page_of_recorded_samples_has_the_health_at_their_end(
+    browser: Browser, tmp_path: Path, name: str
+):
+    recording = RECORDINGS / f"{name}.jsonl"
+    replayed = [
+        json.loads(line) for line in printed("health", "--json", "replay", str(recording)).splitlines()
+    ]
+    last = {entry["device"]: entry for entry in replayed}
+    page = tmp_path / "node.html"
+    page.write_text(printed("health", "--html", "replay", str(recording)))
+    tab = browser.tab(f"file://{page}")
+    tab.until("document.getElementById('summary').innerText.includes('recorded samples')")
+    document = json.loads(tab.value("document.getElementById('document').textContent"))
+    shown = {nic["address"]: [reason["key"] for reason in nic["reasons"]] for nic in document["nics"]}
+    shown |= {gpu["uuid"]: [reason["key"] for reason in gpu["reasons"]] for gpu in document["places"]}
+    for device, entry in last.items():
+        assert shown[device] == [reason["key"] for reason in entry["after"]["reasons"]]
+        for key in shown[device]:
+            assert key in tab.text("main")
+    assert recording.name in tab.text("#title")
+    assert tab.complaints() == []
+    tab.close()
+
+
+def test_the_page_of_recorded_samples_has_curves_and_refuses_what_is_no_recording(
+    browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    from nodeagent.cli import main
+
+    page = tmp_path / "node.html"
+    page.write_text(printed("health", "--html", "replay", str(RECORDINGS / "pauses.jsonl")))
+    tab = browser.tab(f"file://{page}")
+    tab.until("document.querySelectorAll('#nics .curve').length > 0")
+    assert "paus" in tab.text("#nics .curves")
+    tab.close()
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("no samples\n")
+    assert main(["health", "--html", "replay", str(broken)]) != 0
+    assert "broken.jsonl" in capsys.readouterr().err

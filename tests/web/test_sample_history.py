@@ -75,5 +75,5 @@ def test_ten_minutes_of_more_series_than_a_node_has_take_less_than_half_a_mebiby
     tracemalloc.stop()
     curves = history.curves(at, at)
     assert sum(map(len, curves.values())) == SERIES_MAX
-    assert all(len(curve["values"]) == POINTS for listed in curves.values() for curve in listed)  # type: ignore[arg-type]
+    assert all(len(curve["values"]) == POINTS for listed in curves.values() for curve in listed)
     assert taken < 512 * 1024

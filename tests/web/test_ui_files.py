@@ -49,7 +49,7 @@ def test_a_module_never_parses_markup_and_loads_nothing_from_elsewhere(module: P
 @pytest.mark.parametrize("page", ["fabric", "node"])
 def test_the_file_needs_nothing_else_and_its_document_cannot_end_its_element(page: str):
     document = json.dumps({"name": "</script><b>\u2028\u2029&<!--"}, ensure_ascii=False).encode()
-    html = self_contained(page, document)  # type: ignore[arg-type]
+    html = self_contained(page, document)
     assert not re.search(r'\b(?:src|href)="(?!data:|#)', html)
     assert "\nimport " not in html
     assert "\nexport " not in html

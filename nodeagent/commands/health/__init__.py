@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 ALONE = "this is a short look of the command itself, without earlier samples, holds and penalties"
 
+RECORDING = "a recording, as `nodeagent capture --samples SECONDS FILE` writes it"
+
 
 def add(add: Add) -> None:
     parser = add(
@@ -34,6 +37,7 @@ def add(add: Add) -> None:
         "show the health of each device, with values, thresholds, durations and what would clear a fault",
         "  nodeagent health               every NIC and GPU, from the agent that runs here\n"
         "  nodeagent health --html        the page of this node as one HTML file\n"
+        "  nodeagent health --html replay FILE   the same from recorded samples: the health at their end, and curves\n"
         "  nodeagent health DEVICE        one device with every rule: ens1np0, 0000:1a:00.0, GPU0, a UUID\n"
         "  nodeagent health rules         the rules in force, with --config those of that file\n"
         "  nodeagent health replay FILE   every change of health that the rules make on recorded samples\n\n"
@@ -70,6 +74,8 @@ def _health(options: argparse.Namespace) -> int:
             return _show(options, config, None)
         case ["rules"]:
             return _rules(options, config)
+        case ["replay", file] if options.html:
+            return _recording_page(config, file)
         case ["replay", file]:
             return _replay(options, config, file)
         case [device] if device != "replay":
@@ -124,6 +130,23 @@ def _page(options: argparse.Namespace, config: Config) -> int:
     return GOOD
 
 
+def _recording_page(config: Config, file: str) -> int:
+    from nodeagent.commands import user_files
+    from nodeagent.commands.health.recording_page import recording_document
+    from nodeagent.commands.user_files import UserFileError
+    from nodeagent.health.recording import RecordingError, decode, lines
+    from nodeagent.web.ui_files import self_contained
+
+    name = user_files.STDIN if file == "-" else file
+    try:
+        with user_files.opened(file, RECORDING) as recorded:
+            document = recording_document(*decode(lines(recorded)), config, Path(name).name)
+    except RecordingError as error:
+        raise UserFileError(name, error.fault, RECORDING, error.line) from error
+    print(self_contained("node", document))
+    return GOOD
+
+
 async def _watch(options: argparse.Namespace, config: Config, device: str | None) -> int:
     from nodeagent.commands.health import answers
 
@@ -173,9 +196,8 @@ def _replay(options: argparse.Namespace, config: Config, file: str) -> int:
     from nodeagent.health.recording import RecordingError, decode, lines
 
     tally = replay.Tally()
-    expected = "a recording, as `nodeagent capture --samples SECONDS FILE` writes it"
     try:
-        with user_files.opened(file, expected) as recorded:
+        with user_files.opened(file, RECORDING) as recorded:
             header, samples = decode(lines(recorded))
             for transition in replay.replay(header, tally.follow(samples), config.health, config.gpu):
                 tally.count(transition)
@@ -185,7 +207,7 @@ def _replay(options: argparse.Namespace, config: Config, file: str) -> int:
                     print(replay.describe(transition, header))
     except RecordingError as error:
         raise UserFileError(
-            user_files.STDIN if file == "-" else file, error.fault, expected, error.line
+            user_files.STDIN if file == "-" else file, error.fault, RECORDING, error.line
         ) from error
     tally.finish()
     if not options.json:

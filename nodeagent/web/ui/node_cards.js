@@ -25,7 +25,7 @@ export function gpuCards(node) {
       const place = node.places.find((entry) => entry.uuid === gpu.uuid);
       return el("article", { class: "tile", "data-name": `GPU${gpu.index}` },
         el("h3", {}, `GPU ${gpu.index}`, stateOf(gpu.state)),
-        memoryBar(gpu),
+        gpu.memory_bytes ? memoryBar(gpu) : null,
         reasonList(place?.reasons ?? []),
         pairs(
           ["Model", place?.name],
@@ -139,6 +139,7 @@ export function kubeletCard(node) {
 
 /** Each device with its active rules: the value beside its threshold, and what clears it. */
 export function healthCard(node) {
+  if (!node.health.length) return [el("h2", { text: "Health" }), el("p", { class: "quiet", text: "The values beside the thresholds come from an agent; the reasons are at each device." })];
   const odd = node.health.filter((device) => device.reasons.length);
   return [
     el("h2", { text: "Health" }),

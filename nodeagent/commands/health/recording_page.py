@@ -1,0 +1,98 @@
+"""The document of the node page from recorded samples: the health at their end, and curves of the last ten minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from nodeagent.agent_config import Config
+from nodeagent.commands.health import replay
+from nodeagent.health.recording import Header, Subject
+from nodeagent.machine_view import machine_view
+from nodeagent.measurements.sample import Sample, Source
+from nodeagent.model import HEALTHY, Function, Gpu, Health, Link, Snapshot
+from nodeagent.web.gpu_statuses import gpu_statuses
+from nodeagent.web.node_view import node_view
+from nodeagent.web.sample_history import EVERY_S, SampleHistory
+
+
+class _Latest:
+    """The latest sample of each device and source, and the curves."""
+
+    def __init__(self) -> None:
+        self.samples: dict[tuple[str, Source], Sample] = {}
+        self.history = SampleHistory()
+        self.at = self._due = 0.0
+
+    def follow(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Yield the same samples, and keep what the page shows of them."""
+        for sample in samples:
+            if sample.at >= self._due:
+                self.keep()
+                self._due = sample.at + EVERY_S
+            self.at = max(self.at, sample.at)
+            self.samples[sample.device, sample.source] = sample
+            yield sample
+        self.keep()
+
+    def keep(self) -> None:
+        self.history.take(self.samples.values(), self.at)
+
+    def value(self, device: str, name: str) -> float | None:
+        of_device = (sample.values for sample in self.samples.values() if sample.device == device)
+        return next((values[name] for values in of_device if name in values), None)
+
+
+def recording_document(header: Header, samples: Iterable[Sample], config: Config, name: str) -> bytes:
+    """The document as JSON. ``name``: of the recording. Raises ``RecordingError``."""
+    latest, health = _Latest(), dict[str, Health]()
+    for transition in replay.replay(header, latest.follow(samples), config.health, config.gpu):
+        health[transition.device] = transition.after
+    snapshot = Snapshot(
+        gpus=tuple(_gpu(subject, health) for subject in header.devices if subject.kind == "gpu"),
+        functions=tuple(_function(subject, health) for subject in header.devices if subject.kind == "nic"),
+        links=tuple(_link(subject, latest) for subject in header.devices if subject.netdev is not None),
+    )
+    taken = header.booted_at + latest.at
+    view = node_view(
+        machine_view((), snapshot, ()),
+        (),
+        gpu_statuses(snapshot, (), latest.samples.values(), (), "a recording has no pods"),
+        (),
+        {},
+        latest.history.curves(latest.at, taken),
+        node=name,
+        source="recorded samples, by `nodeagent health --html replay`",
+        taken=taken,
+    )
+    return msgspec.json.encode(view)
+
+
+def _gpu(subject: Subject, health: dict[str, Health]) -> Gpu:
+    return Gpu(
+        subject.device, subject.index or 0, None, "", "", 0, subject.numa_node, subject.path,
+        health.get(subject.device, HEALTHY),
+    )  # fmt: skip
+
+
+def _function(subject: Subject, health: dict[str, Health]) -> Function:
+    return Function(
+        subject.device, "", "", subject.driver, subject.netdev, subject.link_type, None, None, None,
+        subject.numa_node, subject.path, health=health.get(subject.device, HEALTHY),
+    )  # fmt: skip
+
+
+def _link(subject: Subject, latest: _Latest) -> Link:
+    carrier, mtu = latest.value(subject.device, "carrier"), latest.value(subject.device, "mtu_bytes")
+    return Link(
+        netdev=subject.netdev or subject.device,
+        pci_address=subject.device,
+        mac=subject.mac,
+        admin_up=latest.value(subject.device, "admin_up") != 0,
+        carrier=None if carrier is None else carrier == 1,
+        operstate=None,
+        speed_mbps=subject.speed_mbps,
+        mtu=None if mtu is None else int(mtu),
+        default_route=subject.default_route,
+    )
