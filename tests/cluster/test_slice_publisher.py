@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.deliveries import Deliveries
-from nodeagent.cluster.slice_publisher import SlicePublisher
+from nodeagent.cluster.slice_publisher import BURST, SlicePublisher
 from nodeagent.dra.published_pools import SlicePools
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient
@@ -135,6 +135,25 @@ async def test_slices_that_the_kubelet_wipes_are_back_and_counted(server: ApiSer
             await server.until(lambda: len(server.objects(SLICES)) == 2)
             await server.until(lambda r=round_: stage.delivery.removed == 2 * r)
         assert stage.delivery.results["conflict"] == 0
+
+
+async def test_a_device_that_changes_all_the_time_is_written_at_a_bounded_rate_and_delays_no_other_pool(
+    server: ApiServer,
+) -> None:
+    async with publishing(server, gap_s=3600.0) as stage:
+        await server.until(lambda: len(server.objects(SLICES)) == 2)
+        for speed in range(10):
+            nic = device("nic-0") | {"attributes": {"speedMbps": {"int": speed}}}
+            stage.devices[f"{NODE}/nic"] = [nic]
+            stage.stir()
+            if speed < BURST:  # these are written at once
+                await server.until(lambda nic=nic: stage.spec("nic")["devices"] == [nic])
+        for name in ("gpu-1", "gpu-2"):
+            stage.devices[f"{NODE}/gpu"] = [device(name)]
+            stage.stir()
+            await server.until(lambda name=name: stage.spec("gpu")["devices"][0]["name"] == name)
+        assert server.counts["patch", SLICES] == BURST + 2
+        assert stage.spec("nic")["devices"][0]["attributes"]["speedMbps"] == {"int": BURST - 1}
 
 
 async def test_a_slice_that_is_deleted_before_the_answer_to_its_creation_is_back(server: ApiServer) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.agent_config import Config, load
-from nodeagent.cluster import node_report
+from nodeagent.cli import main
+from nodeagent.cluster.reported_neighbor import reported_neighbor
 from nodeagent.commands.neighbors import neighbor_listing
 from nodeagent.commands.scan import listing
 from nodeagent.host.packet import open_socket
@@ -164,7 +165,7 @@ async def test_the_running_agent_answers_at_once_with_the_neighbor_of_its_report
         assert first["moved_seconds"] >= 0
         assert [second["state"], third["state"]] == ["unheard", "down"]
         facts = [one for one in inventory.snapshot.neighbors if one.link == "swp1"]
-        reported = node_report._neighbor(facts, None, patient=False)
+        reported = reported_neighbor(facts, None, patient=False)
         assert (reported.system_name, reported.contested) == ("leaf-1", True)
         out, err = await verb(*root)
         assert "the agent at " in err
@@ -285,6 +286,15 @@ async def test_a_scan_of_a_capture_does_not_wait_for_lldp(tmp_path):
     async with asyncio.timeout(10):
         result = await listing.scan_once(Config(), tmp_path / "root", wait_s=60)
     assert result.snapshot.links
+
+
+def test_the_answer_for_a_copy_of_a_machine_names_where_frames_arrive(tmp_path, capsys):
+    Machine.load("two-gpu-two-nic").write(tmp_path / "root")
+    assert main(["neighbors", "--root", str(tmp_path / "root")]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith(f"{tmp_path / 'root'} is a copy of a machine")
+    assert main(["neighbors", "--json", "--root", str(tmp_path / "root")]) == 0
+    assert json.loads(capsys.readouterr().out)["links"] == []
 
 
 @pytest.mark.needs("root", "ip", "nsenter")

@@ -24,7 +24,8 @@ from nodeagent.state_directory import open_rails
 from tests.support.running_agent import HEAD
 
 PF, VF = "0000:01:00.0", "0000:01:00.1"
-CONFIG = f"{HEAD}resources: [{{kind: vf, name: nic}}]\n"
+CONFIG = f"{HEAD}scanSeconds: 300\nresources: [{{kind: vf, name: nic}}]\n"
+"""The next whole offer without news is far away."""
 
 
 @dataclass
@@ -124,7 +125,8 @@ async def test_a_removed_vf_leaves_the_list_without_other_news(
     monkeypatch.setattr(removed_devices, "FREE_S", 0.05)
     async with offering(tmp_path) as (_, inventory, plugins, forgotten):
         inventory.publish("pci", functions=functions(missing=True))
-        while frozenset({VF}) not in plugins.updates:
-            plugins.news.clear()
-            await plugins.news.wait()
+        async with asyncio.timeout(30):
+            while frozenset({VF}) not in plugins.updates:
+                plugins.news.clear()
+                await plugins.news.wait()
         assert forgotten == [VF]

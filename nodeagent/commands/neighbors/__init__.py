@@ -85,7 +85,8 @@ def _neighbors(options: argparse.Namespace) -> int:
             wait_s = neighbor_listing.WAIT_S if options.wait is None else options.wait
             received = NeighborListing((), ())
             # The links of a recorded machine are not netdevs of this host.
-            if not is_recorded(Tree(options.root)) or wanted.netdevs:
+            is_copy = is_recorded(Tree(options.root)) and not wanted.netdevs
+            if not is_copy:
                 received = await neighbor_listing.read_once(
                     wanted,
                     settings,
@@ -93,7 +94,14 @@ def _neighbors(options: argparse.Namespace) -> int:
                     wait_s,
                     lambda line: print(line, file=sys.stderr, flush=True),
                 )
-            print(text(await with_infiniband(received, config.infiniband, options.root)))
+            listing = await with_infiniband(received, config.infiniband, options.root)
+            if is_copy and not listing.rows and not options.json:
+                print(
+                    f"{options.root} is a copy of a machine, and frames arrive only at the machine itself: run the "
+                    "verb there, or `nodeagent decode FILE` with frames that tcpdump has recorded."
+                )
+            else:
+                print(text(listing))
 
     asyncio.run(run())
     return GOOD
