@@ -244,7 +244,7 @@ def test_the_limit_follows_a_container_through_its_life(
     pod.stop("main")
     child.until(lambda answer: words(answer) == ["waiting"])
     second = pod.start("main")
-    child.until(lambda answer: second.name in str(answer))
+    child.until(lambda answer: second.name in str(answer) and words(answer) == ["set"])
     assert limit_of(second) == GIB
     # The driver does not answer, is loaded again, and has lost the limits.
     machine.set(gpu(0), gpu(1), "fail nvmlInitWithFlags 9")
