@@ -124,6 +124,8 @@ class Controller:
             partial(make_parts, namespace=settings.namespace, reader=self._reader, writer=self._writer),
         )
         self._parts = self.fabric.parts
+        self._exempt: FabricParts | None = None
+        """The parts that garbage collection leaves out."""
         write_log = WriteLog()
         self.hypernodes = HyperNodeWriter(self._writer, write_log)
         self.labels = NodeLabeler(self._writer, write_log)
@@ -175,12 +177,7 @@ class Controller:
         """Lead with these parts: keep the tree, and beside it read switches and mark nodes."""
         self._parts = parts
         await self.cluster.synced()
-        # The parts that these replace are garbage in cycles; frozen with the rest they would never be freed.
-        gc.unfreeze()
-        gc.collect()
-        # Objects that live as long as the process are exempt from garbage collection.
-        gc.freeze()
-        return_free_memory()
+        self._exempt_from_garbage_collection(parts)
         self._planned.clear()
         self.planner.forget_times()
         self._parts.overlaps.forget()
@@ -196,6 +193,18 @@ class Controller:
             finally:
                 # Only the leader shows the tree: a second replica would double every sum over the replicas.
                 self.progress.outcome, self.progress.held = None, False
+
+    def _exempt_from_garbage_collection(self, parts: FabricParts) -> None:
+        """Exempt the objects that live as long as the parts. Once for all parts, because a search stops the loop."""
+        former, self._exempt = self._exempt, parts
+        if former is parts:
+            return
+        if former is not None:
+            gc.unfreeze()  # the former parts are garbage in cycles
+        del former
+        gc.collect()
+        gc.freeze()
+        return_free_memory()
 
     @property
     def _writes_tree(self) -> bool:

@@ -4,6 +4,7 @@ Examples have no deadline, because test machines are shared. On a developer's ma
 ``--hypothesis-profile=ci`` repeats the same examples, so that CI fails only because of a change.
 """
 
+import gc
 import logging
 import os
 import shutil
@@ -38,6 +39,13 @@ def _root_logger_as_it_was() -> Iterator[None]:
     level = root.level
     yield
     root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_exempt_from_garbage_collection() -> Iterator[None]:
+    """Agents and controllers exempt their objects for the life of a process. Here they end with their test."""
+    yield
+    gc.unfreeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -83,6 +83,13 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forgotten_trees() -> Iterator[None]:
+    """Two million values: each garbage collection of a later test in this process would stop its loop for seconds."""
+    yield
+    tree.cache_clear()
+
+
 def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 

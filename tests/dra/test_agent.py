@@ -114,6 +114,8 @@ async def test_after_a_restart_with_another_mode_a_claim_keeps_its_driver_and_no
             assert agent is not None
             await kubelet.until(lambda: kubelet.dra.registered(DRIVER), 20)
             await node.until(lambda: any(f"/nic{pf.rail}" in it.resource for it in agent.offering.withheld))
+            # The kubelet keeps the registration of the agent before, whose socket is gone.
+            await node.until((kubelet.directory / "plugins" / DRIVER / "dra.sock").is_socket)
             with pytest.raises(SandboxError, match=r"it has none: set cluster\.access"):
                 await kubelet.dra.prepare("other", [PodClaim("default", "d", "u-d", (DRIVER,))])
             await kubelet.dra.unprepare("trainer")
