@@ -3,8 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests wait for processes most of the time.
-JOBS ?= $(shell echo $$((2 * $$(nproc))))
+# Tests wait for processes much of the time; with two workers for each core their time limits come too close.
+JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11
 
 # Without byte code each worker takes three times as long to collect the tests.
