@@ -10,6 +10,8 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator
+from functools import partial
+from operator import eq
 
 from benchmarks.figures import Figure
 from benchmarks.stage import QUIET_S, Stage, change
@@ -35,16 +37,16 @@ async def health(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
         await asyncio.sleep(QUIET_S)
         down, up = [], []
         resource = f"{PREFIX}/gpu-mem"
+        total = len(stage.machine.gpus) * SLICES
         for number in range(8 if quick else 60):
             gpu = number % len(stage.machine.gpus)
-            fault = lambda gpu=gpu: stage.machine.raise_xid(gpu, 79)  # noqa: E731
-            total = len(stage.machine.gpus) * SLICES
-            down.append(1000 * await change(kubelet, resource, fault, healthy=lambda n: n < total))  # noqa: B023
+            fault = partial(stage.machine.raise_xid, gpu, 79)
+            down.append(1000 * await change(kubelet, resource, fault, healthy=lambda n: n < total))
             await asyncio.sleep(_GAP_S)
             stage.machine.set_recovery_action(gpu, "gpu_reset")
             await asyncio.sleep(_GAP_S)
-            reset = lambda gpu=gpu: stage.machine.set_recovery_action(gpu, "none")  # noqa: E731
-            up.append(1000 * await change(kubelet, resource, reset, healthy=lambda n: n == total))  # noqa: B023
+            reset = partial(stage.machine.set_recovery_action, gpu, "none")
+            up.append(1000 * await change(kubelet, resource, reset, healthy=lambda n: n == total))
             await asyncio.sleep(_GAP_S)
         yield Figure(group, "XID 79: 79 slices Unhealthy", "ms", down, goal, _SIMULATED)
         yield Figure(group, "GPU reset: the slices are Healthy again", "ms", up, {}, _SIMULATED)
@@ -55,9 +57,9 @@ async def health(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
             resource = f"{PREFIX}/nic{nic}"
             for samples, carrier in ((down, False), (up, True)):
                 pf = [pf for pf in stage.machine.pfs if pf.may_have_vfs][nic].address
-                act = lambda pf=pf, carrier=carrier: stage.machine.set_link(pf, carrier)  # noqa: E731
-                want = lambda n, carrier=carrier: n == (VFS if carrier else 0)  # noqa: E731
-                samples.append(1000 * await change(kubelet, resource, act, healthy=want))
+                act = partial(stage.machine.set_link, pf, carrier)
+                wanted = VFS if carrier else 0
+                samples.append(1000 * await change(kubelet, resource, act, healthy=partial(eq, wanted)))
                 await asyncio.sleep(QUIET_S)
         yield Figure(group, "carrier of a PF lost: 8 VFs Unhealthy", "ms", down, goal, _SIMULATED)
         yield Figure(group, "carrier back: the VFs are Healthy again", "ms", up, goal, _SIMULATED)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 
 BORN = time.monotonic()
+# The other imports come after it, because they are a part of the time that is measured.
 
 import argparse  # noqa: E402
 import asyncio  # noqa: E402

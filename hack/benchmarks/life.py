@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 from benchmarks.figures import Figure
 from benchmarks.stage import ENVIRONMENT, INSIDE, Stage, first_lists, registrations, settled
@@ -113,7 +114,7 @@ async def restart(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
                 await asyncio.sleep(random_.uniform(0.0, 0.2))
                 began = time.monotonic()
                 await kubelet.start(listen_delay_s=delay_s)
-                await kubelet.until(lambda: settled(kubelet, began), 30.0)  # noqa: B023
+                await kubelet.until(partial(settled, kubelet, began), 30.0)
                 ready = began + delay_s
                 registered.append(1000 * (max(registrations(kubelet, began).values()) - ready))
                 listed.append(1000 * (max(first_lists(kubelet, began).values()) - ready))
