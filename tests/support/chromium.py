@@ -50,10 +50,12 @@ class Browser:
         port, path = port_file.read_text().splitlines()
         self._connection = Connection(f"ws://127.0.0.1:{port}{path}")
         self._address = f"ws://127.0.0.1:{port}/devtools/page/"
+        self.tabs: list[Tab] = []
 
     def tab(self, url: str = "about:blank", width: int = 1400, height: int = 900) -> Tab:
         target = self._connection.call("Target.createTarget", url="about:blank", newWindow=True)
         tab = Tab(Connection(f"{self._address}{target['targetId']}"), width, height)
+        self.tabs.append(tab)
         tab.open(url)
         return tab
 

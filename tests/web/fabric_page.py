@@ -90,7 +90,8 @@ class MapPage:
         return found
 
     def pixels(self, name: str) -> int:
-        """How many pixels of the map have a color of the style sheet."""
+        """How many pixels of the map have a color of the style sheet, once a map that is drawn in steps is whole."""
+        self.tab.until("document.getElementById('map').fabricMap.waiting === null")
         return self.tab.colors("#map").get(self.color(name), 0)
 
     def catch_downloads(self) -> None:

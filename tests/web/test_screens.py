@@ -59,6 +59,7 @@ def opened(browser: Browser, files: dict[str, Path], request: pytest.FixtureRequ
     tab = browser.tab(f"file://{files[page]}")
     tab.until("document.getElementById('summary').textContent.length > 20")
     tab.value("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    tab.until("!document.getElementById('map')?.fabricMap?.waiting")
     yield tab
     tab.close()
 
