@@ -124,13 +124,15 @@ class Sweep(Struct, frozen=True):
 
     The kernel announces the first carrier change at once and delays further ones by up to a second (linkwatch),
     but sysfs shows them immediately: so the sweep continues for ``for_s``. ``gap_s`` is the least time between two
-    readings of the links, ``scan_gap_s`` between two scans, for any number of hints.
+    readings of the links, ``scan_gap_s`` between two scans, for any number of hints. After a change of the links the
+    scan waits for ``news_s``: its thread would take the interpreter from the message to the kubelet.
     """
 
     every_s: float = 0.02
     for_s: float = 1.2
     gap_s: float = 0.002
     scan_gap_s: float = 0.1
+    news_s: float = 0.05
 
 
 SWEEP = Sweep()
@@ -183,6 +185,7 @@ async def _watch(
             scan_at = scanned_at + interval_s
         elif (swept := await scanner.sweep()) is not None:
             publish(swept)
+            scan_at = max(scan_at, min(now() + sweep.news_s, sweep_until))
         read_at = now()
         next_at = min(scan_at, read_at + sweep.every_s) if read_at < sweep_until else scan_at
         try:
