@@ -484,3 +484,12 @@ async def test_the_specs_of_gpus_and_the_vendors_own_follow_what_is_on_the_host(
         given = (await n.kubelet.admit(PodSpec.single("worker", {MEMORY: 1}))).given["main"]
         assert given.cdi_devices[0].startswith("nvidia.com/gpu=GPU-")
         assert not (n.root / "var/run/cdi/nodeagent-gpu.json").exists()
+
+
+async def test_what_registration_does_not_need_waits_until_the_kubelet_lists_every_resource() -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent()
+        await n.agent.settled.wait()
+        listed = {status.resource for status in n.agent.plugins.statuses() if status.streams}
+        assert listed == {NIC0, NIC1, MEMORY}
