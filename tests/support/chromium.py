@@ -137,7 +137,7 @@ class Tab:
         return shown
 
     def text(self, selector: str) -> str:
-        """What an element shows now."""
+        """The text that an element shows now."""
         found: str = self.value(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
         return found
 
