@@ -396,7 +396,7 @@ async def test_a_driver_that_fails_from_the_start_does_not_delay_the_nics() -> N
 async def test_the_pages_of_the_web_server_show_the_state_of_the_agent() -> None:
     async with node() as n:
         await n.start_agent()
-        await n.until(lambda: bool(n.agent.plugins.statuses()))
+        await n.until(lambda: NIC0 in {one.resource for one in n.agent.plugins.statuses()})
         status, body = await n.get("/readyz")
         assert status == 503
         assert f"{NIC0}: not registered" in body
