@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from nodeagent.agent_config import Config, digest
-from nodeagent.bounded_calls import BoundedCalls, hanging_calls
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered, hanging_calls
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.dra.devices import GPU, NIC, DraDevice
 from nodeagent.dra.offered import DraOffer, LeftOut, OfferedPools, held_by_claims, without_plugin_holders

@@ -23,8 +23,7 @@ from pathlib import Path
 
 import grpc
 
-from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.device_list import register_request
