@@ -78,6 +78,8 @@ class DeviceOffering:
         self._removed = RemovedDevices()
         self._offer = Offer(config, rails.content.numbering)
         self._logged_rails: Numbering = rails.content.numbering
+        self.begun = asyncio.Event()
+        """Set once the plugins have the first offer."""
         self._news = asyncio.Event()
         """There may be something else to offer."""
         self._prepared: tuple[DeviceKind, ...] = ()
@@ -207,6 +209,7 @@ class DeviceOffering:
         await self._save_rails(snapshot)
         self._drop_removed(snapshot)
         self._plugins.update(self.offered, snapshot, self._removed.gone)
+        self.begun.set()
         return snapshot
 
     def _drop_removed(self, snapshot: Snapshot) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
@@ -279,14 +280,21 @@ async def test_a_map_names_switches_that_have_only_the_name_of_their_model(tmp_p
         assert seen.neighbors[1].system_description == "Quantum-2 Mellanox Technologies"
 
 
-async def test_a_device_that_cannot_be_used_is_a_remark_with_a_remedy(tmp_path: Path) -> None:
+async def test_a_device_that_cannot_be_used_is_a_remark_with_a_remedy_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(seen: Watched) -> None:
         seen.subnet.remove(infiniband_machine.umads(seen.root)[0])
 
-    async with watched(tmp_path / "m", prepare=broken) as seen:
+    async with watched(
+        tmp_path / "m", pace=msgspec.structs.replace(QUICK, again_s=0.01), prepare=broken
+    ) as seen:
         await seen.until(lambda: len(seen.neighbors) == 1)
         assert seen.remark_keys() == [("ibp0", "peer_not_asked")]
         assert "the host's /dev/infiniband" in seen.remarks[0].detail
+        while seen.questions_of(HCAS[1]) < 20:  # both ports are tried again and again
+            await asyncio.sleep(0.01)
+        assert caplog.text.count("A port cannot ask its peer. link=ibp0") == 1
 
 
 @pytest.mark.needs("fuse", "root")

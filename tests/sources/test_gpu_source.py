@@ -74,7 +74,7 @@ class Published:
         self.news.set()
 
     async def until(self, true):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not true():
                 self.news.clear()
                 await self.news.wait()

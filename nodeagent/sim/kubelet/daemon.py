@@ -326,6 +326,6 @@ class Kubelet:
         if self._plugins is not None:
             self._plugins.refusal = reason
 
-    async def until(self, predicate: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async def until(self, predicate: Callable[[], bool], timeout_s: float = 30.0) -> None:
         """Wait until the predicate holds; it is called at every change. Raises ``TimeoutError`` with the state."""
         await self._journal.until(predicate, timeout_s)
