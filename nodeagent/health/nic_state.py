@@ -62,6 +62,8 @@ class NicState(JudgedDevice):
         self.expected_mbps: float | None = None
         self.losses = CarrierLosses(damping(rules), settle_s)
         self._had_carrier: bool | None = None
+        self._read_up: tuple[bool | None, bool | None] | None = None
+        """``_up`` since the last fact, sample or time."""
         self._now = 0.0
         self.facts_at = 0.0
         """When facts were last published, new or not."""
@@ -76,6 +78,7 @@ class NicState(JudgedDevice):
         self, function: Function, link: Link | None, faults: tuple[Reason, ...], now: float
     ) -> None:
         before, self.facts_at = self._up, now
+        self._read_up = None
         unchanged = function == self.function and link == self.link and faults == self.reasons
         if unchanged and self._faults is not None:
             # A scan that is newer than the last sample has priority again.
@@ -94,6 +97,7 @@ class NicState(JudgedDevice):
         before = self._link_levels() if on_link else ()
         before_at = self.history.last_at(sample.source)
         added = self.history.take(sample)
+        self._read_up = None
         if on_link:
             self._note_settings(sample.at)
         counter = self.losses.counter(self.history, self._now)
@@ -142,6 +146,11 @@ class NicState(JudgedDevice):
     @property
     def _up(self) -> tuple[bool | None, bool | None]:
         """Whether the link has carrier, and whether it is admin up."""
+        if self._read_up is None:
+            self._read_up = self._compare_up()
+        return self._read_up
+
+    def _compare_up(self) -> tuple[bool | None, bool | None]:
         if self._has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND):
             return None, None
         read = self._sampled if self._has(Fault.LINK_UNSEEN) else self._not_overruled
@@ -212,7 +221,7 @@ class NicState(JudgedDevice):
 
     def set_time(self, now: float) -> None:
         """Read the history as of ``now``."""
-        self._now = now
+        self._now, self._read_up = now, None
         self.history.set_time(now)
 
     def refresh(self, now: float) -> None:
