@@ -127,6 +127,17 @@ class SwitchGraph:
                 if other != leaf:
                     row[other] = row.get(other, 0) + members
 
+    def without_members(self) -> SwitchGraph:
+        """A graph with the same rules, and no members yet."""
+        graph = SwitchGraph(self._apart)
+        graph.static, graph._left_out = self.static, self._left_out
+        return graph
+
+    def forget_pairs(self) -> None:
+        """Drop the counts that only ``reach``, ``overlap`` and ``find_shared`` read."""
+        for counts in (self._common, self._reached_rails, self._deciding, self._served):
+            counts.clear()
+
     def leave_out(self, leaves: Collection[str]) -> None:
         """Let these switches join nothing. They are in no group."""
         self._left_out = frozenset(leaves)

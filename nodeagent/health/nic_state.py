@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from nodeagent.health.adapter_rules import is_slow
 from nodeagent.health.carrier_losses import (
@@ -62,8 +63,6 @@ class NicState(JudgedDevice):
         self.expected_mbps: float | None = None
         self.losses = CarrierLosses(damping(rules), settle_s)
         self._had_carrier: bool | None = None
-        self._read_up: tuple[bool | None, bool | None] | None = None
-        """``_up`` since the last fact, sample or time."""
         self._now = 0.0
         self.facts_at = 0.0
         """When facts were last published, new or not."""
@@ -78,7 +77,7 @@ class NicState(JudgedDevice):
         self, function: Function, link: Link | None, faults: tuple[Reason, ...], now: float
     ) -> None:
         before, self.facts_at = self._up, now
-        self._read_up = None
+        self.__dict__.pop("_up", None)
         unchanged = function == self.function and link == self.link and faults == self.reasons
         if unchanged and self._faults is not None:
             # A scan that is newer than the last sample has priority again.
@@ -97,7 +96,7 @@ class NicState(JudgedDevice):
         before = self._link_levels() if on_link else ()
         before_at = self.history.last_at(sample.source)
         added = self.history.take(sample)
-        self._read_up = None
+        self.__dict__.pop("_up", None)
         if on_link:
             self._note_settings(sample.at)
         counter = self.losses.counter(self.history, self._now)
@@ -143,14 +142,9 @@ class NicState(JudgedDevice):
     def rules(self) -> Sequence[Rule]:
         return self._rules
 
-    @property
+    @cached_property
     def _up(self) -> tuple[bool | None, bool | None]:
-        """Whether the link has carrier, and whether it is admin up."""
-        if self._read_up is None:
-            self._read_up = self._compare_up()
-        return self._read_up
-
-    def _compare_up(self) -> tuple[bool | None, bool | None]:
+        """Whether the link has carrier, and whether it is admin up, since the last fact, sample or ``set_time``."""
         if self._has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND):
             return None, None
         read = self._sampled if self._has(Fault.LINK_UNSEEN) else self._not_overruled
@@ -202,11 +196,8 @@ class NicState(JudgedDevice):
     @property
     def speed_mbps(self) -> float | None:
         """The sample has priority here, unlike for the carrier: sysfs is read again only at a scan."""
-        sampled = self.history.level("speed_mbps")
-        read = self.link.speed_mbps if self.link is not None else None
-        return next(
-            (speed for speed in (sampled, read) if speed is not None and 0 < speed <= SPEED_MAX_MBPS), None
-        )
+        speeds = (self.history.level("speed_mbps"), self.link.speed_mbps if self.link is not None else None)
+        return next((speed for speed in speeds if speed is not None and 0 < speed <= SPEED_MAX_MBPS), None)
 
     @property
     def idle(self) -> bool:
@@ -221,7 +212,8 @@ class NicState(JudgedDevice):
 
     def set_time(self, now: float) -> None:
         """Read the history as of ``now``."""
-        self._now, self._read_up = now, None
+        self._now = now
+        self.__dict__.pop("_up", None)
         self.history.set_time(now)
 
     def refresh(self, now: float) -> None:
@@ -351,8 +343,7 @@ class NicState(JudgedDevice):
         """Return the time at which the health may change without news."""
         moments: list[float | None] = [self.history.stale_at(), self.losses.uncounted_until]
         for rule in self._rules if self._running else ():
-            hold = self.holds.get(rule.key)
-            if hold is None:
+            if (hold := self.holds.get(rule.key)) is None:
                 continue
             moments.append(hold.due(rule))
             if hold.active and rule.decays == "penalty":
