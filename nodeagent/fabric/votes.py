@@ -48,7 +48,6 @@ class LinkVotes:
             record,
             self.peers.of,
         )
-        self._by_leaf: dict[str, list[CablingPattern]] = {}
         static = {group.name: group.switches for group in levels.topology.groups}
         self.graph = SwitchGraph(published.switches.apart, static)
         """Without the counts of pairs, which ``pairs`` has."""
@@ -87,13 +86,18 @@ class LinkVotes:
         """The patterns with a link to a switch."""
         return self._by_leaf.get(leaf, ())
 
+    @cached_property
+    def _by_leaf(self) -> Mapping[str, Sequence[CablingPattern]]:
+        by_leaf: dict[str, list[CablingPattern]] = {}
+        for pattern in self._patterns:
+            for leaf in pattern.leaves:
+                by_leaf.setdefault(leaf, []).append(pattern)
+        return by_leaf
+
     def _resolve_switches(self) -> None:
-        by_leaf = self._by_leaf
         self._patterns.resolve(self.names.keys)
         for pattern in self._patterns:
             pattern.leaves = tuple(sorted(set(pattern.keys) - {""}))
-            for leaf in pattern.leaves:
-                by_leaf.setdefault(leaf, []).append(pattern)
             _add(self.graph, pattern.keys, pattern)
 
     def _find_shared(self, static: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, str]]:
