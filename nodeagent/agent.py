@@ -272,12 +272,11 @@ class Agent:
             self.file.reload()
 
     async def _settle(self) -> None:
-        """Wait until the kubelet lists our devices, then import what registration does not need.
-
-        Not in a thread: its memory arena would keep 3 MiB for good.
-        """
+        """Wait until the kubelet lists our devices, then import what registration does not need: not in a thread, whose
+        memory arena would keep 3 MiB for good."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):
+                await self.offering.begun.wait()
                 while not all(status.streams for status in self.plugins.statuses()):  # noqa: ASYNC110
                     await asyncio.sleep(SETTLE_LOOK_S)
         for name in LATE_IMPORTS:

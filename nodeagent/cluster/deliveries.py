@@ -1,8 +1,7 @@
 """The state of what the agent writes, for each part of the agent: for ``/readyz``, metrics and Events.
 
 A part is ``nodelinks``, ``events``, ``marks``, ``evictions``, ``slices`` or ``volcano``, which write to the API server,
-or ``nvsentinel``. No failure here makes the
-agent unready: devices come first.
+or ``nvsentinel``. No failure here makes the agent unready: devices come first.
 """
 
 from __future__ import annotations

@@ -396,7 +396,7 @@ async def test_a_driver_that_fails_from_the_start_does_not_delay_the_nics() -> N
 async def test_the_pages_of_the_web_server_show_the_state_of_the_agent() -> None:
     async with node() as n:
         await n.start_agent()
-        await n.until(lambda: bool(n.agent.plugins.statuses()))
+        await n.until(lambda: NIC0 in {one.resource for one in n.agent.plugins.statuses()})
         status, body = await n.get("/readyz")
         assert status == 503
         assert f"{NIC0}: not registered" in body
@@ -484,3 +484,12 @@ async def test_the_specs_of_gpus_and_the_vendors_own_follow_what_is_on_the_host(
         given = (await n.kubelet.admit(PodSpec.single("worker", {MEMORY: 1}))).given["main"]
         assert given.cdi_devices[0].startswith("nvidia.com/gpu=GPU-")
         assert not (n.root / "var/run/cdi/nodeagent-gpu.json").exists()
+
+
+async def test_what_registration_does_not_need_waits_until_the_kubelet_lists_every_resource() -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent()
+        await n.agent.settled.wait()
+        listed = {status.resource for status in n.agent.plugins.statuses() if status.streams}
+        assert listed == {NIC0, NIC1, MEMORY}

@@ -332,7 +332,7 @@ async def reporting(
 
 
 async def until(server: ApiServer, good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             found = server.find("nodelinks", "gpu-0", "nodeagent")
             if found is not None and good(found):

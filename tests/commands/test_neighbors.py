@@ -59,7 +59,7 @@ async def test_the_verb_ends_when_every_link_with_carrier_has_a_neighbor(links, 
                 with far.raw(f"b{number}") as switch:
                     switch.send(announce("leaf-1", f"Ethernet{number}", port_description="node-7\x1b[31m"))
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         result = await neighbor_listing.read_once(SWP, QUIET, root, wait_s=60, progress=speak)
     assert (
         said[0] == "0 of 2 links with carrier have a neighbor (3 in all); waiting up to 60 s for the others"
@@ -68,20 +68,20 @@ async def test_the_verb_ends_when_every_link_with_carrier_has_a_neighbor(links, 
     table = neighbor_listing.as_table(result).splitlines()
     assert table[0].split("  ")[0] == "LINK"
     assert re.fullmatch(
-        r"swp1  -  +leaf-1  Ethernet1  node-7\\x1b\[31m  -  +0s   120s  0s     live", table[1]
+        r"swp1  -  +leaf-1  Ethernet1  node-7\\x1b\[31m  -  +\d+s +120s  \d+s +live", table[1]
     )
     assert re.fullmatch(r"swp3  -  +-  +-  +-  +-  +-  +-  +-  +down", table[3])
     printed = json.loads(neighbor_listing.as_json(result))
     assert [link["state"] for link in printed["links"]] == ["live", "live", "down"]
     one = printed["links"][0]["neighbors"][0]
     assert one["port_id"] == {"subtype": "ifname", "value": "Ethernet1"}
-    assert 0 <= one["age_seconds"] < 10
+    assert 0 <= one["age_seconds"] < 60
     assert one["stale"] is False
 
 
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_a_short_wait_prints_its_length_instead_of_a_reason(links, root):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         result = await neighbor_listing.read_once(SWP, QUIET, root, wait_s=0.2)
     assert [row.state for row in result.rows] == ["unheard", "unheard", "down"]
     table = neighbor_listing.as_table(result)
@@ -91,7 +91,7 @@ async def test_a_short_wait_prints_its_length_instead_of_a_reason(links, root):
 
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_a_link_without_frames_for_long_has_a_likely_reason(links, root):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         result = await neighbor_listing.read_once(SWP, QUIET, root, wait_s=0.3, no_neighbor_after_s=0.1)
     assert [row.state for row in result.rows] == ["silent", "silent", "down"]
     assert (
@@ -104,7 +104,7 @@ async def test_a_link_without_frames_for_long_has_a_likely_reason(links, root):
 async def test_watch_prints_each_change(links, root):
     _, far = links
     listings = neighbor_listing.watch(SWP, QUIET, root)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         first = await anext(listings)
         assert [row.state for row in first.rows] == ["unheard", "unheard", "down"]
         with far.raw("b1") as switch:
@@ -255,7 +255,7 @@ async def test_a_scan_receives_until_every_named_link_has_a_neighbor(links, root
 
     speaking = asyncio.create_task(speak())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             result = await listing.scan_once(transmitting(), root, wait_s=60)
     finally:
         speaking.cancel()
@@ -269,7 +269,7 @@ async def test_the_verbs_send_nothing_to_the_switches(links, root):
     with far.entered():
         heard = open_socket(far.ifindex("b1"))
     with heard as switch:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await listing.scan_once(transmitting(), root, wait_s=0.3)
             listings = neighbor_listing.watch(SWP, transmitting().lldp, root)
             await anext(listings)
@@ -283,7 +283,7 @@ async def test_the_verbs_send_nothing_to_the_switches(links, root):
 
 async def test_a_scan_of_a_capture_does_not_wait_for_lldp(tmp_path):
     Machine.load("two-gpu-two-nic").write(tmp_path / "root")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         result = await listing.scan_once(Config(), tmp_path / "root", wait_s=60)
     assert result.snapshot.links
 

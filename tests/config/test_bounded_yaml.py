@@ -43,10 +43,10 @@ MERGE_BOMB = "a0: &a0 {k: 1}\n" + "".join(
     ids=lambda text: text[:20],
 )
 def test_a_text_that_passes_a_limit_is_refused_at_once(text: str, problem: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(ValueError, match=problem):
         load_document(text, LIMITS)
-    assert time.perf_counter() - began < 5.0
+    assert time.process_time() - began < 5.0
 
 
 def test_aliases_and_merge_keys_within_the_limits_are_read() -> None:

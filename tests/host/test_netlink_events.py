@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -31,7 +32,7 @@ def namespace() -> Iterator[NamespaceThread]:
 
 async def woken(events: LinkEvents | Uevents) -> bool:
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await events.wait()
     except TimeoutError:
         return False
@@ -223,7 +224,10 @@ def taps(namespace: NamespaceThread, tmp_path: Path) -> Iterator[list[Tap]]:
 async def test_a_second_lost_link_is_published_before_the_kernel_announces_it(
     namespace: NamespaceThread, taps: list[Tap], tmp_path: Path
 ) -> None:
-    """Linkwatch holds the second announcement back until a second after the first (0.91 s measured)."""
+    """Linkwatch holds the second announcement back until a second after the first (0.91 s measured).
+
+    A busy machine may be late by as much; the fastest of several attempts shows that nothing waits for linkwatch.
+    """
     published: asyncio.Queue[PciFacts] = asyncio.Queue()
     with namespace.run(LinkEvents) as events:
         watching = asyncio.create_task(watch(Tree(tmp_path), [events], published.put_nowait))
@@ -238,18 +242,24 @@ async def test_a_second_lost_link_is_published_before_the_kernel_announces_it(
                 if down == [not up for up in carrier]:
                     return
 
+        lost, returned = [], []
         try:
-            async with asyncio.timeout(5):
-                await until(True, True)
+            await until(True, True)
+            while not lost or (max(min(lost), min(returned)) > 0.5 and len(lost) < 20):
                 taps[0].carrier(False)
                 await until(False, True)
-            await asyncio.sleep(0.1)
-            async with asyncio.timeout(0.5):
+                await asyncio.sleep(0.1)
+                began = time.monotonic()
                 taps[1].carrier(False)
                 await until(False, False)
-            async with asyncio.timeout(0.5):
+                lost.append(time.monotonic() - began)
+                began = time.monotonic()
                 taps[0].carrier(True)
                 await until(True, False)
+                returned.append(time.monotonic() - began)
+                taps[1].carrier(True)
+                await until(True, True)
+            assert max(min(lost), min(returned)) < 0.5, (lost, returned)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)

@@ -82,7 +82,7 @@ class SampledMachine:
         return self.sampler.latest
 
     async def until(self, predicate: Callable[[LatestSamples], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not predicate(self.sampler.latest):
                 self._news.clear()
                 await self._news.wait()

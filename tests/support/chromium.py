@@ -106,10 +106,13 @@ class Tab:
             deviceScaleFactor=1,
             mobile=False,
         )
+        self.until(f"innerWidth === {width} && innerHeight === {height}")
 
     def open(self, url: str) -> None:
-        self.call("Page.navigate", url=url)
-        until(lambda: self.value("document.readyState") == "complete")
+        """Leave the present document for another one, and wait until that is loaded."""
+        loader = self.call("Page.navigate", url=url)["loaderId"]
+        until(lambda: self.call("Page.getFrameTree")["frameTree"]["frame"]["loaderId"] == loader, what=url)
+        self.until("document.readyState === 'complete'")
 
     def value(self, expression: str) -> Any:
         """The value of a JavaScript expression; of a promise, its result."""
@@ -124,7 +127,17 @@ class Tab:
         """Wait until the expression is true. Returns its value."""
         return until(lambda: self.value(expression), timeout_s, expression)
 
+    def shows(self, selector: str, text: str, timeout_s: float = WAIT_S) -> str:
+        """Wait until an element shows a text that comes from a server or another process. Returns all that it shows."""
+        place, wanted = json.dumps(selector), json.dumps(text)
+        shown: str = self.until(
+            f"((shown) => shown?.includes({wanted}) && shown)(document.querySelector({place})?.innerText)",
+            timeout_s,
+        )
+        return shown
+
     def text(self, selector: str) -> str:
+        """The text that an element shows now."""
         found: str = self.value(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
         return found
 

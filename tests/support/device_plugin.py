@@ -89,7 +89,7 @@ class Plugin:
     def streams(self) -> int:
         return len(self._streams)
 
-    async def until(self, predicate: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async def until(self, predicate: Callable[[], bool], timeout_s: float = 30.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not predicate():
                 await self._pulse.wait()

@@ -99,11 +99,11 @@ class Node:
         self._task = self.agent = None
 
     async def allocatable(self, resource: str, count: int) -> None:
-        await self.kubelet.until(lambda: self.kubelet.allocatable().get(resource) == count, 15)
+        await self.kubelet.until(lambda: self.kubelet.allocatable().get(resource) == count, 60)
 
     async def until(self, predicate: Callable[[], bool]) -> None:
         """Wait for a condition without an event: it is called every few milliseconds."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while not predicate():
                 await asyncio.sleep(0.005)
 

@@ -32,21 +32,17 @@ async def test_the_live_page_shows_holders_faults_curves_and_resources(browser: 
         assert (await machine.kubelet.admit(pod)).admitted
         tab = await asyncio.to_thread(browser.tab, f"http://127.0.0.1:{machine.port}/ui/")
         for text in ("trainer", "GPU 0", "PCIe affinity", "NUMA node 0", f"{nic}", "registered"):
-            await asyncio.to_thread(tab.until, f"document.body.innerText.includes({text!r})")
-        assert "granted" in await asyncio.to_thread(tab.text, "#gpus")
+            await asyncio.to_thread(tab.shows, "body", text)
+        await asyncio.to_thread(tab.shows, "#gpus", "granted")
         await asyncio.to_thread(tab.click_on, "#nics summary", "1 held")
-        vfs = await asyncio.to_thread(tab.text, "#nics")
-        assert "/trainer/" in vfs
-        assert "Healthy" in vfs
+        assert "Healthy" in await asyncio.to_thread(tab.shows, "#nics", "/trainer/")
         assert machine.agent is not None
         pf = machine.machine.pfs[0].address
         for at in (10.0, 25.0, 40.0):
             sample = Sample(at, pf, Source.MODULE, {"module_celsius": 30.0 + at, "rx_power_watts/1": 1e-3})
             machine.agent.pages._history.take([sample], at)
         machine.machine.set_link(pf, up=False)
-        await asyncio.to_thread(
-            tab.until, "document.getElementById('health').innerText.includes('carrier_down')"
-        )
+        await asyncio.to_thread(tab.shows, "#health", "carrier_down")
         curves = await asyncio.to_thread(tab.text, "#nics .curves")
         assert "70 °C module temperature" in curves
         assert "0.0 dBm received light" in curves
@@ -75,7 +71,7 @@ def test_the_file_of_a_machine_without_an_agent(browser: Browser, tmp_path: Path
     page = tmp_path / "node.html"
     page.write_text(printed.getvalue())
     tab = browser.tab(f"file://{page}")
-    tab.until("document.getElementById('summary').innerText.includes('8 GPUs · 13 NICs')")
+    tab.shows("#summary", "8 GPUs · 13 NICs")
     assert tab.value("document.querySelectorAll('#gpus .tile').length") == 8
     assert tab.value("document.querySelectorAll('#nics .tile').length") == 13
     assert tab.value("document.querySelectorAll('#affinity .numa').length") == 2
@@ -181,7 +177,7 @@ def test_the_page_of_recorded_samples_has_the_health_at_their_end(
     page = tmp_path / "node.html"
     page.write_text(printed("health", "--html", "replay", str(recording)))
     tab = browser.tab(f"file://{page}")
-    tab.until("document.getElementById('summary').innerText.includes('recorded samples')")
+    tab.shows("#summary", "recorded samples")
     document = json.loads(tab.value("document.getElementById('document').textContent"))
     shown = {nic["address"]: [reason["key"] for reason in nic["reasons"]] for nic in document["nics"]}
     shown |= {gpu["uuid"]: [reason["key"] for reason in gpu["reasons"]] for gpu in document["places"]}
