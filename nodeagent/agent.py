@@ -38,11 +38,10 @@ from nodeagent.c_heap import return_free_memory, use_one_heap
 from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.config.faults import ConfigError
-from nodeagent.configuration_file import configuration_text
 from nodeagent.device_offering import DeviceOffering
 from nodeagent.dra.earlier_records import has_records
 from nodeagent.ending import end_at
-from nodeagent.followed_configuration import FollowedConfiguration
+from nodeagent.followed_configuration import FollowedConfiguration, configuration_text
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.mps_clients import MPS_FOLDER

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -158,8 +159,6 @@ class Config(Settings, frozen=True, kw_only=True):
 
 def digest(config: Config) -> str:
     """Equal configurations, and only these, have equal digests."""
-    from hashlib import blake2b  # noqa: PLC0415 - it loads OpenSSL
-
     return blake2b(msgspec.json.encode(config), digest_size=16).hexdigest()
 
 

@@ -13,6 +13,7 @@ can be ended from outside.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import threading
 import time
@@ -20,10 +21,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
-
-from nodeagent.bounded_wait import Unanswered
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +31,18 @@ T = TypeVar("T")
 IDLE_S = 30.0
 LOOK_AGAIN_S = 0.2
 """A process that was stopped finds every limit exceeded: a call gets this time to continue before it is abandoned."""
+
+
+class Unanswered(TimeoutError):  # noqa: N818 - it says what happened
+    """A call did not return in time. ``step`` is what it did last, such as the path of a file; it may be empty."""
+
+    def __init__(self, source: str, step: str, limit_s: float) -> None:
+        self.source, self.step = source, step
+        where = f" (in {step})" if step else ""
+        super().__init__(errno.ETIMEDOUT, f"{source}: no answer within {limit_s:g} s{where}")
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 class HangingCall(NamedTuple):
@@ -125,6 +136,27 @@ class BoundedCalls:
             future.exception()  # an error that comes this late has no reader
             log.info("An abandoned call has returned. source=%s step=%r", self.source, call.step)
             self.returned()
+
+
+def within(source: str, limit_s: float, work: Callable[[], T]) -> T:
+    """Call ``work`` in a daemon thread and wait for it, without an event loop: for the start of a process. Raises its
+    errors, and ``Unanswered``."""
+    results: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def make() -> None:
+        try:
+            results.put((work(), None))
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            results.put((None, error))
+
+    threading.Thread(target=make, name=source, daemon=True).start()
+    try:
+        result, error = results.get(timeout=limit_s)
+    except Empty:
+        raise Unanswered(source, "", limit_s) from None
+    if error is not None:
+        raise error
+    return cast("T", result)
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:

@@ -126,7 +126,8 @@ class ControllerPages:
             return Page(503, f"the API server does not give it: {error}\n".encode())
         if not listed.items:
             return Page(404, b"the node has no report now\n")
-        links = listed.items[0].links
+        known = self._fabric.parts.planner.inputs.known_neighbors
+        links = known.complete_links(name, listed.items[0].links)
         words = rule_words({reason for link in links for reason in link.reasons})
         view = ViewReport(links, words, listed.items[0].holders)
         return Page(200, msgspec.json.encode(view), JSON_TYPE)

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from nodeagent.agent_config import Config, digest
-from nodeagent.bounded_calls import BoundedCalls, hanging_calls
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered, hanging_calls
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.dra.devices import GPU, NIC, DraDevice
 from nodeagent.dra.offered import DraOffer, LeftOut, OfferedPools, held_by_claims, without_plugin_holders
@@ -33,10 +32,11 @@ from nodeagent.machine_view import MachineView, Trouble, machine_view
 from nodeagent.model import Holding, Snapshot
 from nodeagent.offer import Offer, prefix
 from nodeagent.sources.pci_source import PRODUCT_FILE
-from nodeagent.supervise import either
 
 log = logging.getLogger(__name__)
 
+SENT_S = 0.02
+"""Within this time the streams have sent the devices."""
 SWEEP_S = 5.0
 """For the files of an earlier agent."""
 
@@ -80,7 +80,8 @@ class DeviceOffering:
         self._logged_rails: Numbering = rails.content.numbering
         self.begun = asyncio.Event()
         """Set once the plugins have the first offer."""
-        self._replaced = asyncio.Event()
+        self._news = asyncio.Event()
+        """There may be something else to offer."""
         self._prepared: tuple[DeviceKind, ...] = ()
         """The kinds of the last offer, those too whose files cannot be written."""
         self._swept = False
@@ -136,7 +137,7 @@ class DeviceOffering:
         resized = (self._sizes.refusal(kind, snapshot) for kind in offer.kinds(snapshot))
         _refuse(name, [*self._fatal(offer), *filter(None, resized)])
         self._offer = offer
-        self._replaced.set()
+        self._news.set()
 
     def refresh(self) -> None:
         """Give the plugins the latest facts now: the next request of the kubelet may arrive before the next round."""
@@ -144,12 +145,12 @@ class DeviceOffering:
 
     def claims_changed(self) -> None:
         """A claim was prepared or ended."""
-        self._replaced.set()
+        self._news.set()
 
     def holdings_read(self) -> None:
         """The kubelet has listed what pods hold."""
         if self._rails.holdings_read():
-            self._replaced.set()
+            self._news.set()
 
     async def follow_rails(self) -> None:
         """Take over, every ``scanSeconds``, that `nodeagent remembered forget` removed a rail, until cancelled."""
@@ -158,31 +159,41 @@ class DeviceOffering:
             if rails := await self._rails.forgotten(self._inventory.snapshot):
                 self._offer.forget(rails)
                 self._forget_nics(rail.pci_address for rail in rails if rail.pci_address is not None)
-                self._replaced.set()
+                self._news.set()
 
     async def run(self) -> None:
         """Offer the devices now, after each change, and every ``scanSeconds``, until cancelled."""
-        while True:
-            snapshot = await self.offer_now()
-            await asyncio.sleep(0)  # the streams send now; the rest can wait
-            self._find_troubles(snapshot)
-            await self._remove_stale_files(snapshot)
+        with self._inventory.tells(self._news):
+            while True:
+                self._news.clear()
+                snapshot = await self.offer_now()
+                await self._remove_stale_files(snapshot)
+                await self._wait_for_news(snapshot)
+
+    async def _wait_for_news(self, snapshot: Snapshot) -> None:
+        """Return after ``scanSeconds`` at the latest. The rest of the work may end later: news do not wait for it."""
+        rest = asyncio.create_task(self._look_after(snapshot), name="rest of the offer")
+        rest.add_done_callback(lambda task: None if task.cancelled() else self._news.set())
+        try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._scan_seconds):
-                    await either(
-                        self._inventory.changed(snapshot.revision),
-                        self._replaced.wait(),
-                        self._files.failed.wait(),
-                        self._follow_files(snapshot),
-                    )
-            self._replaced.clear()
+                    await self._news.wait()
+        finally:
+            rest.cancel()
+        if rest.done() and not rest.cancelled():
+            rest.result()
 
-    async def _follow_files(self, snapshot: Snapshot) -> None:
-        """Return when a file can be written that could not, or the other way round, and when a removed device may leave
-        its list: a disk may have space again, a file may have been removed."""
+    async def _look_after(self, snapshot: Snapshot) -> None:
+        """Find what is wrong with the offer, after the streams have sent it. Return when a file can be written that
+        could not, or the other way round, and when a removed device may leave its list: a disk may have space again,
+        a file may have been removed."""
+        await asyncio.sleep(SENT_S)
+        self._find_troubles(snapshot)
         before = self._files.unwritable
         while self._files.unwritable == before and not self._drop_removed(snapshot):
-            await asyncio.sleep(self._files.pause_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._files.pause_s):
+                    await self._files.failed.wait()
             await self._files.prepare(self._prepared, snapshot)
 
     async def offer_now(self) -> Snapshot:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent import state_directory
 from nodeagent.agent_config import Config
-from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.service import HealthService

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from nodeagent.config.faults import ConfigError, ConfigFault
-from nodeagent.configuration_file import configuration_text
 from nodeagent.controller_config import FabricConfig, load_fabric
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology, load_topology
+from nodeagent.followed_configuration import configuration_text
 from nodeagent.infiniband.ibnetdiscover import DiscoveredCablesError, parse_ibnetdiscover
 
 

@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.bounded_wait import Unanswered
-from nodeagent.config.faults import ConfigError
+from nodeagent.bounded_calls import BoundedCalls, Unanswered, within
+from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
+from nodeagent.regular_file import read_regular
 from nodeagent.supervise import Fatal, either
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,25 @@ T = TypeVar("T")
 READ_S = 2.0
 START_S = 10.0
 RETRY_S = 10.0
+
+
+def configuration_text(path: Path) -> str:
+    """Read the text of a configuration file. Blocks. Raises ``ConfigError``."""
+    try:
+        return read_regular(path).decode("utf-8", "surrogateescape")
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+        raise ConfigError(str(path), [ConfigFault("", None, None, why)]) from error
+
+
+def read_at_start(path: Path, read: Callable[[], T]) -> T:
+    """Return what ``read`` makes of the file, before the event loop runs. Raises ``ConfigError``, also if the file does
+    not answer: a process that hangs here would show no reason, and SIGTERM does not end the first process of a pod."""
+    try:
+        return within("configuration", START_S, read)
+    except Unanswered as error:
+        why = f"cannot be read: no answer within {START_S:g} s; mount its file system again"
+        raise ConfigError(str(path), [ConfigFault("", None, None, why)]) from error
 
 
 class FollowedConfiguration(Generic[T]):

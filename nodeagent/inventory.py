@@ -8,6 +8,8 @@ There is no queue: a slow reader sees the latest snapshot. Belongs to one event 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from msgspec.structs import replace
@@ -20,6 +22,7 @@ class Inventory:
         self.snapshot = Snapshot()
         self._published: set[str] = set()
         self._waiters: list[asyncio.Future[None]] = []
+        self._events: list[asyncio.Event] = []
 
     def publish(self, source: str, **facts: Any) -> bool:
         """Replace these parts of the snapshot; its facts are current. Return whether anything changed."""
@@ -50,12 +53,24 @@ class Inventory:
                     self._waiters.remove(waiter)
         return self.snapshot
 
+    @contextmanager
+    def tells(self, event: asyncio.Event) -> Iterator[None]:
+        """Set the event at each change. Its reader runs in the next turn of the event loop, one that waits for several
+        coroutines (``supervise.either``) some turns later."""
+        self._events.append(event)
+        try:
+            yield
+        finally:
+            self._events.remove(event)
+
     def _update(self, facts: dict[str, Any], *, wake: bool) -> bool:
         old = self.snapshot
         same = all(getattr(old, name) == value for name, value in facts.items())
         if same and not wake:
             return False
         self.snapshot = replace(old, **facts, revision=old.revision + 1)
+        for event in self._events:
+            event.set()
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():

@@ -29,11 +29,11 @@ async def push(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
                 gpu = number % len(stage.machine.gpus)
                 await process.ask("lag")
                 took = await change(
-                    kubelet, "nvidia-dgx-h100/gpu-mem", lambda gpu=gpu: stage.machine.raise_xid(gpu, 79),
+                    stage, kubelet, "nvidia-dgx-h100/gpu-mem", lambda gpu=gpu: stage.machine.raise_xid(gpu, 79),
                     healthy=lambda healthy: healthy < count,  # noqa: B023
                 )  # fmt: skip
-                pushed.append(1000 * took)
-                await asyncio.sleep(0.02)
+                pushed.append(1000 * took.whole)
+                await asyncio.sleep(0.1)  # the agent reads the GPUs again within this time
                 stalls.append((await process.ask("lag"))["lag_ms"])
                 stage.machine.set_recovery_action(gpu, "gpu_reset")
                 await asyncio.sleep(_GAP_S)

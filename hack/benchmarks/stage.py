@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.sim.kubelet import Kubelet
@@ -28,6 +28,7 @@ INSIDE = (sys.executable, str(Path(__file__).with_name("inside.py")))
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 RESOURCES = 9
+SWITCH_S = 0.0005
 PATIENCE_S = 30.0
 QUIET_S = 1.5
 """The agent repeats its reads for 1.2 s after an event; a fault after that is a first one."""
@@ -174,12 +175,31 @@ def settled(kubelet: Kubelet, since: float) -> bool:
     return len(registrations(kubelet, since)) == len(first_lists(kubelet, since)) == RESOURCES
 
 
+class Delay(NamedTuple):
+    """Seconds from a change of the machine to its message at the kubelet. ``after_event`` begins when the simulated
+    kernel or GPU driver has announced the change, so it is without the time in which the stand-in writes files."""
+
+    whole: float
+    after_event: float
+
+
 async def change(
-    kubelet: Kubelet, resource: str, happen: Callable[[], None], *, healthy: Callable[[int], bool]
-) -> float:
-    """Seconds from just before ``happen`` until its message has reached the kubelet."""
+    stage: Stage,
+    kubelet: Kubelet,
+    resource: str,
+    happen: Callable[[], None],
+    *,
+    healthy: Callable[[int], bool],
+) -> Delay:
+    """Let ``happen`` change the machine, and wait for the message."""
     before = len(kubelet.updates)
-    began = time.monotonic()
+    announced = began = time.monotonic()
+
+    def announce() -> None:
+        nonlocal announced
+        announced = time.monotonic()
+
+    stage.machine.announced = announce
     await asyncio.to_thread(happen)
 
     def arrival() -> float | None:
@@ -191,13 +211,15 @@ async def change(
     await kubelet.until(lambda: arrival() is not None, PATIENCE_S)
     at = arrival()
     assert at is not None
-    return at - began
+    return Delay(at - began, at - announced)
 
 
 @contextmanager
 def stage() -> Iterator[Stage]:
     # In memory, as sysfs is: on a disk each changed file would wait for the syncs of other programs.
     shm = Path("/dev/shm")
+    # Kubelet and machine are one process here: neither holds the interpreter while a message for the other waits.
+    sys.setswitchinterval(SWITCH_S)
     with tempfile.TemporaryDirectory(
         prefix="nodeagent-bench-", dir=shm if os.access(shm, os.W_OK) else None
     ) as name:

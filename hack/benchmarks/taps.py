@@ -75,7 +75,7 @@ async def taps(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
                 return
             async with asyncio.timeout(PATIENCE_S):
                 await kubelet.until(lambda: len(first_lists(kubelet, 0)) == len(pfs), PATIENCE_S)
-            first, second = await _losses(process, kubelet, len(pfs), 5 if quick else 30)
+            first, second = await _losses(process, kubelet, len(pfs), 5 if quick else 50)
     yield Figure(group, "the first loss: 8 VFs Unhealthy", "ms", first, {"p99": FIRST_P99_MS}, _NOTE)
     yield Figure(
         group, "a loss of another PF, 100 ms later", "ms", second, {"p99": SECOND_P99_MS},

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.bounded_wait import Unanswered, within
+from nodeagent.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.inventory import Inventory

@@ -69,8 +69,8 @@ def _lease(text: str) -> float:
 
 def _controller(options: argparse.Namespace) -> int:
     from nodeagent import controller
-    from nodeagent.configuration_file import read_at_start
     from nodeagent.fabric_file import read_fabric
+    from nodeagent.followed_configuration import read_at_start
     from nodeagent.kube.access import in_cluster, kubeconfig
 
     file: Path | None = options.fabric

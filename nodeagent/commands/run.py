@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import os
-import sys
 from pathlib import Path
 
 from nodeagent.commands.log_lines import log_to_stderr
@@ -40,13 +40,9 @@ def add(add: Add) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     gc.disable()  # the modules and their objects stay; the agent collects and enables it once it has settled
-    config = load(options.config)
-    if config.web.certificate_file is None:
-        _leave_tls_out()
-    import asyncio
-
     from nodeagent import agent
 
+    config = load(options.config)
     log_to_stderr(options.log_level or config.log.level, daemon=True)
     agent_options = agent.AgentOptions(
         options.root,
@@ -59,16 +55,6 @@ def _run(options: argparse.Namespace) -> int:
     )
     asyncio.run(agent.run(config, agent_options))
     return GOOD
-
-
-def _leave_tls_out() -> None:
-    """Import asyncio as in a Python without OpenSSL, which takes 4.5 MiB. Only a web server with a certificate uses the
-    TLS of asyncio; the client of the API server loads OpenSSL itself."""
-    if "asyncio" not in sys.modules:
-        sys.modules["ssl"] = None  # type: ignore[assignment]  # its import fails
-        import asyncio  # noqa: F401
-
-        del sys.modules["ssl"]
 
 
 def _own_pod(namespace: str | None, name: str | None) -> tuple[str, str] | None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import Unanswered
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claim_preparation import Occupied, allocation_key, prepare_claim, valid_uid

@@ -8,6 +8,7 @@ names a missing attribute is an error for the whole pod.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -160,8 +161,6 @@ def bounded(text: str) -> str:
     raw = text.encode("utf-8", "backslashreplace")
     if len(raw) <= VALUE_MAX:
         return raw.decode()
-    from hashlib import blake2b  # noqa: PLC0415 - it loads OpenSSL
-
     digest = blake2b(raw, digest_size=4).hexdigest()
     return f"{raw[: VALUE_MAX - 1 - len(digest)].decode('utf-8', 'ignore')}~{digest}"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
 from typing import Literal
 
 import msgspec
@@ -191,7 +192,5 @@ def _label(text: str) -> str:
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if label == text.lower() and len(label) <= _LABEL_MAX:
         return label
-    from hashlib import blake2b  # noqa: PLC0415 - it loads OpenSSL
-
     digest = blake2b(text.encode(), digest_size=4).hexdigest()
     return f"{label[: _LABEL_MAX - 1 - len(digest)]}-{digest}"

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.bounded_wait import within
+from nodeagent.bounded_calls import BoundedCalls, within
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claims import PreparedClaims
 from nodeagent.dra.offered import DraOffer

@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 
 from nodeagent.backoff import Backoff
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import Unanswered
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claims import ClaimReference, PreparedClaims
 from nodeagent.dra.devices import DraDevice, pool_name

@@ -52,6 +52,7 @@ class Inputs:
 
     def __init__(self, rules: FabricRules, topology: Topology) -> None:
         self._topology = topology
+        self.known_neighbors = topology.neighbors
         self._pool = InternPool()
         self._reader = ReportReader(rules, self._pool)
         self._our_labels = rules.label_keys
@@ -72,7 +73,7 @@ class Inputs:
             self.refused.pop(name, None)
             return
         try:
-            self.reports[name] = self._reader.read(name, self._topology.neighbors.complete(links))
+            self.reports[name] = self._reader.read(name, self.known_neighbors.complete(links))
             self.refused.pop(name, None)
         except RefusedReportError as error:
             self.refuse(name, str(error))

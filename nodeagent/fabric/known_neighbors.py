@@ -25,10 +25,12 @@ class KnownNeighbors:
 
     def complete(self, links: NodeLinks) -> NodeLinks:
         """The report with the neighbors that it lacks."""
-        if not self.by_guid:
-            return links
-        completed = tuple(self._completed(links.node_name, link) for link in links.links)
+        completed = self.complete_links(links.node_name, links.links)
         return links if completed == links.links else replace(links, links=completed)
+
+    def complete_links(self, node: str, links: tuple[NodeLink, ...]) -> tuple[NodeLink, ...]:
+        """The links of a node with the neighbors that they lack."""
+        return tuple(self._completed(node, link) for link in links) if self.by_guid else links
 
     def _completed(self, node: str, link: NodeLink) -> NodeLink:
         if link.neighbor is not None and not link.neighbor.stale:

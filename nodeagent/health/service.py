@@ -41,6 +41,8 @@ GPU_SECTION = "gpu"
 GATHER_S = 0.1
 _LEAST_S = 0.01
 """Between two evaluations that only time requires."""
+STORE_AFTER_S = 0.05
+"""The kubelet has the news first, then the state file."""
 
 
 class HealthService:
@@ -84,7 +86,7 @@ class HealthService:
 
     async def run(self) -> None:
         """Evaluate the NICs when this is due, and update the state file, until cancelled. The records are encoded
-        here, so that a fact does not wait for it."""
+        here, and later, so that a fact does not wait for it."""
         try:
             while True:
                 self._wake.clear()
@@ -95,6 +97,7 @@ class HealthService:
                         await self._wake.wait()
                 except TimeoutError:
                     self.judge_nics()
+                await asyncio.sleep(STORE_AFTER_S)
         finally:
             self.store()
 

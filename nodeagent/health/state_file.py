@@ -29,8 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.bounded_wait import Unanswered, within
+from nodeagent.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.host.file_writing import replace_file
 from nodeagent.regular_file import read_regular
 

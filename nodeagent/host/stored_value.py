@@ -19,8 +19,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from nodeagent.bounded_calls import in_thread
-from nodeagent.bounded_wait import within
+from nodeagent.bounded_calls import in_thread, within
 from nodeagent.host.file_writing import replace_file
 from nodeagent.regular_file import read_regular
 

@@ -22,8 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.allocation import Allocation, DeviceInfo
-from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.kinds import DEVICE_INFO_FILES, DeviceKind
 from nodeagent.kubelet.cdi_files import CdiSpecFiles, needed_by
 from nodeagent.kubelet.device_info import DeviceInfoFiles

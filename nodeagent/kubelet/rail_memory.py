@@ -30,7 +30,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from nodeagent.bounded_wait import within
+from nodeagent.bounded_calls import within
 from nodeagent.host.stored_value import StoredValue
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.gpu_memory import GpuMemory

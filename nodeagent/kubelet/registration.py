@@ -23,8 +23,7 @@ from pathlib import Path
 
 import grpc
 
-from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.device_list import register_request
@@ -271,15 +270,19 @@ class DevicePlugins:
         return False
 
     async def _register(self, due: list[_Resource], kubelet: KubeletId) -> None:
-        await asyncio.gather(*(self._serve(resource, kubelet) for resource in due))
-        # A kubelet that starts removes our sockets before it creates its own, and then dials a removed socket for
-        # ten seconds. So register only what is intact while the same kubelet is there.
-        intact = [resource for resource in due if resource.plugin.intact()]
-        if kubelet_id(self._kubelet) != kubelet or not intact:
+        """Serve and register one resource after the other. The kubelet answers while the next one begins to serve."""
+        if not due:
             return
         channel = grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=_CHANNEL)
+        channel.get_state(try_to_connect=True)
         try:
-            await asyncio.gather(*(self._call_register(channel, resource, kubelet) for resource in intact))
+            async with asyncio.TaskGroup() as calls:
+                for resource in due:
+                    await self._serve(resource, kubelet)
+                    # A kubelet that starts removes our sockets before it creates its own, and then dials a removed
+                    # socket for ten seconds. So register only what is intact while the same kubelet is there.
+                    if resource.plugin.intact() and kubelet_id(self._kubelet) == kubelet:
+                        calls.create_task(self._call_register(channel, resource, kubelet))
         finally:
             await channel.close()
 

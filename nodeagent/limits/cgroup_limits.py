@@ -22,8 +22,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from nodeagent.bounded_calls import BoundedCalls, enter
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered, enter
 from nodeagent.host.gpu_driver import DriverError, LimitRefused
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.host.nvml import Nvml

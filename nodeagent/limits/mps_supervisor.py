@@ -24,8 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nodeagent.backoff import Backoff
-from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.host.fd import wait_readable
 from nodeagent.host.file_writing import make_folder
 from nodeagent.host.gpu_driver import DriverError

@@ -20,8 +20,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.host.file_writing import make_folder
 from nodeagent.host.inotify import CONTENT, FolderWatch
 from nodeagent.inventory import Inventory

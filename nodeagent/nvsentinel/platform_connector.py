@@ -20,8 +20,7 @@ import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
 from nodeagent.backoff import JITTER, Backoff
-from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.inventory import Inventory
 from nodeagent.nvsentinel import health_event_pb2 as pb

@@ -14,8 +14,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 
-from nodeagent.bounded_calls import BoundedCalls, enter
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered, enter
 from nodeagent.host.sysfs import Tree
 from nodeagent.host.umad import REMEDIES, NoAnswerError, UmadError, UmadPort, UmadReason
 from nodeagent.infiniband import smp

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import PurePosixPath
 
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.inotify import CONTENT, FolderWatch
@@ -21,6 +22,8 @@ from nodeagent.model import Function
 from nodeagent.sources.scan_hints import ScanHint
 
 log = logging.getLogger(__name__)
+
+_DRIVER_FILE = PurePosixPath(PATH).name
 
 
 def is_recorded(tree: Tree) -> bool:
@@ -57,13 +60,15 @@ class NoDriver:
 
 
 class FolderHint:
-    """Wakes at any change in one folder. A simulated machine has this in place of uevents."""
+    """Wakes at a change in one folder. A simulated machine has this in place of uevents. The file of the GPU driver
+    wakes its own reader alone, as the events of NVML do."""
 
     def __init__(self, watch: FolderWatch) -> None:
         self._watch = watch
 
     async def wait(self) -> None:
-        await self._watch.changes()
+        while all(change.name == _DRIVER_FILE for change in await self._watch.changes()):
+            continue
 
 
 @contextmanager

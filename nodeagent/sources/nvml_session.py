@@ -34,6 +34,9 @@ WAIT_S = 3.0
 POD_LOGS = "/var/log/pods"
 SPACING_S = 0.1
 """Readings are at least this far apart, so that a storm of events does not become a storm of readings."""
+AFTER_FAULT_S = 0.05
+"""An event that names a fault is enough for the kubelet: the reading that confirms it comes later, because its thread
+would take the interpreter from the message."""
 VITALS_SPACING_S = 1.0
 """The same for measurements, which are some hundred values for each GPU."""
 
@@ -161,9 +164,11 @@ class Session(threading.Thread):
             events = self.driver.wait(timeout_s)
             if events:
                 self._post(*events)
-                due = min(due, read_at + SPACING_S)
+                is_fault = all(event.unavailable or event.xid is not None for event in events)
+                soon = time.monotonic() + AFTER_FAULT_S if is_fault else 0.0
+                due = min(due, max(read_at + SPACING_S, soon))
                 if vitals_at is not None:
-                    vitals_due = min(vitals_due, vitals_at + VITALS_SPACING_S)
+                    vitals_due = min(vitals_due, max(vitals_at + VITALS_SPACING_S, soon))
 
     def _interval_s(self, readings: tuple[GpuReading, ...]) -> float:
         sound = bool(readings) and not any(reading.lost or reading.fault for reading in readings)

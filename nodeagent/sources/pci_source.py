@@ -27,7 +27,7 @@ from nodeagent.sources.default_route import default_route_netdevs
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.pf_links import read_links, sweep_links
 from nodeagent.sources.pod_values import keep_pod_values
-from nodeagent.sources.scan_hints import ScanHint, forward
+from nodeagent.sources.scan_hints import SWEEP, ScanHint, Sweep, forward
 
 PRODUCT_FILE = "/sys/class/dmi/id/product_name"
 _PCI = "/sys/bus/pci/devices"
@@ -119,23 +119,6 @@ def scan_once(tree: Tree) -> PciFacts:
     return scan_now("pci", tree, scan, tree)
 
 
-class Sweep(Struct, frozen=True):
-    """How the links are read again after a hint.
-
-    The kernel announces the first carrier change at once and delays further ones by up to a second (linkwatch),
-    but sysfs shows them immediately: so the sweep continues for ``for_s``. ``gap_s`` is the least time between two
-    readings of the links, ``scan_gap_s`` between two scans, for any number of hints.
-    """
-
-    every_s: float = 0.02
-    for_s: float = 1.2
-    gap_s: float = 0.002
-    scan_gap_s: float = 0.1
-
-
-SWEEP = Sweep()
-
-
 async def watch(
     tree: Tree,
     hints: Iterable[ScanHint],
@@ -183,6 +166,7 @@ async def _watch(
             scan_at = scanned_at + interval_s
         elif (swept := await scanner.sweep()) is not None:
             publish(swept)
+            scan_at = max(scan_at, min(now() + sweep.news_s, sweep_until))
         read_at = now()
         next_at = min(scan_at, read_at + sweep.every_s) if read_at < sweep_until else scan_at
         try:

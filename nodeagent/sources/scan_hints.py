@@ -1,9 +1,11 @@
-"""Hints that wake a source to scan again; they carry no facts."""
+"""Hints that wake a source to scan again; they carry no facts. ``Sweep`` is what the PCI source does after one."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Protocol
+
+from msgspec import Struct
 
 
 class ScanHint(Protocol):
@@ -31,3 +33,22 @@ async def forward(hint: ScanHint, woken: asyncio.Event) -> None:
     while True:
         await hint.wait()
         woken.set()
+
+
+class Sweep(Struct, frozen=True):
+    """How the links are read again after a hint.
+
+    The kernel announces the first carrier change at once and delays further ones by up to a second (linkwatch),
+    but sysfs shows them immediately: so the sweep continues for ``for_s``. ``gap_s`` is the least time between two
+    readings of the links, ``scan_gap_s`` between two scans, for any number of hints. After a change of the links the
+    scan waits for ``news_s``: its thread would take the interpreter from the message to the kubelet.
+    """
+
+    every_s: float = 0.02
+    for_s: float = 1.2
+    gap_s: float = 0.002
+    scan_gap_s: float = 0.1
+    news_s: float = 0.05
+
+
+SWEEP = Sweep()

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hmac
 import logging
+import ssl
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.memory_file import MemoryFile
 from nodeagent.regular_file import read_regular
 from nodeagent.rfc3339 import rfc3339
 from nodeagent.web.web_settings import AccessSettings
 from nodeagent.web.x509 import CertificateError, ends_at
-
-if TYPE_CHECKING:  # OpenSSL takes 4 MiB, and most agents serve without TLS
-    import ssl
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +96,6 @@ class AccessControl:
             return 403
         if self.settings.token_file is None:
             return 200
-        import hmac  # noqa: PLC0415 - it loads OpenSSL
-
         received = _received_token(authorization)
         valid = [token for token in self._tokens if hmac.compare_digest(token, received)]
         return 200 if received and valid else 401
@@ -123,11 +119,9 @@ class AccessControl:
             end = ends_at(certificate, certificate_file)
             if self._loaded is not None:
                 self._check_end(end)
-            from nodeagent.web.tls_context import server_context, verify_clients  # noqa: PLC0415
-
-            context = server_context(certificate, key)
+            context = _context(certificate, key)
             if settings.client_ca_file is not None:
-                verify_clients(context, client_ca, settings.client_ca_file, optional=settings.probes_open)
+                _verify_clients(context, client_ca, settings.client_ca_file, optional=settings.probes_open)
         lines = tuple(filter(None, (line.strip() for line in tokens.splitlines())))
         if settings.token_file is not None and not lines:
             raise CertificateError(f"{settings.token_file} holds no token")
@@ -164,7 +158,33 @@ def _read(path: Path) -> bytes:
     return text
 
 
+def _context(certificate: bytes, key: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    # OpenSSL reads files only. These are in memory, so they cannot change between two reads.
+    with MemoryFile(certificate) as first, MemoryFile(key) as second:
+        context.load_cert_chain(first.path, second.path, password=_encrypted)
+    return context
+
+
+def _verify_clients(context: ssl.SSLContext, authorities: bytes, path: str, *, optional: bool) -> None:
+    try:
+        context.load_verify_locations(
+            cadata=authorities.decode("ascii", "ignore")
+        )  # comments may stand between them
+    except (ssl.SSLError, ValueError) as error:
+        raise CertificateError(f"{path} holds no certificates of CAs in PEM: {error}") from error
+    context.verify_mode = ssl.CERT_OPTIONAL if optional else ssl.CERT_REQUIRED
+
+
+def _encrypted() -> str:
+    raise CertificateError("the key is encrypted; use a key without a password")
+
+
 def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"certificate and key are broken or do not belong together: {error.reason or error}"
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}"
     return str(error)

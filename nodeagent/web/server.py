@@ -17,11 +17,11 @@ import logging
 import os
 import re
 import socket
+import ssl
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from enum import Enum, auto
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,9 +29,6 @@ from nodeagent.supervise import either, end_tasks
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.listening import listen
 from nodeagent.web.web_settings import AccessSettings
-
-if TYPE_CHECKING:
-    import ssl
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
 from binascii import Error as Base64Error
-from binascii import a2b_base64
 from datetime import UTC, datetime
 
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
@@ -22,7 +22,7 @@ def ends_at(pem: bytes, name: str) -> float:
     if begin < 0 or end < 0:
         raise CertificateError(f"{name} has no complete certificate in PEM")
     try:
-        der = a2b_base64(text[begin + len(_BEGIN) : end])
+        der = ssl.PEM_cert_to_DER_cert(text[begin : end + len(_END)] + "\n")
         certificate = _inside(der, 0, _SEQUENCE)
         fields = _Fields(_inside(der, certificate[0], _SEQUENCE), der)
         if fields.tag() == _VERSION:

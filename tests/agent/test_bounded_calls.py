@@ -11,8 +11,7 @@ import time
 import pytest
 
 from nodeagent import bounded_calls
-from nodeagent.bounded_calls import BoundedCalls, enter, hanging_calls
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered, enter, hanging_calls
 
 
 async def test_results_and_errors_reach_the_caller() -> None:
@@ -119,8 +118,7 @@ async def test_a_free_thread_serves_the_next_call_and_ends_later(monkeypatch: py
 def test_a_process_ends_while_a_call_hangs() -> None:
     text = """
 import asyncio, time
-from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 
 async def main():
     try:

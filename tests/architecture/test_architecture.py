@@ -24,12 +24,7 @@ ROOT = Path(__file__).parents[2]
 LINES_MAX = 400
 LONG: dict[str, str] = {}
 """Files longer than LINES_MAX, and why a split would read worse."""
-CATCH_ALL = {
-    "nodeagent/supervise.py",
-    "nodeagent/cli.py",
-    "nodeagent/bounded_calls.py",
-    "nodeagent/bounded_wait.py",
-}
+CATCH_ALL = {"nodeagent/supervise.py", "nodeagent/cli.py", "nodeagent/bounded_calls.py"}
 """Files that may catch every exception: the supervisor, the command line, and threads that pass it to the caller."""
 PURE = (
     "model.py",

@@ -127,7 +127,7 @@ async def test_the_error_names_the_call_and_the_limit(kind: str, message: str) -
     async with hostile.hostile_server() as server:
         flood = getattr(hostile, kind)
         await server.set_answer(lambda _: flood())
-        client = ApiClient(Access(server.url))
+        client = ApiClient(Access(server.url), timeout_s=60.0)
         with pytest.raises(ApiError) as raised:
             await client.get(NODELINKS, "gpu-0", namespace="nodeagent")
         assert str(raised.value).startswith(
@@ -141,7 +141,7 @@ async def test_a_deep_answer_within_the_other_limits_is_refused() -> None:
     async with hostile.hostile_server() as server:
         body = b'{"metadata":{"name":"a"},"spec":' + b"[" * 150_000 + b"]" * 150_000 + b"}"
         await server.set_answer(lambda _: hostile._whole(body))
-        client = ApiClient(Access(server.url))
+        client = ApiClient(Access(server.url), timeout_s=60.0)
         with pytest.raises(ApiError, match=r"get /api/v1/nodes/a: 200 TooLarge: .*nested too deeply"):
             await client.get(NODES.partial, "a")
         await client.close()
@@ -153,7 +153,7 @@ async def test_a_list_without_a_last_page_and_a_watch_with_an_endless_event_end_
     monkeypatch.setattr("nodeagent.kube.answer_bounds.OBJECTS_MAX", 50)
     page = b'{"metadata":{"resourceVersion":"1","continue":"more"},"items":[{"metadata":{"name":"a"}}]}'
     async with hostile.hostile_server() as server:
-        client = ApiClient(Access(server.url))
+        client = ApiClient(Access(server.url), timeout_s=60.0)
         await server.set_answer(lambda _: hostile._whole(page))
         with pytest.raises(ApiError, match=r"list /api/v1/nodes: 200 TooLarge: .*more than 50 objects"):
             await client.list(NODES.partial)
@@ -173,7 +173,7 @@ async def test_a_page_that_is_too_large_is_requested_in_smaller_parts() -> None:
             return hostile._whole(b'{"metadata":{"resourceVersion":"7"},"items":[{"metadata":{"name":"a"}}]}')
 
         await server.set_answer(answer)
-        client = ApiClient(Access(server.url))
+        client = ApiClient(Access(server.url), timeout_s=60.0)
         listed = await client.list(NODES.partial)
         assert ([item.metadata.name for item in listed.items], listed.resource_version) == (["a"], "7")
         assert "limit=62" in server.requests[-1]
@@ -206,7 +206,7 @@ async def test_no_retry_after_makes_the_agent_send_without_a_pause() -> None:
 async def test_no_retry_after_makes_a_client_wait_without_end(after: str) -> None:
     async with hostile.hostile_server() as server:
         await server.set_answer(lambda _: hostile.refusal(429, f"Retry-After: {after}"))
-        client = ApiClient(Access(server.url))
+        client = ApiClient(Access(server.url), timeout_s=60.0)
         with pytest.raises(ApiError) as raised:
             await client.get(NODES.partial, "a")
         assert raised.value.retry_after_s == ASKED_MAX_S

@@ -21,6 +21,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent import agent
+from nodeagent.agent import AgentOptions
+from nodeagent.agent_config import Config
+from nodeagent.cli import main
 from nodeagent.kubelet import node_lock
 from tests.support.manifests import ROOT
 from tests.support.running_agent import HEAD, Node, node
@@ -58,6 +62,28 @@ def other_agent(n: Node, *wrapper: str) -> Iterator[subprocess.Popen[bytes]]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(20)
+
+
+@pytest.mark.parametrize("missing", [None, *POD])
+def test_the_agent_takes_its_own_pod_from_its_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str | None
+) -> None:
+    """Whether podresources lists its own pod shows the agent that the list of pods is whole."""
+    options: list[AgentOptions] = []
+
+    async def run(_config: Config, made: AgentOptions) -> None:
+        options.append(made)
+
+    monkeypatch.setattr(agent, "run", run)
+    monkeypatch.setattr("nodeagent.commands.run.log_to_stderr", lambda *_level, **_more: None)
+    monkeypatch.setattr("gc.disable", lambda: None)  # the verb has a process of its own
+    for name, value in POD.items():
+        monkeypatch.setenv(name, value)
+    if missing is not None:
+        monkeypatch.delenv(missing)
+    (tmp_path / "config.yaml").write_text(HEAD)
+    assert main(["run", "--config", str(tmp_path / "config.yaml")]) == 0
+    assert options[0].own_pod == (None if missing else ("nodeagent", "nodeagent-x7k2p"))
 
 
 def note(n: Node) -> dict[str, object]:

@@ -18,6 +18,7 @@ from msgspec import structs
 
 from nodeagent.cli import main
 from nodeagent.fabric import NodeLinks
+from nodeagent.fabric.nodelinks import Metadata, NodeLink
 from tests.support.halls import Hall
 
 RAILS = 4
@@ -135,6 +136,47 @@ def test_a_plan_finds_a_wrong_port_and_a_node_without_a_report(
             ("missing", "su0-n99", "rail0", "", "su0-leaf0"),
         },
     )
+
+
+def test_cables_of_infiniband_come_from_the_operators_file_where_the_switch_does_not_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def report(node: str, *guids: int) -> NodeLinks:
+        links = tuple(
+            NodeLink(
+                name=f"nic{rail}", rail=rail, fabric="compute", state="healthy", link_type="infiniband",
+                mac=f"00:00:10:49:fe:80:00:00:00:00:00:00:{guid.to_bytes(8).hex(':')}",
+            )
+            for rail, guid in enumerate(guids)
+        )  # fmt: skip
+        return NodeLinks(metadata=Metadata(name=node), node_name=node, links=links)
+
+    nodes = {f"gpu-{n}": (2 * n + 16, 2 * n + 17) for n in range(3)}
+    discovered, plan = [], {}
+    for n, (node, guids) in enumerate(nodes.items()):
+        for rail, guid in enumerate(guids):
+            discovered += [
+                f'Ca\t1 "H-{guid:016x}"\t\t# "{node} mlx5_{rail}"',
+                f'[1]({guid:x}) \t"S-{0xA0 + rail:016x}"[{n + 1}]\t\t# lid 1 lmc 0 "MF0;leaf{rail}:X/U1" lid 2 4xNDR',
+            ]
+            plan.setdefault(node, {})[f"nic{rail}"] = {"switch": f"leaf{rail}", "port": str(n + 1)}
+    plan["gpu-2"]["nic0"], plan["gpu-2"]["nic1"] = plan["gpu-2"]["nic1"], plan["gpu-2"]["nic0"]
+    (tmp_path / "cables").write_text("\n".join(discovered))
+    fabric = tmp_path / "fabric.yaml"
+    fabric.write_text("apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\ninfinibandCables: cables\n")
+    reports = write(tmp_path / "links.json", [report(node, *guids) for node, guids in nodes.items()])
+    planned = write_plan(tmp_path / "hall.yaml", plan)
+    code, found = states(capsys, "--from", reports, "--plan", planned, "--fabric", fabric)
+    assert code == 1
+    assert found == {
+        ("elsewhere", "gpu-2", "nic0", "leaf0", "leaf1"),
+        ("elsewhere", "gpu-2", "nic1", "leaf1", "leaf0"),
+    }
+    assert states(capsys, "--from", reports, "--fabric", fabric) == (0, set())
+    assert main(["topology", "--format", "html", "--from", str(reports), "--fabric", str(fabric)]) == 0
+    assert '"systemName":"leaf1"' in capsys.readouterr().out, "the panel of a link has its neighbor"
+    assert main(["cabling", "--from", str(reports), "--plan", str(planned)]) == 1
+    assert "no InfiniBand neighbor" in capsys.readouterr().out
 
 
 def test_a_shifted_rack_is_listed_link_by_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

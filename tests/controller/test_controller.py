@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric.fabric_settings import HysteresisSettings
+from nodeagent.fabric.known_neighbors import KnownNeighbors
+from nodeagent.fabric.nodelinks import LinkNeighbor, ReportedId
+from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.web.web_settings import AccessSettings
@@ -80,10 +84,10 @@ def valid(server: ApiServer) -> None:
 
 @asynccontextmanager
 async def running(
-    server: ApiServer, rules: FabricConfig = RULES, identity: str = "a"
+    server: ApiServer, rules: FabricConfig = RULES, identity: str = "a", topology: Topology = NO_TOPOLOGY
 ) -> AsyncIterator[Controller]:
     place = ReplicaSettings("nodeagent", identity, "127.0.0.1:0", 0.05, 3.0, 2.0, 0.2)
-    controller = Controller(rules, Access(server.url, token=server.token()), place)
+    controller = Controller(rules, Access(server.url, token=server.token()), place, topology)
     task = asyncio.create_task(controller.run())
     try:
         yield controller
@@ -258,6 +262,28 @@ async def test_metrics_and_probes_show_the_state():
             status, text = await get("/readyz")
             assert status == 200
             assert "nodes: 8 known" in text
+
+
+async def test_the_page_shows_the_neighbor_that_the_operators_file_has():
+    guid = "0000000000100001"
+    known = LinkNeighbor(
+        chassis_id=ReportedId(subtype="switch-guid", value="00000000000000a0"),
+        port_id=ReportedId(subtype="port-number", value="7"),
+        system_name="leaf-a0",
+    )
+    topology = Topology(neighbors=KnownNeighbors({guid: known}))
+    async with cluster() as server, running(server, topology=topology) as controller:
+        report = nodelinks("node-00", leaves(0))
+        report["links"][0] |= {
+            "neighbor": None,
+            "mac": "00:00:10:49:fe:80:00:00:00:00:00:00:00:00:00:00:00:10:00:01",
+        }
+        server.put(report)
+        reader, writer = await asyncio.open_connection("127.0.0.1", await controller.port)
+        writer.write(b"GET /ui/node.json?name=node-00 HTTP/1.1\r\nConnection: close\r\n\r\n")
+        body = (await reader.read()).partition(b"\r\n\r\n")[2]
+        writer.close()
+        assert json.loads(body)["links"][0]["neighbor"]["systemName"] == "leaf-a0"
 
 
 async def test_the_configuration_can_switch_the_map_off():

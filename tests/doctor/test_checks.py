@@ -133,6 +133,7 @@ def of_infiniband(failure: UmadReason | None = None, **fields: object) -> Iterab
 
 
 MEMORY = config("resources: [{kind: gpu-mem}]\n")
+BY_CLAIM = config("resources:\n- {kind: vf, mode: dra}\n- {kind: gpu-mem, mode: dra}\n")
 VFIO = config("resources: [{kind: vf, vfDriver: vfio-pci}]\n")
 ENVVAR = config("resources: [{kind: gpu-mem, deviceListStrategy: envvar}]\n")
 FASTER = config("resources: [{kind: vf, select: {minSpeedMbps: 1, linkTypes: [infiniband]}}]\n")
@@ -344,6 +345,18 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
         ),
     ),
     (
+        "fix device_promised_twice",
+        kubelet_checks.findings(
+            replace(SERVING, offered={"openshift.io/mlxnics": (VF.pci_address,)}), BY_CLAIM, SNAPSHOT
+        ),
+    ),
+    (
+        "fix device_promised_twice",
+        kubelet_checks.findings(
+            replace(SERVING, offered={"nvidia.com/gpu": (f"{UUID}::3",)}), BY_CLAIM, SNAPSHOT
+        ),
+    ),
+    (
         "warn podresources_absent",
         kubelet_checks.findings(replace(SERVING, podresources=False), DEFAULT, None),
     ),
@@ -407,7 +420,6 @@ def serving(**groups: tuple[str, tuple[str, ...]] | None) -> dict[str, tuple[str
     return {**GOOD_CLUSTER.served, **changed}
 
 
-BY_CLAIM = config("resources:\n- {kind: vf, mode: dra}\n- {kind: gpu-mem, mode: dra}\n")
 PUBLISHED = DraFacts((1, 36), {}, (PublishedDevice("gpu-0", "gpu"), PublishedDevice("nic-0", "nic", 3)))
 
 

@@ -73,9 +73,23 @@ def test_after_three_questions_without_an_answer_a_port_is_left_alone_for_a_day(
     asking, now = unresponsive()
     assert asking.peer is PeerState.UNRESPONSIVE
     assert asking.due_at is not None
-    assert DAY <= asking.due_at - now <= 1.1 * DAY
+    assert asking.due_at - now == pytest.approx(1.05 * DAY), "the ports of a hall do not ask together"
     asking.asked(asking.due_at, 0.0, answered=False)
     assert asking.due_at >= now + 2 * DAY
+
+
+def test_a_port_whose_device_cannot_be_used_is_tried_again_after_minutes_or_when_the_device_returns() -> None:
+    asking = PortAsking(PACE)
+    asking.postpone(50.0, 0.0)
+    asking.hasten(50.0)
+    assert asking.due_at is None, "the link is down"
+    asking.observe(ACTIVE, 100.0)
+    asking.postpone(100.0, 0.5)
+    assert asking.due_at == 550.0
+    asking.hasten(200.0)
+    assert asking.due(200.0)
+    asking.hasten(300.0)
+    assert asking.due_at == 200.0
 
 
 @pytest.mark.parametrize("change", [IbPortState(4, 5, 8, 1), IbPortState(3, 5, 7, 1)])

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
@@ -66,6 +67,7 @@ class Watched:
             node_names=names,
             unanswered=memory,
             pace=pace,
+            poll_s=3600.0,
         )
 
     def start(self, pace: AskingPace = QUICK, names: Path | None = None) -> None:
@@ -204,6 +206,17 @@ async def test_an_unresponsive_peer_is_asked_three_times_and_the_reason_is_in_wo
         assert seen.seen()["ibp0"] == ("su1-leaf0", "9", False)
 
 
+async def test_the_neighbor_of_a_peer_that_no_longer_answers_is_stale(tmp_path: Path) -> None:
+    async with watched(tmp_path / "m") as seen:
+        await seen.until(lambda: len(seen.neighbors) == 2)
+        seen.subnet.faults[HCAS[0], 1] = SubnetFault(silent=frozenset({NODE_INFO, NODE_DESCRIPTION}))
+        seen.machine.set_subnet("ibp0", lid=45)
+        seen.look()
+        await seen.until(lambda: seen.seen()["ibp0"] == ("su1-leaf0", "9", True))
+        assert seen.remark_keys() == [("ibp0", "silent_port")]
+        assert not seen.seen()["ibp1"][2]
+
+
 async def test_a_restarted_agent_leaves_an_unresponsive_peer_alone_until_a_change_or_a_reboot(
     tmp_path: Path,
 ) -> None:
@@ -250,6 +263,9 @@ async def test_two_hosts_back_to_back_are_neighbors_with_a_remark(tmp_path: Path
         assert seen.neighbors[0].chassis_id.subtype == "hca-guid"
         assert seen.remark_keys() == [("ibp0", "adapter_neighbor"), ("ibp1", "adapter_neighbor")]
         assert "gpu-001 mlx5_1 port 1" in seen.remarks[0].detail
+        seen.machine.set_link("ibp0", False)
+        seen.look()
+        await seen.until(lambda: seen.remark_keys() == [("ibp1", "adapter_neighbor")])
 
 
 @pytest.mark.parametrize("description", [b"\xff" * 64, b"\x1b]0;x\x07\n\r\t" * 7, b"x" * 64, b"\0" * 64])
@@ -279,14 +295,37 @@ async def test_a_map_names_switches_that_have_only_the_name_of_their_model(tmp_p
         assert seen.neighbors[1].system_description == "Quantum-2 Mellanox Technologies"
 
 
-async def test_a_device_that_cannot_be_used_is_a_remark_with_a_remedy(tmp_path: Path) -> None:
+async def test_a_map_is_read_again_when_it_changes_and_an_unreadable_one_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(infiniband_source, "NAMES_S", 0.0)
+    names = tmp_path / "names"
+    async with watched(
+        tmp_path / "m", names=names, pace=msgspec.structs.replace(QUICK, again_s=0.01)
+    ) as seen:
+        while seen.questions_of(HCAS[0]) < 20:  # each look reads the names first
+            await asyncio.sleep(0.01)
+        assert caplog.text.count("The names of InfiniBand nodes cannot be read") == 1
+        assert seen.published == 1, "equal answers are published once"
+        names.write_text(f'0x{LEAFS[0]:x} "rack7"\n')
+        await seen.until(lambda: seen.neighbors[0].system_name == "rack7")
+
+
+async def test_a_device_that_cannot_be_used_is_a_remark_with_a_remedy_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(seen: Watched) -> None:
         seen.subnet.remove(infiniband_machine.umads(seen.root)[0])
 
-    async with watched(tmp_path / "m", prepare=broken) as seen:
+    async with watched(
+        tmp_path / "m", pace=msgspec.structs.replace(QUICK, again_s=0.01), prepare=broken
+    ) as seen:
         await seen.until(lambda: len(seen.neighbors) == 1)
         assert seen.remark_keys() == [("ibp0", "peer_not_asked")]
         assert "the host's /dev/infiniband" in seen.remarks[0].detail
+        while seen.questions_of(HCAS[1]) < 20:  # both ports are tried again and again
+            await asyncio.sleep(0.01)
+        assert caplog.text.count("A port cannot ask its peer. link=ibp0") == 1
 
 
 @pytest.mark.needs("fuse", "root")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from nodeagent.host import umad
 from nodeagent.host.umad import NoAnswerError, UmadError, UmadPort, UmadReason
 from nodeagent.infiniband import smp
 from nodeagent.infiniband.smp import Attribute
@@ -47,7 +50,8 @@ def test_the_answer_is_found_among_late_doubled_and_short_packets(
     subnet: SimulatedSubnet, place: Path
 ) -> None:
     def change(reply: bytes) -> list[bytes]:
-        late = reply[: 64 + 12] + struct.pack(">I", 6) + reply[64 + 16 :]
+        """Before the answer: that of another node to an earlier question, and its parts."""
+        late = reply[: 64 + 12] + struct.pack(">I", 6) + reply[64 + 16 : 140] + b"\xee" * 8 + reply[148:]
         return [late, b"", b"\0" * 10, reply[:70], late[:88], reply, reply]
 
     def without_empty(reply: bytes) -> list[bytes]:
@@ -102,6 +106,34 @@ def test_nothing_but_a_question_reaches_the_device(
     with UmadPort.open(place, recorded=True) as port, pytest.raises(ValueError, match="only a Get"):
         port.ask(mad)
     assert subnet.questions == []
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.ENOENT, UmadReason.NO_DEVICE),
+        (errno.EPERM, UmadReason.CGROUP),
+        (errno.EACCES, UmadReason.MODE),
+        (errno.EPROTONOSUPPORT, UmadReason.NO_SMI),
+        (errno.ENODEV, UmadReason.GONE),
+        (errno.EMFILE, UmadReason.FAILED),
+    ],
+)
+@pytest.mark.parametrize("step", ["open", "ioctl"])
+def test_each_error_of_the_kernel_has_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, reason: UmadReason, step: str
+) -> None:
+    path = tmp_path / "umad0"
+    path.touch()
+
+    def refuse(*_arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(umad.os if step == "open" else umad.fcntl, step, refuse)
+        with pytest.raises(UmadError, match=os.strerror(number)) as failed:
+            UmadPort.open(path)
+    assert failed.value.reason is reason
 
 
 def test_a_file_in_place_of_the_device_is_an_error_with_a_reason(tmp_path: Path) -> None:

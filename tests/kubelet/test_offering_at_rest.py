@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nodeagent.agent_config import load
 from nodeagent.device_offering import DeviceOffering
@@ -19,7 +20,7 @@ from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.model import Function, HostPaths, Snapshot
+from nodeagent.model import Function, Health, HostPaths, Snapshot, State
 from nodeagent.state_directory import open_rails
 from tests.support.running_agent import HEAD
 
@@ -130,3 +131,15 @@ async def test_a_removed_vf_leaves_the_list_without_other_news(
                 plugins.news.clear()
                 await plugins.news.wait()
         assert forgotten == [VF]
+
+
+async def test_a_fault_is_offered_in_the_next_turn_of_the_event_loop(tmp_path: Path) -> None:
+    async with offering(tmp_path) as (_, inventory, plugins, _):
+        await asyncio.sleep(0.1)
+        pf, vf = functions()
+        offers = len(plugins.updates)
+        down = replace(vf, health=Health(State.DOWN, allocatable=False))
+        inventory.publish("pci", functions=(pf, down))
+        for _ in range(2):  # the event's future, then the task
+            await asyncio.sleep(0)
+        assert len(plugins.updates) == offers + 1

@@ -262,7 +262,9 @@ def test_an_undone_event_leaves_the_machine_unchanged(do, undo, tmp_path):
     after = tree_of(root, but=counters)
     undo(machine)
     assert tree_of(root, but=counters) == before
-    assert (root / ".nodeagent/uevent").read_text() == "3\n"
+    changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    only_the_driver = changed == {"/.nodeagent/gpus.json"}  # then the kernel announces nothing
+    assert (root / ".nodeagent/uevent").read_text() == ("1\n" if only_the_driver else "3\n")
     # A VF without carrier has no entry; every other event must change one.
     assert after != before or link(root).carrier
 

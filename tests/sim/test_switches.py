@@ -38,7 +38,7 @@ async def test_a_simulated_machine_has_one_leaf_on_each_rail(tmp_path: Path) -> 
         "links: {select: {netdevs: [enp24s0np0, enp154s0np0]}}\n"
     )
     async with sending(rails({0: "enp24s0np0", 1: "enp154s0np0"})) as node:
-        verb = ("neighbors", "--root", str(folder / "r"), "--config", str(config), "--wait", "20", "--json")
+        verb = ("neighbors", "--root", str(folder / "r"), "--config", str(config), "--wait", "120", "--json")
         process = await asyncio.create_subprocess_exec(
             *node.command(sys.executable, "-m", "nodeagent", *verb),
             stdout=asyncio.subprocess.PIPE,

@@ -11,13 +11,13 @@ import pytest
 
 from nodeagent.health.service import GPU_SECTION, HealthService
 from nodeagent.health.state_file import StateFile, boot_id
-from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.recorded_gpus import PATH, RecordedGpuDriver
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import measurement
 from nodeagent.model import HEALTHY, State
-from nodeagent.sources import gpu_source
+from nodeagent.sources import gpu_source, nvml_session
 from nodeagent.sources.gpu_publisher import GpuPublisher
 
 
@@ -577,6 +577,44 @@ async def test_a_hint_triggers_a_reading_of_a_running_session(tmp_path):
         await published.keys("")
         hints.set()
         await published.until(lambda: driver.listed == 2)
+
+
+class Reporting(Scripted):
+    """A driver whose first wait returns an event."""
+
+    def __init__(self, event):
+        super().__init__()
+        self.event, self.calls, self.waits_again = event, [], threading.Event()
+
+    def gpus(self):
+        self.calls.append("list")
+        return super().gpus()
+
+    def wait(self, timeout_s):
+        self.calls.append("wait")
+        if self.calls.count("wait") == 1:
+            return (self.event,)
+        self.waits_again.set()
+        return super().wait(timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("event", "reads"),
+    [
+        (GpuEvent("GPU-0", 79), False),
+        (GpuEvent("GPU-0", None, unavailable=True), False),
+        (GpuEvent("GPU-0", None), True),
+    ],
+)
+async def test_an_event_that_names_a_fault_is_passed_on_before_the_next_reading(
+    tmp_path, monkeypatch, event, reads
+):
+    monkeypatch.setattr(nvml_session, "SPACING_S", 0.0)
+    monkeypatch.setattr(nvml_session, "AFTER_FAULT_S", 3600.0)
+    driver = Reporting(event)
+    async with watching(lambda: driver, tmp_path, interval_s=3600, vitals_s=3600):
+        assert await asyncio.to_thread(driver.waits_again.wait, 10)
+        assert driver.calls == ["list", "wait", "list", "wait"] if reads else ["list", "wait", "wait"]
 
 
 async def test_ending_the_source_ends_its_thread(tmp_path):

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from nodeagent.health.structural import Fault
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.model import Function, Rdma
-from nodeagent.sources.pci_source import PciFacts, Sweep, scan, watch
+from nodeagent.sources.pci_source import PciFacts, scan, watch
 from nodeagent.sources.pf_links import sweep_links
 from nodeagent.sources.pod_values import keep_pod_values
-from nodeagent.sources.scan_hints import ScanHint, ScanRequest
+from nodeagent.sources.scan_hints import ScanHint, ScanRequest, Sweep
 from tests.support.dead_files import dead
 from tests.support.drawn_trees import BROKEN, Link, Machine, grow, routes
 
@@ -476,6 +476,15 @@ async def test_the_sweep_finds_a_carrier_lost_after_the_hint(machine: Machine, s
     machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "1")
     facts = await published.get()
     assert faults(facts) == [[], [], []]
+
+
+async def test_a_scan_waits_after_a_lost_carrier(machine: Machine, start: Start) -> None:
+    published, request = await start(sweep=Sweep(for_s=60.0, scan_gap_s=0.0, news_s=30.0))
+    machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "0")
+    request.request()
+    assert faults(await published.get())[0] == [Fault.CARRIER_DOWN]
+    await asyncio.sleep(0.3)  # a scan would be published
+    assert published.empty()
 
 
 async def test_a_missing_vf_stays_missing_when_a_sweep_finds_a_change(machine: Machine, start: Start) -> None:

@@ -33,7 +33,7 @@ import msgspec
 
 from nodeagent import __version__, discovery
 from nodeagent.agent_config import Config
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import Unanswered
 from nodeagent.commands.capture.scrambler import Scrambler
 from nodeagent.host import recorded_gpus
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals

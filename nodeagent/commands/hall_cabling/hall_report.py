@@ -1,7 +1,7 @@
 """Compare every link of a hall with a cabling plan, or with the tree that the planner derives from the reports.
 
-The state of a link is the first that applies: *elsewhere*, *missing* (no carrier, or no NIC), *no-lldp* (a carrier and
-no current LLDP neighbor), *slow* (less than the usual speed of its rail), *planned*. A link that is not in the plan is
+The state of a link is the first that applies: *missing* (no carrier, or no NIC), *no-lldp* (a carrier and no current
+neighbor), *elsewhere*, *slow* (less than the usual speed of its rail), *planned*. A link that is not in the plan is
 not compared; without a plan, neither is one that its node reports as unused. A node without a report that counts is
 *missing* as a whole.
 """
@@ -199,10 +199,8 @@ def _checked(
     if (link.state or "") in NOT_UP:
         state, note = CableState.MISSING, ", ".join(link.reasons) or link.state or ""
     elif neighbor is None or neighbor.stale:
-        state, note = (
-            CableState.NO_LLDP,
-            "no LLDP neighbor" if neighbor is None else "its LLDP information has expired",
-        )
+        state, protocol = CableState.NO_LLDP, "InfiniBand" if link.link_type == "infiniband" else "LLDP"
+        note = f"no {protocol} neighbor" if neighbor is None else f"its {protocol} information has expired"
     elif not right:
         state = CableState.ELSEWHERE
     elif speed < expected:

@@ -55,7 +55,7 @@ class Objects:
 
     planner: Planner
     reports: dict[str, NodeLinks] | None = None
-    """The reports as they are, by name, for a caller that gives a dict."""
+    """The reports as the planner takes them, by name, for a caller that gives a dict."""
     refused: dict[str, str] = field(default_factory=dict)
     hypernodes: dict[str, HyperNode] = field(default_factory=dict)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Objects:
         self.planner.report(name, report)
         kept = None if self.reports is None else self.reports.get(name)
         if self.reports is not None:
-            self.reports[name] = report
+            self.reports[name] = self.planner.inputs.known_neighbors.complete(report)
         if before is not None and version == known and name in reports and repr(before) > repr(reports[name]):
             reports[name] = before
             if self.reports is not None and kept is not None:

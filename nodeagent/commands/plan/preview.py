@@ -31,7 +31,7 @@ class Preview:
     published: dict[str, HyperNode]
     notes: tuple[str, ...]
     reports: Mapping[str, NodeLinks] | None = None
-    """The reports as they were read, if ``Objects.reports`` was a dict."""
+    """The reports as the planner takes them, if ``Objects.reports`` was a dict."""
 
     @property
     def outcome(self) -> PlanOutcome:

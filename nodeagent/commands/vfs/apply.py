@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from nodeagent.agent_config import Config
-from nodeagent.bounded_calls import BoundedCalls
-from nodeagent.bounded_wait import Unanswered
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.commands.vfs.provision_pf import PfProvisioning, VfInUseError, until
 from nodeagent.commands.vfs.results import PfResult, PfState, VfResult, VfsResult, as_json, as_table
 from nodeagent.commands.vfs.vf_users import PodHolders, VfUsers

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +56,7 @@ class Kubelet:
         self.socket = directory / "device-plugins" / "kubelet.sock"
         self.plugins_registry = directory / "plugins_registry"
         self.podresources_socket = directory / "pod-resources" / "kubelet.sock"
+        self.bound_at = 0.0  # when kubelet.sock was there last
         self.admissions: dict[str, Admission] = {}  # the latest of each pod, by UID
         self._journal = Journal()
         self.registrations = self._journal.registrations
@@ -116,6 +118,7 @@ class Kubelet:
         self._listeners = [registration, lister]
         await lister.start()
         await registration.start(listen_delay_s=listen_delay_s)
+        self.bound_at = time.monotonic()
         registry = RegistryWatcher(self.plugins_registry, plugins, self.dra, self._reconcile_s)
         self._tasks = [asyncio.create_task(registry.run(), name="kubelet watches plugins_registry")]
         if sources_delay_s > 0:

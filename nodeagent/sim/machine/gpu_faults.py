@@ -86,8 +86,8 @@ class GpuActions:
     _kernel: Kernel
     _driver: GpuDriver
 
-    def _settle(self) -> None:
-        """Publish the changes."""
+    def _publish_driver(self) -> None:
+        """Publish what the driver answers now."""
         raise NotImplementedError
 
     def _facts(self, gpu: int | str) -> SimulatedGpu:
@@ -97,22 +97,22 @@ class GpuActions:
 
     def raise_xid(self, gpu: int | str, xid: int) -> None:
         self._driver.add_event(self._facts(gpu).uuid, xid)
-        self._settle()
+        self._publish_driver()
 
     def gpu_unavailable(self, gpu: int | str) -> None:
         """The driver gives the GPU up, without an XID."""
         self._driver.add_event(self._facts(gpu).uuid, None)
-        self._settle()
+        self._publish_driver()
 
     def set_recovery_action(self, gpu: int | str, action: RecoveryAction) -> None:
         self._facts(gpu).recovery_action = action
-        self._settle()
+        self._publish_driver()
 
     def set_mig_mode(self, gpu: int | str, *, on: bool) -> None:
         """Switch MIG mode. Its MIG devices end with it."""
         facts = self._facts(gpu)
         facts.mig, facts.mig_devices = on, []
-        self._settle()
+        self._publish_driver()
 
     def make_mig_device(self, gpu: int | str, uuid: str, profile: str, memory_mib: int) -> None:
         """Make a GPU instance with one compute instance."""
@@ -127,12 +127,12 @@ class GpuActions:
                 "compute_instance": 0,
             }
         )
-        self._settle()
+        self._publish_driver()
 
     def destroy_mig_device(self, gpu: int | str, uuid: str) -> None:
         facts = self._facts(gpu)
         facts.mig_devices = [device for device in facts.mig_devices if device["uuid"] != uuid]
-        self._settle()
+        self._publish_driver()
 
     def measure(self, gpu: int | str, **values: float | None) -> None:
         """Set measured values by their names in the recording; ``None`` removes a value."""
@@ -142,7 +142,7 @@ class GpuActions:
                 measured.pop(name, None)
             else:
                 measured[name] = value
-        self._settle()
+        self._publish_driver()
 
     def ecc(
         self, gpu: int | str, uncorrectable: int = 0, correctable: int = 0, memory: EccMemory = "sram"
@@ -152,7 +152,7 @@ class GpuActions:
         for kind, count in (("uncorrectable", uncorrectable), ("correctable", correctable)):
             name = f"gpu_ecc_{kind}_{memory}"
             values[name] = values.get(name, 0) + count
-        self._settle()
+        self._publish_driver()
 
     def remap(
         self, gpu: int | str, rows: int = 1, *, correctable: bool = False, failed: bool = False
@@ -161,7 +161,7 @@ class GpuActions:
         values = self._facts(gpu).values
         values[f"gpu_remapped_{'' if correctable else 'un'}correctable"] += rows
         values["gpu_row_remap_failed" if failed else "gpu_row_remap_pending"] = 1
-        self._settle()
+        self._publish_driver()
 
     def nvlink(self, gpu: int | str, link: int, up: bool) -> None:
         self.measure(gpu, **{f"gpu_nvlink_up/{link}": float(up)})
@@ -171,7 +171,7 @@ class GpuActions:
         domain = f"{cluster_uuid}.{clique_id}" if cluster_uuid else ""
         for gpu in gpus or [device.address for device in self._kernel.gpus]:
             self._facts(gpu).nvlink_domain = domain
-        self._settle()
+        self._publish_driver()
 
     def pcie(self, gpu: int | str, generation: int | None = None, width: int | None = None) -> None:
         """Set the trained PCIe link; values that are not given stay."""
@@ -180,7 +180,7 @@ class GpuActions:
             values["gpu_pcie_generation"] = generation
         if width is not None:
             values["gpu_pcie_width"] = width
-        self._settle()
+        self._publish_driver()
 
     def gpu_load(self, gpu: int | str, utilization: float, performance_state: int = 0) -> None:
         self.measure(gpu, gpu_utilization=utilization, gpu_performance_state=performance_state)
@@ -190,12 +190,12 @@ class GpuActions:
         facts = self._facts(gpu)
         facts.recovery_action, facts.lost = "none", False
         reset_gpu_values(facts.values)
-        self._settle()
+        self._publish_driver()
 
     def lose_gpu(self, gpu: int | str) -> None:
         """The GPU has fallen off the bus. A real driver also reports XID 79: ``raise_xid``."""
         self._facts(gpu).lost = True
-        self._settle()
+        self._publish_driver()
 
     def reload_driver(self) -> None:
         """Load the driver again, as a reboot does: it lists only the GPUs that answer, and counts them from 0."""
@@ -205,23 +205,23 @@ class GpuActions:
             facts.listed = not facts.lost and not facts.excluded
             facts.counted = count
             count += facts.listed and device.driver == device.natural
-        self._settle()
+        self._publish_driver()
 
     def exclude_gpu(self, gpu: int | str) -> None:
         """Let a setting of the driver leave the GPU out (``NVreg_ExcludedGpus``)."""
         self._facts(gpu).excluded = True
-        self._settle()
+        self._publish_driver()
 
     def replace_gpu(self, gpu: int | str, uuid: str) -> None:
         """Put another GPU into the slot."""
         facts = self._facts(gpu)
         facts.uuid, facts.lost, facts.listed = uuid, False, True
-        self._settle()
+        self._publish_driver()
 
     def find_gpu(self, gpu: int | str) -> None:
         self._kernel.check_present(self._kernel.gpu(gpu))
         self._list_again(self._facts(gpu))
-        self._settle()
+        self._publish_driver()
 
     def _list_again(self, facts: SimulatedGpu) -> None:
         facts.lost, facts.listed = False, True
@@ -231,8 +231,8 @@ class GpuActions:
     def fail_driver(self, call: Call, error: str) -> None:
         """Let this call of the GPU driver fail from now on."""
         self._driver.failure = {"call": call, "error": error}
-        self._settle()
+        self._publish_driver()
 
     def heal_driver(self) -> None:
         self._driver.failure = None
-        self._settle()
+        self._publish_driver()

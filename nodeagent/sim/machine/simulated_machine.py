@@ -2,7 +2,8 @@
 
 Every mutation changes the state, then the files in the order of the kernel, then the facts of the GPU driver, and
 then ``/.nodeagent/uevent``, which stands for the kernel's events. Measured values come last: the kernel sends no
-event for them, and replacing their file is an event of its own. Important orders (drivers/pci/iov.c,
+event for them, and replacing their file is an event of its own. An event or a fault of a GPU changes the facts of its
+driver alone: the kernel announces nothing. Important orders (drivers/pci/iov.c,
 drivers/base/{core,dd}.c, net/core/dev.c):
 
 * VFs appear one by one, each with its links before its driver; ``sriov_numvfs`` changes after the last one. They
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,6 +56,8 @@ class Machine(GpuActions):
         self._driver = GpuDriver(model.driver)
         self._root: Path | None = None
         self._uevents = 0
+        self.announced: Callable[[], object] = lambda: None
+        """Called when the facts of the GPU driver, and when the kernel's event can be read."""
 
     @classmethod
     def load(cls, model: str | Path) -> Machine:
@@ -348,12 +352,17 @@ class Machine(GpuActions):
         if self._root is None:
             return
         self._kernel.publish("routes", sysfs_files.routes(self._default_route()))
-        facts = self._driver.facts(self._kernel.gpus)
-        self._kernel.publish("facts", {FACTS: _text(msgspec.json.format(msgspec.json.encode(facts)))})
+        self._publish_driver()
         self._uevents += 1
         self._kernel.publish("uevent", {UEVENT: f"{self._uevents}\n"})
+        self.announced()
         taken = msgspec.json.encode(sample_files.samples(self._kernel.nics))
         self._kernel.publish("samples", {sample_files.PATH: _text(taken)})
+
+    def _publish_driver(self) -> None:
+        facts = self._driver.facts(self._kernel.gpus)
+        self._kernel.publish("facts", {FACTS: _text(msgspec.json.format(msgspec.json.encode(facts)))})
+        self.announced()
 
     def _default_route(self) -> SimulatedNetdev | None:
         for device in self._kernel.nics:
