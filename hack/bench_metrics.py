@@ -234,21 +234,23 @@ def measure(targets: list[Target], *, scrapes: int, idle_s: float) -> None:
             target.durations.append(1000 * (time.perf_counter() - began))
             target.cpu_ms += (cpu_ns(target.pid) - before) / 1e6 / scrapes
         time.sleep(0.05)
+    if shutil.which("strace"):
+        for target in targets:
+            if target is targets[0]:
+                target.idle_syscalls_per_s = count(target, None, 0, PERIOD_S) / PERIOD_S
+                # Only the main thread serves a scrape; readers have threads of their own.
+                rest = count(target, None, 0, 10.0, threads=False) / 10.0
+                took = count(target, clients[target.title], 200, 10.0, threads=False)
+                target.syscalls = max(0.0, took - 10.0 * rest) / 200
+            else:  # it does nothing between two scrapes
+                target.idle_syscalls_per_s = count(target, None, 0, 2.0) / 2.0
+                target.syscalls = count(target, clients[target.title], 5, 5.0) / 5
+    # Last: after three readings at the longest period, counters without events cost less.
     before = {target.title: cpu_ns(target.pid) for target in targets}
     time.sleep(idle_s)
     for target in targets:
         target.idle_cpu_ms_per_s = (cpu_ns(target.pid) - before[target.title]) / 1e6 / idle_s
         target.rss_mib, target.peak_mib = memory(target.pid)
-    if shutil.which("strace"):
-        for target in targets:
-            target.idle_syscalls_per_s = count(target, None, 0, PERIOD_S) / PERIOD_S
-            if target is targets[0]:
-                # Only the main thread serves a scrape; readers have threads of their own.
-                rest = count(target, None, 0, 10.0, threads=False) / 10.0
-                took = count(target, clients[target.title], 200, 10.0, threads=False)
-                target.syscalls = max(0.0, took - 10.0 * rest) / 200
-            else:
-                target.syscalls = count(target, clients[target.title], 5, 5.0) / 5
 
 
 def count(

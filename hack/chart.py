@@ -140,7 +140,7 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
     if (DAEMONSET / "monitoring" / "kustomization.yaml").exists():
         files["templates/monitoring.yaml"] = when(
             "monitoring.enabled",
-            write(build("monitoring", kubectl)).replace(
+            write([scraped(manifest) for manifest in build("monitoring", kubectl)]).replace(
                 f"runbook_url: {RUNBOOK}#", "runbook_url: {{ $.Values.monitoring.runbook }}#"
             ),
         )
@@ -295,6 +295,17 @@ def controller(manifest: Object) -> Object:
     return manifest
 
 
+def scraped(manifest: Object) -> Object:
+    """Scrape by HTTPS the ports that have a certificate, with what users add to the endpoint."""
+    manifest = copy.deepcopy(manifest)
+    if manifest["kind"] == "PodMonitor":
+        part = manifest["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]
+        (endpoint,) = manifest["spec"]["podMetricsEndpoints"]
+        endpoint["scheme"] = f"@scrape_scheme@$.Values.{part}.webSecret@"
+        endpoint["tlsConfig"] = f"@entries@$.Values.monitoring.{part}Endpoint@"
+    return manifest
+
+
 def write(objects: list[Object]) -> str:
     """Write YAML as a template: escape foreign braces, use the release's namespace, resolve the marks."""
     text = "---\n".join(
@@ -362,6 +373,9 @@ _RESOLVE: dict[str, Callable[[str, str, str], str]] = {
     "web_mount": lambda lead, _, value: (
         f"{lead[:-2]}{{{{- if {value} }}}}\n{lead}mountPath: /etc/nodeagent-web\n{lead[:-2]}  name: web\n"
         f"{lead[:-2]}  readOnly: true\n{lead[:-2]}{{{{- end }}}}"
+    ),
+    "scrape_scheme": lambda lead, key, value: (
+        f"{lead}{{{{- if {value} }}}}\n{lead}{key}: https\n{lead}{{{{- end }}}}"
     ),
     "web_scheme": lambda lead, _, value: (
         f"{lead}{{{{- if {value} }}}}\n{lead}scheme: HTTPS\n{lead}{{{{- end }}}}"

@@ -62,7 +62,7 @@ async def sampling(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     with ns:
         ns.ip("\n".join(f"link add v{n} up type veth peer name w{n}" for n in range(PAIRS)))
         with ns.entered():
-            cycles, times = (20, 5) if quick else (100, 20)
+            cycles, times = (20, 5) if quick else (50, 20)
             agent = await _agent_cycles(times, cycles // 5)
             yield Figure(group, "CPU of a fast cycle", "ms", agent, {"p50": CPU_MS}, _NOTE)
             pyroute2 = await asyncio.to_thread(_pyroute2_cycles, 3 if quick else 10)
@@ -74,7 +74,7 @@ async def sampling(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
             calls = (many - few) / 50
             yield Figure(group, "system calls of a fast cycle", "", [calls], {"max": SYSCALLS}, _NOTE)
     if Path("/dev/net/tun").exists():
-        first, second = await _losses(5 if quick else 25)
+        first, second = await _losses(3 if quick else 12)
         group = "From a carrier lost on a tap to the sample"
         yield Figure(
             group, "the first", "ms", first, {},

@@ -348,7 +348,7 @@ class CablingCheck:
         covered: set[str] = set()
         for leaf in group.leaves:
             if leaf not in covered:
-                parts.append(frozenset(self._votes.graph.reach(leaf, strictly=True)[0]))
+                parts.append(frozenset(self._votes.pairs.reach(leaf, strictly=True)[0]))
                 covered |= parts[-1]
         inhabited = sorted(min(part) for part in parts if _has_nodes(part, group.voters))
         if len(inhabited) > 1:

@@ -91,6 +91,8 @@ class SwitchGraph:
         self._degree: dict[str, int] = {}
         self._common: dict[str, dict[str, int]] = {}
         self._bit: dict[str, int] = {}
+        self._added: list[tuple[tuple[str, ...], int, int]] = []
+        """The switches of some members, the bits of the rails that they reach, and the number of these members."""
         self._reached_rails: dict[str, dict[int, int]] = {}
         self._deciding: dict[str, dict[int, int]] = {}
         self._served: dict[str, int] = {}
@@ -113,11 +115,9 @@ class SwitchGraph:
                 known |= bit.setdefault(rail, 1 << len(bit))
                 counts = rails.setdefault(leaf, {})
                 counts[rail] = counts.get(rail, 0) + members
-        known = known or -1
+        self._added.append((leaves, known or -1, members))
         for leaf in leaves:
             degree[leaf] = degree.get(leaf, 0) + members
-            reached = self._reached_rails.setdefault(leaf, {})
-            reached[known] = reached.get(known, 0) + members
             row = common.get(leaf)
             if row is None:
                 row = common[leaf] = dict.fromkeys(leaves, members)
@@ -126,6 +126,21 @@ class SwitchGraph:
             for other in leaves:
                 if other != leaf:
                     row[other] = row.get(other, 0) + members
+
+    def without_members(self) -> SwitchGraph:
+        """A graph with the same rules, and no members yet."""
+        graph = SwitchGraph(self._apart)
+        graph.static, graph._left_out = self.static, self._left_out
+        return graph
+
+    def forget_pairs(self) -> None:
+        """Drop the counts that only ``reach``, ``overlap`` and ``find_shared`` read. Equal ``rails`` become one."""
+        for counts in (self._common, self._added, self._reached_rails, self._deciding, self._served):
+            counts.clear()
+        equal: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
+        self.rails = {
+            leaf: equal.setdefault(tuple(rails.items()), rails) for leaf, rails in self.rails.items()
+        }
 
     def leave_out(self, leaves: Collection[str]) -> None:
         """Let these switches join nothing. They are in no group."""
@@ -245,9 +260,19 @@ class SwitchGraph:
         served = self._rails_of(other)
         counts = self._deciding.setdefault(leaf, {})
         if (count := counts.get(served)) is None:
-            reached = self._reached_rails.get(leaf, {})
+            reached = self._reached(leaf)
             count = counts[served] = sum(members for known, members in reached.items() if known & served)
         return count
+
+    def _reached(self, leaf: str) -> Mapping[int, int]:
+        """The members of a switch by the bits of the rails that they reach. They are counted once two switches do not
+        have the same members: a fabric without a fault never needs them."""
+        if not self._reached_rails:
+            for leaves, known, members in self._added:
+                for each in leaves:
+                    reached = self._reached_rails.setdefault(each, {})
+                    reached[known] = reached.get(known, 0) + members
+        return self._reached_rails.get(leaf, {})
 
     def _rails_of(self, leaf: str) -> int:
         """The bits of the rails that a switch serves."""

@@ -20,7 +20,7 @@ def safe_key(text: str) -> str:
     """
     safe = _UNSAFE.sub(_percent_encode, text.strip().lower())
     if len(safe) <= _KEY_MAX:
-        return safe
+        return text if safe == text else safe  # nearly always the text itself, which is in memory already
     return f"{safe[: _KEY_MAX - 9]}-{digest(text)}"
 
 

@@ -100,6 +100,17 @@ class Counter:
         self.raw = raw
         self.total += added
         self._takes += 1
+        self._note(at)
+        return added
+
+    def rests(self, raw: float, at: float) -> bool:
+        """Take the present value if it is that of a counter that rests, as most do. If this is false, ``take`` it."""
+        if raw != self.raw or self.moves or self._before_resets or self._implausible is not None:
+            return False
+        self._note(at)
+        return True
+
+    def _note(self, at: float) -> None:
         ats, totals = self._ats, self._totals
         if len(ats) > 1 and at - ats[-2] < self.window_s / _STEPS:
             ats[-1], totals[-1] = at, self.total
@@ -108,7 +119,6 @@ class Counter:
             totals.append(self.total)
         while len(ats) > 2 and ats[1] <= at - self.window_s:
             del ats[0], totals[0]
-        return added
 
     @property
     def moves(self) -> bool:
@@ -161,40 +171,44 @@ class History:
         self._fresh: set[Source] = set()
 
     def take(self, sample: Sample) -> dict[str, float]:
-        """Take a sample and return the increase of each counter that is kept."""
-        before = self._at.get(sample.source)
+        """Take a sample and return the increase of each counter that has advanced."""
+        source, at, values, of = sample.source, sample.at, sample.values, self._of
+        before = self._at.get(source)
         if before is not None:
-            if sample.at <= before:
+            if at <= before:
                 return {}
             # A period grows at once and shrinks slowly: otherwise an extra sample would make the next one late. A time
             # in which the source was stale is no period.
-            gap = min(sample.at - before, self._patience(sample.source))
-            self._gap[sample.source] = max(gap, 0.75 * self._gap.get(sample.source, gap))
-        self._at[sample.source] = sample.at
-        if sample.source not in self._fresh:
-            self._fresh.add(sample.source)
+            gap = min(at - before, self._patience(source))
+            self._gap[source] = max(gap, 0.75 * self._gap.get(source, gap))
+        self._at[source] = at
+        if source not in self._fresh:
+            self._fresh.add(source)
             self.changed = True
-        named = self._named.get(sample.source)
-        if named is None or named.names != sample.values.keys():
+        named = self._named.get(source)
+        if named is None or named.names != values.keys():
             named = self._name(sample)
-        values = sample.values
         for name, head in named.levels:
             value, levels = values[name], self._levels[head]
-            if levels.get(name) == value and self._of.get(name) is sample.source:
+            if levels.get(name) == value and of.get(name) is source:
                 continue  # usually nothing has changed
             if math.isfinite(value):
-                self._of[name] = sample.source
+                of[name] = source
                 if levels.get(name) != value:
                     levels[name] = value
                     self.changed = True
         added = {}
         for name, head in named.counters:
-            value = values[name]
-            if is_ones(value):
+            value, counters = values[name], self._counters.get(head)
+            counter = None if counters is None else counters.get(name)
+            if counter is not None and counter.source is source and counter.rests(value, at):
+                of[name] = source
+            elif is_ones(value):
                 self.implausible += 1
             elif value >= 0:  # not NaN
-                self._of[name] = sample.source
-                added[name] = self._count(name, head, value, sample)
+                of[name] = source
+                if increase := self._count(name, head, value, sample):
+                    added[name] = increase
         return added
 
     def _name(self, sample: Sample) -> _Named:
@@ -332,7 +346,7 @@ class History:
 
     def over(self, name: str, window_s: float) -> tuple[float, float] | None:
         """As ``Counter.over``; ``None``: unknown, stale, or with a single sample since its windows began."""
-        head = name.partition("/")[0]
+        head = name if name in self._counters else name.partition("/")[0]  # most names have no key
         counter = self._counters.get(head, {}).get(name)
         if counter is None or name not in self._of or not self.fresh(self._of[name]):
             return None

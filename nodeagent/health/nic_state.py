@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from nodeagent.health.adapter_rules import is_slow
 from nodeagent.health.carrier_losses import (
@@ -76,6 +77,7 @@ class NicState(JudgedDevice):
         self, function: Function, link: Link | None, faults: tuple[Reason, ...], now: float
     ) -> None:
         before, self.facts_at = self._up, now
+        self.__dict__.pop("_up", None)
         unchanged = function == self.function and link == self.link and faults == self.reasons
         if unchanged and self._faults is not None:
             # A scan that is newer than the last sample has priority again.
@@ -94,6 +96,7 @@ class NicState(JudgedDevice):
         before = self._link_levels() if on_link else ()
         before_at = self.history.last_at(sample.source)
         added = self.history.take(sample)
+        self.__dict__.pop("_up", None)
         if on_link:
             self._note_settings(sample.at)
         counter = self.losses.counter(self.history, self._now)
@@ -139,9 +142,9 @@ class NicState(JudgedDevice):
     def rules(self) -> Sequence[Rule]:
         return self._rules
 
-    @property
+    @cached_property
     def _up(self) -> tuple[bool | None, bool | None]:
-        """Whether the link has carrier, and whether it is admin up."""
+        """Whether the link has carrier, and whether it is admin up, since the last fact, sample or ``set_time``."""
         if self._has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND):
             return None, None
         read = self._sampled if self._has(Fault.LINK_UNSEEN) else self._not_overruled
@@ -193,11 +196,8 @@ class NicState(JudgedDevice):
     @property
     def speed_mbps(self) -> float | None:
         """The sample has priority here, unlike for the carrier: sysfs is read again only at a scan."""
-        sampled = self.history.level("speed_mbps")
-        read = self.link.speed_mbps if self.link is not None else None
-        return next(
-            (speed for speed in (sampled, read) if speed is not None and 0 < speed <= SPEED_MAX_MBPS), None
-        )
+        speeds = (self.history.level("speed_mbps"), self.link.speed_mbps if self.link is not None else None)
+        return next((speed for speed in speeds if speed is not None and 0 < speed <= SPEED_MAX_MBPS), None)
 
     @property
     def idle(self) -> bool:
@@ -213,6 +213,7 @@ class NicState(JudgedDevice):
     def set_time(self, now: float) -> None:
         """Read the history as of ``now``."""
         self._now = now
+        self.__dict__.pop("_up", None)
         self.history.set_time(now)
 
     def refresh(self, now: float) -> None:
@@ -342,8 +343,7 @@ class NicState(JudgedDevice):
         """Return the time at which the health may change without news."""
         moments: list[float | None] = [self.history.stale_at(), self.losses.uncounted_until]
         for rule in self._rules if self._running else ():
-            hold = self.holds.get(rule.key)
-            if hold is None:
+            if (hold := self.holds.get(rule.key)) is None:
                 continue
             moments.append(hold.due(rule))
             if hold.active and rule.decays == "penalty":

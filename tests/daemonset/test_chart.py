@@ -468,6 +468,24 @@ def test_a_secret_for_the_web_server_is_mounted_and_the_probes_use_tls(
     assert not [one for one in secured if complaints(one, NEWEST)]
 
 
+@pytest.mark.parametrize(("part", "name"), [("agent", "nodeagent"), ("controller", "nodeagent-controller")])
+def test_a_port_with_a_certificate_is_scraped_by_https(part: str, name: str) -> None:
+    """By HTTP each scrape fails, and NodeAgentDown fires for every node."""
+    (text,) = re.findall(r"#   agentEndpoint:\n((?:  #     .*\n)+)", (CHART / "values.yaml").read_text())
+    more = yaml.safe_load(text.replace("  #     ", ""))
+    assert more.keys() == {"tlsConfig", "authorization"}
+    values: dict[str, dict[str, Any]] = {"controller": {"enabled": True}, "monitoring": {"enabled": True}}
+    (plain,) = named(render(values), "PodMonitor", name)["spec"]["podMetricsEndpoints"]
+    assert "scheme" not in plain
+    values.setdefault(part, {})["webSecret"] = "web-tls"
+    values["monitoring"][f"{part}Endpoint"] = more
+    secured = render(values)
+    (endpoint,) = named(secured, "PodMonitor", name)["spec"]["podMetricsEndpoints"]
+    assert endpoint == plain | {"scheme": "https"} | more
+    others = [one for one in secured if one["kind"] == "PodMonitor" and one["metadata"]["name"] != name]
+    assert [one["spec"]["podMetricsEndpoints"][0].get("scheme") for one in others] == [None]
+
+
 def test_the_web_of_the_values_is_a_configuration_that_both_accept() -> None:
     """The comment on `webSecret` shows what the configurations must have."""
     from nodeagent.agent_config import load as load_agent

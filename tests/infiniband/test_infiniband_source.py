@@ -263,6 +263,9 @@ async def test_two_hosts_back_to_back_are_neighbors_with_a_remark(tmp_path: Path
         assert seen.neighbors[0].chassis_id.subtype == "hca-guid"
         assert seen.remark_keys() == [("ibp0", "adapter_neighbor"), ("ibp1", "adapter_neighbor")]
         assert "gpu-001 mlx5_1 port 1" in seen.remarks[0].detail
+        seen.machine.set_link("ibp0", False)
+        seen.look()
+        await seen.until(lambda: seen.remark_keys() == [("ibp1", "adapter_neighbor")])
 
 
 @pytest.mark.parametrize("description", [b"\xff" * 64, b"\x1b]0;x\x07\n\r\t" * 7, b"x" * 64, b"\0" * 64])

@@ -165,7 +165,7 @@ def _switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
 
 
 def _common_nodes(preview: Preview, leaf: str, other: str) -> str:
-    both, either = preview.plan.votes.graph.overlap(leaf, other)
+    both, either = preview.plan.votes.pairs.overlap(leaf, other)
     joined = "joined" if 2 * both >= either else "joined through other switches"
     if not both:
         joined = "joined by the topology file or through other switches"
@@ -248,7 +248,7 @@ def _weakest_pair(preview: Preview, group: SwitchGroup) -> tuple[str, str] | Non
     leaves = group.leaves[:_WEAKEST_OF]
     for i, leaf in enumerate(leaves):
         for other in leaves[i + 1 :]:
-            both, either = preview.plan.votes.graph.overlap(leaf, other)
+            both, either = preview.plan.votes.pairs.overlap(leaf, other)
             if both and (weakest is None or both / either < weakest[0]):
                 weakest = (both / either, leaf, other)
     return None if weakest is None else weakest[1:]
