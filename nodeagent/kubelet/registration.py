@@ -269,19 +269,15 @@ class DevicePlugins:
         return False
 
     async def _register(self, due: list[_Resource], kubelet: KubeletId) -> None:
-        """Serve and register one resource after the other. The kubelet answers while the next one begins to serve."""
-        if not due:
+        await asyncio.gather(*(self._serve(resource, kubelet) for resource in due))
+        # A kubelet that starts removes our sockets before it creates its own, and then dials a removed socket for
+        # ten seconds. So register only what is intact while the same kubelet is there.
+        intact = [resource for resource in due if resource.plugin.intact()]
+        if kubelet_id(self._kubelet) != kubelet or not intact:
             return
         channel = grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=_CHANNEL)
-        channel.get_state(try_to_connect=True)
         try:
-            async with asyncio.TaskGroup() as calls:
-                for resource in due:
-                    await self._serve(resource, kubelet)
-                    # A kubelet that starts removes our sockets before it creates its own, and then dials a removed
-                    # socket for ten seconds. So register only what is intact while the same kubelet is there.
-                    if resource.plugin.intact() and kubelet_id(self._kubelet) == kubelet:
-                        calls.create_task(self._call_register(channel, resource, kubelet))
+            await asyncio.gather(*(self._call_register(channel, resource, kubelet) for resource in intact))
         finally:
             await channel.close()
 

@@ -185,25 +185,6 @@ async def test_a_kubelet_that_restarts_gets_every_resource_again(watched: bool) 
         await w.offered("example.com/b", 2)
 
 
-async def test_the_first_resource_is_registered_before_the_last_one_serves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    start = plugin.Plugin.start
-
-    async with world() as w:
-
-        async def after_the_first(served: plugin.Plugin, path: Path) -> None:
-            if served.resource == "example.com/b":
-                await w.kubelet.until(lambda: w.registrations("example.com/a") == 1, 10)
-            await start(served, path)
-
-        monkeypatch.setattr(plugin.Plugin, "start", after_the_first)
-        await w.kubelet.start()
-        w.plugins.update([Lamps("example.com/a"), Lamps("example.com/b")], Snapshot())
-        w.run()
-        await w.offered("example.com/b", 2)
-
-
 async def test_a_kubelet_that_was_killed_and_restarted_gets_every_resource_again() -> None:
     async with world() as w:
         await w.kubelet.start()
