@@ -68,11 +68,14 @@ def columns(
     A terminal may be narrower than the words of the table. ``shorter`` are other cells of a column for this case, one
     for each row. Then the columns ``optional`` are left out, in this order, and the last line names them.
     """
+    cells = [[one_line(cell) for cell in row] for row in rows]
+    shown = [*range(len(heads))]
+    if on == PLAIN:
+        widths = _natural(heads, cells, shown)
+        return [_padded(row, widths) for row in (heads, *cells)]
     from rich.table import Column, Table
     from rich.text import Text
 
-    cells = [[one_line(cell) for cell in row] for row in rows]
-    shown = [*range(len(heads))]
     if on.width is not None and _width(_natural(heads, cells, shown)) > on.width:
         for head, texts in (shorter or {}).items():
             for row, text in zip(cells, texts, strict=True):
@@ -172,6 +175,14 @@ def watching(*, in_place: bool = True) -> Iterator[Callable[[str], object]]:
             yield show
     finally:
         print(last, flush=True)
+
+
+def _padded(row: Sequence[str], widths: Sequence[int]) -> str:
+    """A row as rich draws it without wrapping and color, in a tenth of the time: a plan may have 30,000 rows."""
+    from rich.cells import cell_len
+
+    padded = (text + " " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True))
+    return GAP.join(padded).rstrip()
 
 
 def _natural(heads: Sequence[str], cells: Sequence[Sequence[str]], shown: Sequence[int]) -> list[int]:

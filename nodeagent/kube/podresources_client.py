@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +35,11 @@ _OPTIONS = (
     # A connection of its own: a shared one would also share the back-off after a kubelet failure.
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+
+_LONG_S = 20.0
+"""gRPC's own deadline, which never decides: its timers of less than 3 s make its threads wake more often."""
+_FAILED = "the kubelet's podresources cannot be listed"
 
 
 class PodResourcesError(Exception):
@@ -81,12 +87,14 @@ class PodResources:
                 response_deserializer=answer.FromString,
             )
             try:
-                return await call(request, timeout=self._timeout_s)
+                async with asyncio.timeout(self._timeout_s):
+                    return await call(request, timeout=_LONG_S)
+            except TimeoutError as error:
+                reason = f"no answer within {self._timeout_s:g} s"
+                raise PodResourcesError(f"{self.socket}: {_FAILED}: {reason}") from error
             except grpc.aio.AioRpcError as error:
-                raise PodResourcesError(
-                    f"{self.socket}: the kubelet's podresources cannot be listed: "
-                    f"{error.code().name}: {error.details()}"
-                ) from error
+                reason = f"{error.code().name}: {error.details()}"
+                raise PodResourcesError(f"{self.socket}: {_FAILED}: {reason}") from error
 
 
 def _holdings(answer: pb.ListPodResourcesResponse) -> tuple[Holding, ...]:

@@ -53,7 +53,7 @@ _CHANNEL = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.default_authority", "localhost"),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 20_000),  # of an attempt; timers of less than 3 s wake gRPC more often
 )
 _UNKNOWN_KUBELET = (0, 0, 0)
 

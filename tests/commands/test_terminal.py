@@ -46,6 +46,14 @@ def test_without_a_terminal_a_row_is_one_line(rows: list[tuple[str, ...]]) -> No
     assert len(columns(HEADS, rows)) == 1 + len(rows)
 
 
+FOREIGN = st.text(st.characters(), max_size=12)
+
+
+@given(st.lists(st.tuples(FOREIGN, CELLS, FOREIGN, CELLS), min_size=1, max_size=5))
+def test_a_file_gets_the_lines_of_a_wide_terminal(rows: list[tuple[str, ...]]) -> None:
+    assert columns(HEADS, rows) == columns(HEADS, rows, Screen(10_000))
+
+
 def test_a_narrow_terminal_gets_the_shorter_cells_first_and_then_less_columns() -> None:
     rows, short = [("GPU-3a3372fa-989f", "ab cd", "down", "-")], {"NAME": ["GPU-3a33"]}
     wide = columns(HEADS, rows, Screen(80), shorter=short, optional=("NOTE",))

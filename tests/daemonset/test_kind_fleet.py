@@ -104,7 +104,7 @@ async def process(*words: str) -> AsyncIterator[Process]:
 async def line_of(process: Process, start: str) -> str:
     """The next line of the process that begins so."""
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not (line := (await process.stdout.readline()).decode()).startswith(start):
             assert line, f"the process ended before it printed {start!r}"
     return line.strip()
@@ -172,7 +172,7 @@ async def node_report(folder: Path, node: str) -> Manifest:
     discovery = Discovery(inventory, configured(folder), folder / "machine", node_name=node)
     task = asyncio.create_task(discovery.run())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while len(inventory.snapshot.neighbors) < len(RAILS):
                 await inventory.changed(inventory.snapshot.revision)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.kube.podresources_client import PodResources, PodResourcesError
 from nodeagent.kubelet import holdings
 from nodeagent.model import Holding
 from nodeagent.sim.kubelet import Container, Kubelet, PodSpec
@@ -92,3 +94,12 @@ async def test_the_time_begins_again_when_the_own_pod_is_not_listed(monkeypatch:
         with suppress(TimeoutError):
             async with asyncio.timeout(4 * OWN_S):
                 raise AssertionError(await published.get())
+
+
+async def test_a_kubelet_that_accepts_and_never_answers_costs_the_limit_and_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "kubelet.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        with pytest.raises(PodResourcesError, match=r"kubelet\.sock: .* no answer within 0\.05 s"):
+            await PodResources(path, timeout_s=0.05).list()

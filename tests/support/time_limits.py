@@ -28,6 +28,8 @@ import pytest
 LIMIT_S = 360
 """Longer than any deadline inside a test, so that the more precise deadline ends first."""
 FRAMES = 20
+UNSWITCHED_S = 3600.0
+"""For this long no other thread can ask for the interpreter."""
 
 os.environ.setdefault("PYTEST_TIMEOUT", str(LIMIT_S))
 
@@ -47,7 +49,10 @@ def _end(item: Any, limit_s: float) -> None:
     with suppress(Exception):
         # One write, so that the texts of two workers do not mix.
         os.write(2, f"\n+++ {item.nodeid} was not done after {limit_s:g} s +++\n{_stacks()}".encode())
-    for child in _children(os.getpid()):
+    children = _children(os.getpid())
+    # The death of a child wakes the test that waits for it, which must not pass before the end of the process.
+    sys.setswitchinterval(UNSWITCHED_S)
+    for child in children:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
     os._exit(1)
