@@ -121,3 +121,20 @@ async def test_equal_records_are_not_written_again_and_writes_have_a_minimum_dis
     with suppress(asyncio.CancelledError):
         await task
     assert StateFile.open(tmp_path).load("nic", Kept) == {A: Kept(2)}
+
+
+async def test_records_that_a_task_stores_at_its_end_are_written(tmp_path: Path) -> None:
+    state_file = StateFile.open(tmp_path)
+
+    async def judge() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            state_file.store("gpu", {DeviceIdentity("0000:1b:00.0", None): "xid_79"})
+
+    tasks = [asyncio.create_task(state_file.run()), asyncio.create_task(judge())]
+    await asyncio.sleep(0)
+    for task in tasks:  # in this order
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert "xid_79" in (tmp_path / module.NAME).read_text()
