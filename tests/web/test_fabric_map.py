@@ -336,9 +336,11 @@ class Front:
     async def serving(self) -> AsyncIterator[Front]:
         server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
-        yield self
-        server.close()
-        self.cut()
+        try:
+            yield self
+        finally:
+            server.close()
+            self.cut()
 
     def cut(self) -> None:
         for writer in self._open:
@@ -457,7 +459,7 @@ async def test_the_viewer_beyond_the_bound_asks_now_and_then_and_shows_it(
         second = await asyncio.to_thread(browser.tab, address)
         await asyncio.to_thread(second.shows, "#state", "too many viewers")
         assert "8 nodes" in await asyncio.to_thread(second.text, "#summary")
-        assert "leads" in await asyncio.to_thread(first.text, "#state")
+        assert "live" in await asyncio.to_thread(first.text, "#state")
         for tab in (first, second):
             await asyncio.to_thread(tab.close)
 
