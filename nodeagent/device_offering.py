@@ -163,7 +163,7 @@ class DeviceOffering:
 
     async def run(self) -> None:
         """Offer the devices now, after each change, and every ``scanSeconds``, until cancelled."""
-        with self._inventory.tells(self._news):
+        with self._inventory.notifying(self._news):
             while True:
                 self._news.clear()
                 snapshot = await self.offer_now()
@@ -171,7 +171,7 @@ class DeviceOffering:
                 await self._wait_for_news(snapshot)
 
     async def _wait_for_news(self, snapshot: Snapshot) -> None:
-        """Return after ``scanSeconds`` at the latest. The rest of the work may end later: news do not wait for it."""
+        """Return after ``scanSeconds`` at the latest. The rest of the work may end later: news does not wait for it."""
         rest = asyncio.create_task(self._look_after(snapshot), name="rest of the offer")
         rest.add_done_callback(lambda task: None if task.cancelled() else self._news.set())
         try:

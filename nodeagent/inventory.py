@@ -54,7 +54,7 @@ class Inventory:
         return self.snapshot
 
     @contextmanager
-    def tells(self, event: asyncio.Event) -> Iterator[None]:
+    def notifying(self, event: asyncio.Event) -> Iterator[None]:
         """Set the event at each change. Its reader runs in the next turn of the event loop, one that waits for several
         coroutines (``supervise.either``) some turns later."""
         self._events.append(event)

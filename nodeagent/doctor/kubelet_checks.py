@@ -12,12 +12,10 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-
-from msgspec.structs import replace
 
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
@@ -25,7 +23,6 @@ from nodeagent.doctor.target import Target
 from nodeagent.host.file_writing import unwritable_because
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Numbering
-from nodeagent.kinds.resource_settings import GpuMemResource, ResourceSettings, VfResource
 from nodeagent.kubelet.node_lock import LOCK
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer
@@ -241,13 +238,7 @@ def findings(
         yield TOPIC.fix("kubelet_folder_unwritable", f"{facts.folder}/device-plugins: {facts.unwritable}")
     yield from _plugins(facts)
     if snapshot is not None:
-        by_claim = replace(config, resources=_offered_by_claims(config))
-        yield from _claims(
-            facts,
-            Offer(config, numbering).kinds(snapshot),
-            Offer(by_claim, numbering).kinds(snapshot),
-            snapshot,
-        )
+        yield from _claims(facts, Offer(config, numbering), snapshot)
     yield from _podresources(facts, config)
 
 
@@ -273,27 +264,13 @@ def _plugins(facts: KubeletFacts) -> Iterator[Finding]:
         yield TOPIC.ok("plugins", f"other plugins' sockets: {shortened(others)}")
 
 
-def _offered_by_claims(config: Config) -> tuple[ResourceSettings, ...]:
-    """The resources of mode dra, as device plugins would offer them: the hardware is the same."""
-    return tuple(
-        replace(entry, mode="devicePlugin")
-        for entry in config.resources
-        if isinstance(entry, VfResource | GpuMemResource) and entry.mode == "dra"
-    )
-
-
-def _claims(
-    facts: KubeletFacts, kinds: Iterable[DeviceKind], by_claim: Iterable[DeviceKind], snapshot: Snapshot
-) -> Iterator[Finding]:
-    """Compare the kubelet's list with our offer: foreign devices under our names, our devices under other names.
-
-    ``by_claim`` are the kinds that ResourceSlices offer.
-    """
+def _claims(facts: KubeletFacts, offer: Offer, snapshot: Snapshot) -> Iterator[Finding]:
+    """Compare the kubelet's list with our offer: foreign devices under our names, our devices under other names."""
     if facts.offered is None:
         return
-    ours = {kind.resource: _ids(kind, snapshot) for kind in kinds}
+    ours = {kind.resource: _ids(kind, snapshot) for kind in offer.kinds(snapshot)}
     parents = {_parent(device): resource for resource, ids in ours.items() for device in ids}
-    for kind in by_claim:
+    for kind in dict.fromkeys(device.kind for device in offer.dra_devices(snapshot)):
         parents.update(
             (_parent(device), "the ResourceSlices of nodeagent") for device in _ids(kind, snapshot)
         )

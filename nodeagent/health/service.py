@@ -86,7 +86,7 @@ class HealthService:
 
     async def run(self) -> None:
         """Evaluate the NICs when this is due, and update the state file, until cancelled. The records are encoded
-        here, and later, so that a fact does not wait for it."""
+        here, ``STORE_AFTER_S`` later, so that a fact does not wait for it."""
         try:
             while True:
                 self._wake.clear()

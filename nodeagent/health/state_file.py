@@ -128,9 +128,8 @@ class StateFile:
                     await writes.run(self._write, self._text())
                 await asyncio.sleep(GAP_S)
         finally:
-            await asyncio.sleep(
-                0
-            )  # the tasks that are cancelled together with this one store their last records
+            # The tasks that are cancelled together with this one store their last records.
+            await asyncio.sleep(0)
             with suppress(Unanswered):
                 await writes.run(self._write, self._text())  # an unchanged file costs nothing
 

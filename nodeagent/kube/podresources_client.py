@@ -35,8 +35,6 @@ _OPTIONS = (
     # A connection of its own: a shared one would also share the back-off after a kubelet failure.
     ("grpc.use_local_subchannel_pool", 1),
 )
-
-
 _LONG_S = 20.0
 """gRPC's own deadline, which never decides: its timers of less than 3 s make its threads wake more often."""
 _FAILED = "the kubelet's podresources cannot be listed"

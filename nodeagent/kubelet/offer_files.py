@@ -123,6 +123,7 @@ class OfferFiles:
         if not (self.failed.is_set() or self.pause_s == 0 or (differs and not self._failures)):
             return
         self.failed.clear()
+        self._next_at = -1.0  # a caller that is cancelled before the end leaves it to the next one
         found = dict[str, OSError]()
         if self.cdi_specs.looked:
             found |= await specs.attempt(self._write_specs, START_S if differs else MOMENT_S)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -159,14 +160,15 @@ async def _watch(
 ) -> None:
     now = asyncio.get_running_loop().time
     scan_at = sweep_until = now()
+    scan_by = inf  # changes do not put the scan off beyond this; the first hint since the last scan decides
     while True:
         if now() >= scan_at:
             publish(await scanner.scan())
             scanned_at = now()
-            scan_at = scanned_at + interval_s
+            scan_at, scan_by = scanned_at + interval_s, inf
         elif (swept := await scanner.sweep()) is not None:
             publish(swept)
-            scan_at = max(scan_at, min(now() + sweep.news_s, sweep_until))
+            scan_at = max(scan_at, min(now() + sweep.news_s, scan_by))
         read_at = now()
         next_at = min(scan_at, read_at + sweep.every_s) if read_at < sweep_until else scan_at
         try:
@@ -177,6 +179,7 @@ async def _watch(
         await asyncio.sleep(max(0.0, read_at + sweep.gap_s - now()))
         woken.clear()
         sweep_until = now() + sweep.for_s
+        scan_by = min(scan_by, sweep_until)
         scan_at = min(scan_at, max(now() + sweep.every_s, scanned_at + sweep.scan_gap_s))
 
 

@@ -41,7 +41,8 @@ class Sweep(Struct, frozen=True):
     The kernel announces the first carrier change at once and delays further ones by up to a second (linkwatch),
     but sysfs shows them immediately: so the sweep continues for ``for_s``. ``gap_s`` is the least time between two
     readings of the links, ``scan_gap_s`` between two scans, for any number of hints. After a change of the links the
-    scan waits for ``news_s``: its thread would take the interpreter from the message to the kubelet.
+    scan waits for ``news_s``: its thread would take the interpreter from the message to the kubelet. While changes
+    follow each other, it waits for ``for_s`` after the first hint at most.
     """
 
     every_s: float = 0.02

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
+from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, Planner, PlanOutcome, compute
+from nodeagent.fabric.groups import SwitchGraph
 from tests.support.fabrics import (
     SHAPES,
     Cables,
@@ -244,3 +246,25 @@ def test_the_order_of_reports_does_not_matter(shape: str, seed: int, other: int)
     assert one.unplaced == two.unplaced
     assert one.writes == two.writes
     assert dict(one.labels) == dict(two.labels)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_counts_of_pairs_for_an_explanation_are_those_that_made_the_groups(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(SwitchGraph, "forget_pairs", lambda _: None)
+    random_, planner = random.Random(seed), Planner(NOW)
+    storage = tuple(End(f"storage{i}", "swp1") for i in range(2))
+    for node, row in rails(3, 8, 4).items():
+        ends = [None if random_.random() < 0.3 else end for end in (*row, *storage)]
+        planner.report(node, links(node, ends))
+    votes = planner.prepare(0.0)().votes
+    assert set(votes.shared) == {"storage0", "storage1"}
+    switches = sorted(votes.graph.of)
+    assert len(switches) == 12
+    for one, other in itertools.permutations(switches, 2):
+        assert votes.pairs.overlap(one, other) == votes.graph.overlap(one, other)
+    for switch in switches:
+        for strictly in (False, True):
+            again = votes.pairs.reach(switch, strictly=strictly)
+            assert again == votes.graph.reach(switch, strictly=strictly)

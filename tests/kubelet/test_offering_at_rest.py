@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -143,3 +145,30 @@ async def test_a_fault_is_offered_in_the_next_turn_of_the_event_loop(tmp_path: P
         for _ in range(2):  # the event's future, then the task
             await asyncio.sleep(0)
         assert len(plugins.updates) == offers + 1
+
+
+async def test_a_failed_write_counts_although_news_comes_while_the_folder_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offer_files, "CHECK_S", 3600.0)
+    monkeypatch.setattr(offer_files, "MOMENT_S", 60.0)
+    loop, tried, answers = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def fail(files: DeviceInfoFiles) -> None:
+        loop.call_soon_threadsafe(tried.set)
+        answers.wait(60)
+        raise OSError(errno.ENOSPC, "No space left on device", str(files.folder))
+
+    async with offering(tmp_path) as (made, inventory, _, _):
+        assert made.offered
+        monkeypatch.setattr(DeviceInfoFiles, "try_writing", fail)
+        made._files.failed.set()  # as after a failed allocation
+        await tried.wait()
+        pf, vf = functions()
+        inventory.publish("pci", functions=(pf, replace(vf, health=Health(State.DOWN, allocatable=False))))
+        for _ in range(10):  # the offer takes the news
+            await asyncio.sleep(0)
+        answers.set()
+        async with asyncio.timeout(10):
+            while made.offered:
+                await asyncio.sleep(0.001)

@@ -487,6 +487,20 @@ async def test_a_scan_waits_after_a_lost_carrier(machine: Machine, start: Start)
     assert published.empty()
 
 
+async def test_links_that_change_again_and_again_do_not_put_the_scan_off(
+    machine: Machine, start: Start
+) -> None:
+    published, request = await start(sweep=Sweep(for_s=0.2, scan_gap_s=0.0, news_s=30.0))
+    machine.draw(f"{machine.folders[PF]}/sriov_numvfs", "5")  # a sweep does not read this
+    facts, carrier = None, "1"
+    async with asyncio.timeout(30):
+        while facts is None or facts.functions[0].num_vfs != 5:
+            carrier = "0" if carrier == "1" else "1"
+            machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", carrier)
+            request.request()
+            facts = await published.get()
+
+
 async def test_a_missing_vf_stays_missing_when_a_sweep_finds_a_change(machine: Machine, start: Start) -> None:
     published, request = await start()
     machine.vanish("0000:1a:00.1")
