@@ -34,7 +34,7 @@ from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.socket_probe import connects, kubelet_id, same_file
 from nodeagent.kubelet.unix_server import BindError, socket_name
 from nodeagent.model import Snapshot
-from nodeagent.supervise import end_tasks
+from nodeagent.supervise import either, end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -275,11 +275,14 @@ class DevicePlugins:
         intact = [resource for resource in due if resource.plugin.intact()]
         if kubelet_id(self._kubelet) != kubelet or not intact:
             return
-        channel = grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=_CHANNEL)
-        try:
-            await asyncio.gather(*(self._call_register(channel, resource, kubelet) for resource in intact))
-        finally:
-            await channel.close()
+        async with grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=_CHANNEL) as channel:
+            calls = asyncio.gather(*(self._call_register(channel, resource, kubelet) for resource in intact))
+            await either(calls, self._replaced(kubelet))
+
+    async def _replaced(self, kubelet: KubeletId) -> None:
+        """Return when another kubelet listens: it does not wait for the answers of one that hangs."""
+        while kubelet_id(self._kubelet) in (kubelet, None):
+            await asyncio.sleep(REFUSES_S)
 
     async def _serve(self, resource: _Resource, kubelet: KubeletId) -> None:
         """Have a bound socket that answers. If the kubelet removed the old socket, bind a new one."""

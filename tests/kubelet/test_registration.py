@@ -484,6 +484,30 @@ async def test_registration_follows_as_soon_as_a_late_kubelet_listens(
         await w.offered("example.com/a", 2)
 
 
+async def test_a_kubelet_that_never_answers_does_not_delay_the_one_that_replaces_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registration, "REGISTER_S", 600.0)
+    asked = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1 << 16):  # a probe sends nothing
+            asked.set()
+        writer.close()
+
+    async with world() as w:
+        w.kubelet.socket.parent.mkdir(parents=True, exist_ok=True)
+        hanging = await asyncio.start_unix_server(hang, w.kubelet.socket)
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
+        w.run()
+        async with asyncio.timeout(30):
+            await asked.wait()
+        await w.kubelet.start()
+        await w.offered("example.com/a", 2)
+        hanging.close()
+        await hanging.wait_closed()
+
+
 async def test_a_folder_in_place_of_a_socket_affects_that_resource_alone() -> None:
     async with world() as w:
         await w.kubelet.start()
