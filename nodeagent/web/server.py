@@ -21,6 +21,7 @@ import ssl
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from enum import Enum, auto
+from functools import partial
 from types import MappingProxyType
 
 import msgspec
@@ -161,11 +162,13 @@ class WebServer:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            await _arrival(listening)
             try:
-                connection, _address = await loop.sock_accept(listening)
+                connection, _address = listening.accept()
+                connection.setblocking(False)
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    continue  # the client left before
+                    continue  # the client has left
                 log.warning("A connection cannot be accepted. reason=%r", os.strerror(error.errno))
                 await asyncio.sleep(NO_DESCRIPTOR_S)
                 continue
@@ -174,11 +177,11 @@ class WebServer:
             elif self._room():
                 task = loop.create_task(self._connected(connection))
                 self._open[task] = _Phase.CLIENT, loop.time()
-                task.add_done_callback(self._closed)
+                task.add_done_callback(partial(self._closed, connection))
             elif len(self._refused) < CONNECTIONS_MAX:
                 task = loop.create_task(self._connected(connection))
                 self._refused.add(task)
-                task.add_done_callback(self._closed)
+                task.add_done_callback(partial(self._closed, connection))
             else:
                 connection.close()
 
@@ -195,10 +198,12 @@ class WebServer:
                     return True
         return False
 
-    def _closed(self, task: asyncio.Task[None]) -> None:
+    def _closed(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
         self._open.pop(task, None)
         self._refused.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            connection.close()  # a task that is cancelled before its first step does not
+        elif (error := task.exception()) is not None:
             reason = f"{type(error).__name__}: {error}"
             if reason != self._last_error:  # once, not at every scrape
                 log.error("A request could not be answered. reason=%r", reason)
@@ -335,6 +340,17 @@ class WebServer:
                     return await handler(request)
             return Page(404, f"try {' '.join(sorted((*self._pages, *self._folders)))}\n".encode())
         return answer(request.headers.get("accept", ""))
+
+
+async def _arrival(listening: socket.socket) -> None:
+    """Return when a connection can be accepted. ``loop.sock_accept`` loses one that arrives as it is cancelled."""
+    loop = asyncio.get_running_loop()
+    arrived = loop.create_future()
+    loop.add_reader(listening, lambda: arrived.done() or arrived.set_result(None))
+    try:
+        await arrived
+    finally:
+        loop.remove_reader(listening)
 
 
 def _parse(raw: bytes) -> PageRequest | None:

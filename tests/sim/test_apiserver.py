@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 import urllib.request
+from contextlib import suppress
 
 import pytest
 
@@ -344,3 +346,14 @@ async def test_tls_and_client_certificates(tmp_path, official):
     assert (await asyncio.to_thread(CoreV1Api(api).read_node, "gpu-0")).metadata.name == "gpu-0"
     api.close()
     await server.stop()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_arrives_at_the_end_is_closed(turns: int) -> None:
+    server = await ApiServer().start()
+    with socket.create_connection(("127.0.0.1", server.port)) as client, suppress(ConnectionResetError):
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.stop()
+        client.settimeout(10)
+        assert await asyncio.to_thread(client.recv, 1) == b""

@@ -9,6 +9,8 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
+from nodeagent.sim.apiserver.http import stop_listening
+
 MIB = 1 << 20
 HEAD = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
@@ -135,7 +137,7 @@ async def hostile_server() -> AsyncIterator[HostileServer]:
     try:
         yield hostile
     finally:
-        server.close()
+        await stop_listening(server)
         for task in tuple(hostile._tasks):
             task.cancel()
         with contextlib.suppress(TimeoutError):

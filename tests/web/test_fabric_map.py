@@ -8,7 +8,7 @@ import io
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,6 +21,7 @@ from nodeagent.fabric import FabricRules, HyperNode, Planner
 from nodeagent.fabric.fabric_settings import IMMEDIATE
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
 from nodeagent.fabric.outcome import WriteRecord
+from nodeagent.sim.apiserver.http import stop_listening
 from nodeagent.web import live_document
 from nodeagent.web.ui_files import self_contained
 from tests.controller.test_controller import cluster, groups, leaves, nodelinks, running, until
@@ -339,7 +340,7 @@ class Front:
         try:
             yield self
         finally:
-            server.close()
+            await stop_listening(server)
             self.cut()
 
     def cut(self) -> None:
@@ -347,18 +348,18 @@ class Front:
             writer.transport.abort()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends = [writer]
         self._open.add(writer)
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.to)
-        except OSError:
-            writer.transport.abort()
-            return
-        self._open.add(far_writer)
-        try:
+            ends.append(far_writer)
+            self._open.add(far_writer)
             await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+        except OSError:
+            pass  # no server
         finally:
-            self._open -= {writer, far_writer}
-            for end in (writer, far_writer):
+            self._open.difference_update(ends)
+            for end in ends:
                 end.transport.abort()
 
 
@@ -416,12 +417,11 @@ class Refusing:
         self.asked = asyncio.Queue[str]()
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError):
+        with closing(writer), suppress(OSError, asyncio.IncompleteReadError):
             method, path, _ = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ", 2)
             self.asked.put_nowait(f"{method} {path}")
             writer.write(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             await writer.drain()
-        writer.close()
 
 
 async def test_a_page_behind_a_proxy_without_a_server_shows_that_the_connection_is_lost(browser: Browser):
@@ -444,7 +444,7 @@ async def test_a_page_behind_a_proxy_without_a_server_shows_that_the_connection_
         front.to = await controller.port
         await asyncio.to_thread(tab.until, f"{state}.innerText.includes('leads')")
         await asyncio.to_thread(tab.close)
-    proxy.close()
+    await stop_listening(proxy)
 
 
 async def test_the_viewer_beyond_the_bound_asks_now_and_then_and_shows_it(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import os
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,18 @@ async def serving(pages: dict[str, PageHandler]) -> AsyncIterator[int]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_arrives_at_the_end_is_closed(turns: int) -> None:
+    async with serving({}) as port:
+        client = socket.create_connection(("127.0.0.1", port))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    with client, suppress(ConnectionResetError):
+        client.settimeout(30)
+        assert await asyncio.to_thread(client.recv, 1) == b""
+    gc.collect()  # it reports a socket that nobody has closed
 
 
 class Client:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeagent.sim.apiserver import authorization as policy
-from nodeagent.sim.apiserver.http import HEAD_MAX, ClosedError, HttpAnswer, HttpRequest, serve
+from nodeagent.sim.apiserver.http import HEAD_MAX, ClosedError, HttpAnswer, HttpRequest, serve, stop_listening
 from nodeagent.sim.apiserver.injected_faults import InjectedFault, InjectedFaults
 from nodeagent.sim.apiserver.request_target import RequestTarget, parse_target
 from nodeagent.sim.apiserver.resource_slices import SINCE_1_36
@@ -112,7 +112,7 @@ class ApiServer:
     async def stop(self) -> None:
         """End every connection. The store stays, and ``start`` serves it again."""
         if self._server is not None:
-            self._server.close()
+            await stop_listening(self._server)
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)

@@ -30,6 +30,11 @@ class HttpRequest:
         return self.query.get(name, [default])[0]
 
 
+_ACCEPT_TURNS = 5
+"""Turns of the event loop from the acceptance of a connection to the first step of its task (asyncio's
+``_accept_connection2`` and ``StreamReaderProtocol``)."""
+
+
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
     """``stream`` is sent instead of ``body``. ``cut`` ends the connection in the middle of the body."""
@@ -47,6 +52,16 @@ class ClosedError(Exception):
 
 
 Handle = Callable[[HttpRequest], Awaitable[HttpAnswer]]
+
+
+async def stop_listening(server: asyncio.Server) -> None:
+    """Close the listening sockets, and return when each connection that was accepted before has its task. asyncio loses
+    one that it accepts in the turn of the event loop in which ``Server.close`` is called, and leaves it open."""
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+    for _ in range(_ACCEPT_TURNS):
+        await asyncio.sleep(0)
+    server.close()
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handle: Handle) -> None:
