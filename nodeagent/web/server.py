@@ -345,10 +345,10 @@ class WebServer:
 async def _arrival(listening: socket.socket) -> None:
     """Return when a connection can be accepted. ``loop.sock_accept`` loses one that arrives as it is cancelled."""
     loop = asyncio.get_running_loop()
-    arrived = loop.create_future()
-    loop.add_reader(listening, lambda: arrived.done() or arrived.set_result(None))
+    arrived = asyncio.Event()
+    loop.add_reader(listening, arrived.set)
     try:
-        await arrived
+        await arrived.wait()
     finally:
         loop.remove_reader(listening)
 

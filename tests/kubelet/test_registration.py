@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +26,7 @@ from nodeagent.kubelet.registration_state import KubeletId
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.unix_server import BindError
 from nodeagent.model import HEALTHY, Function, Health, Reason, Snapshot, State
+from nodeagent.sim.apiserver.http import stop_listening
 from nodeagent.sim.kubelet import Kubelet, PodSpec
 
 DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
@@ -488,12 +489,14 @@ async def test_a_kubelet_that_never_answers_does_not_delay_the_one_that_replaces
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(registration, "REGISTER_S", 600.0)
-    asked = asyncio.Event()
+    asked, ended = asyncio.Event(), asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await reader.read(1 << 16):  # a probe sends nothing
-            asked.set()
-        writer.close()
+        with closing(writer), suppress(ConnectionError):
+            while await reader.read(1 << 16):  # a probe sends nothing
+                asked.set()
+        await writer.wait_closed()
+        ended.set()
 
     async with world() as w:
         w.kubelet.socket.parent.mkdir(parents=True, exist_ok=True)
@@ -502,10 +505,12 @@ async def test_a_kubelet_that_never_answers_does_not_delay_the_one_that_replaces
         w.run()
         async with asyncio.timeout(30):
             await asked.wait()
+        ended.clear()
         await w.kubelet.start()
         await w.offered("example.com/a", 2)
-        hanging.close()
-        await hanging.wait_closed()
+        async with asyncio.timeout(30):
+            await ended.wait()
+        await stop_listening(hanging)
 
 
 async def test_a_folder_in_place_of_a_socket_affects_that_resource_alone() -> None:

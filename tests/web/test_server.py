@@ -40,7 +40,7 @@ async def test_a_connection_that_arrives_at_the_end_is_closed(turns: int) -> Non
     with client, suppress(ConnectionResetError):
         client.settimeout(30)
         assert await asyncio.to_thread(client.recv, 1) == b""
-    gc.collect()  # it reports a socket that nobody has closed
+    gc.collect()  # it reports a socket that was left open
 
 
 class Client:
