@@ -277,7 +277,7 @@ class Agent:
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):
                 await self.offering.begun.wait()
-                while not all(status.streams for status in self.plugins.statuses()):  # noqa: ASYNC110
+                while not all(status.streams for status in self.plugins.statuses()):  # noqa: ASYNC110 - streams set no event
                     await asyncio.sleep(SETTLE_LOOK_S)
         for name in LATE_IMPORTS:
             import_module(name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
+from operator import gt
 
 from benchmarks.calls import AGENT_IDS, ENDPOINT_IDS, GUARDED, channel
 from benchmarks.figures import Figure
@@ -30,7 +32,7 @@ async def push(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
                 await process.ask("lag")
                 took = await change(
                     stage, kubelet, "nvidia-dgx-h100/gpu-mem", lambda gpu=gpu: stage.machine.raise_xid(gpu, 79),
-                    healthy=lambda healthy: healthy < count,  # noqa: B023
+                    healthy=partial(gt, count),
                 )  # fmt: skip
                 pushed.append(1000 * took.whole)
                 await asyncio.sleep(0.1)  # the agent reads the GPUs again within this time
@@ -38,7 +40,9 @@ async def push(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
                 stage.machine.set_recovery_action(gpu, "gpu_reset")
                 await asyncio.sleep(_GAP_S)
                 stage.machine.set_recovery_action(gpu, "none")
-                await kubelet.until(lambda: kubelet.allocatable()["nvidia-dgx-h100/gpu-mem"] == count)  # noqa: B023
+                await kubelet.until(
+                    lambda count=count: kubelet.allocatable()["nvidia-dgx-h100/gpu-mem"] == count
+                )
                 await asyncio.sleep(_GAP_S)
             await process.ask("lag")
             await asyncio.sleep(2.0)

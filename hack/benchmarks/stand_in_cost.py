@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from nodeagent.agent_config import Config
@@ -48,7 +49,7 @@ def _excess(root: Path) -> list[tuple[float, float]]:
         one, other = make(simulated), make(plain)
         other.attributes._live = True
         if every is not None:
-            found.append((_ms(lambda: one.read(pfs)) - _ms(lambda: other.read(pfs)), every))  # noqa: B023
+            found.append((_ms(partial(one.read, pfs)) - _ms(partial(other.read, pfs)), every))
         other.close()
     return found
 

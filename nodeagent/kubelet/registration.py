@@ -281,7 +281,7 @@ class DevicePlugins:
 
     async def _replaced(self, kubelet: KubeletId) -> None:
         """Return when another kubelet listens: it does not wait for the answers of one that hangs."""
-        while kubelet_id(self._kubelet) in (kubelet, None):  # noqa: ASYNC110
+        while kubelet_id(self._kubelet) in (kubelet, None):  # noqa: ASYNC110 - inotify may miss it
             await asyncio.sleep(REFUSES_S)
 
     async def _serve(self, resource: _Resource, kubelet: KubeletId) -> None:
