@@ -12,6 +12,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 HEAD_MAX = 64 * 1024
 BODY_MAX = 3 * 1024 * 1024
 """The limit of the real API server."""
+_ACCEPT_TURNS = 5
+"""Turns of the event loop from the acceptance of a connection to the first step of its task (asyncio's
+``_accept_connection2`` and ``StreamReaderProtocol``)."""
 REASONS = {200: "OK", 201: "Created", 202: "Accepted"}
 
 
@@ -28,11 +31,6 @@ class HttpRequest:
 
     def query_value(self, name: str, default: str = "") -> str:
         return self.query.get(name, [default])[0]
-
-
-_ACCEPT_TURNS = 5
-"""Turns of the event loop from the acceptance of a connection to the first step of its task (asyncio's
-``_accept_connection2`` and ``StreamReaderProtocol``)."""
 
 
 @dataclass(frozen=True, slots=True)
