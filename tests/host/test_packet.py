@@ -299,7 +299,7 @@ async def test_a_flood_on_one_link_is_bounded_and_does_not_delay_another(wire):
         assert sent > 2 * len(flooded)
         assert len(flooded) <= RATE * took + BURST
         assert flooded.socket.paused > 0
-        assert statistics.median(lags) < 0.5
+        assert statistics.quantiles(lags, n=10)[-1] < 0.5, "nine of ten frames"
         # No frame is lost uncounted: each was received, dropped, or waits in a queue of bounded size.
         waiting = sent - len(flooded) - flooded.socket.count_drops()
         assert 0 <= waiting <= 2 * QUEUE / 700
