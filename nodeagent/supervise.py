@@ -114,8 +114,8 @@ async def beside(
         await end_tasks((working, waiting))
 
 
-async def either(*waits: Awaitable[object]) -> None:
-    """Return when one of the waits is done and the others have ended. Raises the error of the first one."""
+async def either(*waits: Coroutine[Any, Any, object]) -> None:
+    """Return when one of the coroutines is done and the others have ended. Raises the error of the first one."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -126,7 +126,7 @@ async def either(*waits: Awaitable[object]) -> None:
         await end_tasks(tasks)
 
 
-async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel the tasks and return when all have ended.
 
     A cancellation of the caller does not end this early: it is raised after the last task has ended. The tasks are

@@ -276,13 +276,16 @@ class DevicePlugins:
         if kubelet_id(self._kubelet) != kubelet or not intact:
             return
         async with grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=_CHANNEL) as channel:
-            calls = asyncio.gather(*(self._call_register(channel, resource, kubelet) for resource in intact))
-            await either(calls, self._replaced(kubelet))
+            await either(self._call_all(channel, intact, kubelet), self._replaced(kubelet))
 
     async def _replaced(self, kubelet: KubeletId) -> None:
         """Return when another kubelet listens: it does not wait for the answers of one that hangs."""
-        while kubelet_id(self._kubelet) in (kubelet, None):  # noqa: ASYNC110 - inotify may miss it
+        while True:
             await asyncio.sleep(REFUSES_S)
+            with suppress(Unanswered):
+                if await self._looks.run(kubelet_id, self._kubelet) not in (kubelet, None):
+                    self._wake.set()  # inotify may have missed it
+                    return
 
     async def _serve(self, resource: _Resource, kubelet: KubeletId) -> None:
         """Have a bound socket that answers. If the kubelet removed the old socket, bind a new one."""
@@ -294,6 +297,11 @@ class DevicePlugins:
                 await plugin.start(self._folder / socket_name(plugin.resource, self._folder))
             except BindError as error:
                 resource.apply(Event.FAILED, kubelet=kubelet, reason=str(error))
+
+    async def _call_all(
+        self, channel: grpc.aio.Channel, resources: Iterable[_Resource], kubelet: KubeletId
+    ) -> None:
+        await asyncio.gather(*(self._call_register(channel, resource, kubelet) for resource in resources))
 
     async def _call_register(
         self, channel: grpc.aio.Channel, resource: _Resource, kubelet: KubeletId

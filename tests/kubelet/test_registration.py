@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
@@ -18,6 +20,7 @@ import grpc
 import pytest
 
 from nodeagent.allocation import Allocation, DeviceInfo, Devices
+from nodeagent.host.inotify import InotifyError
 from nodeagent.kinds import Refused
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.kubelet import node_lock, plugin, registration, registration_state, socket_probe
@@ -485,32 +488,81 @@ async def test_registration_follows_as_soon_as_a_late_kubelet_listens(
         await w.offered("example.com/a", 2)
 
 
-async def test_a_kubelet_that_never_answers_does_not_delay_the_one_that_replaces_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(registration, "REGISTER_S", 600.0)
-    asked, ended = asyncio.Event(), asyncio.Event()
+def no_inotify() -> None:
+    raise InotifyError("too many watches")
+
+
+@asynccontextmanager
+async def hanging_kubelet(w: World) -> AsyncIterator[asyncio.Event]:
+    """A kubelet that accepts connections and never answers. The event is set when the agent has sent Register."""
+    asked, connections = asyncio.Event(), dict[asyncio.Task[None] | None, asyncio.StreamWriter]()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections[asyncio.current_task()] = writer
         with closing(writer), suppress(ConnectionError):
             while await reader.read(1 << 16):  # a probe sends nothing
                 asked.set()
-        await writer.wait_closed()
-        ended.set()
 
-    async with world() as w:
-        w.kubelet.socket.parent.mkdir(parents=True, exist_ok=True)
-        hanging = await asyncio.start_unix_server(hang, w.kubelet.socket)
+    w.kubelet.socket.parent.mkdir(parents=True, exist_ok=True)
+    server = await asyncio.start_unix_server(hang, w.kubelet.socket)
+    try:
+        yield asked
+    finally:
+        await stop_listening(server)
+        for writer in connections.values():  # gRPC ends an attempt to connect after 20 s
+            writer.transport.abort()
+        await asyncio.gather(*filter(None, connections))
+
+
+@pytest.mark.parametrize("inotify", [True, False])
+async def test_a_kubelet_that_never_answers_does_not_delay_the_one_that_replaces_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, inotify: bool
+) -> None:
+    monkeypatch.setattr(registration, "REGISTER_S", 600.0)
+    monkeypatch.setattr(registration, "LOOK_S", 600.0)
+    if not inotify:
+        monkeypatch.setattr(registration, "FolderWatch", no_inotify)
+    async with world() as w, hanging_kubelet(w) as asked:
+        w.plugins.update([Lamps("example.com/a"), Lamps("example.com/b")], Snapshot())
+        w.run()
+        async with asyncio.timeout(30):
+            await asked.wait()
+        w.plugins._wake.clear()  # ``update`` has set it
+        await w.kubelet.start()
+        await w.offered("example.com/a", 2)
+        await w.offered("example.com/b", 2)
+    gc.collect()  # it reports an error that no task has taken
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+async def test_a_folder_of_the_kubelet_that_hangs_during_register_does_not_stop_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registration, "REFUSES_S", 0.001)
+    monkeypatch.setattr(registration, "FOLDER_S", 0.01)
+    hangs, looked, free = False, asyncio.Event(), threading.Event()
+    loop, stat = asyncio.get_running_loop(), Path.stat
+
+    def hang(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if hangs and path.name == "kubelet.sock":
+            loop.call_soon_threadsafe(looked.set)
+            free.wait(30)
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", hang)
+    async with world() as w, hanging_kubelet(w) as asked:
         w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         async with asyncio.timeout(30):
             await asked.wait()
-        ended.clear()
+            hangs = True
+            await looked.wait()
+        assert not free.is_set()
+        await asyncio.sleep(0)
+        free.set()
+        hangs = False
         await w.kubelet.start()
         await w.offered("example.com/a", 2)
-        async with asyncio.timeout(30):
-            await ended.wait()
-        await stop_listening(hanging)
 
 
 async def test_a_folder_in_place_of_a_socket_affects_that_resource_alone() -> None:
