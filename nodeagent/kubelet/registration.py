@@ -31,7 +31,7 @@ from nodeagent.kubelet.node_lock import NodeLock, node_lock
 from nodeagent.kubelet.plugin import AllocationFiles, Plugin, RecentFunctions
 from nodeagent.kubelet.registration_state import NOT_YET, Event, KubeletId, Registration, Stage
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
-from nodeagent.kubelet.socket_probe import connects, kubelet_id, same_file
+from nodeagent.kubelet.socket_probe import connects, kubelet_id, replaced, same_file
 from nodeagent.kubelet.unix_server import BindError, socket_name
 from nodeagent.model import Snapshot
 from nodeagent.supervise import either, end_tasks
@@ -279,13 +279,8 @@ class DevicePlugins:
             await either(self._call_all(channel, intact, kubelet), self._replaced(kubelet))
 
     async def _replaced(self, kubelet: KubeletId) -> None:
-        """Return when another kubelet listens: it does not wait for the answers of one that hangs."""
-        while True:
-            await asyncio.sleep(REFUSES_S)
-            with suppress(Unanswered):
-                if await self._looks.run(kubelet_id, self._kubelet) not in (kubelet, None):
-                    self._wake.set()  # inotify may have missed it
-                    return
+        await replaced(self._kubelet, kubelet, self._looks)
+        self._wake.set()  # inotify may have missed it
 
     async def _serve(self, resource: _Resource, kubelet: KubeletId) -> None:
         """Have a bound socket that answers. If the kubelet removed the old socket, bind a new one."""
@@ -298,10 +293,8 @@ class DevicePlugins:
             except BindError as error:
                 resource.apply(Event.FAILED, kubelet=kubelet, reason=str(error))
 
-    async def _call_all(
-        self, channel: grpc.aio.Channel, resources: Iterable[_Resource], kubelet: KubeletId
-    ) -> None:
-        await asyncio.gather(*(self._call_register(channel, resource, kubelet) for resource in resources))
+    async def _call_all(self, channel: grpc.aio.Channel, due: list[_Resource], kubelet: KubeletId) -> None:
+        await asyncio.gather(*(self._call_register(channel, resource, kubelet) for resource in due))
 
     async def _call_register(
         self, channel: grpc.aio.Channel, resource: _Resource, kubelet: KubeletId

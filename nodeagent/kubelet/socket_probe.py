@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from pathlib import Path
 
+from nodeagent.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.kubelet.registration_state import KubeletId
+
+REPLACED_S = 0.2
+"""Between two looks for another process at the socket."""
 
 
 def kubelet_id(path: Path) -> KubeletId | None:
@@ -32,3 +37,12 @@ async def connects(path: Path) -> bool:
         except (OSError, TimeoutError):
             return False
     return True
+
+
+async def replaced(path: Path, kubelet: KubeletId, looks: BoundedCalls) -> None:
+    """Return when another process has bound the socket. Wait while the file system hangs."""
+    while True:
+        await asyncio.sleep(REPLACED_S)
+        with suppress(Unanswered):  # the log and /readyz name the call
+            if await looks.run(kubelet_id, path) not in (kubelet, None):
+                return

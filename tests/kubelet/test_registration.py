@@ -538,7 +538,7 @@ async def test_a_kubelet_that_never_answers_does_not_delay_the_one_that_replaces
 async def test_a_folder_of_the_kubelet_that_hangs_during_register_does_not_stop_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(registration, "REFUSES_S", 0.001)
+    monkeypatch.setattr(socket_probe, "REPLACED_S", 0.001)
     monkeypatch.setattr(registration, "FOLDER_S", 0.01)
     hangs, looked, free = False, asyncio.Event(), threading.Event()
     loop, stat = asyncio.get_running_loop(), Path.stat
