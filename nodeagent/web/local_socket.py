@@ -105,7 +105,6 @@ def _bind(folder: Path) -> socket.socket:
         _at(folder, listening.bind)
         _at(folder, lambda path: Path(path).chmod(0o600))
         listening.listen(16)
-        listening.setblocking(False)
         opened.pop_all()
     return listening
 

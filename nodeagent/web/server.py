@@ -26,6 +26,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from nodeagent.host.fd import wait_readable
 from nodeagent.supervise import either, end_tasks
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.listening import listen
@@ -151,7 +152,8 @@ class WebServer:
             await end_tasks((*self._open, *self._refused))
 
     async def accept_from(self, listening: socket.socket) -> None:
-        """Serve on a socket of the caller until cancelled."""
+        """Serve on a socket of the caller until cancelled. It becomes non-blocking."""
+        listening.setblocking(False)
         try:
             await self._accept(listening)
         finally:
@@ -162,7 +164,7 @@ class WebServer:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await _arrival(listening)
+            await wait_readable(listening.fileno())  # ``loop.sock_accept`` loses a connection if it is cancelled
             try:
                 connection, _address = listening.accept()
                 connection.setblocking(False)
@@ -340,17 +342,6 @@ class WebServer:
                     return await handler(request)
             return Page(404, f"try {' '.join(sorted((*self._pages, *self._folders)))}\n".encode())
         return answer(request.headers.get("accept", ""))
-
-
-async def _arrival(listening: socket.socket) -> None:
-    """Return when a connection can be accepted. ``loop.sock_accept`` loses one that arrives as it is cancelled."""
-    loop = asyncio.get_running_loop()
-    arrived = asyncio.Event()
-    loop.add_reader(listening, arrived.set)
-    try:
-        await arrived.wait()
-    finally:
-        loop.remove_reader(listening)
 
 
 def _parse(raw: bytes) -> PageRequest | None:

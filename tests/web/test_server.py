@@ -6,9 +6,10 @@ import asyncio
 import gc
 import gzip
 import os
+import resource
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,46 @@ async def test_a_connection_that_arrives_at_the_end_is_closed(turns: int) -> Non
         client.settimeout(30)
         assert await asyncio.to_thread(client.recv, 1) == b""
     gc.collect()  # it reports a socket that was left open
+
+
+async def test_without_descriptors_a_connection_waits_and_the_listener_does_not_spin(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "NO_DESCRIPTOR_S", 0.2)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with serving(PAGES) as port:
+        with socket.socket() as client, ExitStack() as taken:
+            client.settimeout(30)
+            highest = max(map(int, os.listdir("/proc/self/fd")))
+            taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+            with suppress(OSError):
+                while True:
+                    taken.callback(os.close, os.dup(client.fileno()))
+            client.connect(("127.0.0.1", port))
+            async with asyncio.timeout(30):
+                while "A connection cannot be accepted. reason='Too many open files'" not in caplog.text:
+                    await asyncio.sleep(0.01)
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            assert len(caplog.records) < 10
+            taken.close()
+            client.sendall(HEALTHZ)
+            assert (await asyncio.to_thread(client.recv, 100)).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_connection_that_another_server_has_taken_does_not_block_this_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first, first.dup() as second:
+        port = first.getsockname()[1]
+        servers = [asyncio.create_task(WebServer(PAGES).accept_from(each)) for each in (first, second)]
+        await asyncio.sleep(0)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.settimeout(30)
+            client.sendall(HEALTHZ)
+            assert (await asyncio.to_thread(client.recv, 100)).startswith(b"HTTP/1.1 200")
+        for each in servers:
+            each.cancel()
+        await asyncio.gather(*servers, return_exceptions=True)
 
 
 class Client:
