@@ -46,7 +46,7 @@ class CablingCheck:
 
     def __init__(self, votes: LinkVotes, names: GroupNames, placed: Mapping[str, str]) -> None:
         self._votes = votes
-        self._counts = votes.graph.rails
+        self._counts = votes.rails
         self.adopted: dict[str, SwitchGroup] = {}
         self._adoptees: dict[SwitchGroup, set[str]] = {}
         self._rails: dict[SwitchGroup, GroupRails] = {}
@@ -68,7 +68,7 @@ class CablingCheck:
 
     def home(self, leaf: str) -> SwitchGroup | None:
         """The group that a switch counts for."""
-        return self.adopted.get(leaf) or self._votes.graph.of.get(leaf)
+        return self.adopted.get(leaf) or self._votes.of.get(leaf)
 
     def switches(self, group: SwitchGroup) -> set[str]:
         """The switches of a group, including those that it has adopted."""
@@ -126,12 +126,12 @@ class CablingCheck:
             return True
         count = self._counts.get(key, {}).get(rail, 0)
         most = rails.links[rail]
-        if count <= 1 and most >= MAJORITY and self.home(key) is not self._votes.graph.of.get(key):
+        if count <= 1 and most >= MAJORITY and self.home(key) is not self._votes.of.get(key):
             return False  # One cable to a switch that no other node has.
         return most < MAJORITY * count or rail in self.served(key)
 
     def _check_switches(self) -> None:
-        of = self._votes.graph.of
+        of = self._votes.of
         columns: dict[CablingPattern, list[tuple[str, ...]]] = {}
         for pattern in self._votes.patterns:
             columns[pattern] = list(zip(*[report.ports for report in pattern.nodes.values()], strict=True))
@@ -180,7 +180,7 @@ class CablingCheck:
 
     def _is_regular(self, pattern: CablingPattern, group: SwitchGroup) -> bool:
         """Each link goes to a switch of its rail in this group, and each rail that is built has a link."""
-        rails, shared, of = self.rails_of(group), self._votes.shared, self._votes.graph.of
+        rails, shared, of = self.rails_of(group), self._votes.shared, self._votes.of
         switch = rails.switch
         for key, slot in zip(pattern.keys, pattern.shape, strict=True):
             if switch.get(slot.rail) == key and of.get(key) is group:

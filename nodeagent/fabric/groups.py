@@ -133,15 +133,6 @@ class SwitchGraph:
         graph.static, graph._left_out = self.static, self._left_out
         return graph
 
-    def forget_pairs(self) -> None:
-        """Drop the counts that only ``reach``, ``overlap`` and ``find_shared`` read. Equal ``rails`` become one."""
-        for counts in (self._common, self._added, self._reached_rails, self._deciding, self._served):
-            counts.clear()
-        equal: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
-        self.rails = {
-            leaf: equal.setdefault(tuple(rails.items()), rails) for leaf, rails in self.rails.items()
-        }
-
     def leave_out(self, leaves: Collection[str]) -> None:
         """Let these switches join nothing. They are in no group."""
         self._left_out = frozenset(leaves)

@@ -49,21 +49,23 @@ class LinkVotes:
             self.peers.of,
         )
         static = {group.name: group.switches for group in levels.topology.groups}
-        self.graph = SwitchGraph(published.switches.apart, static)
-        """Without the counts of pairs, which ``pairs`` has."""
+        self._graph = SwitchGraph(published.switches.apart, static)
         self._resolve_switches()
         self.shared = self._find_shared(static)
-        self.graph.leave_out(self.shared)
-        self.groups = self.graph.form_groups()
+        self._graph.leave_out(self.shared)
+        self.groups = self._graph.form_groups()
         self._count()
         if leafless := self._leafless():
-            self.groups = _merged(self.graph, self.groups, leafless)
+            self.groups = _merged(self._graph, self.groups, leafless)
             self._count()
         for pattern in self._patterns:
             if pattern.best is not None:
                 pattern.best.voters.append(pattern)
         self.static_groups = self._static_groups(levels)
-        self.graph.forget_pairs()
+        self.of: Mapping[str, SwitchGroup] = self._graph.of
+        self.rails = _each_once(self._graph.rails)
+        """The links to each switch, by rail."""
+        self._graph = self._graph.without_members()
 
     @property
     def patterns(self) -> Sequence[CablingPattern]:
@@ -77,10 +79,9 @@ class LinkVotes:
     def pairs(self) -> SwitchGraph:
         """The counts of pairs of switches. They are made again when they are asked for, which is seldom: at 100,000
         nodes they take 20 MiB."""
-        graph = self.graph.without_members()
         for pattern in self._patterns:
-            _add(graph, pattern.keys, pattern)
-        return graph
+            _add(self._graph, pattern.keys, pattern)
+        return self._graph
 
     def at(self, leaf: str) -> Sequence[CablingPattern]:
         """The patterns with a link to a switch."""
@@ -98,7 +99,7 @@ class LinkVotes:
         self._patterns.resolve(self.names.keys)
         for pattern in self._patterns:
             pattern.leaves = tuple(sorted(set(pattern.keys) - {""}))
-            _add(self.graph, pattern.keys, pattern)
+            _add(self._graph, pattern.keys, pattern)
 
     def _find_shared(self, static: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, str]]:
         """Switches of several leaf groups.
@@ -107,11 +108,11 @@ class LinkVotes:
         switches must not become leaf switches of the other units.
         """
         if all(pattern.cables is pattern.shape for pattern in self._patterns):
-            return self.graph.find_shared()
+            return self._graph.find_shared()
         graph = SwitchGraph(_never_apart, static)
         for pattern in self._patterns:
             _add(graph, _keys(pattern.cables, self.names.keys), pattern)
-        return {leaf: pair for leaf, pair in graph.find_shared().items() if leaf in self.graph}
+        return {leaf: pair for leaf, pair in graph.find_shared().items() if leaf in self._graph}
 
     def _leafless(self) -> list[list[SwitchGroup]]:
         """Groups that belong to one ring or chain of switches, each ring or chain together.
@@ -122,9 +123,9 @@ class LinkVotes:
         if not any(_is_divided(pattern.votes) or _is_tied(pattern) for pattern in self._patterns):
             return []
         strict: dict[str, tuple[str, ...]] = {}
-        for leaf in self.graph.of:
+        for leaf in self._graph.of:
             if leaf not in strict:
-                switches, _ = self.graph.reach(leaf, strictly=True)
+                switches, _ = self._graph.reach(leaf, strictly=True)
                 strict.update(dict.fromkeys(switches, switches))
         nodes: dict[tuple[str, ...], int] = {}
         divided: dict[tuple[str, ...], int] = {}
@@ -143,19 +144,19 @@ class LinkVotes:
                     chain |= chains.get(switches, {switches})
                 for switches in chain:
                     chains[switches] = chain
-        of = self.graph.of
+        of = self._graph.of
         found: list[list[SwitchGroup]] = []
         for chain in {id(chain): chain for chain in chains.values()}.values():
             total, without = sum(nodes[part] for part in chain), sum(divided[part] for part in chain)
             if len(chain) >= CHAIN_MIN and 4 * without >= 3 * total and without >= 2 * CHAIN_MIN:
                 parts = {of[switches[0]].leaves: of[switches[0]] for switches in chain}
-                if not any(leaf in self.graph.static for leaves in parts for leaf in leaves):
+                if not any(leaf in self._graph.static for leaves in parts for leaf in leaves):
                     found.append([parts[leaves] for leaves in sorted(parts)])
         return found
 
     def _static_groups(self, levels: Levels) -> dict[str, SwitchGroup]:
         """The groups of the topology file. One whose switches are in no report has no switches here."""
-        of = self.graph.of
+        of = self._graph.of
         entries = levels.topology.groups
         name_of = {leaf: entry.name for entry in entries for leaf in entry.switches}
         for group in self.groups:
@@ -170,7 +171,7 @@ class LinkVotes:
 
     def _count(self) -> None:
         for pattern in self._patterns:
-            pattern.votes, pattern.best = count_votes(pattern.keys, self.graph.of, self.graph.weight)
+            pattern.votes, pattern.best = count_votes(pattern.keys, self._graph.of, self._graph.weight)
 
 
 class _Patterns:
@@ -241,6 +242,12 @@ class _Patterns:
 
 def _keys(shape: Shape, keys: Mapping[SwitchAnnouncement, str]) -> tuple[str, ...]:
     return tuple(["" if slot.neighbor is None else keys.get(slot.neighbor, "") for slot in shape])
+
+
+def _each_once(counts: Mapping[str, Mapping[str, int]]) -> Mapping[str, Mapping[str, int]]:
+    """The same counts; those that are equal are one object."""
+    equal: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
+    return {leaf: equal.setdefault(tuple(rails.items()), rails) for leaf, rails in counts.items()}
 
 
 def _add(graph: SwitchGraph, keys: tuple[str, ...], pattern: CablingPattern) -> None:

@@ -34,7 +34,7 @@ def explain(preview: Preview, name: str, on: Screen = PLAIN) -> str:
     elif name in levels.reports or name in levels.refused or name in levels.nodes or name in plan.nodes.place:
         lines = _node(preview, name, on)
     else:
-        keys = [key for key in (name, votes.names.key_of(name)) if key in votes.graph]
+        keys = [key for key in (name, votes.names.key_of(name)) if key in votes.rails]
         if not keys:
             raise UnknownNameError(
                 f"{shown(name)} is not a node, switch or HyperNode in this input; `nodeagent topology` lists them"
@@ -130,7 +130,7 @@ def _links(preview: Preview, node: str, on: Screen) -> Iterator[str]:
 def _switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
     plan = preview.plan
     votes, cabling = plan.votes, plan.cabling
-    group = votes.graph.of.get(key)
+    group = votes.of.get(key)
     home = cabling.home(key)
     name = None if home is None else plan.names.names.get(home)
     yield f"The switch {key} belongs to {name or 'no HyperNode'}."
