@@ -8,6 +8,7 @@ import socket
 import ssl
 import urllib.request
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -357,3 +358,23 @@ async def test_a_connection_that_arrives_at_the_end_is_closed(turns: int) -> Non
         await server.stop()
         client.settimeout(10)
         assert await asyncio.to_thread(client.recv, 1) == b""
+
+
+@pytest.mark.parametrize("turns", [4, 8, 16])
+async def test_a_connection_whose_handshake_outlasts_the_server_is_closed(tmp_path: Path, turns: int) -> None:
+    certificates = Certificates(tmp_path)
+    server = await ApiServer(tls=certificates).start()
+    context = ssl.create_default_context(cafile=certificates.ca)
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.settimeout(10)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.stop()
+
+        def ask() -> bytes:
+            with suppress(OSError), context.wrap_socket(client, server_hostname="127.0.0.1") as tls:
+                tls.sendall(b"GET /version HTTP/1.1\r\n\r\n")
+                return tls.recv(100)
+            return b""
+
+        assert await asyncio.to_thread(ask) == b""

@@ -111,14 +111,13 @@ class ApiServer:
 
     async def stop(self) -> None:
         """End every connection. The store stays, and ``start`` serves it again."""
-        if self._server is not None:
-            await stop_listening(self._server)
-        for task in list(self._connections):
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-        if self._server is not None:
-            await self._server.wait_closed()
-        self._server = None
+        server, self._server = self._server, None
+        if server is not None:
+            await stop_listening(server)
+            for task in list(self._connections):
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+            await server.wait_closed()
 
     @property
     def port(self) -> int:
@@ -266,9 +265,11 @@ class ApiServer:
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
         try:
-            await serve(reader, writer, self._handle)
+            if self._server is not None:  # a handshake of TLS may outlast it
+                return await serve(reader, writer, self._handle)
         except asyncio.CancelledError:
-            writer.transport.abort()
+            pass
+        writer.transport.abort()
 
     async def _handle(self, request: HttpRequest) -> HttpAnswer:
         target = RequestTarget(request.method.lower(), request.path)
