@@ -28,6 +28,7 @@ from benchmarks import (
     calls,
     claims,
     enforcement,
+    floor,
     health,
     idle,
     life,
@@ -57,6 +58,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "enforcement": enforcement.enforcement,
     "slices": slices.slices,
     "taps": taps.taps,
+    "floor": floor.floor,
 }
 
 

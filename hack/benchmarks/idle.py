@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.stage import Stage
+from benchmarks.stage import Process, Stage
 from benchmarks.stand_in_cost import excess_share
 
 RSS_MIB = 45.0
@@ -36,31 +36,41 @@ _GRPC = (
 
 async def idle(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     group = "`nodeagent run` at rest"
-    seconds = 20.0 if quick else 65.0
     async with stage.kubelet() as kubelet, stage.agent(kubelet) as process:
-        await asyncio.sleep(_SETTLE_S)
-        began, cpu, woken = time.monotonic(), process.cpu_s(), _wake_ups(process.pid)
-        await asyncio.sleep(seconds)
-        spent, wall = process.cpu_s() - cpu, time.monotonic() - began
-        wake_ups = _wake_ups(process.pid) - woken
-        status = status_of(process.pid)
-    yield Figure(group, "resident memory (VmRSS)", "MiB", [status["VmRSS"]], {"max": RSS_MIB}, _NOTE)
+        goals = {"rss": RSS_MIB, "cpu": CORE_PERCENT, "wake_ups": WAKE_UPS}
+        async for figure in at_rest(group, process, goals, _NOTE, quick=quick):
+            yield figure
+    excess = await asyncio.to_thread(excess_share, stage.root)
+    yield Figure(
+        group,
+        "simulated files: their part of that share, which a node does not pay",
+        "%",
+        [excess],
+        {},
+        _FILES,
+    )
+
+
+async def at_rest(
+    group: str, process: Process, goals: dict[str, float] | None = None, note: str = "", *, quick: bool
+) -> AsyncIterator[Figure]:
+    """Memory, CPU and wake-ups of a process. ``goals`` may have ``rss``, ``cpu`` and ``wake_ups``."""
+    limits = {name: {"max": limit} for name, limit in (goals or {}).items()}
+    await asyncio.sleep(_SETTLE_S)
+    began, cpu, woken = time.monotonic(), process.cpu_s(), _wake_ups(process.pid)
+    await asyncio.sleep(20.0 if quick else 65.0)
+    spent, wall = process.cpu_s() - cpu, time.monotonic() - began
+    wake_ups = _wake_ups(process.pid) - woken
+    status = status_of(process.pid)
+    yield Figure(group, "resident memory (VmRSS)", "MiB", [status["VmRSS"]], limits.get("rss", {}), note)
     yield Figure(group, "  of that anonymous (RssAnon)", "MiB", [status["RssAnon"]])
     yield Figure(group, "  peak (VmHWM)", "MiB", [status["VmHWM"]])
     yield Figure(group, "threads", "", [status["Threads"]])
+    share = 100 * spent / wall
+    yield Figure(group, f"share of a core over {wall:.0f} s", "%", [share], limits.get("cpu", {}), note)
+    per_second = sum(wake_ups.values()) / wall
     yield Figure(
-        group, f"share of a core over {wall:.0f} s", "%", [100 * spent / wall], {"max": CORE_PERCENT}, _NOTE
-    )
-    excess = await asyncio.to_thread(excess_share, stage.root)
-    yield Figure(
-        group, "  of that for the simulated files, which a node does not pay", "%", [excess], {}, _FILES
-    )
-    yield Figure(
-        group,
-        "times per second that a thread is woken",
-        "1/s",
-        [sum(wake_ups.values()) / wall],
-        {"max": WAKE_UPS},
+        group, "times per second that a thread is woken", "1/s", [per_second], limits.get("wake_ups", {})
     )
     by_grpc = sum(count for name, count in wake_ups.items() if name.startswith(_GRPC_THREADS))
     yield Figure(group, "  of that gRPC's own threads", "1/s", [by_grpc / wall], {}, _GRPC)
