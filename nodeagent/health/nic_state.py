@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from typing import NamedTuple
 
 from nodeagent.health.adapter_rules import is_slow
 from nodeagent.health.carrier_losses import (
@@ -38,6 +38,20 @@ _LINK_SOURCES = frozenset({Source.LINK, Source.MODES, Source.RDMA})
 """The sources of these levels."""
 
 
+class _LinkState(NamedTuple):
+    """The state of a link as facts and samples show it. It changes with the facts, with a level, and, while a level
+    is 0, with each sample of the link."""
+
+    up: tuple[bool | None, bool | None]
+    """Whether the link has carrier, and whether it is admin up."""
+    levels: tuple[float | bool | None, ...]
+    """The values whose change is news of the link."""
+    version: int
+    """The version of the levels."""
+    off_at: float | None
+    """The time of the sample of the link, while a level is 0."""
+
+
 class NicState(JudgedDevice):
     kind = "nic"
 
@@ -62,6 +76,10 @@ class NicState(JudgedDevice):
         self.context = NicContext()
         self.expected_mbps: float | None = None
         self.losses = CarrierLosses(damping(rules), settle_s)
+        self._known_link: _LinkState | None = None
+        """The last state of the link since the last facts."""
+        self._noted_link: _LinkState | None = None
+        """The state of the link when the settings were noted last."""
         self._had_carrier: bool | None = None
         self._now = 0.0
         self.facts_at = 0.0
@@ -77,7 +95,7 @@ class NicState(JudgedDevice):
         self, function: Function, link: Link | None, faults: tuple[Reason, ...], now: float
     ) -> None:
         before, self.facts_at = self._up, now
-        self.__dict__.pop("_up", None)
+        self._known_link = None
         unchanged = function == self.function and link == self.link and faults == self.reasons
         if unchanged and self._faults is not None:
             # A scan that is newer than the last sample has priority again.
@@ -87,18 +105,20 @@ class NicState(JudgedDevice):
         self.function, self.link, self.reasons = function, link, faults
         self._faults = frozenset(reason.key for reason in faults)
         self.netdev = link.netdev if link is not None else self.netdev
+        self._known_link = None
         self._note_settings(now)
 
     def take_sample(self, sample: Sample) -> bool:
         """Return whether the sample has news of the link, which is evaluated at once. Counters can wait."""
         self.sampled = True
         on_link = sample.source in _LINK_SOURCES
-        before = self._link_levels() if on_link else ()
+        before = self._link_state
         before_at = self.history.last_at(sample.source)
         added = self.history.take(sample)
-        self.__dict__.pop("_up", None)
-        if on_link:
+        link = self._link_state if on_link else before
+        if link is not self._noted_link and on_link:
             self._note_settings(sample.at)
+            self._noted_link = link
         counter = self.losses.counter(self.history, self._now)
         lost = self.losses.take(sample, added, before_at, counter)
         if lost or added.get(KERNEL_COUNTER, 0.0) > 0:
@@ -106,7 +126,7 @@ class NicState(JudgedDevice):
             self._train_again(sample.at)
             if (hold := self.holds.get(Fault.CARRIER_DOWN)) is not None:
                 hold.interrupt()
-        changed = on_link and self._link_levels() != before
+        changed = link is not before and link.levels != before.levels
         self.has_news |= changed or (sample.source is Source.PCIE and is_slow(self.history))
         return lost or changed
 
@@ -127,9 +147,6 @@ class NicState(JudgedDevice):
     def _train_again(self, at: float) -> None:
         self.history.begin(settling(self._rules), at + self.losses.settle_s if self.carrier else math.inf)
 
-    def _link_levels(self) -> tuple[float | bool | None, ...]:
-        return (*self._up, *[self.history.level(name) for name in _LINK_LEVELS])
-
     def follow_rules(self, rules: Sequence[Rule], settle_s: float) -> None:
         self._rules, self._counting = rules, counting(rules)
         self.losses.follow(damping(rules), settle_s)
@@ -142,9 +159,27 @@ class NicState(JudgedDevice):
     def rules(self) -> Sequence[Rule]:
         return self._rules
 
-    @cached_property
+    @property
+    def _link_state(self) -> _LinkState:
+        known, history = self._known_link, self.history
+        if (
+            known is not None
+            and known.version == history.version
+            and (known.off_at is None or known.off_at == history.last_at(Source.LINK))
+        ):
+            return known  # usually nothing has changed
+        up, levels = self._read_up(), tuple([history.level(name) for name in _LINK_LEVELS])
+        is_off = 0 in (history.level("admin_up"), history.level("carrier"))
+        off_at = history.last_at(Source.LINK) if is_off else None
+        known = self._known_link = _LinkState(up, (*up, *levels), history.version, off_at)
+        return known
+
+    @property
     def _up(self) -> tuple[bool | None, bool | None]:
-        """Whether the link has carrier, and whether it is admin up, since the last fact, sample or ``set_time``."""
+        """Whether the link has carrier, and whether it is admin up."""
+        return self._link_state.up
+
+    def _read_up(self) -> tuple[bool | None, bool | None]:
         if self._has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND):
             return None, None
         read = self._sampled if self._has(Fault.LINK_UNSEEN) else self._not_overruled
@@ -213,7 +248,6 @@ class NicState(JudgedDevice):
     def set_time(self, now: float) -> None:
         """Read the history as of ``now``."""
         self._now = now
-        self.__dict__.pop("_up", None)
         self.history.set_time(now)
 
     def refresh(self, now: float) -> None:
