@@ -1,14 +1,12 @@
 """One PF under rules: its facts and samples, its link, its damping. Pure.
 
-A fact from sysfs has priority over a sample of the same thing: sysfs is read at once after every event. A sample
-replaces a missing fact (in a replay) and an older fact (when a scan hangs), and it is the second witness.
+A sample of the same thing as a fact is the second witness.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from nodeagent.health.adapter_rules import is_slow
 from nodeagent.health.carrier_losses import (
@@ -25,31 +23,12 @@ from nodeagent.health.judged_device import DeviceFigures, JudgedDevice
 from nodeagent.health.link_rules import QUIET_S
 from nodeagent.health.nic_rules import counting, damping, settling, windows
 from nodeagent.health.nic_view import SYSFS, NicContext, NicView
+from nodeagent.health.observed_link import LINK_SOURCES, LinkObserver, ObservedLink
 from nodeagent.health.record import SPEED_MAX_MBPS, NicFault, NicRecord
 from nodeagent.health.rule import Measured, Rule
 from nodeagent.health.structural import Fault, name_of, sentence
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function, Link, Reason, State
-
-_OLDER_S = 2.0
-"""Facts that are older than a sample by more than this were not read after the event that the sample shows."""
-_LINK_LEVELS = ("admin_up", "carrier", "rdma_port_active", "speed_mbps")
-_LINK_SOURCES = frozenset({Source.LINK, Source.MODES, Source.RDMA})
-"""The sources of these levels."""
-
-
-class _LinkState(NamedTuple):
-    """The state of a link as facts and samples show it. It changes with the facts, with a level, and, while a level
-    is 0, with each sample of the link."""
-
-    up: tuple[bool | None, bool | None]
-    """Whether the link has carrier, and whether it is admin up."""
-    levels: tuple[float | bool | None, ...]
-    """The values whose change is news of the link."""
-    version: int
-    """The version of the levels."""
-    off_at: float | None
-    """The time of the sample of the link, while a level is 0."""
 
 
 class NicState(JudgedDevice):
@@ -61,8 +40,7 @@ class NicState(JudgedDevice):
         self.link: Link | None = None
         self.reasons: tuple[Reason, ...] = ()
         """Its structural faults."""
-        self._faults: frozenset[str] | None = None
-        """Their keys; ``None`` before the first facts."""
+        self._has_facts = False
         self.has_news = True
         """A fact or a sample since the last evaluation may change the value of any rule."""
         self.sampled = False
@@ -76,14 +54,11 @@ class NicState(JudgedDevice):
         self.context = NicContext()
         self.expected_mbps: float | None = None
         self.losses = CarrierLosses(damping(rules), settle_s)
-        self._known_link: _LinkState | None = None
-        """The last state of the link since the last facts."""
-        self._noted_link: _LinkState | None = None
+        self._observer = LinkObserver(self.history)
+        self._noted_link: ObservedLink | None = None
         """The state of the link when the settings were noted last."""
         self._had_carrier: bool | None = None
         self._now = 0.0
-        self.facts_at = 0.0
-        """When facts were last published, new or not."""
         self.once_up = False
         self.best_mbps: float | None = None
         self.unused = False
@@ -94,28 +69,27 @@ class NicState(JudgedDevice):
     def take_facts(
         self, function: Function, link: Link | None, faults: tuple[Reason, ...], now: float
     ) -> None:
-        before, self.facts_at = self._up, now
-        self._known_link = None
+        before, keys = self._up, frozenset(reason.key for reason in faults)
+        self._observer.take_facts(function, keys, now)
         unchanged = function == self.function and link == self.link and faults == self.reasons
-        if unchanged and self._faults is not None:
+        if unchanged and self._has_facts:
             # A scan that is newer than the last sample has priority again.
             self.has_news = self.has_news or self._up != before
             return
         self.has_news = True
         self.function, self.link, self.reasons = function, link, faults
-        self._faults = frozenset(reason.key for reason in faults)
+        self._has_facts = True
         self.netdev = link.netdev if link is not None else self.netdev
-        self._known_link = None
         self._note_settings(now)
 
     def take_sample(self, sample: Sample) -> bool:
         """Return whether the sample has news of the link, which is evaluated at once. Counters can wait."""
         self.sampled = True
-        on_link = sample.source in _LINK_SOURCES
-        before = self._link_state
+        on_link = sample.source in LINK_SOURCES
+        before = self._observer.link
         before_at = self.history.last_at(sample.source)
         added = self.history.take(sample)
-        link = self._link_state if on_link else before
+        link = self._observer.link if on_link else before
         if link is not self._noted_link and on_link:
             self._note_settings(sample.at)
             self._noted_link = link
@@ -160,33 +134,9 @@ class NicState(JudgedDevice):
         return self._rules
 
     @property
-    def _link_state(self) -> _LinkState:
-        known, history = self._known_link, self.history
-        if (
-            known is not None
-            and known.version == history.version
-            and (known.off_at is None or known.off_at == history.last_at(Source.LINK))
-        ):
-            return known  # usually nothing has changed
-        up, levels = self._read_up(), tuple([history.level(name) for name in _LINK_LEVELS])
-        is_off = 0 in (history.level("admin_up"), history.level("carrier"))
-        off_at = history.last_at(Source.LINK) if is_off else None
-        known = self._known_link = _LinkState(up, (*up, *levels), history.version, off_at)
-        return known
-
-    @property
     def _up(self) -> tuple[bool | None, bool | None]:
         """Whether the link has carrier, and whether it is admin up."""
-        return self._link_state.up
-
-    def _read_up(self) -> tuple[bool | None, bool | None]:
-        if self._has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND):
-            return None, None
-        read = self._sampled if self._has(Fault.LINK_UNSEEN) else self._not_overruled
-        admin_up = False if self._has(Fault.ADMIN_DOWN) else read("admin_up")
-        if admin_up is False:
-            return None, admin_up
-        return False if self._has(Fault.CARRIER_DOWN) else read("carrier"), admin_up
+        return self._observer.link.up
 
     @property
     def address(self) -> str:
@@ -199,12 +149,9 @@ class NicState(JudgedDevice):
     def structural_reason(self, fault: Fault) -> Reason | None:
         return next((reason for reason in self.reasons if reason.key == fault.value), None)
 
-    def _has(self, *faults: Fault) -> bool:
-        return bool(self._faults and not self._faults.isdisjoint(faults))  # usually it has none
-
     @property
     def gone(self) -> bool:
-        return self._has(Fault.DEVICE_MISSING)
+        return self._observer.has(Fault.DEVICE_MISSING)
 
     @property
     def carrier(self) -> bool | None:
@@ -213,16 +160,6 @@ class NicState(JudgedDevice):
     @property
     def admin_up(self) -> bool | None:
         return self._up[1]
-
-    def _not_overruled(self, name: str) -> bool:
-        """Whether no sample after the last scan has the value 0. IPoIB may be down while its port works."""
-        is_off = self.history.level(name) == 0 and self.function.link_type != "infiniband"
-        at = self.history.at(Source.LINK) if is_off else None
-        return at is None or at <= self.facts_at + _OLDER_S
-
-    def _sampled(self, name: str) -> bool | None:
-        value = self.history.level(name)
-        return None if value is None else value != 0
 
     @property
     def default_route(self) -> bool:
@@ -242,7 +179,7 @@ class NicState(JudgedDevice):
     @property
     def link_unknown(self) -> bool:
         """The state of its link is unknown."""
-        gone = self._has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND)
+        gone = self._observer.has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND)
         return not gone and self._up in ((None, None), (None, True))
 
     def set_time(self, now: float) -> None:
@@ -266,9 +203,9 @@ class NicState(JudgedDevice):
         return NicView(
             history=self.history,
             infiniband=self.function.link_type == "infiniband",
-            present=not self._has(Fault.DEVICE_MISSING),
-            answers=not self._has(Fault.NOT_ANSWERING),
-            bound=not self._has(Fault.DRIVER_UNBOUND),
+            present=not self._observer.has(Fault.DEVICE_MISSING),
+            answers=not self._observer.has(Fault.NOT_ANSWERING),
+            bound=not self._observer.has(Fault.DRIVER_UNBOUND),
             admin_up=admin_up,
             carrier=carrier,
             carrier_witnesses=self._carrier_witnesses(),
@@ -281,10 +218,10 @@ class NicState(JudgedDevice):
         )
 
     def _carrier_witnesses(self) -> frozenset[str]:
-        witnesses = {SYSFS} if self._has(Fault.CARRIER_DOWN) else set()
-        if self._sampled("carrier") is False:
+        witnesses = {SYSFS} if self._observer.has(Fault.CARRIER_DOWN) else set()
+        if self._observer.sampled("carrier") is False:
             witnesses.add(Source.LINK.value)
-        if self._sampled("rdma_port_active") is False:
+        if self._observer.sampled("rdma_port_active") is False:
             witnesses.add(Source.RDMA.value)
         return frozenset(witnesses)
 

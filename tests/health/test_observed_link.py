@@ -40,10 +40,11 @@ def nic_with_facts(now: float) -> NicState:
 
 
 def assert_kept_as_read(nic: NicState) -> None:
-    kept = nic._link_state
-    nic._known_link = None
-    assert nic._link_state == kept
-    nic._known_link = kept
+    observer = nic._observer
+    kept = observer.link
+    observer._known = None
+    assert observer.link == kept
+    observer._known = kept
 
 
 @given(st.lists(st.tuples(seconds, samples | facts | st.none()), max_size=30))
