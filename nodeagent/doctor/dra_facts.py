@@ -39,9 +39,11 @@ class ForeignDevice:
 
 @dataclass(frozen=True, slots=True)
 class DraFacts:
-    """``version`` of the API server. ``classes`` maps the names of resources to DeviceClasses. ``devices`` are those of
-    the Node in slices of nodeagent, ``foreign`` those in slices of other drivers. ``devices`` is ``None`` if no Node was
-    asked for, or the slices may not be read."""
+    """``version`` of the API server. ``classes`` maps the names of resources to DeviceClasses.
+
+    ``devices`` are those of the Node in slices of nodeagent, ``foreign`` those in slices of other drivers. ``devices``
+    is ``None`` if no Node was asked for, or the slices may not be read.
+    """
 
     version: tuple[int, int] = (0, 0)
     classes: Mapping[str, str] = field(default_factory=dict)
