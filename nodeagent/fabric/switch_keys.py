@@ -25,8 +25,8 @@ def safe_key(text: str) -> str:
 
 
 _CACHED = 1 << 10
-"""The names of a unit or two, which are asked for several times in a row. A cache for each of 25,000 switches takes 6 MiB
-and saves no time."""
+"""The names of a unit or two, which are asked for several times in a row. A cache for 25,000 switches takes 6 MiB and
+saves no time."""
 
 
 @lru_cache(maxsize=_CACHED)
