@@ -107,7 +107,7 @@ class Counter:
         """Take the present value if it is that of a counter that rests, as most do. If this is false, ``take`` it."""
         if raw != self.raw or self._totals[0] != self.total or self._takes < _SETTLED:
             return False
-        if self._before_resets or self._implausible is not None:
+        if self._implausible is not None:
             return False
         self._note(at)
         return True

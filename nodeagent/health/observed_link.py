@@ -59,11 +59,16 @@ class LinkObserver:
             and (known.off_at is None or known.off_at == history.last_at(Source.LINK))
         ):
             return known
-        up, levels = self._read_up(), tuple([history.level(name) for name in _LEVELS])
+        self._known = self.read()
+        return self._known
+
+    def read(self) -> ObservedLink:
+        """Read the state from the facts and levels."""
+        history, up = self._history, self._read_up()
+        levels = tuple([history.level(name) for name in _LEVELS])
         is_off = 0 in (history.level("admin_up"), history.level("carrier"))
         off_at = history.last_at(Source.LINK) if is_off else None
-        known = self._known = ObservedLink(up, (*up, *levels), history.version, off_at)
-        return known
+        return ObservedLink(up, (*up, *levels), history.version, off_at)
 
     def has(self, *faults: Fault) -> bool:
         """Whether the facts have one of these structural faults."""
