@@ -229,13 +229,20 @@ class NicState(JudgedDevice):
 
     def step(self, context: NicContext, *, all_rules: bool = True) -> None:
         """Apply all rules, or only those whose value counters or time may have changed."""
-        self.context, now = context, self._now
-        view = self.view(context)
-        self.expected_mbps = view.expected_mbps
+        self.context = context
+        self.expected_mbps = context.expected_mbps or self.best_mbps
         if self.gone:  # it cannot have another fault
             self.holds = {key: hold for key, hold in self.holds.items() if key == Fault.DEVICE_MISSING}
         self.losses.end_explained(self._rules, self.holds)
-        for rule in self._rules if all_rules else self._may_change():
+        if rules := self._rules if all_rules else self._may_change():
+            self._apply(rules, self.view(context))
+        self.next_at = self._due(self._now)
+        self.has_news = self.sampled = self.history.changed = False
+        self.history.counted.clear()
+
+    def _apply(self, rules: Sequence[Rule], view: NicView) -> None:
+        now = self._now
+        for rule in rules:
             if not (rule.enabled and self.applies(rule)):
                 self.holds.pop(rule.key, None)
                 self.values.pop(rule.key, None)
@@ -249,9 +256,6 @@ class NicState(JudgedDevice):
                 continue
             sampled_at = None if rule.source is None else self.history.at(rule.source)
             self.step_rule(rule, measured, now if sampled_at is None else sampled_at)
-        self.next_at = self._due(now)
-        self.has_news = self.sampled = self.history.changed = False
-        self.history.counted.clear()
 
     @property
     def _running(self) -> list[str]:
@@ -261,9 +265,10 @@ class NicState(JudgedDevice):
     def _may_change(self) -> list[Rule]:
         """The rules whose value counters or time may have changed."""
         history, points, keys = self.history, self.losses.penalty.points, set(self._running)
+        counted, values = history.counted, self.values
         for rule in self._counting:  # a counter has no rate until it was read for some time
-            unknown = rule.key not in self.values and history.follows(rule.counters)
-            if unknown or not history.counted.isdisjoint(rule.counters) or (points > 0 and rule.decays):
+            unknown = rule.key not in values and history.follows(rule.counters)
+            if unknown or (counted and not counted.isdisjoint(rule.counters)) or (points > 0 and rule.decays):
                 keys.add(rule.key)
         return [rule for rule in self._rules if rule.key in keys] if keys else []
 
