@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from math import inf
 
 from nodeagent.agent_config import Config, digest
 from nodeagent.bounded_calls import BoundedCalls, Unanswered, hanging_calls
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 SENT_S = 0.02
 """Within this time the streams have sent the devices."""
+LATE_S = 1.0
+"""The search for troubles is put off by further news for at most this time."""
 SWEEP_S = 5.0
 """For the files of an earlier agent."""
 
@@ -66,6 +69,8 @@ class DeviceOffering:
         """The resources that are offered in another way than configured."""
         self.troubles: tuple[Trouble, ...] = ()
         """The devices that the configuration asks for and that this machine lacks."""
+        self._sought_by = inf
+        """When the troubles of the offer are looked for at the latest; infinite while they are known."""
         self._logged: set[str] = set()
         self._inventory = inventory
         self._plugins = plugins
@@ -167,6 +172,9 @@ class DeviceOffering:
             while True:
                 self._news.clear()
                 snapshot = await self.offer_now()
+                self._sought_by = min(self._sought_by, time.monotonic() + LATE_S)
+                if time.monotonic() >= self._sought_by:
+                    self._find_troubles(snapshot)
                 await self._remove_stale_files(snapshot)
                 await self._wait_for_news(snapshot)
 
@@ -276,6 +284,7 @@ class DeviceOffering:
         self.dra.update(OfferedPools(pools, obstacles, tuple(left_out)), snapshot)
 
     def _find_troubles(self, snapshot: Snapshot) -> None:
+        self._sought_by = inf
         self.troubles = tuple(
             trouble
             for trouble in self._offer.troubles(snapshot)

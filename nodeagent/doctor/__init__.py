@@ -43,7 +43,9 @@ from nodeagent.doctor.stored_nics import StoredNics
 from nodeagent.doctor.target import Target
 from nodeagent.doctor.timeouts import ReadOutcome, ReadTask
 from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.model import Snapshot
+from nodeagent.offer import Offer
 from nodeagent.sources import host_paths
 from nodeagent.sources.machine_access import is_recorded
 
@@ -237,7 +239,7 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
     cluster = outcomes.get("cluster", ReadOutcome(error=LookupError()))
     if cluster.error is None and cluster.hung_s is None:
         yield from cluster_checks.findings(cluster.value, config, snapshot, stored.numbering)
-        yield from _claims(cluster.value, config)
+        yield from _claims(cluster.value, config, snapshot, stored.numbering)
     for name, outcome in outcomes.items():
         if outcome.hung_s is not None:
             yield DOCTOR.fix("check_hung", f"{name}: no answer within {outcome.hung_s:g} s")
@@ -249,11 +251,14 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
         yield DOCTOR.note("not_known", f"captured or simulated machine; not known: {', '.join(unknown)}")
 
 
-def _claims(facts: ClusterFacts | None, config: Config) -> Iterator[Finding]:
+def _claims(
+    facts: ClusterFacts | None, config: Config, snapshot: Snapshot | None, numbering: Numbering
+) -> Iterator[Finding]:
     if facts is not None and facts.dra is not None:
         node = facts.node
+        hardware = dra_checks.hardware_of(Offer(config, numbering), snapshot) if snapshot is not None else {}
         yield from dra_checks.findings(
-            facts.dra, config, node.allocatable if node else None, node.kubelet if node else ""
+            facts.dra, config, node.allocatable if node else None, node.kubelet if node else "", hardware
         )
 
 

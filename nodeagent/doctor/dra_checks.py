@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.dra_facts import DraFacts, PublishedDevice
+from nodeagent.doctor.dra_facts import DraFacts, ForeignDevice, PublishedDevice
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent.kinds.resource_settings import GpuMemResource, VfResource
+from nodeagent.model import Snapshot
+from nodeagent.offer import Offer
 
 FLOOR = (1, 36)
 """The first version whose defaults have all that mode dra needs."""
@@ -34,6 +37,11 @@ TOPIC = Topic(
             "Where both have the same GPU, two pods can get it.",
             "remove one of the two from this node, or see that they have different GPUs (select of gpu-mem)",
         ),
+        "offered_by_other_driver": Advice(
+            "Another DRA driver has hardware of this agent in its ResourceSlices: two pods can get one GPU or VF.",
+            "let one of the two offer it: remove the other driver from this node, switch its GPUs off (NVIDIA's: "
+            "resources.gpus.enabled=false), or let `select` leave them out here",
+        ),
         "class_of_memory": Advice(
             "The scheduler takes the amount of GPU memory for a number of GPUs, and pods that ask for more than 32 "
             "fail in the whole cluster.",
@@ -52,9 +60,14 @@ TOPIC = Topic(
 
 
 def findings(
-    facts: DraFacts, config: Config, node: Mapping[str, str] | None, kubelet: str
+    facts: DraFacts,
+    config: Config,
+    node: Mapping[str, str] | None,
+    kubelet: str,
+    hardware: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Finding]:
-    """``node`` has the allocatable amounts of the Node by resource, ``kubelet`` its version."""
+    """``node`` has the allocatable amounts of the Node by resource, ``kubelet`` its version. ``hardware`` has words for
+    each VF and GPU that this agent offers, by PCI address and UUID."""
     by_claim = any(getattr(entry, "mode", "") == "dra" for entry in config.resources)
     if by_claim:
         yield from _floor(facts, kubelet)
@@ -63,6 +76,7 @@ def findings(
         return
     yield from _offered_twice(facts.devices, config, node or {})
     yield from _offered_by_others(facts.devices, node or {})
+    yield from _offered_by_drivers(facts.foreign, hardware)
     if facts.devices:
         kinds = {kind: sum(device.kind == kind for device in facts.devices) for kind in ("gpu", "nic")}
         yield TOPIC.ok(
@@ -119,6 +133,27 @@ def _offered_by_others(
         yield TOPIC.warn(
             "offered_by_other_plugin", f"{', '.join(counted)} beside {count(gpus, 'GPU')} in slices"
         )
+
+
+def hardware_of(offer: Offer, snapshot: Snapshot) -> dict[str, str]:
+    """Words for each VF and GPU of device plugins and claims, by PCI address and UUID."""
+    kinds = (*offer.kinds(snapshot), *(device.kind for device in offer.dra_devices(snapshot)))
+    hardware = {id_: words for kind in kinds for id_, words in kind.hardware(snapshot).items()}
+    for gpu in snapshot.gpus:
+        if gpu.uuid in hardware:
+            hardware[gpu.pci_address] = hardware[gpu.uuid]
+    return hardware
+
+
+def _offered_by_drivers(devices: tuple[ForeignDevice, ...], hardware: Mapping[str, str]) -> Iterator[Finding]:
+    """Devices of other drivers that are hardware of this agent."""
+    ours = {id_.lower(): words for id_, words in hardware.items()}
+    twice: dict[str, list[str]] = {}
+    for device in devices:
+        if same := sorted(device.values & ours.keys()):
+            twice.setdefault(device.driver, []).append(f"{ours[same[0]]} as {device.name}")
+    for driver, found in sorted(twice.items()):
+        yield TOPIC.fix("offered_by_other_driver", f"{driver} has {shortened(found)}")
 
 
 def _names(device: PublishedDevice, config: Config) -> Iterator[str]:

@@ -28,13 +28,27 @@ class PublishedDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignDevice:
+    """A device in a slice of another driver. ``values`` are the texts of its attributes, in lower case: UUIDs and PCI
+    addresses are among them, under names that each driver chooses."""
+
+    driver: str
+    name: str
+    values: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class DraFacts:
-    """``version`` of the API server. ``classes`` maps the names of resources to DeviceClasses. ``devices`` are those of
-    the Node; ``None``: no Node was asked for, or the slices may not be read."""
+    """``version`` of the API server. ``classes`` maps the names of resources to DeviceClasses.
+
+    ``devices`` are those of the Node in slices of nodeagent, ``foreign`` those in slices of other drivers. ``devices``
+    is ``None`` if no Node was asked for, or the slices may not be read.
+    """
 
     version: tuple[int, int] = (0, 0)
     classes: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[PublishedDevice, ...] | None = None
+    foreign: tuple[ForeignDevice, ...] = ()
 
 
 async def read(client: ApiClient, node: str | None, forbidden: Callable[[ApiError, str], None]) -> DraFacts:
@@ -51,19 +65,30 @@ async def read(client: ApiClient, node: str | None, forbidden: Callable[[ApiErro
     classes = await allowed("DeviceClasses", client.list(DEVICE_CLASSES))
     slices = None
     if node is not None:
-        fields = f"spec.nodeName={node},spec.driver={DRIVER}"
-        slices = await allowed(f"the ResourceSlices of {node}", client.list(RESOURCE_SLICES, fields=fields))
+        slices = await allowed(
+            f"the ResourceSlices of {node}", client.list(RESOURCE_SLICES, fields=f"spec.nodeName={node}")
+        )
     names = {
         str(name): metadata(obj).name
         for obj in (classes.items if classes is not None else ())
         if (name := (obj.get("spec") or {}).get("extendedResourceName"))
     }
-    devices = None
-    if slices is not None:
-        devices = tuple(
-            _device(device) for obj in slices.items for device in (obj.get("spec") or {}).get("devices") or ()
-        )
-    return DraFacts(version or (0, 0), names, devices)
+    if slices is None:
+        return DraFacts(version or (0, 0), names)
+    specs = [obj.get("spec") or {} for obj in slices.items]
+    found = [(str(spec.get("driver")), device) for spec in specs for device in spec.get("devices") or ()]
+    return DraFacts(
+        version or (0, 0),
+        names,
+        tuple(_device(device) for driver, device in found if driver == DRIVER),
+        tuple(_foreign_device(driver, device) for driver, device in found if driver != DRIVER),
+    )
+
+
+def _foreign_device(driver: str, device: Json) -> ForeignDevice:
+    texts = (value.get("string") for value in (device.get("attributes") or {}).values())
+    values = frozenset(text.lower() for text in texts if isinstance(text, str))
+    return ForeignDevice(driver, str(device.get("name", "")), values)
 
 
 def _device(device: Json) -> PublishedDevice:

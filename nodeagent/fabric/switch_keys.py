@@ -24,13 +24,18 @@ def safe_key(text: str) -> str:
     return f"{safe[: _KEY_MAX - 9]}-{digest(text)}"
 
 
-@lru_cache(maxsize=1 << 15)
+_CACHED = 1 << 10
+"""The names of a unit or two, which are asked for several times in a row. A cache for 25,000 switches takes 6 MiB and
+saves no time."""
+
+
+@lru_cache(maxsize=_CACHED)
 def full(name: str) -> str:
     """The key of a system name, with its domain."""
     return safe_key(name).rstrip(".")
 
 
-@lru_cache(maxsize=1 << 15)
+@lru_cache(maxsize=_CACHED)
 def short(name: str) -> str:
     """A key without its domain. An address stays whole."""
     return name if _ADDRESS.fullmatch(name) else name.partition(".")[0] or name

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
 from nodeagent.fabric.announcement_groups import (
     NamedSwitch,
@@ -52,7 +52,7 @@ class SwitchNames:
         self._published = published
         self._aliases = aliases
         self._patterns: dict[SwitchAnnouncement, list[CablingPattern]] = {}
-        self._by_name: dict[str, list[SwitchAnnouncement]] = {}
+        self._by_name: dict[str, Sequence[SwitchAnnouncement]] = {}
         self._name_of_chassis: dict[str, str] = {}
         self._shared_chassis: set[str] = set()
         self._new: set[str] = set()
@@ -94,11 +94,13 @@ class SwitchNames:
                     users[slot.neighbor] = [pattern]
                 elif known[-1] is not pattern:
                     known.append(pattern)
+        by_name: dict[str, list[SwitchAnnouncement]] = {}
         for announcement in users:
             name = self._name(announcement)
-            self._by_name.setdefault(name, []).append(announcement)
+            by_name.setdefault(name, []).append(announcement)
             if self._name_of_chassis.setdefault(announcement.chassis, name) != name:
                 self._shared_chassis.add(announcement.chassis)
+        self._by_name = {name: tuple(announcements) for name, announcements in by_name.items()}
 
     def _name(self, announcement: SwitchAnnouncement) -> str:
         """The short name, or ``=`` and the chassis ID where the name is none or a factory default."""

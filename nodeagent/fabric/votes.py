@@ -93,7 +93,7 @@ class LinkVotes:
         for pattern in self._patterns:
             for leaf in pattern.leaves:
                 by_leaf.setdefault(leaf, []).append(pattern)
-        return by_leaf
+        return {leaf: tuple(patterns) for leaf, patterns in by_leaf.items()}
 
     def _resolve_switches(self) -> None:
         self._patterns.resolve(self.names.keys)

@@ -105,7 +105,7 @@ class Counter:
 
     def rests(self, raw: float, at: float) -> bool:
         """Take the present value if it is that of a counter that rests, as most do. If this is false, ``take`` it."""
-        if raw != self.raw or self.moves or self._before_resets or self._implausible is not None:
+        if raw != self.raw or self.moves or self._implausible is not None:
             return False
         self._note(at)
         return True

@@ -486,6 +486,20 @@ def test_a_port_with_a_certificate_is_scraped_by_https(part: str, name: str) -> 
     assert [one["spec"]["podMetricsEndpoints"][0].get("scheme") for one in others] == [None]
 
 
+@pytest.mark.parametrize(("part", "name"), [("agent", "nodeagent"), ("controller", "nodeagent-controller")])
+def test_a_field_of_an_endpoint_that_the_chart_writes_is_refused(part: str, name: str) -> None:
+    """The PodMonitor would have it twice, and which of both counts depends on the reader."""
+    import helm_python as helm
+
+    values: dict[str, dict[str, Any]] = {"controller": {"enabled": True}, "monitoring": {"enabled": True}}
+    values.setdefault(part, {})["webSecret"] = "web-tls"
+    (endpoint,) = named(render(values), "PodMonitor", name)["spec"]["podMetricsEndpoints"]
+    for field, value in endpoint.items():
+        values["monitoring"][f"{part}Endpoint"] = {field: value}
+        with pytest.raises(helm.HelmError, match=rf"at '/monitoring/{part}Endpoint/{field}': "):
+            render(values)
+
+
 def test_the_web_of_the_values_is_a_configuration_that_both_accept() -> None:
     """The comment on `webSecret` shows what the configurations must have."""
     from nodeagent.agent_config import load as load_agent

@@ -27,7 +27,7 @@ from nodeagent.doctor import (
     runtime_checks,
 )
 from nodeagent.doctor.cluster_facts import ClusterFacts, DeniedVerb, NodeFacts
-from nodeagent.doctor.dra_facts import DraFacts, PublishedDevice
+from nodeagent.doctor.dra_facts import DraFacts, ForeignDevice, PublishedDevice
 from nodeagent.doctor.driver_process import DriverAnswer
 from nodeagent.doctor.finding import Finding
 from nodeagent.doctor.rbac import NEEDED_RIGHTS
@@ -51,6 +51,7 @@ from nodeagent.model import (
     Snapshot,
     State,
 )
+from nodeagent.offer import Offer
 from nodeagent.sources.ib_ports import IbPort
 from nodeagent.sources.pci_source import PciFacts
 
@@ -433,6 +434,16 @@ def of_claims(
     return list(dra_checks.findings(facts, configured, amounts, kubelet))
 
 
+def beside_driver(configured: Config, value: str) -> list[Finding]:
+    """NVIDIA's driver has a device with this attribute, and one that is not of this machine."""
+    foreign = tuple(
+        ForeignDevice("gpu.nvidia.com", name, frozenset({text.lower(), "hopper"}))
+        for name, text in (("gpu-7", value), ("gpu-8", "GPU-other"))
+    )
+    hardware = dra_checks.hardware_of(Offer(configured), SNAPSHOT)
+    return list(dra_checks.findings(replace(PUBLISHED, foreign=foreign), configured, None, "", hardware))
+
+
 TAINTED = (PublishedDevice("gpu-0", "gpu", taint="xid_79:NoSchedule"),)
 DRA_CASES: list[tuple[str, Iterable[Finding]]] = [
     ("fix version_below_dra", of_claims(replace(PUBLISHED, version=(1, 35)))),
@@ -451,6 +462,10 @@ DRA_CASES: list[tuple[str, Iterable[Finding]]] = [
         "warn offered_by_other_plugin",
         list(dra_checks.findings(PUBLISHED, BY_CLAIM, {"nvidia.com/gpu": "8"}, "v1.36.2")),
     ),
+    ("fix offered_by_other_driver", beside_driver(DEFAULT, UUID)),
+    ("fix offered_by_other_driver", beside_driver(DEFAULT, GPU.pci_address.upper())),
+    ("fix offered_by_other_driver", beside_driver(BY_CLAIM, UUID)),
+    ("fix offered_by_other_driver", beside_driver(BY_CLAIM, VF.pci_address)),
     ("fix class_of_memory", of_claims(replace(PUBLISHED, classes={"x/gpu-mem": "c", "x/nic0": "nic0"}))),
     ("fix not_published", of_claims(replace(PUBLISHED, devices=()))),
     ("note tainted", of_claims(replace(PUBLISHED, devices=TAINTED))),
@@ -466,6 +481,13 @@ def test_claims_are_fine_where_a_resource_of_another_rail_or_nothing_is_counted(
     for found in (of_claims(nic4="8", gpu_mem="0"), of_claims(kubelet="v1.36.0"), *others):
         assert {one.key for one in found} == {"published"}
     assert of_claims(DraFacts((1, 35), {"nvidia.com/gpu": "gpu"}, ()), DEFAULT) == []
+
+
+def test_the_device_of_another_driver_is_named_and_others_are_no_fault() -> None:
+    (finding,) = (one for one in beside_driver(DEFAULT, UUID) if one.key == "offered_by_other_driver")
+    assert finding.what == f"gpu.nvidia.com has GPU 0 ({UUID}) as gpu-7"
+    slices_of_others = beside_driver(config("resources: [{kind: vf}]\n"), UUID)
+    assert not [one for one in slices_of_others if one.key == "offered_by_other_driver"]
 
 
 def test_hardware_that_is_offered_twice_is_named_with_the_order_of_steps() -> None:

@@ -17,7 +17,7 @@ from nodeagent import doctor
 from nodeagent.agent_config import Config
 from nodeagent.doctor import cluster_checks, cluster_facts
 from nodeagent.doctor.cluster_facts import ClusterFacts, ClusterOptions, DeniedVerb, NodeFacts
-from nodeagent.doctor.dra_facts import PublishedDevice
+from nodeagent.doctor.dra_facts import ForeignDevice, PublishedDevice
 from nodeagent.doctor.finding import Finding
 from nodeagent.doctor.rbac import ACCOUNTS, DRA_RIGHTS, NEEDED_RIGHTS, ROLES, Role
 from nodeagent.sim.apiserver import ApiServer
@@ -384,7 +384,7 @@ async def test_slices_classes_and_the_missing_rights_of_mode_dra_are_read(tmp_pa
         for obj in shipped("agent"):
             server.put(obj)
         server.put({**NODE, "status": {**NODE["status"], "allocatable": {"nvidia-dgx-h100/nic3": "8"}}})
-        attributes = {"kind": {"string": "nic"}, "rail": {"int": 3}}
+        attributes = {"kind": {"string": "nic"}, "rail": {"int": 3}, "uuid": {"string": "GPU-1"}}
         taint = {"key": "nodeagent.io/unhealthy", "value": "carrier_down", "effect": "NoSchedule"}
         for driver in ("nodeagent.io", "dra.net"):
             pool = {"name": "dgx-1/nic", "generation": 1, "resourceSliceCount": 1}
@@ -418,10 +418,39 @@ async def test_slices_classes_and_the_missing_rights_of_mode_dra_are_read(tmp_pa
         assert seen.dra.version == (1, 36)
         assert seen.dra.classes == {"x/gpu-mem": "wrong"}
         assert seen.dra.devices == (PublishedDevice("of-nodeagent", "nic", 3, "carrier_down:NoSchedule"),)
+        assert seen.dra.foreign == (ForeignDevice("dra.net", "of-dra", frozenset({"nic", "gpu-1"})),)
         assert seen.node.allocatable == {"nvidia-dgx-h100/nic3": "8"}
         missing = {denial.right.sentence(denial.verb) for denial in seen.denied if denial.role == "agent"}
         assert "create resourceslices.resource.k8s.io" in missing
         assert "get resourceclaims.resource.k8s.io" in missing
+    finally:
+        await server.stop()
+
+
+async def test_the_doctor_names_a_gpu_that_another_dra_driver_publishes(tmp_path: Path) -> None:
+    Machine.load("two-gpu-two-nic").write(tmp_path / "r")
+    gpus = json.loads((tmp_path / "r/.nodeagent/gpus.json").read_text())["gpus"]
+    server = await ApiServer().start()
+    try:
+        server.put(NODE)
+        server.put(
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceSlice",
+                "metadata": {"name": "dgx-1-gpu.nvidia.com"},
+                "spec": {
+                    "driver": "gpu.nvidia.com",
+                    "nodeName": "dgx-1",
+                    "pool": {"name": "dgx-1", "generation": 1, "resourceSliceCount": 1},
+                    "devices": [{"name": "gpu-1", "attributes": {"uuid": {"string": gpus[1]["uuid"]}}}],
+                },
+            }
+        )
+        path = kubeconfig(tmp_path, server.url, server.token("admin"))
+        options = doctor.DoctorOptions(tmp_path / "r", where=ClusterOptions(path, "dgx-1"))
+        report = await asyncio.to_thread(doctor.examine, options)
+        (finding,) = (one for one in report.findings if one.key == "offered_by_other_driver")
+        assert finding.what == f"gpu.nvidia.com has GPU 1 ({gpus[1]['uuid']}) as gpu-1"
     finally:
         await server.stop()
 

@@ -1,17 +1,22 @@
-"""A rule engine that skips rules or PFs without news gives the same results as one that applies all rules."""
+"""A rule engine that skips what has not changed gives the same results as one that skips nothing."""
 
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
+from nodeagent.health.history import Counter
+from nodeagent.health.nic_state import NicState
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 from tests.support.judged_machine import Bench
 
 _SAMPLES = {
-    Source.LINK: ("carrier", "carrier_down", "crc_errors"),
+    Source.LINK: ("carrier", "admin_up", "carrier_down", "crc_errors"),
     Source.FEC: ("fec_corrected_bits", "fec_uncorrectable_blocks"),
     Source.DRIVER: ("symbol_errors", "phy_rx_bits", "lane_errors/0", "lane_errors/1", "prio_rx_pause_seconds/3"),
     Source.RDMA: ("rdma_port_active", "roce_v2_gids", "rdma_ack_timeouts"),
@@ -77,6 +82,61 @@ def test_skipping_rules_changes_no_health_value_or_hold(
             assert [pf.holds for pf in with_skips.engine.nics.values()] == [
                 pf.holds for pf in without_skips.engine.nics.values()
             ]
+
+
+def results(steps: list[tuple[float, tuple[Source, dict[str, float]] | bool, int]]) -> list[object]:
+    """The results of each step, and what they come from."""
+    bench, found = Bench().look(), list[object]()
+    for seconds, step, times in steps:
+        for _ in range(times):
+            bench.wait(seconds)
+            if isinstance(step, bool):
+                bench.up() if step else bench.down()
+            else:
+                address, (source, values) = bench.pfs[0].pci_address, step
+                sample = Sample(bench.now, address, source, values)
+                pf = bench.engine.nics[address]
+                found.append((pf.take_sample(sample), pf.carrier, pf.admin_up))
+                bench.wait(0)
+            found.append((bench.judged, measured(bench)))
+            for pf in bench.engine.nics.values():
+                found.append((dict(pf.holds), pf.carrier, pf.admin_up, pf.next_at, pf.history.implausible))
+                for names in _SAMPLES.values():
+                    windows = (
+                        pf.history.over(name, seconds) for name in names for seconds in (1.0, 60.0, 900.0)
+                    )
+                    found.append((*windows, *map(pf.history.level, names)))
+    return found
+
+
+@given(_STEPS)
+def test_a_counter_that_rests_and_the_state_that_is_kept_give_the_same_results(
+    steps: list[tuple[float, tuple[Source, dict[str, float]] | bool, int]],
+) -> None:
+    with_skips = results(steps)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Counter, "rests", lambda *_: False)
+        patch.setattr(NicState, "_up", property(NicState._up.func))
+        assert results(steps) == with_skips
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1.0, 5.0, 100.0]), st.sampled_from([0.0, 0.0, 1.0, 150.0, 149.0, 1e18])),
+        max_size=30,
+    )
+)
+def test_a_counter_that_rests_counts_as_one_that_is_taken(steps: list[tuple[float, float]]) -> None:
+    now, rests, taken = 0.0, Counter(0.0, 0.0, 60.0), Counter(0.0, 0.0, 60.0)
+    for seconds, raw in steps:
+        now += seconds
+        _ = rests.rests(raw, now) or rests.take(raw, now, 1000.0)
+        taken.take(raw, now, 1000.0)
+        for counted in (
+            lambda counter: counter.moves,
+            *(partial(Counter.over, window_s=w) for w in (1.0, 30.0, 60.0)),
+        ):
+            assert counted(rests) == counted(taken)
 
 
 class _GatheringBench(Bench):

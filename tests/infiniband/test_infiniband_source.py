@@ -351,6 +351,21 @@ async def test_a_missing_nic_keeps_no_port(tmp_path: Path) -> None:
         await seen.until(lambda: list(seen.seen()) == ["ibp1"])
 
 
+async def test_a_port_that_is_gone_asks_nothing_and_asks_at_once_when_it_is_back(tmp_path: Path) -> None:
+    async with watched(tmp_path / "m") as seen:
+        await seen.until(lambda: len(seen.neighbors) == 2)
+        (port,) = (seen.root / "sys/class/infiniband/mlx5_0/ports").iterdir()
+        away = port.rename(seen.root / "away")
+        seen.look()
+        await seen.until(lambda: seen.seen()["ibp0"][2])
+        asked = seen.questions_of(HCAS[0])
+        seen.subnet.cable((HCAS[0], 1), (LEAFS[0], 12))
+        away.rename(port)
+        seen.look()
+        await seen.until(lambda: seen.seen()["ibp0"] == ("su1-leaf0", "12", False))
+        assert seen.questions_of(HCAS[0]) == asked + 2
+
+
 # The verb `neighbors`
 
 

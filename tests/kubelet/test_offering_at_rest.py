@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nodeagent import device_offering
 from nodeagent.agent_config import load
 from nodeagent.device_offering import DeviceOffering
 from nodeagent.inventory import Inventory
@@ -145,6 +146,24 @@ async def test_a_fault_is_offered_in_the_next_turn_of_the_event_loop(tmp_path: P
         for _ in range(2):  # the event's future, then the task
             await asyncio.sleep(0)
         assert len(plugins.updates) == offers + 1
+
+
+async def test_troubles_are_found_although_news_comes_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_offering, "LATE_S", 0.1)
+    async with offering(tmp_path) as (made, inventory, _, _):
+
+        async def publish() -> None:
+            while True:
+                inventory.publish("pci", functions=functions()[: inventory.snapshot.revision % 2])
+                await asyncio.sleep(0)
+
+        publishing = asyncio.create_task(publish())
+        async with asyncio.timeout(10):
+            while not made.troubles:
+                await asyncio.sleep(0.001)
+        publishing.cancel()
 
 
 async def test_a_failed_write_counts_although_news_comes_while_the_folder_is_tried(

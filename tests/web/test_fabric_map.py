@@ -507,6 +507,28 @@ async def test_a_pod_is_found_and_a_link_shows_who_holds_its_vfs_since_when_and_
         await asyncio.to_thread(tab.close)
 
 
+HOLD_REPORTS = """{
+  const get = window.fetch;
+  window.fetch = (url, options) => String(url).startsWith("node.json") ? new Promise(() => {}) : get(url, options);
+}"""
+
+
+async def test_the_report_of_a_node_stays_in_sight_until_the_next_one_arrives(browser: Browser):
+    async with cluster() as server, running(server) as controller:
+        await until(lambda: len(groups(server)) == 2)
+        tab = await asyncio.to_thread(browser.tab, f"http://127.0.0.1:{await controller.port}/ui/")
+        page = await asyncio.to_thread(MapPage, tab)
+        await asyncio.to_thread(page.click_cell, "node-12", "nic1")
+        await asyncio.to_thread(tab.shows, "#detail", "cluster.reportHolders")
+        await asyncio.to_thread(tab.value, HOLD_REPORTS)
+        server.put(nodelinks("node-00", leaves(0), state="down"))
+        await asyncio.to_thread(tab.shows, "#summary", "2 down")
+        assert "cluster.reportHolders" in await asyncio.to_thread(page.detail)
+        await asyncio.to_thread(page.click_cell, "node-00", "nic1")
+        await asyncio.to_thread(tab.shows, "#detail", "Reading the report of the node")
+        await asyncio.to_thread(tab.close)
+
+
 def test_a_file_finds_the_pods_of_the_reports_that_it_has(browser: Browser, tmp_path: Path):
     from nodeagent.cli import main
 

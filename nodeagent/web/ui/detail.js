@@ -42,7 +42,7 @@ function aboutLink(model, found, select, reportOf) {
   const link = model.link(found.node, found.link);
   const group = model.content.hypernodes[model.content.groups[found.node]];
   const more = el("div", {}, el("p", { class: "quiet", text: "Reading the report of the node…" }));
-  fillReport(more, reportOf(link.node), (report) => reportedLink(report, link.name));
+  fillReport(more, link.node, reportOf(link.node), (report) => reportedLink(report, link.name));
   return [
     el("h2", {}, el("span", {}, symbol(link.state), ` ${link.node} · ${link.name}`)),
     pairs(
@@ -68,7 +68,7 @@ function aboutNode(model, found, select, reportOf) {
       chooser(link.switch, `switch:${link.switch}`, select), link.port];
   });
   const more = el("div");
-  fillReport(more, reportOf(found.name), (report) => [
+  fillReport(more, found.name, reportOf(found.name), (report) => [
     ...report.links.flatMap((link) => (link.reasons ?? []).length ? [el("h3", { text: link.name }), ...reasons(link, report.reasons)] : []),
     holders(report.holders ?? []),
   ]);
@@ -141,10 +141,18 @@ function anomalies(list) {
     el("b", {}, symbol(anomalySymbol(anomaly.kind)), ` ${anomaly.kind}`), el("p", { text: anomaly.message }))));
 }
 
+/** The last report that was shown: a new document does not empty the panel until its own report arrives. */
+let last = { node: "", report: null };
+
 /** Fill a place when the report arrives; a report that cannot be had says so. */
-function fillReport(place, promise, content) {
+function fillReport(place, node, promise, content) {
+  const show = (report) => place.replaceChildren(...(report ? content(report) : []));
+  if (last.report && last.node === node) show(last.report);
   promise.then(
-    (report) => place.replaceChildren(...(report ? content(report) : [])),
+    (report) => {
+      if (place.isConnected) last = { node, report };
+      show(report);
+    },
     (error) => place.replaceChildren(el("p", { class: "quiet", text: `The report of the node cannot be read: ${error.message}` })),
   );
 }
