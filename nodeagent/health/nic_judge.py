@@ -132,7 +132,7 @@ class NicJudge:
         self.now = now = max(now, self.now)
         waiting: set[str] = set()
         for address, nic in self.nics.items():
-            if facts_only and not (nic.has_news or nic.is_due(now)):
+            if facts_only and not (nic.has_news or _is_due(nic, now)):
                 waiting.add(address)
             else:
                 nic.refresh(now)
@@ -144,7 +144,7 @@ class NicJudge:
             all_rules = nic.has_news or applied != self._applied.get(address)
             if address in waiting and all_rules:
                 nic.refresh(now)
-            if all_rules or (nic.sampled and address not in waiting) or nic.is_due(now):
+            if all_rules or (nic.sampled and address not in waiting) or _is_due(nic, now):
                 nic.step(context, all_rules=all_rules)
                 self._applied[address] = applied
         devices = Counter(function.parent for function in self._functions if function.parent is not None)
@@ -273,6 +273,11 @@ class NicJudge:
             # It disappeared with its PF: this is no second witness.
             own = tuple(reason for reason in own if reason.key != Fault.DEVICE_MISSING)
         return Health(State.DOWN, (*own, *pf.reasons), allocatable=False) if own else pf
+
+
+def _is_due(nic: NicState, now: float) -> bool:
+    """Whether time alone may have changed its health since its last evaluation."""
+    return nic.next_at is not None and now >= nic.next_at
 
 
 def _majority(nics: Iterable[NicState]) -> float | None:

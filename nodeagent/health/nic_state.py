@@ -227,10 +227,6 @@ class NicState(JudgedDevice):
             self.once_up = True
             self.best_mbps = max(self.best_mbps or 0.0, speed_mbps) or None
 
-    def is_due(self, now: float) -> bool:
-        """Whether time alone may have changed its health since the last evaluation."""
-        return self.next_at is not None and now >= self.next_at
-
     def view(self, context: NicContext) -> NicView:
         carrier, admin_up = self._up
         return NicView(
