@@ -63,8 +63,8 @@ class Inputs:
         self.foreign: dict[str, HyperNode] = {}
         self.switch_uplinks: dict[str, tuple[str, ...]] = {}
         self.uplinks_by_key = False
-        self._levels: weakref.ref[Levels] | None = None
-        """The last levels, while they have the mappings of this object itself."""
+        self._shared: list[weakref.ref[Levels]] = []
+        """The levels with the mappings of this object itself."""
 
     def report(self, name: str, links: NodeLinks | None) -> None:
         self._before_change()
@@ -106,7 +106,7 @@ class Inputs:
         return _is_node(name, self.reports, self.nodes)
 
     def levels(self) -> Levels:
-        """The inputs for one plan. They are copied at the first change while the plan keeps them: at 100,000 nodes
+        """The inputs for one plan. They are copied at the first change while a plan keeps them: at 100,000 nodes
         a copy takes 10 MiB.
         """
         levels = Levels(
@@ -119,21 +119,21 @@ class Inputs:
             self.switch_uplinks,
             self.uplinks_by_key,
         )
-        self._levels = weakref.ref(levels)
+        self._shared = [kept for kept in self._shared if kept() is not None] + [weakref.ref(levels)]
         return levels
 
     def _before_change(self) -> None:
-        """Leave the mappings to the plan that has them, and continue with copies."""
-        if self._levels is None:
+        """Leave the mappings to the plans that have them, and continue with copies."""
+        if not self._shared:
             return
-        if self._levels() is not None:
+        if any(levels() is not None for levels in self._shared):
             self.reports, self.refused, self.nodes = (
                 self.reports.copy(),
                 self.refused.copy(),
                 self.nodes.copy(),
             )
             self.own, self.foreign = self.own.copy(), self.foreign.copy()
-        self._levels = None
+        self._shared = []
 
 
 def _is_node(name: str, reports: Mapping[str, CompactReport], nodes: Mapping[str, KnownLabels]) -> bool:

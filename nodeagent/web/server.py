@@ -164,9 +164,8 @@ class WebServer:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await wait_readable(
-                listening.fileno()
-            )  # ``loop.sock_accept`` loses a connection if it is cancelled
+            # Not ``loop.sock_accept``, which loses a connection if it is cancelled.
+            await wait_readable(listening.fileno())
             try:
                 connection, _address = listening.accept()
                 connection.setblocking(False)

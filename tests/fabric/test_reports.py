@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from nodeagent.fabric import FabricRules
-from nodeagent.fabric.inputs import Inputs
+from nodeagent.fabric.inputs import Inputs, Levels
 from nodeagent.fabric.nodelinks import NodeLink
 from nodeagent.fabric.reports import SLOTS_MAX, InternPool, ReportReader
 from nodeagent.fabric.topology_file import NO_TOPOLOGY
@@ -81,3 +83,30 @@ def test_a_plan_keeps_its_inputs_while_reports_change() -> None:
     assert set(later.reports) == {second}
     assert set(later.nodes) == {first, second}
     assert set(later.refused) == {"third"}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["report", "refuse", "node", "levels", "drop"]), st.integers(0, 3)))
+)
+def test_no_change_reaches_the_inputs_of_a_plan_however_many_plans_have_them(
+    steps: list[tuple[str, int]],
+) -> None:
+    inputs, plans = Inputs(FabricRules(), NO_TOPOLOGY), list[tuple[Levels, list[dict[str, object]]]]()
+
+    def content(levels: Levels) -> list[dict[str, object]]:
+        return [dict(part) for part in (levels.reports, levels.refused, levels.nodes)]
+
+    for step, number in steps:
+        node = f"n{number}"
+        match step:
+            case "report":
+                inputs.report(node, None if node in inputs.reports else links(node, ()))
+            case "refuse":
+                inputs.refuse(node, "no")
+            case "node":
+                inputs.node(node, None if node in inputs.nodes else {})
+            case "levels":
+                plans.append((inputs.levels(), content(inputs.levels())))
+            case "drop" if plans:
+                plans.pop(number % len(plans))
+        assert all(content(levels) == before for levels, before in plans)
