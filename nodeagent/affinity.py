@@ -44,6 +44,12 @@ def affinity(
     return Affinity.PIX if left <= 2 else Affinity.PXB
 
 
+def root_port(path: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the path down to the first bridge: functions with an equal one have the affinity ``PIX`` or ``PXB``. An
+    unknown path has none."""
+    return tuple(path[:2]) if len(path) > 1 else None
+
+
 def path_of(real_path: str) -> tuple[str, ...]:
     """Return the PCI path of a real path such as ``/sys/devices/pci0000:15/0000:15:01.0/0000:17:00.0``."""
     parts = real_path.strip("/").split("/")

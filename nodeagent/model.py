@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import cached_property
 
 import msgspec
 
@@ -295,7 +297,7 @@ class StaleSource(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True, dict=True):
     """All facts of this node at one moment.
 
     ``revision`` grows by one with each change and is not part of equality in meaning: compare the parts.
@@ -327,6 +329,18 @@ class Snapshot(msgspec.Struct, frozen=True):
     vgpu_shares: tuple[VgpuShare, ...] = ()
     vgpu_granted: frozenset[tuple[str, str]] = frozenset()
     """The containers that have just got their GPUs, by ``VgpuWaiting.key``: podresources lists them later."""
+
+    @cached_property
+    def vfs_to_offer(self) -> Mapping[str, tuple[Function, ...]]:
+        """The VFs of each PF, by its PCI address. No VFs of a PF with the default route, or of one that is gone."""
+        routed = {link.pci_address for link in self.links if link.default_route}
+        vfs: dict[str, list[Function]] = {
+            function.pci_address: [] for function in self.functions if function.pci_address not in routed
+        }
+        for function in self.functions:
+            if function.parent in vfs:
+                vfs[function.parent].append(function)
+        return {pf: tuple(of_pf) for pf, of_pf in vfs.items()}
 
 
 class Identifier(msgspec.Struct, frozen=True):

@@ -112,6 +112,7 @@ class ClusterMirror:
             namespace=namespace,
             take=self._take_report,
             changed=self._report_changed,
+            listed=self._reports_listed,
         )
         self.nodes: Reflector[OurLabels] = Reflector(
             client,
@@ -125,6 +126,7 @@ class ClusterMirror:
             take=self._take_hypernode,
             changed=self._hypernode_changed,
             optional=self.stir,
+            listed=self._decoded.clear,
         )
 
     def parts(self) -> dict[str, Reflector[int] | Reflector[OurLabels] | Reflector[str]]:
@@ -218,12 +220,18 @@ class ClusterMirror:
         return content
 
     def _report_changed(self, name: str, _before: int | None, now: int | None) -> None:
-        if self._passed_on.pop(name, None) is not None and not self._passed_on:
-            self._passed_on.clear()  # which frees its memory
+        self._passed_on.pop(name, None)
         if now is None:
             self.pods.forget(name)
             self._listener.report(name, None)
             self.stir()
+
+    def _reports_listed(self) -> None:
+        for name in (
+            self._passed_on.keys() - self.reports.objects.keys()
+        ):  # deleted since an attempt that failed
+            self._report_changed(name, None, None)
+        self._passed_on.clear()  # which frees its memory
 
     # --- Nodes --------------------------------------------------------------------------------------------
 

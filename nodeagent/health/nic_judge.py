@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 
 from msgspec.structs import replace
 
-from nodeagent.affinity import Affinity, affinity
+from nodeagent.affinity import root_port
 from nodeagent.health import cabling
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
@@ -124,20 +124,29 @@ class NicJudge:
 
     # --- evaluation -----------------------------------------------------------------------------------
 
-    def judge(self, now: float) -> tuple[Function, ...]:
-        """Return all functions with their health, in the order of the facts."""
+    def judge(self, now: float, *, facts_only: bool = False) -> tuple[Function, ...]:
+        """Return all functions with their health, in the order of the facts.
+
+        ``facts_only``: a PF whose samples have no news of its link waits for the next evaluation.
+        """
         self.now = now = max(now, self.now)
-        for nic in self.nics.values():
-            nic.refresh(now)
+        waiting: set[str] = set()
+        for address, nic in self.nics.items():
+            if facts_only and not (nic.has_news or _is_due(nic, now)):
+                waiting.add(address)
+            else:
+                nic.refresh(now)
         self._apply_gate()
         speeds = self._expected_speeds()
-        for nic in self.nics.values():
-            context = NicContext(speeds.get(nic.address), *self._compare_cabling(nic))
+        for address, nic in self.nics.items():
+            context = NicContext(speeds.get(address), *self._compare_cabling(nic))
             applied = context, nic.watched, nic.unused
-            all_rules = nic.has_news or applied != self._applied.get(nic.address)
-            if all_rules or nic.sampled or (nic.next_at is not None and now >= nic.next_at):
+            all_rules = nic.has_news or applied != self._applied.get(address)
+            if address in waiting and all_rules:
+                nic.refresh(now)
+            if all_rules or (nic.sampled and address not in waiting) or _is_due(nic, now):
                 nic.step(context, all_rules=all_rules)
-                self._applied[nic.address] = applied
+                self._applied[address] = applied
         devices = Counter(function.parent for function in self._functions if function.parent is not None)
         weights = {address: max(1, devices[address]) for address in self.nics}
         self._guard.judge(dict(sorted(self.nics.items())), weights, now)
@@ -266,6 +275,11 @@ class NicJudge:
         return Health(State.DOWN, (*own, *pf.reasons), allocatable=False) if own else pf
 
 
+def _is_due(nic: NicState, now: float) -> bool:
+    """Whether time alone may have changed its health since its last evaluation."""
+    return nic.next_at is not None and now >= nic.next_at
+
+
 def _majority(nics: Iterable[NicState]) -> float | None:
     speeds = [speed for nic in nics if (speed := nic.speed_mbps) and nic.carrier]
     if len(speeds) < 3:
@@ -277,15 +291,14 @@ def _majority(nics: Iterable[NicState]) -> float | None:
 def roles(functions: Iterable[Function], gpus: Iterable[Gpu]) -> dict[str, str]:
     """Return the role of each PF: its model, and whether it is behind the PCIe switch of a GPU (compute) or not
     (storage, frontend)."""
-    gpus, role_of = tuple(gpus), {}
-    for pf in functions:
-        if pf.parent is None:
-            near = any(
-                affinity(gpu.pci_path, gpu.numa_node, pf.pci_path, pf.numa_node) <= Affinity.PXB
-                for gpu in gpus
-            )
-            role_of[pf.pci_address] = f"{pf.vendor}:{pf.device} {'compute' if near else 'other'}"
-    return role_of
+    of_gpus = {root_port(gpu.pci_path) for gpu in gpus} - {None}
+    return {
+        pf.pci_address: (
+            f"{pf.vendor}:{pf.device} {'compute' if root_port(pf.pci_path) in of_gpus else 'other'}"
+        )
+        for pf in functions
+        if pf.parent is None
+    }
 
 
 def keys(rules: Sequence[Rule]) -> frozenset[str]:

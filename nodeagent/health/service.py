@@ -3,7 +3,8 @@
 All timers of health are here: holds expire, penalties decay, data becomes stale. ``NicJudge`` returns the time of
 the next evaluation, and ``run`` evaluates then. Facts and GPU events are evaluated in the call that brings them, so
 that a lost carrier and an XID reach the kubelet without delay; so are samples with news of a link. Other samples
-arrive source by source within milliseconds and are evaluated together, ``GATHER_S`` after the first.
+arrive source by source within milliseconds and are evaluated together, ``GATHER_S`` after the first; facts that
+arrive in between do not wait for their evaluation.
 
 Belongs to one event loop. Times are CLOCK_BOOTTIME.
 """
@@ -124,7 +125,7 @@ class HealthService:
         self.nics.now = max(self.nics.now, self._clock())
         self.nics.take_facts(functions, links, faults)
         self.nics.take_roles(roles(functions, tuple(gpus)))
-        return self._judge()
+        return self._judge(facts_only=True)
 
     def take_gpus(self, gpus: Iterable[Gpu]) -> None:
         """The PFs near a GPU have a role of their own."""
@@ -159,9 +160,10 @@ class HealthService:
         if self._judge() != before:
             self._publish_functions(self._functions)
 
-    def _judge(self) -> tuple[Function, ...]:
-        self._gathered_at = None
-        self._functions = self.nics.judge(self._clock())
+    def _judge(self, *, facts_only: bool = False) -> tuple[Function, ...]:
+        if not facts_only:
+            self._gathered_at = None
+        self._functions = self.nics.judge(self._clock(), facts_only=facts_only)
         for function in self._functions:
             if function.parent is None:
                 self._log_nic(function)

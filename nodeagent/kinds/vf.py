@@ -13,6 +13,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import ClassVar, Literal
 
 import msgspec
@@ -169,14 +171,10 @@ class VfPool(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys((exact, re.sub(r"[^A-Z0-9_]", "_", exact))))
 
     def _vfs(self, snapshot: Snapshot) -> dict[str, Function]:
-        """Return the pool's VFs with any driver, by address, in the order of the snapshot."""
-        routed = {link.pci_address for link in snapshot.links if link.default_route}
-        present = {function.pci_address for function in snapshot.functions} - routed
-        return {
-            vf.pci_address: vf
-            for vf in snapshot.functions
-            if vf.parent in present and vf.parent in self.pfs and self._indexed(vf)
-        }
+        """Return the pool's VFs with any driver, by address and sorted by it."""
+        of_pfs = chain.from_iterable(snapshot.vfs_to_offer.get(pf, ()) for pf in self.pfs)
+        ordered = sorted(of_pfs, key=attrgetter("pci_address"))
+        return {vf.pci_address: vf for vf in ordered if self._indexed(vf)}
 
     def _indexed(self, vf: Function) -> bool:
         return self.vf_indexes is None or any(vf.vf_index in indexes for indexes in self.vf_indexes)

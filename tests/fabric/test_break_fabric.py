@@ -259,6 +259,20 @@ async def test_a_restarted_list_replaces_all_of_the_first_attempt():
             await until(lambda: planner.rails["node-0000"] == 2 and planner.rails["node-0500"] is None)
 
 
+async def test_a_report_of_an_attempt_that_fails_and_deleted_before_the_next_one_is_gone():
+    async with cluster(units=0) as server:
+        for number in range(501):
+            server.put(nodelinks(f"node-{number:04}", leaves(0)))
+        server.fail("hang", verb="list", resource="nodelinks", skip=1)
+        async with mirroring(server) as (planner, mirror):
+            await until(lambda: "node-0000" in planner.rails)
+            server.remove("nodelinks", "node-0000", "nodeagent")
+            await mirror.reports.synced.wait()
+            assert planner.rails["node-0000"] is None
+            assert sum(rails is not None for rails in planner.rails.values()) == 500
+            assert not mirror._passed_on
+
+
 async def test_a_former_leader_shows_no_tree():
     """Two replicas with placed nodes and anomalies in their metrics would double every sum."""
     async with cluster() as server, impatient(server) as controller:

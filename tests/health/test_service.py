@@ -8,14 +8,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from nodeagent.affinity import Affinity, affinity, root_port
 from nodeagent.health.cabling import PlanError, Port
 from nodeagent.health.health_settings import RuleSettings
 from nodeagent.health.nic_judge import roles
 from nodeagent.health.service import HealthService
 from nodeagent.health.state_file import StateFile
 from nodeagent.health.structural import find_faults
+from nodeagent.host.clock import boottime
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Identifier, Link, Neighbor, State
 from nodeagent.sources import cabling_plan
@@ -30,6 +34,23 @@ DOWN = (link(PFS[0], up=False), UP[1])
 def judged(judge: HealthService, links: tuple[Link, ...]) -> tuple[Function, ...]:
     functions, faults = find_faults(ALL, links)
     return judge.judge_functions(functions, links, faults)
+
+
+async def test_facts_do_not_wait_for_samples_that_are_gathered() -> None:
+    judge = HealthService(with_rules())
+    published: asyncio.Queue[tuple[Function, ...]] = asyncio.Queue()
+    judge.publish_functions(published.put_nowait)
+    running = asyncio.create_task(judge.run())
+    judged(judge, UP)
+    judge.take_samples([Sample(boottime(), PFS[1].pci_address, Source.MODULE, {"module_celsius": 99.0})])
+    states = {function.pci_address: function.health.state for function in judged(judge, DOWN)}
+    assert states[PFS[0].pci_address] is State.DOWN
+    assert states[PFS[1].pci_address] is State.HEALTHY
+    later = {function.pci_address: function.health.state for function in await published.get()}
+    assert later[PFS[1].pci_address] is State.DEGRADED
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
 
 
 async def test_a_hold_ends_by_time_alone() -> None:
@@ -136,6 +157,17 @@ def test_pfs_behind_the_switch_of_a_gpu_have_another_role() -> None:
     assert sorted(judge.nics.role_of.values()) == ["15b3:1021 compute", "15b3:1021 other"]
     role_of = roles([near, far], (gpu,))
     assert role_of == {near.pci_address: "15b3:1021 compute", far.pci_address: "15b3:1021 other"}
+
+
+_PATHS = st.lists(st.sampled_from("abc"), max_size=4).map(tuple)
+
+
+@given(_PATHS, _PATHS)
+def test_functions_with_one_root_port_are_those_without_a_host_bridge_between_them(
+    a: tuple[str, ...], b: tuple[str, ...]
+) -> None:
+    shared = root_port(a) is not None and root_port(a) == root_port(b)
+    assert shared == (affinity(a, 0, b, 0) <= Affinity.PXB)
 
 
 # --- the plan's file ---------------------------------------------------------------------------------------

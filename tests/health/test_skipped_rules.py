@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.health.health_settings import GuardSettings, HealthSettings
 from nodeagent.health.history import Counter
 from nodeagent.health.observed_link import LinkObserver
 from nodeagent.measurements.sample import Sample, Source
+from nodeagent.model import Function
 from tests.support.judged_machine import Bench
 
 _SAMPLES = {
@@ -135,3 +137,67 @@ def test_a_counter_that_rests_counts_as_one_that_is_taken(steps: list[tuple[floa
             *(partial(Counter.over, window_s=w) for w in (1.0, 30.0, 60.0)),
         ):
             assert counted(rests) == counted(taken)
+
+
+class _GatheringBench(Bench):
+    """Evaluates samples when time or facts cause an evaluation, as the health service does with most samples."""
+
+    def __init__(self) -> None:
+        super().__init__(count=4, settings=HealthSettings(guard=GuardSettings(share=1)))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        while (due := self.engine.due()) is not None and due <= self.now:
+            self.judged = self.engine.judge(due)
+
+    def gather(self, number: int, source: Source, values: dict[str, float]) -> None:
+        self.engine.take_samples([Sample(self.now, self.pfs[number - 1].pci_address, source, values)])
+
+
+class _FactsFirstBench(_GatheringBench):
+    """Evaluates facts without the samples first."""
+
+    first: tuple[Function, ...] = ()
+
+    def wait(self, seconds: float) -> Bench:
+        self.first = self.engine.judge(self.now, facts_only=True)
+        return super().wait(seconds)
+
+
+_GATHERED = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 1.0, 5.0, 5.0, 15.0, 70.0, 400.0]),
+        st.integers(1, 4),
+        st.one_of(sampled(), sampled(), st.booleans(), st.sampled_from([100_000, 400_000])),
+    ),
+    max_size=40,
+)
+
+
+@given(_GATHERED)
+def test_facts_that_are_evaluated_before_the_samples_change_no_result(
+    steps: list[tuple[float, int, tuple[Source, dict[str, float]] | bool | int]],
+) -> None:
+    facts_first, all_at_once = _FactsFirstBench(), _GatheringBench()
+    facts_first.look()
+    all_at_once.look()
+    for seconds, number, step in steps:
+        had = facts_first.links[facts_first.pfs[number - 1].pci_address].carrier
+        for bench in (facts_first, all_at_once):
+            bench.pass_time(seconds)
+            if isinstance(step, tuple):
+                bench.gather(number, *step)
+            elif isinstance(step, bool):
+                bench.up(number) if step else bench.down(number)
+            else:
+                bench.set(number, speed_mbps=step)
+        if isinstance(step, tuple):
+            continue
+        assert facts_first.judged == all_at_once.judged
+        assert measured(facts_first) == measured(all_at_once)
+        assert [pf.holds for pf in facts_first.engine.nics.values()] == [
+            pf.holds for pf in all_at_once.engine.nics.values()
+        ]
+        if isinstance(step, bool) and step is not had:
+            first = {function.pci_address: function.health for function in facts_first.first}
+            assert first[facts_first.pfs[number - 1].pci_address] == all_at_once.health(number)
