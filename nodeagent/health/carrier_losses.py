@@ -80,14 +80,10 @@ class CarrierLosses:
     def counter(self, history: History, now: float) -> str:
         """Return the best counter that is read. After a restart it may be read soon."""
         awaited = now < self.uncounted_until
-        return next(
-            (
-                name
-                for name in PHY_COUNTERS
-                if history.reads(name) or (awaited and history.raw(name) is not None)
-            ),
-            KERNEL_COUNTER,
-        )
+        for name in PHY_COUNTERS:
+            if history.reads(name) or (awaited and history.raw(name) is not None):
+                return name
+        return KERNEL_COUNTER
 
     def take(self, sample: Sample, added: Mapping[str, float], before: float | None, counter: str) -> bool:
         """Take the increases of all counters in a sample; ``counter`` is the counter of losses to use. Return whether
@@ -95,7 +91,7 @@ class CarrierLosses:
 
         ``before`` is the time of the last sample of this source. Losses of a long time are spread over it.
         """
-        if any(count > 0 and name.startswith(ADMINISTRATION) for name, count in added.items()):
+        if added and any(count > 0 and name.startswith(ADMINISTRATION) for name, count in added.items()):
             self.explain(sample.at)
         if counter not in sample.values:
             return False

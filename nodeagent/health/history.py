@@ -105,7 +105,9 @@ class Counter:
 
     def rests(self, raw: float, at: float) -> bool:
         """Take the present value if it is that of a counter that rests, as most do. If this is false, ``take`` it."""
-        if raw != self.raw or self.moves or self._implausible is not None:
+        if raw != self.raw or self._totals[0] != self.total or self._takes < _SETTLED:
+            return False
+        if self._implausible is not None:
             return False
         self._note(at)
         return True
@@ -158,6 +160,8 @@ class History:
         self._moving: set[str] = set()
         self.changed = True
         """A level or the freshness of a source has changed since this was last set to false."""
+        self.version = 0
+        """Increases whenever ``level`` may return another value than before."""
         self.counted: set[str] = set()
         """The heads whose windows may have changed since this was last cleared."""
         self.implausible = 0
@@ -184,7 +188,7 @@ class History:
         self._at[source] = at
         if source not in self._fresh:
             self._fresh.add(source)
-            self.changed = True
+            self._change()
         named = self._named.get(source)
         if named is None or named.names != values.keys():
             named = self._name(sample)
@@ -194,6 +198,7 @@ class History:
                 continue  # usually nothing has changed
             if math.isfinite(value):
                 of[name] = source
+                self.version += 1
                 if levels.get(name) != value:
                     levels[name] = value
                     self.changed = True
@@ -211,9 +216,13 @@ class History:
                     added[name] = increase
         return added
 
+    def _change(self) -> None:
+        self.changed = True
+        self.version += 1
+
     def _name(self, sample: Sample) -> _Named:
         """Choose the names to keep. A name that the source no longer reports is dropped, with its value."""
-        self.changed = True
+        self._change()
         for name in [name for name, source in self._of.items() if source is sample.source]:
             if name not in sample.values:
                 del self._of[name]
@@ -302,7 +311,8 @@ class History:
             if source in _ON_EVENT or now < at + self._patience(source)
         }
         if fresh != self._fresh:
-            self._fresh, self.changed = fresh, True
+            self._fresh = fresh
+            self._change()
 
     def fresh(self, source: Source) -> bool:
         return source in self._fresh

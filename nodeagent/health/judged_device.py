@@ -90,7 +90,7 @@ class JudgedDevice:
     @property
     def active(self) -> list[ActiveFault]:
         """The active faults, the gravest first."""
-        if not any(hold.active for hold in self.holds.values()):
+        if not [hold for hold in self.holds.values() if hold.active]:
             return []  # the usual case
         return [ActiveFault(rule, self.holds[rule.key]) for rule in self.rules if self.is_active(rule.key)]
 

@@ -1,14 +1,12 @@
 """One PF under rules: its facts and samples, its link, its damping. Pure.
 
-A fact from sysfs has priority over a sample of the same thing: sysfs is read at once after every event. A sample
-replaces a missing fact (in a replay) and an older fact (when a scan hangs), and it is the second witness.
+A sample of the same thing as a fact is the second witness.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 from nodeagent.health.adapter_rules import is_slow
 from nodeagent.health.carrier_losses import (
@@ -25,17 +23,12 @@ from nodeagent.health.judged_device import DeviceFigures, JudgedDevice
 from nodeagent.health.link_rules import QUIET_S
 from nodeagent.health.nic_rules import counting, damping, settling, windows
 from nodeagent.health.nic_view import SYSFS, NicContext, NicView
+from nodeagent.health.observed_link import LINK_SOURCES, LinkObserver, ObservedLink
 from nodeagent.health.record import SPEED_MAX_MBPS, NicFault, NicRecord
 from nodeagent.health.rule import Measured, Rule
 from nodeagent.health.structural import Fault, name_of, sentence
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function, Link, Reason, State
-
-_OLDER_S = 2.0
-"""Facts that are older than a sample by more than this were not read after the event that the sample shows."""
-_LINK_LEVELS = ("admin_up", "carrier", "rdma_port_active", "speed_mbps")
-_LINK_SOURCES = frozenset({Source.LINK, Source.MODES, Source.RDMA})
-"""The sources of these levels."""
 
 
 class NicState(JudgedDevice):
@@ -47,8 +40,7 @@ class NicState(JudgedDevice):
         self.link: Link | None = None
         self.reasons: tuple[Reason, ...] = ()
         """Its structural faults."""
-        self._faults: frozenset[str] | None = None
-        """Their keys; ``None`` before the first facts."""
+        self._has_facts = False
         self.has_news = True
         """A fact or a sample since the last evaluation may change the value of any rule."""
         self.sampled = False
@@ -62,10 +54,11 @@ class NicState(JudgedDevice):
         self.context = NicContext()
         self.expected_mbps: float | None = None
         self.losses = CarrierLosses(damping(rules), settle_s)
+        self._observer = LinkObserver(self.history)
+        self._noted_link: ObservedLink | None = None
+        """The state of the link when the settings were noted last."""
         self._had_carrier: bool | None = None
         self._now = 0.0
-        self.facts_at = 0.0
-        """When facts were last published, new or not."""
         self.once_up = False
         self.best_mbps: float | None = None
         self.unused = False
@@ -76,29 +69,30 @@ class NicState(JudgedDevice):
     def take_facts(
         self, function: Function, link: Link | None, faults: tuple[Reason, ...], now: float
     ) -> None:
-        before, self.facts_at = self._up, now
-        self.__dict__.pop("_up", None)
+        before, keys = self._up, frozenset(reason.key for reason in faults)
+        self._observer.take_facts(function, keys, now)
         unchanged = function == self.function and link == self.link and faults == self.reasons
-        if unchanged and self._faults is not None:
+        if unchanged and self._has_facts:
             # A scan that is newer than the last sample has priority again.
             self.has_news = self.has_news or self._up != before
             return
         self.has_news = True
         self.function, self.link, self.reasons = function, link, faults
-        self._faults = frozenset(reason.key for reason in faults)
+        self._has_facts = True
         self.netdev = link.netdev if link is not None else self.netdev
         self._note_settings(now)
 
     def take_sample(self, sample: Sample) -> bool:
         """Return whether the sample has news of the link, which is evaluated at once. Counters can wait."""
         self.sampled = True
-        on_link = sample.source in _LINK_SOURCES
-        before = self._link_levels() if on_link else ()
+        on_link = sample.source in LINK_SOURCES
+        before = self._observer.link
         before_at = self.history.last_at(sample.source)
         added = self.history.take(sample)
-        self.__dict__.pop("_up", None)
-        if on_link:
+        link = self._observer.link if on_link else before
+        if link is not self._noted_link and on_link:
             self._note_settings(sample.at)
+            self._noted_link = link
         counter = self.losses.counter(self.history, self._now)
         lost = self.losses.take(sample, added, before_at, counter)
         if lost or added.get(KERNEL_COUNTER, 0.0) > 0:
@@ -106,7 +100,7 @@ class NicState(JudgedDevice):
             self._train_again(sample.at)
             if (hold := self.holds.get(Fault.CARRIER_DOWN)) is not None:
                 hold.interrupt()
-        changed = on_link and self._link_levels() != before
+        changed = link is not before and link.levels != before.levels
         self.has_news |= changed or (sample.source is Source.PCIE and is_slow(self.history))
         return lost or changed
 
@@ -127,9 +121,6 @@ class NicState(JudgedDevice):
     def _train_again(self, at: float) -> None:
         self.history.begin(settling(self._rules), at + self.losses.settle_s if self.carrier else math.inf)
 
-    def _link_levels(self) -> tuple[float | bool | None, ...]:
-        return (*self._up, *[self.history.level(name) for name in _LINK_LEVELS])
-
     def follow_rules(self, rules: Sequence[Rule], settle_s: float) -> None:
         self._rules, self._counting = rules, counting(rules)
         self.losses.follow(damping(rules), settle_s)
@@ -142,16 +133,10 @@ class NicState(JudgedDevice):
     def rules(self) -> Sequence[Rule]:
         return self._rules
 
-    @cached_property
+    @property
     def _up(self) -> tuple[bool | None, bool | None]:
-        """Whether the link has carrier, and whether it is admin up, since the last fact, sample or ``set_time``."""
-        if self._has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND):
-            return None, None
-        read = self._sampled if self._has(Fault.LINK_UNSEEN) else self._not_overruled
-        admin_up = False if self._has(Fault.ADMIN_DOWN) else read("admin_up")
-        if admin_up is False:
-            return None, admin_up
-        return False if self._has(Fault.CARRIER_DOWN) else read("carrier"), admin_up
+        """Whether the link has carrier, and whether it is admin up."""
+        return self._observer.link.up
 
     @property
     def address(self) -> str:
@@ -164,12 +149,9 @@ class NicState(JudgedDevice):
     def structural_reason(self, fault: Fault) -> Reason | None:
         return next((reason for reason in self.reasons if reason.key == fault.value), None)
 
-    def _has(self, *faults: Fault) -> bool:
-        return bool(self._faults and not self._faults.isdisjoint(faults))  # usually it has none
-
     @property
     def gone(self) -> bool:
-        return self._has(Fault.DEVICE_MISSING)
+        return self._observer.has(Fault.DEVICE_MISSING)
 
     @property
     def carrier(self) -> bool | None:
@@ -178,16 +160,6 @@ class NicState(JudgedDevice):
     @property
     def admin_up(self) -> bool | None:
         return self._up[1]
-
-    def _not_overruled(self, name: str) -> bool:
-        """Whether no sample after the last scan has the value 0. IPoIB may be down while its port works."""
-        is_off = self.history.level(name) == 0 and self.function.link_type != "infiniband"
-        at = self.history.at(Source.LINK) if is_off else None
-        return at is None or at <= self.facts_at + _OLDER_S
-
-    def _sampled(self, name: str) -> bool | None:
-        value = self.history.level(name)
-        return None if value is None else value != 0
 
     @property
     def default_route(self) -> bool:
@@ -207,13 +179,12 @@ class NicState(JudgedDevice):
     @property
     def link_unknown(self) -> bool:
         """The state of its link is unknown."""
-        gone = self._has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND)
+        gone = self._observer.has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND)
         return not gone and self._up in ((None, None), (None, True))
 
     def set_time(self, now: float) -> None:
         """Read the history as of ``now``."""
         self._now = now
-        self.__dict__.pop("_up", None)
         self.history.set_time(now)
 
     def refresh(self, now: float) -> None:
@@ -232,9 +203,9 @@ class NicState(JudgedDevice):
         return NicView(
             history=self.history,
             infiniband=self.function.link_type == "infiniband",
-            present=not self._has(Fault.DEVICE_MISSING),
-            answers=not self._has(Fault.NOT_ANSWERING),
-            bound=not self._has(Fault.DRIVER_UNBOUND),
+            present=not self._observer.has(Fault.DEVICE_MISSING),
+            answers=not self._observer.has(Fault.NOT_ANSWERING),
+            bound=not self._observer.has(Fault.DRIVER_UNBOUND),
             admin_up=admin_up,
             carrier=carrier,
             carrier_witnesses=self._carrier_witnesses(),
@@ -247,10 +218,10 @@ class NicState(JudgedDevice):
         )
 
     def _carrier_witnesses(self) -> frozenset[str]:
-        witnesses = {SYSFS} if self._has(Fault.CARRIER_DOWN) else set()
-        if self._sampled("carrier") is False:
+        witnesses = {SYSFS} if self._observer.has(Fault.CARRIER_DOWN) else set()
+        if self._observer.sampled("carrier") is False:
             witnesses.add(Source.LINK.value)
-        if self._sampled("rdma_port_active") is False:
+        if self._observer.sampled("rdma_port_active") is False:
             witnesses.add(Source.RDMA.value)
         return frozenset(witnesses)
 
@@ -258,13 +229,20 @@ class NicState(JudgedDevice):
 
     def step(self, context: NicContext, *, all_rules: bool = True) -> None:
         """Apply all rules, or only those whose value counters or time may have changed."""
-        self.context, now = context, self._now
-        view = self.view(context)
-        self.expected_mbps = view.expected_mbps
+        self.context = context
+        self.expected_mbps = context.expected_mbps or self.best_mbps
         if self.gone:  # it cannot have another fault
             self.holds = {key: hold for key, hold in self.holds.items() if key == Fault.DEVICE_MISSING}
         self.losses.end_explained(self._rules, self.holds)
-        for rule in self._rules if all_rules else self._may_change():
+        if rules := self._rules if all_rules else self._may_change():
+            self._apply(rules, self.view(context))
+        self.next_at = self._due(self._now)
+        self.has_news = self.sampled = self.history.changed = False
+        self.history.counted.clear()
+
+    def _apply(self, rules: Sequence[Rule], view: NicView) -> None:
+        now = self._now
+        for rule in rules:
             if not (rule.enabled and self.applies(rule)):
                 self.holds.pop(rule.key, None)
                 self.values.pop(rule.key, None)
@@ -278,9 +256,6 @@ class NicState(JudgedDevice):
                 continue
             sampled_at = None if rule.source is None else self.history.at(rule.source)
             self.step_rule(rule, measured, now if sampled_at is None else sampled_at)
-        self.next_at = self._due(now)
-        self.has_news = self.sampled = self.history.changed = False
-        self.history.counted.clear()
 
     @property
     def _running(self) -> list[str]:
@@ -290,9 +265,10 @@ class NicState(JudgedDevice):
     def _may_change(self) -> list[Rule]:
         """The rules whose value counters or time may have changed."""
         history, points, keys = self.history, self.losses.penalty.points, set(self._running)
+        counted, values = history.counted, self.values
         for rule in self._counting:  # a counter has no rate until it was read for some time
-            unknown = rule.key not in self.values and history.follows(rule.counters)
-            if unknown or not history.counted.isdisjoint(rule.counters) or (points > 0 and rule.decays):
+            unknown = rule.key not in values and history.follows(rule.counters)
+            if unknown or (counted and not counted.isdisjoint(rule.counters)) or (points > 0 and rule.decays):
                 keys.add(rule.key)
         return [rule for rule in self._rules if rule.key in keys] if keys else []
 

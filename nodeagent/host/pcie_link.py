@@ -7,6 +7,8 @@ to run at Gen4. If the firmware owns AER (APEI), the counters stay zero.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -20,31 +22,49 @@ SEVERITIES = ("correctable", "nonfatal", "fatal")
 
 
 class PcieReading(Struct, frozen=True):
-    """GT/s and lanes; ``None`` is unknown. ``errors`` are by severity and the kernel's name."""
+    """GT/s and lanes; ``None`` is unknown. ``errors`` are by ``aer_<severity>/<the kernel's name>``."""
 
     gts: float | None
     width: int | None
     expected_gts: float | None
     expected_width: int | None
-    errors: dict[tuple[str, str], int]
+    errors: Mapping[str, int]
 
 
-def read(attributes: OpenAttributes, path: tuple[str, ...]) -> PcieReading:
-    """``path`` lists the functions from the root complex to this one. Raises ``SysfsError``."""
-    address = path[-1]
-    gts, width = _link(attributes, address, "current")
-    most = [_link(attributes, function, "max") for function in path[-2:] if _ADDRESS.fullmatch(function)]
-    errors = {}
-    for severity in SEVERITIES:
-        text = attributes.text(f"{_DEVICES}/{address}/aer_dev_{severity}")
-        errors.update({(severity, name): count for name, count in aer(text or "").items()})
-    return PcieReading(
-        gts=gts,
-        width=width,
-        expected_gts=min((speed for speed, _ in most if speed is not None), default=None),
-        expected_width=min((lanes for _, lanes in most if lanes is not None), default=None),
-        errors=errors,
-    )
+class PcieLinks:
+    """One reading of several functions. The maximum of a port above several of them is read once."""
+
+    def __init__(self, attributes: OpenAttributes) -> None:
+        self._attributes = attributes
+        self._most: dict[str, tuple[float | None, int | None]] = {}
+        """The highest speed and width of each function and port that was read."""
+
+    def read(self, path: tuple[str, ...]) -> PcieReading:
+        """``path`` lists the functions from the root complex to this one. Raises ``SysfsError``."""
+        address = path[-1]
+        gts, width = _link(self._attributes, address, "current")
+        most = [self._maximum(function) for function in path[-2:] if _ADDRESS.fullmatch(function)]
+        errors: dict[str, int] = {}
+        for severity in SEVERITIES:
+            text = self._attributes.text(f"{_DEVICES}/{address}/aer_dev_{severity}")
+            errors |= _errors(severity, text or "")
+        return PcieReading(
+            gts=gts,
+            width=width,
+            expected_gts=min((speed for speed, _ in most if speed is not None), default=None),
+            expected_width=min((lanes for _, lanes in most if lanes is not None), default=None),
+            errors=errors,
+        )
+
+    def _maximum(self, function: str) -> tuple[float | None, int | None]:
+        if function not in self._most:
+            self._most[function] = _link(self._attributes, function, "max")
+        return self._most[function]
+
+
+@lru_cache(256)  # most counters rest, so the same texts come each time
+def _errors(severity: str, text: str) -> Mapping[str, int]:
+    return {f"aer_{severity}/{name}": count for name, count in aer(text).items()}
 
 
 def aer(text: str) -> dict[str, int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from errno import EINVAL, ENODEV, EOPNOTSUPP
+from functools import partial
 
-from nodeagent.host import pcie_link
 from nodeagent.host.clock import boottime
 from nodeagent.host.ethtool import DriverInfo, Ethtool, EthtoolError
 from nodeagent.host.netlink.devlink import Devlink
 from nodeagent.host.netlink.message import NetlinkAbsentError, NetlinkError, NetlinkRefusedError
 from nodeagent.host.netlink.rdma_counters import RdmaCounters
+from nodeagent.host.pcie_link import PcieLinks
 from nodeagent.host.rdma_ports import PORT_COUNTERS, RdmaPorts
 from nodeagent.host.sysfs import OpenAttributes, SysfsError, Tree
 from nodeagent.measurements.sample import Sample, Source
@@ -184,19 +185,19 @@ class PcieReader(SysfsReader):
         super().__init__(Source.PCIE, OpenAttributes(tree))
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
-        return self.read_each(pfs, self._read_pf, SysfsError)
+        return self.read_each(pfs, partial(_read_pcie, PcieLinks(self.attributes)), SysfsError)
 
-    def _read_pf(self, pf: Function, now: float) -> Sample | None:
-        reading = pcie_link.read(self.attributes, pf.pci_path)
-        values = measured(
-            pcie_gts=reading.gts,
-            pcie_width=reading.width,
-            pcie_expected_gts=reading.expected_gts,
-            pcie_expected_width=reading.expected_width,
-        )
-        for (severity, name), count in reading.errors.items():
-            values[f"aer_{severity}/{name}"] = count
-        return Sample(now, pf.pci_address, Source.PCIE, values) if values else None
+
+def _read_pcie(links: PcieLinks, pf: Function, now: float) -> Sample | None:
+    reading = links.read(pf.pci_path)
+    values = measured(
+        pcie_gts=reading.gts,
+        pcie_width=reading.width,
+        pcie_expected_gts=reading.expected_gts,
+        pcie_expected_width=reading.expected_width,
+    )
+    values |= reading.errors
+    return Sample(now, pf.pci_address, Source.PCIE, values) if values else None
 
 
 class DevlinkReader(NetlinkReader[Devlink]):

@@ -317,7 +317,10 @@ class Sampler:
     def _changed(self, sample: Sample) -> bool:
         """Whether the state of the link changed; its counters change all the time."""
         before = self.latest.sample(sample.device, sample.source)
-        return before is None or any(before.values.get(name) != sample.values.get(name) for name in _STATE)
+        if before is None:
+            return True
+        old, new = before.values, sample.values
+        return [old.get(name) for name in _STATE] != [new.get(name) for name in _STATE]
 
     def _hangs(self, source: Source) -> None:
         status = self.statuses[source]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from nodeagent.measurements.sample import Sample
@@ -45,6 +46,13 @@ CURVES = (
 _WANTED = frozenset((*(part for curve in CURVES for part in curve.parts), *(curve.per for curve in CURVES)))
 
 
+@lru_cache(256)  # the samples of one reader have the same names
+def _wanted_of(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Of the names of a sample those that curves need, each with its part before the slash."""
+    bases = ((name, name.partition("/")[0]) for name in names)
+    return tuple((name, base) for name, base in bases if base in _WANTED)
+
+
 class _Series:
     __slots__ = ("at", "values")
 
@@ -71,10 +79,8 @@ class SampleHistory:
         newest: dict[str, float] = {}
         for sample in samples:
             newest[sample.device] = max(sample.at, newest.get(sample.device, 0.0))
-            for name, value in sample.values.items():
-                base = name.partition("/")[0]
-                if base in _WANTED:
-                    values.setdefault(sample.device, {}).setdefault(base, []).append(value)
+            for name, base in _wanted_of(tuple(sample.values)):
+                values.setdefault(sample.device, {}).setdefault(base, []).append(sample.values[name])
         for device, found in values.items():
             for name, parts in found.items():
                 key = device, name

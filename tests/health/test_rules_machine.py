@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from nodeagent.health.hold import Hold
+from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.measurements.sample import Source
 from nodeagent.model import HEALTHY
 from tests.support.judged_machine import Bench
@@ -134,10 +135,11 @@ class NicHistory(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([40.0, 200.0, 4000.0]))
     def read_nothing(self, seconds: float) -> None:
         """The readers hang: an unknown value neither starts nor ends a fault. The last value is known until it is
-        stale, so a time to enter or to clear that runs may end."""
+        stale, so a time to enter or to clear that runs may end, and lost carriers may be long ago by then."""
         holds = self.holds
         starting = self.starting()
         ending = {key for key, hold in holds.items() if hold.good_since is not None}
+        ending |= {rule.key for rule in DEFAULTS if rule.decays}
         before = {key for key in self.bench.reasons() if key != "data_stale"}
         self.bench.wait(seconds)
         after = {key for key in self.bench.reasons() if key != "data_stale"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
 from nodeagent.health.history import Counter
-from nodeagent.health.nic_state import NicState
+from nodeagent.health.observed_link import LinkObserver
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function
 from tests.support.judged_machine import Bench
@@ -116,7 +116,7 @@ def test_a_counter_that_rests_and_the_state_that_is_kept_give_the_same_results(
     with_skips = results(steps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Counter, "rests", lambda *_: False)
-        patch.setattr(NicState, "_up", property(NicState._up.func))
+        patch.setattr(LinkObserver, "link", property(LinkObserver.read))
         assert results(steps) == with_skips
 
 

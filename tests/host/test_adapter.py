@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 
 import pytest
 
 from nodeagent.host import pcie_link
 from nodeagent.host.ethtool import Ethtool, EthtoolError
+from nodeagent.host.pcie_link import PcieLinks
 from nodeagent.host.rdma_ports import RdmaPorts
 from nodeagent.host.sysfs import UNREADABLE, OpenAttributes, SysfsError, Tree
 from tests.support.drawn_trees import Machine
@@ -47,29 +49,57 @@ def machine(tmp_path, **port: str) -> Machine:
 
 def test_the_pcie_link_is_read_with_its_expected_values(tmp_path):
     made = machine(tmp_path)
-    reading = pcie_link.read(OpenAttributes(Tree(made.root)), PATH)
+    reading = PcieLinks(OpenAttributes(Tree(made.root))).read(PATH)
     assert (reading.gts, reading.width) == (16, 8)
     assert (reading.expected_gts, reading.expected_width) == (32, 16)
-    assert reading.errors == {("correctable", "RxErr"): 3, ("correctable", "BadTLP"): 0}
+    assert reading.errors == {"aer_correctable/RxErr": 3, "aer_correctable/BadTLP": 0}
 
 
 def test_a_slower_slot_lowers_the_expected_speed(tmp_path):
     made = machine(tmp_path)
     made.draw("/sys/devices/pci0000:15/0000:15:01.0/max_link_speed", "16.0 GT/s PCIe")
     made.draw("/sys/devices/pci0000:15/0000:15:01.0/max_link_width", "8")
-    reading = pcie_link.read(OpenAttributes(Tree(made.root)), PATH)
+    reading = PcieLinks(OpenAttributes(Tree(made.root))).read(PATH)
     assert (reading.expected_gts, reading.expected_width) == (16, 8)
+
+
+class CountedTree(Tree):
+    """Counts the readings of each file."""
+
+    def __init__(self, root) -> None:
+        self.readings: Counter[str] = Counter()
+        super().__init__(root)
+
+    def data(self, path: str) -> bytes | None:
+        self.readings[path] += 1
+        return super().data(path)
+
+
+def test_the_port_above_several_functions_is_read_once_in_each_reading(tmp_path):
+    made = machine(tmp_path)
+    second = PF.replace(".0", ".1")
+    made.function(second, max_link_speed="32.0 GT/s PCIe", max_link_width="16")
+    tree = CountedTree(made.root)
+    for turn in (1, 2):
+        links = PcieLinks(OpenAttributes(tree))
+        readings = [links.read((*PATH[:2], function)) for function in (PF, second)]
+        assert [reading.expected_gts for reading in readings] == [32, 32]
+        port = "/sys/bus/pci/devices/0000:15:01.0"
+        assert {path: count for path, count in tree.readings.items() if path.startswith(port)} == {
+            f"{port}/max_link_speed": turn,
+            f"{port}/max_link_width": turn,
+        }
 
 
 def test_an_unknown_speed_and_an_impossible_width_are_none(tmp_path):
     made = machine(tmp_path)
     made.draw(f"{made.folders[PF]}/current_link_speed", "Unknown")
     made.draw(f"{made.folders[PF]}/current_link_width", "255")
-    reading = pcie_link.read(OpenAttributes(Tree(made.root)), PATH)
+    reading = PcieLinks(OpenAttributes(Tree(made.root))).read(PATH)
     assert (reading.gts, reading.width) == (None, None)
     made.draw(f"{made.folders[PF]}/current_link_width", "wide")
     with pytest.raises(SysfsError, match="wide"):
-        pcie_link.read(OpenAttributes(Tree(made.root)), PATH)
+        PcieLinks(OpenAttributes(Tree(made.root))).read(PATH)
 
 
 def test_aer_is_read_line_by_line():
