@@ -6,7 +6,7 @@ included, so a captured machine never shows files of the host. ``UNREADABLE`` li
 read when a machine was captured: they fail here in the same way.
 """
 
-# A sweep of the links reads forty files, and a lost carrier waits for it: a Path for each would double the time.
+# A sweep of the links reads twenty files, and a lost carrier waits for it: a Path for each would double the time.
 # ruff: noqa: PTH110
 
 from __future__ import annotations

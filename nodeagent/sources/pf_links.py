@@ -22,10 +22,12 @@ _PORT_ACTIVE = "4"  # of "4: ACTIVE" (enum ib_port_state)
 
 
 def sweep_links(tree: Tree, functions: Iterable[Function], before: Iterable[Link]) -> tuple[Link, ...]:
-    """Read the links again, with three small files for each.
+    """Read the links again, with one small file for each that is as it was, and three for InfiniBand.
 
-    Only values that a carrier event changes are read; a new link, or one whose carrier changed, is read in full.
-    Unreadable files are not reported here: the next ``scan`` does.
+    The kernel refuses to read the carrier of a link that is set down (``carrier_show`` in net/core/net-sysfs.c), so a
+    carrier that can be read and is that of before means the same administrative state too. A new link, or one whose
+    carrier changed, is read in full. The rest, such as operstate, changes with the next ``scan``, which also reports
+    unreadable files.
     """
     known = {link.pci_address: link for link in before}
     default_route = frozenset(link.netdev for link in known.values() if link.default_route)
@@ -55,17 +57,22 @@ def read_links(
 def _link(sysfs: SysfsScan, pf: Function, name: str, default_route: bool, before: Link | None) -> Link | None:
     """``None`` if the netdev does not exist any more."""
     tree = sysfs.tree
+    port = f"{_PCI}/{pf.pci_address}/infiniband/{pf.rdma.device}/ports/1" if pf.rdma else None
+    state = sysfs.read(tree.text, f"{port}/state") if port and pf.link_type == "infiniband" else None
+    if state is None and before is not None and before.netdev == name and before.admin_up:
+        carrier = _carrier(sysfs, name)
+        if carrier is not None and carrier == before.carrier:
+            return before
     flags = sysfs.netdev(tree.integer, name, "flags") if pf.netdev else _IFF_UP
     if flags is None:
         return None
     admin_up = bool(flags & _IFF_UP)
-    port = f"{_PCI}/{pf.pci_address}/infiniband/{pf.rdma.device}/ports/1" if pf.rdma else None
-    state = sysfs.read(tree.text, f"{port}/state") if port and pf.link_type == "infiniband" else None
     if state is not None:
-        carrier: bool | None = state.startswith(_PORT_ACTIVE)
+        carrier = state.startswith(_PORT_ACTIVE)
+    elif admin_up:
+        carrier = _carrier(sysfs, name)
     else:
-        digit = sysfs.netdev(tree.integer, name, "carrier") if admin_up else None
-        carrier = None if digit is None else digit == 1
+        carrier = None
     operstate = sysfs.netdev(tree.text, name, "operstate") if pf.netdev else None
     if before is not None and before.netdev == name and before.carrier == carrier:
         if before.admin_up == admin_up and before.operstate == operstate:
@@ -83,6 +90,12 @@ def _link(sysfs: SysfsScan, pf: Function, name: str, default_route: bool, before
         default_route=default_route,
         permanent_mac=before.permanent_mac if before is not None and before.netdev == name else None,
     )
+
+
+def _carrier(sysfs: SysfsScan, name: str) -> bool | None:
+    """``None`` if the kernel does not report it."""
+    digit = sysfs.netdev(sysfs.tree.integer, name, "carrier")
+    return None if digit is None else digit == 1
 
 
 def _speed(sysfs: SysfsScan, name: str, admin_up: bool) -> int | None:

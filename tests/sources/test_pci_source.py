@@ -1,6 +1,8 @@
 """The PCI source on drawn sysfs trees of real machines."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from nodeagent.sources.pod_values import keep_pod_values
 from nodeagent.sources.scan_hints import ScanHint, ScanRequest, Sweep
 from tests.support.dead_files import dead
 from tests.support.drawn_trees import BROKEN, Link, Machine, grow, routes
+from tests.support.manifests import ROOT
 
 PF = "0000:1a:00.0"
 
@@ -388,9 +391,48 @@ def test_a_sweep_reads_carrier_admin_state_and_removed_netdevs(machine: Machine)
     machine.draw(path, {"carrier": "1", "operstate": "up", "speed": "200000"})
     assert [link.speed_mbps for link in sweep_links(tree, facts.functions, (down,))] == [200_000]
     machine.draw(path, {"flags": "0x1002"})
+    machine.unlink(f"{path}/carrier")  # the kernel refuses to read it
     assert [link.admin_up for link in sweep_links(tree, facts.functions, facts.links)] == [False]
     machine.move_away("enp26s0f0np0")
     assert sweep_links(tree, facts.functions, facts.links) == ()
+
+
+_VETH = """
+import subprocess
+from nodeagent.host.sysfs import Tree
+from nodeagent.model import Function
+from nodeagent.sources.pf_links import sweep_links
+
+def run(command):
+    subprocess.run(command.split(), check=True)
+
+run("mount -t sysfs sysfs /sys")
+run("ip link add v0 type veth peer name v1")
+pf = Function("0000:01:00.0", "15b3", "1021", "veth", "v0", "ethernet", None, None, None, 0, ())
+links = ()
+for command in ("v1 up", "v0 up", "v1 down", "v1 up", "v0 down", "v0 up"):
+    run(f"ip link set {command}")
+    links = sweep_links(Tree("/"), (pf,), links)
+    assert links == sweep_links(Tree("/"), (pf,), links)
+    print(command, links[0].admin_up, links[0].carrier)
+"""
+
+
+@pytest.mark.needs("root")
+def test_a_sweep_of_a_real_link_sees_each_change_of_its_administrative_state_and_carrier() -> None:
+    """The kernel must refuse to read the carrier of a link that is set down: the sweep relies on it."""
+    unshare = ["unshare", "-n", "-m", "--propagation", "private"]
+    done = subprocess.run(
+        [*unshare, sys.executable, "-c", _VETH], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "v1 up False None",
+        "v0 up True True",
+        "v1 down True False",
+        "v1 up True True",
+        "v0 down False None",
+        "v0 up True True",
+    ]
 
 
 # The loop
