@@ -93,8 +93,12 @@ def test_an_admin_down_link_has_no_carrier_value():
     value=st.integers(0, 255),
 )
 def test_the_next_message_of_a_link_is_decoded_as_if_it_were_the_first(counters, at, value):
-    first = link(attribute(23, struct.pack("=25Q", *range(25))), attribute(57, b"pci\0"))
-    changed = bytearray(link(attribute(23, struct.pack("=25Q", *counters)), attribute(57, b"pci\0")))
+    first = link(
+        attribute(23, struct.pack("=25Q", *range(25))), attribute(7, bytes(100)), attribute(57, b"pci\0")
+    )
+    changed = bytearray(
+        link(attribute(23, struct.pack("=25Q", *counters)), attribute(7, bytes(100)), attribute(57, b"pci\0"))
+    )
     assert decode_link(first).again(bytes(changed)) in (None, counters_of(bytes(changed)))
     changed[at % len(changed)] = value
     try:
@@ -104,12 +108,21 @@ def test_the_next_message_of_a_link_is_decoded_as_if_it_were_the_first(counters,
     assert decode_link(first).again(bytes(changed)) in (None, alone)
 
 
-def test_a_link_whose_counters_alone_have_changed_is_decoded_from_its_last_message():
-    first = link(attribute(23, struct.pack("=24Q", *range(24))))
-    then = link(attribute(23, struct.pack("=24Q", *range(100, 124))))
-    assert decode_link(first).again(then) == counters_of(then)
-    down = link(attribute(23, struct.pack("=24Q", *range(24))), flags=0x1002)
-    assert decode_link(first).again(down) is None
+def counted(start: int, count: int = 24) -> bytes:
+    """The counters of a link as the kernel sends them: of 64 bits, then of 32 bits, between other attributes."""
+    values = range(start, start + count)
+    long, short = struct.pack(f"={count}Q", *values), struct.pack(f"={count}I", *values)
+    return attribute(23, long) + attribute(7, short) + attribute(43, b"\0" * 4)
+
+
+@pytest.mark.parametrize("count", [24, 25])
+def test_a_link_whose_counters_alone_have_changed_is_decoded_from_its_last_message(count):
+    first, then = link(counted(0, count)), link(counted(100, count))
+    reading = decode_link(first).again(then)
+    assert reading == counters_of(then)
+    assert reading.counters == tuple(range(100, 124))
+    assert decode_link(first).again(link(counted(0, count), flags=0x1002)) is None
+    assert decode_link(first).again(link(counted(0, count)[:-4] + b"\1\0\0\0")) is None
     assert decode_link(ROUTE).again(ROUTE) is None
 
 
@@ -400,6 +413,20 @@ def test_this_kernel_reports_the_counters_of_its_loopback():
         with pytest.raises(NetlinkRefusedError) as refused:
             netdevs.vfs(2**31 - 2)
         assert refused.value.code == ENODEV
+
+
+@pytest.mark.needs("root", "ip", "nsenter")
+def test_traffic_alone_makes_no_link_be_decoded_again():
+    with Netns() as ns:
+        ns.ip("link set lo up")
+        with ns.entered(), Netdevs() as netdevs, socket.socket(type=socket.SOCK_DGRAM) as sender:
+            (before,) = netdevs.counters()
+            (decoded,) = netdevs._last.values()
+            sender.sendto(b"x", ("127.0.0.1", 9))
+            (after,) = netdevs.counters()
+            assert after.counters > before.counters
+            assert list(netdevs._last.values()) == [decoded]
+            assert after.netdev is before.netdev
 
 
 @pytest.mark.needs("root", "ip", "nsenter")

@@ -30,12 +30,14 @@ from nodeagent.host.netlink.socket import NetlinkSocket
 
 _GETLINK = 18  # include/uapi/linux/rtnetlink.h
 _LINK = struct.Struct("=BxHiII")  # struct ifinfomsg: family, ARPHRD, ifindex, flags, change
-_FILTER_VF, _FILTER_SKIP_STATISTICS = 1, 8  # RTEXT_FILTER_*; IFLA_STATS64 stays in with the latter
+# RTEXT_FILTER_*; the latter leaves out statistics of address families, and neither IFLA_STATS nor IFLA_STATS64
+_FILTER_VF, _FILTER_SKIP_STATISTICS = 1, 8
 
 # include/uapi/linux/if_link.h
 _ADDRESS, _NAME, _MTU, _MASTER, _QUEUE, _OPERSTATE, _LINKINFO = 1, 3, 4, 10, 13, 16, 18
 _VF_LIST, _STATISTICS, _EXT_MASK, _CARRIER, _UP_COUNT, _DOWN_COUNT = 22, 23, 29, 33, 47, 48
 _PERMANENT_ADDRESS, _PARENT_NAME, _PARENT_BUS = 54, 56, 57
+_SHORT_STATISTICS = 7  # IFLA_STATS, the lower halves of the same counters
 _INFO_KIND = 1
 _PROPERTIES = frozenset(
     (
@@ -169,26 +171,27 @@ def counters_of(payload: bytes) -> NetdevCounters:
 
 
 class DecodedLink(Struct):
-    """A decoded message, and the octets around its counters."""
+    """A decoded message: its size, the octets beside its counters with their places, and the place of the counters."""
 
-    before: bytes
-    after: bytes
+    size: int
+    beside: tuple[tuple[int, bytes], ...]
+    counters_at: int
     reading: NetdevCounters
 
     def again(self, payload: bytes) -> NetdevCounters | None:
         """Decode the next message of this netdev if it differs in its counters alone, as most do."""
         reading = self.reading
-        size = len(self.before) + _COUNTERS.size + len(self.after)
-        if reading.counters is None or len(payload) != size:
+        if reading.counters is None or len(payload) != self.size:
             return None
-        if not (payload.startswith(self.before) and payload.endswith(self.after)):
-            return None
+        for at, octets in self.beside:
+            if not payload.startswith(octets, at):
+                return None
         return NetdevCounters(
             reading.netdev,
             reading.oper_up,
             reading.carrier_up,
             reading.carrier_down,
-            _COUNTERS.unpack_from(payload, len(self.before)),
+            _COUNTERS.unpack_from(payload, self.counters_at),
             reading.queue_length,
         )
 
@@ -205,19 +208,24 @@ def decode_link(payload: bytes) -> DecodedLink:
         _COUNTERS.unpack_from(counters) if has_counters else None,
         number(attrs.get(_QUEUE)),
     )
-    start = _content_of(payload, _STATISTICS)
-    return DecodedLink(payload[:start], payload[start + _COUNTERS.size :], reading)
+    return DecodedLink(len(payload), *_beside_counters(payload), reading)
 
 
-def _content_of(payload: bytes, wanted: int) -> int:
-    """Where the content of the last attribute of this type begins, in a well-formed message; 0 without one."""
-    at, found = _LINK.size, 0
+def _beside_counters(payload: bytes) -> tuple[tuple[tuple[int, bytes], ...], int]:
+    """The octets of a well-formed message beside its counters, each part with its place; and where the last counters
+    begin."""
+    at, part_at, counters_at = _LINK.size, 0, 0
+    beside = []
     while at + 4 <= len(payload):
         length, kind = ATTRIBUTE.unpack_from(payload, at)
-        if kind & TYPE_BITS == wanted:
-            found = at + 4
+        kind &= TYPE_BITS
+        if kind in (_STATISTICS, _SHORT_STATISTICS):
+            beside.append((part_at, payload[part_at : at + 4]))
+            part_at = at + length
+            counters_at = at + 4 if kind == _STATISTICS else counters_at
         at += (length + 3) & ~3
-    return found
+    beside.append((part_at, payload[part_at:]))
+    return tuple(beside), counters_at
 
 
 def _link_attributes(payload: bytes, wanted: frozenset[int]) -> dict[int, bytes]:
