@@ -270,18 +270,15 @@ class Offer:
         self, entry: ResourceSettings, snapshot: Snapshot, taken: frozenset[str]
     ) -> Iterator[DeviceKind]:
         """Make the kinds of one entry. A GPU that an earlier entry has ``taken`` is left out."""
+        head = prefix(self.config, snapshot.product)
         match entry:
             case VfResource():
-                yield from self._vf_pools(entry, snapshot)
+                yield from self._vf_pools(entry, snapshot, head)
             case _:
-                head = prefix(self.config, snapshot.product)
                 own_cdi, mps = self.config.cdi.generate, mps_shares(self.config)
                 yield from gpu_kinds(entry, snapshot, taken, head, own_cdi=own_cdi, mps=mps)
 
-    def _resource(self, name: str, snapshot: Snapshot) -> str:
-        return f"{prefix(self.config, snapshot.product)}/{name}"
-
-    def _vf_pools(self, entry: VfResource, snapshot: Snapshot) -> Iterator[VfPool]:
+    def _vf_pools(self, entry: VfResource, snapshot: Snapshot, head: str) -> Iterator[VfPool]:
         for function in snapshot.functions:
             if function.parent is None and function.netdev is not None:
                 self._netdevs.setdefault(function.pci_address, function.netdev)
@@ -295,7 +292,7 @@ class Offer:
             pfs += [address] if address else []
         for name, pfs in named.items():
             yield VfPool(
-                self._resource(name, snapshot),
+                f"{head}/{name}",
                 tuple(sorted(pfs)),
                 vf_indexes=tuple(map(index_range, entry.select.vf_indexes)) or None,
                 vf_driver=entry.vf_driver,
