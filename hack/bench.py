@@ -25,10 +25,10 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from benchmarks import (
     accounting,
+    bare,
     calls,
     claims,
     enforcement,
-    floor,
     health,
     idle,
     life,
@@ -58,7 +58,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "enforcement": enforcement.enforcement,
     "slices": slices.slices,
     "taps": taps.taps,
-    "floor": floor.floor,
+    "bare": bare.bare,
 }
 
 

@@ -1,6 +1,6 @@
 """A device plugin with nothing behind it: what Python and gRPC need by themselves on this machine.
 
-    bare_plugin.py FOLDER JOB      the kubelet's folder for device plugins, and a JSON file as ``floor`` writes it
+    bare_plugin.py FOLDER JOB      the kubelet's folder for device plugins, and a JSON file as ``bare`` writes it
 
 It serves and registers the resources of the job with fixed device lists, again after each start of the kubelet. It
 sends the other list of a resource when a file with the resource's socket name is written into the job's folder.

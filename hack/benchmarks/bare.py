@@ -1,6 +1,7 @@
-"""Measure a device plugin with nothing behind it, by the agent's own measurements: the floor of this machine.
+"""Measure a device plugin with nothing behind it, by the agent's own measurements.
 
-Goals in milliseconds depend on the machine. The distance of the agent to this floor, in one run, does not.
+It is the least that a plugin in Python costs on this machine. Goals in milliseconds depend on the machine; the distance
+of the agent to this plugin, in one run, does not.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from benchmarks.stage import Process, Stage, registrations, settled
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.sim.kubelet import Kubelet
 
-_GROUP = "The floor: a plugin of 9 resources with gRPC and nothing behind it, no agent"
+_GROUP = "A bare plugin: 9 resources with gRPC and nothing behind it, no agent"
 _PREFIX = "nvidia-dgx-h100"
 _GAP_S = 0.05
 
 
-async def floor(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
+async def bare(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     triggers = stage.folder / "triggers"
     triggers.mkdir()
     job = stage.folder / "bare.json"
