@@ -60,6 +60,7 @@ async def test_a_gpu_that_is_off_the_bus_at_the_start_keeps_its_slices_and_retur
         await n.allocatable(MEMORY, EACH)
         assert n.kubelet.capacity()[MEMORY] == 2 * EACH
         assert unhealthy(n) == {uuid}
+        await n.registered()
         status, text = await n.get("/readyz")
         assert (status, f"{EACH} of {2 * EACH} healthy" in text) == (200, True), text
         assert (

@@ -187,6 +187,7 @@ async def test_an_agent_offers_everything_but_the_gpu_with_nonsense(
         await n.allocatable(MEMORY, EACH)
         await n.allocatable(NIC0, 4)
         await n.until(lambda: len(n.agent.offering.remarks) == 1)
+        await n.registered()
         status, ready = await n.get("/readyz")
         assert (status, text in ready) == (200, True), ready
         # Without a PCI address the GPU has another name in the log before the bus is scanned.

@@ -97,6 +97,7 @@ async def test_a_nic_that_is_missing_at_the_start_keeps_its_rail_and_no_vf_is_in
         assert (await n.kubelet.admit(two)).admitted
         assert set(all_held(n, one)) == vfs_of(SLOTS[2])
         assert set(all_held(n, two)) == vfs_of(SLOTS[3])
+        await n.registered()
         status, body = await n.get("/readyz")
         assert status == 200
         assert f"nic1: NIC {SLOTS[1]} is missing and keeps rail 1" in body

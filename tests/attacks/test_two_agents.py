@@ -119,7 +119,7 @@ async def test_the_second_agent_names_the_first_and_serves_when_it_ends(wrapper:
             assert "-m nodeagent run" in line
             assert f"process {note(n)['pid']} " in line
             os.killpg(other.pid, signal.SIGKILL)
-            await n.until(lambda: all(one.registered for one in n.agent.plugins.statuses()))
+            await n.registered()
         assert (await n.get("/readyz"))[0] == 200
         assert note(n)["pid"] == os.getpid()
 

@@ -36,7 +36,7 @@ own_mounts = pytest.mark.needs("root", "unshare", "mount")
 async def ready(n: Node) -> None:
     for resource, count in ((NIC0, 4), (NIC1, 4), (MEMORY, 158)):
         await n.allocatable(resource, count)
-    await n.until(lambda: all(status.registered for status in n.agent.plugins.statuses()))
+    await n.registered()
     status, body = await n.get("/readyz")
     assert status == 200, body
 

@@ -188,7 +188,7 @@ async def test_an_agent_without_its_api_server_serves_its_kubelet(server, kubeco
         text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}}}\n"
         await n.start_agent(n.configure(text), node_name="gpu-0")
         await n.allocatable(f"{HEAD}/nic0", 4)
-        await n.until(lambda: all(status.registered for status in n.agent.plugins.statuses()))
+        await n.registered()
         assert (await n.get("/readyz"))[0] == 200
 
 

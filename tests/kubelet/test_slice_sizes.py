@@ -47,7 +47,7 @@ async def test_slices_that_a_pod_holds_keep_their_size_over_a_restart_with_anoth
         await n.allocatable(MEMORY, 158)
         assert json.loads((n.root / STATE).read_text()) == {MEMORY: 1024}
         kept = "slices stay 1024 MiB although 2048 MiB are configured: pods hold 20 slices; drain the node"
-        await n.until(lambda: all(status.registered for status in n.agent.plugins.statuses()))
+        await n.registered()
         status, body = await n.get("/readyz")
         assert (status, f"{MEMORY}: {kept}" in body) == (200, True)
         assert sum(kept in one.getMessage() for one in caplog.records) == 1
@@ -75,7 +75,7 @@ async def test_if_no_pod_holds_slices_the_new_size_applies_once_the_holdings_are
         await read_pods(n)
         await n.allocatable(MEMORY, 78)
         assert json.loads((n.root / STATE).read_text()) == {MEMORY: 2048}
-        await n.until(lambda: all(status.registered for status in n.agent.plugins.statuses()))
+        await n.registered()
         assert (await n.get("/readyz"))[0] == 200
 
 

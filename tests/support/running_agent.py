@@ -101,6 +101,10 @@ class Node:
     async def allocatable(self, resource: str, count: int) -> None:
         await self.kubelet.until(lambda: self.kubelet.allocatable().get(resource) == count, 60)
 
+    async def registered(self) -> None:
+        """Wait until each resource is registered: the list of one says nothing of the others."""
+        await self.until(lambda: all(status.registered for status in self.agent.plugins.statuses()))
+
     async def until(self, predicate: Callable[[], bool]) -> None:
         """Wait for a condition without an event: it is called every few milliseconds."""
         async with asyncio.timeout(60):
