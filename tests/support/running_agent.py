@@ -102,7 +102,7 @@ class Node:
         await self.kubelet.until(lambda: self.kubelet.allocatable().get(resource) == count, 60)
 
     async def registered(self) -> None:
-        """Wait until each resource is registered: the list of one says nothing of the others."""
+        """Wait until each resource is registered. They do not finish together."""
         await self.until(lambda: all(status.registered for status in self.agent.plugins.statuses()))
 
     async def until(self, predicate: Callable[[], bool]) -> None:
