@@ -227,9 +227,8 @@ class ClusterMirror:
             self.stir()
 
     def _reports_listed(self) -> None:
-        for name in (
-            self._passed_on.keys() - self.reports.objects.keys()
-        ):  # deleted since an attempt that failed
+        deleted = self._passed_on.keys() - self.reports.objects.keys()  # since an attempt that failed
+        for name in deleted:
             self._report_changed(name, None, None)
         self._passed_on.clear()  # which frees its memory
 

@@ -230,11 +230,18 @@ async def mirroring(server: ApiServer) -> AsyncIterator[tuple[RecordingPlanner, 
         await client.close()
 
 
-async def test_reports_are_passed_on_page_by_page():
-    """All of 100,000 reports together would take most of a gigabyte."""
+@asynccontextmanager
+async def two_pages() -> AsyncIterator[ApiServer]:
+    """A server whose second page of reports has one report."""
     async with cluster(units=0) as server:
         for number in range(501):
             server.put(nodelinks(f"node-{number:04}", leaves(0)))
+        yield server
+
+
+async def test_reports_are_passed_on_page_by_page():
+    """All of 100,000 reports together would take most of a gigabyte."""
+    async with two_pages() as server:
         server.fail("hang", verb="list", resource="nodelinks", skip=1)
         async with mirroring(server) as (planner, mirror):
             await until(lambda: len(planner.rails) == 500)
@@ -242,27 +249,22 @@ async def test_reports_are_passed_on_page_by_page():
 
 
 async def test_a_restarted_list_replaces_all_of_the_first_attempt():
-    async with cluster(units=0) as server:
-        for number in range(501):
-            server.put(nodelinks(f"node-{number:04}", leaves(0)))
-        async with mirroring(server) as (planner, mirror):
-            await mirror.reports.synced.wait()
-            await server.until(lambda: server.watching["nodelinks"])
-            server.fail("hang", verb="list", resource="nodelinks", skip=1)
-            server.fail("403", verb="watch", resource="nodelinks")
-            server.drop("nodelinks")
-            await until(lambda: not server.watching["nodelinks"])
-            server.put(nodelinks("node-0000", leaves(0, 3)))
-            await until(lambda: planner.rails["node-0000"] == 3)
-            server.put(nodelinks("node-0000", leaves(0)))
-            server.remove("nodelinks", "node-0500", "nodeagent")
-            await until(lambda: planner.rails["node-0000"] == 2 and planner.rails["node-0500"] is None)
+    async with two_pages() as server, mirroring(server) as (planner, mirror):
+        await mirror.reports.synced.wait()
+        await server.until(lambda: server.watching["nodelinks"])
+        server.fail("hang", verb="list", resource="nodelinks", skip=1)
+        server.fail("403", verb="watch", resource="nodelinks")
+        server.drop("nodelinks")
+        await until(lambda: not server.watching["nodelinks"])
+        server.put(nodelinks("node-0000", leaves(0, 3)))
+        await until(lambda: planner.rails["node-0000"] == 3)
+        server.put(nodelinks("node-0000", leaves(0)))
+        server.remove("nodelinks", "node-0500", "nodeagent")
+        await until(lambda: planner.rails["node-0000"] == 2 and planner.rails["node-0500"] is None)
 
 
 async def test_a_report_of_an_attempt_that_fails_and_deleted_before_the_next_one_is_gone():
-    async with cluster(units=0) as server:
-        for number in range(501):
-            server.put(nodelinks(f"node-{number:04}", leaves(0)))
+    async with two_pages() as server:
         server.fail("hang", verb="list", resource="nodelinks", skip=1)
         async with mirroring(server) as (planner, mirror):
             await until(lambda: "node-0000" in planner.rails)
