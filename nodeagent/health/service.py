@@ -92,6 +92,8 @@ class HealthService:
             while True:
                 self._wake.clear()
                 self.store()
+                if self._gathered_at is not None and self._gathered_at <= self._clock():
+                    self.judge_nics()  # news without end must not put the samples off
                 due = min(filter(None, (self._gathered_at, self.nics.due())), default=None)
                 try:
                     async with asyncio.timeout(None if due is None else max(_LEAST_S, due - self._clock())):
