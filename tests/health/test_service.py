@@ -53,6 +53,22 @@ async def test_facts_do_not_wait_for_samples_that_are_gathered() -> None:
         await running
 
 
+async def test_facts_that_keep_coming_do_not_put_samples_off() -> None:
+    judge = HealthService(with_rules())
+    published: list[tuple[Function, ...]] = []
+    judge.publish_functions(published.append)
+    running = asyncio.create_task(judge.run())
+    judged(judge, UP)
+    judge.take_samples([Sample(boottime(), PFS[1].pci_address, Source.MODULE, {"module_celsius": 99.0})])
+    for _ in range(200):
+        judged(judge, UP)
+        await asyncio.sleep(0.003)
+    assert published
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
 async def test_a_hold_ends_by_time_alone() -> None:
     judge = HealthService(with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0.05)))
     published: asyncio.Queue[tuple[Function, ...]] = asyncio.Queue()
