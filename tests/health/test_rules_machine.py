@@ -17,6 +17,7 @@ from nodeagent.health.hold import Hold
 from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.measurements.sample import Source
 from nodeagent.model import HEALTHY
+from tests.support.examples import examples
 from tests.support.judged_machine import Bench
 
 ONES = float(2**64 - 1)
@@ -333,7 +334,7 @@ class NicHistory(RuleBasedStateMachine):
 
 TestNicHistory = NicHistory.TestCase
 TestNicHistory.settings = settings(
-    max_examples=8,
+    max_examples=examples(8),
     stateful_step_count=20,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
