@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 
 LIMIT_S = 40.0
-"""Below the time limit of a test, so that a test that waits in vain fails with this message."""
+"""Below the time limit of a test, so that a test whose condition never comes fails with this message."""
 
 
 async def until(condition: Callable[[], object], pause_s: float = 0.002, limit_s: float = LIMIT_S) -> None:
