@@ -357,9 +357,14 @@ class DeviceOffering:
             for id_ in holding.device_ids
         )
         sweep = BoundedCalls("stale device-info files", SWEEP_S)
-        with suppress(Unanswered):  # the log has it, and the files harm no pod
-            for name in await sweep.run(self._files.device_info.remove_stale, f"{head}-", tuple(held)):
-                log.info("A device-info file of an earlier agent was removed. file=%s", name)
+        try:
+            removed = await sweep.run(self._files.device_info.remove_stale, f"{head}-", tuple(held))
+        except OSError as error:  # the files harm no pod; the log has a call without an answer
+            if not isinstance(error, Unanswered):
+                log.warning("Device-info files of an earlier agent stay. reason=%r", str(error))
+            return
+        for name in removed:
+            log.info("A device-info file of an earlier agent was removed. file=%s", name)
 
     def _fatal(self, offer: Offer) -> list[str]:
         return [trouble.message for trouble in offer.troubles(self._inventory.snapshot) if trouble.fatal]

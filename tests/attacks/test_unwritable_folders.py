@@ -9,7 +9,6 @@ refusal of an allocation name the path, the errno and the remedy.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 import os
@@ -18,11 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.bounded_calls import hanging_calls
 from nodeagent.kubelet import offer_files
 from nodeagent.sim.kubelet import PodSpec
 from tests.support.dead_files import dead
 from tests.support.own_mounts import remount, run_in_own_mounts, tmpfs
 from tests.support.running_agent import Node, node
+from tests.support.waiting import until
 
 HEAD = "two-gpus-and-two-nics"
 NIC0, NIC1, MEMORY = f"{HEAD}/nic0", f"{HEAD}/nic1", f"{HEAD}/gpu-mem"
@@ -241,11 +242,11 @@ async def test_a_folder_that_is_slow_withholds_nothing_and_delays_no_other_news(
             await asyncio.sleep(1.2)
             assert n.kubelet.allocatable()[NIC0] == 4
             assert n.agent.offering.withheld == ()
+        # The hanging writes have returned once the file of the failed allocation is there.
+        await until(lambda: any((n.root / DEVICE_INFO).glob("*-device.json")))
+        await until(lambda: not hanging_calls() and not n.agent.offering.withheld)
         await n.allocatable(NIC0, 4)
-        async with asyncio.timeout(60):  # the hanging writes have to return first
-            pods = (PodSpec.single(f"next-{number}", {NIC0: 1}) for number in itertools.count())
-            while not (await n.kubelet.admit(next(pods))).admitted:
-                pass
+        assert (await n.kubelet.admit(PodSpec.single("next", {NIC0: 1}))).admitted
 
 
 @pytest.mark.needs("root", "fuse")

@@ -20,6 +20,7 @@ from nodeagent.cli import main
 from nodeagent.fabric import NodeLinks
 from nodeagent.fabric.nodelinks import Metadata, NodeLink
 from tests.support.halls import Hall
+from tests.support.waiting import LIMIT_S
 
 RAILS = 4
 
@@ -456,5 +457,8 @@ def test_watch_prints_each_link_that_changes(tmp_path: Path) -> None:
         assert watch.stdout.readline() == "su0-n01 rail0: planned at su0-leaf0 Eth1/2\n"
     finally:
         watch.send_signal(signal.SIGINT)
-        watch.communicate()
+        try:
+            watch.communicate(timeout=LIMIT_S)
+        finally:
+            watch.kill()
     assert watch.returncode == 130

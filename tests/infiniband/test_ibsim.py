@@ -29,6 +29,7 @@ from tests.controller.test_controller import groups, running, until, valid
 from tests.support import infiniband_machine
 from tests.support.ibsim import NEEDS, PRELOAD_SOURCE, STATES, Ibsim, IbsimPorts
 from tests.support.running_agent import HEAD
+from tests.support.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.needs(*NEEDS), pytest.mark.timeout(600)]
 
@@ -167,7 +168,7 @@ class HallNode:
         return {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeLinks", **decoded}
 
     async def until(self, good: Callable[[], object]) -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(LIMIT_S):
             while not good():
                 await self.inventory.changed(self.inventory.snapshot.revision)
 

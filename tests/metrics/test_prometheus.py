@@ -28,6 +28,7 @@ from tests.daemonset.test_monitoring import BOARDS, FOLDER, expressions, groups
 from tests.support.certificates import Authority
 from tests.support.running_agent import Node, node
 from tests.support.scrape_inputs import facts, scrape_input
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.needs("prometheus", "openssl")
 
@@ -75,7 +76,7 @@ class Prometheus:
             stderr=self._log,
             env={**os.environ, "GOMAXPROCS": "2"},
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             while not await self._ready():
                 assert self._process.returncode is None, (self._folder / "log").read_text()
                 await asyncio.sleep(0.05)
@@ -108,7 +109,7 @@ class Prometheus:
         return result
 
     async def until(self, expression: str) -> list[dict[str, Any]]:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             while not (result := await self.query(expression)):
                 await asyncio.sleep(0.1)
         return result

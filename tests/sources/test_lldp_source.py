@@ -25,6 +25,7 @@ from nodeagent.sources.lldp_sender import NodeAnnouncement
 from nodeagent.sources.lldp_source import run_receiver
 from nodeagent.sources.source_settings import LinkSelect
 from tests.support.namespaces import Lldpd, Netns, veth
+from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.needs("root", "ip", "nsenter")
 needs_lldpd = pytest.mark.needs("lldpd", "lldpcli")
@@ -222,10 +223,11 @@ async def test_forged_frames_never_take_the_place_of_a_switch_for_longer_than_it
                 for frame in forged(20) * 2:
                     forger.send(frame)
                 await agent.until(lambda: any(f.key == link_remarks.CROWDED for f in agent.remarks))
-                while agent.receiver.entries("swp1")[0].frames < frames + 4:
-                    for frame in forged():
-                        forger.send(frame)
-                    await asyncio.sleep(0.05)  # paces the flood; nothing is awaited with it
+                async with asyncio.timeout(LIMIT_S):
+                    while agent.receiver.entries("swp1")[0].frames < frames + 4:
+                        for frame in forged():
+                            forger.send(frame)
+                        await asyncio.sleep(0.05)  # paces the flood; nothing is awaited with it
                 assert set(agent.firsts) == {("leaf-1", False)}
                 assert len(agent.neighbors) > 2
                 switch.kill()
@@ -347,10 +349,13 @@ async def test_link_down_nic_moved_and_nic_returned(wire):
 
 
 async def has_socket(agent: Agent, link: str) -> None:
-    """Wait until a socket is bound to the link. No fact shows sockets, so this is polled."""
-    async with asyncio.timeout(10):
-        while not (bound := agent.receiver.links.get(link)) or bound.socket is None or not bound.socket.bound:
-            await asyncio.sleep(0.01)
+    """Wait until a socket is bound to the link. No fact shows sockets."""
+
+    def bound() -> bool:
+        found = agent.receiver.links.get(link)
+        return found is not None and found.socket is not None and found.socket.bound
+
+    await until(bound)
 
 
 async def test_a_renamed_link_keeps_its_neighbor_and_two_links_may_swap_names(wire):
@@ -386,9 +391,7 @@ async def test_a_link_receives_while_it_is_a_port_of_a_bridge_and_afterwards(wir
                        link set br0 up
                        link set swp1 master br0""")
             for enslaved in (True, False):
-                async with asyncio.timeout(10):
-                    while agent.receiver.links["swp1"].enslaved != enslaved:
-                        await asyncio.sleep(0.01)
+                await until(lambda wanted=enslaved: agent.receiver.links["swp1"].enslaved == wanted)
                 switch.send(announce(f"leaf-{enslaved}"))
                 await agent.shows(("swp1", f"leaf-{enslaved}", False))
                 near.ip("link set swp1 nomaster")
