@@ -23,6 +23,7 @@ from tests.daemonset.test_dra_manifests import WRONG_SLICES
 from tests.daemonset.test_schemas import REPORT
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.cel_types import type_errors
+from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST
 from tests.support.manifests import ROOT, Manifest, built, named, of_kind
 
@@ -112,7 +113,7 @@ def test_labels_and_annotations_of_people_and_webhooks_do_not_block_the_report(
     assert refusals(everything, write(report(labels={"team": "gpu"}, annotations={"seen": "a" * 500}))) == []
 
 
-@pytest.mark.parametrize("case", FORGED)
+@one_item("case", FORGED)
 def test_a_forged_report_is_refused_by_name(case: str, everything: list[Manifest]) -> None:
     request, message = FORGED[case]
     assert any(message in one for one in refusals(everything, request))
@@ -213,7 +214,7 @@ WRONG_EVENTS: dict[str, Request] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_EVENTS)
+@one_item("case", WRONG_EVENTS)
 def test_an_event_in_the_name_of_another_is_refused_in_both_forms(
     case: str, everything: list[Manifest]
 ) -> None:
@@ -422,7 +423,7 @@ WRONG_FOR_THE_CONTROLLER: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("case", [*WRONG_FOR_ALL, *WRONG_FOR_AGENTS])
+@one_item("case", [*WRONG_FOR_ALL, *WRONG_FOR_AGENTS])
 def test_an_agent_changes_nothing_else_of_its_node(case: str, everything: list[Manifest]) -> None:
     assert refusals(everything, patch(AGENT, (WRONG_FOR_ALL | WRONG_FOR_AGENTS)[case]))
 
@@ -452,7 +453,7 @@ def test_the_controller_marks_nodes_with_too_few_links(everything: list[Manifest
         assert refusals(everything, replace(request, object=request.old, old=request.object)) == []
 
 
-@pytest.mark.parametrize("case", [*WRONG_FOR_ALL, *WRONG_FOR_THE_CONTROLLER])
+@one_item("case", [*WRONG_FOR_ALL, *WRONG_FOR_THE_CONTROLLER])
 def test_the_controller_changes_nothing_else_of_a_node(case: str, everything: list[Manifest]) -> None:
     assert refusals(everything, patch(CONTROLLER, (WRONG_FOR_ALL | WRONG_FOR_THE_CONTROLLER)[case]))
 

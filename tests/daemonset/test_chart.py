@@ -24,6 +24,8 @@ from tests.support.needs import need, which
 sys.path.insert(0, str(ROOT / "hack"))
 import chart
 
+from tests.support.findings import one_item
+
 CHART = DAEMONSET / "chart"
 CHECKSUM = "checksum/start-settings"
 pytestmark = pytest.mark.needs("kubectl", "helm_python")
@@ -147,7 +149,7 @@ def sorted_mounts(manifests: list[Manifest]) -> list[Manifest]:
     return manifests
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_helm_renders_the_objects_that_kustomize_builds(overlay: str) -> None:
     made = render(OVERLAYS[overlay])
     assert all(checksums(made).values())

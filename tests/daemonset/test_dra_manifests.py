@@ -27,6 +27,7 @@ from tests.cluster.test_slice_publisher import OWNER as STAGE_OWNER
 from tests.cluster.test_slice_publisher import Stage
 from tests.dra.test_published_pools import DOWN, Node, with_health
 from tests.support.admission import NODE, UID, Request, refusals
+from tests.support.findings import one_item
 from tests.support.kind_machines import dgx
 from tests.support.manifests import DAEMONSET, OVERLAYS, Manifest, built, files, of_kind, parsed
 from tests.support.needs import need
@@ -97,7 +98,7 @@ WRONG_SLICES = {
 
 
 @pytest.mark.needs("cel_expr_python")
-@pytest.mark.parametrize("case", WRONG_SLICES)
+@one_item("case", WRONG_SLICES)
 def test_a_forged_slice_is_refused(case: str, manifests: list[Manifest]) -> None:
     assert refusals(manifests, WRONG_SLICES[case])
 
@@ -277,7 +278,7 @@ def test_most_examples_are_printed_by_the_verb() -> None:
     ]
 
 
-@pytest.mark.parametrize("path", PRINTED, ids=lambda path: path.name)
+@one_item("path", PRINTED, ids=lambda path: path.name)
 def test_an_example_is_the_output_of_its_command(path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     first, _, rest = path.read_text().partition("\n")
     _, _, output = rest.partition("\n")
@@ -292,7 +293,7 @@ def claims_of(path: Any) -> list[Manifest]:
     ]
 
 
-@pytest.mark.parametrize("path", files(EXAMPLES), ids=lambda path: path.name)
+@one_item("path", files(EXAMPLES), ids=lambda path: path.name)
 def test_the_claim_of_each_example_is_allocated_on_a_dgx(path: Any, manifests: list[Manifest]) -> None:
     slices = Node(dgx()).stored()
     classes = of_kind(manifests, "DeviceClass")

@@ -31,6 +31,7 @@ from nodeagent.offer import Offer, mps_shares
 from nodeagent.sim.kubelet import Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
 from nodeagent.sources import host_paths
+from tests.support.findings import one_item
 from tests.support.manifests import (
     DAEMONSET,
     OVERLAYS,
@@ -261,7 +262,7 @@ async def test_the_pod_in_the_readme_requests_offered_resources() -> None:
 # Command lines, mounts and probes
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_the_command_line_parser_accepts_the_command_lines(overlay: str) -> None:
     for spec in (spec for one in of_kind(built(overlay), "DaemonSet") for spec in pod_specs(one)):
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
@@ -355,7 +356,7 @@ def test_the_manifest_has_no_stop_hook(daemon: Manifest) -> None:
 # Every overlay
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_objects_have_unique_names_and_our_labels(overlay: str) -> None:
     for (_, kind, namespace, _), one in by_key(built(overlay)).items():
         labels = one["metadata"]["labels"]
@@ -363,7 +364,7 @@ def test_objects_have_unique_names_and_our_labels(overlay: str) -> None:
         assert namespace in ("", "nodeagent")
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_every_volume_is_mounted_and_every_mount_has_a_volume(overlay: str) -> None:
     for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
         containers = (*spec.get("initContainers", ()), *spec["containers"])
@@ -384,7 +385,7 @@ PRIVILEGED_IN = {("overlays/infiniband", "nodeagent"), ("overlays/gpu-mps", "mps
 """The only container that opens devices for the fabric, and the one of the MPS daemons (docs/security.md)."""
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_no_container_has_more_rights_than_listed_here(overlay: str) -> None:
     for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
         daemons = any(container["name"] == "mps" for container in spec["containers"])
@@ -405,7 +406,7 @@ def test_no_container_has_more_rights_than_listed_here(overlay: str) -> None:
             assert context.get("runAsNonRoot", False) is (container["name"] == "controller")
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_service_account_tokens_are_mounted_only_where_used(overlay: str) -> None:
     for account in of_kind(built(overlay), "ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
@@ -424,7 +425,7 @@ def test_service_account_tokens_are_mounted_only_where_used(overlay: str) -> Non
         }
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_the_image_tag_is_this_version(overlay: str) -> None:
     images = {
         container["image"]
@@ -435,9 +436,7 @@ def test_the_image_tag_is_this_version(overlay: str) -> None:
     assert images == {f"nodeagent:{__version__}"}
 
 
-@pytest.mark.parametrize(
-    "overlay", [one for one in OVERLAYS if (DAEMONSET / one / "kustomization.yaml").exists()]
-)
+@one_item("overlay", [one for one in OVERLAYS if (DAEMONSET / one / "kustomization.yaml").exists()])
 def test_the_parsers_accept_the_command_line_and_the_fabric_file_of_the_controller(overlay: str) -> None:
     for one in of_kind(built(overlay), "Deployment"):
         (spec,) = pod_specs(one)

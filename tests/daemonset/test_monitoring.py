@@ -28,6 +28,7 @@ from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.metrics.catalog import CATALOG
 from nodeagent.metrics.controller_metrics import ControllerInput, render
 from nodeagent.model import Holding
+from tests.support.findings import one_item
 from tests.support.scrape_inputs import facts, page, scrape_input, with_faults
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +102,7 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
     assert {alert for alert, found in tested.items() if found >= {0, 1}} >= rules("alert").keys()
 
 
-@pytest.mark.parametrize("alert", rules("alert"))
+@one_item("alert", rules("alert"))
 def test_an_alert_has_a_summary_a_description_and_a_runbook_link(alert: str) -> None:
     rule = rules("alert")[alert]
     assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}

@@ -17,6 +17,7 @@ from tests.cluster.test_volcano_deviceshare import Stage
 from tests.daemonset.test_rbac import AGENT, allowed, cluster, granted, grants
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.cel_types import type_errors
+from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST
 from tests.support.manifests import Manifest, built, of_kind
 
@@ -76,7 +77,7 @@ WRONG: dict[str, Request] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+@one_item("case", WRONG)
 def test_an_agent_may_only_report_on_the_pods_of_its_node(case: str, everything: list[Manifest]) -> None:
     assert refusals(everything, WRONG[case])
 
