@@ -166,6 +166,7 @@ async def run(
             node,
             settings,
             deliveries,
+            rails=lambda: offer.rails,
             block=lambda snapshot: free_block(offer.offered, snapshot),
             level=lambda snapshot: level_in_force(offer.offered, snapshot),
         ).run

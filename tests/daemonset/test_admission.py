@@ -268,21 +268,37 @@ WRONG_EVICTIONS: dict[str, Request] = {
     "killed at once": eviction(
         object={"metadata": {"name": "x"}, "deleteOptions": {"gracePeriodSeconds": 0}}
     ),
+    "killed at once, with its UID": eviction(
+        object={
+            "metadata": {"name": "x"},
+            "deleteOptions": {"preconditions": {"uid": "1"}, "gracePeriodSeconds": 0},
+        }
+    ),
+    "of a version": eviction(
+        object={
+            "metadata": {"name": "x"},
+            "deleteOptions": {"preconditions": {"uid": "1", "resourceVersion": "1"}},
+        }
+    ),
 }
 
 
 def test_a_pod_that_no_agent_may_evict_does_not_stop_the_other_evictions() -> None:
-    """The agent takes 403 (Forbidden) for a missing right, and 422 (Invalid) for a refusal of one pod."""
+    """A policy refuses one pod, with 422 (Invalid) or with 403 (Forbidden). A missing right concerns all pods."""
     policy = named(built("overlays/evictions"), "ValidatingAdmissionPolicy", "nodeagent-evictions")
     (rule,) = (one for one in policy["spec"]["validations"] if "variables.kept" in one["expression"])
     assert rule["reason"] == "Invalid"
     assert ApiError("create", "/api/v1/pods", 422, "Invalid", "").refused
-    assert not ApiError("create", "/api/v1/pods", 403, "Forbidden", "").refused
+    denied = "ValidatingAdmissionPolicy 'nodeagent-evictions' with binding 'nodeagent-evictions' denied request: no"
+    assert ApiError("create", "/api/v1/pods", 403, "Forbidden", f'pods "x" is forbidden: {denied}').refused
+    right = 'pods "x" is forbidden: User "y" cannot create resource "pods/eviction" in API group ""'
+    assert not ApiError("create", "/api/v1/pods", 403, "Forbidden", right).refused
 
 
 def test_an_agent_evicts_no_pod_of_the_system_and_kills_none() -> None:
     manifests = built("overlays/evictions")
-    assert refusals(manifests, eviction()) == []
+    of_a_pod = {"metadata": {"name": "x"}, "deleteOptions": {"preconditions": {"uid": "1"}}}
+    assert refusals(manifests, eviction()) == refusals(manifests, eviction(object=of_a_pod)) == []
     for request in WRONG_EVICTIONS.values():
         assert refusals(manifests, request)
 

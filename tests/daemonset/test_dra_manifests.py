@@ -116,13 +116,23 @@ def test_an_agent_writes_the_slices_of_its_node(manifests: list[Manifest]) -> No
 
 @asynccontextmanager
 async def publishing(manifests: list[Manifest]) -> Any:
-    """An agent with the shipped rights that publishes, reads its leaf group and reads a claim."""
+    """An API server with the shipped rights, and an agent at it."""
     server = await ApiServer(rbac=True).start()
     for one in manifests:
         try:
             server.put(one)
         except LookupError:
             continue
+    try:
+        async with publishing_to(server) as work:
+            yield work
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def publishing_to(server: ApiServer) -> Any:
+    """An agent that publishes slices and reads its leaf group."""
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {
         "name": STAGE_NODE, "uid": STAGE_OWNER.uid, "labels": {"topology.nodeagent.io/tier-1": "su1"},
     }})  # fmt: skip
@@ -141,19 +151,24 @@ async def publishing(manifests: list[Manifest]) -> Any:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await client.close()
-        await server.stop()
+
+
+async def change_slices(stage: Stage) -> None:
+    """Two slices are created, one changes, and the other one is deleted."""
+    server = stage.server
+    await server.until(lambda: len(server.objects("resourceslices")) == 2)
+    stage.devices[f"{STAGE_NODE}/nic"] = []
+    stage.stir()
+    await server.until(lambda: not stage.spec("nic")["devices"])
+    stage.devices.pop(f"{STAGE_NODE}/gpu")
+    stage.stir()
+    await server.until(lambda: len(server.objects("resourceslices")) == 1)
 
 
 async def test_the_rights_are_enough_to_create_change_and_delete_slices(manifests: list[Manifest]) -> None:
     async with publishing(manifests) as (stage, groups):
         server = stage.server
-        await server.until(lambda: len(server.objects("resourceslices")) == 2)
-        stage.devices[f"{STAGE_NODE}/nic"] = []
-        stage.stir()
-        await server.until(lambda: not stage.spec("nic")["devices"])
-        stage.devices.pop(f"{STAGE_NODE}/gpu")
-        stage.stir()
-        await server.until(lambda: len(server.objects("resourceslices")) == 1)
+        await change_slices(stage)
         await server.until(lambda: groups == ["su1"])
         assert not [seen for seen in server.requests if seen.status == 403]
         used = {(seen.group, seen.resource, seen.verb) for seen in server.requests}
