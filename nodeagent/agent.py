@@ -33,10 +33,10 @@ import msgspec
 
 from nodeagent import discovery, state_directory
 from nodeagent.accounting.gpu_accounting import GpuAccounting
-from nodeagent.agent_config import RESTART_SETTINGS, Config, load
+from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load
 from nodeagent.c_heap import return_free_memory, use_one_heap
 from nodeagent.cluster import agent_tasks
-from nodeagent.cluster.deliveries import Deliveries
+from nodeagent.cluster.deliveries import SLICES, Deliveries
 from nodeagent.config.faults import ConfigError
 from nodeagent.device_offering import DeviceOffering
 from nodeagent.dra.earlier_records import has_records
@@ -45,7 +45,6 @@ from nodeagent.followed_configuration import FollowedConfiguration, configuratio
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.mps_clients import MPS_FOLDER
-from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
@@ -59,6 +58,7 @@ from nodeagent.limits.mps_watch import MpsWatch
 from nodeagent.limits.shares import shares_of
 from nodeagent.model import Holding
 from nodeagent.nvsentinel import agent_task as nvsentinel_task
+from nodeagent.readiness import pool_statuses
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import is_recorded
@@ -198,6 +198,7 @@ class Agent:
                 cluster=self.deliveries,
                 accounting=self.accounting,
                 claims=lambda: None if self.dra is None else self.dra.figures,
+                pools=lambda: tuple(pool_statuses(self.offering.dra, self.dra, self.deliveries.of(SLICES))),
                 limits=self.cgroup_limits,
                 mps=self.mps,
                 node=options.node_name or socket.gethostname(),
@@ -251,7 +252,7 @@ class Agent:
                 limits=self.cgroup_limits,
                 mps=self.mps,
                 health=config.health,
-                volcano=_by_volcano(config),
+                volcano=by_volcano(config),
             )
         if config.nv_sentinel.socket is not None:
             node = self._options.node_name or (access.node if access is not None else None)
@@ -360,14 +361,10 @@ class Agent:
         for setting in RESTART_SETTINGS:
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
-        if _by_volcano(config) != _by_volcano(self._config):
+        if by_volcano(config) != by_volcano(self._config):
             log.warning("A changed setting takes effect when the agent is restarted. setting=volcano")
         logging.getLogger().setLevel((self._options.log_level or config.log.level).upper())
         discovery.adopt(self.health, self._config.health, config.health)
-
-
-def _by_volcano(config: Config) -> bool:
-    return any(isinstance(entry, GpuMemResource) and entry.volcano for entry in config.resources)
 
 
 def _read_config(path: Path) -> Config:
