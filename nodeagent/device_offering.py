@@ -26,7 +26,7 @@ from nodeagent.dra.offered import (
 )
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
-from nodeagent.kinds.rail_numbers import Numbering, changes, selection
+from nodeagent.kinds.rail_numbers import Numbering, Rails, changes, selection
 from nodeagent.kinds.resource_settings import GpuMemResource, VfResource
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
@@ -137,6 +137,10 @@ class DeviceOffering:
         by_claim = (device.kind for device in self._offer.dra_devices(snapshot))
         kinds = dict.fromkeys((*self._offer.kinds(snapshot), *by_claim))
         return tuple(kind for kind in kinds if kind.level(snapshot) == "mps")
+
+    def recall(self, reported: Rails) -> None:
+        """Number NICs as another memory has them, because the file of the rails is gone."""
+        self._offer.recall(reported)
 
     def check(self, name: str) -> None:
         """Raise ``ConfigError`` if the configuration at start cannot work on this machine."""

@@ -1,4 +1,4 @@
-"""What ``/readyz`` shows beside the resources of device plugins: the pools of claims, and GPUs that are not offered."""
+"""Readiness beyond the resources of device plugins, for ``/readyz``: pools of claims, and GPUs that are not offered."""
 
 from __future__ import annotations
 

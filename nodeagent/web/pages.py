@@ -17,6 +17,7 @@ from nodeagent.config.formats import host_port
 from nodeagent.dra.offered import PoolStatus
 from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.host.clock import boottime
+from nodeagent.host.unwritable_memory import UnwritableMemory, unwritable_remark
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
@@ -159,6 +160,8 @@ class PageSources(NamedTuple):
     node: str = ""
     """The name of this node, for people."""
     claims: Callable[[], ClaimFigures | None] = lambda: None
+    unwritable_state: Callable[[], tuple[UnwritableMemory, ...]] = tuple
+    """The files of the state folder that cannot be written."""
     pools: Callable[[], tuple[PoolStatus, ...]] = tuple
     """The devices that claims allocate."""
 
@@ -252,6 +255,7 @@ class Pages:
             statuses=sources.statuses(),
             withheld=sources.offering.withheld,
             unwritable=sources.offering.unwritable,
+            unwritable_state=sources.unwritable_state(),
             rpc_stats=sources.rpc_stats,
             claims=sources.claims(),
             restarts=supervise.restarts,
@@ -315,6 +319,8 @@ class Pages:
         short = [trouble.message for trouble in offering.troubles if not trouble.ready]
         lines += [f"{message} (not ready)" for message in short]
         lines += [*offering.remarks, *(trouble.message for trouble in offering.troubles if trouble.ready)]
+        if state := self._sources.unwritable_state():
+            lines.append(unwritable_remark(state))
         lines += self._sources.cluster.remarks()
         if fault := self._sources.configuration_fault():
             lines.append(f"configuration: refused, the running one stays: {fault}")
