@@ -18,8 +18,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent.bounded_calls import hanging_calls
+from nodeagent.cluster import state_notices
 from nodeagent.kubelet import offer_files
+from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.kubelet import PodSpec
+from tests.dra.test_agent import kubeconfig
 from tests.support.dead_files import dead
 from tests.support.own_mounts import remount, run_in_own_mounts, tmpfs
 from tests.support.running_agent import Node, node
@@ -259,3 +262,43 @@ async def test_a_folder_that_hangs_under_a_running_agent_is_withheld_until_it_an
             await n.allocatable(NIC0, 0)
             await not_ready_because(n, NIC0, n.root / DEVICE_INFO, "ETIMEDOUT", "mount it again")
         await ready(n)
+
+
+async def test_a_state_folder_that_cannot_be_written_is_a_remark_a_metric_and_an_event_and_the_node_stays_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_notices, "LOOK_S", 0.1)
+    server = await ApiServer(seed=1).start()
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
+    try:
+        async with node() as n:
+            folder = n.root / "var/lib/nodeagent"
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.write_text("a file where the folder should be")
+            access = f"access: kubeconfig, kubeconfig: {kubeconfig(tmp_path, server)}"
+            await n.kubelet.start()
+            text = f"scanSeconds: 1\ncluster: {{{access}, report: false}}\n"
+            await n.start_agent(n.configure(text), node_name="n1")
+            await ready(n)
+            status, body = await n.get("/readyz")
+            assert status == 200
+            (line,) = (line for line in body.splitlines() if str(folder) in line)
+            assert "pods may get another network" in line
+            assert "health.stateDirectory" in line
+            file = folder / "rails.json"
+            assert f'nodeagent_state_unwritable{{file="{file}"}} 1' in (await n.get("/metrics"))[1]
+
+            def events() -> list[tuple[str, str]]:
+                return [(one["involvedObject"]["kind"], one["reason"]) for one in server.objects("events")]
+
+            await server.until(lambda: ("Node", "StateUnwritable") in events())
+            (event,) = (one for one in server.objects("events") if one["reason"] == "StateUnwritable")
+            assert str(folder) in event["message"]
+            folder.unlink()
+            await n.until(file.exists)
+            async with asyncio.timeout(20):
+                while str(folder) in (await n.get("/readyz"))[1]:
+                    await asyncio.sleep(0.05)
+            await server.until(lambda: ("Node", "Recovered") in events())
+    finally:
+        await server.stop()

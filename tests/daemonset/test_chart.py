@@ -64,6 +64,7 @@ def text(path: str) -> str:
 
 OVERLAYS: dict[str, dict[str, Any]] = {
     "": {},
+    "overlays/observe": {"observe": {"enabled": True}, "config": text("overlays/observe/nodeagent.yaml")},
     "overlays/controller": {"controller": {"enabled": True}},
     "overlays/kueue": {
         "controller": {"enabled": True, "fabric": text("overlays/kueue/fabric.yaml")},

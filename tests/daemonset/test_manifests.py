@@ -54,6 +54,7 @@ CONFIGS = {
     "dgx-a100": POOLS / "dgx-a100" / "nodeagent.yaml",
     "kind": DAEMONSET / "overlays" / "kind" / "nodeagent.yaml",
     "node-conditions": DAEMONSET / "overlays" / "node-conditions" / "nodeagent.yaml",
+    "observe": DAEMONSET / "overlays" / "observe" / "nodeagent.yaml",
     "evictions": DAEMONSET / "overlays" / "evictions" / "nodeagent.yaml",
     "dra": DAEMONSET / "overlays" / "dra" / "nodeagent.yaml",
     "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
@@ -191,6 +192,19 @@ def test_health_events_go_to_a_socket_in_a_folder_of_the_host() -> None:
     folder = str(PurePosixPath(settings.nv_sentinel.socket or "").parent)
     assert mount["mountPath"] == f"/host{folder}"
     assert volume(spec, mount["name"])["hostPath"]["path"] == folder
+
+
+def test_agents_that_only_observe_offer_nothing_and_have_no_folder_of_the_kubelet() -> None:
+    (spec,) = pod_specs(named(built("overlays/observe"), "DaemonSet", "nodeagent"))
+    (daemon,) = spec["containers"]
+    settings = config("observe")
+    assert settings.resources == ()
+    same = {"resources": config().resources, "resource_prefix": "auto", "kubelet": config().kubelet}
+    assert replace(settings, **same) == config()
+    assert spec["initContainers"] == [], "nothing makes VFs"
+    paths = {one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
+    assert paths == {"/sys", "/proc/1/net", "/var/lib/nodeagent"}
+    assert mount_of(daemon, f"/host{settings.health.state_directory}/x")["name"] == "state"
 
 
 def test_memory_per_container_is_enabled_only_with_the_processes_of_the_host() -> None:
@@ -375,6 +389,7 @@ def test_every_volume_is_mounted_and_every_mount_has_a_volume(overlay: str) -> N
 GRANTED = {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW"], "machine": [], "controller": []}
 GRANTED_IN = {
     "overlays/kind": {"nodeagent": [], "machine": [], "faults": [], "controller": []},
+    "overlays/observe": {"nodeagent": ["NET_RAW"]},
     "overlays/gpu-mps": GRANTED | {"mps": []},
     "overlays/gpu-memory-limits": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
     "overlays/mig": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
@@ -416,7 +431,8 @@ def test_service_account_tokens_are_mounted_only_where_used(overlay: str) -> Non
         if one["metadata"]["name"] == "nodeagent-mps":
             assert "token" not in {volume["name"] for volume in spec["volumes"]}
             continue
-        assert "token" not in {mount["name"] for mount in spec["initContainers"][0]["volumeMounts"]}
+        for container in spec["initContainers"]:
+            assert "token" not in {mount["name"] for mount in container["volumeMounts"]}
         mount = mount_of(spec["containers"][0], "/var/run/secrets/kubernetes.io/serviceaccount/token")
         assert {key for source in volume(spec, mount["name"])["projected"]["sources"] for key in source} == {
             "serviceAccountToken",
