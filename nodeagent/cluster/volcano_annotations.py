@@ -21,6 +21,8 @@ import msgspec
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.volcano_vgpus import CORES, CORES_OF_A_GPU, MEMORY, NUMBER, places
 from nodeagent.model import Gpu, VgpuGrant, VgpuShare, VgpuWaiting
+from nodeagent.plain_text import one_line
+from nodeagent.quantities import whole_quantity
 
 REGISTER, HANDSHAKE, NODE_LOCK = (
     "volcano.sh/node-vgpu-register",
@@ -160,13 +162,12 @@ def waiting_of(pod: VgpuPod, node: str, sizes: Mapping[str, int], now: float) ->
             continue
         grants = choice[index] if choice is not None and index < len(choice) else ()
         limits = container.resources.limits or {}
-        count = _number(limits.get(NUMBER, 1))
         yield VgpuWaiting(
             pod.metadata.namespace,
             pod.metadata.name,
             container.name,
             pod.metadata.uid,
-            count or 0,
+            _amount(limits, NUMBER, 1),
             grants,
             fault or _fault(limits, grants, sizes),
         )
@@ -206,15 +207,18 @@ def bound_at(pod: VgpuPod) -> float | None:
 
 def _fault(limits: Mapping[str, str | int], grants: tuple[VgpuGrant, ...], sizes: Mapping[str, int]) -> str:
     """Return how the choice differs from the limits of the container, or the empty text."""
-    if len(grants) != _number(limits.get(NUMBER, 1)):
+    amounts = {name: whole_quantity(limits.get(name, 0)) for name in (NUMBER, MEMORY, PERCENTAGE, CORES)}
+    if odd := next((name for name, amount in amounts.items() if amount is None), None):
+        return f"the limit {odd}: {one_line(str(limits[odd]), 64)} is no whole number"
+    if len(grants) != _amount(limits, NUMBER, 1):
         return f"{TO_ALLOCATE} has {len(grants)} GPUs"
     if len({grant.uuid for grant in grants}) != len(grants):
         return f"{TO_ALLOCATE} has one GPU twice"
-    wanted = _number(limits.get(MEMORY, 0))
-    percent = _number(limits.get(PERCENTAGE, 100))
-    cores = _number(limits.get(CORES, 0))
-    if wanted is None or percent is None or cores is None:
-        return "a limit is no whole number"
+    wanted, percent, cores = (
+        _amount(limits, MEMORY, 0),
+        _amount(limits, PERCENTAGE, 100),
+        _amount(limits, CORES, 0),
+    )
     first = next((sizes.get(grant.uuid, 0) for grant in grants), 0)
     due = (
         wanted or first * percent // 100
@@ -233,6 +237,6 @@ def _seconds(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,12}", text) else None
 
 
-def _number(quantity: str | int) -> int | None:
-    text = str(quantity)
-    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
+def _amount(limits: Mapping[str, str | int], name: str, absent: int) -> int:
+    """Return a limit; 0 for one that is no whole number."""
+    return whole_quantity(limits.get(name, absent)) or 0

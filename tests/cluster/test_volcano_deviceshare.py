@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes.utils.quantity import parse_quantity
 from msgspec.structs import replace
 
 from nodeagent.cluster import volcano_annotations as notes
@@ -25,6 +26,7 @@ from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.model import Holding, VgpuGrant
 from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sim.apiserver.resource_slices import canonical
 from nodeagent.sim.kubelet import PodSpec
 from tests.support.kind_machines import SICK, dgx, gpu_of, uuid_of
 from tests.support.running_agent import node
@@ -38,23 +40,25 @@ PLACES, PARTS = VgpuPlaces(SLICES), VgpuParts(SLICES, "memory")
 class Stage:
     """A Node, its agent's half, and the kubelet's view of the devices."""
 
-    def __init__(self, server: ApiServer, client: ApiClient) -> None:
+    def __init__(self, server: ApiServer, client: ApiClient, memory: GpuMemory = SLICES) -> None:
         self.server, self.scheduler = server, Scheduler(server)
-        self.inventory = Inventory()
+        self.inventory, self.places = Inventory(), VgpuPlaces(memory)
         self.inventory.publish("gpus", gpus=dgx().gpus[:2])
         self.inventory.publish("pods", holdings=())
         self.share = VolcanoDeviceshare(
-            client, self.inventory, NODE, lambda: SLICES, clock=lambda: self.scheduler.now
+            client, self.inventory, NODE, lambda: memory, clock=lambda: self.scheduler.now
         )
         server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
 
     def pod(
-        self, name: str, *limits: dict[str, int], notes: dict[str, str] | None = None, node: str = ""
+        self, name: str, *limits: dict[str, int | str], notes: dict[str, str] | None = None, node: str = ""
     ) -> None:
         containers = [
             {
                 "name": f"c{n}",
-                "resources": {"limits": {f"volcano.sh/vgpu-{key}": str(it) for key, it in one.items()}},
+                "resources": {
+                    "limits": {f"volcano.sh/vgpu-{key}": canonical(str(it)) for key, it in one.items()}
+                },
             }
             for n, one in enumerate(limits)
         ]
@@ -87,9 +91,9 @@ class Stage:
         """The kubelet asks for a preference, allocates what it gets, and lists the pod."""
         snapshot = self.inventory.snapshot
         held = {id_ for it in snapshot.holdings or () for id_ in it.device_ids}
-        free = [id_ for it in PLACES.devices(snapshot) for id_ in it.ids if id_ not in held]
-        chosen = PLACES.prefer(snapshot, free, [], count)
-        self.allocation = PLACES.allocate(snapshot, chosen)
+        free = [id_ for it in self.places.devices(snapshot) for id_ in it.ids if id_ not in held]
+        chosen = self.places.prefer(snapshot, free, [], count)
+        self.allocation = self.places.allocate(snapshot, chosen)
         key = next_waiting(snapshot, count).key
         self.inventory.publish("volcano", vgpu_granted=snapshot.vgpu_granted | {key})
         holding = Holding("default", name, container, NUMBER, tuple(chosen))
@@ -101,13 +105,13 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage() -> AsyncIterator[Stage]:
+async def stage(memory: GpuMemory = SLICES) -> AsyncIterator[Stage]:
     server = await ApiServer().start()
     client = ApiClient(Access(server.url, token=server.token("agent")))
     task = None
     try:
         async with asyncio.timeout(60):
-            one = Stage(server, client)
+            one = Stage(server, client, memory)
             task = asyncio.ensure_future(one.share.run())
             await one.registered()
             yield one
@@ -151,6 +155,29 @@ async def test_the_containers_of_a_pod_get_their_gpus_in_order_and_several_at_on
         assert s.notes("pods", "a")["volcano.sh/bind-phase"] == "allocating"
         assert sorted(s.admit("a", "c3", 2)) == sorted((uuid_of(0), uuid_of(1)))
         await s.until(lambda: s.notes("pods", "a")["volcano.sh/bind-phase"] == "success")
+
+
+@pytest.mark.parametrize(("asked", "stored"), [(8000, "8k"), (40_000, "40k"), (8192, "8192"), ("8Ki", "8Ki")])
+async def test_a_limit_is_read_in_the_form_in_which_the_api_server_stores_it(
+    asked: int | str, stored: str
+) -> None:
+    async with stage(replace(SLICES, slice_mib=1)) as s:
+        s.pod("a", {"number": 1, "memory": asked, "cores": 100})
+        found = s.server.find("pods", "a", "default")
+        assert found is not None
+        assert found["spec"]["containers"][0]["resources"]["limits"][MEMORY] == stored
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        assert s.admit("a", "c0") == [uuid_of(1)]
+        assert dict(s.allocation.env)["NODEAGENT_GPU_MEM_MIB"] == str(int(parse_quantity(asked)))
+
+
+async def test_a_limit_with_a_fraction_is_refused_with_its_text() -> None:
+    async with stage() as s:
+        s.pod("a", {"number": 1, "memory": "8500m"}, notes=forged(), node=NODE)
+        await s.waiting("a")
+        with pytest.raises(Refused, match=r"the limit volcano\.sh/vgpu-memory: 8500m is no whole number"):
+            s.admit("a", "c0")
 
 
 async def test_two_pods_that_wait_with_different_gpus_are_refused_rather_than_swapped() -> None:
