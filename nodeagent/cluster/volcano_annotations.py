@@ -13,7 +13,7 @@ containers; ``kinds.volcano_vgpus`` compares it with the memory that is left.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -62,6 +62,7 @@ class VgpuContainer(msgspec.Struct):
 class VgpuPodSpec(msgspec.Struct, rename="camel"):
     node_name: str = ""
     containers: list[VgpuContainer] = msgspec.field(default_factory=list)
+    init_containers: list[VgpuContainer] = msgspec.field(default_factory=list)
 
 
 class VgpuPodStatus(msgspec.Struct):
@@ -173,15 +174,38 @@ def waiting_of(pod: VgpuPod, node: str, sizes: Mapping[str, int], now: float) ->
         )
 
 
-def shares_of(pod: VgpuPod, node: str) -> Iterator[VgpuShare]:
-    """Yield the slices of each GPU that the scheduler gave a pod of this node."""
-    choice = None if pod.ended else decode(pod.annotations.get(CHOSEN, ""))
-    if pod.annotations.get(PLACED_ON) != node or choice is None:
+def unplaced_of(pod: VgpuPod, node: str) -> Iterator[VgpuWaiting]:
+    """Yield the containers of a pod of this node that ask for GPUs without a choice by the scheduler.
+
+    The scheduler leaves out init containers, and the kubelet asks for them.
+    """
+    meta = pod.metadata
+    if pod.annotations.get(BIND_PHASE) == ALLOCATING or pod.admitted or pod.spec.node_name != node:
+        return
+    for container in (*pod.spec.init_containers, *pod.spec.containers):
+        limits = container.resources.limits or {}
+        if count := _amount(limits, NUMBER, 0):
+            yield VgpuWaiting(meta.namespace, meta.name, container.name, meta.uid, count, (), placed=False)
+
+
+def shares_of(
+    pod: VgpuPod, node: str, sizes: Mapping[str, int], held: Collection[str]
+) -> Iterator[VgpuShare]:
+    """Yield the slices of each GPU that the scheduler gave a pod of this node.
+
+    ``held`` are the GPUs on which it holds places. One that the scheduler did not choose counts with the pod's limits.
+    """
+    if pod.ended:
         return
     sums: dict[str, int] = {}
-    for grants in choice:
-        for grant in grants:
-            sums[grant.uuid] = sums.get(grant.uuid, 0) + grant.slices
+    if pod.annotations.get(PLACED_ON) == node:
+        for grants in decode(pod.annotations.get(CHOSEN, "")) or ():
+            for grant in grants:
+                sums[grant.uuid] = sums.get(grant.uuid, 0) + grant.slices
+    for uuid in set(held) - sums.keys():
+        size = sizes.get(uuid, 0)
+        asked = [_amount(one.resources.limits or {}, MEMORY, size) for one in pod.counted]
+        sums[uuid] = min(sum(asked) or size, size)
     for uuid, slices in sorted(sums.items()):
         yield VgpuShare(pod.metadata.namespace, pod.metadata.name, uuid, slices)
 
