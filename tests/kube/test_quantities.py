@@ -1,4 +1,4 @@
-"""Quantities are read as Kubernetes writes them, and its own client is the judge."""
+"""Quantities are read as Kubernetes writes them, and its own client reads the same values."""
 
 from __future__ import annotations
 
