@@ -25,10 +25,11 @@ from nodeagent.inventory import Inventory
 from nodeagent.offer import Offer
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.machine import Machine
-from tests.controller.test_controller import groups, running, until, valid
+from tests.controller.test_controller import groups, running, valid
 from tests.support import infiniband_machine
 from tests.support.ibsim import NEEDS, PRELOAD_SOURCE, STATES, Ibsim, IbsimPorts
 from tests.support.running_agent import HEAD
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.needs(*NEEDS), pytest.mark.timeout(600)]
 
