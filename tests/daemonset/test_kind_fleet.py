@@ -23,9 +23,10 @@ from nodeagent.discovery import Discovery
 from nodeagent.inventory import Inventory
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.kubelet import Kubelet
-from tests.controller.test_controller import QUICK, groups, labels, running, tree, until, valid
+from tests.controller.test_controller import QUICK, groups, labels, running, tree, valid
 from tests.support.manifests import DAEMONSET, ROOT, Manifest, built, named, pod_specs
 from tests.support.running_agent import IN_MEMORY
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.needs("kubectl")
 

@@ -25,11 +25,15 @@ from nodeagent.inventory import Inventory
 from nodeagent.offer import Offer
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.machine import Machine
-from tests.controller.test_controller import groups, running, until, valid
+from tests.controller.test_controller import groups, running, valid
 from tests.support import infiniband_machine
 from tests.support.ibsim import NEEDS, PRELOAD_SOURCE, STATES, Ibsim, IbsimPorts
 from tests.support.running_agent import HEAD
+<<<<<<< HEAD
 from tests.support.waiting import LIMIT_S
+=======
+from tests.support.waiting import until
+>>>>>>> wait1
 
 pytestmark = [pytest.mark.needs(*NEEDS), pytest.mark.timeout(600)]
 

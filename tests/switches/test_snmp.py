@@ -25,9 +25,10 @@ from nodeagent.switches.snmp import SnmpReader
 from nodeagent.switches.switch_poller import SwitchError, SwitchPoller
 from nodeagent.switches.switch_reading import SwitchReading
 from nodeagent.switches.switch_settings import SnmpSettings, SwitchAddress, SwitchesSettings
-from tests.controller.test_controller import nodelinks, until
+from tests.controller.test_controller import nodelinks
 from tests.support.namespaces import Lldpd, Netns, veth
 from tests.support.snmpd import COMMUNITY, PASSWORD, USERS, Switch, user
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.needs("root", "ip", "lldpd", "snmpd")
 

@@ -24,12 +24,13 @@ from nodeagent.fabric.outcome import WriteRecord
 from nodeagent.sim.apiserver.http import stop_listening
 from nodeagent.web import live_document
 from nodeagent.web.ui_files import self_contained
-from tests.controller.test_controller import cluster, groups, leaves, nodelinks, running, until
+from tests.controller.test_controller import cluster, groups, leaves, nodelinks, running
 from tests.fabric.test_fabric_view import published, view_of
 from tests.support import fabrics
 from tests.support.chromium import Browser, Tab
 from tests.support.chromium import until as wait_until
 from tests.support.fabrics import End
+from tests.support.waiting import until
 from tests.web.fabric_page import MapPage
 
 pytestmark = pytest.mark.needs("chromium")
