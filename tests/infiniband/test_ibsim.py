@@ -29,11 +29,7 @@ from tests.controller.test_controller import groups, running, valid
 from tests.support import infiniband_machine
 from tests.support.ibsim import NEEDS, PRELOAD_SOURCE, STATES, Ibsim, IbsimPorts
 from tests.support.running_agent import HEAD
-<<<<<<< HEAD
-from tests.support.waiting import LIMIT_S
-=======
-from tests.support.waiting import until
->>>>>>> wait1
+from tests.support.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.needs(*NEEDS), pytest.mark.timeout(600)]
 
