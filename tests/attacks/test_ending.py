@@ -128,7 +128,7 @@ def test_an_attribute_of_the_machine_hangs(place: Place, number: signal.Signals)
     place.dead((place.root / "sys/class/dmi/id/product_name").resolve())
     agent = place.agent()
     agent.until("source=pci step='/sys/class/dmi/id/product_name'")
-    agent.until("waiting for it")
+    agent.until("Serving metrics")
     agent.ends(number)
 
 
