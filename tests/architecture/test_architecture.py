@@ -126,6 +126,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", CHECKS.values(), ids=CHECKS)
 def test_linters_and_typing_pass(arguments: list[str]) -> None:
     done = subprocess.run(
@@ -150,6 +151,7 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@pytest.mark.slow
 def test_a_file_begins_with_a_docstring() -> None:
     missing = [
         name(path)

@@ -45,6 +45,7 @@ async def reflecting(client: ApiClient, **times: float) -> AsyncIterator[Reflect
         await client.close()
 
 
+@pytest.mark.slow
 async def test_a_watch_that_ends_without_an_event_is_requested_more_rarely_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -121,6 +121,7 @@ def check(publisher: GpuPublisher, snapshot: Snapshot, expected: set[str]) -> No
     json.loads(publisher.health.explain_json())
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(NONSENSE, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_nonsense_costs_no_other_gpu(rounds: list[list[GpuReading]]) -> None:
     publisher = GpuPublisher(HealthService())

@@ -305,6 +305,7 @@ async def test_a_rename_while_podresources_is_off_waits_until_the_rail_is_forgot
         await n.allocatable(f"{HEAD}/rail0", VFS)
 
 
+@pytest.mark.slow
 async def test_what_pods_hold_is_read_seconds_after_the_kubelet_is_there(tmp_path: Path) -> None:
     async with rail_node(tmp_path) as n:
         await n.kubelet.start()

@@ -192,6 +192,7 @@ async def test_a_folder_in_place_of_one_device_info_file_withholds_its_resource_
         assert (await n.kubelet.admit(PodSpec.single("next", {NIC0: 1}))).admitted
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 @pytest.mark.parametrize("folder", [DEVICE_INFO, CDI])
 async def test_a_folder_that_does_not_answer_withholds_what_needs_it_until_it_answers(folder: str) -> None:
@@ -210,6 +211,7 @@ async def test_a_folder_that_does_not_answer_withholds_what_needs_it_until_it_an
         assert (await n.kubelet.admit(PodSpec.single("next", {NIC0: 1, MEMORY: 3}))).admitted
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 async def test_a_folder_that_is_slow_at_the_start_delays_its_resource_and_is_no_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -228,6 +230,7 @@ async def test_a_folder_that_is_slow_at_the_start_delays_its_resource_and_is_no_
         await ready(n)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 async def test_a_folder_that_is_slow_withholds_nothing_and_delays_no_other_news(
     monkeypatch: pytest.MonkeyPatch,
@@ -252,6 +255,7 @@ async def test_a_folder_that_is_slow_withholds_nothing_and_delays_no_other_news(
         assert (await n.kubelet.admit(PodSpec.single("next", {NIC0: 1}))).admitted
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 async def test_a_folder_that_hangs_under_a_running_agent_is_withheld_until_it_answers() -> None:
     async with node() as n:

@@ -435,6 +435,7 @@ def test_a_cell_of_csv_is_one_line_and_no_formula(tmp_path: Path, capsys: pytest
     assert {row["switch"] for row in rows} == {"'=cmd()", r"'+x\x1b[2J", r"'@y\nz", "'-1"}
 
 
+@pytest.mark.slow
 def test_watch_prints_each_link_that_changes(tmp_path: Path) -> None:
     made = hall()
     source = write(tmp_path / "links.json", made.reports())

@@ -552,6 +552,7 @@ def test_the_daemon_exits_with_0_on_sigterm_without_a_kubelet(dgx: Path, tmp_pat
     assert "Traceback" not in rest
 
 
+@pytest.mark.slow
 def test_the_demo_shows_everything_and_exits_with_0() -> None:
     done = run("demo", "--machine", "two-gpu-two-nic", "--once")
     assert (done.returncode, done.stderr) == (0, "")
@@ -566,6 +567,7 @@ def test_the_demo_shows_everything_and_exits_with_0() -> None:
         assert text in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_demo_leaves_no_process_and_no_folder(number: signal.Signals) -> None:
     """A closed terminal sends SIGHUP. The path is short because it has unix sockets."""

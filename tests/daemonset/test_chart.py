@@ -42,6 +42,7 @@ def render(values: dict[str, Any] | None = None, namespace: str = "nodeagent") -
     return [one for name, text in files.items() if name.endswith(".yaml") for one in parsed(text)]
 
 
+@pytest.mark.slow
 def test_the_templates_are_generated_from_the_kustomization() -> None:
     made = chart.templates(which("kubectl"))
     if os.environ.get("NODEAGENT_GOLDEN") == "write":

@@ -85,6 +85,7 @@ def promtool(*arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.needs("promtool")
 def test_promtool_accepts_the_rules_and_their_tests_pass() -> None:
     assert f"SUCCESS: {len(rules('alert')) + len(rules('record'))} rules found" in promtool(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -274,6 +275,7 @@ def populated(
 SHAPE, SEED = st.sampled_from(sorted(SHAPES)), st.integers(0, 2**64)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(200))
 @given(shape=SHAPE, seed=SEED, steps=st.integers(1, 10))
 def test_a_plan_depends_on_nothing_but_the_inputs_the_memory_and_the_time(

@@ -185,6 +185,7 @@ def discovered(fabric: Ibsim) -> dict[str, tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 async def test_a_hall_of_two_units_becomes_two_hypernodes(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         fabric = stack.enter_context(Ibsim(tmp_path / "ibsim", net()))

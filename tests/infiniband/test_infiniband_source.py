@@ -327,6 +327,7 @@ async def test_a_device_that_cannot_be_used_is_a_remark_with_a_remedy_and_logged
         assert caplog.text.count("A port cannot ask its peer. link=ibp0") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.needs("fuse", "root")
 async def test_devices_that_hang_stop_neither_the_loop_nor_the_source(tmp_path: Path) -> None:
     with ExitStack() as stack:

@@ -168,6 +168,7 @@ async def working(n: Node, config: str) -> None:
     await n.until(lambda: bool(inventory.snapshot.holdings))
 
 
+@pytest.mark.slow
 async def test_prometheus_scrapes_the_agent_of_a_simulated_dgx_over_tls_with_a_token(tmp_path: Path) -> None:
     authority, tokens, config = secured(tmp_path)
     async with node("dgx-h100") as n:
@@ -193,6 +194,7 @@ async def test_prometheus_scrapes_the_agent_of_a_simulated_dgx_over_tls_with_a_t
             await server.until("up == 1")
 
 
+@pytest.mark.slow
 async def test_every_panel_and_every_rule_has_a_result(tmp_path: Path) -> None:
     """The machine has every device and a fault of each kind, so that every panel has data."""
     await asyncio.to_thread(facts)  # it runs its own event loop

@@ -527,6 +527,7 @@ STEP = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -138,6 +138,7 @@ async def test_a_switch_is_discovered_with_all_its_values(wire):
             assert not one.stale
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_a_change_of_system_name_is_one_change_of_one_neighbor(wire):
     near, far = wire
@@ -150,6 +151,7 @@ async def test_a_change_of_system_name_is_one_change_of_one_neighbor(wire):
             assert agent.publications == before + 1
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_a_moved_cable_shows_only_the_new_port(wire):
     near, far = wire
@@ -165,6 +167,7 @@ async def test_a_moved_cable_shows_only_the_new_port(wire):
             assert agent.neighbors[0].link == old.link
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_a_port_whose_id_changes_replaces_itself(wire):
     near, far = wire
@@ -177,6 +180,7 @@ async def test_a_port_whose_id_changes_replaces_itself(wire):
             assert not agent.remarks
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_a_switch_that_shuts_down_is_stale_at_once(wire):
     near, far = wire
@@ -189,6 +193,7 @@ async def test_a_switch_that_shuts_down_is_stale_at_once(wire):
             assert agent.receiver.counts("swp1")["shutdown"] >= 1
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_a_switch_that_fails_is_stale_after_its_ttl_and_live_when_it_is_back(wire):
     near, far = wire
@@ -210,6 +215,7 @@ def forged(count: int = 40) -> list[bytes]:
     return [announce(f"evil-{n}", f"p{n}", bytes((2, 0, 0, 0, 1, n)), ttl=65535) for n in range(count)]
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_forged_frames_never_take_the_place_of_a_switch_for_longer_than_it_is_away(wire):
     near, far = wire
@@ -241,6 +247,7 @@ async def test_forged_frames_never_take_the_place_of_a_switch_for_longer_than_it
                 assert first.frames - CONFIRMING <= 2, "its first frames make it the neighbor again"
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_a_new_switch_on_a_link_full_of_forged_neighbors_is_received_and_remains(wire):
     near, far = wire
@@ -257,6 +264,7 @@ async def test_a_new_switch_on_a_link_full_of_forged_neighbors_is_received_and_r
                 assert agent.receiver.entries("swp1") == (entry,), "it has never left"
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_33_links_have_neighbors_at_the_same_time():
     with Netns() as near, Netns() as far:

@@ -1,7 +1,7 @@
 """Give every test a time limit, and print where a test hangs.
 
 pytest-timeout counts the time, set-up and tear-down included, and reads the limit: ``PYTEST_TIMEOUT`` (0: none), a
-mark ``timeout(seconds)`` on a test that is long by nature, ``--timeout``. This module replaces what happens then.
+mark ``timeout(seconds)`` on a test that is long by nature, ``--timeout``. The mark ``slow`` has a limit too. This module replaces what happens then.
 
 At the limit the test fails: a signal raises ``LimitReached`` in the main thread, again each second, because a task of
 asyncio may take one for its own. Hypothesis repeats no example for it. The stack of each thread and the line of each
@@ -30,6 +30,8 @@ import pytest
 
 LIMIT_S = 60
 """Longer than any deadline inside a test, so that the more precise deadline ends first."""
+SLOW_S = 180
+"""For a test with the mark ``slow``: it takes some 20 s on two quiet cores, and more on busy ones."""
 AGAIN_S = 1.0
 TEARDOWN_S = 10.0
 """After the limit, for the fixtures of the test."""
@@ -109,6 +111,12 @@ def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
     item.limit = Limit(item, settings.timeout)
     item.cancel_timeout = item.limit.cancel
     return True
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SLOW_S))
 
 
 @pytest.hookimpl(wrapper=True)

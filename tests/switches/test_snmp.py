@@ -220,6 +220,7 @@ async def test_an_answer_of_another_switch_is_rejected(rig: Rig, tmp_path: Path)
         assert "answers as leaf2" in poller.errors["leaf1"]
 
 
+@pytest.mark.slow
 async def test_a_switch_that_stops_answering_keeps_its_last_reading_and_is_logged_once(
     rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

@@ -195,6 +195,7 @@ def test_the_page_follows_the_dark_mode_and_is_readable_on_paper(demo: MapPage):
 # --- larger and worse -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_thousand_nodes_are_painted_and_one_bad_link_is_seen_in_the_whole(browser: Browser, tmp_path: Path):
     cables = fabrics.rails(32, 32)
     row = cables["su017-n005"]
@@ -374,6 +375,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
+@pytest.mark.slow
 async def test_two_viewers_see_a_change_and_a_page_survives_the_end_of_its_controller(browser: Browser):
     async with cluster() as server, running(server, identity="first") as first, Front().serving() as front:
         await until(lambda: len(groups(server)) == 2)
@@ -425,6 +427,7 @@ class Refusing:
             await writer.drain()
 
 
+@pytest.mark.slow
 async def test_a_page_behind_a_proxy_without_a_server_shows_that_the_connection_is_lost(browser: Browser):
     refusing = Refusing()
     proxy = await asyncio.start_server(refusing.answer, "127.0.0.1", 0)
@@ -448,6 +451,7 @@ async def test_a_page_behind_a_proxy_without_a_server_shows_that_the_connection_
     await stop_listening(proxy)
 
 
+@pytest.mark.slow
 async def test_the_viewer_beyond_the_bound_asks_now_and_then_and_shows_it(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ):
