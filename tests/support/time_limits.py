@@ -1,7 +1,8 @@
 """Give every test a time limit, and print where a test hangs.
 
 pytest-timeout counts the time, set-up and tear-down included, and reads the limit: ``PYTEST_TIMEOUT`` (0: none), a
-mark ``timeout(seconds)`` on a test that is long by nature, ``--timeout``. The mark ``slow`` has a limit too. This module replaces what happens then.
+mark ``timeout(seconds)`` on a test that is long by nature, ``--timeout``. The mark ``slow`` brings a limit of its own.
+This module replaces what happens then.
 
 At the limit the test fails: a signal raises ``LimitReached`` in the main thread, again each second, because a task of
 asyncio may take one for its own. Hypothesis repeats no example for it. The stack of each thread and the line of each
