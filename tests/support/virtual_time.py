@@ -1,8 +1,7 @@
 """An event loop whose time passes only while all tasks wait: hours take milliseconds, always with the same result.
 
 A test takes the fixture ``virtual_time`` (``pytestmark = pytest.mark.usefixtures("virtual_time")`` for a whole file);
-``run`` is for a test that is no coroutine. The conftest of its room imports ``pytest_asyncio_loop_factories`` and
-``virtual_time`` from here.
+``run`` is for a test that is no coroutine.
 
 * The loop jumps to its next timer when nothing is ready. ``time.monotonic``, the time since boot and the wall clock
   follow it.
