@@ -17,6 +17,9 @@ from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient
 from nodeagent.sim.apiserver import ApiServer
 from tests.dra.test_slice_layout import read
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 Json = dict[str, Any]
 NODE = "gpu-7"
@@ -304,9 +307,7 @@ async def test_an_upgrade_of_the_server_starts_the_publication() -> None:
         new._tokens[token] = old._tokens[token]
         await new.start(port)
         await new.until(lambda: len(new.objects(SLICES)) == 2)
-        while stage.delivery.reason is not None:
-            await stage.deliveries.changed.wait()
-            stage.deliveries.changed.clear()
+        await until(lambda: stage.delivery.reason is None)
     await new.stop()
 
 
@@ -380,5 +381,4 @@ async def test_after_any_disorder_the_slices_are_the_wanted_ones_and_then_rest(
                 for pool, devices in stage.devices.items()
             )
 
-        async with asyncio.timeout(100):
-            await server.until(right)
+        await server.until(right)
