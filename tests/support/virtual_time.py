@@ -4,7 +4,7 @@ A test takes the fixture ``virtual_time`` (``pytestmark = pytest.mark.usefixture
 ``run`` is for a test that is no coroutine.
 
 * The loop jumps to its next timer when nothing is ready. ``time.monotonic``, the time since boot and the wall clock
-  follow it.
+  follow it, but not a clock that is the default of a parameter: it was read when its module was imported.
 * The time stands still while a thread of nodeagent works: a bounded call, a call of the executor, the reader of a
   watch. A thread that waits for bytes of a server in the same loop does not work, and its timeout is virtual too.
 * Other processes, and the threads of libraries, are not waited for: a test that needs one keeps the real time.
