@@ -19,8 +19,6 @@ from nodeagent.sim.apiserver import ApiServer
 from tests.dra.test_slice_layout import read
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.usefixtures("virtual_time")
-
 Json = dict[str, Any]
 NODE = "gpu-7"
 OWNER = NodeClaim(NODE, "nodes-gpu-7")
@@ -174,6 +172,7 @@ async def test_a_slice_that_is_deleted_before_the_answer_to_its_creation_is_back
     assert stage.delivery.removed >= 2
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_slices_that_vanish_while_no_watch_runs_are_back(server: ApiServer) -> None:
     async with publishing(server) as stage:
         await server.until(lambda: len(server.objects(SLICES)) == 2 and server.watching[SLICES])
@@ -381,4 +380,4 @@ async def test_after_any_disorder_the_slices_are_the_wanted_ones_and_then_rest(
                 for pool, devices in stage.devices.items()
             )
 
-        await server.until(right)
+        await server.until(right, timeout_s=100)
