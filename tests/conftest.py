@@ -1,4 +1,4 @@
-"""Fixtures for every test: missing tools, time limits, temporary files, and the profiles of Hypothesis.
+"""Fixtures for every test: missing tools, limits and virtual time, temporary files, and the profiles of Hypothesis.
 
 Examples have no deadline, because test machines are shared. The profile ``ci`` is the default: it repeats the same
 examples, so that a test fails only because of a change. ``quick`` has few of them. ``search`` (`make search`) tries
@@ -18,6 +18,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import needs, time_limits
+from tests.support.virtual_time import pytest_asyncio_loop_factories, virtual_time
+
+__all__ = ["pytest_asyncio_loop_factories", "virtual_time"]
 
 # A simulated machine is thousands of small files, which are slow to create on a disk. A container's default is 64 MiB.
 if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:

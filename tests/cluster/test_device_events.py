@@ -29,6 +29,7 @@ from tests.support.cluster_node import (
     publish,
     snapshot,
 )
+from tests.support.waiting import until
 
 
 def test_each_fault_becomes_a_notice_with_a_reason_and_a_message():
@@ -335,10 +336,7 @@ async def test_an_event_that_a_quota_or_a_policy_refuses_delays_no_other(
     publish(inventory, snapshot([DOWN, DOWN], holdings=()))
     delivery = deliveries.of("events")
     running(DeviceEvents(client, inventory, "gpu-0", offered, delivery=delivery).run())
-    async with asyncio.timeout(20):
-        while delivery.results["ok"] < 2:
-            deliveries.changed.clear()
-            await deliveries.changed.wait()
+    await until(lambda: delivery.results["ok"] >= 2)
     assert server.counts["create", "events"] == 3
     assert delivery.results == {"refused": 1, "ok": 2}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import pytest
@@ -25,6 +24,7 @@ from nodeagent.cluster.retry import FORBIDDEN_FIRST_S, FORBIDDEN_JITTER
 from nodeagent.inventory import Inventory
 from nodeagent.model import Health, Reason, State
 from tests.support.cluster_node import DOWN, offered, publish, snapshot
+from tests.support.waiting import until
 
 
 def failed(facts):
@@ -162,10 +162,7 @@ async def test_a_pod_that_a_policy_refuses_does_not_stop_the_eviction_of_another
     )
     evictions._rate = RateLimit(100, 100)
     running(evictions.run())
-    async with asyncio.timeout(20):
-        while not deliveries.of("evictions").results["ok"]:
-            deliveries.changed.clear()
-            await deliveries.changed.wait()
+    await until(lambda: deliveries.of("evictions").results["ok"])
     assert [one["metadata"]["name"] for one in server.objects("pods")] == ["a"]
     assert [seen.name for seen in server.requests if seen.resource == "pods/eviction"] == ["a", "b"]
     assert evictions.queue.not_before["default", "a"] < time.monotonic() + 2 * BUDGET_S

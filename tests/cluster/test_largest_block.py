@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -24,6 +22,7 @@ from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.whole_gpu import WholeGpus
 from nodeagent.model import Holding, LimitSupport, Snapshot
 from tests.support.cluster_node import GPU_LOST, snapshot
+from tests.support.waiting import until
 
 KIND = GpuMemory("x/gpu-mem")  # 79 slices of 1 GiB on each GPU
 
@@ -125,15 +124,10 @@ async def test_a_rise_waits_also_over_a_restart_and_an_unknown_block_changes_not
     running(made.run())
     await server.until(lambda: server.counts["get", "nodes"] == 1)
     tell(inventory, held(0))
-    await asyncio.wait_for(_until(lambda: made._damped.due_s(0) < float("inf")), 10)
+    await until(lambda: made._damped.due_s(0) < float("inf"))
     assert label_of(server) == "8"
     tell(inventory, held(75))
     await server.until(lambda: label_of(server) == "0")
-
-
-async def _until(met) -> None:
-    while not met():
-        await asyncio.sleep(0.005)
 
 
 async def test_a_label_of_an_earlier_configuration_is_removed(server, client, running):

@@ -19,7 +19,7 @@ from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.sim.apiserver import ApiServer
 from tests.controller.test_controller import nodelinks
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 THEIRS = {
     "key": "example.com/gpu",
@@ -183,9 +183,9 @@ async def test_at_most_a_share_of_the_nodes_is_tainted_and_the_taint_stays_on_it
 async def test_a_failed_call_is_repeated_by_the_next_mark(fault: str, verb: str, subresource: str):
     async with stage(AT_ONCE) as it:
         it.server.fail(fault, verb=verb, resource="nodes", times=1)
-        good = await it.mark(["node-5"])
-        while not good:
-            good = await it.mark(["node-5"])
+        async with asyncio.timeout(LIMIT_S):
+            while not await it.mark(["node-5"]):
+                pass
         assert it.tainted() == it.conditioned() == ["node-5"]
         assert it.untouched()
 

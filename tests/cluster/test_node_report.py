@@ -44,6 +44,9 @@ from nodeagent.model import (
 from nodeagent.sim.apiserver import ApiServer
 from tests.support.kubernetes_schemas import from_crd
 from tests.support.manifests import built, of_kind
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 RAILS = {f"0000:{0x18 + n:02x}:00.0": n for n in range(8)}
@@ -331,13 +334,14 @@ async def reporting(
         await client.close()
 
 
-async def until(server: ApiServer, good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    async with asyncio.timeout(60):
-        while True:
-            found = server.find("nodelinks", "gpu-0", "nodeagent")
-            if found is not None and good(found):
-                return found
-            await asyncio.sleep(0.01)
+async def stored(server: ApiServer, good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    def found() -> dict[str, Any] | None:
+        report = server.find("nodelinks", "gpu-0", "nodeagent")
+        return report if report is not None and good(report) else None
+
+    report = await until(found)
+    assert report is not None
+    return report
 
 
 def state(inventory: Inventory, facts: Snapshot) -> None:
@@ -350,13 +354,13 @@ async def test_the_object_follows_the_facts_with_few_writes():
     try:
         async with reporting(server) as (inventory, sink):
             state(inventory, snapshot(*map(neighbor, range(8))))
-            first = await until(server, lambda found: "neighbor" in found["links"][7])
+            first = await stored(server, lambda found: "neighbor" in found["links"][7])
             assert first["nodeName"] == "gpu-0"
             for count in range(200):
                 state(inventory, snapshot(*map(neighbor, range(8 - count % 2))))
                 await asyncio.sleep(0)
             state(inventory, snapshot(*(neighbor(n, f"Ethernet9/{n}") for n in range(8))))
-            await until(
+            await stored(
                 server, lambda found: found["links"][0]["neighbor"]["portID"]["value"] == "Ethernet9/0"
             )
             assert sink.writes <= 4
@@ -371,14 +375,14 @@ async def test_an_outage_is_logged_once_and_then_the_present_state_is_written(
     try:
         async with reporting(server) as (inventory, _):
             state(inventory, snapshot(neighbor(0), count=1))
-            await until(server, lambda found: True)
+            await stored(server, lambda found: True)
             port = server.port
             await server.stop()
             state(inventory, snapshot(neighbor(0, "p1"), count=1))
             await asyncio.sleep(0.5)
             state(inventory, snapshot(neighbor(0, "p2"), count=1))
             await server.start(port)
-            await until(server, lambda found: found["links"][0]["neighbor"]["portID"]["value"] == "p2")
+            await stored(server, lambda found: found["links"][0]["neighbor"]["portID"]["value"] == "p2")
         assert sum("does not reach" in line for line in caplog.messages) <= 2
     finally:
         await server.stop()
@@ -390,7 +394,7 @@ async def test_a_restarted_agent_writes_only_changes():
         facts = snapshot(*map(neighbor, range(8)))
         async with reporting(server) as (inventory, sink):
             state(inventory, facts)
-            await until(server, lambda found: "neighbor" in found["links"][7])
+            await stored(server, lambda found: "neighbor" in found["links"][7])
         async with reporting(server) as (inventory, sink):
             state(inventory, facts)
             await asyncio.sleep(0.3)
@@ -553,12 +557,12 @@ async def test_pods_that_come_and_go_write_no_more_often_than_other_changes():
         facts = held()
         state(inventory, facts)
         inventory.publish("holdings", holdings=())
-        await until(server, lambda found: len(found["links"]) == 2)
+        await stored(server, lambda found: len(found["links"]) == 2)
         began, writes = asyncio.get_running_loop().time(), sink.writes
         for n in range(30):
             inventory.publish("holdings", holdings=(holding(f"pod-{n}", "0000:18:00.1"),))
             await asyncio.sleep(0.01)
-        found = await until(
+        found = await stored(
             server, lambda found: [holder["pod"] for holder in found.get("holders", ())] == ["pod-29"]
         )
         passed = asyncio.get_running_loop().time() - began

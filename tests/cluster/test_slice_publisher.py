@@ -17,6 +17,7 @@ from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient
 from nodeagent.sim.apiserver import ApiServer
 from tests.dra.test_slice_layout import read
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 NODE = "gpu-7"
@@ -171,6 +172,7 @@ async def test_a_slice_that_is_deleted_before_the_answer_to_its_creation_is_back
     assert stage.delivery.removed >= 2
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_slices_that_vanish_while_no_watch_runs_are_back(server: ApiServer) -> None:
     async with publishing(server) as stage:
         await server.until(lambda: len(server.objects(SLICES)) == 2 and server.watching[SLICES])
@@ -304,9 +306,7 @@ async def test_an_upgrade_of_the_server_starts_the_publication() -> None:
         new._tokens[token] = old._tokens[token]
         await new.start(port)
         await new.until(lambda: len(new.objects(SLICES)) == 2)
-        while stage.delivery.reason is not None:
-            await stage.deliveries.changed.wait()
-            stage.deliveries.changed.clear()
+        await until(lambda: stage.delivery.reason is None)
     await new.stop()
 
 
@@ -380,5 +380,4 @@ async def test_after_any_disorder_the_slices_are_the_wanted_ones_and_then_rest(
                 for pool, devices in stage.devices.items()
             )
 
-        async with asyncio.timeout(100):
-            await server.until(right)
+        await server.until(right, timeout_s=100)

@@ -31,6 +31,7 @@ from nodeagent.sim.kubelet import PodSpec
 from tests.support.kind_machines import SICK, dgx, gpu_of, uuid_of
 from tests.support.running_agent import node
 from tests.support.volcano_scheduler import Scheduler, Unschedulable
+from tests.support.waiting import until
 
 NODE = "gpu-0"
 SLICES = GpuMemory(MEMORY, reserved_mib=512)
@@ -84,14 +85,10 @@ class Stage:
 
     async def locked(self) -> None:
         """Wait until the agent has seen a lock of its Node."""
-        async with asyncio.timeout(20):
-            while not self.inventory.snapshot.vgpu_locked:
-                await self.inventory.changed(self.inventory.snapshot.revision)
+        await until(lambda: self.inventory.snapshot.vgpu_locked)
 
     async def waiting(self, *names: str) -> None:
-        async with asyncio.timeout(20):
-            while [it.pod for it in self.inventory.snapshot.vgpu_waiting] != list(names):
-                await self.inventory.changed(self.inventory.snapshot.revision)
+        await until(lambda: [it.pod for it in self.inventory.snapshot.vgpu_waiting] == list(names))
 
     def admit(self, name: str, container: str, count: int = 1) -> list[str]:
         """The kubelet asks for a preference, allocates what it gets, and lists the pod."""
@@ -135,6 +132,7 @@ async def test_the_scheduler_chooses_the_gpu_the_agent_honors_it_reports_and_rel
         s.scheduler.bind("a", NODE)
         assert "hamivgpu" in s.notes("nodes", NODE)
         await s.waiting("a")
+        await s.locked()
         assert s.admit("a", "c0") == [uuid_of(1)], "the scheduler takes the last GPU first"
         env = dict(s.allocation.env)
         assert (env["NODEAGENT_GPU_UUID"], env["NODEAGENT_GPU_MEM_MIB"]) == (uuid_of(1), str(40 * 1024))
@@ -206,9 +204,7 @@ async def test_a_pod_without_a_choice_takes_neither_gpu_nor_share_of_one_that_vo
         s.scheduler.bind("a", NODE)
         own = {} if phase is None else {notes.BIND_PHASE: phase}
         s.pod("thief", {"number": 1, "memory": 8}, notes=own, node=NODE)
-        async with asyncio.timeout(20):
-            while len(s.inventory.snapshot.vgpu_waiting) < 2:
-                await s.inventory.changed(s.inventory.snapshot.revision)
+        await until(lambda: len(s.inventory.snapshot.vgpu_waiting) == 2)
         with pytest.raises(
             Refused, match=r"default/thief: no GPU was chosen.*: default/a, default/thief"
         ) as both:
@@ -238,9 +234,7 @@ async def test_what_a_pod_without_a_choice_holds_is_counted(limits: dict[str, in
         place = s.places.devices(s.inventory.snapshot)[1].ids[0]
         s.inventory.publish("pods", holdings=(Holding("default", "thief", "c0", NUMBER, (place,)),))
         s.pod("thief", limits, node=NODE)
-        async with asyncio.timeout(20):
-            while not s.inventory.snapshot.vgpu_shares:
-                await s.inventory.changed(s.inventory.snapshot.revision)
+        await until(lambda: s.inventory.snapshot.vgpu_shares)
         assert PARTS.free(s.inventory.snapshot) == {uuid_of(0): 79, uuid_of(1): free}
         assert s.inventory.snapshot.vgpu_waiting == ()
         s.pod("a", {"number": 1, "memory": 75})
@@ -256,6 +250,7 @@ async def test_the_lock_of_the_next_pod_stays_though_it_is_of_the_same_second() 
         s.pod("a", {"number": 1, "memory": 8})
         s.scheduler.bind("a", NODE)
         await s.waiting("a")
+        await s.locked()
         s.admit("a", "c0")
         await s.until(lambda: notes.NODE_LOCK not in s.notes("nodes", NODE))
         s.scheduler.lock(NODE)
@@ -349,6 +344,7 @@ async def test_a_pod_that_ends_before_its_devices_is_reported_as_failed() -> Non
         s.pod("a", {"number": 1, "memory": 8})
         s.scheduler.bind("a", NODE)
         await s.waiting("a")
+        await s.locked()
         found = s.server.find("pods", "a", "default")
         assert found is not None
         s.server.put(found | {"status": {"phase": "Failed"}})
@@ -428,6 +424,7 @@ async def test_a_running_pod_with_forged_annotations_closes_the_node_to_no_other
         s.pod("a", {"number": 1, "memory": 8})
         s.scheduler.bind("a", NODE)
         await s.waiting("a")
+        await s.locked()
         assert s.admit("a", "c0") == [uuid_of(1)]
         await s.until(lambda: "hamivgpu" not in s.notes("nodes", NODE))
 

@@ -14,6 +14,7 @@ from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, LEASES, NODELINKS, NODES, PODS, Meta, Resource
 from nodeagent.sim.apiserver import ApiServer
+from tests.support.waiting import until
 
 
 class Spec(msgspec.Struct):
@@ -156,7 +157,7 @@ async def test_closing_a_watch_ends_its_thread_and_its_request(server, client):
     await asyncio.gather(waiting, return_exceptions=True)
     await server.until(lambda: server.watching["nodes"] == 0)
     await client.close()
-    assert "kube-watch" not in {thread.name for thread in threading.enumerate()}
+    await until(lambda: "kube-watch" not in {thread.name for thread in threading.enumerate()})
 
 
 async def test_a_watch_requests_a_timeout_and_bookmarks(server, client):
@@ -251,6 +252,7 @@ async def test_a_403_names_the_missing_verb_and_resource():
     await server.stop()
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_a_call_waits_for_retry_after(server, client):
     server.put(node("gpu-0"))
     server.fail("429", retry_after_s=0, times=2)

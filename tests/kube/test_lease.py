@@ -21,6 +21,7 @@ from nodeagent.kube.lease import Lease, LeaseRecord, LeaseSpec, NotLeading, lead
 from nodeagent.kube.resource import Meta
 from nodeagent.sim.apiserver import ApiServer
 from tests.support import virtual_time
+from tests.support.waiting import until
 
 
 class LeaseStore:
@@ -148,16 +149,14 @@ def test_a_clean_end_lets_the_next_one_start_at_once():
             for i in "ab"
         )
         one = asyncio.ensure_future(lead(first, asyncio.Event().wait))
-        while not first.leading:
-            await asyncio.sleep(1)
+        await until(lambda: first.leading)
         two = asyncio.ensure_future(lead(second, asyncio.Event().wait))
         await asyncio.sleep(60)
         assert (first.leading, second.leading, second.holder) == (True, False, first.identity)
         one.cancel()
         await asyncio.gather(one, return_exceptions=True)
         ended = asyncio.get_running_loop().time()
-        while not second.leading:
-            await asyncio.sleep(0.1)
+        await until(lambda: second.leading)
         took = asyncio.get_running_loop().time() - ended
         two.cancel()
         await asyncio.gather(two, return_exceptions=True)

@@ -11,23 +11,17 @@ from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import LEASES, NODES
 from nodeagent.sim.apiserver import ApiServer
+from tests.support.waiting import until
 
 
 class Changes:
-    """Record the reported changes, and wait for one."""
+    """Record the reported changes."""
 
     def __init__(self):
         self.all = []
-        self._changed = asyncio.Event()
 
     def __call__(self, key, was, now):
         self.all.append((key, was, now))
-        self._changed.set()
-
-    async def until(self, true):
-        while not true():
-            self._changed.clear()
-            await self._changed.wait()
 
 
 def node(name, **labels):
@@ -77,7 +71,7 @@ async def test_the_copy_follows(server, nodes, changes):
     server.put(node("b"))
     server.put(node("a", rail="2"))
     server.remove("nodes", "b")
-    await changes.until(lambda: len(changes.all) == 4)
+    await until(lambda: len(changes.all) == 4)
     assert changes.all == [
         ("a", None, {"rail": "1"}),
         ("b", None, {}),
@@ -94,7 +88,7 @@ async def test_an_equal_value_is_not_reported(server, nodes, changes):
     await server.until(lambda: server.watching["nodes"])
     server.put(node("a") | {"status": {"images": ["x"]}})
     server.put(node("b"))
-    await changes.until(lambda: len(changes.all) == 2)
+    await until(lambda: len(changes.all) == 2)
     assert [key for key, _, _ in changes.all] == ["a", "b"]
 
 
@@ -103,7 +97,7 @@ async def test_after_a_watch_ends_another_one_follows_without_a_list(server, nod
     await server.until(lambda: server.watching["nodes"])
     server.drop()
     server.put(node("a"))
-    await changes.until(lambda: changes.all)
+    await until(lambda: changes.all)
     assert server.counts["list", "nodes"] == 1
     assert nodes.restarts == {"start": 1}
 
@@ -117,7 +111,7 @@ async def test_after_an_expired_version_a_list_reports_what_was_missed(server, n
     server.put(node("b"))
     server.remove("nodes", "a")
     server.expire()
-    await changes.until(lambda: len(changes.all) == 3)
+    await until(lambda: len(changes.all) == 3)
     assert nodes.objects == {"b": {}}
     assert nodes.restarts["gone"] == 1
 
@@ -135,7 +129,7 @@ async def test_the_copy_stays_while_the_server_fails(server, client, nodes, chan
     assert nodes.trouble
     server.heal()
     server.put(node("b"))
-    await changes.until(lambda: len(changes.all) == 2)
+    await until(lambda: len(changes.all) == 2)
     await server.until(lambda: nodes.trouble is None)
     assert nodes.objects == {"a": {}, "b": {}}
 

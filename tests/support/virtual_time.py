@@ -1,11 +1,10 @@
 """An event loop whose time passes only while all tasks wait: hours take milliseconds, always with the same result.
 
 A test takes the fixture ``virtual_time`` (``pytestmark = pytest.mark.usefixtures("virtual_time")`` for a whole file);
-``run`` is for a test that is no coroutine. The conftest of its room imports ``pytest_asyncio_loop_factories`` and
-``virtual_time`` from here.
+``run`` is for a test that is no coroutine.
 
 * The loop jumps to its next timer when nothing is ready. ``time.monotonic``, the time since boot and the wall clock
-  follow it.
+  follow it, but not a clock that is the default of a parameter: it was read when its module was imported.
 * The time stands still while a thread of nodeagent works: a bounded call, a call of the executor, the reader of a
   watch. A thread that waits for bytes of a server in the same loop does not work, and its timeout is virtual too.
 * Other processes, and the threads of libraries, are not waited for: a test that needs one keeps the real time.
@@ -22,7 +21,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial, partialmethod
 from typing import Any
 
@@ -64,13 +63,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._virtual = _Selector()
         super().__init__(self._virtual)
+        # Also while the loop does not run: a thread that a fixture has started continues before the test begins.
+        self._replaced = ExitStack()
+        self._replaced.enter_context(_clocks_follow(self))
+        self._replaced.enter_context(_threads_counted(self))
 
     def time(self) -> float:
         return self._virtual.now
-
-    def run_forever(self) -> None:
-        with _clocks_follow(self), _threads_counted(self):
-            super().run_forever()
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
         work = self.work_begins()
@@ -94,6 +93,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().close()
         for work in self._virtual.works:
             work.resume()
+        self._replaced.close()
 
 
 class _Work:
@@ -228,7 +228,7 @@ def _nothing() -> None:
 
 @contextmanager
 def _clocks_follow(loop: VirtualLoop) -> Iterator[None]:
-    """Every thread has the loop's time meanwhile. The wall clock begins at the true time."""
+    """Every thread has the loop's time until the loop is closed. The wall clock begins at the true time."""
     began = _real_wall() - loop.time()
 
     def gettime(clock: int) -> float:

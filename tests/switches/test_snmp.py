@@ -28,7 +28,7 @@ from nodeagent.switches.switch_settings import SnmpSettings, SwitchAddress, Swit
 from tests.controller.test_controller import nodelinks
 from tests.support.namespaces import Lldpd, Netns, veth
 from tests.support.snmpd import COMMUNITY, PASSWORD, USERS, Switch, user
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.needs("root", "ip", "lldpd", "snmpd")
 
@@ -74,7 +74,7 @@ def rig() -> Iterator[Rig]:
         async def wait_for_lldp() -> None:
             snmp = SnmpReader(SnmpSettings(version="v2c"), timeout_s=2)
             for address, names in (("10.77.1.2", 3), ("10.77.2.2", 2)):
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(LIMIT_S):
                     while True:
                         with contextlib.suppress(SwitchError):
                             reading = await rig.read(snmp, address=address)
@@ -244,7 +244,7 @@ async def test_a_switch_that_stops_answering_keeps_its_last_reading_and_is_logge
             assert COMMUNITY not in caplog.text
         finally:
             rig.leaf["leaf2"].start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             # lldpd reconnects to its master by itself; until then the SNMP agent has no LLDP.
             while poller.errors:
                 await poller.poll_once()

@@ -23,6 +23,7 @@ from nodeagent.web.port_owner import port_owner
 from nodeagent.web.server import Page, PageHandler, WebServer
 from nodeagent.web.web_settings import WebSettings
 from tests.support.certificates import Authority
+from tests.support.waiting import LIMIT_S
 
 
 class Tls(NamedTuple):
@@ -321,12 +322,12 @@ def deaf_client(port: int, tls: Tls, request: bytes) -> socket.socket:
 
 async def reset(deaf: socket.socket) -> int:
     """Wait until the server has given up, then count what had been sent."""
-    while True:  # what is written after the end is answered with a reset
-        try:
-            await asyncio.to_thread(deaf.sendall, b"x")
-        except OSError:
-            break
-        await asyncio.sleep(0.02)
+    with suppress(OSError):  # what is written after the end is answered with a reset
+        async with asyncio.timeout(LIMIT_S) as limit:
+            while True:
+                await asyncio.to_thread(deaf.sendall, b"x")
+                await asyncio.sleep(0.02)
+    assert not limit.expired(), "the server does not give up"
     count = 0
     with suppress(OSError):
         while part := await asyncio.to_thread(deaf.recv, 1 << 16):
@@ -396,6 +397,7 @@ async def test_the_end_of_an_answer_comes_at_once(
         assert len(body) == length
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_a_kept_connection_outlives_the_time_of_a_request(
     tls: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -363,8 +363,7 @@ class ClaimShow(DemoSteps):
 
     async def _until(self, condition: Callable[[], object], what: str) -> None:
         try:
-            async with asyncio.timeout(START_S):
-                await self._server.until(condition)
+            await self._server.until(condition, START_S)
         except TimeoutError as error:
             raise self._error(f"waited {START_S:g} s until {what}") from error
 

@@ -279,8 +279,7 @@ class DemoCluster:
     async def until(self, condition: Callable[[], object], description: str) -> None:
         """Wait until the condition is true; it is checked after each request to the API server."""
         try:
-            async with asyncio.timeout(self._patience_s):
-                await self.server.until(condition)
+            await self.server.until(condition, self._patience_s)
         except TimeoutError as error:
             raise self.error(
                 f"waited {self._patience_s:g} s until {description}, which did not happen"

@@ -185,11 +185,12 @@ class ApiServer:
         kind = self._plural(plural)
         self._store.remove(kind.group, kind.plural, key_of(namespace, name))
 
-    async def until(self, condition: Callable[[], object]) -> None:
+    async def until(self, condition: Callable[[], object], timeout_s: float = 40.0) -> None:
         """Wait until the condition is true. It is checked after every request and every change."""
-        while not condition():
-            self._event.clear()
-            await self._event.wait()
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                self._event.clear()
+                await self._event.wait()
 
     # --- faults ------------------------------------------------------------------------------
 
