@@ -45,8 +45,8 @@ LOCK_GRACE_S = 15.0
 """The scheduler takes the lock before it writes the pod's annotations and binds it."""
 
 
-class NodeLock(msgspec.Struct):
-    """One lock of this Node. Two of one second have the same text. ``reported``: its pod has been reported."""
+class SchedulerLock(msgspec.Struct):
+    """A lock that Volcano has set on this Node. Two of one second have the same text. ``reported``: its pod has been reported."""
 
     text: str
     seen_at: float
@@ -70,7 +70,7 @@ class VolcanoDeviceshare:
         self._settings, self._clock = settings, clock
         self._retry = ApiRetry("Volcano's annotations cannot be written", delivery)
         self._changed = asyncio.Event()
-        self._lock: NodeLock | None = None
+        self._lock: SchedulerLock | None = None
         self._locked = False
         self._pods: Reflector[VgpuPod] = Reflector(
             client, PODS.typed(VgpuPod), fields=f"spec.nodeName={node}", changed=self._pod_changed
@@ -110,7 +110,7 @@ class VolcanoDeviceshare:
         if text is None:
             self._lock = None
         elif self._lock is None or self._lock.text != text:
-            self._lock, self._locked = NodeLock(text, self._clock()), True
+            self._lock, self._locked = SchedulerLock(text, self._clock()), True
         self._changed.set()
 
     def _publish(self) -> None:
@@ -187,7 +187,7 @@ class VolcanoDeviceshare:
             changes[notes.NODE_LOCK] = None
         return changes
 
-    def _is_free(self, lock: NodeLock) -> bool:
+    def _is_free(self, lock: SchedulerLock) -> bool:
         """Whether no pod needs this lock any more."""
         now = self._clock()
         waits = any(
