@@ -3,22 +3,28 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests wait for processes much of the time; with two workers for each core their time limits come too close.
-JOBS ?= $(shell echo $$(($$(nproc) + 1)))
+# Tests wait for processes much of the time.
+JOBS ?= $(shell echo $$((2 * $$(nproc))))
 COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11
 
 # Without byte code each worker takes three times as long to collect the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all check test test-vm demo bench soak golden monitoring protos lock clean
-all: check test
+.PHONY: all quick check test search test-vm demo bench soak golden monitoring protos lock clean
+all: test
 
 $(VENV)/.ready: pyproject.toml hack/requirements.txt hack/venv.py
 	$(PYTHON) hack/venv.py $(VENV) hack/requirements.txt
 	@touch $@
 
 test: $(VENV)/.ready  ## install and run all tests, with linters and type checks
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	$(BIN)/python hack/run_tests.py -n $(JOBS) --dist worksteal $(ARGS)
+
+quick: $(VENV)/.ready  ## format, lint, import contracts, quick tests of what changed since the trunk (SINCE=commit)
+	$(BIN)/python hack/quick.py $(SINCE)
+
+search: $(VENV)/.ready  ## many new examples for the property tests; .hypothesis keeps those that fail
+	PYTEST_TIMEOUT=0 $(BIN)/python -m pytest -n $(JOBS) -m "hypothesis and not vm" --hypothesis-profile=search $(ARGS)
 
 test-vm: $(VENV)/.ready  ## boot a machine with real VFs and test the installed agent in it (hack/vm/README.md)
 	$(BIN)/python -m pytest -m vm tests/vm $(ARGS)

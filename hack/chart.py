@@ -35,8 +35,9 @@ PARTS = {
     "mig": "mig",
     "optics": "optics",
     "nvSentinel": "nvsentinel",
+    "observe": "observe",
 }
-"""Values of the chart, and the overlays whose additions to the agents' pods they enable."""
+"""Values of the chart, and the overlays whose changes of the agents' pods they enable."""
 
 LIVE = tuple(
     field.encode_name
@@ -214,8 +215,14 @@ def conditional(item: Any, parts: list[str], negation: str) -> Object:
     return {"@item": f"@item@{len(_ITEMS) - 1}@"}
 
 
+def unless(condition: str, items: list[Any]) -> str:
+    """A list that is empty under the condition."""
+    _ITEMS.append((f"not {condition}", items))
+    return f"@list@{len(_ITEMS) - 1}@"
+
+
 _ITEMS: list[tuple[str, Any]] = []
-"""Condition and item, by the number in the mark."""
+"""Condition and item or items, by the number in the mark."""
 
 
 def namespace(manifest: Object) -> Object:
@@ -256,6 +263,7 @@ def agent(manifest: Object, pods: dict[str, Object]) -> Object:
         container["image"] = "@image@@"
         container["imagePullPolicy"] = "@value@$.Values.image.pullPolicy@"
     pod["containers"][0]["resources"] = "@block@$.Values.agent.resources@"
+    pod["initContainers"] = unless("$.Values.observe.enabled", pod["initContainers"])
     extend(pod, spec["template"], "agent")
     return manifest
 
@@ -317,11 +325,14 @@ def write(objects: list[Object]) -> str:
         "system:serviceaccount:nodeagent:", "system:serviceaccount:{{ $.Release.Namespace }}:"
     )
     text = text.replace("nodeagent@suffix@", "nodeagent{{ $suffix }}")
-    text = _MARK.sub(
-        lambda match: _RESOLVE[match["what"]](match["lead"], match["key"], match["argument"]), text
-    )
+    while (resolved := _MARK.sub(_resolved, text)) != text:  # an item may have marks itself
+        text = resolved
     assert not (left := re.findall(r".*@\w+@.*", text)), left
     return text
+
+
+def _resolved(match: re.Match[str]) -> str:
+    return _RESOLVE[match["what"]](match["lead"], match["key"], match["argument"])
 
 
 def _block(lead: str, key: str, value: str) -> str:
@@ -345,6 +356,14 @@ def _item(lead: str, condition: str, item: Any) -> str:
     return f"{lead}{{{{- if {condition} }}}}\n{lead}{text}\n{lead}{{{{- end }}}}"
 
 
+def _list(lead: str, key: str, condition: str, items: list[Any]) -> str:
+    text = yaml.safe_dump({key: items}, sort_keys=True, width=1_000_000).rstrip().replace("\n", f"\n{lead}")
+    return (
+        f"{lead}{{{{- if {condition} }}}}\n{lead}{text}\n"
+        f"{lead}{{{{- else }}}}\n{lead}{key}: []\n{lead}{{{{- end }}}}"
+    )
+
+
 _RESOLVE: dict[str, Callable[[str, str, str], str]] = {
     "value": lambda lead, key, value: f"{lead}{key}: {{{{ {value} }}}}",
     "line": lambda lead, key, value: (
@@ -355,6 +374,7 @@ _RESOLVE: dict[str, Callable[[str, str, str], str]] = {
     ),
     "true": lambda lead, key, value: f"{lead}{{{{- if {value} }}}}\n{lead}{key}: true\n{lead}{{{{- end }}}}",
     "item": lambda lead, _, number: _item(lead[:-2], *_ITEMS[int(number)]),
+    "list": lambda lead, key, number: _list(lead, key, *_ITEMS[int(number)]),
     "items": lambda lead, _, value: _RESOLVE["entries"](lead[:-2], "", value),
     "pool": lambda lead, key, _: (
         f"{lead}{{{{- with $name }}}}\n{lead}{key}: {{{{ . }}}}\n{lead}{{{{- end }}}}"

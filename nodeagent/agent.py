@@ -33,10 +33,10 @@ import msgspec
 
 from nodeagent import discovery, state_directory
 from nodeagent.accounting.gpu_accounting import GpuAccounting
-from nodeagent.agent_config import RESTART_SETTINGS, Config, load
+from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load
 from nodeagent.c_heap import return_free_memory, use_one_heap
 from nodeagent.cluster import agent_tasks
-from nodeagent.cluster.deliveries import Deliveries
+from nodeagent.cluster.deliveries import SLICES, Deliveries
 from nodeagent.config.faults import ConfigError
 from nodeagent.device_offering import DeviceOffering
 from nodeagent.dra.earlier_records import has_records
@@ -45,7 +45,6 @@ from nodeagent.followed_configuration import FollowedConfiguration, configuratio
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.mps_clients import MPS_FOLDER
-from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
@@ -59,6 +58,7 @@ from nodeagent.limits.mps_watch import MpsWatch
 from nodeagent.limits.shares import shares_of
 from nodeagent.model import Holding
 from nodeagent.nvsentinel import agent_task as nvsentinel_task
+from nodeagent.readiness import pool_statuses
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import is_recorded
@@ -114,7 +114,10 @@ class Agent:
         self.file: FollowedConfiguration[Config] | None = None
         if (path := options.config_file) is not None:
             self.file = FollowedConfiguration(
-                config, partial(_read_config, path), self._adopt, lambda: [path.parent]
+                config,
+                lambda: load(configuration_text(path), name=str(path)),
+                self._adopt,
+                lambda: [path.parent],
             )
         self.settled = asyncio.Event()
         """Set when the kubelet has the devices and everything is imported."""
@@ -122,7 +125,7 @@ class Agent:
         self.health = discovery.health_service(config, state_file)
         remembered_gpus = state_directory.open_remembered_gpus(config.health, options.root)
         gpu_publisher = GpuPublisher(self.health, remembered_gpus)
-        rails = state_directory.open_rails(
+        rails = self._rails = state_directory.open_rails(
             config, options.root, options.kubelet_dir / CHECKPOINT, self._read_pods.set
         )
         self.sources = discovery.Discovery(
@@ -135,7 +138,8 @@ class Agent:
             stores=True,
             rails=rails,
         )
-        rpc_stats = RpcStats()
+        rpc_stats, sizes = RpcStats(), SliceSizes.open(tree.path(config.health.state_directory))
+        self._unwritable = partial(state_directory.unwritable, (rails, sizes, remembered_gpus, state_file))
         self.plugins = DevicePlugins(
             options.kubelet_dir,
             watched=config.kubelet.registration == "plugins_registry",
@@ -148,7 +152,7 @@ class Agent:
             self.inventory,
             self.plugins,
             files,
-            SliceSizes.open(tree.path(config.health.state_directory)),
+            sizes,
             rails,
             self.sources.forget_nics,
             lambda: () if self.dra is None else self.dra.holdings,
@@ -198,8 +202,10 @@ class Agent:
                 cluster=self.deliveries,
                 accounting=self.accounting,
                 claims=lambda: None if self.dra is None else self.dra.figures,
+                pools=lambda: tuple(pool_statuses(self.offering.dra, self.dra, self.deliveries.of(SLICES))),
                 limits=self.cgroup_limits,
                 mps=self.mps,
+                unwritable_state=self._unwritable,
                 node=options.node_name or socket.gethostname(),
             ),
         )
@@ -210,15 +216,18 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 sources = group.create_task(self.sources.run())
                 await discovery.first_facts(self.inventory)
+                access = agent_tasks.node_access(self._config.cluster, self._options.node_name)
+                if access is not None and self._rails.lost:
+                    self.offering.recall(await agent_tasks.reported_rails(access, self._config.resources))
                 self.offering.check(str(self._options.config_file or "the default configuration"))
-                for name, task in self._tasks().items():
+                for name, task in self._tasks(access).items():
                     group.create_task(keep(name, task), name=name)
                 group.create_task(self._settle(), name="settle")
                 await sources
         except ExceptionGroup as errors:
             raise first_cause(errors, ConfigError) from None
 
-    def _tasks(self) -> dict[str, Callable[[], Awaitable[object]]]:
+    def _tasks(self, access: agent_tasks.NodeAccess | None) -> dict[str, Callable[[], Awaitable[object]]]:
         config = self._config
         tasks: dict[str, Callable[[], Awaitable[object]]] = {
             "offer": self.offering.run,
@@ -237,7 +246,6 @@ class Agent:
                 tasks["limits"] = self.cgroup_limits.run
         if listen := config.listen if self._options.listen is None else self._options.listen:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)
-        access = agent_tasks.node_access(config.cluster, self._options.node_name)
         if has_records(self._claim_records):
             self._open_dra(access)
         tasks["dra"] = partial(self._run_dra, access)
@@ -251,7 +259,8 @@ class Agent:
                 limits=self.cgroup_limits,
                 mps=self.mps,
                 health=config.health,
-                volcano=_by_volcano(config),
+                unwritable=self._unwritable,
+                volcano=by_volcano(config),
             )
         if config.nv_sentinel.socket is not None:
             node = self._options.node_name or (access.node if access is not None else None)
@@ -360,18 +369,10 @@ class Agent:
         for setting in RESTART_SETTINGS:
             if getattr(config, setting) != getattr(self._config, setting):
                 log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
-        if _by_volcano(config) != _by_volcano(self._config):
+        if by_volcano(config) != by_volcano(self._config):
             log.warning("A changed setting takes effect when the agent is restarted. setting=volcano")
         logging.getLogger().setLevel((self._options.log_level or config.log.level).upper())
         discovery.adopt(self.health, self._config.health, config.health)
-
-
-def _by_volcano(config: Config) -> bool:
-    return any(isinstance(entry, GpuMemResource) and entry.volcano for entry in config.resources)
-
-
-def _read_config(path: Path) -> Config:
-    return load(configuration_text(path), name=str(path))
 
 
 async def run(config: Config, options: AgentOptions) -> None:

@@ -157,6 +157,11 @@ class Config(Settings, frozen=True, kw_only=True):
     log: Annotated[LogSettings, setting("Log lines on stderr.")] = LogSettings()
 
 
+def by_volcano(config: Config) -> bool:
+    """Whether Volcano's deviceshare places pods by GPU."""
+    return any(isinstance(entry, GpuMemResource) and entry.volcano for entry in config.resources)
+
+
 def digest(config: Config) -> str:
     """Equal configurations, and only these, have equal digests."""
     return blake2b(msgspec.json.encode(config), digest_size=16).hexdigest()

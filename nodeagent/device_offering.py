@@ -17,11 +17,16 @@ from nodeagent.agent_config import Config, digest
 from nodeagent.bounded_calls import BoundedCalls, Unanswered, hanging_calls
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.dra.devices import GPU, NIC, DraDevice
-from nodeagent.dra.offered import DraOffer, LeftOut, OfferedPools, held_by_claims, without_plugin_holders
-from nodeagent.health.gpu_presence import MISMATCH
+from nodeagent.dra.offered import (
+    DraOffer,
+    LeftOut,
+    OfferedPools,
+    held_by_claims,
+    without_plugin_holders,
+)
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
-from nodeagent.kinds.rail_numbers import Numbering, changes, selection
+from nodeagent.kinds.rail_numbers import Numbering, Rails, changes, selection
 from nodeagent.kinds.resource_settings import GpuMemResource, VfResource
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
@@ -32,6 +37,7 @@ from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.machine_view import MachineView, Trouble, machine_view
 from nodeagent.model import Holding, Snapshot
 from nodeagent.offer import Offer, prefix
+from nodeagent.readiness import gpu_remarks
 from nodeagent.sources.pci_source import PRODUCT_FILE
 
 log = logging.getLogger(__name__)
@@ -85,6 +91,8 @@ class DeviceOffering:
         self._logged_rails: Numbering = rails.content.numbering
         self.begun = asyncio.Event()
         """Set once the plugins have the first offer."""
+        self.examined = False
+        """Whether the first offer has been made and its troubles are known."""
         self._news = asyncio.Event()
         """There may be something else to offer."""
         self._prepared: tuple[DeviceKind, ...] = ()
@@ -129,6 +137,10 @@ class DeviceOffering:
         by_claim = (device.kind for device in self._offer.dra_devices(snapshot))
         kinds = dict.fromkeys((*self._offer.kinds(snapshot), *by_claim))
         return tuple(kind for kind in kinds if kind.level(snapshot) == "mps")
+
+    def recall(self, reported: Rails) -> None:
+        """Number NICs as another memory has them, because the file of the rails is gone."""
+        self._offer.recall(reported)
 
     def check(self, name: str) -> None:
         """Raise ``ConfigError`` if the configuration at start cannot work on this machine."""
@@ -284,7 +296,7 @@ class DeviceOffering:
         self.dra.update(OfferedPools(pools, obstacles, tuple(left_out)), snapshot)
 
     def _find_troubles(self, snapshot: Snapshot) -> None:
-        self._sought_by = inf
+        self._sought_by, self.examined = inf, True
         self.troubles = tuple(
             trouble
             for trouble in self._offer.troubles(snapshot)
@@ -357,26 +369,17 @@ class DeviceOffering:
             for id_ in holding.device_ids
         )
         sweep = BoundedCalls("stale device-info files", SWEEP_S)
-        with suppress(Unanswered):  # the log has it, and the files harm no pod
-            for name in await sweep.run(self._files.device_info.remove_stale, f"{head}-", tuple(held)):
-                log.info("A device-info file of an earlier agent was removed. file=%s", name)
+        try:
+            removed = await sweep.run(self._files.device_info.remove_stale, f"{head}-", tuple(held))
+        except OSError as error:  # the files harm no pod; the log has a call without an answer
+            if not isinstance(error, Unanswered):
+                log.warning("Device-info files of an earlier agent stay. reason=%r", str(error))
+            return
+        for name in removed:
+            log.info("A device-info file of an earlier agent was removed. file=%s", name)
 
     def _fatal(self, offer: Offer) -> list[str]:
         return [trouble.message for trouble in offer.troubles(self._inventory.snapshot) if trouble.fatal]
-
-
-def gpu_remarks(snapshot: Snapshot) -> Iterator[str]:
-    """Yield a sentence about each GPU that is lost, or that no resource can offer, for ``/readyz``."""
-    for gpu in snapshot.gpus:
-        reason = gpu.health.reasons[0] if gpu.health.reasons else None
-        if reason is not None and (gpu.lost or reason.key == MISMATCH.key):
-            yield f"GPU {gpu.index} ({gpu.uuid}): {reason.key}: {reason.detail}"
-    for uuid, obstacle in snapshot.mps_obstacles:
-        if obstacle:
-            yield f"GPU {uuid} cannot be shared: {obstacle}"
-    for unusable in snapshot.unusable_gpus:
-        reason = unusable.health.reasons[0]
-        yield f"GPU at {unusable.place} is not offered: {reason.key}: {reason.detail}"
 
 
 def _why_missing(source: str, snapshot: Snapshot) -> str:

@@ -374,10 +374,10 @@ class Discovery:
         await asyncio.sleep(LATER_S)
 
 
-async def first_facts(inventory: Inventory, timeout_s: float = FIRST_FACTS_S) -> None:
-    """Return when every source of ``FIRST_SOURCES`` has published or failed, or after ``timeout_s``."""
+async def first_facts(inventory: Inventory) -> None:
+    """Return when every source of ``FIRST_SOURCES`` has published or failed, or after ``FIRST_FACTS_S``."""
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(FIRST_FACTS_S):
             while True:
                 snapshot = inventory.snapshot
                 stale = {entry.source for entry in snapshot.stale_sources}

@@ -260,8 +260,8 @@ class VgpuGrant(msgspec.Struct, frozen=True):
 
 
 class VgpuWaiting(msgspec.Struct, frozen=True):
-    """A container that Volcano has placed on this node, and that has no GPUs yet. ``count`` is the number that it asks
-    for. ``fault`` is why its annotations are refused, or empty."""
+    """A container of this node that has no GPUs yet. ``count`` is the number that it asks for. ``fault`` is why its
+    annotations are refused, or empty. A container that is not ``placed`` has no choice by Volcano."""
 
     namespace: str
     pod: str
@@ -270,6 +270,7 @@ class VgpuWaiting(msgspec.Struct, frozen=True):
     count: int
     gpus: tuple[VgpuGrant, ...]
     fault: str = ""
+    placed: bool = True
 
     @property
     def key(self) -> tuple[str, str]:
@@ -282,7 +283,7 @@ class VgpuWaiting(msgspec.Struct, frozen=True):
 
 
 class VgpuShare(msgspec.Struct, frozen=True):
-    """The slices of one GPU that Volcano gave the containers of a pod."""
+    """The slices of one GPU that the containers of a pod have, by Volcano's choice or by their limits."""
 
     namespace: str
     pod: str
@@ -327,6 +328,8 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     vgpu_waiting: tuple[VgpuWaiting, ...] = ()
     """In the order in which Volcano bound them; the containers of a pod in the order of the pod."""
     vgpu_shares: tuple[VgpuShare, ...] = ()
+    vgpu_locked: bool = False
+    """Volcano has locked this Node since the agent started: ``deviceshare.NodeLockEnable`` is true."""
     vgpu_granted: frozenset[tuple[str, str]] = frozenset()
     """The containers that have just got their GPUs, by ``VgpuWaiting.key``: podresources lists them later."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
 from nodeagent.agent_config import Config
@@ -50,7 +50,7 @@ from nodeagent.kinds.resource_settings import (
 )
 from nodeagent.kinds.vf import VfPool
 from nodeagent.machine_view import Trouble
-from nodeagent.model import Function, Snapshot, State
+from nodeagent.model import Function, Link, Snapshot, State
 
 FALLBACK_PREFIX = "nodeagent.io"
 
@@ -102,6 +102,7 @@ class Offer:
         self.config = config
         self.numbering: dict[Selection, Rails] = dict(before.numbering if before else numbering)
         self._netdevs: dict[str, str] = before._netdevs if before else {}
+        self._reported: Rails = ()
         self._forgotten: set[str] = before._forgotten if before else set()
         """PCI addresses of missing NICs that get no rail."""
 
@@ -145,6 +146,10 @@ class Offer:
             if isinstance(entry, VfResource):
                 yield entry, self.numbering.get(selection(entry), ())
 
+    def recall(self, reported: Rails) -> None:
+        """Number NICs as another memory has them, where no selection has rails yet."""
+        self._reported = reported
+
     def missing(self, snapshot: Snapshot) -> Iterator[tuple[VfResource, Rail]]:
         """Yield the rails whose NIC is not on the bus, each with its entry."""
         present = nics_of(snapshot.functions, ())
@@ -153,6 +158,7 @@ class Offer:
 
     def forget(self, rails: Collection[Rail]) -> None:
         """Remove the rails of missing NICs. Their numbers are free."""
+        self._reported = ()
         self._forgotten.update(rail.pci_address for rail in rails if rail.pci_address is not None)
         for key, known in self.numbering.items():
             self.numbering[key] = tuple(rail for rail in known if rail not in rails)
@@ -307,6 +313,8 @@ class Offer:
         links = {link.pci_address: link for link in snapshot.links}
         nics = nics_of(snapshot.functions, snapshot.links)
         rails = self.numbering.get(key, ())
+        if not rails and not literal:
+            rails = self._recalled(entry, snapshot, links)
         rails = identified(rails, nics) if literal else match(rails, nics)
         numbered = {rail.pci_address for rail in rails}
         macs = {rail.pci_address: rail.permanent_mac for known in self.numbering.values() for rail in known}
@@ -320,6 +328,24 @@ class Offer:
             rails = added(rails, address, mac, literal.index(address) if literal else None)
         self.numbering[key] = rails
         return rails
+
+    def _recalled(self, entry: VfResource, snapshot: Snapshot, links: Mapping[str, Link]) -> Rails:
+        """Return the reported rails of the NICs that this entry selects. A missing one is known by its address alone:
+        it belongs to the entry if no entry with another selection may select it."""
+        nics = nics_of(snapshot.functions, snapshot.links)
+        if not nics or not self._reported:
+            return ()
+        present = {it.pci_address: it for it in snapshot.functions if it.pci_address in nics}
+        alone = len({selection(other) for other, _ in self.in_force()}) == 1
+        globs, exclude = entry.select.pci_addresses or ("*",), entry.select.exclude
+
+        def owned(rail: Rail) -> bool:
+            address = rail.pci_address or ""
+            if (function := present.get(address)) is not None:
+                return offers_vfs_of(entry, function, links.get(address))
+            return alone and matches(address, globs) and not matches(address, exclude)
+
+        return tuple(rail for rail in match(self._reported, nics) if owned(rail))
 
     def _counts(self, pf: Function) -> bool:
         """Whether a PF that has no rail gets one."""

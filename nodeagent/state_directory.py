@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol
 
 from nodeagent.agent_config import Config
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.state_file import StateFile
 from nodeagent.host.sysfs import Tree
+from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.sources.remembered_gpus import RememberedGpus
+
+
+class Stored(Protocol):
+    """A file that an agent keeps for the next one."""
+
+    def fault(self) -> UnwritableMemory | None: ...
+
+
+def unwritable(files: Iterable[Stored]) -> tuple[UnwritableMemory, ...]:
+    """Return the files that cannot be written."""
+    return tuple(fault for file in files if (fault := file.fault()) is not None)
 
 
 def open_state_file(settings: HealthSettings, root: Path) -> StateFile:

@@ -1,13 +1,15 @@
 """Fixtures for every test: missing tools, time limits, temporary files, and the profiles of Hypothesis.
 
-Examples have no deadline, because test machines are shared. On a developer's machine every run tries new examples.
-``--hypothesis-profile=ci`` repeats the same examples, so that CI fails only because of a change.
+Examples have no deadline, because test machines are shared. The profile ``ci`` is the default: it repeats the same
+examples, so that a test fails only because of a change. ``quick`` has few of them. ``search`` (`make search`) tries
+many new ones and keeps those that fail in ``.hypothesis``.
 """
 
 import gc
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -15,10 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.needs import pytest_runtest_setup
-from tests.support.time_limits import pytest_timeout_set_timer
-
-__all__ = ["pytest_runtest_setup", "pytest_timeout_set_timer"]
+from tests.support import needs, time_limits
 
 # A simulated machine is thousands of small files, which are slow to create on a disk. A container's default is 64 MiB.
 if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:
@@ -26,10 +25,22 @@ if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:
     tempfile.tempdir = None  # read TMPDIR again
 
 settings.register_profile(
-    "explore", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "search", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], max_examples=2000
 )
-settings.register_profile("ci", settings.get_profile("explore"), derandomize=True, database=None)
-settings.load_profile("explore")
+settings.register_profile(
+    "ci", settings.get_profile("search"), derandomize=True, database=None, max_examples=60
+)
+settings.register_profile("quick", settings.get_profile("ci"), max_examples=10)
+settings.load_profile("ci")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # In the background of a shell SIGINT is ignored, and children that a test interrupts would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for plugin in (needs, time_limits):
+        config.pluginmanager.register(plugin)
 
 
 @pytest.fixture(autouse=True)

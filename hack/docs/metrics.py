@@ -30,6 +30,7 @@ TOPICS = {
         "claims",
         "cluster",
         "file",
+        "state",
         "rpc",
         "rpcs",
         "kubelet",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +22,8 @@ from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kinds.rail_numbers import Rails
+from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
 from nodeagent.kinds.volcano_vgpus import VgpuPlaces
 from nodeagent.model import Snapshot
 from nodeagent.supervise import Fatal, keep
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from nodeagent.cluster.over_use_notices import OverUseSource
     from nodeagent.dra.offered import DraOffer
     from nodeagent.health.health_settings import HealthSettings
+    from nodeagent.host.unwritable_memory import UnwritableMemory
     from nodeagent.kube.access import Access, NodeClaim
     from nodeagent.kube.client import ApiClient
 
@@ -78,6 +81,15 @@ def node_access(settings: ClusterSettings, node_name: str | None) -> NodeAccess 
     return NodeAccess(access, node)
 
 
+async def reported_rails(node_access: NodeAccess, resources: Iterable[ResourceSettings]) -> Rails:
+    """Return the rails of this node's report; none if no resource has rails, or without an answer in some seconds."""
+    if not any(isinstance(entry, VfResource) for entry in resources):
+        return ()
+    from nodeagent.cluster import reported_rails  # noqa: PLC0415
+
+    return await reported_rails.read(node_access.access, node_access.node)
+
+
 class AgentOffer(Protocol):
     """The resources that the agent offers now, and the rail of each PF."""
 
@@ -101,6 +113,7 @@ async def run(
     mps: MpsSource | None = None,
     health: HealthSettings | None = None,
     *,
+    unwritable: Callable[[], Sequence[UnwritableMemory]] | None = None,
     volcano: bool = False,
 ) -> None:
     """Run the enabled tasks until cancelled. They start once the agent has ``settled``: the kubelet comes first.
@@ -144,6 +157,10 @@ async def run(
         tasks["events"] = DeviceEvents(
             client, inventory, node, offered, board=board, delivery=deliveries.of("events")
         ).run
+        if unwritable is not None:
+            from nodeagent.cluster import state_notices  # noqa: PLC0415
+
+            tasks["state"] = partial(state_notices.follow, unwritable, node, board)
         if accounting is not None:
             from nodeagent.cluster import over_use_notices  # noqa: PLC0415
 
@@ -166,6 +183,7 @@ async def run(
             node,
             settings,
             deliveries,
+            rails=lambda: offer.rails,
             block=lambda snapshot: free_block(offer.offered, snapshot),
             level=lambda snapshot: level_in_force(offer.offered, snapshot),
         ).run

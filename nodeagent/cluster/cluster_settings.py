@@ -25,8 +25,8 @@ class TaintSettings(Settings, frozen=True, kw_only=True):
     rails_down: Annotated[
         Rails,
         setting(
-            "Number of rails that must be down for 30 s. The default is 2, because a leaf switch that "
-            "restarts takes one rail from each of its nodes."
+            "Number of rails that must be down for 30 s. A port without a rail never counts. The default is 2, "
+            "because a leaf switch that restarts takes one rail from each of its nodes."
         ),
     ] = 2
 

@@ -1,7 +1,8 @@
 """The state of what the agent writes, for each part of the agent: for ``/readyz``, metrics and Events.
 
 A part is ``nodelinks``, ``events``, ``marks``, ``evictions``, ``slices`` or ``volcano``, which write to the API server,
-or ``nvsentinel``. No failure here makes the agent unready: devices come first.
+or ``nvsentinel``. No failure here makes the agent unready: devices come first. But claims get a device only through a
+slice: ``published`` has the pools of those that can.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Delivery:
         """Writes by result: ``ok``, ``refused``, ``failed``, or ``conflict`` where another client was faster."""
         self.removed = 0
         """Our objects that another client has deleted."""
+        self.published: frozenset[str] = frozenset()
+        """The pools of devices whose slices the server has had in full, and of which it has refused no write since."""
         self._changed = changed
 
     def failed(self, error: ApiError) -> None:

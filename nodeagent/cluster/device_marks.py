@@ -9,6 +9,7 @@ Rules:
   agent changes nothing. Until it counts as unknown, its last known state stands. A state that an earlier agent
   has published counts at once.
 * At most one write in ten seconds.
+* The taint counts rails only: a port without a rail never taints the Node.
 * Nothing is written before the links are known.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -54,11 +55,12 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceMarks:
-    """The marks that the Node should have. ``degraded`` and ``down`` count links; ``None``: none is known."""
+    """The marks that the Node should have. ``degraded`` counts links, ``rails_down`` those with a rail; ``None``: no
+    link is known."""
 
     conditions: tuple[NodeCondition, ...]
     degraded: int | None
-    down: int | None
+    rails_down: int | None
 
 
 @dataclass(slots=True)
@@ -70,9 +72,15 @@ class StateTimes:
     """Each device in its last state other than unknown."""
 
     def marks(
-        self, devices: Sequence[ReportedDevice], now: float, *, stale: str | None = None
+        self,
+        devices: Sequence[ReportedDevice],
+        now: float,
+        *,
+        rails: Container[str] = (),
+        stale: str | None = None,
     ) -> DeviceMarks:
-        """The marks for these devices. ``stale``: why the facts of the links are old."""
+        """The marks for these devices. ``rails`` has the keys of the links with a rail; a port without one may be empty
+        for good. ``stale``: why the facts of the links are old."""
         current = {(device.key, device.health.state) for device in devices}
         if stale:
             current.add(("", State.UNKNOWN))
@@ -90,7 +98,7 @@ class StateTimes:
             if group
         ]
         degraded = [link for link in links if self._counts(link, now) and link.health.state not in QUIET]
-        down = [link for link in degraded if link.health.state in FAILED]
+        down = [link for link in degraded if link.health.state in FAILED and link.key in rails]
         return DeviceMarks(tuple(conditions), len(degraded) if links else None, len(down) if links else None)
 
     def count_at_once(self, devices: Sequence[ReportedDevice]) -> None:
@@ -147,8 +155,8 @@ def _listed(group: Sequence[ReportedDevice]) -> str:
 class DeviceMarker:
     """Keep the marks of this Node up to date. Belongs to one event loop.
 
-    ``block`` returns the free GPU memory of a snapshot, and ``level`` what enforces its limits; ``None`` if this is not
-    known.
+    ``rails`` returns the rail of each PF that has one, by PCI address. ``block`` returns the free GPU memory of a
+    snapshot, and ``level`` what enforces its limits; ``None`` if this is not known.
     """
 
     def __init__(
@@ -159,11 +167,12 @@ class DeviceMarker:
         settings: ClusterSettings,
         deliveries: Deliveries | None = None,
         *,
+        rails: Callable[[], Mapping[str, int]] = dict,
         block: Callable[[Snapshot], FreeBlock | None] = lambda _snapshot: None,
         level: Callable[[Snapshot], str | None] = lambda _snapshot: None,
         jitter_s: float = JITTER_S,
     ) -> None:
-        self._block, self._level = block, level
+        self._rails, self._block, self._level = rails, block, level
         self._damped = DampedBlock(settings.gpu_mem_largest.step, settings.gpu_mem_largest.rise_seconds)
         self._node_marks, self._inventory = NodeMarks(client), inventory
         self._node, self._settings = node, settings
@@ -207,14 +216,14 @@ class DeviceMarker:
             None,
         )
         devices = reported_devices(snapshot)
-        marks = self._times.marks(devices, now, stale=stale)
+        marks = self._times.marks(devices, now, rails=self._rails(), stale=stale)
         if (wait := max(self._retry.wait_s(now), self._rate.wait_s(now))) > 0:
             return wait
         try:
             if not self._read:
                 node = await self._read_marks(devices)
                 self._read = True
-                marks = self._times.marks(devices, now, stale=stale)
+                marks = self._times.marks(devices, now, rails=self._rails(), stale=stale)
                 if node is not None:
                     self._adopt(node, marks, now)
             wrote = await self._write(marks, now)
@@ -256,7 +265,8 @@ class DeviceMarker:
             # A taint that is there was set under an earlier configuration.
             tainted = False if self._tainted else None
         else:
-            tainted = None if marks.down is None else marks.down >= self._settings.taint.rails_down
+            limit = self._settings.taint.rails_down
+            tainted = None if marks.rails_down is None else marks.rails_down >= limit
         if tainted is None or tainted == self._tainted:
             return False
         await self._node_marks.set_taint(self._node, TAINT, on=tainted)

@@ -37,7 +37,8 @@ BURST, PER_S = 25, 0.1
 AGAIN_FIRST_S, AGAIN_MAX_S = 5.0, 300.0
 TRIES = 8
 """With the waits above: a quarter of an hour."""
-PASSING = (404, 409, 410)
+PASSING = (403, 404, 409, 410)
+"""Refusals of one Event that may end: by a quota or the end of its namespace, or of an Event that has just expired."""
 MESSAGE_MAX = 1024
 """The API server's limit (ValidateEvent)."""
 RECOVERED = "Recovered"
@@ -253,11 +254,10 @@ class EventWriter:
             try:
                 await self._write(record)
             except ApiError as error:
-                passing = error.status in PASSING or error.ending_namespace
-                if not (error.refused or passing):
+                if not error.refused:
                     return self._retry.failed(error, time.monotonic())
-                self._retry.rejected()
-                if record.rejected(time.monotonic(), passing=passing) is not None:
+                self._retry.rejected(error)
+                if record.rejected(time.monotonic(), passing=error.status in PASSING) is not None:
                     continue
                 log.warning("The API server rejects an Event; it is dropped. reason=%r", str(error))
             else:

@@ -7,8 +7,8 @@ Rules:
   continue to run.
 * Where ``enforcement`` is ``evict``, a pod is evicted after it has used more GPU memory than its share for the
   configured time (``over_use_causes``). A pod without a share is not: its DaemonSet would only make it again.
-* At most one pod in ten seconds. An eviction that a disruption budget refuses is requested again later, each time after
-  a longer wait, and so is one whose pod does not end.
+* At most one pod in ten seconds. An eviction that a disruption budget or a policy refuses is requested again later,
+  each time after a longer wait, and so is one whose pod does not end. It delays no other; a missing right delays all.
 * An eviction, and a refusal, is an Event on the pod and on the Node.
 """
 
@@ -189,7 +189,7 @@ class Evictions:
         self._post(pod, "PodEvicted", "was evicted", warning=False)
 
     def _refused(self, pod: PodName, error: ApiError, now: float) -> None:
-        self._retry.rejected()
+        self._retry.rejected(error)
         backoff = self._refusals.setdefault(pod, Backoff(self._budget_s, AGAIN_S, jitter=JITTER))
         self.queue.not_before[pod] = now + backoff.next_s(error.retry_after_s)
         log.info(

@@ -80,7 +80,7 @@ class MinLinksMarker:
         # A Node that another leader has marked has been below for long enough.
         early = dict.fromkeys(self._conditioned.keys() | self._tainted.keys(), now - after_s)
         self._below_since = {name: self._below_since.get(name, early.get(name, now)) for name in below}
-        due = [name for name, since in sorted(self._below_since.items()) if now - since >= after_s]
+        due = [name for name, since in sorted(self._below_since.items()) if now >= since + after_s]
         conditioned = set(due) if self._settings.min_links_condition else set[str]()
         tainted = self._chosen_for_taint(due, nodes) if self._settings.min_links_taint else set[str]()
         good = True

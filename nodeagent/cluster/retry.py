@@ -38,19 +38,25 @@ class ApiRetry:
 
     def failed(self, error: ApiError, now: float) -> float:
         """Record a failure. Return the seconds until the next attempt."""
+        self._note(error)
+        wait_s = (self._forbidden if error.status == 403 else self._backoff).next_s(error.retry_after_s)
+        self._until = now + wait_s
+        return wait_s
+
+    def rejected(self, error: ApiError) -> None:
+        """Record a request that the server rejects. The task continues with others. A policy (403) may refuse them all,
+        so its reason is shown until a request succeeds."""
+        if error.status == 403:
+            self._note(error)
+        elif self._delivery is not None:
+            self._delivery.results["refused"] += 1
+
+    def _note(self, error: ApiError) -> None:
         if self._kind != (error.status, error.reason):
             log.warning("%s. reason=%r", self._problem, str(error))
         self._kind, self.reason = (error.status, error.reason), str(error)
         if self._delivery is not None:
             self._delivery.failed(error)
-        wait_s = (self._forbidden if error.status == 403 else self._backoff).next_s(error.retry_after_s)
-        self._until = now + wait_s
-        return wait_s
-
-    def rejected(self) -> None:
-        """Count a request that the server rejects. The task continues with others."""
-        if self._delivery is not None:
-            self._delivery.results["refused"] += 1
 
     def succeeded(self, left_out: Iterable[str] = ()) -> None:
         """Record a write. ``left_out`` names the parts that the server refused."""

@@ -173,12 +173,15 @@ class SlicePublisher:
         }
         self._deleted.clear()
         stored = self.stored
+        pools = self._pools.pools(tuple(stored.values()))
         by_pool: dict[str, list[SliceWrite]] = {}
-        for write in self._planned(stored):
+        for write in self._planned(pools, stored):
             by_pool.setdefault(write.pool, []).append(write)
+        complete = set(pools.devices.keys() - by_pool.keys())
+        refused: set[str] = set()
         waits_s = [LOOK_S, *([REMEMBERED_S] if self._answers or by_pool else [])]
         wrote, failure = False, None
-        for due in by_pool.values():
+        for pool, due in by_pool.items():
             if (wait_s := max(self._wait_s(write, now) for write in due)) > 0:
                 waits_s.append(wait_s)
                 continue
@@ -186,12 +189,16 @@ class SlicePublisher:
                 for write in due:
                     await self._write(write, stored)
                 wrote = True
+                complete.add(pool)
             except ApiError as error:
                 failure = error
+                if error.refused or error.status == 403:
+                    refused.add(pool)
                 if error.conflict or error.missing:
                     self._answers.pop(write.name, None)
                 if not error.refused:
                     break  # the other pool would meet the same
+        self._delivery.published = (self._delivery.published | complete) - refused
         if failure is not None:
             return self._failed(failure, time.monotonic())
         self._conflicts = 0
@@ -199,8 +206,7 @@ class SlicePublisher:
             self._retry.succeeded(sorted(self._dropped))
         return min(waits_s)
 
-    def _planned(self, stored: Mapping[str, Json]) -> list[SliceWrite]:
-        pools = self._pools.pools(tuple(stored.values()))
+    def _planned(self, pools: SlicePools, stored: Mapping[str, Json]) -> list[SliceWrite]:
         wanted = wanted_slices(self._node, pools.devices)
         planned = list(
             writes(

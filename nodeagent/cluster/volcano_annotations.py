@@ -13,7 +13,7 @@ containers; ``kinds.volcano_vgpus`` compares it with the memory that is left.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -21,6 +21,8 @@ import msgspec
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.volcano_vgpus import CORES, CORES_OF_A_GPU, MEMORY, NUMBER, places
 from nodeagent.model import Gpu, VgpuGrant, VgpuShare, VgpuWaiting
+from nodeagent.plain_text import one_line
+from nodeagent.quantities import whole_quantity
 
 REGISTER, HANDSHAKE, NODE_LOCK = (
     "volcano.sh/node-vgpu-register",
@@ -60,6 +62,7 @@ class VgpuContainer(msgspec.Struct):
 class VgpuPodSpec(msgspec.Struct, rename="camel"):
     node_name: str = ""
     containers: list[VgpuContainer] = msgspec.field(default_factory=list)
+    init_containers: list[VgpuContainer] = msgspec.field(default_factory=list)
 
 
 class VgpuPodStatus(msgspec.Struct):
@@ -160,27 +163,49 @@ def waiting_of(pod: VgpuPod, node: str, sizes: Mapping[str, int], now: float) ->
             continue
         grants = choice[index] if choice is not None and index < len(choice) else ()
         limits = container.resources.limits or {}
-        count = _number(limits.get(NUMBER, 1))
         yield VgpuWaiting(
             pod.metadata.namespace,
             pod.metadata.name,
             container.name,
             pod.metadata.uid,
-            count or 0,
+            _amount(limits, NUMBER, 1),
             grants,
             fault or _fault(limits, grants, sizes),
         )
 
 
-def shares_of(pod: VgpuPod, node: str) -> Iterator[VgpuShare]:
-    """Yield the slices of each GPU that the scheduler gave a pod of this node."""
-    choice = None if pod.ended else decode(pod.annotations.get(CHOSEN, ""))
-    if pod.annotations.get(PLACED_ON) != node or choice is None:
+def unplaced_of(pod: VgpuPod, node: str) -> Iterator[VgpuWaiting]:
+    """Yield the containers of a pod of this node that ask for GPUs without a choice by the scheduler.
+
+    The scheduler leaves out init containers, and the kubelet asks for them.
+    """
+    meta = pod.metadata
+    if pod.annotations.get(BIND_PHASE) == ALLOCATING or pod.admitted or pod.spec.node_name != node:
+        return
+    for container in (*pod.spec.init_containers, *pod.spec.containers):
+        limits = container.resources.limits or {}
+        if count := _amount(limits, NUMBER, 0):
+            yield VgpuWaiting(meta.namespace, meta.name, container.name, meta.uid, count, (), placed=False)
+
+
+def shares_of(
+    pod: VgpuPod, node: str, sizes: Mapping[str, int], held: Collection[str]
+) -> Iterator[VgpuShare]:
+    """Yield the slices of each GPU that the scheduler gave a pod of this node.
+
+    ``held`` are the GPUs on which it holds places. One that the scheduler did not choose counts with the pod's limits.
+    """
+    if pod.ended:
         return
     sums: dict[str, int] = {}
-    for grants in choice:
-        for grant in grants:
-            sums[grant.uuid] = sums.get(grant.uuid, 0) + grant.slices
+    if pod.annotations.get(PLACED_ON) == node:
+        for grants in decode(pod.annotations.get(CHOSEN, "")) or ():
+            for grant in grants:
+                sums[grant.uuid] = sums.get(grant.uuid, 0) + grant.slices
+    for uuid in set(held) - sums.keys():
+        size = sizes.get(uuid, 0)
+        asked = [_amount(one.resources.limits or {}, MEMORY, size) for one in pod.counted]
+        sums[uuid] = min(sum(asked) or size, size)
     for uuid, slices in sorted(sums.items()):
         yield VgpuShare(pod.metadata.namespace, pod.metadata.name, uuid, slices)
 
@@ -206,15 +231,18 @@ def bound_at(pod: VgpuPod) -> float | None:
 
 def _fault(limits: Mapping[str, str | int], grants: tuple[VgpuGrant, ...], sizes: Mapping[str, int]) -> str:
     """Return how the choice differs from the limits of the container, or the empty text."""
-    if len(grants) != _number(limits.get(NUMBER, 1)):
+    amounts = {name: whole_quantity(limits.get(name, 0)) for name in (NUMBER, MEMORY, PERCENTAGE, CORES)}
+    if odd := next((name for name, amount in amounts.items() if amount is None), None):
+        return f"the limit {odd}: {one_line(str(limits[odd]), 64)} is no whole number"
+    if len(grants) != _amount(limits, NUMBER, 1):
         return f"{TO_ALLOCATE} has {len(grants)} GPUs"
     if len({grant.uuid for grant in grants}) != len(grants):
         return f"{TO_ALLOCATE} has one GPU twice"
-    wanted = _number(limits.get(MEMORY, 0))
-    percent = _number(limits.get(PERCENTAGE, 100))
-    cores = _number(limits.get(CORES, 0))
-    if wanted is None or percent is None or cores is None:
-        return "a limit is no whole number"
+    wanted, percent, cores = (
+        _amount(limits, MEMORY, 0),
+        _amount(limits, PERCENTAGE, 100),
+        _amount(limits, CORES, 0),
+    )
     first = next((sizes.get(grant.uuid, 0) for grant in grants), 0)
     due = (
         wanted or first * percent // 100
@@ -233,6 +261,6 @@ def _seconds(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,12}", text) else None
 
 
-def _number(quantity: str | int) -> int | None:
-    text = str(quantity)
-    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
+def _amount(limits: Mapping[str, str | int], name: str, absent: int) -> int:
+    """Return a limit; 0 for one that is no whole number."""
+    return whole_quantity(limits.get(name, absent)) or 0

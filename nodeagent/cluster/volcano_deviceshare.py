@@ -6,8 +6,10 @@ differs. So an agent that was restarted between an allocation and its report con
 * The Node lists the GPUs (``REGISTER``). Schedulers up to 1.12 ask by ``HANDSHAKE``, and get an answer.
 * A pod whose containers all hold GPUs by podresources gets ``bind-phase: success``, a pod that has ended before gets
   ``failed``, and so does one that asks for memory alone. Volcano counts a pod by its annotations until it is gone.
-* The node lock is released when its pod is reported, or when no pod waits and it is older than ``LOCK_GRACE_S``: a
-  scheduler that ended in between leaves it behind, and would bind no pod to this node for five minutes.
+* The node lock is released when its pod is reported, or when no pod waits and it has been seen for ``LOCK_GRACE_S``: a
+  scheduler that ended in between leaves it behind, and would bind no pod to this node for five minutes. Its time has
+  whole seconds, and the scheduler locks before it annotates. So a lock is no text here: a report releases the lock that
+  stood during it, and never the next one, of the same second.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+
+import msgspec
 
 from nodeagent.cluster import volcano_annotations as notes
 from nodeagent.cluster.deliveries import Delivery
@@ -41,6 +45,14 @@ LOCK_GRACE_S = 15.0
 """The scheduler takes the lock before it writes the pod's annotations and binds it."""
 
 
+class NodeLock(msgspec.Struct):
+    """One lock of this Node. Two of one second have the same text. ``reported``: its pod has been reported."""
+
+    text: str
+    seen_at: float
+    reported: bool = False
+
+
 class VolcanoDeviceshare:
     """``settings`` returns the entry that Volcano places, ``None`` while none is offered."""
 
@@ -58,6 +70,8 @@ class VolcanoDeviceshare:
         self._settings, self._clock = settings, clock
         self._retry = ApiRetry("Volcano's annotations cannot be written", delivery)
         self._changed = asyncio.Event()
+        self._lock: NodeLock | None = None
+        self._locked = False
         self._pods: Reflector[VgpuPod] = Reflector(
             client, PODS.typed(VgpuPod), fields=f"spec.nodeName={node}", changed=self._pod_changed
         )
@@ -91,7 +105,12 @@ class VolcanoDeviceshare:
         self._publish()  # at once: the kubelet may ask already
         self._changed.set()
 
-    def _node_changed(self, _key: str, _before: Partial | None, _now: Partial | None) -> None:
+    def _node_changed(self, _key: str, _before: Partial | None, now: Partial | None) -> None:
+        text = None if now is None else (now.metadata.annotations or {}).get(notes.NODE_LOCK)
+        if text is None:
+            self._lock = None
+        elif self._lock is None or self._lock.text != text:
+            self._lock, self._locked = NodeLock(text, self._clock()), True
         self._changed.set()
 
     def _publish(self) -> None:
@@ -104,14 +123,21 @@ class VolcanoDeviceshare:
         waiting: list[VgpuWaiting] = []
         shares: list[VgpuShare] = []
         for pod in sorted(self._pods.objects.values(), key=_order):
-            shares += notes.shares_of(pod, self._node)
+            shares += notes.shares_of(pod, self._node, sizes, _gpus_of(pod, snapshot))
             if snapshot.holdings is not None:  # before, a pod that has its GPUs would seem to wait
-                containers = notes.waiting_of(pod, self._node, sizes, self._clock())
+                containers = (
+                    *notes.waiting_of(pod, self._node, sizes, self._clock()),
+                    *notes.unplaced_of(pod, self._node),
+                )
                 waiting += [it for it in containers if (it.namespace, it.pod, it.container) not in holders]
         alive = {pod.metadata.uid for pod in self._pods.objects.values()}
         granted = frozenset(key for key in snapshot.vgpu_granted if key[0] in alive)
         self._inventory.publish(
-            "volcano", vgpu_waiting=tuple(waiting), vgpu_shares=tuple(shares), vgpu_granted=granted
+            "volcano",
+            vgpu_waiting=tuple(waiting),
+            vgpu_shares=tuple(shares),
+            vgpu_granted=granted,
+            vgpu_locked=self._locked,
         )
 
     async def _write(self, snapshot: Snapshot) -> None:
@@ -122,6 +148,8 @@ class VolcanoDeviceshare:
         if node is not None and (changes := self._node_changes(node, snapshot)):
             meta = {"annotations": changes, "resourceVersion": node.metadata.resource_version}
             await self._client.patch(NODES, self._node, {"metadata": meta})
+            if notes.NODE_LOCK in changes:
+                self._lock = None  # what is seen from now on is another one
 
     def _phase(self, pod: VgpuPod, snapshot: Snapshot) -> str | None:
         """Return the phase that is to be reported; ``None`` if there is none, or if it is not known yet."""
@@ -141,6 +169,9 @@ class VolcanoDeviceshare:
         changes = {notes.BIND_PHASE: phase, notes.PLACED_AT: notes.DONE_AT}
         body = {"metadata": {"annotations": changes, "uid": meta.uid}}
         await self._client.patch(PODS, meta.name, body, namespace=meta.namespace)
+        lock = self._lock
+        if lock is not None and (notes.lock_time(lock.text) or 0) <= (notes.bound_at(pod) or 0):
+            lock.reported = True
         log.info("Volcano has the result of a pod. pod=%s/%s phase=%s", meta.namespace, meta.name, phase)
 
     def _node_changes(self, node: Partial, snapshot: Snapshot) -> dict[str, str | None]:
@@ -152,32 +183,21 @@ class VolcanoDeviceshare:
                 changes[notes.REGISTER] = wanted
             if not has.get(notes.HANDSHAKE, "").startswith("Reported"):
                 changes[notes.HANDSHAKE] = notes.handshake(self._clock())
-        if (lock := has.get(notes.NODE_LOCK)) is not None and self._is_free(lock):
+        if notes.NODE_LOCK in has and self._lock is not None and self._is_free(self._lock):
             changes[notes.NODE_LOCK] = None
         return changes
 
-    def _is_free(self, lock: str) -> bool:
-        """Whether no pod needs this lock any more. A lock without a time is one that Volcano never releases."""
-        at, now = notes.lock_time(lock), self._clock()
-        pods = [
-            pod for pod in self._pods.objects.values() if pod.annotations.get(notes.PLACED_ON) == self._node
-        ]
+    def _is_free(self, lock: NodeLock) -> bool:
+        """Whether no pod needs this lock any more."""
+        now = self._clock()
         waits = any(
-            pod.annotations.get(notes.BIND_PHASE) == notes.ALLOCATING
+            pod.annotations.get(notes.PLACED_ON) == self._node
+            and pod.annotations.get(notes.BIND_PHASE) == notes.ALLOCATING
             and not pod.admitted
             and now - notes.LOCK_S < (notes.bound_at(pod) or 0) <= now + notes.AHEAD_S
-            for pod in pods
+            for pod in self._pods.objects.values()
         )
-        if waits:
-            return False
-        if at is None or now - at > LOCK_GRACE_S:
-            return True
-        reported = (
-            notes.bound_at(pod) or 0
-            for pod in pods
-            if pod.annotations.get(notes.BIND_PHASE) in (notes.SUCCESS, notes.FAILED)
-        )
-        return any(bound >= int(at) for bound in reported)
+        return not waits and (lock.reported or now - lock.seen_at > LOCK_GRACE_S)
 
 
 def _holders(snapshot: Snapshot) -> frozenset[tuple[str, str, str]]:
@@ -191,3 +211,14 @@ def _holders(snapshot: Snapshot) -> frozenset[tuple[str, str, str]]:
 
 def _order(pod: VgpuPod) -> tuple[float, str, str]:
     return notes.bound_at(pod) or 0.0, pod.metadata.namespace, pod.metadata.name
+
+
+def _gpus_of(pod: VgpuPod, snapshot: Snapshot) -> frozenset[str]:
+    """The GPUs on which a pod holds places."""
+    meta = pod.metadata
+    return frozenset(
+        id_.partition("::")[0]
+        for it in snapshot.holdings or ()
+        if (it.namespace, it.pod, it.resource) == (meta.namespace, meta.name, NUMBER)
+        for id_ in it.device_ids
+    )

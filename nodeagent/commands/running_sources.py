@@ -10,6 +10,7 @@ import msgspec
 from nodeagent import discovery, state_directory
 from nodeagent.agent_config import Config
 from nodeagent.inventory import Inventory
+from nodeagent.model import Snapshot, StaleSource
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.supervise import end_tasks
 
@@ -48,3 +49,18 @@ class RunningSources:
 
     async def __aexit__(self, *_: object) -> None:
         await end_tasks(self._tasks)
+
+
+async def first_facts_or_marks(inventory: Inventory) -> None:
+    """``first_facts`` for a single look, in which a source that does not answer is marked as failed: a list that is
+    empty without an answer would be invented."""
+    await discovery.first_facts(inventory)
+    stale = {entry.source for entry in inventory.snapshot.stale_sources}
+    for source in discovery.FIRST_SOURCES:
+        if not inventory.has_published(source) and source not in stale:
+            inventory.mark_stale(source, f"it did not answer within {discovery.FIRST_FACTS_S:g} s")
+
+
+def unanswered(snapshot: Snapshot) -> tuple[StaleSource, ...]:
+    """The sources of ``FIRST_SOURCES`` whose facts a single look lacks."""
+    return tuple(entry for entry in snapshot.stale_sources if entry.source in discovery.FIRST_SOURCES)

@@ -105,11 +105,12 @@ def section(
     *,
     optional: Sequence[str] = (),
     shorter: Mapping[str, Sequence[str]] | None = None,
+    absent: str = "none",
 ) -> str:
-    """A table with a title, or the title and ``none``; the other parameters are those of ``columns``."""
+    """A table with a title, or the title and ``absent``; the other parameters are those of ``columns``."""
     inner = on if on.width is None else on._replace(width=on.width - len(GAP))
     rows = [*rows]
-    lines = columns(heads, rows, inner, optional=optional, shorter=shorter) if rows else ["none"]
+    lines = columns(heads, rows, inner, optional=optional, shorter=shorter) if rows else [absent]
     return "\n".join([_bold(title, on), *(f"{GAP}{line}" for line in lines), ""])
 
 

@@ -14,6 +14,7 @@ from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.model import Snapshot
 from nodeagent.offer import Offer
+from nodeagent.quantities import quantity
 
 TOPIC = Topic(
     "cluster",
@@ -252,7 +253,7 @@ def _capacity(node: NodeFacts, kinds: Sequence[DeviceKind], snapshot: Snapshot) 
     for kind in kinds:
         ours = sum(len(devices.ids) for devices in kind.devices(snapshot))
         counted = node.capacity.get(kind.resource)
-        if counted is not None and counted != str(ours):
+        if counted is not None and quantity(counted) != ours:
             yield TOPIC.warn(
                 "capacity_differs", f"{kind.resource}: the Node counts {counted}, this node offers {ours}"
             )

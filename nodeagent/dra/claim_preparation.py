@@ -7,9 +7,9 @@ and PF, against what the prepared claims hold.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from decimal import ROUND_CEILING
 
 import msgspec
 
@@ -18,10 +18,11 @@ from nodeagent.cdi import ContainerEdits
 from nodeagent.dra import DRIVER
 from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice, gpu_name, plugin_holders, pool_name
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares
-from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim, quantity
+from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim
 from nodeagent.kinds import Refused, ascii_name, held_by, unhealthy
 from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.model import HEALTHY, Function, Snapshot
+from nodeagent.quantities import quantity
 
 CDI_KIND = f"{DRIVER}/claim"
 """The CDI kind of the specs of claims, one file for each claim."""
@@ -139,7 +140,7 @@ def _amount(text: str | float, unit: str) -> int | None:
     number = quantity(text)
     if number is None:
         return None
-    return int((number / _MIB if unit else number).to_integral_value(ROUND_CEILING))
+    return math.ceil(number / _MIB if unit else number)
 
 
 def _check_devices(shares: Iterable[_Share], snapshot: Snapshot) -> None:

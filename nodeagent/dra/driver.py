@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from nodeagent.bounded_calls import BoundedCalls, within
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claims import PreparedClaims
+from nodeagent.dra.devices import pool_name
 from nodeagent.dra.offered import DraOffer
 from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.dra.resource_claim import ResourceClaim
@@ -80,6 +81,21 @@ class DraDriver:
     @property
     def figures(self) -> ClaimFigures:
         return ClaimFigures(len(self.claims.records), self.claims.conflicts)
+
+    @property
+    def has_api_server(self) -> bool:
+        return self._client is not None
+
+    def pool_name(self, pool: str) -> str:
+        """The name of a pool in slices and claims."""
+        return pool_name(self._node, pool)
+
+    @property
+    def unregistered(self) -> str | None:
+        """Why the kubelet does not know the driver."""
+        if self.service is None:
+            return "the driver has not started yet"
+        return None if self.service.registered else self.service.reason
 
     @property
     def holdings(self) -> tuple[Holding, ...] | None:

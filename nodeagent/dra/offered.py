@@ -44,6 +44,15 @@ class OfferedPools(msgspec.Struct, frozen=True):
         yield from (entry.device for entry in self.left_out)
 
 
+class PoolStatus(msgspec.Struct, frozen=True):
+    """A pool as ``/readyz`` shows it. ``obstacle``: why claims cannot have its devices; ``None`` if they can."""
+
+    pool: str
+    devices: int
+    healthy: int
+    obstacle: str | None
+
+
 class DraOffer:
     """``current`` is the latest value; ``snapshot`` has the facts that it was made of."""
 

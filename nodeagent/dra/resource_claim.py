@@ -1,24 +1,11 @@
-"""A ResourceClaim as the API server sends it: the fields that a driver uses, and quantities as numbers.
+"""A ResourceClaim as the API server sends it: the fields that a driver uses.
 
 Users write claims, and any client may write a status. So every text is untrusted.
 """
 
 from __future__ import annotations
 
-import re
-from decimal import Decimal
-
 import msgspec
-
-_QUANTITY = re.compile(
-    r"([+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20}))(?:e([+-]?[0-9]{1,2})|([a-zA-Z]{0,2}))", re.I
-)
-_SUFFIXES = {
-    **{"": Decimal(1), "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal("1e3")},
-    **{letter: Decimal(1000) ** power for power, letter in enumerate("MGTPE", 2)},
-    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
-}
-"""The suffixes of a Kubernetes quantity (k8s.io/apimachinery/pkg/api/resource)."""
 
 
 class Toleration(msgspec.Struct, frozen=True):
@@ -97,20 +84,3 @@ class ResourceClaim(msgspec.Struct, frozen=True):
     @property
     def pods(self) -> tuple[str, ...]:
         return tuple(it.name for it in self.status.reserved_for or () if it.resource == "pods")
-
-
-def quantity(text: str | float) -> Decimal | None:
-    """Return the number of a Kubernetes quantity; ``None`` if it is none.
-
-    >>> [int(quantity(text)) for text in ("40Gi", "1500m", "2e3", "0.5Ki", 3)]
-    [42949672960, 1, 2000, 512, 3]
-    >>> quantity("forty")
-    """
-    match = _QUANTITY.fullmatch(str(text))
-    if match is None:
-        return None
-    number, exponent, suffix = match.groups()
-    if exponent is not None:
-        return Decimal(number).scaleb(int(exponent))
-    scale = _SUFFIXES.get(suffix)
-    return None if scale is None else Decimal(number) * scale

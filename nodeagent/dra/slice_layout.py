@@ -19,23 +19,13 @@ from typing import Any, Literal
 import msgspec
 
 from nodeagent.dra import DRIVER
+from nodeagent.quantities import quantity
 
 Json = dict[str, Any]
 
 DEVICES_MAX = 64
 """The limit of a slice whose devices have taints; without taints it is 128 (types.go, ResourceSliceMaxDevices…)."""
 NAME_MAX = 253
-_SCALES = {
-    "": 1,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-    "Pi": 2**50,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-}
 
 
 class WantedSlice(msgspec.Struct, frozen=True):
@@ -243,7 +233,5 @@ def _numbers(value: Any) -> Any:
         return {name: _numbers(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_numbers(inner) for inner in value]
-    text = str(value)
-    digits = text.rstrip("KMGTPki")
-    scale = _SCALES.get(text[len(digits) :])
-    return int(digits) * scale if scale and digits.isdigit() else value
+    number = quantity(value)
+    return value if number is None else number

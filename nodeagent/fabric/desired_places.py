@@ -132,7 +132,7 @@ class DesiredPlaces:
         """Record since when a new node waits for its other links. Return whether it still waits: at most
         ``settle_seconds``."""
         since = self._waited.get(node, self._now)
-        early = node not in self._before.place and self._now - since < self._rules.hysteresis.settle_seconds
+        early = node not in self._before.place and self._now < since + self._rules.hysteresis.settle_seconds
         if early and node not in self._forced:
             self.waiting[node] = since
             return True

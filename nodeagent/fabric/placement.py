@@ -71,9 +71,9 @@ def place(
     gone = {member: before.gone.get(member, now) for member in leaving if member in placed}
     places.update((member, placed[member]) for member in gone)
     ripe: dict[str, str | None] = {
-        member: target for member, (target, since) in pending.items() if now - since >= times.move_seconds
+        member: target for member, (target, since) in pending.items() if now >= since + times.move_seconds
     }
-    ripe.update((member, None) for member, since in gone.items() if now - since >= times.grace_seconds)
+    ripe.update((member, None) for member, since in gone.items() if now >= since + times.grace_seconds)
     held_since, breaker = _hold(before, published, len(pending) + len(gone), ripe, times, now)
     if breaker is None:
         for member, target in ripe.items():

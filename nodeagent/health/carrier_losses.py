@@ -57,6 +57,8 @@ class CarrierLosses:
         """After a restart the losses in between are unknown until their counter is read, or until this time."""
         self._explained = False
         """Losses were explained since the last call of ``end_explained``."""
+        self._gap = (-math.inf, -math.inf)
+        """Begin and end of the last time without a reading whose losses were spread over it."""
         self._counted_by = ""
         """The counter that was used last."""
         self.follow(rule, settle_s)
@@ -85,15 +87,18 @@ class CarrierLosses:
                 return name
         return KERNEL_COUNTER
 
-    def take(self, sample: Sample, added: Mapping[str, float], before: float | None, counter: str) -> bool:
-        """Take the increases of all counters in a sample; ``counter`` is the counter of losses to use. Return whether
-        the link was lost.
+    def take(
+        self, sample: Sample, added: Mapping[str, float], before: float | None, counter: str | None
+    ) -> bool:
+        """Take the increases of all counters in a sample; ``counter`` is the counter of losses to use, ``None`` if the
+        sample has no plausible value of it: garbage neither counts losses nor ends the use of another counter. Return
+        whether the link was lost.
 
-        ``before`` is the time of the last sample of this source. Losses of a long time are spread over it.
+        ``before`` is the time of the last plausible value of the counter. Losses of a long time are spread over it.
         """
         if added and any(count > 0 and name.startswith(ADMINISTRATION) for name, count in added.items()):
             self.explain(sample.at)
-        if counter not in sample.values:
+        if counter is None:
             return False
         self.uncounted_until = 0.0
         counted_before, self._counted_by = self._counted_by == KERNEL_COUNTER != counter, counter
@@ -107,6 +112,7 @@ class CarrierLosses:
         if self.changed_at is not None and since <= self.changed_at + self.settle_s:
             return
         steps = max(1, min(round(losses), _LOSSES_MAX)) if since < at else 1
+        self._gap = (since, at) if since < at else self._gap
         for step in range(1, steps + 1):
             lost_at = since + (at - since) * step / steps
             self.penalty.add(losses / steps, lost_at, self._half_life_s, self._reuse)
@@ -127,13 +133,18 @@ class CarrierLosses:
         return changed
 
     def explain(self, at: float) -> None:
-        """An administrator changed the link at this time: losses shortly before and after are no flaps."""
+        """An administrator changed the link at this time: losses shortly before and after are no flaps. Each of those
+        that were spread over a time may have been as late as its end."""
         self.changed_at = at
+        begin, end = self._gap
+        kept = []
         for loss_at, losses in self.times:
-            if loss_at >= at - self.settle_s:
+            if loss_at >= at - self.settle_s or (end >= at - self.settle_s and loss_at > begin):
                 self._explained = True
                 self.penalty.remove(losses, loss_at, self._half_life_s)
-        self.times = [loss for loss in self.times if loss[0] < at - self.settle_s]
+            else:
+                kept.append((loss_at, losses))
+        self.times = kept
 
     def end_explained(self, rules: Iterable[Rule], holds: Mapping[str, Hold]) -> None:
         """End the faults that started by losses which a change has explained since. The losses that remain may start

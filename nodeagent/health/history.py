@@ -68,6 +68,7 @@ class Counter:
         self.total = 0.0
         self.window_s = window_s
         self._takes = 0
+        self.at = at  # of the last plausible value
         self._ats = [at]
         self._totals = [0.0]
         self._implausible: float | None = None
@@ -113,7 +114,7 @@ class Counter:
         return True
 
     def _note(self, at: float) -> None:
-        ats, totals = self._ats, self._totals
+        self.at, ats, totals = at, self._ats, self._totals
         if len(ats) > 1 and at - ats[-2] < self.window_s / _STEPS:
             ats[-1], totals[-1] = at, self.total
         else:
@@ -383,6 +384,11 @@ class History:
     def last_at(self, source: Source) -> float | None:
         """The time of the last sample of a source, stale or not; ``None``: never."""
         return self._at.get(source)
+
+    def counted_at(self, name: str) -> float | None:
+        """The time of the last plausible value of a counter; ``None``: never."""
+        counter = self._counters.get(name.partition("/")[0], {}).get(name)
+        return None if counter is None else counter.at
 
     def raw(self, name: str) -> float | None:
         counter = self._counters.get(name.partition("/")[0], {}).get(name)

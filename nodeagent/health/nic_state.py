@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from nodeagent.health.adapter_rules import is_slow
 from nodeagent.health.carrier_losses import (
+    COUNTERS,
     DAY_S,
     KERNEL_COUNTER,
     PHY_COUNTERS,
@@ -87,14 +88,15 @@ class NicState(JudgedDevice):
         self.sampled = True
         on_link = sample.source in LINK_SOURCES
         before = self._observer.link
-        before_at = self.history.last_at(sample.source)
+        counted = {name: self.history.counted_at(name) for name in COUNTERS if name in sample.values}
         added = self.history.take(sample)
         link = self._observer.link if on_link else before
         if link is not self._noted_link and on_link:
             self._note_settings(sample.at)
             self._noted_link = link
         counter = self.losses.counter(self.history, self._now)
-        lost = self.losses.take(sample, added, before_at, counter)
+        read = counter in counted and self.history.counted_at(counter) == sample.at
+        lost = self.losses.take(sample, added, counted.get(counter), counter if read else None)
         if lost or added.get(KERNEL_COUNTER, 0.0) > 0:
             lost = self.has_news = True
             self._train_again(sample.at)

@@ -31,6 +31,7 @@ import msgspec
 
 from nodeagent.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.host.file_writing import replace_file
+from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.regular_file import read_regular
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,8 @@ class StateFile:
         self._boot_id = boot_id
         self._sections: dict[str, dict[DeviceIdentity, bytes]] = {}
         self._changed = asyncio.Event()
-        self._failed = False
+        self._unwritable: str | None = None
+        """Why the last write failed."""
         self._writing = threading.Lock()
         self._written = b""
 
@@ -117,6 +119,12 @@ class StateFile:
             self._sections[section] = encoded
             self._changed.set()
 
+    def fault(self) -> UnwritableMemory | None:
+        """Return why the last write failed, if it did."""
+        if self._path is None or self._unwritable is None:
+            return None
+        return UnwritableMemory(str(self._path), self._unwritable, "active faults and penalties are lost")
+
     async def run(self) -> None:
         """Write changes until cancelled, and then the last ones."""
         writes = BoundedCalls("state file", WRITE_S)
@@ -152,16 +160,16 @@ class StateFile:
             try:
                 replace_file(self._path, text, durable=True)
             except OSError as error:
-                if not self._failed:
+                if self._unwritable is None:
                     log.warning(
                         "The state file cannot be written, so a restart of the agent loses faults; mount a "
                         "writable folder there or set health.stateDirectory. file=%s reason=%r",
                         self._path,
                         error.strerror,
                     )
-                self._failed = True
+                self._unwritable = error.strerror or str(error)
             else:
-                self._written, self._failed = text, False
+                self._written, self._unwritable = text, None
 
     def _read(self) -> None:
         if self._path is None or self._boot_id is None:

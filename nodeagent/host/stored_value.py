@@ -21,6 +21,7 @@ import msgspec
 
 from nodeagent.bounded_calls import in_thread, within
 from nodeagent.host.file_writing import replace_file
+from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.regular_file import read_regular
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,11 @@ class StoredValue(Generic[T]):
         if not await self._in_thread(write):
             self._complain(f"the disk did not answer within {WRITE_S:g} s")
         return self._written == text
+
+    def fault(self) -> UnwritableMemory | None:
+        """Return why the last write failed, if it did."""
+        reason = self.unwritable
+        return None if reason is None else UnwritableMemory(str(self.path), reason, self._loss)
 
     def write(self, value: T) -> None:
         """Write the value now. Blocks; raises ``OSError``."""

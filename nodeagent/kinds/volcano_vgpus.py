@@ -6,7 +6,8 @@ gets those on the GPUs that the scheduler chose (``Snapshot.vgpu_waiting``), or 
 are numbers for the scheduler and for quotas: a container gets nothing for them.
 
 The kubelet does not name the pod that asks. Volcano's node lock leaves one pod at a time between its bind and its
-allocation. Two pods that wait with different choices are both refused, because a guess would swap them.
+allocation. Two pods that wait with different choices are both refused, because a guess would swap them. So are a pod
+that Volcano placed and one that asks without its choice: a guess would give one the GPU and the share of the other.
 """
 
 from __future__ import annotations
@@ -274,16 +275,26 @@ def next_waiting(snapshot: Snapshot, count: int) -> VgpuWaiting:
             invalid=False,
             later=True,
         )
+    names = ", ".join(sorted({waiting.name for waiting in fitting}))
+    foreign = ", ".join(sorted({waiting.name for waiting in fitting if not waiting.placed}))
+    if foreign:
+        # The kubelet may have refused the pod just now, and its end is not known here yet.
+        raise Refused(
+            f"{NUMBER}: {foreign}: no GPU was chosen by Volcano; is schedulerName volcano? These pods wait, and the "
+            f"kubelet does not name the one that asks: {names}",
+            invalid=False,
+            later=True,
+        )
     faulty = next((waiting for waiting in fitting if waiting.fault), None)
     if faulty is not None:
         raise Refused(
             f"{NUMBER}: the annotations of {faulty.name} are refused: {faulty.fault}", invalid=False
         )
     if len({waiting.gpus for waiting in fitting}) > 1:
-        names = ", ".join(sorted(waiting.name for waiting in fitting))
+        advice = "" if snapshot.vgpu_locked else "; set deviceshare.NodeLockEnable: true"
         raise Refused(
             f"{NUMBER}: several pods wait with different GPUs, and the kubelet does not name the one that asks: "
-            f"{names}; set deviceshare.NodeLockEnable: true",
+            f"{names}{advice}",
             invalid=False,
         )
     return fitting[0]

@@ -94,18 +94,21 @@ class ApiError(Exception):
 
     @property
     def refused(self) -> bool:
-        """The server rejects this request for good: sending it again is useless. A missing right may be granted."""
-        return self.status is not None and 400 <= self.status < 500 and self.status not in (401, 403, 429)
+        """The server rejects this one request, and another one may pass. A missing right concerns all of its kind."""
+        if self.status is None or not 400 <= self.status < 500:
+            return False
+        return self.status not in (401, 429) and not self.missing_right
+
+    @property
+    def missing_right(self) -> bool:
+        """No role grants such a request (RBAC's words). Any other 403 is about one object: an admission policy, a
+        webhook, a quota or the end of a namespace refuses it."""
+        return self.status == 403 and f" cannot {self.verb} resource " in self.message
 
     @property
     def exists(self) -> bool:
         """An object of this name exists already."""
         return self.status == 409 and self.reason == "AlreadyExists"
-
-    @property
-    def ending_namespace(self) -> bool:
-        """The namespace is being deleted, so nothing can be created in it: no missing right."""
-        return self.status == 403 and "because it is being terminated" in self.message
 
     @property
     def conflict(self) -> bool:
@@ -159,7 +162,7 @@ def error_of_event(request: FailedRequest, status: bytes | msgspec.Raw) -> ApiEr
 def _remedy(request: FailedRequest, status: int, message: str) -> str:
     if status == 401:
         return "the API server does not accept our token: is it from this cluster, and not expired?"
-    if status == 403 and " cannot " in message:
+    if status == 403 and f" cannot {request.verb} resource " in message:
         where = "" if request.namespace is None else f" in namespace {request.namespace!r}"
         return (
             f"a role must grant us the verb {request.verb} on {request.resource} "

@@ -32,6 +32,7 @@ from msgspec.structs import replace
 
 from nodeagent.bounded_calls import within
 from nodeagent.host.stored_value import StoredValue
+from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.hardware_selection import offers_vfs_of
@@ -106,6 +107,8 @@ class RailMemory:
         self._read_holdings = read_holdings
         self._read_since = True
         """The holdings were read after the last change of a name."""
+        self.lost = False
+        """There is no file of an earlier agent that can be read."""
         self._forgotten: set[Rail] = set()
         """Rails of present NICs that are not written any more: they end with this agent."""
         self._inputs: object = None
@@ -133,6 +136,7 @@ class RailMemory:
                 content.version,
             )
             content = None
+        lost = content is None
         if content is None:
             content = RailsFile(names_unknown=checkpoint is not None and _exists(checkpoint))
             if content.names_unknown and not pod_resources:
@@ -141,7 +145,13 @@ class RailMemory:
                     "a pod holds under another name may be allocated again; drain the node, or turn podResources on."
                 )
                 content = RailsFile()
-        return cls(file, content, pod_resources=pod_resources, read_holdings=read_holdings)
+        memory = cls(file, content, pod_resources=pod_resources, read_holdings=read_holdings)
+        memory.lost = lost
+        return memory
+
+    def fault(self) -> UnwritableMemory | None:
+        """Return why the rails cannot be stored, if they cannot."""
+        return self._file.fault()
 
     def known_nics(self, resources: Iterable[ResourceSettings]) -> PciFacts:
         """Return the NICs of an earlier agent that are selected now, as missing until the machine is read."""

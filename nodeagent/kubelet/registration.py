@@ -107,7 +107,9 @@ class DevicePlugins:
         return tuple(resource.status() for _, resource in sorted(self._resources.items()))
 
     async def run(self) -> None:
-        """Keep every resource registered until cancelled. If the folder is removed, wait until it is back."""
+        """Keep every resource registered until cancelled. Wait for the first one, and while the folder is gone."""
+        while not self._resources:
+            await self._woken()
         while True:
             await self._folder_exists()
             async with self._lock() as lock, self._hints():
@@ -143,12 +145,9 @@ class DevicePlugins:
             self._wake.set()
 
     async def _woken(self) -> None:
-        now = time.monotonic()
-        states = [resource.state for resource in self._resources.values()]
+        now, states = time.monotonic(), [resource.state for resource in self._resources.values()]
         pauses = [state.not_before - now for state in states if not state.registered]
-        pause = min([LOOK_S, *(pause for pause in pauses if pause > 0)])
-        if self._kubelet_refuses:
-            pause = min(pause, REFUSES_S)
+        pause = min([REFUSES_S if self._kubelet_refuses else LOOK_S, *(it for it in pauses if it > 0)])
         # Not wait_for: up to Python 3.11 it loses a cancellation that arrives together with the event.
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):

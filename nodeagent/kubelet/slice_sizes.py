@@ -23,6 +23,7 @@ from typing import Annotated
 import msgspec
 
 from nodeagent.host.stored_value import StoredValue
+from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.kinds import DeviceKind
 from nodeagent.model import Snapshot
 
@@ -56,6 +57,10 @@ class SliceSizes:
         sizes = cls(folder / NAME)
         sizes.in_force = sizes._file.read() or {}
         return sizes
+
+    def fault(self) -> UnwritableMemory | None:
+        """Return why the sizes cannot be stored, if they cannot."""
+        return self._file.fault()
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -109,6 +109,18 @@ def file_unwritable(shown: ScrapeInput) -> Iterator[Series]:
 
 
 @live_family(
+    "state_unwritable",
+    "file",
+    help="1 while a file of the state folder cannot be written.",
+    source="the agent",
+    use="A restart of the agent loses rails, sizes of slices, GPUs or faults: /readyz gives the loss and the remedy.",
+)
+def state_unwritable(shown: ScrapeInput) -> Iterator[Series]:
+    for file in shown.unwritable_state:
+        yield (str(file.path),), 1
+
+
+@live_family(
     "resource_devices",
     "resource,health",
     help="Devices in the list that the agent sends to the kubelet.",

@@ -12,6 +12,7 @@ import msgspec
 
 from nodeagent.accounting.gpu_accounts import GpuAccount
 from nodeagent.dra.prepared_claim import ClaimFigures
+from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
@@ -82,6 +83,7 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     statuses: tuple[ResourceStatus, ...] = ()
     withheld: tuple[Withheld, ...] = ()
     unwritable: tuple[UnwritableFile, ...] = ()
+    unwritable_state: tuple[UnwritableMemory, ...] = ()
     rpc_stats: RpcStats = msgspec.field(default_factory=RpcStats)
     restarts: Mapping[str, int] = {}
     xids: Mapping[tuple[str, int], int] = {}

@@ -18,6 +18,7 @@ import msgspec
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.plausible_gpus import is_uuid, plausible, shown
 from nodeagent.host.stored_value import StoredValue
+from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.model import Gpu
 from nodeagent.sources.nvml_session import Place
 
@@ -86,6 +87,10 @@ class RememberedGpus:
         if now != self.gpus:
             self.gpus = now
             self._changed.set()
+
+    def fault(self) -> UnwritableMemory | None:
+        """Return why the GPUs cannot be stored, if they cannot."""
+        return None if self._stored is None else self._stored.fault()
 
     @property
     def was_read(self) -> bool:

@@ -14,8 +14,10 @@ from nodeagent import supervise
 from nodeagent.accounting.gpu_accounts import GpuAccount
 from nodeagent.bounded_calls import hanging_calls
 from nodeagent.config.formats import host_port
+from nodeagent.dra.offered import PoolStatus
 from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.host.clock import boottime
+from nodeagent.host.unwritable_memory import UnwritableMemory, unwritable_remark
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from nodeagent.web.metrics_page import MetricsPage
 
 MIB = 1024 * 1024
+NOTHING_CONFIGURED = "resources is empty: no device is configured to be offered"
 
 
 class OfferTrouble(Protocol):
@@ -74,6 +77,11 @@ class Offering(Protocol):
 
     @property
     def rails(self) -> Mapping[str, int]: ...
+
+    @property
+    def examined(self) -> bool:
+        """Whether the first offer has been made and its troubles are known."""
+        ...
 
 
 class NicMeasurements(Protocol):
@@ -152,6 +160,10 @@ class PageSources(NamedTuple):
     node: str = ""
     """The name of this node, for people."""
     claims: Callable[[], ClaimFigures | None] = lambda: None
+    unwritable_state: Callable[[], tuple[UnwritableMemory, ...]] = tuple
+    """The files of the state folder that cannot be written."""
+    pools: Callable[[], tuple[PoolStatus, ...]] = tuple
+    """The devices that claims allocate."""
 
 
 class Pages:
@@ -243,6 +255,7 @@ class Pages:
             statuses=sources.statuses(),
             withheld=sources.offering.withheld,
             unwritable=sources.offering.unwritable,
+            unwritable_state=sources.unwritable_state(),
             rpc_stats=sources.rpc_stats,
             claims=sources.claims(),
             restarts=supervise.restarts,
@@ -297,11 +310,17 @@ class Pages:
 
     def _readyz(self, _accept: str) -> Page:
         offering, statuses = self._sources.offering, self._sources.statuses()
+        pools = self._sources.pools()
         lines = [_readiness(status) for status in statuses]
+        lines += [_pool_readiness(pool) for pool in pools]
         lines += [f"{entry.resource}: {entry.reason} (not registered)" for entry in offering.withheld]
+        if not lines and not offering.troubles:
+            lines.append(NOTHING_CONFIGURED if offering.examined else "nothing offered yet")
         short = [trouble.message for trouble in offering.troubles if not trouble.ready]
         lines += [f"{message} (not ready)" for message in short]
         lines += [*offering.remarks, *(trouble.message for trouble in offering.troubles if trouble.ready)]
+        if state := self._sources.unwritable_state():
+            lines.append(unwritable_remark(state))
         lines += self._sources.cluster.remarks()
         if fault := self._sources.configuration_fault():
             lines.append(f"configuration: refused, the running one stays: {fault}")
@@ -309,9 +328,11 @@ class Pages:
             f"{call.source}: no answer for {call.seconds:.0f} s{f' in {call.step}' if call.step else ''}"
             for call in hanging_calls()
         ]
-        registered = bool(statuses) and all(status.registered for status in statuses)
-        ready = registered and not offering.withheld and not short
-        text = "".join(f"{line}\n" for line in lines or ["nothing offered yet"])
+        usable = all(status.registered for status in statuses) and all(
+            pool.obstacle is None for pool in pools
+        )
+        ready = (bool(statuses) or offering.examined) and usable and not offering.withheld and not short
+        text = "".join(f"{line}\n" for line in lines)
         return Page(200 if ready else 503, text.encode())
 
 
@@ -319,6 +340,11 @@ def _readiness(status: ResourceStatus) -> str:
     if status.registered:
         return f"{status.resource}: {status.healthy} of {status.devices} healthy"
     return f"{status.resource}: not registered: {status.reason}"
+
+
+def _pool_readiness(pool: PoolStatus) -> str:
+    state = f"{pool.healthy} of {pool.devices} healthy" if pool.obstacle is None else pool.obstacle
+    return f"{pool.pool} (dra): {state}"
 
 
 def device_counts(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterable[DeviceCount]:

@@ -1,12 +1,11 @@
 """A small HTTP/1.1 server on the event loop, for Prometheus and for the kubelet's probes.
 
-Connections, request size and time are bounded: a client that never reads, or never ends its request, costs one
-descriptor for some seconds. Connections stay open between scrapes, because Prometheus reuses them. If there are too
-many, the connection that is idle for longest is closed, or else the one whose client is slow for longest: 32 clients
-that send nothing must not keep the kubelet's probes out. Otherwise a further client gets the probes only, and 503 with
-Retry-After for every other page. Only GET and HEAD are answered. A page comes in pieces, and each piece is compressed
-alone, so that no page blocks the loop. A page that never ends is a stream of events: its pieces are sent as they come,
-and its connection is never closed for another one, so its owner bounds the number of streams.
+Connections (``connections.py``), request size and time are bounded: a client that never reads, or never ends its
+request, costs one descriptor for some seconds. Connections stay open between scrapes, because Prometheus reuses them. A
+client beyond the limit gets the probes only, and 503 with Retry-After for every other page. Only GET and HEAD are
+answered. A page comes in pieces, and each piece is compressed alone, so that no page blocks the loop. A page that never
+ends is a stream of events: its pieces are sent as they come, and its connection is never closed for another one, so its
+owner bounds the number of streams.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import socket
 import ssl
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from enum import Enum, auto
 from functools import partial
 from types import MappingProxyType
 
@@ -29,17 +27,17 @@ import msgspec
 from nodeagent.host.fd import wait_readable
 from nodeagent.supervise import either, end_tasks
 from nodeagent.web.auth import AccessControl
+from nodeagent.web.connections import Connections, Phase
 from nodeagent.web.listening import listen
 from nodeagent.web.web_settings import AccessSettings
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS_MAX = 32
-SLOW_S = 1.0
-"""A client that has not sent its request, or not read its answer, for this time makes room for another."""
 RETRY_S = 1
 """A client beyond the limit is asked to come back after so many seconds."""
 REQUEST_MAX_BYTES = 16 * 1024
+PIECE_BYTES = 64 * 1024
+"""Of an answer, what is handed to TLS at once. It takes more without asking whether the client reads."""
 PLAIN_MAX_BYTES = 1024
 """Smaller bodies are not compressed."""
 REQUEST_S = 10.0
@@ -65,19 +63,6 @@ _REASONS = {
 _VERSION = re.compile(r"HTTP/1\.\d")
 _ORIGIN = re.compile(r"https?://[^/?]*", re.IGNORECASE)
 """The scheme and host before the path, as for a proxy; RFC 9112, 3.2.2 requires a server to accept them."""
-
-
-class _Phase(Enum):
-    """The part that a connection waits for."""
-
-    IDLE = auto()
-    """the client's next request"""
-    CLIENT = auto()
-    """the client, within a request: it must send more, or read"""
-    SERVER = auto()
-    """this server"""
-    STREAM = auto()
-    """the next piece of a stream"""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -126,10 +111,7 @@ class WebServer:
         self._folders = folders
         self._access = access or AccessControl(AccessSettings())
         self._last_error = ""
-        self._open: dict[asyncio.Task[None], tuple[_Phase, float]] = {}
-        """Connections, with the start of their phase; the one that is in its phase for longest comes first."""
-        self._refused: set[asyncio.Task[None]] = set()
-        """Connections beyond the limit: their requests are answered with 503."""
+        self._open = Connections()
 
     async def run(self, host: str, port: int, ready: Callable[[int], None] = lambda _port: None) -> None:
         """Serve until cancelled; an empty host is all addresses. ``ready`` takes the port, which the kernel chooses
@@ -149,7 +131,7 @@ class WebServer:
         finally:
             for listener in listening:
                 listener.close()
-            await end_tasks((*self._open, *self._refused))
+            await end_tasks(self._open.tasks())
 
     async def accept_from(self, listening: socket.socket) -> None:
         """Serve on a socket of the caller until cancelled. It becomes non-blocking."""
@@ -157,7 +139,7 @@ class WebServer:
         try:
             await self._accept(listening)
         finally:
-            await end_tasks((*self._open, *self._refused))
+            await end_tasks(self._open.tasks())
 
     # --- connections ----------------------------------------------------------------------------------
 
@@ -167,7 +149,7 @@ class WebServer:
             # Not ``loop.sock_accept``, which loses a connection if it is cancelled.
             await wait_readable(listening.fileno())
             try:
-                connection, _address = listening.accept()
+                connection, address = listening.accept()
                 connection.setblocking(False)
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
@@ -177,33 +159,13 @@ class WebServer:
                 continue
             if self._access.closed:
                 connection.close()
-            elif self._room():
-                task = loop.create_task(self._connected(connection))
-                self._open[task] = _Phase.CLIENT, loop.time()
-                task.add_done_callback(partial(self._closed, connection))
-            elif len(self._refused) < CONNECTIONS_MAX:
-                task = loop.create_task(self._connected(connection))
-                self._refused.add(task)
-                task.add_done_callback(partial(self._closed, connection))
-            else:
-                connection.close()
-
-    def _room(self) -> bool:
-        """Whether one more connection is possible. If necessary, close one that waits for a slow client."""
-        if len(self._open) < CONNECTIONS_MAX:
-            return True
-        slow_since = asyncio.get_running_loop().time() - SLOW_S
-        for phase in (_Phase.IDLE, _Phase.CLIENT):
-            for task, (current, since) in self._open.items():
-                if current is phase and (phase is _Phase.IDLE or since <= slow_since):
-                    self._open.pop(task)
-                    task.cancel()
-                    return True
-        return False
+                continue
+            task = loop.create_task(self._connected(connection))
+            self._open.add(task, str(address[0]) if address else "")
+            task.add_done_callback(partial(self._closed, connection))
 
     def _closed(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
-        self._open.pop(task, None)
-        self._refused.discard(task)
+        self._open.discard(task)
         if task.cancelled():
             connection.close()  # a task that is cancelled before its first step does not
         elif (error := task.exception()) is not None:
@@ -212,11 +174,8 @@ class WebServer:
                 log.error("A request could not be answered. reason=%r", reason)
             self._last_error = reason
 
-    def _mark(self, phase: _Phase) -> None:
-        task = asyncio.current_task()
-        if task in self._open:
-            self._open.pop(task)
-            self._open[task] = phase, asyncio.get_running_loop().time()
+    def _mark(self, phase: Phase) -> None:
+        self._open.mark(asyncio.current_task(), phase)
 
     async def _connected(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -233,23 +192,24 @@ class WebServer:
                     connection,
                     ssl=context,
                     ssl_handshake_timeout=REQUEST_S if context else None,
-                    ssl_shutdown_timeout=1.0 if context else None,
                 )
         except (TimeoutError, OSError):
             return
         finally:
             if transport is None:
                 connection.close()
-        transport.set_write_buffer_limits(high=0)  # so that drain() returns when everything is sent
+        # So that drain() returns when everything is sent. 0 would be "never" with TLS (Python 3.11: size >= high).
+        transport.set_write_buffer_limits(high=1)
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
             await self._converse(reader, writer, context)
             writer.close()
+            async with asyncio.timeout(REQUEST_S):
+                await writer.wait_closed()  # with TLS the client has its part in the end
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            transport.abort()  # too slow, gone, or the request is too long: no answer
+            pass  # too slow, gone, or the request is too long: no answer
         finally:
-            if not transport.is_closing():
-                transport.abort()
+            transport.abort()
 
     async def _converse(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext | None
@@ -260,33 +220,35 @@ class WebServer:
                 first = await reader.read(1)
             if not first or not self._access.trusts(context):
                 return
-            self._mark(_Phase.CLIENT)
             async with asyncio.timeout(REQUEST_S):
                 raw = first + await reader.readuntil(b"\r\n\r\n")
-                self._mark(_Phase.SERVER)
+                if admitted := self._open.admits(asyncio.current_task()):
+                    self._mark(Phase.SERVER)
                 request = _parse(raw)
-                stream = await self._answer(request, writer)
+                stream = await self._answer(request, writer, admitted)
             if stream is not None:
                 await self._send_stream(stream, reader, writer)
                 return
-            if request is None or not request.keep_alive or asyncio.current_task() in self._refused:
+            if not admitted:
                 return
-            self._mark(_Phase.IDLE)
+            self._mark(Phase.IDLE)
+            if request is None or not request.keep_alive:
+                return
             timeout_s = IDLE_S
             await asyncio.sleep(0)  # other tasks run even if a thousand requests wait in the buffer
 
     # --- requests -------------------------------------------------------------------------------------
 
     async def _answer(
-        self, request: PageRequest | None, writer: asyncio.StreamWriter
+        self, request: PageRequest | None, writer: asyncio.StreamWriter, admitted: bool
     ) -> AsyncGenerator[bytes] | None:
-        """Send the answer. Returns the stream that follows it, if one does."""
-        refused = asyncio.current_task() in self._refused
-        busy = refused and request is not None and request.path not in PROBES
+        """Send the answer. Returns the stream that follows it, if one does. A connection that is not admitted stays
+        in the phase ``NEW``: it may be closed for another one."""
+        busy = not admitted and request is not None and request.path not in PROBES
         page = _BUSY if busy else await self._page(request, writer)
         headers = request.headers if request else {}
         body, packed = await _encoded(page, _takes_gzip(headers))
-        closes = page.stream is not None or refused or not (request and request.keep_alive)
+        closes = page.stream is not None or not admitted or not (request and request.keep_alive)
         lines = [
             f"HTTP/1.1 {page.status} {_REASONS[page.status]}",
             f"Content-Type: {page.content_type}",
@@ -299,17 +261,21 @@ class WebServer:
             *([f"Retry-After: {RETRY_S}"] if busy else []),
             *(["Connection: close"] if closes else []),
         ]
-        head = "\r\n".join([*lines, "", ""]).encode()
-        self._mark(_Phase.CLIENT)
-        writer.write(head if request and request.method == "HEAD" else head + body)
-        await writer.drain()
+        answer = "\r\n".join([*lines, "", ""]).encode()
+        if not request or request.method != "HEAD":
+            answer += body
+        if admitted:
+            self._mark(Phase.CLIENT)
+        for at in range(0, len(answer), PIECE_BYTES):
+            writer.write(answer[at : at + PIECE_BYTES])
+            await writer.drain()
         return page.stream if request and request.method == "GET" else None
 
     async def _send_stream(
         self, pieces: AsyncGenerator[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Send the pieces until the client leaves, sends anything, or does not read for ``REQUEST_S``."""
-        self._mark(_Phase.STREAM)
+        self._mark(Phase.STREAM)
 
         async def send() -> None:
             async for piece in pieces:

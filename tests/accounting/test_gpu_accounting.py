@@ -39,6 +39,7 @@ def use(root, *processes: dict[str, object]) -> str:
     return str(next(gpu["uuid"] for gpu in recording["gpus"] if gpu["index"] == 0))
 
 
+@pytest.mark.slow
 async def test_a_pod_that_takes_more_than_its_share_is_named_with_numbers(server, kubeconfig, caplog):
     async with node() as n:
         process(n.root, 2, "0::/\n", "kthreadd")
@@ -78,6 +79,7 @@ resources: [{kind: gpu-mem, enforcement: evict}]
 """
 
 
+@pytest.mark.slow
 async def test_with_enforcement_evict_the_pod_is_evicted_through_the_api(server, kubeconfig, caplog):
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default", "uid": UID}}
     server.put(pod)

@@ -21,6 +21,7 @@ NIC0, NIC1, MEMORY = f"{HEAD}/nic0", f"{HEAD}/nic1", f"{HEAD}/gpu-mem"
 VF = "0000:18:00.1"
 
 
+@pytest.mark.slow
 async def test_a_lost_carrier_and_its_return_reach_nvsentinel() -> None:
     async with node() as n:
         connector = StandInConnector(n.root / "run" / "nvs.sock")
@@ -81,6 +82,7 @@ async def test_health_of_gpus_links_and_functions_reaches_the_kubelet_in_both_di
         assert not any(update.repeated for update in n.kubelet.updates)
 
 
+@pytest.mark.slow
 async def test_a_measured_gpu_fault_makes_it_unhealthy_and_its_end_healthy() -> None:
     async with node() as n:
         await n.kubelet.start()

@@ -12,6 +12,7 @@ import pytest
 
 from nodeagent import bounded_calls
 from nodeagent.bounded_calls import BoundedCalls, Unanswered, enter, hanging_calls
+from tests.support.waiting import until
 
 
 async def test_results_and_errors_reach_the_caller() -> None:
@@ -92,8 +93,7 @@ async def test_a_cancelled_caller_leaves_the_call_and_the_next_one_waits_for_it(
         order.append("first")
 
     task = asyncio.create_task(calls.run(first))
-    while not started.is_set():
-        await asyncio.sleep(0)
+    await until(started.is_set)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -110,8 +110,7 @@ async def test_a_free_thread_serves_the_next_call_and_ends_later(monkeypatch: py
     threads = {await calls.run(threading.current_thread) for _ in range(20)}
     assert len(threads) == 1
     (thread,) = threads
-    while thread.is_alive():
-        await asyncio.sleep(0.01)
+    await until(lambda: not thread.is_alive())
     assert await calls.run(lambda: 3) == 3
 
 

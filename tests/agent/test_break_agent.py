@@ -19,6 +19,7 @@ from nodeagent.sampling.sampler import Sampler
 from nodeagent.sim.kubelet import Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
 from tests.support.running_agent import Node, node, shorten
+from tests.support.waiting import LIMIT_S
 
 HEAD = "two-gpus-and-two-nics"
 NIC0, NIC1, MEMORY = f"{HEAD}/nic0", f"{HEAD}/nic1", f"{HEAD}/gpu-mem"
@@ -347,7 +348,7 @@ async def test_xids_and_stuck_threads_are_counted() -> None:
         await ready(n)
         n.machine.raise_xid(1, 13)
         counted = 'nodeagent_gpu_xid_errors_total{gpu="1",xid="13"} 1\n'
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             while counted not in (metrics := (await n.get("/metrics"))[1]):
                 await asyncio.sleep(0.01)
         assert "nodeagent_gpu_driver_stuck_threads 0\n" in metrics

@@ -16,6 +16,7 @@ resources: [{kind: gpu-mem}, {kind: mig, deviceListStrategy: envvar}]
 """
 
 
+@pytest.mark.slow
 async def test_mig_devices_come_and_go_while_the_agent_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(removed_devices, "FREE_S", 0.5)
     shorten_holdings(monkeypatch)

@@ -42,6 +42,7 @@ async def counts(n: Node, nic0: int, nic1: int, memory: int) -> None:
     await n.allocatable(MEMORY, memory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sriov_totalvfs", "class"])
 async def test_one_file_that_hangs_at_start_hides_no_other_device(name: str) -> None:
     async with node() as n:
@@ -56,6 +57,7 @@ async def test_one_file_that_hangs_at_start_hides_no_other_device(name: str) -> 
         await counts(n, 4, 4, 158)
 
 
+@pytest.mark.slow
 async def test_a_product_name_that_hangs_at_start_renames_no_resource() -> None:
     async with node() as n:
         config = n.configure(RULES)
@@ -72,6 +74,7 @@ async def test_a_product_name_that_hangs_at_start_renames_no_resource() -> None:
         assert all(resource.startswith(HEAD) for resource in n.kubelet.capacity())
 
 
+@pytest.mark.slow
 async def test_a_pf_that_is_pulled_while_another_hangs_is_unhealthy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -102,6 +105,7 @@ async def test_a_pf_that_is_pulled_while_another_hangs_is_unhealthy(
         assert "no answer" not in (await n.get("/readyz"))[1]
 
 
+@pytest.mark.slow
 async def test_a_hanging_file_of_a_link_leaves_the_carrier_of_the_others_visible() -> None:
     async with node() as n:
         config = n.configure(RULES)
@@ -118,6 +122,7 @@ async def test_a_hanging_file_of_a_link_leaves_the_carrier_of_the_others_visible
         await n.allocatable(NIC0, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["scan", "health", "remembered"])
 async def test_a_verb_without_an_agent_shows_the_rest_of_the_machine_and_ends(verb: str) -> None:
     async with node() as n:
@@ -137,6 +142,7 @@ async def test_a_verb_without_an_agent_shows_the_rest_of_the_machine_and_ends(ve
     assert n.machine.nic(1).netdev.name in shown.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--samples", "0.1")], ids=["machine", "samples"])
 async def test_a_capture_leaves_out_a_file_that_hangs(tmp_path: Path, options: tuple[str, ...]) -> None:
     """A broken machine is the one that is captured."""

@@ -23,7 +23,8 @@ from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.fabric_file import read_fabric
 from nodeagent.kube.access import Access
 from nodeagent.sim.apiserver import ApiServer
-from tests.controller.test_controller import FIRST, SECOND, cluster, groups, labels, until
+from tests.controller.test_controller import FIRST, SECOND, cluster, groups, labels
+from tests.support.waiting import until
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n"
 TIMES = "hysteresis: {moveSeconds: 0.2, settleSeconds: 0, debounceSeconds: 0.05, holdSeconds: 300, holdNodes: 2}\n"

@@ -122,16 +122,18 @@ def mute() -> Iterator[socket.socket]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_attribute_of_the_machine_hangs(place: Place, number: signal.Signals) -> None:
     place.dead((place.root / "sys/class/dmi/id/product_name").resolve())
     agent = place.agent()
     agent.until("source=pci step='/sys/class/dmi/id/product_name'")
-    agent.until("waiting for it")
+    agent.until("Serving metrics")
     agent.ends(number)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 @pytest.mark.parametrize("name", ["health.json", "slices.json"])
 def test_a_state_file_hangs(place: Place, name: str) -> None:
@@ -142,6 +144,7 @@ def test_a_state_file_hangs(place: Place, name: str) -> None:
     agent.ends()
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 def test_the_state_folder_hangs(place: Place) -> None:
     place.dead(place.state, None)
@@ -150,6 +153,7 @@ def test_the_state_folder_hangs(place: Place) -> None:
     agent.ends()
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 @pytest.mark.parametrize("content", ["{}", None])
 def test_a_cdi_spec_or_its_folder_hangs(place: Place, content: str | None) -> None:
@@ -161,6 +165,7 @@ def test_a_cdi_spec_or_its_folder_hangs(place: Place, content: str | None) -> No
     agent.ends()
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 def test_the_configuration_hangs_under_a_running_agent(place: Place) -> None:
     agent = place.agent()
@@ -173,6 +178,7 @@ def test_the_configuration_hangs_under_a_running_agent(place: Place) -> None:
     agent.ends()
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 def test_the_configuration_hangs_at_the_start(place: Place) -> None:
     """SIGTERM cannot end a process that hangs here and is the first of its pod: the process ends by itself."""
@@ -216,6 +222,7 @@ asyncio.run(main())
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 def test_the_kubelets_folder_hangs_and_the_agent_serves(place: Place) -> None:
     place.dead(place.kubelet / "device-plugins", None)
@@ -236,6 +243,7 @@ def test_a_kubelet_that_answers_nothing(place: Place) -> None:
             agent.ends()
 
 
+@pytest.mark.slow
 def test_an_api_server_that_answers_nothing(place: Place, mute: socket.socket) -> None:
     kubeconfig = place.folder / "kubeconfig"
     kubeconfig.write_text(KUBECONFIG.replace("SERVER", str(mute.getsockname()[1])))

@@ -38,6 +38,7 @@ from nodeagent.sim.kubelet import PodSpec
 from nodeagent.supervise import keep
 from tests.support.manifests import ROOT
 from tests.support.running_agent import node
+from tests.support.waiting import until
 
 FORGED = "2026-11-22 00:00:00,000 ERROR nodeagent.forged the node is lost"
 HOSTILE = f"a\n{FORGED}\r\x1b[2J\x1b]0;title\x07\x85\x9b31m\u202egnp\u2028\u2066\udcff\x00z"
@@ -163,8 +164,7 @@ async def test_the_api_server(lines: io.StringIO) -> None:
             await ask()
         logging.getLogger("nodeagent.test").warning("It failed. reason=%s", failed.value)
         task = asyncio.create_task(keep("ask", ask))
-        while "will be started again" not in lines.getvalue():
-            await asyncio.sleep(0.005)
+        await until(lambda: "will be started again" in lines.getvalue())
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task

@@ -120,6 +120,7 @@ def check(done: Ended, name: str, expectation: str, case: object) -> None:
     assert len(error) < 3000, case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_file_that_a_verb_cannot_read_is_named_with_what_is_expected(
     verb: str, tmp_path: Path, run: Run

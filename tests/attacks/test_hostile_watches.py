@@ -25,6 +25,7 @@ from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import NODES
 from nodeagent.sim.apiserver import ApiServer
 from tests.support import hostile_server as hostile
+from tests.support.waiting import until
 
 ANNOTATIONS_MAX = 256 * 1024
 """The limit of the API server for all annotations of an object."""
@@ -44,6 +45,7 @@ async def reflecting(client: ApiClient, **times: float) -> AsyncIterator[Reflect
         await client.close()
 
 
+@pytest.mark.slow
 async def test_a_watch_that_ends_without_an_event_is_requested_more_rarely_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -107,9 +109,7 @@ async def test_the_commas_of_a_text_are_not_values() -> None:
             await nodes.synced.wait()
             await server.until(lambda: server.watching["nodes"])
             server.put(node)
-            async with asyncio.timeout(20):
-                while "a" not in nodes.objects:
-                    await asyncio.sleep(0.01)
+            await until(lambda: "a" in nodes.objects)
             assert nodes.restarts == {"start": 1}, nodes.trouble
     finally:
         await server.stop()

@@ -301,6 +301,7 @@ async def test_a_command_drops_a_gpu_that_was_taken_out(
         assert f"GPU-x: no such GPU in {remembered}; there are: {here}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 async def test_a_gpu_forgotten_while_no_agent_runs_stays_forgotten(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -20,7 +20,6 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from nodeagent import cdi
 from nodeagent.agent_config import Config
 from nodeagent.cluster.affected_devices import reported_devices
-from nodeagent.device_offering import gpu_remarks
 from nodeagent.health.service import HealthService
 from nodeagent.host.gpu_driver import GpuReading, GpuVitals
 from nodeagent.host.plausible_gpus import plausible
@@ -29,6 +28,7 @@ from nodeagent.kinds.device_list_size import LIMIT
 from nodeagent.kubelet.device_list import DeviceList
 from nodeagent.model import GpuFunction, Snapshot
 from nodeagent.offer import Offer
+from nodeagent.readiness import gpu_remarks
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverReading, DriverVitals
 from nodeagent.web.pages import device_counts
@@ -121,6 +121,7 @@ def check(publisher: GpuPublisher, snapshot: Snapshot, expected: set[str]) -> No
     json.loads(publisher.health.explain_json())
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(NONSENSE, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_nonsense_costs_no_other_gpu(rounds: list[list[GpuReading]]) -> None:
     publisher = GpuPublisher(HealthService())

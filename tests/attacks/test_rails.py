@@ -19,15 +19,19 @@ from pathlib import Path
 import pytest
 
 from nodeagent.agent_config import load
+from nodeagent.cluster import reported_rails
+from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.commands.scan.listing import scan_once
 from nodeagent.doctor import kubelet_checks, stored_nics
 from nodeagent.doctor.target import Target
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Snapshot
+from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.kubelet import PodSpec
 from nodeagent.sources import pci_source
+from tests.dra.test_agent import kubeconfig
 from tests.support.rail_machine import HEAD, SLOTS, VFS, model, vfs_of
-from tests.support.running_agent import Node, node
+from tests.support.running_agent import Node, node, shorten
 
 STATE = "var/lib/nodeagent/rails.json"
 VFS_ONLY = "scanSeconds: 1\nresources: [{kind: vf}]\n"
@@ -301,6 +305,7 @@ async def test_a_rename_while_podresources_is_off_waits_until_the_rail_is_forgot
         await n.allocatable(f"{HEAD}/rail0", VFS)
 
 
+@pytest.mark.slow
 async def test_what_pods_hold_is_read_seconds_after_the_kubelet_is_there(tmp_path: Path) -> None:
     async with rail_node(tmp_path) as n:
         await n.kubelet.start()
@@ -395,3 +400,81 @@ async def test_forget_refuses_a_name_that_is_no_rail(tmp_path: Path) -> None:
         for wrong in (["forget"], ["forget", "nic0", "--all-rails"], ["--all-rails"], ["show"]):
             assert (await rails(n, *wrong))[0] == 2
         assert (await rails(n, "--json"))[0] == 0
+
+
+# Without the file: the report of the node
+
+
+REPORT = {
+    "apiVersion": "nodeagent.io/v1alpha1",
+    "kind": "NodeLinks",
+    "metadata": {"name": "n1", "namespace": "default"},
+}
+
+
+@asynccontextmanager
+async def reporting(
+    folder: Path, empty: tuple[int, ...] = (4,)
+) -> AsyncIterator[tuple[Node, ApiServer, str]]:
+    """A node, an API server, and the configuration with both."""
+    server = await ApiServer(seed=1).start()
+    try:
+        async with rail_node(folder, empty) as n:
+            access = f"access: kubeconfig, kubeconfig: {kubeconfig(folder, server)}"
+            yield n, server, f"{VFS_ONLY}cluster: {{{access}, events: false}}\n"
+    finally:
+        await server.stop()
+
+
+async def test_without_the_file_and_a_nic_the_rails_are_those_of_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorten(monkeypatch, NodeReporter.__init__, jitter_s=0.0, gather_s=0.05)
+    async with reporting(tmp_path) as (n, server, text):
+        await n.kubelet.start()
+        await n.start_agent(n.configure(text), node_name="n1")
+        await every_rail(n)
+        await server.until(lambda: [len(one["links"]) for one in server.objects("nodelinks")] == [4])
+        await n.stop_agent()
+        (n.root / STATE).unlink()
+        n.machine.unplug(SLOTS[0])
+        n.machine.unplug(SLOTS[2])
+        await n.start_agent(n.configure(text), node_name="n1")
+        for number in (1, 3):
+            await n.allocatable(nic(number), VFS)
+        assert [listed(n, number) for number in (1, 3)] == [vfs_of(SLOTS[1]), vfs_of(SLOTS[3])]
+        assert n.agent.offering.rails == {SLOTS[number]: number for number in range(4)}
+        # They are in the file again: the next agent needs no report for the missing NICs.
+        await n.stop_agent()
+        for slot in (2, 4):
+            n.machine.plug(SLOTS[slot])
+        await restart(n, VFS_ONLY)
+        await n.allocatable(nic(2), VFS)
+        await n.allocatable(nic(4), VFS)
+        assert [listed(n, number) for number in (2, 4)] == [vfs_of(SLOTS[2]), vfs_of(SLOTS[4])]
+
+
+async def test_a_file_that_is_there_counts_and_the_report_does_not(tmp_path: Path) -> None:
+    async with reporting(tmp_path) as (n, server, text):
+        server.put(
+            REPORT | {"nodeName": "n1", "links": [{"name": "nic9", "rail": 9, "pciAddress": SLOTS[0]}]}
+        )
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n)
+        await n.stop_agent()
+        await n.start_agent(n.configure(text), node_name="n1")
+        await every_rail(n)
+        assert nic(9) not in n.kubelet.capacity()
+
+
+async def test_a_report_that_does_not_come_delays_the_offer_by_its_bound_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reported_rails, "REPORT_S", 0.2)
+    async with reporting(tmp_path) as (n, server, text):
+        server.fail("hang", verb="get", resource="nodelinks", times=None)
+        await n.kubelet.start()
+        await n.start_agent(n.configure(text), node_name="n1")
+        await every_rail(n)
+        assert "the report of this node cannot be read" in caplog.text

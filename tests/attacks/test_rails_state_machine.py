@@ -37,6 +37,7 @@ from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.pci_source import PciScanner
 from nodeagent.state_directory import open_rails
+from tests.support.examples import examples
 from tests.support.rail_machine import SLOTS, machine
 from tests.support.running_agent import HEAD, IN_MEMORY, PROMPT
 
@@ -313,7 +314,7 @@ class NodeHistory(RuleBasedStateMachine):
 
 
 NodeHistory.TestCase.settings = settings(
-    max_examples=20,
+    max_examples=examples(20),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

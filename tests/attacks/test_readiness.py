@@ -1,20 +1,26 @@
 """The agent is ready only if it offers what is configured and what the node has.
 
 Conditions: NVML is not loaded although GPUs are on the PCI bus (a lost driver, a driver container that still starts).
-No PF has a VF. A NIC or a GPU is gone, and `expect` counts them. A node has no such hardware at all. What must hold:
-`/readyz` is 503 with the name of the setting and a remedy while something is short, and 200 at once when it is not;
-a node without the hardware is ready, and its page gives the reason.
+No PF has a VF. A NIC or a GPU is gone, and `expect` counts them. A node has no such hardware at all. Claims allocate
+the devices, alone and beside a device plugin. Nothing is configured. What must hold: `/readyz` is 503 with the name of
+the setting and a remedy while something is short, and 200 at once when it is not; a node without the hardware is ready,
+and its page gives the reason. Each resource counts in its own mode: a DRA driver when the kubelet has registered it and
+its slices are published.
 """
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
-from tests.support.running_agent import HEAD, Node, node
+from nodeagent.dra import DRIVER
+from nodeagent.sim.apiserver import ApiServer
+from tests.dra.test_agent import kubeconfig
+from tests.support.running_agent import HEAD, Node, node, shorten_holdings
 
 NAME = "two-gpus-and-two-nics"
 NIC0, NIC1, MEMORY = f"{NAME}/nic0", f"{NAME}/nic1", f"{NAME}/gpu-mem"
@@ -122,3 +128,97 @@ async def test_fewer_gpus_or_nics_than_expected_are_not_ready() -> None:
 def test_an_expectation_that_nothing_can_meet_is_a_fault_of_the_file(text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         load(HEAD + text, name="expect")
+
+
+def access_of(folder: Path, server: ApiServer) -> str:
+    return f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig(folder, server)}, report: false, events: false}}\n"
+
+
+BY_CLAIM = "resources:\n- {kind: vf, mode: dra}\n- {kind: gpu-mem, mode: dra}\n"
+"""No device plugin."""
+BESIDE = "resources:\n- {kind: vf, mode: dra}\n- {kind: gpu-mem}\n"
+"""A DRA driver beside one device plugin."""
+
+
+async def test_a_node_whose_devices_are_all_allocated_by_claims_becomes_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorten_holdings(monkeypatch)
+    server = await ApiServer().start()
+    try:
+        async with node() as n:
+            await n.kubelet.start()
+            await n.start_agent(n.configure(access_of(tmp_path, server) + BY_CLAIM), node_name="n1")
+            page = await becomes(n, 200, "gpu (dra): 2 of 2 healthy", "nic (dra): 2 of 2 healthy")
+            assert "not " not in page
+            n.machine.lose_gpu(0)
+            await becomes(n, 200, "gpu (dra): 1 of 2 healthy")
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("resources", [BY_CLAIM, BESIDE])
+async def test_a_node_whose_slices_are_refused_is_not_ready_until_they_are_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resources: str
+) -> None:
+    shorten_holdings(monkeypatch)
+    server = await ApiServer().start()
+    server.fail("403", verb="create", resource="resourceslices", times=None)
+    try:
+        async with node() as n:
+            await n.kubelet.start()
+            await n.start_agent(n.configure(access_of(tmp_path, server) + resources), node_name="n1")
+            await n.kubelet.until(lambda: n.kubelet.dra.registered(DRIVER), 20)
+            page = await becomes(n, 503, "nic (dra): not published: ", "cluster slices: is refused")
+            assert "not registered" not in page
+            server.heal()
+            await becomes(n, 200, "nic (dra): 2 of 2 healthy")
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("resources", [BY_CLAIM, BESIDE])
+async def test_a_node_whose_driver_the_kubelet_refuses_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resources: str
+) -> None:
+    shorten_holdings(monkeypatch)
+    server = await ApiServer().start()
+    try:
+        async with node() as n:
+            await n.kubelet.start()
+            n.kubelet.dra.knows = ()
+            await n.start_agent(n.configure(access_of(tmp_path, server) + resources), node_name="n1")
+            await server.until(lambda: bool(server.objects("resourceslices")))
+            await becomes(n, 503, "nic (dra): not registered: ", "no version of")
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("resources", [BY_CLAIM, BESIDE])
+async def test_a_node_of_claims_without_an_api_server_is_never_ready_and_names_the_setting(
+    monkeypatch: pytest.MonkeyPatch, resources: str
+) -> None:
+    shorten_holdings(monkeypatch)
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent(n.configure(resources), node_name="n1")
+        await n.kubelet.until(lambda: n.kubelet.dra.registered(DRIVER), 20)
+        await becomes(n, 503, "nic (dra): not published: ", "set cluster.access")
+
+
+async def test_a_node_to_which_nothing_is_configured_is_ready_and_its_page_gives_the_reason() -> None:
+    """The first step of adoption: health, LLDP and metrics beside other device plugins, without the kubelet."""
+    async with node() as n:
+        await n.start_agent(n.configure("resources: []\n"))
+        page = await becomes(n, 200, "resources is empty")
+        assert "nothing offered yet" not in page
+        assert not list(n.kubelet.directory.rglob("*.lock"))
+
+
+async def test_a_node_without_any_of_the_named_hardware_is_ready_although_no_resource_has_a_name() -> None:
+    async with node() as n:
+        for nic in (0, 1):
+            n.machine.unplug(nic)
+        await n.kubelet.start()
+        await n.start_agent(n.configure("resourcePrefix: example.com\nresources: [{kind: vf}]\n"))
+        await becomes(n, 200, "nic{rail}: nothing is offered: no PF")

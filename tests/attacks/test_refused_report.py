@@ -170,6 +170,7 @@ async def test_a_value_beyond_a_limit_costs_its_field_alone(server: ApiServer) -
         assert "nic0.netdev" in (await agent.get("/readyz"))[1]
 
 
+@pytest.mark.slow
 async def test_a_refused_report_is_named_where_an_operator_looks_and_recovers_without_a_restart(
     server: ApiServer,
 ) -> None:
@@ -208,6 +209,7 @@ async def test_a_definition_that_lacks_a_field_costs_this_field(server: ApiServe
         assert "nic0.mac" in (await agent.get("/readyz"))[1]
 
 
+@pytest.mark.slow
 async def test_a_right_that_arrives_after_the_agent_is_used_within_seconds(server: ApiServer) -> None:
     """An installation creates the DaemonSet and its role in any order."""
     rights = list(yaml.safe_load_all(DEFINITION.with_name("rbac.yaml").read_text()))

@@ -185,6 +185,7 @@ def search(place: Path, wanted: set[str]) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_no_identifier_of_the_machine_is_in_a_scrambled_capture(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,6 @@ refusal of an allocation name the path, the errno and the remedy.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 import os
@@ -18,11 +17,16 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.bounded_calls import hanging_calls
+from nodeagent.cluster import state_notices
 from nodeagent.kubelet import offer_files
+from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.kubelet import PodSpec
+from tests.dra.test_agent import kubeconfig
 from tests.support.dead_files import dead
 from tests.support.own_mounts import remount, run_in_own_mounts, tmpfs
 from tests.support.running_agent import Node, node
+from tests.support.waiting import until
 
 HEAD = "two-gpus-and-two-nics"
 NIC0, NIC1, MEMORY = f"{HEAD}/nic0", f"{HEAD}/nic1", f"{HEAD}/gpu-mem"
@@ -188,6 +192,7 @@ async def test_a_folder_in_place_of_one_device_info_file_withholds_its_resource_
         assert (await n.kubelet.admit(PodSpec.single("next", {NIC0: 1}))).admitted
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 @pytest.mark.parametrize("folder", [DEVICE_INFO, CDI])
 async def test_a_folder_that_does_not_answer_withholds_what_needs_it_until_it_answers(folder: str) -> None:
@@ -206,6 +211,7 @@ async def test_a_folder_that_does_not_answer_withholds_what_needs_it_until_it_an
         assert (await n.kubelet.admit(PodSpec.single("next", {NIC0: 1, MEMORY: 3}))).admitted
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 async def test_a_folder_that_is_slow_at_the_start_delays_its_resource_and_is_no_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -224,6 +230,7 @@ async def test_a_folder_that_is_slow_at_the_start_delays_its_resource_and_is_no_
         await ready(n)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 async def test_a_folder_that_is_slow_withholds_nothing_and_delays_no_other_news(
     monkeypatch: pytest.MonkeyPatch,
@@ -241,13 +248,14 @@ async def test_a_folder_that_is_slow_withholds_nothing_and_delays_no_other_news(
             await asyncio.sleep(1.2)
             assert n.kubelet.allocatable()[NIC0] == 4
             assert n.agent.offering.withheld == ()
+        # The hanging writes have returned once the file of the failed allocation is there.
+        await until(lambda: any((n.root / DEVICE_INFO).glob("*-device.json")))
+        await until(lambda: not hanging_calls() and not n.agent.offering.withheld)
         await n.allocatable(NIC0, 4)
-        async with asyncio.timeout(60):  # the hanging writes have to return first
-            pods = (PodSpec.single(f"next-{number}", {NIC0: 1}) for number in itertools.count())
-            while not (await n.kubelet.admit(next(pods))).admitted:
-                pass
+        assert (await n.kubelet.admit(PodSpec.single("next", {NIC0: 1}))).admitted
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 async def test_a_folder_that_hangs_under_a_running_agent_is_withheld_until_it_answers() -> None:
     async with node() as n:
@@ -258,3 +266,43 @@ async def test_a_folder_that_hangs_under_a_running_agent_is_withheld_until_it_an
             await n.allocatable(NIC0, 0)
             await not_ready_because(n, NIC0, n.root / DEVICE_INFO, "ETIMEDOUT", "mount it again")
         await ready(n)
+
+
+async def test_a_state_folder_that_cannot_be_written_is_a_remark_a_metric_and_an_event_and_the_node_stays_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_notices, "LOOK_S", 0.1)
+    server = await ApiServer(seed=1).start()
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
+    try:
+        async with node() as n:
+            folder = n.root / "var/lib/nodeagent"
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.write_text("a file where the folder should be")
+            access = f"access: kubeconfig, kubeconfig: {kubeconfig(tmp_path, server)}"
+            await n.kubelet.start()
+            text = f"scanSeconds: 1\ncluster: {{{access}, report: false}}\n"
+            await n.start_agent(n.configure(text), node_name="n1")
+            await ready(n)
+            status, body = await n.get("/readyz")
+            assert status == 200
+            (line,) = (line for line in body.splitlines() if str(folder) in line)
+            assert "pods may get another network" in line
+            assert "health.stateDirectory" in line
+            file = folder / "rails.json"
+            assert f'nodeagent_state_unwritable{{file="{file}"}} 1' in (await n.get("/metrics"))[1]
+
+            def events() -> list[tuple[str, str]]:
+                return [(one["involvedObject"]["kind"], one["reason"]) for one in server.objects("events")]
+
+            await server.until(lambda: ("Node", "StateUnwritable") in events())
+            (event,) = (one for one in server.objects("events") if one["reason"] == "StateUnwritable")
+            assert str(folder) in event["message"]
+            folder.unlink()
+            await n.until(file.exists)
+            async with asyncio.timeout(20):
+                while str(folder) in (await n.get("/readyz"))[1]:
+                    await asyncio.sleep(0.05)
+            await server.until(lambda: ("Node", "Recovered") in events())
+    finally:
+        await server.stop()

@@ -103,6 +103,7 @@ async def run(words: list[str]) -> tuple[int, str, str]:
     return process.returncode or 0, out.decode(), err.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.needs("kubectl", "root", "ip")
 async def test_the_documented_commands_show_what_the_agent_of_the_pod_holds(base: Path) -> None:
     async with pod(base) as inside:
@@ -138,6 +139,7 @@ async def test_the_documented_commands_show_what_the_agent_of_the_pod_holds(base
             assert (seen["agent"], err) == ("/host/var/lib/nodeagent/agent.sock", "")
 
 
+@pytest.mark.slow
 async def test_no_agent_answers_for_another_root(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

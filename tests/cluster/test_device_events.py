@@ -12,6 +12,7 @@ from msgspec import structs
 
 from nodeagent.backoff import Backoff, RateLimit
 from nodeagent.cluster import event_writer
+from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.cluster.device_events import DeviceEvents, notices, unknown_devices
 from nodeagent.cluster.event_writer import BURST, HOURLY_S, PER_S, EventTarget, Notice, NoticeLedger
 from nodeagent.inventory import Inventory
@@ -322,6 +323,24 @@ async def test_a_namespace_that_ends_is_no_missing_right(server, client, running
     publish(inventory, snapshot([DOWN], holdings=()))
     running(DeviceEvents(client, inventory, "gpu-0", offered).run())
     await server.until(lambda: server.objects("events"))
+
+
+async def test_an_event_that_a_quota_or_a_policy_refuses_delays_no_other(
+    server, client, running, monkeypatch
+):
+    monkeypatch.setattr(event_writer, "AGAIN_FIRST_S", 0.05)
+    message = 'events "b.1" is forbidden: exceeded quota: events, requested: count/events=1'
+    server.fail("403", verb="create", resource="events", message=message)
+    inventory, deliveries = Inventory(), Deliveries()
+    publish(inventory, snapshot([DOWN, DOWN], holdings=()))
+    delivery = deliveries.of("events")
+    running(DeviceEvents(client, inventory, "gpu-0", offered, delivery=delivery).run())
+    async with asyncio.timeout(20):
+        while delivery.results["ok"] < 2:
+            deliveries.changed.clear()
+            await deliveries.changed.wait()
+    assert server.counts["create", "events"] == 3
+    assert delivery.results == {"refused": 1, "ok": 2}
 
 
 async def test_without_the_right_to_read_pods_events_have_no_uid(server, client, running):

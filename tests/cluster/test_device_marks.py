@@ -26,6 +26,9 @@ from tests.support.cluster_node import (
     snapshot,
 )
 
+RAILS = {f"0000:1{n}:00.0": n for n in range(4)}
+"""The rails of the first PFs of ``snapshot``. Further PFs have none."""
+
 
 def conditions(times, facts, now, stale=None):
     marks = times.marks(reported_devices(facts), now, stale=stale)
@@ -52,7 +55,7 @@ def test_a_link_counts_as_down_after_30_s_and_the_worst_state_is_the_reason():
         "LinkHealthy", "False", "LinkDown", "1 of 4 links is down: ens0np0 (0000:10:00.0), no carrier",
     )  # fmt: skip
     assert times.marks(reported_devices(bad), 30).degraded == 3
-    assert times.marks(reported_devices(bad), 30).down == 1
+    assert times.marks(reported_devices(bad), 30, rails=RAILS).rails_down == 1
     good = snapshot([None, None, MISCABLED, WARNED], [GPU_LOST])
     assert conditions(times, good, 31) == [
         ("LinkHealthy", "False", "Miscabled",
@@ -89,7 +92,7 @@ def test_a_faulty_device_that_becomes_unknown_keeps_its_fault_for_five_minutes()
     assert [condition[1:3] for condition in conditions(times, unknown, 31)] == [
         ("False", "LinkDown"), ("False", "Unhealthy"),
     ]  # fmt: skip
-    assert times.marks(reported_devices(unknown), 32).down == 1
+    assert times.marks(reported_devices(unknown), 32, rails=RAILS).rails_down == 1
     assert [condition[1] for condition in conditions(times, unknown, 331)] == ["Unknown", "Unknown"]
     assert [condition[1] for condition in conditions(times, snapshot([None], [None]), 332)] == [
         "True",
@@ -104,6 +107,17 @@ def test_a_device_that_comes_back_as_unknown_has_no_earlier_state():
     back = snapshot([UNKNOWN], [GPU_UNKNOWN])
     assert [one[1] for one in conditions(times, back, 60)] == ["True", "True"]
     assert [one[1] for one in conditions(times, back, 360)] == ["Unknown", "Unknown"]
+
+
+def test_a_port_without_a_rail_never_counts_for_the_taint():
+    """An empty storage port is down for good where most ports of its role were up."""
+    times = StateTimes()
+    devices = reported_devices(snapshot([DOWN, None, None, None, DOWN, DOWN]))
+    times.marks(devices, 0, rails=RAILS)
+    marks = times.marks(devices, 30, rails=RAILS)
+    assert (marks.degraded, marks.rails_down) == (3, 1)
+    assert times.marks(devices, 31).rails_down == 0, "links are known, and none has a rail"
+    assert times.marks((), 32, rails=RAILS).rails_down is None
 
 
 def test_a_node_without_links_has_no_conditions():
@@ -129,7 +143,7 @@ async def test_marks_of_other_owners_stay(server, client, running):
     )
     inventory = Inventory()
     publish(inventory, snapshot([DEGRADED, None]))
-    marker = DeviceMarker(client, inventory, "gpu-0", taint_at(1), jitter_s=0)
+    marker = DeviceMarker(client, inventory, "gpu-0", taint_at(1), rails=lambda: RAILS, jitter_s=0)
     marker._rate = RateLimit(100, 100)
     running(marker.run())
 
@@ -195,7 +209,7 @@ async def test_a_restart_changes_no_mark_of_links_that_stay_down(server, client,
     )
     inventory = Inventory()
     publish(inventory, snapshot([DOWN, DOWN]))
-    marker = DeviceMarker(client, inventory, "gpu-0", taint_at(2), jitter_s=0)
+    marker = DeviceMarker(client, inventory, "gpu-0", taint_at(2), rails=lambda: RAILS, jitter_s=0)
     marker._rate = RateLimit(100, 100)
     running(marker.run())
     await server.until(lambda: server.counts["patch", "nodes/status"])
@@ -222,6 +236,35 @@ async def test_a_restart_with_the_marks_of_before_writes_nothing(server, client,
     publish(inventory, snapshot([None]))
     await server.until(lambda: LABEL not in server.find("nodes", "gpu-0")["metadata"].get("labels", {}))
     assert server.counts["patch", "nodes/status"] == 2, "the start wrote no condition; the change did"
+
+
+async def test_an_empty_storage_port_and_one_rail_down_do_not_taint_a_node(server, client, running):
+    storage = 5
+    server.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": "gpu-0"},
+            "status": {"conditions": [{"type": "nodeagent.io/LinkHealthy", "status": "False",
+                                       "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
+        }
+    )  # fmt: skip
+    inventory = Inventory()
+    links = [DOWN, None, None, None, None]
+    publish(inventory, snapshot([*links, DOWN]))
+    assert f"0000:1{storage}:00.0" not in RAILS
+    marker = DeviceMarker(client, inventory, "gpu-0", taint_at(2), rails=lambda: RAILS, jitter_s=0)
+    marker._rate = RateLimit(100, 100)
+    running(marker.run())
+
+    def node():
+        return server.find("nodes", "gpu-0")
+
+    await server.until(lambda: node()["metadata"].get("labels", {}).get(LABEL) == "2")
+    assert not node().get("spec", {}).get("taints"), "one rail of the two is down"
+    marker._times.since["0000:11:00.0", State.DOWN] = -1e9
+    publish(inventory, snapshot([DOWN, DOWN, None, None, None, None]))
+    await server.until(lambda: node().get("spec", {}).get("taints"))
 
 
 async def test_a_missing_right_for_the_taint_does_not_block_the_conditions(server, client, running, caplog):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
+import pytest
 from msgspec import structs
 
 from nodeagent.accounting.over_use import OverUse
 from nodeagent.backoff import RateLimit
+from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.cluster.device_events import DeviceEvents
 from nodeagent.cluster.evictions import (
+    BUDGET_S,
     EvictionCause,
     EvictionQueue,
     Evictions,
@@ -17,6 +21,7 @@ from nodeagent.cluster.evictions import (
     over_use_causes,
 )
 from nodeagent.cluster.notice_board import NoticeBoard
+from nodeagent.cluster.retry import FORBIDDEN_FIRST_S, FORBIDDEN_JITTER
 from nodeagent.inventory import Inventory
 from nodeagent.model import Health, Reason, State
 from tests.support.cluster_node import DOWN, offered, publish, snapshot
@@ -137,13 +142,47 @@ async def test_refusals_are_spaced_out_whatever_the_server_asks_for(server, clie
     assert evictions.queue.not_before["default", "b"] - time.monotonic() > 10 * 0.1
 
 
-async def test_a_pod_that_a_policy_refuses_does_not_stop_the_eviction_of_another(server, client, running):
-    """The admission policy of the evictions refuses a protected namespace with 422."""
-    inventory = Inventory()
+POLICY = "ValidatingAdmissionPolicy 'x' with binding 'x' denied request: an agent may not evict pods"
+
+
+@pytest.mark.parametrize("status", ["403", "422"])
+async def test_a_pod_that_a_policy_refuses_does_not_stop_the_eviction_of_another(
+    server, client, running, status, caplog
+):
+    inventory, deliveries = Inventory(), Deliveries()
     publish(inventory, snapshot([DOWN, DOWN], [None]))
     assert [one["metadata"]["name"] for one in server.objects("pods")] == ["a", "b"]
-    server.fail("422", resource="pods/eviction", name="a", message="an agent may not evict pods", times=None)
-    evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0")
+    server.fail(
+        status, resource="pods/eviction", name="a", message=f'pods "a" is forbidden: {POLICY}', times=None
+    )
+    causes = {("default", name): EvictionCause("GPU-0", "it has used too much", since) for name, since in
+              (("a", 0.0), ("b", 1.0))}  # fmt: skip
+    evictions = Evictions(
+        client, inventory, lambda _: causes, 0.01, node="gpu-0", delivery=deliveries.of("evictions")
+    )
     evictions._rate = RateLimit(100, 100)
     running(evictions.run())
-    await server.until(lambda: [one["metadata"]["name"] for one in server.objects("pods")] == ["a"])
+    async with asyncio.timeout(20):
+        while not deliveries.of("evictions").results["ok"]:
+            deliveries.changed.clear()
+            await deliveries.changed.wait()
+    assert [one["metadata"]["name"] for one in server.objects("pods")] == ["a"]
+    assert [seen.name for seen in server.requests if seen.resource == "pods/eviction"] == ["a", "b"]
+    assert evictions.queue.not_before["default", "a"] < time.monotonic() + 2 * BUDGET_S
+    assert deliveries.of("evictions").results == {"refused": 1, "ok": 1}
+    assert caplog.text.count("A pod cannot be evicted") == (status == "403"), (
+        "a policy of others may refuse them all"
+    )
+
+
+async def test_a_missing_right_stops_the_evictions(server, client, running):
+    inventory, deliveries = Inventory(), Deliveries()
+    publish(inventory, snapshot([None, DOWN], [None]))
+    right = 'pods "b" is forbidden: User "x" cannot create resource "pods/eviction" in API group ""'
+    server.fail("403", resource="pods/eviction", message=right)
+    evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0", delivery=deliveries.of("evictions"))
+    evictions._rate = RateLimit(100, 100)
+    evictions.queue.observe(failed(inventory.snapshot), 0.0)
+    assert await evictions._evict() >= FORBIDDEN_FIRST_S * FORBIDDEN_JITTER[0]
+    assert not evictions.queue.not_before
+    assert deliveries.remarks()

@@ -18,7 +18,8 @@ from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.sim.apiserver import ApiServer
-from tests.controller.test_controller import nodelinks, until
+from tests.controller.test_controller import nodelinks
+from tests.support.waiting import until
 
 THEIRS = {
     "key": "example.com/gpu",

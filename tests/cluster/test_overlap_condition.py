@@ -23,7 +23,8 @@ from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import HYPERNODES
 from nodeagent.sim.apiserver import ApiServer
-from tests.controller.test_controller import FIRST, RULES, SECOND, cluster, groups, until
+from tests.controller.test_controller import FIRST, RULES, SECOND, cluster, groups
+from tests.support.waiting import until
 
 
 def hypernode(name: str, *members: str, source: str = "nodeagent") -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.pod_index import PODS_MAX, FoundPod, PodIndex
-from tests.controller.test_controller import cluster, leaves, nodelinks, until
+from tests.controller.test_controller import cluster, leaves, nodelinks
 from tests.fabric.test_break_fabric import mirroring
+from tests.support.waiting import until
 
 
 def holders(*pods: str) -> list[dict[str, Any]]:

@@ -311,7 +311,10 @@ async def test_an_upgrade_of_the_server_starts_the_publication() -> None:
 
 
 async def test_a_missing_right_is_a_remark(server: ApiServer) -> None:
-    server.fail("403", verb="create", resource=SLICES, times=None)
+    message = (
+        f'{SLICES} is forbidden: User "x" cannot create resource "{SLICES}" in API group "resource.k8s.io"'
+    )
+    server.fail("403", verb="create", resource=SLICES, message=message, times=None)
     async with publishing(server) as stage:
         await stage.deliveries.changed.wait()
     assert stage.delivery.results["refused"] == 1

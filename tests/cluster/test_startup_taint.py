@@ -14,7 +14,7 @@ from nodeagent.cluster.startup_taint import TAINT_KEY, StartupTaints
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.sim.apiserver import ApiServer
-from tests.controller.test_controller import until
+from tests.support.waiting import until
 
 STARTING = {"key": TAINT_KEY, "effect": "NoSchedule"}
 THEIRS = {

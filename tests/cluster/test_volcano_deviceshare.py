@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes.utils.quantity import parse_quantity
 from msgspec.structs import replace
 
 from nodeagent.cluster import volcano_annotations as notes
@@ -25,6 +26,7 @@ from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.model import Holding, VgpuGrant
 from nodeagent.sim.apiserver import ApiServer
+from nodeagent.sim.apiserver.resource_slices import canonical
 from nodeagent.sim.kubelet import PodSpec
 from tests.support.kind_machines import SICK, dgx, gpu_of, uuid_of
 from tests.support.running_agent import node
@@ -38,23 +40,25 @@ PLACES, PARTS = VgpuPlaces(SLICES), VgpuParts(SLICES, "memory")
 class Stage:
     """A Node, its agent's half, and the kubelet's view of the devices."""
 
-    def __init__(self, server: ApiServer, client: ApiClient) -> None:
+    def __init__(self, server: ApiServer, client: ApiClient, memory: GpuMemory = SLICES) -> None:
         self.server, self.scheduler = server, Scheduler(server)
-        self.inventory = Inventory()
+        self.inventory, self.places = Inventory(), VgpuPlaces(memory)
         self.inventory.publish("gpus", gpus=dgx().gpus[:2])
         self.inventory.publish("pods", holdings=())
         self.share = VolcanoDeviceshare(
-            client, self.inventory, NODE, lambda: SLICES, clock=lambda: self.scheduler.now
+            client, self.inventory, NODE, lambda: memory, clock=lambda: self.scheduler.now
         )
         server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
 
     def pod(
-        self, name: str, *limits: dict[str, int], notes: dict[str, str] | None = None, node: str = ""
+        self, name: str, *limits: dict[str, int | str], notes: dict[str, str] | None = None, node: str = ""
     ) -> None:
         containers = [
             {
                 "name": f"c{n}",
-                "resources": {"limits": {f"volcano.sh/vgpu-{key}": str(it) for key, it in one.items()}},
+                "resources": {
+                    "limits": {f"volcano.sh/vgpu-{key}": canonical(str(it)) for key, it in one.items()}
+                },
             }
             for n, one in enumerate(limits)
         ]
@@ -78,6 +82,12 @@ class Stage:
     async def until(self, true: Callable[[], object]) -> None:
         await self.server.until(true)
 
+    async def locked(self) -> None:
+        """Wait until the agent has seen a lock of its Node."""
+        async with asyncio.timeout(20):
+            while not self.inventory.snapshot.vgpu_locked:
+                await self.inventory.changed(self.inventory.snapshot.revision)
+
     async def waiting(self, *names: str) -> None:
         async with asyncio.timeout(20):
             while [it.pod for it in self.inventory.snapshot.vgpu_waiting] != list(names):
@@ -87,9 +97,9 @@ class Stage:
         """The kubelet asks for a preference, allocates what it gets, and lists the pod."""
         snapshot = self.inventory.snapshot
         held = {id_ for it in snapshot.holdings or () for id_ in it.device_ids}
-        free = [id_ for it in PLACES.devices(snapshot) for id_ in it.ids if id_ not in held]
-        chosen = PLACES.prefer(snapshot, free, [], count)
-        self.allocation = PLACES.allocate(snapshot, chosen)
+        free = [id_ for it in self.places.devices(snapshot) for id_ in it.ids if id_ not in held]
+        chosen = self.places.prefer(snapshot, free, [], count)
+        self.allocation = self.places.allocate(snapshot, chosen)
         key = next_waiting(snapshot, count).key
         self.inventory.publish("volcano", vgpu_granted=snapshot.vgpu_granted | {key})
         holding = Holding("default", name, container, NUMBER, tuple(chosen))
@@ -101,13 +111,13 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage() -> AsyncIterator[Stage]:
+async def stage(memory: GpuMemory = SLICES) -> AsyncIterator[Stage]:
     server = await ApiServer().start()
     client = ApiClient(Access(server.url, token=server.token("agent")))
     task = None
     try:
         async with asyncio.timeout(60):
-            one = Stage(server, client)
+            one = Stage(server, client, memory)
             task = asyncio.ensure_future(one.share.run())
             await one.registered()
             yield one
@@ -153,6 +163,29 @@ async def test_the_containers_of_a_pod_get_their_gpus_in_order_and_several_at_on
         await s.until(lambda: s.notes("pods", "a")["volcano.sh/bind-phase"] == "success")
 
 
+@pytest.mark.parametrize(("asked", "stored"), [(8000, "8k"), (40_000, "40k"), (8192, "8192"), ("8Ki", "8Ki")])
+async def test_a_limit_is_read_in_the_form_in_which_the_api_server_stores_it(
+    asked: int | str, stored: str
+) -> None:
+    async with stage(replace(SLICES, slice_mib=1)) as s:
+        s.pod("a", {"number": 1, "memory": asked, "cores": 100})
+        found = s.server.find("pods", "a", "default")
+        assert found is not None
+        assert found["spec"]["containers"][0]["resources"]["limits"][MEMORY] == stored
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        assert s.admit("a", "c0") == [uuid_of(1)]
+        assert dict(s.allocation.env)["NODEAGENT_GPU_MEM_MIB"] == str(int(parse_quantity(asked)))
+
+
+async def test_a_limit_with_a_fraction_is_refused_with_its_text() -> None:
+    async with stage() as s:
+        s.pod("a", {"number": 1, "memory": "8500m"}, notes=forged(), node=NODE)
+        await s.waiting("a")
+        with pytest.raises(Refused, match=r"the limit volcano\.sh/vgpu-memory: 8500m is no whole number"):
+            s.admit("a", "c0")
+
+
 async def test_two_pods_that_wait_with_different_gpus_are_refused_rather_than_swapped() -> None:
     async with stage() as s:
         s.scheduler.locks = False
@@ -161,6 +194,104 @@ async def test_two_pods_that_wait_with_different_gpus_are_refused_rather_than_sw
             s.scheduler.bind(name, NODE)
         await s.waiting("a", "b")
         with pytest.raises(Refused, match=r"default/a, default/b; set deviceshare\.NodeLockEnable: true"):
+            s.admit("a", "c0")
+
+
+@pytest.mark.parametrize("phase", [None, notes.SUCCESS])
+async def test_a_pod_without_a_choice_takes_neither_gpu_nor_share_of_one_that_volcano_placed(
+    phase: str | None,
+) -> None:
+    async with stage() as s:
+        s.pod("a", {"number": 1, "memory": 60})
+        s.scheduler.bind("a", NODE)
+        own = {} if phase is None else {notes.BIND_PHASE: phase}
+        s.pod("thief", {"number": 1, "memory": 8}, notes=own, node=NODE)
+        async with asyncio.timeout(20):
+            while len(s.inventory.snapshot.vgpu_waiting) < 2:
+                await s.inventory.changed(s.inventory.snapshot.revision)
+        with pytest.raises(
+            Refused, match=r"default/thief: no GPU was chosen.*: default/a, default/thief"
+        ) as both:
+            s.admit("thief", "c0")
+        assert both.value.later, "the end of the other pod may be on its way"
+        found = s.server.find("pods", "thief", "default")
+        assert found is not None
+        s.server.put(found | {"status": {"phase": "Failed"}})
+        await s.waiting("a")
+        assert s.admit("a", "c0") == [uuid_of(1)]
+
+
+async def test_an_init_container_that_asks_is_a_pod_without_a_choice() -> None:
+    async with stage() as s:
+        s.pod("thief", {}, node=NODE)
+        found = s.server.find("pods", "thief", "default")
+        assert found is not None
+        found["spec"]["initContainers"] = [{"name": "i", "resources": {"limits": {NUMBER: "1"}}}]
+        s.server.put(found)
+        await s.waiting("thief")
+        assert [it.container for it in s.inventory.snapshot.vgpu_waiting] == ["i"]
+
+
+@pytest.mark.parametrize(("limits", "free"), [({"number": 1, "memory": 8}, 71), ({"number": 1}, 0)])
+async def test_what_a_pod_without_a_choice_holds_is_counted(limits: dict[str, int | str], free: int) -> None:
+    async with stage() as s:
+        place = s.places.devices(s.inventory.snapshot)[1].ids[0]
+        s.inventory.publish("pods", holdings=(Holding("default", "thief", "c0", NUMBER, (place,)),))
+        s.pod("thief", limits, node=NODE)
+        async with asyncio.timeout(20):
+            while not s.inventory.snapshot.vgpu_shares:
+                await s.inventory.changed(s.inventory.snapshot.revision)
+        assert PARTS.free(s.inventory.snapshot) == {uuid_of(0): 79, uuid_of(1): free}
+        assert s.inventory.snapshot.vgpu_waiting == ()
+        s.pod("a", {"number": 1, "memory": 75})
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        with pytest.raises(Refused, match=rf"would have {79 - free + 75} of its 79 slices"):
+            s.admit("a", "c0")
+
+
+async def test_the_lock_of_the_next_pod_stays_though_it_is_of_the_same_second() -> None:
+    """The scheduler locks before it annotates, and lock and bind times have whole seconds."""
+    async with stage() as s:
+        s.pod("a", {"number": 1, "memory": 8})
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        s.admit("a", "c0")
+        await s.until(lambda: notes.NODE_LOCK not in s.notes("nodes", NODE))
+        s.scheduler.lock(NODE)
+        s.scheduler.annotate("nodes", NODE, None, **{notes.REGISTER: "x"})
+        await s.until(lambda: s.notes("nodes", NODE)[notes.REGISTER] != "x")
+        assert notes.NODE_LOCK in s.notes("nodes", NODE), "the next pod has it, and no annotation yet"
+        s.inventory.publish("gpus", gpus=(gpu_of(0), replace(gpu_of(1), health=SICK)))
+        await s.until(lambda: "false" in s.notes("nodes", NODE)[notes.REGISTER])
+        assert notes.NODE_LOCK in s.notes("nodes", NODE)
+
+
+async def test_a_report_leaves_a_lock_that_is_newer_than_its_pod() -> None:
+    async with stage() as s:
+        s.pod("a", {"number": 1, "memory": 8})
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        s.scheduler.annotate("nodes", NODE, None, **{notes.NODE_LOCK: None})
+        s.scheduler.now += 5
+        s.scheduler.lock(NODE)
+        await s.until(lambda: notes.NODE_LOCK in s.notes("nodes", NODE))
+        s.admit("a", "c0")
+        await s.until(lambda: s.notes("pods", "a")["volcano.sh/bind-phase"] == "success")
+        s.scheduler.annotate("nodes", NODE, None, **{notes.REGISTER: "x"})
+        await s.until(lambda: s.notes("nodes", NODE)[notes.REGISTER] != "x")
+        assert notes.NODE_LOCK in s.notes("nodes", NODE)
+
+
+async def test_where_volcano_locks_the_node_the_refusal_blames_no_setting() -> None:
+    async with stage() as s:
+        for name in "ab":
+            s.pod(name, {"number": 1, "memory": 60})
+            s.scheduler.annotate("nodes", NODE, None, **{notes.NODE_LOCK: None})
+            s.scheduler.bind(name, NODE)
+        await s.waiting("a", "b")
+        await s.locked()
+        with pytest.raises(Refused, match=r"default/a, default/b$"):
             s.admit("a", "c0")
 
 
@@ -178,6 +309,7 @@ async def test_a_lock_that_a_scheduler_left_behind_is_released_and_one_in_use_is
     async with stage() as s:
         s.pod("a", {"number": 1, "memory": 8})
         s.scheduler.bind("a", NODE, crash=True)
+        await s.locked()
         s.pod("b", {"number": 1, "memory": 8})
         with pytest.raises(Unschedulable, match="locked within 5 minutes"):
             s.scheduler.bind("b", NODE)

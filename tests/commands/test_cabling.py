@@ -20,6 +20,7 @@ from nodeagent.cli import main
 from nodeagent.fabric import NodeLinks
 from nodeagent.fabric.nodelinks import Metadata, NodeLink
 from tests.support.halls import Hall
+from tests.support.waiting import LIMIT_S
 
 RAILS = 4
 
@@ -434,6 +435,7 @@ def test_a_cell_of_csv_is_one_line_and_no_formula(tmp_path: Path, capsys: pytest
     assert {row["switch"] for row in rows} == {"'=cmd()", r"'+x\x1b[2J", r"'@y\nz", "'-1"}
 
 
+@pytest.mark.slow
 def test_watch_prints_each_link_that_changes(tmp_path: Path) -> None:
     made = hall()
     source = write(tmp_path / "links.json", made.reports())
@@ -456,5 +458,8 @@ def test_watch_prints_each_link_that_changes(tmp_path: Path) -> None:
         assert watch.stdout.readline() == "su0-n01 rail0: planned at su0-leaf0 Eth1/2\n"
     finally:
         watch.send_signal(signal.SIGINT)
-        watch.communicate()
+        try:
+            watch.communicate(timeout=LIMIT_S)
+        finally:
+            watch.kill()
     assert watch.returncode == 130

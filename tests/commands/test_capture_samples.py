@@ -62,6 +62,7 @@ def until_it_holds(file: Path, *texts: str) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_gpu_faults_are_recorded_and_replayed(machine, tmp_path):
     made, root = machine
     file = tmp_path / "samples.jsonl"
@@ -95,6 +96,7 @@ def test_gpu_faults_are_recorded_and_replayed(machine, tmp_path):
     assert [one for one in verdicts if one[0] == "GPU1"][-1] == ("GPU1", (), True)
 
 
+@pytest.mark.slow
 def test_a_pf_whose_vfs_change_and_that_leaves_the_bus_is_recorded_and_replayed(machine, tmp_path):
     made, root = machine
     file = tmp_path / "samples.jsonl"

@@ -44,6 +44,7 @@ def fabric(nodes: int = 8) -> Fabric:
 # --- the show -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_fabric_demo_runs_to_its_end_and_prints_every_step():
     done = demo("--nodes", "8", "--once")
     assert (done.returncode, done.stderr) == (0, "")
@@ -75,6 +76,7 @@ def controller(step: str) -> list[str]:
     return re.findall(r"^ +controller +(.+)$", step, re.M)
 
 
+@pytest.mark.slow
 def test_the_demo_of_an_infiniband_machine_shows_the_switch_of_each_rail():
     done = demo("--machine", "dgx-h100-infiniband", "--once")
     assert (done.returncode, done.stderr) == (0, "")
@@ -83,6 +85,7 @@ def test_the_demo_of_an_infiniband_machine_shows_the_switch_of_each_rail():
     assert [leaf for _, _, leaf in sorted(rows, key=lambda row: row[1])] == [f"leaf{n:02d}" for n in range(8)]
 
 
+@pytest.mark.slow
 def test_the_demo_of_claims_prepares_a_share_and_a_vf_beside_it_shows_a_fault_and_ends_a_claim():
     done = demo("--dra", "--once", "--machine", "two-gpu-two-nic")
     assert (done.returncode, done.stderr) == (0, "")
@@ -114,6 +117,7 @@ def test_the_demo_of_claims_prepares_a_share_and_a_vf_beside_it_shows_a_fault_an
     assert "both are back" in restarted
 
 
+@pytest.mark.slow
 def test_the_demo_of_claims_joins_gpu_and_nic_by_numa_node_where_no_pcie_root_is_common():
     done = demo("--dra", "--once", "--machine", "gb200-nvl72-tray")
     assert (done.returncode, done.stderr) == (0, "")

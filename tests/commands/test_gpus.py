@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 from msgspec.structs import replace
 
 from nodeagent.accounting.gpu_accounts import PodAccount, accounts
@@ -109,6 +110,7 @@ async def test_the_agent_answers_with_shares_use_and_pods(capsys) -> None:
         assert "41.0 GiB" in out
 
 
+@pytest.mark.slow
 def test_without_an_agent_the_command_reads_the_machine_and_reports_it(tmp_path, capsys) -> None:
     Machine.load("two-gpu-two-nic").write(tmp_path)
     assert main(["gpus", "--root", str(tmp_path)]) == 0

@@ -128,6 +128,7 @@ async def verb(*arguments: str) -> tuple[str, str]:
     return out.decode(), err.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_the_running_agent_answers_at_once_with_the_neighbor_of_its_report(links):
     near, far = links
@@ -192,6 +193,7 @@ async def test_the_running_agent_answers_at_once_with_the_neighbor_of_its_report
         assert "no agent runs here" in err
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "ip", "nsenter")
 async def test_a_restarted_agent_prefers_the_switch_of_before(links, monkeypatch):
     near, far = links

@@ -255,6 +255,7 @@ def test_a_root_without_a_machine_is_an_error(tmp_path: Path) -> None:
 # while it hangs; a change of an MTU needs no reaction.
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 @pytest.mark.parametrize("name", ["sriov_numvfs", "sriov_totalvfs"])
 def test_a_pf_whose_driver_does_not_answer_is_named_and_the_others_get_their_vfs(
@@ -270,6 +271,7 @@ def test_a_pf_whose_driver_does_not_answer_is_named_and_the_others_get_their_vfs
     assert not any("enable SR-IOV" in note for note in outcome.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root", "fuse")
 def test_a_pf_with_a_vf_that_hangs_is_not_changed(root: Path) -> None:
     """The scan cannot show the VF, so a pod that holds it would not be asked for."""
@@ -368,6 +370,7 @@ def test_a_vf_that_a_pod_holds_keeps_the_count(near: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_existing_vf_is_not_changed_while_no_kubelet_answers(near: Path) -> None:
     machine = Machine.load("two-gpu-two-nic")
     machine.write(near / "m")

@@ -19,6 +19,7 @@ from nodeagent.agent_config import Config, load
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.config.formats import host_port, prefix_complaint
 from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, MigResource, VfResource
+from tests.support.findings import one_item
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 GOLDEN = Path(__file__).parents[1] / "golden" / "config-faults.txt"
@@ -42,7 +43,7 @@ def complaints(text: str) -> str:
     return "loaded"
 
 
-@pytest.mark.parametrize("title", blocks())
+@one_item("title", blocks())
 def test_a_bad_file_is_refused_with_the_exact_text(title: str) -> None:
     text, expected = blocks()[title]
     said = complaints(text)

@@ -14,6 +14,7 @@ from nodeagent.agent_config import Config, load
 from nodeagent.commands.config import default_file, json_schema
 from nodeagent.config import yaml_tree
 from nodeagent.config.faults import ConfigError
+from tests.support.examples import examples
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
@@ -101,7 +102,7 @@ def test_any_yaml_like_text_gives_a_configuration_or_its_faults(pieces: list[str
     give(HEAD + "".join(pieces))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_a_changed_default_gives_a_configuration_or_its_faults(data: st.DataObject) -> None:
     lines = list(LINES)
@@ -130,7 +131,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_the_schema_accepts_every_file_that_the_loader_accepts(data: st.DataObject) -> None:
     """Replace one setting of the default: a file that loads must pass the schema and read back equal."""

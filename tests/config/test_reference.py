@@ -15,6 +15,7 @@ from nodeagent.agent_config import Config, load
 from nodeagent.commands.config import default_file, json_schema
 from nodeagent.config.faults import ConfigError
 from nodeagent.kinds.resource_settings import GpuResource
+from tests.support.findings import one_item
 
 HEAD = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeAgentConfig"}
 
@@ -72,7 +73,7 @@ def test_the_schema_is_valid_and_accepts_the_default() -> None:
     assert problems(HEAD) == []
 
 
-@pytest.mark.parametrize(
+@one_item(
     "change",
     [
         {"apiVersion": "v1"},

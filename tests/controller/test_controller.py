@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from zlib import crc32
@@ -22,6 +22,9 @@ from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.web.web_settings import AccessSettings
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 QUICK = HysteresisSettings(move_seconds=0.3, settle_seconds=0.0, grace_seconds=0.3, hold_seconds=1.0)
 RULES = FabricConfig(hysteresis=QUICK)
@@ -105,15 +108,6 @@ async def cluster(units: int = 2) -> AsyncIterator[ApiServer]:
         yield server
     finally:
         await server.stop()
-
-
-async def until(good: Callable[[], object], what: str = "a condition") -> None:
-    try:
-        async with asyncio.timeout(60):
-            while not good():
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        pytest.fail(f"timed out waiting for {what}")
 
 
 def labels(server: ApiServer, node: str) -> dict[str, str]:

@@ -13,9 +13,10 @@ import pytest
 
 from hack.kwok_fleet import KWOK, fleet, main
 from nodeagent.sim.apiserver import ApiServer
-from tests.controller.test_controller import groups, labels, running, tree, until, valid
+from tests.controller.test_controller import groups, labels, running, tree, valid
 from tests.support.kubernetes_schemas import NEWEST, complaints, from_crd
 from tests.support.manifests import built, named
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 UNIT = 4

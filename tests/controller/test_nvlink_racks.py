@@ -150,6 +150,7 @@ def racks(tmp_path: Path) -> Racks:
     return Racks(tmp_path / "tray")
 
 
+@pytest.mark.slow
 async def test_racks_partitions_and_plain_nodes_through_the_whole_chain(racks: Racks) -> None:
     racks.plain = set(racks.nodes(3)[:6])
     server = await ApiServer().start()

@@ -23,9 +23,11 @@ from tests.controller.test_controller import (
     nodelinks,
     running,
     tree,
-    until,
 )
 from tests.support.fabrics import links, rails
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 KEY = "topology.nodeagent.io/tier-1"
 

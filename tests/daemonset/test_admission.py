@@ -23,6 +23,7 @@ from tests.daemonset.test_dra_manifests import WRONG_SLICES
 from tests.daemonset.test_schemas import REPORT
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.cel_types import type_errors
+from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST
 from tests.support.manifests import ROOT, Manifest, built, named, of_kind
 
@@ -112,7 +113,7 @@ def test_labels_and_annotations_of_people_and_webhooks_do_not_block_the_report(
     assert refusals(everything, write(report(labels={"team": "gpu"}, annotations={"seen": "a" * 500}))) == []
 
 
-@pytest.mark.parametrize("case", FORGED)
+@one_item("case", FORGED)
 def test_a_forged_report_is_refused_by_name(case: str, everything: list[Manifest]) -> None:
     request, message = FORGED[case]
     assert any(message in one for one in refusals(everything, request))
@@ -213,7 +214,7 @@ WRONG_EVENTS: dict[str, Request] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_EVENTS)
+@one_item("case", WRONG_EVENTS)
 def test_an_event_in_the_name_of_another_is_refused_in_both_forms(
     case: str, everything: list[Manifest]
 ) -> None:
@@ -267,21 +268,37 @@ WRONG_EVICTIONS: dict[str, Request] = {
     "killed at once": eviction(
         object={"metadata": {"name": "x"}, "deleteOptions": {"gracePeriodSeconds": 0}}
     ),
+    "killed at once, with its UID": eviction(
+        object={
+            "metadata": {"name": "x"},
+            "deleteOptions": {"preconditions": {"uid": "1"}, "gracePeriodSeconds": 0},
+        }
+    ),
+    "of a version": eviction(
+        object={
+            "metadata": {"name": "x"},
+            "deleteOptions": {"preconditions": {"uid": "1", "resourceVersion": "1"}},
+        }
+    ),
 }
 
 
 def test_a_pod_that_no_agent_may_evict_does_not_stop_the_other_evictions() -> None:
-    """The agent takes 403 (Forbidden) for a missing right, and 422 (Invalid) for a refusal of one pod."""
+    """A policy refuses one pod, with 422 (Invalid) or with 403 (Forbidden). A missing right concerns all pods."""
     policy = named(built("overlays/evictions"), "ValidatingAdmissionPolicy", "nodeagent-evictions")
     (rule,) = (one for one in policy["spec"]["validations"] if "variables.kept" in one["expression"])
     assert rule["reason"] == "Invalid"
     assert ApiError("create", "/api/v1/pods", 422, "Invalid", "").refused
-    assert not ApiError("create", "/api/v1/pods", 403, "Forbidden", "").refused
+    denied = "ValidatingAdmissionPolicy 'nodeagent-evictions' with binding 'nodeagent-evictions' denied request: no"
+    assert ApiError("create", "/api/v1/pods", 403, "Forbidden", f'pods "x" is forbidden: {denied}').refused
+    right = 'pods "x" is forbidden: User "y" cannot create resource "pods/eviction" in API group ""'
+    assert not ApiError("create", "/api/v1/pods", 403, "Forbidden", right).refused
 
 
 def test_an_agent_evicts_no_pod_of_the_system_and_kills_none() -> None:
     manifests = built("overlays/evictions")
-    assert refusals(manifests, eviction()) == []
+    of_a_pod = {"metadata": {"name": "x"}, "deleteOptions": {"preconditions": {"uid": "1"}}}
+    assert refusals(manifests, eviction()) == refusals(manifests, eviction(object=of_a_pod)) == []
     for request in WRONG_EVICTIONS.values():
         assert refusals(manifests, request)
 
@@ -422,7 +439,7 @@ WRONG_FOR_THE_CONTROLLER: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("case", [*WRONG_FOR_ALL, *WRONG_FOR_AGENTS])
+@one_item("case", [*WRONG_FOR_ALL, *WRONG_FOR_AGENTS])
 def test_an_agent_changes_nothing_else_of_its_node(case: str, everything: list[Manifest]) -> None:
     assert refusals(everything, patch(AGENT, (WRONG_FOR_ALL | WRONG_FOR_AGENTS)[case]))
 
@@ -452,7 +469,7 @@ def test_the_controller_marks_nodes_with_too_few_links(everything: list[Manifest
         assert refusals(everything, replace(request, object=request.old, old=request.object)) == []
 
 
-@pytest.mark.parametrize("case", [*WRONG_FOR_ALL, *WRONG_FOR_THE_CONTROLLER])
+@one_item("case", [*WRONG_FOR_ALL, *WRONG_FOR_THE_CONTROLLER])
 def test_the_controller_changes_nothing_else_of_a_node(case: str, everything: list[Manifest]) -> None:
     assert refusals(everything, patch(CONTROLLER, (WRONG_FOR_ALL | WRONG_FOR_THE_CONTROLLER)[case]))
 

@@ -24,6 +24,8 @@ from tests.support.needs import need, which
 sys.path.insert(0, str(ROOT / "hack"))
 import chart
 
+from tests.support.findings import one_item
+
 CHART = DAEMONSET / "chart"
 CHECKSUM = "checksum/start-settings"
 pytestmark = pytest.mark.needs("kubectl", "helm_python")
@@ -40,6 +42,7 @@ def render(values: dict[str, Any] | None = None, namespace: str = "nodeagent") -
     return [one for name, text in files.items() if name.endswith(".yaml") for one in parsed(text)]
 
 
+@pytest.mark.slow
 def test_the_templates_are_generated_from_the_kustomization() -> None:
     made = chart.templates(which("kubectl"))
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
@@ -62,6 +65,7 @@ def text(path: str) -> str:
 
 OVERLAYS: dict[str, dict[str, Any]] = {
     "": {},
+    "overlays/observe": {"observe": {"enabled": True}, "config": text("overlays/observe/nodeagent.yaml")},
     "overlays/controller": {"controller": {"enabled": True}},
     "overlays/kueue": {
         "controller": {"enabled": True, "fabric": text("overlays/kueue/fabric.yaml")},
@@ -147,7 +151,7 @@ def sorted_mounts(manifests: list[Manifest]) -> list[Manifest]:
     return manifests
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_helm_renders_the_objects_that_kustomize_builds(overlay: str) -> None:
     made = render(OVERLAYS[overlay])
     assert all(checksums(made).values())

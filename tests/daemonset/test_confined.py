@@ -131,6 +131,18 @@ async def test_the_agent_serves_with_exactly_the_rights_of_the_manifest(
     assert sum("source=kernel" in line for line in collectors) == (0 if recorded else 1)
 
 
+async def test_an_agent_that_only_observes_lacks_nothing_that_it_uses(base: Path, host: Path) -> None:
+    (spec,) = pod_specs(named(built("overlays/observe"), "DaemonSet", "nodeagent"))
+    (container,) = spec["containers"]
+    given = {"config": configured(base, "observe"), "token": base / "token"}
+    async with contained(spec, container, host, given) as (process, log), asyncio.timeout(60):
+        while process.returncode is None and not any("source=kernel" in line for line in log):
+            await asyncio.sleep(0.05)
+        assert process.returncode is None, log
+    assert not [line for line in log if REFUSED.search(line) or "kubelet" in line], log
+    assert not (host / "var/lib/kubelet").exists()
+
+
 WRITTEN = {
     "containers": {
         "/host/sys/bus/pci/devices/0000:18:00.0/sriov_numvfs": False,

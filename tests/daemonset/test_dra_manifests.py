@@ -27,6 +27,7 @@ from tests.cluster.test_slice_publisher import OWNER as STAGE_OWNER
 from tests.cluster.test_slice_publisher import Stage
 from tests.dra.test_published_pools import DOWN, Node, with_health
 from tests.support.admission import NODE, UID, Request, refusals
+from tests.support.findings import one_item
 from tests.support.kind_machines import dgx
 from tests.support.manifests import DAEMONSET, OVERLAYS, Manifest, built, files, of_kind, parsed
 from tests.support.needs import need
@@ -97,7 +98,7 @@ WRONG_SLICES = {
 
 
 @pytest.mark.needs("cel_expr_python")
-@pytest.mark.parametrize("case", WRONG_SLICES)
+@one_item("case", WRONG_SLICES)
 def test_a_forged_slice_is_refused(case: str, manifests: list[Manifest]) -> None:
     assert refusals(manifests, WRONG_SLICES[case])
 
@@ -115,13 +116,23 @@ def test_an_agent_writes_the_slices_of_its_node(manifests: list[Manifest]) -> No
 
 @asynccontextmanager
 async def publishing(manifests: list[Manifest]) -> Any:
-    """An agent with the shipped rights that publishes, reads its leaf group and reads a claim."""
+    """An API server with the shipped rights, and an agent at it."""
     server = await ApiServer(rbac=True).start()
     for one in manifests:
         try:
             server.put(one)
         except LookupError:
             continue
+    try:
+        async with publishing_to(server) as work:
+            yield work
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def publishing_to(server: ApiServer) -> Any:
+    """An agent that publishes slices and reads its leaf group."""
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {
         "name": STAGE_NODE, "uid": STAGE_OWNER.uid, "labels": {"topology.nodeagent.io/tier-1": "su1"},
     }})  # fmt: skip
@@ -140,19 +151,24 @@ async def publishing(manifests: list[Manifest]) -> Any:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await client.close()
-        await server.stop()
+
+
+async def change_slices(stage: Stage) -> None:
+    """Two slices are created, one changes, and the other one is deleted."""
+    server = stage.server
+    await server.until(lambda: len(server.objects("resourceslices")) == 2)
+    stage.devices[f"{STAGE_NODE}/nic"] = []
+    stage.stir()
+    await server.until(lambda: not stage.spec("nic")["devices"])
+    stage.devices.pop(f"{STAGE_NODE}/gpu")
+    stage.stir()
+    await server.until(lambda: len(server.objects("resourceslices")) == 1)
 
 
 async def test_the_rights_are_enough_to_create_change_and_delete_slices(manifests: list[Manifest]) -> None:
     async with publishing(manifests) as (stage, groups):
         server = stage.server
-        await server.until(lambda: len(server.objects("resourceslices")) == 2)
-        stage.devices[f"{STAGE_NODE}/nic"] = []
-        stage.stir()
-        await server.until(lambda: not stage.spec("nic")["devices"])
-        stage.devices.pop(f"{STAGE_NODE}/gpu")
-        stage.stir()
-        await server.until(lambda: len(server.objects("resourceslices")) == 1)
+        await change_slices(stage)
         await server.until(lambda: groups == ["su1"])
         assert not [seen for seen in server.requests if seen.status == 403]
         used = {(seen.group, seen.resource, seen.verb) for seen in server.requests}
@@ -277,7 +293,7 @@ def test_most_examples_are_printed_by_the_verb() -> None:
     ]
 
 
-@pytest.mark.parametrize("path", PRINTED, ids=lambda path: path.name)
+@one_item("path", PRINTED, ids=lambda path: path.name)
 def test_an_example_is_the_output_of_its_command(path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     first, _, rest = path.read_text().partition("\n")
     _, _, output = rest.partition("\n")
@@ -292,7 +308,7 @@ def claims_of(path: Any) -> list[Manifest]:
     ]
 
 
-@pytest.mark.parametrize("path", files(EXAMPLES), ids=lambda path: path.name)
+@one_item("path", files(EXAMPLES), ids=lambda path: path.name)
 def test_the_claim_of_each_example_is_allocated_on_a_dgx(path: Any, manifests: list[Manifest]) -> None:
     slices = Node(dgx()).stored()
     classes = of_kind(manifests, "DeviceClass")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from nodeagent.kinds.vf import VfPool
 from nodeagent.metrics.catalog import CATALOG
 from nodeagent.offer import Offer
 from nodeagent.sim.machine import Machine
+from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints
 from tests.support.manifests import DAEMONSET, Manifest, built, files, of_kind, parsed, pod_specs, rendered
 
@@ -31,19 +33,15 @@ A100 = {"nvidia-dgx-a100/gpu-mem"} | {f"nvidia-dgx-a100/nic{rail}" for rail in r
 TOPOLOGY = {f"topology.nodeagent.io/tier-{tier}" for tier in (1, 2, 3)}
 
 
-def manifests() -> Iterator[tuple[Path, Manifest]]:
-    for path in FILES:
-        for one in parsed(path.read_text()):
-            yield path, one
+@cache
+def manifests() -> tuple[tuple[Path, Manifest], ...]:
+    return tuple((path, one) for path in FILES for one in parsed(path.read_text()))
 
 
 def ids(found: tuple[Path, Manifest] | Path) -> str:
     if isinstance(found, Path):
         return str(found.relative_to(EXAMPLES))
     return f"{found[0].relative_to(EXAMPLES)}:{found[1]['kind']}/{found[1]['metadata']['name']}"
-
-
-ALL = list(manifests())
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +74,7 @@ def test_every_supported_system_has_an_example() -> None:
     ]
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@one_item("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_each_example_has_a_readme_with_a_check(folder: Path) -> None:
     text = (folder / "README.md").read_text()
     assert len(text.splitlines()) < 80
@@ -89,11 +87,11 @@ def test_each_example_has_a_readme_with_a_check(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-@pytest.mark.parametrize("found", ALL, ids=ids)
+@one_item("found", manifests, ids=ids)
 @pytest.mark.needs("kubernetes_validate")
 def test_the_schemas_accept_each_example(found: tuple[Path, Manifest], version: str) -> None:
     if found[0].parent.name == "kube-scheduler" and version == OLDEST:
-        pytest.skip("PodGroups are of Kubernetes 1.37")
+        return  # PodGroups are of Kubernetes 1.37
     assert complaints(found[1], version) == []
 
 
@@ -115,7 +113,7 @@ def named_resources(value: Any) -> Iterator[tuple[str, Any]]:
             yield from named_resources(one)
 
 
-@pytest.mark.parametrize("found", ALL, ids=ids)
+@one_item("found", manifests, ids=ids)
 def test_the_examples_request_only_registered_resources(
     found: tuple[Path, Manifest], registered: dict[str, int]
 ) -> None:
@@ -123,7 +121,7 @@ def test_the_examples_request_only_registered_resources(
         assert name in registered or name in A100
 
 
-@pytest.mark.parametrize("found", [one for one in ALL if pod_specs(one[1])], ids=ids)
+@one_item("found", lambda: [one for one in manifests() if pod_specs(one[1])], ids=ids)
 def test_one_node_can_satisfy_each_pod(found: tuple[Path, Manifest], registered: dict[str, int]) -> None:
     per_gpu = registered["nvidia-dgx-h100/gpu-mem"] // 8
     for spec in pod_specs(found[1]):
@@ -143,14 +141,15 @@ def test_one_node_can_satisfy_each_pod(found: tuple[Path, Manifest], registered:
 
 
 # Multus reads the VF of a claim from the attributes of its device, which is a PF (docs/dra.md).
-BY_PLUGIN = [one for one in ALL if pod_specs(one[1]) and one[0].parent.name != "dra"]
+def by_plugin() -> list[tuple[Path, Manifest]]:
+    return [one for one in manifests() if pod_specs(one[1]) and one[0].parent.name != "dra"]
 
 
-@pytest.mark.parametrize("found", BY_PLUGIN, ids=ids)
+@one_item("found", by_plugin, ids=ids)
 def test_a_pod_has_one_network_for_each_rail_that_it_requests(found: tuple[Path, Manifest]) -> None:
     networks = {
         one["metadata"]["name"]: one["metadata"]["annotations"]["k8s.v1.cni.cncf.io/resourceName"]
-        for path, one in ALL
+        for path, one in manifests()
         if one["kind"] == "NetworkAttachmentDefinition"
     }
 
@@ -175,7 +174,7 @@ def test_a_pod_has_one_network_for_each_rail_that_it_requests(found: tuple[Path,
 
 
 def test_a_network_gives_the_pod_a_vf_of_its_rail() -> None:
-    definitions = [one for _, one in ALL if one["kind"] == "NetworkAttachmentDefinition"]
+    definitions = [one for _, one in manifests() if one["kind"] == "NetworkAttachmentDefinition"]
     assert len(definitions) == 8
     ranges = set()
     for rail, one in enumerate(definitions):
@@ -221,7 +220,7 @@ def test_the_labels_in_the_examples_are_those_that_the_controller_writes() -> No
 
 def test_the_affinity_of_an_example_is_by_the_label_of_the_agent_and_fits_the_request() -> None:
     seen = 0
-    for path, one in ALL:
+    for path, one in manifests():
         for spec in pod_specs(one) if path.parent.name == "gpu-memory" else ():
             for term in (
                 spec.get("affinity", {})
@@ -243,7 +242,7 @@ def test_the_affinity_of_an_example_is_by_the_label_of_the_agent_and_fits_the_re
 
 def test_each_flavor_lists_the_covered_resources_in_order() -> None:
     flavors = {one["metadata"]["name"] for one in of_kind(built("overlays/kueue"), "ResourceFlavor")}
-    for queue in (one for _, one in ALL if one["kind"] == "ClusterQueue"):
+    for queue in (one for _, one in manifests() if one["kind"] == "ClusterQueue"):
         # Kueue places by topology only if all resources, CPU included, come from one flavor.
         (group,) = queue["spec"]["resourceGroups"]
         assert {"cpu", "memory"} <= set(group["coveredResources"])
@@ -254,7 +253,7 @@ def test_each_flavor_lists_the_covered_resources_in_order() -> None:
 
 def test_quotas_add_up_to_whole_nodes(registered: dict[str, int]) -> None:
     totals: dict[str, int] = {}
-    for queue in (one for _, one in ALL if one["kind"] == "ClusterQueue"):
+    for queue in (one for _, one in manifests() if one["kind"] == "ClusterQueue"):
         for flavor in queue["spec"]["resourceGroups"][0]["flavors"]:
             for one in flavor["resources"]:
                 if one["name"] in registered:
@@ -264,7 +263,7 @@ def test_quotas_add_up_to_whole_nodes(registered: dict[str, int]) -> None:
 
 
 def test_queued_jobs_name_existing_queues_and_priorities() -> None:
-    objects = [one for _, one in ALL]
+    objects = [one for _, one in manifests()]
     queues = {
         (one["metadata"]["namespace"], one["metadata"]["name"]) for one in of_kind(objects, "LocalQueue")
     }
@@ -293,7 +292,7 @@ def test_queued_jobs_name_existing_queues_and_priorities() -> None:
 
 
 def test_a_volcano_job_is_a_gang_in_an_existing_queue() -> None:
-    objects = [one for _, one in ALL]
+    objects = [one for _, one in manifests()]
     queues = {one["metadata"]["name"] for one in of_kind(objects, "Queue")}
     jobs = [one for one in of_kind(objects, "Job") if one["apiVersion"].startswith("batch.volcano")]
     assert {one["spec"]["networkTopology"]["mode"] for one in jobs} == {"hard", "soft"}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from nodeagent.sim.apiserver import ApiServer
-from tests.daemonset.test_examples import ALL, EXAMPLES
+from tests.daemonset.test_examples import EXAMPLES, manifests
 from tests.support.kubernetes_schemas import small_schemas
 from tests.support.manifests import Manifest, parsed
 
@@ -112,12 +112,12 @@ async def apply(server: ApiServer, one: Manifest) -> tuple[int, str]:
 async def server():
     """A server with every definition and namespace of the examples."""
     server = await ApiServer().start()
-    for key in sorted({(one["apiVersion"], one["kind"]) for _, one in ALL}):
+    for key in sorted({(one["apiVersion"], one["kind"]) for _, one in manifests()}):
         try:
             server.put({"apiVersion": key[0], "kind": key[1], "metadata": {"name": "probe"}})
         except LookupError:
             server.put(definition(*key))
-    for name in {one["metadata"].get("namespace", "default") for _, one in ALL}:
+    for name in {one["metadata"].get("namespace", "default") for _, one in manifests()}:
         server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield server
     await server.stop()
@@ -132,7 +132,7 @@ def contains(stored: Any, wanted: Any) -> bool:
 
 
 async def test_the_server_accepts_every_example_and_keeps_all_of_it(server: ApiServer) -> None:
-    for path, one in ALL:
+    for path, one in manifests():
         status, answer = await apply(server, one)
         assert status in (200, 201), f"{path.relative_to(EXAMPLES)}: {answer}"
         assert contains(json.loads(answer), one), (

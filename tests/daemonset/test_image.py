@@ -93,6 +93,7 @@ def files(image: Path) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 def test_the_image_runs_and_writes_nothing_into_itself(image: Path, tmp_path: Path) -> None:
     before = files(image)
     assert run(image, "--version").stdout == f"nodeagent {__version__}\n"

@@ -23,9 +23,10 @@ from nodeagent.discovery import Discovery
 from nodeagent.inventory import Inventory
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.kubelet import Kubelet
-from tests.controller.test_controller import QUICK, groups, labels, running, tree, until, valid
+from tests.controller.test_controller import QUICK, groups, labels, running, tree, valid
 from tests.support.manifests import DAEMONSET, ROOT, Manifest, built, named, pod_specs
 from tests.support.running_agent import IN_MEMORY
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.needs("kubectl")
 
@@ -127,6 +128,7 @@ def test_the_annotation_of_the_pod_reaches_the_container_that_applies_faults() -
     assert labels["app.kubernetes.io/component"] == "agent", "the label that README selects"
 
 
+@pytest.mark.slow
 async def test_an_annotation_withdraws_devices_and_its_end_returns_them(folder: Path) -> None:
     kubelet = Kubelet(folder / "k", seed=1)
     configured(folder)
@@ -184,6 +186,7 @@ async def node_report(folder: Path, node: str) -> Manifest:
     return {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeLinks", **body(made, None)}
 
 
+@pytest.mark.slow
 async def test_the_controller_of_the_overlay_builds_the_tree_of_four_machines(folder: Path) -> None:
     (data,) = (one["data"] for one in built("overlays/kind") if "fabric.yaml" in (one.get("data") or {}))
     rules = replace(load_fabric(data["fabric.yaml"], name="kind"), hysteresis=QUICK)

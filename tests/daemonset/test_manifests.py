@@ -31,6 +31,7 @@ from nodeagent.offer import Offer, mps_shares
 from nodeagent.sim.kubelet import Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
 from nodeagent.sources import host_paths
+from tests.support.findings import one_item
 from tests.support.manifests import (
     DAEMONSET,
     OVERLAYS,
@@ -53,6 +54,7 @@ CONFIGS = {
     "dgx-a100": POOLS / "dgx-a100" / "nodeagent.yaml",
     "kind": DAEMONSET / "overlays" / "kind" / "nodeagent.yaml",
     "node-conditions": DAEMONSET / "overlays" / "node-conditions" / "nodeagent.yaml",
+    "observe": DAEMONSET / "overlays" / "observe" / "nodeagent.yaml",
     "evictions": DAEMONSET / "overlays" / "evictions" / "nodeagent.yaml",
     "dra": DAEMONSET / "overlays" / "dra" / "nodeagent.yaml",
     "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
@@ -192,6 +194,19 @@ def test_health_events_go_to_a_socket_in_a_folder_of_the_host() -> None:
     assert volume(spec, mount["name"])["hostPath"]["path"] == folder
 
 
+def test_agents_that_only_observe_offer_nothing_and_have_no_folder_of_the_kubelet() -> None:
+    (spec,) = pod_specs(named(built("overlays/observe"), "DaemonSet", "nodeagent"))
+    (daemon,) = spec["containers"]
+    settings = config("observe")
+    assert settings.resources == ()
+    same = {"resources": config().resources, "resource_prefix": "auto", "kubelet": config().kubelet}
+    assert replace(settings, **same) == config()
+    assert spec["initContainers"] == [], "nothing makes VFs"
+    paths = {one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
+    assert paths == {"/sys", "/proc/1/net", "/var/lib/nodeagent"}
+    assert mount_of(daemon, f"/host{settings.health.state_directory}/x")["name"] == "state"
+
+
 def test_memory_per_container_is_enabled_only_with_the_processes_of_the_host() -> None:
     (spec,) = pod_specs(named(built("overlays/gpu-processes"), "DaemonSet", "nodeagent"))
     (daemon,) = spec["containers"]
@@ -261,7 +276,7 @@ async def test_the_pod_in_the_readme_requests_offered_resources() -> None:
 # Command lines, mounts and probes
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_the_command_line_parser_accepts_the_command_lines(overlay: str) -> None:
     for spec in (spec for one in of_kind(built(overlay), "DaemonSet") for spec in pod_specs(one)):
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
@@ -355,7 +370,7 @@ def test_the_manifest_has_no_stop_hook(daemon: Manifest) -> None:
 # Every overlay
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_objects_have_unique_names_and_our_labels(overlay: str) -> None:
     for (_, kind, namespace, _), one in by_key(built(overlay)).items():
         labels = one["metadata"]["labels"]
@@ -363,7 +378,7 @@ def test_objects_have_unique_names_and_our_labels(overlay: str) -> None:
         assert namespace in ("", "nodeagent")
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_every_volume_is_mounted_and_every_mount_has_a_volume(overlay: str) -> None:
     for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
         containers = (*spec.get("initContainers", ()), *spec["containers"])
@@ -374,6 +389,7 @@ def test_every_volume_is_mounted_and_every_mount_has_a_volume(overlay: str) -> N
 GRANTED = {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW"], "machine": [], "controller": []}
 GRANTED_IN = {
     "overlays/kind": {"nodeagent": [], "machine": [], "faults": [], "controller": []},
+    "overlays/observe": {"nodeagent": ["NET_RAW"]},
     "overlays/gpu-mps": GRANTED | {"mps": []},
     "overlays/gpu-memory-limits": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
     "overlays/mig": {"vfs": ["NET_ADMIN"], "nodeagent": ["NET_RAW", "SYS_ADMIN"]},
@@ -384,7 +400,7 @@ PRIVILEGED_IN = {("overlays/infiniband", "nodeagent"), ("overlays/gpu-mps", "mps
 """The only container that opens devices for the fabric, and the one of the MPS daemons (docs/security.md)."""
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_no_container_has_more_rights_than_listed_here(overlay: str) -> None:
     for spec in (spec for one in built(overlay) for spec in pod_specs(one)):
         daemons = any(container["name"] == "mps" for container in spec["containers"])
@@ -405,7 +421,7 @@ def test_no_container_has_more_rights_than_listed_here(overlay: str) -> None:
             assert context.get("runAsNonRoot", False) is (container["name"] == "controller")
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_service_account_tokens_are_mounted_only_where_used(overlay: str) -> None:
     for account in of_kind(built(overlay), "ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
@@ -415,7 +431,8 @@ def test_service_account_tokens_are_mounted_only_where_used(overlay: str) -> Non
         if one["metadata"]["name"] == "nodeagent-mps":
             assert "token" not in {volume["name"] for volume in spec["volumes"]}
             continue
-        assert "token" not in {mount["name"] for mount in spec["initContainers"][0]["volumeMounts"]}
+        for container in spec["initContainers"]:
+            assert "token" not in {mount["name"] for mount in container["volumeMounts"]}
         mount = mount_of(spec["containers"][0], "/var/run/secrets/kubernetes.io/serviceaccount/token")
         assert {key for source in volume(spec, mount["name"])["projected"]["sources"] for key in source} == {
             "serviceAccountToken",
@@ -424,7 +441,7 @@ def test_service_account_tokens_are_mounted_only_where_used(overlay: str) -> Non
         }
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_the_image_tag_is_this_version(overlay: str) -> None:
     images = {
         container["image"]
@@ -435,9 +452,7 @@ def test_the_image_tag_is_this_version(overlay: str) -> None:
     assert images == {f"nodeagent:{__version__}"}
 
 
-@pytest.mark.parametrize(
-    "overlay", [one for one in OVERLAYS if (DAEMONSET / one / "kustomization.yaml").exists()]
-)
+@one_item("overlay", [one for one in OVERLAYS if (DAEMONSET / one / "kustomization.yaml").exists()])
 def test_the_parsers_accept_the_command_line_and_the_fabric_file_of_the_controller(overlay: str) -> None:
     for one in of_kind(built(overlay), "Deployment"):
         (spec,) = pod_specs(one)

@@ -28,6 +28,7 @@ from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.metrics.catalog import CATALOG
 from nodeagent.metrics.controller_metrics import ControllerInput, render
 from nodeagent.model import Holding
+from tests.support.findings import one_item
 from tests.support.scrape_inputs import facts, page, scrape_input, with_faults
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,7 @@ def promtool(*arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.needs("promtool")
 def test_promtool_accepts_the_rules_and_their_tests_pass() -> None:
     assert f"SUCCESS: {len(rules('alert')) + len(rules('record'))} rules found" in promtool(
@@ -101,7 +103,7 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
     assert {alert for alert, found in tested.items() if found >= {0, 1}} >= rules("alert").keys()
 
 
-@pytest.mark.parametrize("alert", rules("alert"))
+@one_item("alert", rules("alert"))
 def test_an_alert_has_a_summary_a_description_and_a_runbook_link(alert: str) -> None:
     rule = rules("alert")[alert]
     assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}

@@ -11,6 +11,7 @@ import pytest
 from nodeagent.cluster.node_report import body
 from nodeagent.kube.access import NodeClaim
 from tests.cluster.test_node_report import neighbor, report_of, snapshot
+from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints, from_crd, small_schemas, structural
 from tests.support.manifests import OVERLAYS, built, of_kind
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.needs("kubectl", "kubernetes_validate")
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@one_item("overlay", OVERLAYS)
 def test_the_schemas_accept_every_overlay(overlay: str, version: str) -> None:
     manifests = built(overlay)
     assert len(manifests) > 10

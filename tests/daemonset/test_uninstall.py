@@ -250,6 +250,7 @@ async def test_a_word_that_is_no_namespace_is_refused(word: str, tmp_path: Path)
     assert f'"{word}" is no name of a namespace' in errors
 
 
+@pytest.mark.slow
 async def test_a_failure_ends_the_script_and_a_second_run_removes_the_rest(tmp_path: Path) -> None:
     """The reports are removed last, so that they do not hide that marks are left."""
     async with administered(tmp_path) as (server, kubeconfig):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
 
 from nodeagent.cluster import volcano_annotations as notes
 from nodeagent.kube.access import Access
@@ -17,8 +18,9 @@ from tests.cluster.test_volcano_deviceshare import Stage
 from tests.daemonset.test_rbac import AGENT, allowed, cluster, granted, grants
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.cel_types import type_errors
+from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST
-from tests.support.manifests import Manifest, built, of_kind
+from tests.support.manifests import DAEMONSET, Manifest, built, of_kind
 
 pytestmark = pytest.mark.needs("kubectl", "cel_expr_python")
 
@@ -28,7 +30,21 @@ TOKEN = {NODE: ["gpu-0"], UID: ["u-0"]}
 
 @pytest.fixture(scope="module")
 def everything() -> list[Manifest]:
-    return built("overlays/volcano-deviceshare")
+    """The overlay, and the policy that it leaves to the administrator."""
+    choice = (DAEMONSET / "volcano-deviceshare" / "choice.yaml").read_text()
+    return [*built("overlays/volcano-deviceshare"), *yaml.safe_load_all(choice)]
+
+
+def test_the_overlay_checks_no_other_device_plugin() -> None:
+    """Volcano's own one reports on the pods of other nodes, and erases the choice that it has allocated."""
+    overlay = built("overlays/volcano-deviceshare")
+    plugin = "system:serviceaccount:kube-system:volcano-device-plugin"
+    report = note(**{notes.BIND_PHASE: "success", notes.PLACED_AT: notes.DONE_AT, notes.TO_ALLOCATE: ""})
+    assert refusals(overlay, update(plugin, report)) == []
+    assert refusals(overlay, update(AGENT, report))
+    for policy in of_kind(overlay, "ValidatingAdmissionPolicy"):
+        (condition,) = policy["spec"]["matchConditions"]
+        assert condition["expression"] == f'request.userInfo.username == "{AGENT}"'
 
 
 def pod(node: str = "gpu-0", **annotations: str) -> dict[str, Any]:
@@ -76,7 +92,7 @@ WRONG: dict[str, Request] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+@one_item("case", WRONG)
 def test_an_agent_may_only_report_on_the_pods_of_its_node(case: str, everything: list[Manifest]) -> None:
     assert refusals(everything, WRONG[case])
 

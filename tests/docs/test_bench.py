@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_a_quick_run_of_the_calls_gives_figures(tmp_path: Path) -> None:
     """``calls`` starts the agent and the single plugin. The measured times are not checked."""
     found = tmp_path / "bench.json"

@@ -40,6 +40,7 @@ def comparable(text: str) -> list[str]:
 COMMANDS = ("nodeagent demo --once", "nodeagent demo --nodes 64 --once", "nodeagent demo --dra --once")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_page_shows_all_of_the_output_and_the_readme_lines_of_it_in_this_order(command: str) -> None:
     printed = output(command)

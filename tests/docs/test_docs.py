@@ -15,6 +15,7 @@ import yaml
 
 from nodeagent import cli
 from nodeagent.agent_config import load
+from tests.support.findings import one_item
 from tests.support.manifests import DAEMONSET, ROOT, parsed, pod_specs
 
 PAGES = sorted(
@@ -31,20 +32,20 @@ def verbs() -> set[str]:
     return set(parts.choices)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@one_item("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_its_links_exist(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@one_item("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_commands_that_it_names_exist(page: Path) -> None:
     text = page.read_text()
     named = set(re.findall(r"(?:^|`|-- )nodeagent ([a-z][a-z-]+)\b", text, re.M))
     assert named <= verbs()
 
 
-@pytest.mark.parametrize("name", OURS)
+@one_item("name", OURS)
 def test_the_folders_that_it_names_exist(name: str) -> None:
     text = (ROOT / "docs" / f"{name}.md").read_text()
     for path in re.findall(r"`((?:daemonset|hack|tests|overlays)/[\w./-]+)`", text):
@@ -52,13 +53,13 @@ def test_the_folders_that_it_names_exist(name: str) -> None:
         assert found.exists(), path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@one_item("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_code_that_it_names_exists(page: Path) -> None:
     for path in re.findall(r"`((?:nodeagent|tests|hack|protos)/[\w./-]+)`", page.read_text()):
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+@one_item("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_command_lines_that_it_shows_are_valid(page: Path) -> None:
     """Lines that start with ``nodeagent`` and a command, up to the explanation beside it."""
     for line in re.findall(r"^nodeagent [^\n]*$", page.read_text(), re.M):
@@ -67,7 +68,7 @@ def test_the_command_lines_that_it_shows_are_valid(page: Path) -> None:
             cli._parser().parse_args(shlex.split(command)[1:])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@one_item("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_python_names_that_it_names_exist(page: Path) -> None:
     for name in re.findall(r"`(nodeagent(?:\.\w+)+)`", page.read_text()):
         if not name.startswith(("nodeagent.io", "nodeagent.yaml", "nodeagent.lock")):
@@ -103,7 +104,7 @@ def quotations(text: str) -> list[str]:
     return [quote for cell in cells for quote in re.findall(r'"([^"]+)"', re.sub(r"`[^`]*`", "", cell))]
 
 
-@pytest.mark.parametrize("page", ["troubleshooting.md", "switches.md"])
+@one_item("page", ["troubleshooting.md", "switches.md"])
 def test_the_messages_that_it_quotes_exist(page: str) -> None:
     """A quotation may leave out parts (``…``); each part of it stands in a text of the same module."""
     quoted = quotations((ROOT / "docs" / page).read_text())

@@ -16,6 +16,7 @@ from hack.docs.settings import settings_table
 from nodeagent import cli
 from nodeagent.agent_config import Config
 from nodeagent.commands import VERBS
+from tests.support.findings import one_item
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -50,7 +51,7 @@ def test_the_readme_lists_every_verb() -> None:
     assert set(verbs.choices) == set(listed)
 
 
-@pytest.mark.parametrize(
+@one_item(
     "page",
     [
         *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
@@ -64,7 +65,7 @@ def test_links_between_the_documents_exist(page: str) -> None:
         assert "://" in target or (path.parent / target).exists(), f"{page}: {target}"
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
+@one_item("page", ["CONTRIBUTING.md", "docs/design.md"])
 def test_the_files_that_the_documents_name_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     named = re.findall(r"`((?:nodeagent|tests|hack|protos|docs|daemonset)/[\w./-]+)`", text)

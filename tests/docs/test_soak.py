@@ -13,10 +13,12 @@ sys.path.append(str(Path(__file__).parents[2] / "hack"))
 
 import soak
 
+from tests.support.findings import one_item
+
 REST = {"agent": {"rss_mib": 60.0, "threads": 16.0, "files": 30.0, "tasks": 46.0}}
 
 
-@pytest.mark.parametrize("figure", soak.BOUNDS)
+@one_item("figure", soak.BOUNDS)
 def test_growth_past_its_bound_is_a_fault_that_names_the_daemon_and_the_figure(figure: str) -> None:
     bound = soak.BOUNDS[figure]
     grown = {"agent": {**REST["agent"], figure: REST["agent"][figure] + bound}}

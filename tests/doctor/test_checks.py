@@ -490,6 +490,16 @@ def test_the_device_of_another_driver_is_named_and_others_are_no_fault() -> None
     assert not [one for one in slices_of_others if one.key == "offered_by_other_driver"]
 
 
+@pytest.mark.parametrize(("counted", "differs"), [("1k", False), ("1000", False), ("1001", True)])
+def test_a_node_counts_devices_in_the_form_of_the_api_server(counted: str, differs: bool) -> None:
+    memory = structs.replace(GPU, memory_mib=1001 * 1024)
+    node = replace(GOOD_NODE, capacity={"nvidia-dgx-h100/gpu-mem": counted})
+    found = cluster_checks.findings(
+        replace(GOOD_CLUSTER, node=node), MEMORY, structs.replace(SNAPSHOT, gpus=(memory,))
+    )
+    assert ("capacity_differs" in {one.key for one in found}) is differs
+
+
 def test_hardware_that_is_offered_twice_is_named_with_the_order_of_steps() -> None:
     (finding,) = (one for one in of_claims(nic3="8", gpu_mem="79") if one.key == "offered_twice")
     assert "nvidia-dgx-h100/gpu-mem 79 (and gpu-0 in a slice)" in finding.what

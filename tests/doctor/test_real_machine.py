@@ -191,6 +191,7 @@ def test_the_driver_is_read_in_a_separate_process(nvml: NvmlMachine) -> None:
     assert "finish the driver's upgrade" in refused.error
 
 
+@pytest.mark.slow
 @pytest.mark.needs("pynvml", "cc")
 def test_a_hanging_driver_costs_its_time_limit_only(nvml: NvmlMachine, tmp_path: Path) -> None:
     nvml.set(gpu(0), "hang nvmlDeviceGetCount_v2")

@@ -92,6 +92,7 @@ async def repeated(call: Callable[[], Awaitable[object]], expected: str = "") ->
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_after_a_restart_with_another_mode_a_claim_keeps_its_driver_and_no_slice_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,6 +143,7 @@ async def test_after_a_restart_with_another_mode_a_claim_keeps_its_driver_and_no
         await server.stop()
 
 
+@pytest.mark.slow
 async def test_an_update_of_the_agent_keeps_slices_and_claims(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import doctest
-from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nodeagent.cdi import spec
-from nodeagent.dra import resource_claim
 from nodeagent.dra.claim_preparation import CDI_KIND, Occupied, prepare_claim
 from nodeagent.dra.device_taints import taints
 from nodeagent.dra.devices import GpuDevice
 from nodeagent.dra.prepared_claim import PreparedClaim, holdings
-from nodeagent.dra.resource_claim import quantity
 from nodeagent.kinds import Refused
 from nodeagent.model import Holding, LimitSupport, Snapshot
 from tests.support.dra_node import (
@@ -52,10 +46,6 @@ def prepared(
 
 def env_of(record: PreparedClaim, index: int = 0) -> dict[str, str]:
     return dict(record.edits[f"{record.uid}-{index}"].env)
-
-
-def test_the_doctests_pass() -> None:
-    assert doctest.testmod(resource_claim).failed == 0
 
 
 def test_a_claim_gets_a_share_of_one_gpu_and_a_vf_of_one_pf() -> None:
@@ -281,20 +271,3 @@ def test_what_claims_hold_is_a_fact_like_the_holdings_of_plugins() -> None:
     assert (memory.pod, memory.claim, memory.resource) == ("trainer", "c", "nvidia-dgx-h100/gpu-mem")
     assert len(set(memory.device_ids)) == 3, "2560 MiB are three slices of 1024 MiB"
     assert vf.device_ids == (pf.vfs[0],)
-
-
-@given(
-    st.decimals(min_value=0, max_value=10**12, places=3),
-    st.sampled_from(["", "Ki", "Mi", "Gi", "k", "M", "m"]),
-)
-def test_quantities_are_read_as_kubernetes_writes_them(number: Decimal, suffix: str) -> None:
-    scale = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "M": 10**6, "m": Decimal("0.001")}[
-        suffix
-    ]
-    assert quantity(f"{number:f}{suffix}") == number * Decimal(scale)
-
-
-@given(st.text(max_size=30))
-def test_any_other_text_is_no_quantity_and_raises_nothing(text: str) -> None:
-    value = quantity(text)
-    assert value is None or isinstance(value, Decimal)

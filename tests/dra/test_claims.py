@@ -35,6 +35,7 @@ from tests.support.dra_node import (
     uid_of,
 )
 from tests.support.kind_machines import SICK
+from tests.support.waiting import until
 
 T = TypeVar("T")
 
@@ -192,15 +193,13 @@ async def test_an_api_server_that_is_away_for_a_moment_costs_only_time(
     claim = store.put(small("a"))
     store.failure = ApiError("get", "/x", 503, "ServiceUnavailable", "starting")
     task = asyncio.create_task(claims.prepare(reference(claim)))
-    while store.reads < 3:
-        await asyncio.sleep(0.001)
+    await until(lambda: store.reads >= 3)
     store.failure = None
     assert (await task).devices
     store.failure = ApiError("get", "/x", None, "Unreachable", "no route to host")
     task = asyncio.create_task(claims.prepare(reference(store.put(small("b")))))
     reads = store.reads
-    while store.reads < reads + 3:
-        await asyncio.sleep(0.001)
+    await until(lambda: store.reads >= reads + 3)
     clock.seconds += 60
     with pytest.raises(Refused, match=r"cannot be read.*no route to host"):
         await task
@@ -301,8 +300,7 @@ async def test_a_claim_waits_for_devices_that_are_not_known_yet_and_is_refused_i
         asyncio.create_task(claims.prepare(reference(store.put(small(name))))) for name in "bcd"
     )
     reads = store.reads
-    while store.reads < reads + 3:
-        await asyncio.sleep(0)
+    await until(lambda: store.reads >= reads + 3, pause_s=0)
     await asyncio.sleep(0)
     await claims.unprepare(reference(store.claims["c"]))
     elsewhere = claim_of("d", result(gpus_of(FACTS)[1], 2048, "g"), uid=store.claims["d"]["metadata"]["uid"])
@@ -329,8 +327,7 @@ async def test_a_claim_that_waits_for_a_record_without_a_claim_gets_its_devices_
     await claims.prepare(reference(store.put(small("a", 80896))))
     following = asyncio.create_task(claims.follow())
     compared = store.reads
-    while store.reads == compared:
-        await asyncio.sleep(0)
+    await until(lambda: store.reads > compared, pause_s=0)
     del store.claims["a"]
     waiting = reference(store.put(small("b")))
     async with asyncio.timeout(20):
@@ -375,8 +372,7 @@ async def test_a_comparison_with_a_late_answer_does_not_end_a_claim_that_is_in_u
     clock.seconds += GONE_S
     go_on = store.go_on = asyncio.Event()
     late = asyncio.create_task(claims.compare())
-    while store.go_on is not None:
-        await asyncio.sleep(0)
+    await until(lambda: store.go_on is None, pause_s=0)
     claim["status"]["allocation"] = allocation
     record = await claims.prepare(reference(claim))
     go_on.set()
@@ -389,16 +385,14 @@ async def test_a_slow_call_does_not_answer_with_devices_that_the_claim_has_lost(
     store, calls = ClaimStore(), PausedCalls()
     claims = claims_of(tmp_path, offer_of(FACTS), store, calls=calls)
     blocker = asyncio.create_task(claims.prepare(reference(store.put(small("blocker")))))
-    while not calls.waits:
-        await asyncio.sleep(0)
+    await until(lambda: calls.waits, pause_s=0)
     claim = store.put(small("a"))
     slow = asyncio.create_task(claims.prepare(reference(claim)))
-    while claim["metadata"]["uid"] not in claims.records:
-        await asyncio.sleep(0)
+    await until(lambda: claim["metadata"]["uid"] in claims.records, pause_s=0)
     moved = store.put(claim_of("a", result(gpus_of(FACTS)[1], 2048, "g"), uid=claim["metadata"]["uid"]))
     again = asyncio.create_task(claims.prepare(reference(moved)))
-    while [it.amount for it in claims.records[moved["metadata"]["uid"]].devices] != [2048]:
-        await asyncio.sleep(0)
+    uid = moved["metadata"]["uid"]
+    await until(lambda: [it.amount for it in claims.records[uid].devices] == [2048], pause_s=0)
     calls.go_on.set()
     await blocker
     with pytest.raises(Refused, match="allocated again meanwhile"):

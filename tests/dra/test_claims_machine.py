@@ -35,6 +35,7 @@ from tests.support.dra_node import (
     reference,
     result,
 )
+from tests.support.examples import examples
 from tests.support.kind_machines import SICK
 
 FACTS = machine(rails=2, gpus=2, vfs=3)
@@ -249,4 +250,4 @@ async def end(tasks: set[asyncio.Task[Any]]) -> None:
 
 
 TestClaimsMachine = ClaimsMachine.TestCase
-TestClaimsMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestClaimsMachine.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

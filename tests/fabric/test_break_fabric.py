@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from nodeagent.cluster.mirrors import ClusterMirror
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.controller import Controller, ReplicaSettings
@@ -21,18 +23,11 @@ from nodeagent.kube.client import ApiClient
 from nodeagent.model import Identifier
 from nodeagent.sim.apiserver import ApiServer
 from tests.cluster.test_node_report import RAILS, crd, neighbor, snapshot
-from tests.controller.test_controller import (
-    FIRST,
-    RULES,
-    SECOND,
-    cluster,
-    groups,
-    leaves,
-    nodelinks,
-    running,
-    until,
-)
+from tests.controller.test_controller import FIRST, RULES, SECOND, cluster, groups, leaves, nodelinks, running
 from tests.support.volcano_rules import VolcanoTree
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 class TreeRules:

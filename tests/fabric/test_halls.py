@@ -17,6 +17,7 @@ from msgspec import structs
 
 from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, NodeLinks, PlanOutcome, compute
 from nodeagent.fabric.fabric_settings import FabricSelect, HysteresisSettings
+from tests.support.examples import examples
 from tests.support.fabrics import Cluster, partition
 from tests.support.halls import FAULTS, Hall, draw_hall, named
 
@@ -39,7 +40,7 @@ def test_correct_cabling_of_every_kind_has_no_anomaly(seed: int, units: int, siz
     assert partition(outcome) == hall.units()
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     seed=SEED,
     units=st.integers(1, 4),
@@ -74,7 +75,7 @@ def grow(hall: Hall, chance: random.Random) -> Iterator[str]:
         yield place[0]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(seed=SEED, units=st.integers(1, 3), size=st.integers(1, 5), rails=st.sampled_from((1, 2, 4, 6)))
 def test_a_hall_that_grows_cable_by_cable_has_no_anomaly_and_loses_no_name(
     seed: int, units: int, size: int, rails: int
@@ -104,7 +105,7 @@ def test_a_hall_that_grows_cable_by_cable_has_no_anomaly_and_loses_no_name(
     assert {frozenset(nodes) for nodes in before.values()} == hall.units()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(seed=SEED, units=st.integers(2, 3), size=st.integers(2, 5), rails=st.sampled_from((2, 4, 6)))
 def test_a_hall_with_shared_storage_grows_into_its_units(
     seed: int, units: int, size: int, rails: int

@@ -92,6 +92,27 @@ def test_a_recabled_node_is_two_writes_after_the_move_time() -> None:
     assert cluster.rest(HOUR) == 0
 
 
+@given(st.floats(0, 1e6))
+def test_what_time_alone_changes_is_done_at_the_moment_that_the_plan_names(began: float) -> None:
+    """The next plan is made then, and none after it unless something else changes."""
+    cluster = grown(hysteresis=HysteresisSettings(move_seconds=0.3, settle_seconds=0.1, grace_seconds=0.7))
+    cluster.now = began
+    new = links("su000-n008", rails(1, 9)["su000-n008"])
+    cluster.exist(new.node_name)
+    cluster.report(links_of(new, [*new.links[:7], replace_neighbor(new.links[7])]))
+    cluster.hear({"su000-n003": rails(1, 9, first=2)["su002-n008"]})
+    cluster.planner.node("su003-n000", None)
+    steps = cluster.step()
+    while (next_at := cluster.outcome.next_at) is not None:
+        assert next_at > cluster.now
+        cluster.now = next_at
+        steps += cluster.step()
+    assert steps == 4
+    assert cluster.home(new.node_name) == cluster.home("su000-n000")
+    assert cluster.home("su000-n003") == cluster.home("su002-n000")
+    assert cluster.home("su003-n000") is None
+
+
 def test_a_node_does_not_move_while_half_of_its_links_have_no_neighbor() -> None:
     cluster = grown()
     old = cluster.home("su000-n003")

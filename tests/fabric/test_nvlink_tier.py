@@ -15,6 +15,7 @@ from nodeagent.fabric import IMMEDIATE, FabricRules, HyperNode, Planner
 from nodeagent.fabric.fabric_settings import HysteresisSettings, LabelSettings, TierSettings
 from nodeagent.fabric.nodelinks import NodeLinks, ReportedDomain
 from nodeagent.fabric.topology_file import StaticGroup, Topology
+from tests.support.examples import examples
 from tests.support.fabrics import Cables, Cluster, Row, links, rails, stale
 
 AUTO = TierSettings(nvlink="auto")
@@ -469,7 +470,7 @@ def below(hall: Hall) -> set[frozenset[str]]:
     }
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=st.integers(0, 2**64), steps=st.integers(1, 12))
 def test_the_tree_is_valid_after_each_write_and_ends_as_the_domains_are(seed: int, steps: int) -> None:
     """Domains, cables, reports and Nodes change in any order, writes fail, and planners start again."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from nodeagent.fabric.hypernode import HyperNode, render
 from nodeagent.fabric.nodelinks import NodeLink, NodeLinks
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, StaticGroup, Topology
+from tests.support.examples import examples
 from tests.support.fabrics import SHAPES, Cables, End, Row, links
 from tests.support.volcano_rules import VolcanoTree
 
@@ -273,7 +275,8 @@ def populated(
 SHAPE, SEED = st.sampled_from(sorted(SHAPES)), st.integers(0, 2**64)
 
 
-@settings(max_examples=200)
+@pytest.mark.slow
+@settings(max_examples=examples(200))
 @given(shape=SHAPE, seed=SEED, steps=st.integers(1, 10))
 def test_a_plan_depends_on_nothing_but_the_inputs_the_memory_and_the_time(
     shape: str, seed: int, steps: int

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from tests.fabric.test_plan_properties import rename
+from tests.support.examples import examples
 from tests.support.fabrics import SHAPES, Cables, Cluster, Row, links, partition, rails, stale, units
 
 NOW = FabricRules(hysteresis=IMMEDIATE)
@@ -128,7 +129,7 @@ def test_at_first_sight_a_stale_link_is_a_link_without_a_neighbor(
     assert seen.labels == expected.labels
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(shape=SHAPE, seed=SEED)
 def test_reports_that_expire_write_nothing(shape: str, seed: int) -> None:
     """After the tree is published, names collide, cables are swapped, the controller restarts, and all of it is

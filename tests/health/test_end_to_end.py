@@ -133,6 +133,7 @@ async def test_the_page_and_the_command_explain_health(
         assert "penalty 0" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_reads_the_machine_without_an_agent(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def test_the_command_reads_the_machine_without_an_agent(
     assert main(["health", "a", "b"]) == 2
 
 
+@pytest.mark.slow
 async def test_faults_by_samples_reach_the_kubelet_and_end() -> None:
     """Flaps that only the kernel counted, a PCIe link with too few lanes, and failed firmware."""
     config = (

@@ -12,6 +12,7 @@ from nodeagent.health.gpu_settings import GpuHealthSettings
 from nodeagent.health.record import GpuRecord, XidFault
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.model import HEALTHY, State
+from tests.support.findings import one_item
 from tests.support.judged_gpus import SOUND, GpuBench, gpu
 
 AT_ONCE = [
@@ -137,7 +138,7 @@ def test_faults_can_be_ignored_and_their_severity_chosen(key, bad):
     assert (hard.state, hard.allocatable) == (State.UNHEALTHY, False)
 
 
-@pytest.mark.parametrize("link", range(18))
+@one_item("link", range(18))
 def test_each_of_eighteen_links_is_checked(link):
     bench = GpuBench().tick().for_s(30, **{f"gpu_nvlink_up__{link}": 0})
     assert bench.health().reasons[0].detail == f"NVLink {link} is down; 17 are up."

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from nodeagent.host.gpu_driver import GpuEvent, GpuVitals
 from nodeagent.model import HEALTHY
+from tests.support.examples import examples
 from tests.support.judged_gpus import GpuBench, gpu, measured
 
 EVERY_S = 15.0
@@ -249,7 +250,7 @@ class GpuHistory(RuleBasedStateMachine):
 
 TestGpuHistory = GpuHistory.TestCase
 TestGpuHistory.settings = settings(
-    max_examples=15,
+    max_examples=examples(15),
     stateful_step_count=20,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),

@@ -15,6 +15,7 @@ from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS
 from nodeagent.model import State
+from tests.support.examples import examples
 from tests.support.judged_machine import Bench, link, pf, with_rules
 
 LINK, DRIVER, MODES, MODULE = Source.LINK, Source.DRIVER, Source.MODES, Source.MODULE
@@ -221,7 +222,7 @@ _ABSURD = st.sampled_from([0.0, 1.0, -1.0, 1e-320, 1e308, -1e308, 2.0**64, float
 _SAID = st.dictionaries(st.sampled_from(_NAMES), _ABSURD | st.floats(0, 1e6), max_size=30)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(Source)), _SAID, st.sampled_from([0.0, 1, 60, 4000])), max_size=12

@@ -16,6 +16,7 @@ from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Identifier, Neighbor, State
+from tests.support.findings import one_item
 from tests.support.judged_machine import Bench, pf, vf, with_rules
 
 LINK, FEC, DRIVER, RDMA, PCIE, MODULE = (
@@ -565,7 +566,7 @@ def test_an_empty_node_and_a_pf_without_a_link_are_evaluated() -> None:
     assert engine.judge(2.0)[0].health.state is State.UNKNOWN
 
 
-@pytest.mark.parametrize("rule", DEFAULTS, ids=lambda rule: rule.key)
+@one_item("rule", DEFAULTS, ids=lambda rule: rule.key)
 def test_no_default_clears_looser_than_it_enters(rule: Any) -> None:
     assert not rule.looser
     assert rule.meaning.endswith(".")

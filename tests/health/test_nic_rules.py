@@ -17,6 +17,7 @@ from nodeagent.health.rule import Rule, clears, threshold
 from nodeagent.health.structural import Fault
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, State
+from tests.support.findings import one_item
 from tests.support.judged_machine import Bench, with_rules
 
 OPEN = HealthSettings(guard=GuardSettings(share=1.0))
@@ -340,7 +341,7 @@ def settings(text: str) -> HealthSettings:
     return load(f"{head}health:\n  rules:\n{text}", name="file").health
 
 
-@pytest.mark.parametrize("rule", DEFAULTS, ids=lambda rule: rule.key)
+@one_item("rule", DEFAULTS, ids=lambda rule: rule.key)
 def test_every_part_of_every_rule_can_be_changed(rule: object) -> None:
     known = default(rule.key)
     lines = [

@@ -13,6 +13,7 @@ from hack.incidents import BEGIN_S, FOLDER, INCIDENTS, Incident, recording
 from nodeagent.cli import main
 from nodeagent.commands.health.replay import Transition
 from nodeagent.model import Health
+from tests.support.findings import one_item
 from tests.support.manifests import ROOT
 
 
@@ -39,14 +40,14 @@ def withdrawn(found: tuple[Period, ...]) -> tuple[object, ...]:
     )
 
 
-@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.name)
+@one_item("incident", INCIDENTS, ids=lambda incident: incident.name)
 def test_a_recorded_incident_withdraws_what_an_experienced_operator_would(
     incident: Incident, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert withdrawn(replayed(FOLDER / f"{incident.name}.jsonl", capsys)) == incident.expected
 
 
-@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.name)
+@one_item("incident", INCIDENTS, ids=lambda incident: incident.name)
 def test_the_recordings_are_as_the_script_makes_them(incident: Incident) -> None:
     file = FOLDER / f"{incident.name}.jsonl"
     if os.environ.get("NODEAGENT_GOLDEN") == "write":

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
+from functools import partial
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -17,6 +19,7 @@ from nodeagent.health.hold import Hold
 from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.measurements.sample import Source
 from nodeagent.model import HEALTHY
+from tests.support.examples import examples
 from tests.support.judged_machine import Bench
 
 ONES = float(2**64 - 1)
@@ -333,8 +336,47 @@ class NicHistory(RuleBasedStateMachine):
 
 TestNicHistory = NicHistory.TestCase
 TestNicHistory.settings = settings(
-    max_examples=8,
+    max_examples=examples(8),
     stateful_step_count=20,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )
+
+
+@pytest.mark.parametrize("garbage", [float(2**32 - 1), ONES, 1e12, math.nan, -1.0])
+def test_losses_that_the_kernel_counted_are_not_counted_again_after_garbage_of_the_phy(
+    garbage: float,
+) -> None:
+    """Found by the machine: three losses were six. While the driver was not read, the kernel's counter counted. A value
+    of garbage then passed for the return of the PHY's counter, and its next true value contained the same losses."""
+    history = NicHistory()
+    history.count_by_phy()
+    history.read_nothing(200)
+    history.flap(3)
+    history.a_withdrawn_device_has_evidence()
+    history.read_garbage({"link_down_events"}, garbage)
+    history.a_withdrawn_device_has_evidence()
+    assert history.bench.engine.nics[history.bench.pfs[0].pci_address].losses.within_day(history.now) == 3
+    history.flap(1)
+    history.pass_time(15)
+    history.a_withdrawn_device_has_evidence()
+    history.teardown()
+
+
+def test_a_change_explains_losses_that_were_spread_over_a_time_without_readings() -> None:
+    """Found by the machine: "6 losses" on three. The notice of the change came after the losses were read. They had
+    been spread over the hour without a reading, so that the change explained one of four."""
+    history = NicHistory()
+    for happens in (
+        partial(history.flap, 1),
+        partial(history.read_nothing, 4000),
+        partial(history.flap, 4),
+        partial(history.administer, "pause", losses=2, late=True),
+        partial(history.read_garbage, {"link_down_events", "phy_rx_bits"}, float(2**32 - 1)),
+        partial(history.flap, 4),
+        partial(history.pass_time, 300),
+        partial(history.flap, 2),
+    ):
+        happens()
+        history.a_withdrawn_device_has_evidence()
+    history.teardown()

@@ -24,6 +24,7 @@ from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Gpu, Identifier, Link, Neighbor, State
 from nodeagent.sources import cabling_plan
 from tests.support.judged_machine import link, pf, vf, with_rules
+from tests.support.waiting import LIMIT_S, until
 
 PFS = (pf(1), pf(2))
 ALL = (PFS[0], vf(PFS[0], 0), PFS[1], vf(PFS[1], 0))
@@ -226,14 +227,12 @@ async def test_a_changed_plan_is_read_and_a_broken_one_ignored(
     path = tmp_path / "plan.yaml"
     published: asyncio.Queue[dict[str, Port]] = asyncio.Queue()
     watching = asyncio.create_task(cabling_plan.watch(path, "n1", published.put_nowait, 0.005))
-    async with asyncio.timeout(10):
-        while "cannot be read" not in caplog.text:  # a log line announces nothing
-            await asyncio.sleep(0.005)
+    async with asyncio.timeout(LIMIT_S):
+        await until(lambda: "cannot be read" in caplog.text)
         path.write_text("n1: {eth1: {switch: a, port: b}}")
         assert await published.get() == {"eth1": Port("a", "b")}
         path.write_text("n1: [")
-        while "it is not YAML" not in caplog.text:
-            await asyncio.sleep(0.005)
+        await until(lambda: "it is not YAML" in caplog.text)
         path.write_text("n1: {eth1: {switch: a, port: c}}")
         assert await published.get() == {"eth1": Port("a", "c")}
     watching.cancel()

@@ -14,6 +14,7 @@ from nodeagent.health.structural import find_faults
 from nodeagent.host.gpu_driver import GpuEvent, GpuVitals
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import HEALTHY, Function, Link, State
+from tests.support.examples import examples
 from tests.support.judged_gpus import SOUND, gpu
 from tests.support.judged_machine import link, pf, vf
 
@@ -235,7 +236,7 @@ class HealthHistory(RuleBasedStateMachine):
 
 TestHealthHistory = HealthHistory.TestCase
 TestHealthHistory.settings = settings(
-    max_examples=12,
+    max_examples=examples(12),
     stateful_step_count=15,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a history is long: shrinking one takes minutes

@@ -12,6 +12,7 @@ import pytest
 
 from nodeagent.health import state_file as module
 from nodeagent.health.state_file import DeviceIdentity, StateFile
+from tests.support.waiting import until
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -109,9 +110,7 @@ async def test_equal_records_are_not_written_again_and_writes_have_a_minimum_dis
     state_file = StateFile.open(tmp_path)
     task = asyncio.create_task(state_file.run())
     state_file.store("nic", {A: Kept(1)})
-    async with asyncio.timeout(10):
-        while not (tmp_path / "health.json").exists():  # written by a thread, which announces nothing
-            await asyncio.sleep(0.005)
+    await until((tmp_path / "health.json").exists)
     first = (tmp_path / "health.json").stat().st_ino
     state_file.store("nic", {A: Kept(1)})
     assert not state_file._changed.is_set()

@@ -21,6 +21,7 @@ from nodeagent.sources.pci_source import PciFacts, watch
 from tests.support.drawn_trees import Link, Machine
 from tests.support.namespaces import NamespaceThread
 from tests.support.needs import lack, need
+from tests.support.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -48,6 +49,12 @@ async def quiet(events: LinkEvents | Uevents) -> bool:
     return False
 
 
+async def calm(events: LinkEvents) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not await quiet(events):
+            pass
+
+
 async def test_a_link_that_is_added_changed_or_removed_wakes(namespace: NamespaceThread) -> None:
     with namespace.run(LinkEvents) as events:
         for command in (
@@ -58,8 +65,7 @@ async def test_a_link_that_is_added_changed_or_removed_wakes(namespace: Namespac
         ):
             namespace.ip(command)
             assert await woken(events), command
-            while not await quiet(events):
-                pass  # linkwatch follows up within a second
+            await calm(events)  # linkwatch follows up within a second
         assert events.resyncs == 0
 
 
@@ -145,8 +151,7 @@ async def test_dropped_messages_wake_and_are_counted(namespace: NamespaceThread)
             namespace.ip(f"link set d0 mtu {mtu}")
         assert await woken(events)
         assert events.resyncs == 1
-        while not await quiet(events):
-            pass
+        await calm(events)
         namespace.ip("link del d0")
         assert await woken(events), "the socket continues after an overrun"
 
@@ -233,14 +238,14 @@ async def test_a_second_lost_link_is_published_before_the_kernel_announces_it(
         watching = asyncio.create_task(watch(Tree(tmp_path), [events], published.put_nowait))
 
         async def until(*carrier: bool) -> None:
-            while True:
-                facts = await published.get()
-                down = [
-                    [fault.key for fault in facts.faults.get(pf.pci_address, ())] == [Fault.CARRIER_DOWN]
-                    for pf in facts.functions
-                ]
-                if down == [not up for up in carrier]:
-                    return
+            async with asyncio.timeout(LIMIT_S):
+                down = None
+                while down != [not up for up in carrier]:
+                    facts = await published.get()
+                    down = [
+                        [fault.key for fault in facts.faults.get(pf.pci_address, ())] == [Fault.CARRIER_DOWN]
+                        for pf in facts.functions
+                    ]
 
         lost, returned = [], []
         try:

@@ -26,6 +26,7 @@ from nodeagent.host.packet import (
 )
 from nodeagent.lldp.ethernet import GROUPS, build_frame
 from tests.support.namespaces import Netns, veth
+from tests.support.waiting import LIMIT_S, until
 
 needs_root = pytest.mark.needs("root", "ip", "nsenter")
 SOURCE = bytes.fromhex("020000000001")
@@ -50,7 +51,7 @@ class Received(list[bytes]):
         self._changed.set()
 
     async def until(self, done) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             while not done():
                 self._changed.clear()
                 await self._changed.wait()
@@ -110,9 +111,8 @@ async def test_the_netdev_joins_the_three_groups_while_a_socket_is_open(wire):
 
     with receiving(near):
         assert all(group.hex(":") in memberships() for group in GROUPS)
-    async with asyncio.timeout(10):
-        while any(group.hex(":") in memberships() for group in GROUPS):  # the socket closes in a thread
-            await asyncio.sleep(0.01)
+    # The socket closes in a thread.
+    await until(lambda: not any(group.hex(":") in memberships() for group in GROUPS))
 
 
 @needs_root
@@ -161,9 +161,7 @@ async def test_a_frame_with_two_tags_is_received_without_the_outer_one(wire, out
         for frame in (ethertype, twice_tagged(outer, inner), last(2)):
             sender.send(frame)
         await untagged.until(lambda: last(2) in untagged)
-        async with asyncio.timeout(10):
-            while not received:
-                await asyncio.sleep(0.01)  # there is one event loop, and no other event
+        await until(lambda: received)
         frame = last(1)
         assert received == [("a0", frame[:12] + inner + b"\0\x64" + frame[12:])]
         assert untagged == [last(2)]

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import structs
 
 from nodeagent.infiniband.asking import TRIES, AskingPace, IbPortState, PeerState, PortAsking
+from tests.support.examples import examples
 
 PACE = AskingPace()
 ACTIVE = IbPortState(4, 5, 7, 1)
@@ -198,4 +199,4 @@ class Port(RuleBasedStateMachine):
 
 
 TestPort = Port.TestCase
-TestPort.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestPort.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)

@@ -25,10 +25,11 @@ from nodeagent.inventory import Inventory
 from nodeagent.offer import Offer
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.machine import Machine
-from tests.controller.test_controller import groups, running, until, valid
+from tests.controller.test_controller import groups, running, valid
 from tests.support import infiniband_machine
 from tests.support.ibsim import NEEDS, PRELOAD_SOURCE, STATES, Ibsim, IbsimPorts
 from tests.support.running_agent import HEAD
+from tests.support.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.needs(*NEEDS), pytest.mark.timeout(600)]
 
@@ -167,7 +168,7 @@ class HallNode:
         return {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeLinks", **decoded}
 
     async def until(self, good: Callable[[], object]) -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(LIMIT_S):
             while not good():
                 await self.inventory.changed(self.inventory.snapshot.revision)
 
@@ -184,6 +185,7 @@ def discovered(fabric: Ibsim) -> dict[str, tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 async def test_a_hall_of_two_units_becomes_two_hypernodes(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         fabric = stack.enter_context(Ibsim(tmp_path / "ibsim", net()))

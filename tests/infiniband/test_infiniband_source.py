@@ -31,6 +31,7 @@ from nodeagent.sources.source_settings import InfinibandSettings
 from nodeagent.sources.unanswered_ports import UnansweredPorts
 from tests.support import infiniband_machine
 from tests.support.dead_files import dead
+from tests.support.waiting import LIMIT_S, until
 
 LEAFS = (0xB83FD20300AA0000, 0xB83FD20300AA0001)
 HCAS = (0xB83FD20300BB0000, 0xB83FD20300BB0001)
@@ -83,7 +84,7 @@ class Watched:
         self._hint.request()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             while not condition():
                 self._changed.clear()
                 if not condition():
@@ -303,8 +304,7 @@ async def test_a_map_is_read_again_when_it_changes_and_an_unreadable_one_is_logg
     async with watched(
         tmp_path / "m", names=names, pace=msgspec.structs.replace(QUICK, again_s=0.01)
     ) as seen:
-        while seen.questions_of(HCAS[0]) < 20:  # each look reads the names first
-            await asyncio.sleep(0.01)
+        await until(lambda: seen.questions_of(HCAS[0]) >= 20)  # each look reads the names first
         assert caplog.text.count("The names of InfiniBand nodes cannot be read") == 1
         assert seen.published == 1, "equal answers are published once"
         names.write_text(f'0x{LEAFS[0]:x} "rack7"\n')
@@ -323,11 +323,11 @@ async def test_a_device_that_cannot_be_used_is_a_remark_with_a_remedy_and_logged
         await seen.until(lambda: len(seen.neighbors) == 1)
         assert seen.remark_keys() == [("ibp0", "peer_not_asked")]
         assert "the host's /dev/infiniband" in seen.remarks[0].detail
-        while seen.questions_of(HCAS[1]) < 20:  # both ports are tried again and again
-            await asyncio.sleep(0.01)
+        await until(lambda: seen.questions_of(HCAS[1]) >= 20)  # both ports are tried again and again
         assert caplog.text.count("A port cannot ask its peer. link=ibp0") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.needs("fuse", "root")
 async def test_devices_that_hang_stop_neither_the_loop_nor_the_source(tmp_path: Path) -> None:
     with ExitStack() as stack:

@@ -15,6 +15,7 @@ from nodeagent.host.umad import NoAnswerError, UmadError, UmadPort, UmadReason
 from nodeagent.infiniband import smp
 from nodeagent.infiniband.smp import Attribute
 from nodeagent.sim.simulated_subnet import SimulatedSubnet, SubnetFault, SubnetNode
+from tests.support.findings import one_item
 
 LEAF, HCA = 0xB83FD20300AA0000, 0xB83FD20300BB0000
 INFO = smp.question(Attribute.NODE_INFO, 1, 7)
@@ -86,8 +87,8 @@ def test_a_device_that_is_removed_is_gone(subnet: SimulatedSubnet, place: Path) 
     assert failed.value.reason is UmadReason.NO_DEVICE
 
 
-@pytest.mark.parametrize(
-    ("offset", "octets"),
+@one_item(
+    "offset, octets",
     [
         *((3, bytes([method])) for method in range(256) if method != 1),
         (1, b"\x01"),

@@ -92,6 +92,7 @@ cuts = st.lists(
 candidate = st.tuples(cuts, st.floats(0.9, 1.1), st.floats(-1e6, 1e6), st.floats(0, 20))
 
 
+@pytest.mark.slow
 @given(st.lists(candidate, min_size=2, max_size=4), st.integers(0, 2**32))
 def test_there_are_never_two_leaders(candidates, seed):
     last = virtual_time.run(_election(candidates, seed))
@@ -248,6 +249,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 async def test_a_leader_that_was_stopped_and_continues_writes_nothing():
     """Real processes, a real server and SIGSTOP: the first write after the stop must not happen."""
     server = await ApiServer().start()

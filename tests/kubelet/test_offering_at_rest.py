@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.model import Function, Health, HostPaths, Snapshot, State
 from nodeagent.state_directory import open_rails
 from tests.support.running_agent import HEAD
+from tests.support.waiting import until
 
 PF, VF = "0000:01:00.0", "0000:01:00.1"
 CONFIG = f"{HEAD}scanSeconds: 300\nresources: [{{kind: vf, name: nic}}]\n"
@@ -37,13 +39,13 @@ class Plugins:
     """Keeps each update that the kubelet's plugins would get."""
 
     updates: list[frozenset[str]] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    kinds: tuple[DeviceKind, ...] = ()
 
     def update(
         self, kinds: tuple[DeviceKind, ...], snapshot: Snapshot, removed: frozenset[str] = frozenset()
     ) -> None:
         self.updates.append(removed)
-        self.news.set()
+        self.kinds = kinds
 
 
 def functions(*, missing: bool = False) -> tuple[Function, ...]:
@@ -80,46 +82,55 @@ async def offering(folder: Path) -> AsyncIterator[tuple[DeviceOffering, Inventor
     made.holdings_read()
     task = asyncio.create_task(made.run())
     try:
-        while not plugins.updates:
-            await asyncio.sleep(0.001)
+        await until(lambda: plugins.kinds or task.done())
         yield made, inventory, plugins, forgotten
     finally:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def removed(folder: Path, then: Callable[[], None] = lambda: None) -> None:
-    """Remove a folder that another thread writes to and makes again, and do ``then`` in its place."""
-    while True:
-        try:
-            folder.rmdir()
-            then()
-        except OSError:
-            await asyncio.sleep(0.001)
-        else:
-            return
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 async def test_files_are_tried_again_without_another_offer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offer_files, "CHECK_S", 0.01)
+    monkeypatch.setattr(offer_files, "RETRY_S", 0.01)
+    folder, try_writing = tmp_path / "devinfo", DeviceInfoFiles.try_writing
     async with offering(tmp_path) as (made, _, plugins, _):
-        assert made.offered
-        offers = len(plugins.updates)
-        folder = tmp_path / "devinfo"
-        for _ in range(3):  # each attempt makes the folder again
-            await removed(folder)
-            while not folder.is_dir():
-                await asyncio.sleep(0.001)
-        assert len(plugins.updates) == offers
-        await removed(folder, then=lambda: folder.touch(exist_ok=False))  # no folder can be made here
-        while made.offered:
-            await asyncio.sleep(0.001)
+        offers, before = len(plugins.updates), list[int]()
+
+        def without_folder(files: DeviceInfoFiles) -> None:
+            """Runs in the thread of the attempts: none is under way. Each of the first three makes the folder again."""
+            if len(before) <= 3:
+                folder.rmdir()
+            if len(before) == 3:
+                folder.touch()  # no folder can be made here
+            before.append(len(plugins.updates))
+            try_writing(files)
+
+        monkeypatch.setattr(DeviceInfoFiles, "try_writing", without_folder)
+        await until(lambda: len(plugins.updates) > offers)
+        assert before[:4] == [offers] * 4
+        assert not made.offered
         assert [withheld.resource for withheld in made.withheld] == ["nodeagent.io/nic"]
         folder.unlink()
-        while not made.offered:
-            await asyncio.sleep(0.001)
+        await until(lambda: made.offered)
+        assert folder.is_dir()
+
+
+async def test_a_stale_file_that_cannot_be_removed_ends_no_offer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as a folder in its place, or a folder of files that goes while it is listed."""
+    stale = tmp_path / "devinfo/nodeagent.io-nic-0000:02:00.1-device.json"
+    stale.mkdir(parents=True)
+    os.utime(stale, (0, 0))
+    async with offering(tmp_path) as (_, inventory, plugins, _):
+        await until(lambda: "Device-info files of an earlier agent stay" in caplog.text)
+        assert str(stale) in caplog.text
+        offers = len(plugins.updates)
+        inventory.publish("pci", functions=functions(missing=True))
+        await until(lambda: len(plugins.updates) > offers)
 
 
 async def test_a_removed_vf_leaves_the_list_without_other_news(
@@ -129,16 +140,14 @@ async def test_a_removed_vf_leaves_the_list_without_other_news(
     monkeypatch.setattr(removed_devices, "FREE_S", 0.05)
     async with offering(tmp_path) as (_, inventory, plugins, forgotten):
         inventory.publish("pci", functions=functions(missing=True))
-        async with asyncio.timeout(30):
-            while frozenset({VF}) not in plugins.updates:
-                plugins.news.clear()
-                await plugins.news.wait()
+        await until(lambda: frozenset({VF}) in plugins.updates)
         assert forgotten == [VF]
 
 
 async def test_a_fault_is_offered_in_the_next_turn_of_the_event_loop(tmp_path: Path) -> None:
     async with offering(tmp_path) as (_, inventory, plugins, _):
-        await asyncio.sleep(0.1)
+        # The offer waits for news.
+        await until(lambda: "rest of the offer" in {task.get_name() for task in asyncio.all_tasks()})
         pf, vf = functions()
         offers = len(plugins.updates)
         down = replace(vf, health=Health(State.DOWN, allocatable=False))
@@ -160,9 +169,7 @@ async def test_troubles_are_found_although_news_comes_without_end(
                 await asyncio.sleep(0)
 
         publishing = asyncio.create_task(publish())
-        async with asyncio.timeout(10):
-            while not made.troubles:
-                await asyncio.sleep(0.001)
+        await until(lambda: made.troubles)
         publishing.cancel()
 
 
@@ -188,6 +195,4 @@ async def test_a_failed_write_counts_although_news_comes_while_the_folder_is_tri
         for _ in range(10):  # the offer takes the news
             await asyncio.sleep(0)
         answers.set()
-        async with asyncio.timeout(10):
-            while made.offered:
-                await asyncio.sleep(0.001)
+        await until(lambda: not made.offered)

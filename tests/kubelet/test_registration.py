@@ -31,6 +31,7 @@ from nodeagent.kubelet.unix_server import BindError
 from nodeagent.model import HEALTHY, Function, Health, Reason, Snapshot, State
 from nodeagent.sim.apiserver.http import stop_listening
 from nodeagent.sim.kubelet import Kubelet, PodSpec
+from tests.support.waiting import LIMIT_S, until
 
 DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
 
@@ -196,8 +197,7 @@ async def test_a_kubelet_that_was_killed_and_restarted_gets_every_resource_again
         w.run()
         await w.offered("example.com/a", 2)
         await w.kubelet.kill()
-        while w.plugins.statuses()[0].registered:
-            await asyncio.sleep(0.005)
+        await until(lambda: not w.plugins.statuses()[0].registered)
         await w.kubelet.start()
         await w.offered("example.com/a", 2)
 
@@ -223,13 +223,13 @@ async def test_a_kubelet_that_holds_every_stream_is_not_probed(monkeypatch: pyte
         w.run()
         await w.offered("example.com/a", 2)
         await w.offered("example.com/b", 2)
-        while not all(status.streams and status.registered for status in w.plugins.statuses()):
-            await asyncio.sleep(0.001)
+        await until(lambda: all(status.streams and status.registered for status in w.plugins.statuses()))
         before = len(probes)
         while not looks.empty():
             looks.get_nowait()
-        for _ in range(20):
-            await looks.get()
+        async with asyncio.timeout(LIMIT_S):
+            for _ in range(20):
+                await looks.get()
         assert len(probes) == before
         await w.kubelet.restart()
         await w.offered("example.com/a", 2)
@@ -423,9 +423,8 @@ async def test_a_folder_that_takes_no_lock_is_the_reason_until_it_takes_one(
         lock.mkdir()
         w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
-        async with asyncio.timeout(10):
-            while "nodeagent.lock cannot be opened: Is a directory" not in w.plugins.statuses()[0].reason:
-                await asyncio.sleep(0.01)
+        reason = "nodeagent.lock cannot be opened: Is a directory"
+        await until(lambda: reason in w.plugins.statuses()[0].reason)
         assert "mount the kubelet's folder read-write" in w.plugins.statuses()[0].reason
         lock.rmdir()
         await w.offered("example.com/a", 2)
@@ -438,6 +437,7 @@ from nodeagent.model import Snapshot
 from nodeagent.sim.kubelet import Kubelet
 from nodeagent.kubelet import node_lock
 from tests.kubelet.test_registration import Lamps, World
+from tests.support.waiting import until
 
 node_lock.OPEN_AGAIN_S = 0.01
 
@@ -448,8 +448,7 @@ async def main():
     subprocess.run(["mount", "--bind", "-o", "ro", place, place], check=True)
     w.plugins.update([Lamps("example.com/a")], Snapshot())
     w.run()
-    while "it is mounted read-only" not in w.plugins.statuses()[0].reason:
-        await asyncio.sleep(0.01)
+    await until(lambda: "it is mounted read-only" in w.plugins.statuses()[0].reason)
     print(w.plugins.statuses()[0].reason)
     subprocess.run(["umount", place], check=True)
     await w.offered("example.com/a", 2)
@@ -591,8 +590,7 @@ async def test_resources_may_change_while_the_loop_closes_others() -> None:
         endpoint = w.plugins._resources["example.com/a"].plugin
         for socket in w.kubelet.socket.parent.glob("nodeagent-*.sock"):
             socket.unlink()
-        while endpoint.serving:
-            await asyncio.sleep(0)
+        await until(lambda: not endpoint.serving, pause_s=0)
         w.plugins.update([stays], Snapshot())  # in the middle of closing the first
         await w.kubelet.until(lambda: w.registrations("example.com/a") == 2)
         assert w.task is not None
@@ -633,7 +631,6 @@ class FickleKubelet:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.registered_at: list[float] = []
-        self.called = asyncio.Event()
         self.server = grpc.aio.server()
         handler = grpc.unary_unary_rpc_method_handler(self._register)
         self.server.add_generic_rpc_handlers(
@@ -648,7 +645,6 @@ class FickleKubelet:
     async def _register(self, request: bytes, _context: object) -> bytes:
         await open_and_cancel_stream(self.socket.parent / pb.RegisterRequest.FromString(request).endpoint)
         self.registered_at.append(asyncio.get_running_loop().time())
-        self.called.set()
         return b""
 
 
@@ -662,9 +658,7 @@ async def test_a_stream_lost_inside_register_is_noticed_without_a_look_and_the_p
         w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         try:
-            while len(kubelet.registered_at) < 4:
-                kubelet.called.clear()
-                await kubelet.called.wait()
+            await until(lambda: len(kubelet.registered_at) >= 4)
             pauses = [later - earlier for earlier, later in itertools.pairwise(kubelet.registered_at)]
             for times, pause in enumerate(pauses):
                 assert pause >= 0.1 * 2**times, pauses
@@ -681,7 +675,8 @@ async def test_a_stream_lost_before_the_kubelets_answer_pauses_before_the_next_s
         w.plugins.update([Lamps("example.com/a")], Snapshot())
         w.run()
         dialed: list[int] = []
-        while len(dialed) < 4:
+
+        async def dial() -> None:
             for path in folder.glob("*.sock"):
                 try:
                     created = path.stat().st_ctime_ns
@@ -691,6 +686,10 @@ async def test_a_stream_lost_before_the_kubelets_answer_pauses_before_the_next_s
                     with suppress(grpc.aio.AioRpcError):  # the same, after the look at the file
                         await open_and_cancel_stream(path)
                         dialed.append(created)
-            await asyncio.sleep(0.002)
+
+        async with asyncio.timeout(LIMIT_S):
+            while len(dialed) < 4:
+                await dial()
+                await asyncio.sleep(0.002)
         pauses = [later - earlier for earlier, later in itertools.pairwise(dialed)]
         assert min(pauses) >= 0.09e9, pauses

@@ -27,6 +27,7 @@ from nodeagent.kubelet.registration_state import (
 )
 from nodeagent.model import Snapshot
 from tests.kubelet.test_registration import Lamps, World
+from tests.support.examples import examples
 
 OLD, NEW = (1, 1, 1), (1, 2, 2)
 Step = tuple[Event, KubeletId, float]
@@ -251,7 +252,7 @@ class WatchedKubeletLife(KubeletLife):
 
 
 LIFE = settings(
-    max_examples=8, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(8), stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestKubeletLife = KubeletLife.TestCase
 TestKubeletLife.settings = LIFE

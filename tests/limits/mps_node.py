@@ -14,6 +14,7 @@ from nodeagent.host.inotify import CONTENT, FolderWatch
 from nodeagent.host.mps_control import MpsControl
 from nodeagent.limits.mps_files import DaemonState, MpsFiles, WantedDaemons
 from nodeagent.limits.mps_supervisor import MpsSupervisor, SupervisorPace
+from tests.support.waiting import LIMIT_S
 
 BIN = Path(__file__).parent / "bin"
 PACE = SupervisorPace(probe_s=0.1, start_s=20.0, again_s=0.01)
@@ -53,8 +54,9 @@ class MpsNode:
         """Return when it is true after a change of the states."""
         with FolderWatch() as watch:
             watch.add(self.folder, CONTENT)
-            while not reached():
-                await watch.changes()
+            async with asyncio.timeout(LIMIT_S):
+                while not reached():
+                    await watch.changes()
 
     async def ready(self, uuid: str = GPUS[0], *, other_than: int | None = None) -> int:
         await self.until(lambda: self.state(uuid).pid not in (None, other_than))

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.host.test_nvml import HERE, Machine, build, environment, gpu
 from tests.limits.cgroup_trees import LAYOUTS, Layout, Node, Pod
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.needs("pynvml", "cc")
 
@@ -390,5 +391,5 @@ class Lives(RuleBasedStateMachine):
 def test_any_order_of_lives_leaves_each_container_limited(library: Path) -> None:
     Lives.library = library
     case = Lives.TestCase()
-    case.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)
+    case.settings = settings(max_examples=examples(8), stateful_step_count=25, deadline=None)
     case.runTest()

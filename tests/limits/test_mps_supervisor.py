@@ -21,6 +21,7 @@ from nodeagent.host.file_writing import replace_file
 from nodeagent.host.mps_control import PID_FILE, MpsControl, MpsError
 from nodeagent.limits.mps_files import MpsFiles, WantedDaemons
 from tests.limits.mps_node import GPUS, MpsNode, ended, mps_node
+from tests.support.examples import examples
 
 ONE, TWO = GPUS
 
@@ -338,5 +339,5 @@ class Lives(RuleBasedStateMachine):
 
 def test_any_order_of_lives_leaves_one_daemon_for_each_gpu_and_no_orphan() -> None:
     case = Lives.TestCase()
-    case.settings = settings(max_examples=5, stateful_step_count=8, deadline=None)
+    case.settings = settings(max_examples=examples(5), stateful_step_count=8, deadline=None)
     case.runTest()

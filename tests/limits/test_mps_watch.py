@@ -17,6 +17,7 @@ from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.limits.mps_files import DaemonState, DaemonStates, MpsFiles, WantedDaemons
 from nodeagent.limits.mps_watch import NOT_RUNNING, NOT_YET, MpsHit, MpsWatch
 from nodeagent.model import Gpu, Holding, Mount, Snapshot, State
+from tests.support.waiting import LIMIT_S
 
 RESOURCE = "x/gpu-mem"
 SHARES = MpsShares("/var/lib/nodeagent/mps", clients=2)
@@ -92,8 +93,9 @@ async def test_the_agent_names_the_gpus_and_follows_the_daemons(files: MpsFiles)
     task = asyncio.create_task(watch_of(files, inventory).run())
 
     async def obstacles(*expected: str) -> None:
-        while tuple(dict(inventory.snapshot.mps_obstacles).values()) != expected:
-            await inventory.changed(inventory.snapshot.revision)
+        async with asyncio.timeout(LIMIT_S):
+            while tuple(dict(inventory.snapshot.mps_obstacles).values()) != expected:
+                await inventory.changed(inventory.snapshot.revision)
 
     await obstacles(NOT_RUNNING, NOT_RUNNING)
     assert files.read_wanted() == WantedDaemons(("GPU-0", "GPU-1"), exclusive_process=True)

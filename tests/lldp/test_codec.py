@@ -35,6 +35,7 @@ from nodeagent.lldp.lldpdu import (
 )
 from nodeagent.lldp.lldpdu_codec import decode, encode
 from nodeagent.lldp.optional_tlvs import BASIC, ORGANIZATIONAL
+from tests.support.examples import examples
 
 SPECS = (*BASIC, *ORGANIZATIONAL)
 
@@ -580,7 +581,7 @@ def test_the_strategies_draw_every_field_and_know_every_tlv():
 
 
 @pytest.mark.parametrize("field", sorted(optional))
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.data())
 def test_every_field_is_in_the_description(field, data):
     value = data.draw(optional[field].filter(lambda value: value not in (None, ())))

@@ -15,6 +15,7 @@ from nodeagent.measurements.sample import Source
 from nodeagent.metrics.catalog import CATALOG, SAMPLED
 from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
 from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES
+from tests.support.findings import one_item
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESERVED = {"instance", "job", "le", "quantile"}
@@ -42,7 +43,7 @@ def test_the_tables_of_the_documentation_are_made_from_the_catalog(page: str, bl
 CONTROLLER = CONTROLLER_FAMILIES.families()
 
 
-@pytest.mark.parametrize("family", [*CATALOG.values(), *CONTROLLER], ids=lambda family: family.name)
+@one_item("family", [*CATALOG.values(), *CONTROLLER], ids=lambda family: family.name)
 def test_a_family_is_named_and_explained(family: Family) -> None:
     assert re.fullmatch(r"nodeagent(_[a-z0-9]+)+", family.name)
     assert all(re.fullmatch(r"[a-z][a-z_]*", label) for label in family.labels)
@@ -62,7 +63,7 @@ def test_a_family_has_one_origin() -> None:
     assert all(family.measurements for family in SAMPLED)
 
 
-@pytest.mark.parametrize("family", CATALOG.values(), ids=list(CATALOG))
+@one_item("family", CATALOG.values(), ids=lambda family: family.name)
 def test_only_counters_end_in_total(family: Family) -> None:
     assert (family.type == "counter") == family.name.endswith("_total")
     assert all(number.counter == (family.type == "counter") for number in family.measurements)

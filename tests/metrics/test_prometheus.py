@@ -28,6 +28,7 @@ from tests.daemonset.test_monitoring import BOARDS, FOLDER, expressions, groups
 from tests.support.certificates import Authority
 from tests.support.running_agent import Node, node
 from tests.support.scrape_inputs import facts, scrape_input
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.needs("prometheus", "openssl")
 
@@ -75,7 +76,7 @@ class Prometheus:
             stderr=self._log,
             env={**os.environ, "GOMAXPROCS": "2"},
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             while not await self._ready():
                 assert self._process.returncode is None, (self._folder / "log").read_text()
                 await asyncio.sleep(0.05)
@@ -108,7 +109,7 @@ class Prometheus:
         return result
 
     async def until(self, expression: str) -> list[dict[str, Any]]:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             while not (result := await self.query(expression)):
                 await asyncio.sleep(0.1)
         return result
@@ -167,6 +168,7 @@ async def working(n: Node, config: str) -> None:
     await n.until(lambda: bool(inventory.snapshot.holdings))
 
 
+@pytest.mark.slow
 async def test_prometheus_scrapes_the_agent_of_a_simulated_dgx_over_tls_with_a_token(tmp_path: Path) -> None:
     authority, tokens, config = secured(tmp_path)
     async with node("dgx-h100") as n:
@@ -192,6 +194,7 @@ async def test_prometheus_scrapes_the_agent_of_a_simulated_dgx_over_tls_with_a_t
             await server.until("up == 1")
 
 
+@pytest.mark.slow
 async def test_every_panel_and_every_rule_has_a_result(tmp_path: Path) -> None:
     """The machine has every device and a fault of each kind, so that every panel has data."""
     await asyncio.to_thread(facts)  # it runs its own event loop

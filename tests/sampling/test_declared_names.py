@@ -9,8 +9,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from nodeagent.host.eeprom.image import AlarmThresholds, Lane, Module
 from nodeagent.host.netlink.netdevs import VfTraffic
 from nodeagent.host.pcie_link import SEVERITIES
@@ -19,6 +17,7 @@ from nodeagent.measurements.table import MEASUREMENTS
 from nodeagent.sampling.driver_counters import RDMA
 from nodeagent.sampling.link_readers import vf_values
 from nodeagent.sampling.transceiver_reader import module_values
+from tests.support.findings import one_item
 
 PACKAGE = Path(__file__).parents[2] / "nodeagent"
 LIMITS = AlarmThresholds(1.0, 1.0, 1.0, 1.0)
@@ -63,7 +62,7 @@ def words(node: ast.AST) -> Iterator[str]:
         yield from words(child)
 
 
-@pytest.mark.parametrize("source", [source for source in Source if source is not Source.DRIVER])
+@one_item("source", [source for source in Source if source is not Source.DRIVER])
 def test_a_reader_makes_each_declared_name(source: Source) -> None:
     declared = {name for name, datum in MEASUREMENTS.items() if datum.source is source}
     made = COMPUTED.get(source, set()) | {

@@ -35,6 +35,7 @@ from nodeagent.sources.scan_hints import ScanHint
 from tests.support.dead_files import dead
 from tests.support.namespaces import Netns, veth
 from tests.support.tap_devices import Tap
+from tests.support.waiting import LIMIT_S
 
 LINKS_ONLY = SamplesSettings(
     link_seconds=None,
@@ -82,7 +83,7 @@ class SampledMachine:
         return self.sampler.latest
 
     async def until(self, predicate: Callable[[LatestSamples], bool]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             while not predicate(self.sampler.latest):
                 self._news.clear()
                 await self._news.wait()

@@ -19,6 +19,7 @@ from nodeagent.sim.kubelet import Kubelet
 from nodeagent.sim.kubelet.plugin_clients import is_extended_resource
 from nodeagent.sim.kubelet.protocol import GrpcListener
 from tests.support.device_plugin import Plugin, device, many
+from tests.support.waiting import until
 
 NIC = "nvidia-dgx-h100/nic0"
 
@@ -491,8 +492,7 @@ async def test_a_client_that_connects_while_a_slow_listener_ends_causes_no_error
     listener = GrpcListener(tmp_path / "kubelet.sock", (), tmp_path)
     await listener.start(listen_delay_s=0.001)
     with socket.socket(socket.AF_UNIX) as client:
-        while client.connect_ex(str(listener.path)):
-            await asyncio.sleep(0.001)
+        await until(lambda: client.connect_ex(str(listener.path)) == 0)
     with socket.socket(socket.AF_UNIX) as client:
         await asyncio.sleep(0.01)  # the first connection is accepted
         client.connect(str(listener.path))

@@ -28,6 +28,7 @@ from tests.sim.small_machine import (
     small,
     tree_of,
 )
+from tests.support.examples import examples
 
 TINY = """
 name: tiny
@@ -526,7 +527,10 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(steps=st.lists(STEP, max_size=12), iommu=st.booleans())
 def test_any_sequence_of_events_can_be_undone(steps, iommu, tmp_path):
     model = parse(TINY + f"iommu: {str(iommu).lower()}\n")

@@ -19,6 +19,7 @@ from nodeagent.measurements.table import measurement
 from nodeagent.model import HEALTHY, State
 from nodeagent.sources import gpu_source, nvml_session
 from nodeagent.sources.gpu_publisher import GpuPublisher
+from tests.support.waiting import LIMIT_S
 
 
 def recorded(index, **parts):
@@ -74,7 +75,7 @@ class Published:
         self.news.set()
 
     async def until(self, true):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             while not true():
                 self.news.clear()
                 await self.news.wait()

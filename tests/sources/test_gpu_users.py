@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -13,6 +14,7 @@ from nodeagent.host.gpu_driver import GpuProcess
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources.cgroups import CgroupPlace, place_of
 from nodeagent.sources.gpu_users import GpuUsers
+from tests.support.findings import one_item
 
 POD, CONTAINER = "0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d", "ab" * 32
 STATIC = "4b" * 16
@@ -40,15 +42,16 @@ LEAVES = {
 V1 = ("12:pids:", "11:memory:", "5:cpu,cpuacct:", "1:name=systemd:", "0::")
 
 
-@pytest.mark.parametrize("uid", [POD, STATIC])
-@pytest.mark.parametrize("qos", ["", "burstable", "besteffort"])
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize(("driver", "runtime"), LEAVES, ids="-".join)
+@one_item(
+    "leaf, version, qos, uid",
+    lambda: itertools.product(LEAVES, [1, 2], ["", "burstable", "besteffort"], [POD, STATIC]),
+)
 def test_container_and_pod_are_found_with_each_runtime_driver_and_version(
-    driver: str, runtime: str, version: int, qos: str, uid: str
+    leaf: tuple[str, str], version: int, qos: str, uid: str
 ) -> None:
+    driver, _ = leaf
     parent = slice_of(uid, qos) if driver == "systemd" else folder_of(uid, qos)
-    path = f"{parent}/{LEAVES[driver, runtime].format(CONTAINER)}"
+    path = f"{parent}/{LEAVES[leaf].format(CONTAINER)}"
     text = f"0::{path}\n" if version == 2 else "".join(f"{head}{path}\n" for head in V1)
     assert place_of(text) == CgroupPlace(CONTAINER, uid)
     # In a node that is a container, and for a reader in a cgroup namespace of its own.

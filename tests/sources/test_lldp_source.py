@@ -25,6 +25,7 @@ from nodeagent.sources.lldp_sender import NodeAnnouncement
 from nodeagent.sources.lldp_source import run_receiver
 from nodeagent.sources.source_settings import LinkSelect
 from tests.support.namespaces import Lldpd, Netns, veth
+from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.needs("root", "ip", "nsenter")
 needs_lldpd = pytest.mark.needs("lldpd", "lldpcli")
@@ -137,6 +138,7 @@ async def test_a_switch_is_discovered_with_all_its_values(wire):
             assert not one.stale
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_a_change_of_system_name_is_one_change_of_one_neighbor(wire):
     near, far = wire
@@ -149,6 +151,7 @@ async def test_a_change_of_system_name_is_one_change_of_one_neighbor(wire):
             assert agent.publications == before + 1
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_a_moved_cable_shows_only_the_new_port(wire):
     near, far = wire
@@ -164,6 +167,7 @@ async def test_a_moved_cable_shows_only_the_new_port(wire):
             assert agent.neighbors[0].link == old.link
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_a_port_whose_id_changes_replaces_itself(wire):
     near, far = wire
@@ -176,6 +180,7 @@ async def test_a_port_whose_id_changes_replaces_itself(wire):
             assert not agent.remarks
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_a_switch_that_shuts_down_is_stale_at_once(wire):
     near, far = wire
@@ -188,6 +193,7 @@ async def test_a_switch_that_shuts_down_is_stale_at_once(wire):
             assert agent.receiver.counts("swp1")["shutdown"] >= 1
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_a_switch_that_fails_is_stale_after_its_ttl_and_live_when_it_is_back(wire):
     near, far = wire
@@ -209,6 +215,7 @@ def forged(count: int = 40) -> list[bytes]:
     return [announce(f"evil-{n}", f"p{n}", bytes((2, 0, 0, 0, 1, n)), ttl=65535) for n in range(count)]
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_forged_frames_never_take_the_place_of_a_switch_for_longer_than_it_is_away(wire):
     near, far = wire
@@ -222,10 +229,11 @@ async def test_forged_frames_never_take_the_place_of_a_switch_for_longer_than_it
                 for frame in forged(20) * 2:
                     forger.send(frame)
                 await agent.until(lambda: any(f.key == link_remarks.CROWDED for f in agent.remarks))
-                while agent.receiver.entries("swp1")[0].frames < frames + 4:
-                    for frame in forged():
-                        forger.send(frame)
-                    await asyncio.sleep(0.05)  # paces the flood; nothing is awaited with it
+                async with asyncio.timeout(LIMIT_S):
+                    while agent.receiver.entries("swp1")[0].frames < frames + 4:
+                        for frame in forged():
+                            forger.send(frame)
+                        await asyncio.sleep(0.05)  # paces the flood; nothing is awaited with it
                 assert set(agent.firsts) == {("leaf-1", False)}
                 assert len(agent.neighbors) > 2
                 switch.kill()
@@ -239,6 +247,7 @@ async def test_forged_frames_never_take_the_place_of_a_switch_for_longer_than_it
                 assert first.frames - CONFIRMING <= 2, "its first frames make it the neighbor again"
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_a_new_switch_on_a_link_full_of_forged_neighbors_is_received_and_remains(wire):
     near, far = wire
@@ -255,6 +264,7 @@ async def test_a_new_switch_on_a_link_full_of_forged_neighbors_is_received_and_r
                 assert agent.receiver.entries("swp1") == (entry,), "it has never left"
 
 
+@pytest.mark.slow
 @needs_lldpd
 async def test_33_links_have_neighbors_at_the_same_time():
     with Netns() as near, Netns() as far:
@@ -347,10 +357,13 @@ async def test_link_down_nic_moved_and_nic_returned(wire):
 
 
 async def has_socket(agent: Agent, link: str) -> None:
-    """Wait until a socket is bound to the link. No fact shows sockets, so this is polled."""
-    async with asyncio.timeout(10):
-        while not (bound := agent.receiver.links.get(link)) or bound.socket is None or not bound.socket.bound:
-            await asyncio.sleep(0.01)
+    """Wait until a socket is bound to the link. No fact shows sockets."""
+
+    def bound() -> bool:
+        found = agent.receiver.links.get(link)
+        return found is not None and found.socket is not None and found.socket.bound
+
+    await until(bound)
 
 
 async def test_a_renamed_link_keeps_its_neighbor_and_two_links_may_swap_names(wire):
@@ -386,9 +399,7 @@ async def test_a_link_receives_while_it_is_a_port_of_a_bridge_and_afterwards(wir
                        link set br0 up
                        link set swp1 master br0""")
             for enslaved in (True, False):
-                async with asyncio.timeout(10):
-                    while agent.receiver.links["swp1"].enslaved != enslaved:
-                        await asyncio.sleep(0.01)
+                await until(lambda wanted=enslaved: agent.receiver.links["swp1"].enslaved == wanted)
                 switch.send(announce(f"leaf-{enslaved}"))
                 await agent.shows(("swp1", f"leaf-{enslaved}", False))
                 near.ip("link set swp1 nomaster")

@@ -12,6 +12,7 @@ from nodeagent.lldp.neighbor_table import NeighborTable
 from nodeagent.sources import remembered_neighbors
 from nodeagent.sources.remembered_neighbors import is_outdated, keep, remembered, restore, stored_neighbors
 from tests.lldp.test_neighbor_table import frame, ports
+from tests.support.waiting import until
 
 
 def of_a_day() -> NeighborTable:
@@ -63,8 +64,6 @@ async def test_the_file_has_the_neighbors_soon(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(remembered_neighbors, "CHECK_S", 0.01)
     table = of_a_day()
     keeping = asyncio.create_task(keep(table, stored_neighbors(tmp_path), ()))
-    async with asyncio.timeout(20):
-        while not (tmp_path / remembered_neighbors.NAME).exists():
-            await asyncio.sleep(0.01)  # a file has no event here
+    await until((tmp_path / remembered_neighbors.NAME).exists)
     keeping.cancel()
     assert stored_neighbors(tmp_path).read() == remembered(table)

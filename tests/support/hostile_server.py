@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 from nodeagent.sim.apiserver.http import stop_listening
+from tests.support.waiting import LIMIT_S
 
 MIB = 1 << 20
 HEAD = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -84,7 +85,7 @@ class HostileServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def until(self, good: Callable[[], bool], timeout_s: float = 60) -> None:
+    async def until(self, good: Callable[[], bool], timeout_s: float = LIMIT_S) -> None:
         async with asyncio.timeout(timeout_s), self.changed:
             await self.changed.wait_for(good)
 

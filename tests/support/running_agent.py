@@ -16,6 +16,7 @@ from nodeagent.agent_config import Config, load
 from nodeagent.kubelet import holdings
 from nodeagent.sim.kubelet import Kubelet
 from nodeagent.sim.machine import Machine
+from tests.support.waiting import LIMIT_S, until
 
 SMALL = "two-gpu-two-nic"
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -99,17 +100,15 @@ class Node:
         self._task = self.agent = None
 
     async def allocatable(self, resource: str, count: int) -> None:
-        await self.kubelet.until(lambda: self.kubelet.allocatable().get(resource) == count, 60)
+        await self.kubelet.until(lambda: self.kubelet.allocatable().get(resource) == count, LIMIT_S)
 
     async def registered(self) -> None:
         """Wait until each resource is registered. They do not finish together."""
         await self.until(lambda: all(status.registered for status in self.agent.plugins.statuses()))
 
     async def until(self, predicate: Callable[[], bool]) -> None:
-        """Wait for a condition without an event: it is called every few milliseconds."""
-        async with asyncio.timeout(60):
-            while not predicate():
-                await asyncio.sleep(0.005)
+        """Wait for a condition without an event."""
+        await until(predicate)
 
     async def get(self, path: str, accept: str = "") -> tuple[int, str]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)

@@ -1,17 +1,21 @@
-"""A test that hangs ends at its limit, is named as failed, and shows where it hangs.
+"""A test that hangs fails at its limit and shows where it hangs; its worker runs the other tests.
 
-The inner run has two workers of pytest-xdist. Its tests hang in a thread, in a coroutine, in an example of Hypothesis,
-and in a child that holds the pipes of the run.
+The inner runs have one worker of pytest-xdist. Tests hang in a thread, in a coroutine, in an example of Hypothesis, in
+a child that holds the pipes of the run, in a task that takes the first signal for its own, and in C.
 """
 
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
 
 HANGING = """
 import asyncio, subprocess, threading
+import pytest
 from hypothesis import given, strategies
 
 def test_blocked():
@@ -27,22 +31,65 @@ def test_example(number):
 def test_child():
     subprocess.run(["sleep", "600"])
 
+async def test_task():
+    async def busy():
+        while True:
+            await asyncio.sleep(0)
+    await asyncio.gather(busy(), asyncio.Event().wait())
+
+@pytest.fixture
+def fixture():
+    yield
+    print("the fixture ended")
+
+def test_with_a_fixture(fixture):
+    threading.Event().wait()
+
+def test_done():
+    pass
+"""
+IN_C = """
+import ctypes, signal
+
+def test_in_c():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    ctypes.CDLL(None).pause()
+
 def test_done():
     pass
 """
 
 
-def test_each_hanging_test_is_named_and_the_others_run(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text("pytest_plugins = ['tests.support.time_limits']\n")
-    (tmp_path / "test_hanging.py").write_text(HANGING)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", f"--rootdir={tmp_path}", "--timeout=2",
-         "-p", "no:cacheprovider", "-n", "2", tmp_path],
-        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
+def run(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
+    (folder / "conftest.py").write_text(
+        "from tests.support import time_limits\n"
+        "time_limits.TEARDOWN_S = 2\n"
+        "time_limits.UNINTERRUPTED_S = 4\n"
+        "def pytest_configure(config):\n"
+        "    config.pluginmanager.register(time_limits)\n"
+    )
+    (folder / "test_hanging.py").write_text(tests)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", f"--rootdir={folder}", "--timeout=1",
+         "-p", "no:cacheprovider", "-n", "1", folder],
+        cwd=ROOT, capture_output=True, text=True, timeout=55, check=False,
     )  # fmt: skip
-    assert "4 failed, 1 passed" in done.stdout, done.stdout
-    for name in ("test_blocked", "test_waiting", "test_example", "test_child"):
-        assert f"crashed while running 'test_hanging.py::{name}'" in done.stdout
-        assert f"{name} was not done after 2 s" in done.stderr
-        assert f"in {name}\n" in done.stderr, "the frame of the test"
+
+
+def test_each_hanging_test_fails_and_its_worker_runs_the_others(tmp_path: Path) -> None:
+    done = run(tmp_path, HANGING)
+    assert "6 failed, 1 passed" in done.stdout, done.stdout
+    assert "crashed" not in done.stdout
+    for name in ("blocked", "waiting", "example", "child", "task", "with_a_fixture"):
+        assert f"test_{name} was not done after 1 s" in done.stderr
+        assert f"in test_{name}\n" in done.stderr, "the frame of the test"
+    assert done.stdout.count("LimitReached: not done after 1 s") >= 6
+    assert "the fixture ended" in done.stdout
     assert "# the line of the task" in done.stderr
+
+
+def test_a_test_that_no_signal_interrupts_ends_with_its_worker(tmp_path: Path) -> None:
+    done = run(tmp_path, IN_C)
+    assert "1 failed, 1 passed" in done.stdout, done.stdout
+    assert "crashed while running 'test_hanging.py::test_in_c'" in done.stdout
+    assert "test_in_c was not done after 1 s" in done.stderr

@@ -1,12 +1,15 @@
 """Give every test a time limit, and print where a test hangs.
 
 pytest-timeout counts the time, set-up and tear-down included, and reads the limit: ``PYTEST_TIMEOUT`` (0: none), a
-mark ``timeout(seconds)`` on a test that is long by nature, ``--timeout``. This module replaces what happens then.
-Neither method of pytest-timeout serves here: its exception may end in a task of asyncio, or in an example that
-Hypothesis then repeats without a limit; the text of its thread is lost in a worker of pytest-xdist. So a thread writes
-the name of the test, the stack of each thread and the line of each task to the real stderr. It then kills the children
-of this process, which would keep its pipes open, and ends the process. pytest-xdist reports the test as failed and
-continues in a new worker.
+mark ``timeout(seconds)`` on a test that is long by nature, ``--timeout``. The mark ``slow`` brings a limit of its own.
+This module replaces what happens then.
+
+At the limit the test fails: a signal raises ``LimitReached`` in the main thread, again each second, because a task of
+asyncio may take one for its own. Hypothesis repeats no example for it. The stack of each thread and the line of each
+task are written to the real stderr, since a worker of pytest-xdist loses other text.
+
+A test that is blocked in C, which no signal interrupts, ends with its process: a thread kills the children, which would
+keep the pipes open, and then the process. pytest-xdist reports the test as failed and continues in a new worker.
 """
 
 from __future__ import annotations
@@ -19,43 +22,130 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-LIMIT_S = 360
+LIMIT_S = 60
 """Longer than any deadline inside a test, so that the more precise deadline ends first."""
+SLOW_S = 180
+"""For a test with the mark ``slow``: it takes some 20 s on two quiet cores, and more on busy ones."""
+AGAIN_S = 1.0
+TEARDOWN_S = 10.0
+"""After the limit, for the fixtures of the test."""
+UNINTERRUPTED_S = 20
+"""A test that ignores the signal for this long ends with its process."""
 FRAMES = 20
 UNSWITCHED_S = 3600.0
 """For this long no other thread can ask for the interpreter."""
 
+_RUNNING: list[bool] = []
+"""Not empty while a fixture or a test runs."""
+
 os.environ.setdefault("PYTEST_TIMEOUT", str(LIMIT_S))
+
+
+class LimitReached(BaseException):
+    """Not an ``Exception``: neither Hypothesis nor a test catches it."""
+
+
+class Limit:
+    """The limit of one test. pytest-timeout ends it with the test, and as soon as the test has failed."""
+
+    def __init__(self, item: Any, limit_s: float) -> None:
+        self.item = item
+        self.limit_s = limit_s
+        self.reached = False
+        self.begin(limit_s)
+
+    def begin(self, after_s: float) -> None:
+        self.last = threading.Timer(after_s + UNINTERRUPTED_S, self.end_process)
+        self.last.name, self.last.daemon = f"limit of {self.item.nodeid}", True
+        self.before: Any = signal.signal(signal.SIGALRM, self.fail)
+        signal.setitimer(signal.ITIMER_REAL, after_s, AGAIN_S)
+        self.last.start()
+
+    def cancel(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self.before)
+        self.last.cancel()
+
+    def fail(self, *_: object) -> None:
+        text = f"not done after {self.limit_s:g} s"
+        if not self.reached:
+            self.reached = True
+            stacks = self.show()
+            if (capture := self.capture()) is None:
+                os.write(2, stacks)
+            else:
+                with capture.global_and_fixture_disabled():
+                    os.write(2, stacks)
+        if _RUNNING:
+            raise LimitReached(text)
+
+    def end_process(self) -> None:
+        if (capture := self.capture()) is not None:
+            capture.suspend_global_capture(in_=True)
+        with suppress(Exception):
+            os.write(2, self.show())
+        children = _children(os.getpid())
+        # The death of a child wakes the test that waits for it, which must not pass before the end of the process.
+        sys.setswitchinterval(UNSWITCHED_S)
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        os._exit(1)
+
+    def capture(self) -> Any:
+        return self.item.config.pluginmanager.getplugin("capturemanager")
+
+    def show(self) -> bytes:
+        """One text for one write, so that the texts of two workers do not mix."""
+        return f"\n+++ {self.item.nodeid} was not done after {self.limit_s:g} s +++\n{_stacks()}".encode()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
-    timer = threading.Timer(settings.timeout, _end, (item, settings.timeout))
-    timer.name, timer.daemon = f"limit of {item.nodeid}", True
-    item.cancel_timeout = timer.cancel  # pytest-timeout calls it when the test is done
-    timer.start()
+    item.limit = Limit(item, settings.timeout)
+    item.cancel_timeout = item.limit.cancel
     return True
 
 
-def _end(item: Any, limit_s: float) -> None:
-    if (capture := item.config.pluginmanager.getplugin("capturemanager")) is not None:
-        capture.suspend_global_capture(in_=True)
-    with suppress(Exception):
-        # One write, so that the texts of two workers do not mix.
-        os.write(2, f"\n+++ {item.nodeid} was not done after {limit_s:g} s +++\n{_stacks()}".encode())
-    children = _children(os.getpid())
-    # The death of a child wakes the test that waits for it, which must not pass before the end of the process.
-    sys.setswitchinterval(UNSWITCHED_S)
-    for child in children:
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-    os._exit(1)
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SLOW_S))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, Any, Any]:
+    return (yield from _running())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    return (yield from _running())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: Any) -> Generator[None, Any, Any]:
+    if (limit := getattr(item, "limit", None)) is not None and limit.reached:
+        limit.cancel()
+        limit.begin(TEARDOWN_S)
+        item.cancel_timeout = limit.cancel
+    return (yield from _running())
+
+
+def _running() -> Generator[None, Any, Any]:
+    """Outside of these phases an exception would end the whole run."""
+    _RUNNING.append(True)
+    try:
+        return (yield)
+    finally:
+        _RUNNING.clear()
 
 
 def _stacks() -> str:
@@ -63,7 +153,7 @@ def _stacks() -> str:
     text = io.StringIO()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for number, frame in sys._current_frames().items():
-        if number != threading.get_ident():
+        if not isinstance(threading.current_thread(), threading.Timer) or number != threading.get_ident():
             text.write(f"Thread {names.get(number, number)}:\n")
             text.writelines(traceback.format_stack(frame)[-FRAMES:])
     for loop in [found for found in gc.get_objects() if isinstance(found, asyncio.AbstractEventLoop)]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from kubernetes.utils.quantity import parse_quantity
+
 from nodeagent.sim.apiserver import ApiServer
 
 Json = dict[str, Any]
@@ -94,7 +96,9 @@ class Scheduler:
         for container in found["spec"]["containers"]:
             limits = container.get("resources", {}).get("limits", {})
             if "volcano.sh/vgpu-number" in limits or "volcano.sh/vgpu-memory" in limits:
-                chosen.append(self.fit(cards, {key: int(value) for key, value in limits.items()}))
+                chosen.append(
+                    self.fit(cards, {key: int(parse_quantity(value)) for key, value in limits.items()})
+                )
         if self.locks:
             self.lock(node)
         if crash:

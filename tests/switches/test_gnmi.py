@@ -232,6 +232,7 @@ async def test_tls_trusts_the_ca_of_the_credentials_and_no_other(tmp_path: Path)
             await GnmiReader(elsewhere, server.port).read("127.0.0.1", SwitchCredentials("/s", files))
 
 
+@pytest.mark.slow
 async def test_a_hanging_switch_does_not_delay_the_others(tmp_path: Path):
     made = planner()
     passed = []

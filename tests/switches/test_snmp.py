@@ -25,9 +25,10 @@ from nodeagent.switches.snmp import SnmpReader
 from nodeagent.switches.switch_poller import SwitchError, SwitchPoller
 from nodeagent.switches.switch_reading import SwitchReading
 from nodeagent.switches.switch_settings import SnmpSettings, SwitchAddress, SwitchesSettings
-from tests.controller.test_controller import nodelinks, until
+from tests.controller.test_controller import nodelinks
 from tests.support.namespaces import Lldpd, Netns, veth
 from tests.support.snmpd import COMMUNITY, PASSWORD, USERS, Switch, user
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.needs("root", "ip", "lldpd", "snmpd")
 
@@ -219,6 +220,7 @@ async def test_an_answer_of_another_switch_is_rejected(rig: Rig, tmp_path: Path)
         assert "answers as leaf2" in poller.errors["leaf1"]
 
 
+@pytest.mark.slow
 async def test_a_switch_that_stops_answering_keeps_its_last_reading_and_is_logged_once(
     rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

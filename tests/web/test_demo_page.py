@@ -54,6 +54,7 @@ def press(tab: Tab, title: str) -> None:
     tab.until("document.getElementById('done').textContent.length > 3", 60)
 
 
+@pytest.mark.slow
 def test_the_buttons_of_the_fabric_change_it_and_the_page_survives_the_end_of_the_leader(browser: Browser):
     with demo("--nodes", "8") as url:
         tab = browser.tab(url)
@@ -79,6 +80,7 @@ def test_the_buttons_of_the_fabric_change_it_and_the_page_survives_the_end_of_th
         tab.close()
 
 
+@pytest.mark.slow
 def test_the_buttons_of_the_node_withdraw_devices_and_give_them_back(browser: Browser):
     with demo("--machine", "two-gpu-two-nic") as url:
         tab = browser.tab(url)

@@ -24,12 +24,13 @@ from nodeagent.fabric.outcome import WriteRecord
 from nodeagent.sim.apiserver.http import stop_listening
 from nodeagent.web import live_document
 from nodeagent.web.ui_files import self_contained
-from tests.controller.test_controller import cluster, groups, leaves, nodelinks, running, until
+from tests.controller.test_controller import cluster, groups, leaves, nodelinks, running
 from tests.fabric.test_fabric_view import published, view_of
 from tests.support import fabrics
 from tests.support.chromium import Browser, Tab
 from tests.support.chromium import until as wait_until
 from tests.support.fabrics import End
+from tests.support.waiting import until
 from tests.web.fabric_page import MapPage
 
 pytestmark = pytest.mark.needs("chromium")
@@ -194,6 +195,7 @@ def test_the_page_follows_the_dark_mode_and_is_readable_on_paper(demo: MapPage):
 # --- larger and worse -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_thousand_nodes_are_painted_and_one_bad_link_is_seen_in_the_whole(browser: Browser, tmp_path: Path):
     cables = fabrics.rails(32, 32)
     row = cables["su017-n005"]
@@ -373,6 +375,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
+@pytest.mark.slow
 async def test_two_viewers_see_a_change_and_a_page_survives_the_end_of_its_controller(browser: Browser):
     async with cluster() as server, running(server, identity="first") as first, Front().serving() as front:
         await until(lambda: len(groups(server)) == 2)
@@ -424,6 +427,7 @@ class Refusing:
             await writer.drain()
 
 
+@pytest.mark.slow
 async def test_a_page_behind_a_proxy_without_a_server_shows_that_the_connection_is_lost(browser: Browser):
     refusing = Refusing()
     proxy = await asyncio.start_server(refusing.answer, "127.0.0.1", 0)
@@ -447,6 +451,7 @@ async def test_a_page_behind_a_proxy_without_a_server_shows_that_the_connection_
     await stop_listening(proxy)
 
 
+@pytest.mark.slow
 async def test_the_viewer_beyond_the_bound_asks_now_and_then_and_shows_it(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ):

@@ -141,6 +141,7 @@ def test_a_hypernode_above_the_leaf_groups_is_reached_from_its_members(browser: 
     tab.close()
 
 
+@pytest.mark.slow
 def test_the_skip_link_leads_from_the_map_to_the_lists(browser: Browser, tmp_path: Path):
     tab = browser.tab(f"file://{map_file(tmp_path)}")
     MapPage(tab)
@@ -153,6 +154,7 @@ def test_the_skip_link_leads_from_the_map_to_the_lists(browser: Browser, tmp_pat
     tab.close()
 
 
+@pytest.mark.slow
 def test_the_node_page_can_be_used_without_a_mouse(browser: Browser, tmp_path: Path):
     tab = browser.tab(f"file://{node_file(tmp_path)}")
     tab.until("document.querySelectorAll('#nics .tile').length === 13")

@@ -20,6 +20,7 @@ from tests.web.pages_of_samples import node_document
 pytestmark = pytest.mark.needs("chromium")
 
 
+@pytest.mark.slow
 async def test_the_live_page_shows_holders_faults_curves_and_resources(browser: Browser):
     async with node() as machine:
         await machine.kubelet.start()
@@ -60,6 +61,7 @@ async def test_the_live_page_shows_holders_faults_curves_and_resources(browser: 
         await asyncio.to_thread(tab.close)
 
 
+@pytest.mark.slow
 def test_the_file_of_a_machine_without_an_agent(browser: Browser, tmp_path: Path):
     from nodeagent.cli import main
 
@@ -86,6 +88,7 @@ HOSTILE = '</script><img src=x onerror="globalThis.pwned=1">'
 LONG = "W" * 4096
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hostile", [HOSTILE, "ab\u202edc\u2066\u200f", LONG, "\u0000\n\t\x1b[31m", "=1+1"])
 def test_hostile_names_on_the_node_page_stay_text_in_their_place(
     browser: Browser, tmp_path: Path, hostile: str

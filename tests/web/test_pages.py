@@ -54,6 +54,7 @@ class Offered(NamedTuple):
     troubles: tuple[Trouble, ...] = ()
     remarks: tuple[str, ...] = ()
     rails: Mapping[str, int] = {}
+    examined: bool = True
 
 
 def pages_of(

@@ -106,6 +106,7 @@ def difference(found: list[str], reference: list[str]) -> float:
     return sum(map(any, zip(differ[::2], differ[1::2], strict=True))) / (COLUMNS * ROWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", list(BREAKAGES))
 def test_a_page_looks_like_its_reference(browser: Browser, opened: Tab, page: str):
     found, file = grid(browser, opened), REFERENCES / f"{page}.txt"

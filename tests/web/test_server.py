@@ -8,22 +8,47 @@ import gzip
 import os
 import resource
 import socket
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from nodeagent.supervise import Fatal
-from nodeagent.web import listening, server
+from nodeagent.web import connections, listening, server
+from nodeagent.web.auth import AccessControl
 from nodeagent.web.port_owner import port_owner
 from nodeagent.web.server import Page, PageHandler, WebServer
+from nodeagent.web.web_settings import WebSettings
+from tests.support.certificates import Authority
+
+
+class Tls(NamedTuple):
+    """``server`` is ``None`` without TLS."""
+
+    server: AccessControl | None = None
+    client: ssl.SSLContext | None = None
+
+
+PLAIN = Tls()
+
+
+@pytest.fixture(params=["plain", pytest.param("tls", marks=pytest.mark.needs("openssl"))])
+def tls(request: pytest.FixtureRequest, tmp_path: Path) -> Tls:
+    """Without TLS and with it."""
+    if request.param == "plain":
+        return PLAIN
+    authority = Authority(tmp_path)
+    certificate, key = map(str, authority.sign("server"))
+    return Tls(AccessControl(WebSettings(certificate_file=certificate, key_file=key)), authority.client())
 
 
 @asynccontextmanager
-async def serving(pages: dict[str, PageHandler]) -> AsyncIterator[int]:
+async def serving(pages: dict[str, PageHandler], tls: Tls = PLAIN) -> AsyncIterator[int]:
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(WebServer(pages).run("127.0.0.1", 0, port.set_result))
+    task = asyncio.create_task(WebServer(pages, tls.server).run("127.0.0.1", 0, port.set_result))
     try:
         async with asyncio.timeout(5):
             yield await port
@@ -89,8 +114,9 @@ class Client:
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def open(cls, port: int) -> Client:
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+    async def open(cls, port: int, tls: Tls = PLAIN, address: str = "127.0.0.1") -> Client:
+        connecting = asyncio.open_connection("127.0.0.1", port, ssl=tls.client, local_addr=(address, 0))
+        return cls(*await connecting)
 
     async def ask(self, request: bytes) -> tuple[bytes, bytes]:
         """Head and body; the connection stays open if the server leaves it so."""
@@ -109,8 +135,8 @@ class Client:
             self.writer.close()
 
 
-async def ask(port: int, request: bytes) -> tuple[bytes, bytes]:
-    client = await Client.open(port)
+async def ask(port: int, request: bytes, tls: Tls = PLAIN) -> tuple[bytes, bytes]:
+    client = await Client.open(port, tls)
     try:
         return await client.ask(request)
     finally:
@@ -236,7 +262,7 @@ async def test_other_requests_are_answered_between_the_pieces_of_a_page() -> Non
 async def test_concurrent_scrapes_are_all_answered() -> None:
     async with serving(PAGES) as port:
         request = b"GET /long HTTP/1.1\r\nAccept-Encoding: gzip\r\n\r\n"
-        answers = await asyncio.gather(*(ask(port, request) for _ in range(server.CONNECTIONS_MAX)))
+        answers = await asyncio.gather(*(ask(port, request) for _ in range(connections.ANSWERED_MAX)))
         assert {len(gzip.decompress(body)) for _, body in answers} == {2_000_000}
 
 
@@ -260,56 +286,57 @@ async def dropped(port: int, request: bytes) -> bool:
 
 
 async def test_a_client_that_never_reads_is_dropped_and_others_are_answered(
-    monkeypatch: pytest.MonkeyPatch,
+    tls: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "REQUEST_S", 0.3)
     never: Callable[[str], Page] = lambda _accept: Page(200, b"", pieces=long_page(2000))  # noqa: E731 - 20 MB
-    async with serving({**PAGES, "/huge": never}) as port:
-        with socket.create_connection(("127.0.0.1", port)) as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            deaf.sendall(b"GET /huge HTTP/1.1\r\n\r\n")
-            assert (await ask(port, HEALTHZ))[1] == b"ok\n"
-            deaf.setblocking(False)
-            loop = asyncio.get_running_loop()
-            closed = asyncio.create_task(reset(loop, deaf))
-            assert (await ask(port, HEALTHZ))[1] == b"ok\n"
+    async with serving({**PAGES, "/huge": never}, tls) as port:
+        with await asyncio.to_thread(deaf_client, port, tls, b"GET /huge HTTP/1.1\r\n\r\n") as deaf:
+            assert (await ask(port, HEALTHZ, tls))[1] == b"ok\n"
+            closed = asyncio.create_task(reset(deaf))
+            assert (await ask(port, HEALTHZ, tls))[1] == b"ok\n"
             assert await closed < 20_000_000
 
 
-async def test_the_stream_of_a_client_that_never_reads_ends_with_its_connection() -> None:
+async def test_the_stream_of_a_client_that_never_reads_ends_with_its_connection(tls: Tls) -> None:
     async def endless() -> AsyncGenerator[bytes]:
         while True:
             yield bytes(1 << 16)
 
-    async with serving({"/stream": lambda _accept: Page(200, b"", stream=endless())}) as port:
-        with socket.create_connection(("127.0.0.1", port)) as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            deaf.sendall(b"GET /stream HTTP/1.1\r\n\r\n")
-            await asyncio.get_running_loop().run_in_executor(None, deaf.recv, 1)
-            deaf.setblocking(False)
-            await reset(asyncio.get_running_loop(), deaf)
+    async with serving({"/stream": lambda _accept: Page(200, b"", stream=endless())}, tls) as port:
+        with await asyncio.to_thread(deaf_client, port, tls, b"GET /stream HTTP/1.1\r\n\r\n") as deaf:
+            await asyncio.to_thread(deaf.recv, 1)
+            await reset(deaf)
 
 
-async def reset(loop: asyncio.AbstractEventLoop, deaf: socket.socket) -> int:
+def deaf_client(port: int, tls: Tls, request: bytes) -> socket.socket:
+    """Connect and send the request. Blocks."""
+    deaf = socket.create_connection(("127.0.0.1", port), timeout=30)
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    if tls.client is not None:
+        deaf = tls.client.wrap_socket(deaf, server_hostname="127.0.0.1")
+    deaf.sendall(request)
+    return deaf
+
+
+async def reset(deaf: socket.socket) -> int:
     """Wait until the server has given up, then count what had been sent."""
     while True:  # what is written after the end is answered with a reset
         try:
-            await loop.sock_sendall(deaf, b"x")
-        except ConnectionError:
+            await asyncio.to_thread(deaf.sendall, b"x")
+        except OSError:
             break
         await asyncio.sleep(0.02)
     count = 0
-    try:
-        while part := await loop.sock_recv(deaf, 1 << 16):
+    with suppress(OSError):
+        while part := await asyncio.to_thread(deaf.recv, 1 << 16):
             count += len(part)
-    except ConnectionError:
-        pass
     return count
 
 
 async def test_an_idle_connection_is_closed_for_a_new_one() -> None:
     async with serving(PAGES) as port:
-        keepers = [await Client.open(port) for _ in range(server.CONNECTIONS_MAX)]
+        keepers = [await Client.open(port) for _ in range(connections.ANSWERED_MAX)]
         for keeper in keepers:
             await keeper.ask(HEALTHZ)
         assert (await ask(port, HEALTHZ))[1] == b"ok\n"
@@ -330,7 +357,7 @@ async def test_a_client_beyond_the_limit_is_asked_to_come_back_and_probes_are_an
     metrics: Callable[[str], Page] = lambda _accept: Page(200, b"", pieces=slow())  # noqa: E731
     async with serving({**PAGES, "/metrics": metrics}) as port:
         request = b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n"
-        others = [asyncio.create_task(ask(port, request)) for _ in range(server.CONNECTIONS_MAX + 1)]
+        others = [asyncio.create_task(ask(port, request)) for _ in range(connections.ANSWERED_MAX + 1)]
         async with asyncio.timeout(10):
             done, waiting = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
         head, body = done.pop().result()
@@ -342,7 +369,151 @@ async def test_a_client_beyond_the_limit_is_asked_to_come_back_and_probes_are_an
         may_end.set()
         assert [answer[1] for answer in await asyncio.gather(*waiting)] == [
             b"page\n"
-        ] * server.CONNECTIONS_MAX
+        ] * connections.ANSWERED_MAX
+
+
+@pytest.mark.parametrize(
+    ("request_", "length"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n", 3),
+        (b"GET /healthz HTTP/1.0\r\n\r\n", 3),
+        (b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n", 2000),
+        (b"GET /long HTTP/1.1\r\nConnection: close\r\n\r\n", 2_000_000),
+    ],
+)
+async def test_the_end_of_an_answer_comes_at_once(
+    tls: Tls, request_: bytes, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 3600.0)
+    async with serving(PAGES, tls) as port:
+        client = await Client.open(port, tls)
+        await ask(port, HEALTHZ, tls)  # by then the server waits for the other client too
+        client.writer.write(request_)
+        async with asyncio.timeout(30):
+            head, _, body = (await client.reader.read()).partition(b"\r\n\r\n")
+        client.writer.close()
+        assert head.startswith(b"HTTP/1.1 200")
+        assert len(body) == length
+
+
+async def test_a_kept_connection_outlives_the_time_of_a_request(
+    tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 1.0)
+    async with serving(PAGES, tls) as port, asyncio.timeout(60):
+        kept = await Client.open(port, tls)
+        await ask(port, HEALTHZ, tls)  # by then the server waits for the other client too
+        await kept.ask(HEALTHZ)
+        for _ in range(2):
+            mute = await Client.open(port, tls)
+            assert await mute.ended()
+            assert (await kept.ask(HEALTHZ))[1] == b"ok\n"
+        kept.writer.close()
+
+
+async def test_each_event_of_a_stream_arrives_at_once_and_the_stream_stays(
+    tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 3600.0)
+    seen = asyncio.Semaphore(0)
+
+    async def events() -> AsyncGenerator[bytes]:
+        for number in range(20):
+            yield b"event %d\n" % number
+            await seen.acquire()
+
+    stream: PageHandler = lambda _accept: Page(200, b"retry\n", stream=events())  # noqa: E731
+    async with serving({"/events": stream}, tls) as port, asyncio.timeout(60):
+        client = await Client.open(port, tls)
+        client.writer.write(b"GET /events HTTP/1.1\r\n\r\n")
+        await client.reader.readuntil(b"retry\n")
+        for number in range(20):
+            assert await client.reader.readline() == b"event %d\n" % number
+            seen.release()
+        assert await client.ended()
+
+
+class MuteClients:
+    """Clients that connect and send no whole request."""
+
+    def __init__(self, port: int, beginning: bytes = b"", address: str = "127.0.0.1") -> None:
+        self._port, self._beginning, self._address = port, beginning, address
+        self._open = ExitStack()
+
+    async def __aenter__(self) -> MuteClients:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._open.close()
+
+    async def connect(self, count: int) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(count):
+            client = self._open.enter_context(socket.socket())
+            client.bind((self._address, 0))
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", self._port))
+            with suppress(ConnectionError):
+                await loop.sock_sendall(client, self._beginning)
+
+
+@pytest.mark.parametrize("beginning", [b"", b"\x16\x03\x01", b"GET /healthz HT"])
+async def test_no_probe_waits_for_clients_that_send_nothing(
+    tls: Tls, beginning: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 3600.0)
+    async with serving(PAGES, tls) as port, MuteClients(port, beginning) as mute, asyncio.timeout(60):
+        for _ in range(5):
+            await mute.connect(connections.ANSWERED_MAX)
+            client = await Client.open(port, tls)
+            await mute.connect(connections.ANSWERED_MAX)
+            assert (await client.ask(HEALTHZ))[1] == b"ok\n"
+            client.writer.close()
+
+
+async def test_a_connection_that_has_sent_a_request_is_kept_while_others_send_nothing(tls: Tls) -> None:
+    may_end = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        await may_end.wait()
+        yield b"page\n"
+
+    pages: dict[str, PageHandler] = {**PAGES, "/slow": lambda _accept: Page(200, b"", pieces=slow())}
+    async with serving(pages, tls) as port, MuteClients(port) as mute, asyncio.timeout(60):
+        kept, answered = await Client.open(port, tls), await Client.open(port, tls)
+        await kept.ask(HEALTHZ)
+        answer = asyncio.create_task(answered.ask(b"GET /slow HTTP/1.1\r\n\r\n"))
+        await mute.connect(3 * connections.NEW_MAX)
+        may_end.set()
+        assert (await answer)[1] == b"page\n"
+        assert (await kept.ask(HEALTHZ))[1] == b"ok\n"
+        for client in kept, answered:
+            client.writer.close()
+
+
+async def test_the_caller_with_the_most_connections_without_a_request_loses_its_oldest_one() -> None:
+    async with serving(PAGES) as port, asyncio.timeout(60):
+        typist = await Client.open(port)
+        typist.writer.write(HEALTHZ[:10])
+        others = [await Client.open(port, address="127.0.0.2") for _ in range(connections.NEW_MAX)]
+        assert await others[0].ended()
+        for client, rest in ((typist, HEALTHZ[10:]), (others[1], HEALTHZ)):
+            assert (await client.ask(rest))[1] == b"ok\n"
+        for client in typist, *others:
+            client.writer.close()
+
+
+async def test_clients_that_leave_their_end_of_a_closed_connection_open_keep_no_probe_out(
+    tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 3600.0)
+    request = b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n"
+    async with serving(PAGES, tls) as port, asyncio.timeout(60):
+        with ExitStack() as opened:
+            for _ in range(2 * connections.ANSWERED_MAX):
+                opened.enter_context(await asyncio.to_thread(deaf_client, port, tls, request))
+            for _ in range(3):
+                assert (await ask(port, HEALTHZ, tls))[1] == b"ok\n"
 
 
 @pytest.mark.parametrize("beginning", [b"", b"GET /healthz HT", b"GET /huge HTTP/1.1\r\n\r\n"])
@@ -350,11 +521,11 @@ async def test_a_slow_connection_is_closed_for_a_new_one(
     beginning: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise 32 idle connections keep the kubelet's probes out, and the agent is restarted."""
-    monkeypatch.setattr(server, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(connections, "ANSWERED_MAX", 4)
     huge: Callable[[str], Page] = lambda _accept: Page(200, b"x" * 20_000_000)  # noqa: E731
     async with serving({**PAGES, "/huge": huge}) as port:
         held = []
-        for _ in range(server.CONNECTIONS_MAX):
+        for _ in range(connections.ANSWERED_MAX):
             one = socket.create_connection(("127.0.0.1", port))
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             one.sendall(beginning)
@@ -362,19 +533,9 @@ async def test_a_slow_connection_is_closed_for_a_new_one(
             await asyncio.sleep(0)
         async with asyncio.timeout(server.REQUEST_S / 2):
             for _ in range(3):
-                assert await knocked(port)
+                assert (await ask(port, HEALTHZ))[1] == b"ok\n"
         for one in held:
             one.close()
-
-
-async def knocked(port: int) -> bool:
-    """Whether the connection is accepted; after a refusal it is retried twice, as a probe is."""
-    for _ in range(3):
-        try:
-            return (await ask(port, HEALTHZ))[1] == b"ok\n"
-        except (ConnectionError, asyncio.IncompleteReadError):
-            await asyncio.sleep(0.05)
-    return False
 
 
 async def test_a_thousand_requests_in_one_buffer_do_not_block_other_clients() -> None:

@@ -13,6 +13,7 @@ from nodeagent.web.live_document import VIEWERS_MAX, LiveDocument
 from nodeagent.web.server import PageRequest
 from nodeagent.web.ui_files import FOLDER, UiFiles, self_contained
 from nodeagent.web.ui_pages import UiPages
+from tests.support.findings import one_item
 
 MODULES = sorted(FOLDER.glob("*.js"))
 _TOP_LEVEL = re.compile(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", re.M)
@@ -36,7 +37,7 @@ def test_the_modules_of_a_page_share_no_name_because_the_file_joins_them(page: s
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
+@one_item("module", MODULES, ids=lambda path: path.name)
 def test_a_module_never_parses_markup_and_loads_nothing_from_elsewhere(module: Path):
     text = module.read_text()
     assert not re.search(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
+    FAILED,
     GOOD,
     Add,
     config_option,
@@ -50,6 +51,7 @@ def add(add: Add) -> None:
 
 def _scan(options: argparse.Namespace) -> int:
     from nodeagent.bounded_calls import in_thread
+    from nodeagent.commands.running_sources import unanswered
     from nodeagent.commands.scan import agent_view, listing
 
     config = load(options.config)
@@ -65,9 +67,9 @@ def _scan(options: argparse.Namespace) -> int:
         async for view in seen:
             yield view
 
-    async def run() -> None:
+    async def run() -> int:
         agent = await in_thread(partial(agent_view.fetch, config, options.config, options.root))
-        named = options.json
+        named, code = options.json, GOOD
         with watching(in_place=options.watch and not options.json) as show:
             async for view in views(agent):
                 if not named:
@@ -75,6 +77,7 @@ def _scan(options: argparse.Namespace) -> int:
                 named = True
                 as_json, as_table = listing.as_json, listing.as_table
                 show(as_json(view, agent.place) if options.json else as_table(view, screen()))
+                code = FAILED if agent.view is None and unanswered(view.snapshot) else GOOD
+        return code
 
-    asyncio.run(run())
-    return GOOD
+    return asyncio.run(run())

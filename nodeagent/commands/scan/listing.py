@@ -14,6 +14,7 @@ from nodeagent import discovery, state_directory
 from nodeagent.affinity import affinity
 from nodeagent.agent_config import Config, load
 from nodeagent.agent_config import check as check_config
+from nodeagent.commands.running_sources import first_facts_or_marks, unanswered
 from nodeagent.commands.terminal import PLAIN, Screen, remarks, section
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.dra.device_attributes import LEAF, PCIE_ROOT
@@ -39,7 +40,7 @@ async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineV
                 async with asyncio.timeout(wait_s):
                     while without_neighbor(config, inventory.snapshot):
                         await inventory.changed(inventory.snapshot.revision)
-        return view_of(Offer(config, rails.content.numbering), inventory.snapshot)
+        return view_of(Offer(config, rails.content.numbering), inventory.snapshot, own=True)
 
 
 def without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
@@ -71,7 +72,7 @@ async def watch(config: Config, root: Path) -> AsyncIterator[MachineView]:
         offer = Offer(config, rails.content.numbering)
         while True:
             snapshot = inventory.snapshot
-            yield view_of(offer, snapshot)
+            yield view_of(offer, snapshot, own=True)
             await inventory.changed(snapshot.revision)
 
 
@@ -91,7 +92,8 @@ def check(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str
     ]
     if faults:
         raise ConfigError(name, faults)
-    return config, tuple(trouble.message for trouble in view.troubles)
+    failed = (f"source {one.source} has failed: {one.reason}" for one in unanswered(view.snapshot))
+    return config, (*(trouble.message for trouble in view.troubles), *failed)
 
 
 @asynccontextmanager
@@ -100,15 +102,17 @@ async def _scanning(config: Config, root: Path, rails: RailMemory) -> AsyncItera
     config = structs.replace(config, lldp=structs.replace(config.lldp, transmit=False))
     inventory = Inventory()
     work = discovery.Discovery(inventory, config, root, rails=rails).run()
-    async with beside(work, discovery.first_facts(inventory)):
+    async with beside(work, first_facts_or_marks(inventory)):
         yield inventory
 
 
-def view_of(offer: Offer, snapshot: Snapshot) -> MachineView:
+def view_of(offer: Offer, snapshot: Snapshot, *, own: bool = False) -> MachineView:
+    """Of an ``own`` look without what sources that have not answered would make of it: these are guesses."""
+    unknown = {entry.source for entry in unanswered(snapshot)} if own else set()
     return machine_view(
-        offer.kinds(snapshot),
+        (kind for kind in offer.kinds(snapshot) if kind.source not in unknown),
         snapshot,
-        offer.troubles(snapshot),
+        tuple(trouble for trouble in offer.troubles(snapshot) if trouble.source not in unknown),
         by_claim=offer.dra_devices(snapshot),
     )
 
@@ -166,6 +170,7 @@ def as_table(view: MachineView, on: Screen = PLAIN) -> str:
             _resource_rows(view),
             on,
             optional=("NUMA", "LIMITS", "PARENT"),
+            absent=_absent(snapshot, "pci", "gpus"),
         ),
         _claim_section(view, on),
         _gpu_section(view, on),
@@ -176,6 +181,7 @@ def as_table(view: MachineView, on: Screen = PLAIN) -> str:
             _pf_rows(snapshot),
             on,
             optional=("NUMA", "DRIVER", "RDMA"),
+            absent=_absent(snapshot, "pci"),
         ),
         _neighbor_section(snapshot, on),
         _affinity_section(view, on),
@@ -224,7 +230,15 @@ def _gpu_section(view: MachineView, on: Screen) -> str:
     uuids = [gpu.uuid for gpu in view.snapshot.gpus]
     rows = [*_gpu_rows(view, uuids)]
     short = [*beginnings(uuids), *(row[1] for row in rows[len(uuids) :])]
-    return section("GPUS", heads, rows, on, shorter={"UUID": short}, optional=("NUMA", "MEMORY"))
+    absent = _absent(view.snapshot, "gpus")
+    return section(
+        "GPUS", heads, rows, on, shorter={"UUID": short}, optional=("NUMA", "MEMORY"), absent=absent
+    )
+
+
+def _absent(snapshot: Snapshot, *sources: str) -> str:
+    """The word for an empty table of these sources."""
+    return "not known" if {entry.source for entry in snapshot.stale_sources} & {*sources} else "none"
 
 
 def beginnings(uuids: Sequence[str], least: int = 12) -> list[str]:

@@ -77,8 +77,8 @@ class ApiServer:
         """Open watches by resource."""
         self.recording = True
         self.admit: list[Admission] = []
-        """Called before each write with user, verb (``create``, ``update``, ``delete``), plural, the old and the new
-        object. A returned sentence refuses the write (403)."""
+        """Called before each write with user, verb (``create``, ``update``, ``delete``), resource (``nodes/status``),
+        the old and the new object. A returned sentence refuses the write (403)."""
         self._store = store if store is not None else Store()
         self._store._changed = self._notify
         if gates is None:
@@ -254,9 +254,9 @@ class ApiServer:
             for kind in kinds_of_crd(crd):
                 self._kinds[kind.group, kind.version, kind.plural] = kind
 
-    def _admission(self, verb: str, kind: ApiKind, old: Json | None, new: Json | None) -> None:
+    def _admission(self, verb: str, resource: str, old: Json | None, new: Json | None) -> None:
         for admission in self.admit:
-            if (why := admission(self._user, verb, kind.plural, old, new)) is not None:
+            if (why := admission(self._user, verb, resource, old, new)) is not None:
                 raise ApiRefusedError(403, why)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

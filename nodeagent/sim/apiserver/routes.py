@@ -102,9 +102,8 @@ class Routes:
     def _evict(self, request: HttpRequest, target: RequestTarget) -> HttpAnswer:
         if target.verb != "create" or target.kind is None or target.kind.plural != "pods":
             raise ApiRefusedError(405, "the server does not allow this method on the requested resource")
-        eviction = _json(request)
-        write = WriteOptions(target.kind, target.namespace, target.name, "", "eviction")
-        self._verbs.delete(write, eviction.get("deleteOptions") or {})
+        write = WriteOptions(target.kind, target.namespace, target.name, target.subresource, "eviction")
+        self._verbs.evict(write, _json(request))
         done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
         return HttpAnswer(201, encode(done))
 

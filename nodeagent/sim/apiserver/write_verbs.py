@@ -45,8 +45,8 @@ class WriteVerbs:
     def __init__(self, store: Store, seed: int | None = None, gates: Collection[str] = ()) -> None:
         self.store = store
         self._gates = gates
-        self.admit: list[Callable[[str, ApiKind, Json | None, Json | None], None]] = []
-        """Called before each write with the verb, the kind, the old and the new object."""
+        self.admit: list[Callable[[str, str, Json | None, Json | None], None]] = []
+        """Called before each write with the verb, the resource (``nodes/status``), the old and the new object."""
         self._rng = random.Random(seed)  # noqa: S311 - names, not secrets
 
     def get(self, kind: ApiKind, namespace: str | None, name: str) -> Json:
@@ -86,7 +86,7 @@ class WriteVerbs:
         if kind.counts:
             meta["generation"] = 1
         self._fit(write, obj, None)
-        self._admit("create", kind, None, obj)
+        self._admit("create", write, None, obj)
         meta["managedFields"] = fields.write(kind, managers)
         return obj if write.dry else self._keep(kind, write.namespace, obj)
 
@@ -153,7 +153,17 @@ class WriteVerbs:
             return self._insert(write, merged, managers)
         return self._changed(write, live, merged, managers)
 
+    def evict(self, write: WriteOptions, eviction: Json) -> Json:
+        """Admission sees the Eviction, and not the removal of the pod that follows."""
+        meta = {"name": write.name, "namespace": write.namespace, "creationTimestamp": None}
+        meta = (eviction.get("metadata") or {}) | meta
+        self._admit("create", write, None, {**eviction, "metadata": meta})
+        return self._remove(write, eviction.get("deleteOptions") or {}, admit=False)
+
     def delete(self, write: WriteOptions, options: Json) -> Json:
+        return self._remove(write, options, admit=True)
+
+    def _remove(self, write: WriteOptions, options: Json, *, admit: bool) -> Json:
         kind = write.kind
         live = self.get(kind, write.namespace, write.name or "")
         meta = live["metadata"]
@@ -163,7 +173,8 @@ class WriteVerbs:
                 has = meta.get(field)
                 why = f"Precondition failed: {label} in precondition: {wanted}, {label} in object meta: {has}"
                 raise conflict(kind.group, kind.plural, write.name or "", why)
-        self._admit("delete", kind, live, None)
+        if admit:
+            self._admit("delete", write, live, None)
         if write.dry:
             return live
         if meta.get("finalizers"):
@@ -203,7 +214,7 @@ class WriteVerbs:
         same = _bare(new) == _bare(live)
         if same and _owned(managers) == _owned(fields.read(live)):
             return live
-        self._admit("update", kind, live, new)
+        self._admit("update", write, live, new)
         if kind.counts and _counted(new) != _counted(live):
             meta["generation"] = live["metadata"].get("generation", 0) + 1
         meta["managedFields"] = fields.write(kind, managers)
@@ -219,9 +230,10 @@ class WriteVerbs:
     def _manager(self, write: WriteOptions, operation: str) -> fields.FieldManager:
         return fields.FieldManager(write.manager, operation, write.subresource, set(), _now())
 
-    def _admit(self, verb: str, kind: ApiKind, old: Json | None, new: Json | None) -> None:
+    def _admit(self, verb: str, write: WriteOptions, old: Json | None, new: Json | None) -> None:
+        plural, subresource = write.kind.plural, write.subresource
         for admission in self.admit:
-            admission(verb, kind, old, new)
+            admission(verb, f"{plural}/{subresource}" if subresource else plural, old, new)
 
     def _fit(self, write: WriteOptions, obj: Json, live: Json | None) -> None:
         """Apply the schema and the rules of the kind, and check the labels of every kind."""

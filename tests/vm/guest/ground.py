@@ -45,11 +45,22 @@ class Qmp:
         port = next(p.parent.name for p in Path("/sys/class/virtio-ports").glob("*/name") if read(p) == "qmp")
         self._file = Path(f"/dev/{port}").open("r+b", buffering=0)  # noqa: SIM115 - for life
         self._text = b""
+        self._events: list[Json] = []
         self._line()
         self._ask("qmp_capabilities", {})
 
     async def ask(self, command: str, **arguments: Json) -> Json:
         return await asyncio.to_thread(self._ask, command, arguments)
+
+    async def deleted(self, device: str) -> None:
+        """Wait until QEMU has removed the device: `device_del` only asks the guest to let it go."""
+        async with asyncio.timeout(60):
+            while not any(
+                event["event"] == "DEVICE_DELETED" and event["data"].get("device") == device
+                for event in self._events
+            ):
+                await self.ask("query-status")  # events stand before its answer
+                await asyncio.sleep(0.1)
 
     def _ask(self, command: str, arguments: Json) -> Json:
         self._file.write(json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n")
@@ -59,6 +70,7 @@ class Qmp:
                 raise OSError(f"{command}: {answer['error']}")
             if "return" in answer:
                 return answer["return"]
+            self._events.append(answer)
 
     def _line(self) -> Json:
         while b"\n" not in self._text:

@@ -366,6 +366,7 @@ class Guest:
         await self.qmp.ask("device_del", id="pf3")
         await self.until_healthy(lambda rail: rail != 3)
         seen, gone = json.loads((await agent("health", "--json"))["out"]), self.kubelet_devices()
+        await self.qmp.deleted("pf3")
         nic = {"driver": PLAN["model"], "id": "pf3", "bus": "port3", "netdev": "cable3"}
         await self.qmp.ask("device_add", **nic, mac="02:00:00:00:03:00", romfile="")
         async with asyncio.timeout(PATIENCE_S):

@@ -1,0 +1,65 @@
+"""``hack/run_tests.py`` names failures at once, runs them again alone, and passes only if each one passes then."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+FLAKY = """
+import pathlib
+
+def test_flaky():
+    runs = pathlib.Path(__file__).with_name("runs")
+    runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
+    assert len(runs.read_text()) > FAILURES
+
+def test_good():
+    pass
+"""
+
+
+def run(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_some.py").write_text(tests)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    return subprocess.run(
+        [sys.executable, ROOT / "hack/run_tests.py", "-n", "2", "-c", folder / "pytest.ini", folder],
+        cwd=folder, capture_output=True, text=True, timeout=55, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_test_that_passes_alone_is_named_as_flaky_and_the_run_passes(tmp_path: Path, failures: int) -> None:
+    done = run(tmp_path, FLAKY.replace("FAILURES", str(failures)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "of 2: FAILED test_some.py::test_flaky: assert 1 >" in done.stdout.replace("AssertionError: ", "")
+    assert done.stdout.count("again, alone") == failures
+    assert done.stdout.endswith("flaky: test_some.py::test_flaky\n2 passed, 0 failed, 0 skipped\n")
+
+
+def test_a_test_that_fails_three_times_fails_the_run(tmp_path: Path) -> None:
+    done = run(tmp_path, FLAKY.replace("FAILURES", "3"))
+    assert done.returncode == 1
+    assert done.stdout.endswith("FAILED: test_some.py::test_flaky\n1 passed, 1 failed, 0 skipped\n")
+
+
+def test_many_failures_are_no_chance(tmp_path: Path) -> None:
+    done = run(tmp_path, "".join(f"def test_{number}(): assert 0\n" for number in range(11)))
+    assert done.returncode == 1
+    assert "again, alone" not in done.stdout
+    assert done.stdout.endswith("0 passed, 11 failed, 0 skipped\n")
+
+
+def test_a_file_that_cannot_be_imported_fails_the_run(tmp_path: Path) -> None:
+    done = run(tmp_path, "import absent_module\n")
+    assert done.returncode == 1
+    assert "FAILED: test_some.py\n" in done.stdout
+
+
+def test_a_worker_that_dies_is_a_failure_with_its_test(tmp_path: Path) -> None:
+    done = run(tmp_path, "import os\ndef test_dies(): os._exit(3)\ndef test_good(): pass\n")
+    assert done.returncode == 1
+    assert done.stdout.endswith("FAILED: test_some.py::test_dies\n1 passed, 1 failed, 0 skipped\n")
