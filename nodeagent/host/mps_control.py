@@ -106,7 +106,14 @@ class MpsControl:
         for pid in (*self._processes(PROGRAM), *self._processes(SERVER)):
             with suppress(ProcessLookupError):
                 _kill(pid)
-        shutil.rmtree(self.pipes, ignore_errors=True)
+        try:  # the agent, which has fewer rights, may replace this folder by a link to another one
+            folder = os.open(self.pipes.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            shutil.rmtree(self.pipes.name, ignore_errors=True, dir_fd=folder)
+        finally:
+            os.close(folder)
 
     def _found(self) -> str:
         path = shutil.which(self._program)

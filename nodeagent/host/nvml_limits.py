@@ -48,11 +48,14 @@ class MemoryLimits:
     def __init__(self, lib: Any) -> None:
         self._lib = lib
 
-    def read(self, uuid: str, cgroup: str) -> CgroupLimit:
-        """Return the limits that hold for a cgroup; an ancestor may have set them. Raises ``LimitRefused``."""
-        limits = _GetLimits(name_space=cgroup.encode())
-        self._call("nvmlDeviceGetMemoryLimits_v1", uuid, limits)
-        return CgroupLimit(limits.soft, limits.hard)
+    def read(self, uuid: str, cgroup: str) -> CgroupLimit | None:
+        """Return the limits that hold for a cgroup; an ancestor may have set them. ``None``: nobody has set one. The
+        driver answers this with NOT_FOUND, and with NOT_SUPPORTED where the kernel has no controller ``dmem``. Raises
+        ``LimitRefused``."""
+        limits, lib = _GetLimits(name_space=cgroup.encode()), self._lib
+        unset = (lib.NVML_ERROR_NOT_FOUND, lib.NVML_ERROR_NOT_SUPPORTED)
+        found = self._call("nvmlDeviceGetMemoryLimits_v1", uuid, limits, also=unset)
+        return CgroupLimit(limits.soft, limits.hard) if found == lib.NVML_SUCCESS else None
 
     def write(self, uuid: str, cgroup: str, hard: int) -> None:
         """Set the hard limit of a cgroup, and no reservation. Raises ``LimitRefused``."""
@@ -60,7 +63,8 @@ class MemoryLimits:
             "nvmlDeviceSetMemoryLimits_v1", uuid, _SetLimits(name_space=cgroup.encode(), soft=0, hard=hard)
         )
 
-    def _call(self, name: str, uuid: str, limits: ctypes.Structure) -> None:
+    def _call(self, name: str, uuid: str, limits: ctypes.Structure, also: tuple[int, ...] = ()) -> int:
+        """Return the answer: success, or one of ``also``. Raises ``LimitRefused`` for each other one."""
         lib = self._lib
         try:
             function = getattr(lib.nvmlLib, name)
@@ -70,8 +74,10 @@ class MemoryLimits:
             device = lib.nvmlDeviceGetHandleByUUID(uuid)
         except lib.NVMLError as error:
             raise LimitRefused(f"nvmlDeviceGetHandleByUUID: {error}") from error
-        result = function(device, ctypes.byref(limits))
-        if result != lib.NVML_SUCCESS:
-            raise LimitRefused(
-                f"{name}: {lib.NVMLError(result)}", no_cgroup=result == lib.NVML_ERROR_NOT_FOUND
-            )
+        result: int = function(device, ctypes.byref(limits))
+        if result not in (lib.NVML_SUCCESS, *also):
+            charged = result == lib.NVML_ERROR_INVALID_ARGUMENT
+            why = ": more memory than the limit may be charged already" if charged else ""
+            no_cgroup = result in (lib.NVML_ERROR_NOT_FOUND, lib.NVML_ERROR_OPERATING_SYSTEM)
+            raise LimitRefused(f"{name}: {lib.NVMLError(result)}{why}", no_cgroup=no_cgroup)
+        return result

@@ -6,6 +6,7 @@ Rules:
   driver and sets those that differ. So the agent stores nothing for a container that was restarted, for a driver that
   was loaded again, or for a limit that another program has changed.
 * The limit is set on the cgroup that the container's processes are in. If it cannot have a limit, its parent gets it.
+* Only a limit that was read back is in force.
 * The soft limit is 0 (``host.nvml_limits``), also where another program has set one: nothing is left in the cgroups
   above when a container's cgroup goes.
 * A cgroup that went during the pass is no failure.
@@ -210,6 +211,9 @@ def _set_on(tree: Tree, limits: MemoryLimits, share: Share, cgroup: str) -> tupl
         if not (refusal.no_cgroup and cgroup.endswith("/container") and tree.exists(cgroup)):
             raise
         return _set_on(tree, limits, share, cgroup.removesuffix("/container"))
+    if (shown := limits.read(share.uuid, path)) != wanted:
+        amount = "no limit" if shown is None else f"{shown.hard >> 20} MiB"
+        raise LimitRefused(f"the driver shows {amount} after it was set")
     return cgroup, True
 
 

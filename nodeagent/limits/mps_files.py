@@ -2,6 +2,9 @@
 
 The agent writes which GPUs need a daemon, and ``nodeagent mps`` writes the state of each. The agent needs no right for
 the daemons, and they do not end with it.
+
+``nodeagent mps`` has more rights than the agent, which can write to this folder: a UUID becomes a part of a path, so
+both files are refused if one has another form.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 from msgspec import Struct
@@ -18,12 +22,16 @@ from nodeagent.host.file_writing import replace_file
 from nodeagent.regular_file import read_regular
 
 WANTED, STATES, LOCK = "wanted.json", "daemons.json", "lock"
+_SIZE_MAX = 1 << 20
+_GPUS_MAX = 1024
+
+Uuid = Annotated[str, msgspec.Meta(pattern=r"^(GPU|MIG)-[0-9a-fA-F-]{1,64}\Z")]
 
 
 class WantedDaemons(Struct, frozen=True, rename="camel"):
     """The UUIDs of the GPUs that need a daemon. ``exclusive_process``: set their compute mode too."""
 
-    gpus: tuple[str, ...] = ()
+    gpus: Annotated[tuple[Uuid, ...], msgspec.Meta(max_length=_GPUS_MAX)] = ()
     exclusive_process: bool = False
 
 
@@ -31,7 +39,7 @@ class DaemonState(Struct, frozen=True, rename="camel"):
     """The daemon of one GPU. ``obstacle`` is why no program can use it, empty if one can. ``last_end`` is how the last
     one ended that was not asked to. ``exclusive``: the compute mode of the GPU was set."""
 
-    uuid: str
+    uuid: Uuid
     obstacle: str = ""
     pid: int | None = None
     last_end: str = ""
@@ -41,7 +49,7 @@ class DaemonState(Struct, frozen=True, rename="camel"):
 class DaemonStates(Struct, frozen=True):
     """All daemons, by UUID."""
 
-    daemons: tuple[DaemonState, ...] = ()
+    daemons: Annotated[tuple[DaemonState, ...], msgspec.Meta(max_length=_GPUS_MAX)] = ()
 
 
 class MpsFiles:
@@ -56,7 +64,7 @@ class MpsFiles:
     def read_wanted(self) -> WantedDaemons:
         """Return an empty list without a file. Raises ``ValueError`` for a file that is not valid."""
         try:
-            content = read_regular(str(self.folder / WANTED))
+            content = read_regular(str(self.folder / WANTED), _SIZE_MAX)
         except FileNotFoundError:
             return WantedDaemons()
         return msgspec.json.decode(content, type=WantedDaemons)
@@ -67,7 +75,7 @@ class MpsFiles:
     def read_states(self) -> DaemonStates:
         """Return no state without a file, and for one that is not valid."""
         with suppress(FileNotFoundError, msgspec.MsgspecError):
-            return msgspec.json.decode(read_regular(str(self.folder / STATES)), type=DaemonStates)
+            return msgspec.json.decode(read_regular(str(self.folder / STATES), _SIZE_MAX), type=DaemonStates)
         return DaemonStates()
 
     def take_lock(self) -> int | None:

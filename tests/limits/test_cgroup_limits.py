@@ -220,6 +220,49 @@ def test_a_limit_that_the_driver_refuses_is_a_failure_with_the_reason(
     assert words(child.ask(share(pod, "main", GIB))) == ["set"]
 
 
+@pytest.mark.parametrize("misc", [False, True], ids=["dmem", "misc"])
+def test_a_limit_that_cannot_be_read_back_is_not_in_force(
+    tmp_path: Path, start: Callable[..., Child], machine: Machine, misc: bool
+) -> None:
+    machine.set(gpu(0), "forgetful", *(["misc"] if misc else []))
+    node = Node(tmp_path / "root", LAYOUTS[0], dmem=not misc)
+    pod = node.pod("ns", "train")
+    pod.start("main")
+    answer = start("pass", node).ask(share(pod, "main", GIB))
+    assert words(answer) == ["failed"]
+    assert "the driver shows no limit after it was set" in answer["states"][0][6]
+
+
+def test_the_limit_of_an_ancestor_is_not_that_of_the_container(
+    tmp_path: Path, start: Callable[..., Child], machine: Machine
+) -> None:
+    node = Node(tmp_path / "root", LAYOUTS[0])
+    pod = node.pod("ns", "train")
+    main = pod.start("main")
+    (node.cgroups / "kubepods.slice/dmem.max").write_text(f"{BUS} {60 * GIB}\n")
+    child = start("pass", node)
+    machine.set(gpu(0), gpu(1), "forgetful")
+    assert "the driver shows 61440 MiB" in child.ask(share(pod, "main", GIB))["states"][0][6]
+    machine.set(gpu(0), gpu(1))
+    assert words(child.ask(share(pod, "main", GIB))) == ["set"]
+    assert limit_of(main) == GIB
+
+
+def test_a_share_below_what_is_charged_is_refused_until_the_container_has_freed_memory(
+    tmp_path: Path, start: Callable[..., Child]
+) -> None:
+    node = Node(tmp_path / "root", LAYOUTS[0])
+    pod = node.pod("ns", "train")
+    main = pod.start("main")
+    (main / "dmem.current").write_text(f"{BUS} {2 * GIB}\n")
+    child = start("pass", node)
+    answer = child.ask(share(pod, "main", GIB))
+    assert words(answer) == ["failed"]
+    assert "Invalid Argument: more memory than the limit may be charged already" in answer["states"][0][6]
+    (main / "dmem.current").write_text(f"{BUS} {GIB}\n")
+    assert words(child.ask(share(pod, "main", GIB))) == ["set"]
+
+
 def test_a_library_without_the_functions_is_named(
     tmp_path: Path, start: Callable[..., Child], machine: Machine, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -162,6 +163,24 @@ async def test_a_list_of_gpus_that_cannot_be_read_ends_no_daemon(
     assert node.state(ONE).pid == pid
     assert not task.done()
     await ended(task)
+
+
+@pytest.mark.parametrize("uuid", ["../../victim", "GPU-../victim", "GPU-aa/..", "/victim", "GPU-aa\n", ""])
+def test_a_name_that_is_no_uuid_is_refused_in_both_files(node: MpsNode, uuid: str) -> None:
+    replace_file(node.folder / "wanted.json", json.dumps({"gpus": [uuid]}).encode())
+    with pytest.raises(ValueError, match="regex"):
+        node.files.read_wanted()
+    replace_file(node.folder / "daemons.json", json.dumps({"daemons": [{"uuid": uuid}]}).encode())
+    assert node.files.read_states().daemons == ()
+
+
+def test_a_link_in_the_place_of_the_folder_of_a_gpu_deletes_nothing(node: MpsNode, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    (victim / "pipe").mkdir(parents=True)
+    (node.folder / GPUS[0]).symlink_to(victim)
+    with pytest.raises(OSError, match="GPU-aaaa"):
+        node.control(GPUS[0]).clear()
+    assert (victim / "pipe").is_dir()
 
 
 def test_a_process_with_a_name_of_any_bytes_stops_nothing(node: MpsNode, tmp_path: Path) -> None:

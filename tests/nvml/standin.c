@@ -20,13 +20,19 @@
  *   mig <index> <slot> <uuid> <gpu instance> <compute instance> <MiB> <slices> <compute slices> <name>
  *                                            a MIG device of that GPU, which has <mig> 1; slots may have gaps
  *   sample <index> <pid> <time in us> <percent>  the utilization of the SMs by that process
+ *   forgetful                                a memory limit is accepted and not kept
  *   misc                                     memory limits are kept by the driver; without it, by the controller dmem
  *
- * Memory limits have the form that NVIDIA documents (MPS documentation, "MPS v3 Memory Partitioning"). A name space is
- * the folder of a cgroup. With dmem its limits are in its files dmem.max and dmem.min, lines "<bus id> <bytes>"; a cgroup
- * without these files has no limit of its own, a read shows that of the nearest ancestor with them, and a soft limit is
- * added to dmem.min of each ancestor. A cgroup that is removed takes nothing back from its ancestors. With misc the limits are
- * in the file NVML_STANDIN.limits. NVML_STANDIN.calls gets a line for each call that sets a limit.
+ * Memory limits answer as nvml.h of CUDA 13.5 says (compared with its comments on nvmlDeviceSetMemoryLimits_v1 and
+ * nvmlDeviceGetMemoryLimits_v1, and with memacct.c of the open kernel modules 615; NVIDIA's MPS documentation, "MPS v3
+ * Memory Partitioning", has the rest). A name space is the folder of a cgroup; one that cannot be opened is
+ * OPERATING_SYSTEM. Without a limit on the cgroup or an ancestor the getter answers NOT_FOUND with dmem, and NOT_SUPPORTED
+ * with misc. A limit below the charged memory is INVALID_ARGUMENT.
+ * With dmem the limits are in the files dmem.max and dmem.min of a cgroup, and the charged memory in dmem.current, lines
+ * "<bus id> <bytes>"; a cgroup without these files cannot have a limit of its own (our choice: NOT_FOUND), a read shows
+ * that of the nearest ancestor with one, and a soft limit is added to dmem.min of each ancestor. A cgroup that is removed
+ * takes nothing back from its ancestors. With misc the limits are in the file NVML_STANDIN.limits; memory that was
+ * allocated before the first limit is not charged there. NVML_STANDIN.calls gets a line for each call that sets a limit.
  *
  * The layouts are those of nvml.h as declared by nvidia-ml-py. The stand-in copies two properties of the driver:
  * a wait on a set with a lost GPU fails at once, every time; a lost GPU does not return its UUID. The answer about the
@@ -42,7 +48,8 @@
 #include <sys/stat.h>
 #include <time.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10, GPU_IS_LOST = 15 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10, GPU_IS_LOST = 15,
+       OPERATING_SYSTEM = 17 };
 enum { GPUS = 16, EVENTS = 512, RULES = 64, FIELD_RECOVERY_ACTION = 230 };
 
 typedef struct { int index, mig; } Device; /* mig: 0, or 1 + the slot of a MIG device */
@@ -604,23 +611,24 @@ int nvmlDeviceGetProcessUtilization(Device *device, Sample *samples, unsigned *c
 typedef struct { const char *name_space; unsigned long long soft, hard; } SetLimits;
 typedef struct { const char *name_space; unsigned long long soft, hard, used; } GetLimits;
 enum { CGROUP_MAX = 1024 };
+static const unsigned long long UNSET = ~0ull - 1;
 
-static int is_misc(void) {
+static int has_word(const char *word) {
     char line[512];
-    int misc = 0;
+    int found = 0;
     FILE *file = fopen(getenv("NVML_STANDIN"), "r");
-    while (file && fgets(line, sizeof line, file)) misc |= !strcmp(line, "misc\n");
+    while (file && fgets(line, sizeof line, file)) found |= !strncmp(line, word, strlen(word)) && line[strlen(word)] == '\n';
     if (file) fclose(file);
-    return misc;
+    return found;
 }
 
-/* A value of one GPU in a file of a cgroup; 0 if the file is not there. */
+/* A value of one GPU in a file of a cgroup; 0 if the file is not there. UNSET: it has no line of this GPU. */
 static int dmem(const char *folder, const char *name, const char *bus, unsigned long long *value) {
     char path[CGROUP_MAX + 32], line[256], key[64], text[64];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     FILE *file = fopen(path, "r");
     if (!file) return 0;
-    *value = strcmp(name, "dmem.max") ? 0 : ~0ull;
+    *value = strcmp(name, "dmem.max") ? 0 : UNSET;
     while (fgets(line, sizeof line, file))
         if (sscanf(line, "%63s %63s", key, text) == 2 && !strcmp(key, bus))
             *value = strcmp(text, "max") ? strtoull(text, NULL, 10) : ~0ull;
@@ -652,13 +660,11 @@ static int set_misc(int index, const char *name_space, unsigned long long soft, 
     return OK;
 }
 
-/* The last line about this cgroup or its nearest ancestor. */
-static void get_misc(int index, char *name_space, unsigned long long *soft, unsigned long long *hard) {
+/* The last line about this cgroup or its nearest ancestor; 0 if there is none. */
+static int get_misc(int index, char *name_space, unsigned long long *soft, unsigned long long *hard) {
     char path[512], line[CGROUP_MAX + 128], name[CGROUP_MAX];
     int i, found = 0;
     unsigned long long s, h;
-    *soft = 0;
-    *hard = ~0ull;
     snprintf(path, sizeof path, "%s.limits", getenv("NVML_STANDIN"));
     while (!found && *name_space) {
         FILE *file = fopen(path, "r");
@@ -673,25 +679,28 @@ static void get_misc(int index, char *name_space, unsigned long long *soft, unsi
         if (!slash) break;
         *slash = 0;
     }
+    return found;
 }
 
 int nvmlDeviceSetMemoryLimits_v1(Device *device, SetLimits *limits) {
     char path[512], ancestor[CGROUP_MAX];
     struct stat status;
-    unsigned long long before, sum;
+    unsigned long long before, sum, used;
     ENTER("nvmlDeviceSetMemoryLimits_v1", device->index);
     Gpu *gpu = &m.gpu[device->index];
     if (gpu->mig) return NOT_SUPPORTED;
     if (limits->soft > limits->hard || strlen(limits->name_space) >= CGROUP_MAX) return INVALID_ARGUMENT;
-    if (stat(limits->name_space, &status) || !S_ISDIR(status.st_mode)) return NOT_FOUND;
+    if (stat(limits->name_space, &status) || !S_ISDIR(status.st_mode)) return OPERATING_SYSTEM;
     snprintf(path, sizeof path, "%s.calls", getenv("NVML_STANDIN"));
     FILE *calls = fopen(path, "a");
     if (calls) {
         fprintf(calls, "%s %s %llu %llu\n", gpu->uuid, limits->name_space, limits->soft, limits->hard);
         fclose(calls);
     }
-    if (is_misc()) return set_misc(device->index, limits->name_space, limits->soft, limits->hard);
+    if (has_word("forgetful")) return OK;
+    if (has_word("misc")) return set_misc(device->index, limits->name_space, limits->soft, limits->hard);
     if (!dmem(limits->name_space, "dmem.min", gpu->bus_id, &before)) return NOT_FOUND;
+    if (dmem(limits->name_space, "dmem.current", gpu->bus_id, &used) && limits->hard < used) return INVALID_ARGUMENT;
     set_dmem(limits->name_space, "dmem.max", gpu->bus_id, limits->hard);
     set_dmem(limits->name_space, "dmem.min", gpu->bus_id, limits->soft);
     snprintf(ancestor, sizeof ancestor, "%s", limits->name_space);
@@ -710,19 +719,17 @@ int nvmlDeviceGetMemoryLimits_v1(Device *device, GetLimits *limits) {
     Gpu *gpu = &m.gpu[device->index];
     if (gpu->mig) return NOT_SUPPORTED;
     if (strlen(limits->name_space) >= CGROUP_MAX) return INVALID_ARGUMENT;
-    if (stat(limits->name_space, &status) || !S_ISDIR(status.st_mode)) return NOT_FOUND;
+    if (stat(limits->name_space, &status) || !S_ISDIR(status.st_mode)) return OPERATING_SYSTEM;
     limits->used = 0;
     snprintf(folder, sizeof folder, "%s", limits->name_space);
-    if (is_misc()) {
-        get_misc(device->index, folder, &limits->soft, &limits->hard);
-        return OK;
-    }
-    while (!dmem(folder, "dmem.max", gpu->bus_id, &limits->hard)) {
+    if (has_word("misc")) return get_misc(device->index, folder, &limits->soft, &limits->hard) ? OK : NOT_SUPPORTED;
+    while (!dmem(folder, "dmem.max", gpu->bus_id, &limits->hard) || limits->hard == UNSET) {
         char *slash = strrchr(folder, '/');
         if (!slash || slash == folder) return NOT_FOUND;
         *slash = 0;
     }
     dmem(folder, "dmem.min", gpu->bus_id, &limits->soft);
+    dmem(limits->name_space, "dmem.current", gpu->bus_id, &limits->used);
     return OK;
 }
 
