@@ -46,7 +46,10 @@ LOCK_GRACE_S = 15.0
 
 
 class SchedulerLock(msgspec.Struct):
-    """A lock that Volcano has set on this Node. Two of one second have the same text. ``reported``: its pod has been reported."""
+    """A lock that Volcano has set on this Node. Two of one second have the same text.
+
+    ``reported`` is whether its pod has been reported.
+    """
 
     text: str
     seen_at: float
