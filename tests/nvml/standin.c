@@ -23,9 +23,9 @@
  *   forgetful                                a memory limit is accepted and not kept
  *   misc                                     memory limits are kept by the driver; without it, by the controller dmem
  *
- * Memory limits answer as nvml.h of CUDA 13.5 says (compared with its comments on nvmlDeviceSetMemoryLimits_v1 and
- * nvmlDeviceGetMemoryLimits_v1, and with memacct.c of the open kernel modules 615; NVIDIA's MPS documentation, "MPS v3
- * Memory Partitioning", has the rest). A name space is the folder of a cgroup; one that cannot be opened is
+ * Memory limits follow notes on nvml.h of CUDA 13.5 (nvmlDeviceSetMemoryLimits_v1, nvmlDeviceGetMemoryLimits_v1) and on
+ * memacct.c of the open kernel modules 615; only the layouts were compared, with nvidia-ml-py. NVIDIA's MPS documentation
+ * ("MPS v3 Memory Partitioning") has the rest. A name space is the folder of a cgroup; one that cannot be opened is
  * OPERATING_SYSTEM. Without a limit on the cgroup or an ancestor the getter answers NOT_FOUND with dmem, and NOT_SUPPORTED
  * with misc. A limit below the charged memory is INVALID_ARGUMENT.
  * With dmem the limits are in the files dmem.max and dmem.min of a cgroup, and the charged memory in dmem.current, lines
