@@ -365,8 +365,19 @@ class Guest:
         pf, before = PFS[3], self.kubelet_devices()
         await self.qmp.ask("device_del", id="pf3")
         await self.until_healthy(lambda rail: rail != 3)
-        seen, gone = json.loads((await agent("health", "--json"))["out"]), self.kubelet_devices()
-        await self.qmp.deleted("pf3")
+        await self.qmp.deleted("pf3")  # its VFs go before it
+
+        async def health() -> Json:
+            return json.loads((await agent("health", "--json"))["out"])
+
+        seen = await self.until_json(
+            health,
+            lambda views: any(
+                view["device"] == pf and [reason["key"] for reason in view["reasons"]] == ["device_missing"]
+                for view in views
+            ),
+        )
+        gone = self.kubelet_devices()
         nic = {"driver": PLAN["model"], "id": "pf3", "bus": "port3", "netdev": "cable3"}
         await self.qmp.ask("device_add", **nic, mac="02:00:00:00:03:00", romfile="")
         async with asyncio.timeout(PATIENCE_S):
@@ -608,7 +619,7 @@ class Guest:
         return await self.until_json(functions, holds)
 
     async def until_json(self, ask: Callable[[], Awaitable[Json]], holds: Callable[[Json], bool]) -> Json:
-        """Return the output of ``nodeagent scan`` once the condition holds; each try is a new process."""
+        """Return the answer once the condition holds; each try is a new process."""
         async with asyncio.timeout(PATIENCE_S):
             while not holds(seen := await ask()):
                 pass
