@@ -10,6 +10,8 @@
 Defaults of nodeagent: 600 s to clear, 60 s for PCIe, 30 s for the fabric and for an NVLink that is down. A slow PCIe
 link counts after 15 minutes of load, because an idle GPU slows its link down and trains it again many times a minute.
 
+The registration with the fabric is a state and no error that may come again: its faults clear as soon as they start.
+
 Defaults with a source:
 
 * more than 512 rows remapped for uncorrectable errors, and any failed remap: Azure's node health checks
@@ -44,6 +46,9 @@ class MeasuredFault(StrEnum):
     REMAP_LIMIT = "remap_limit"
     SRAM_UNCORRECTABLE = "sram_uncorrectable"
     SRAM_THRESHOLD = "sram_threshold"
+    FABRIC_NOT_READY = "fabric_not_ready"
+    FABRIC_FAILED = "fabric_failed"
+    FABRIC_MISCONFIGURED = "fabric_misconfigured"
     NVLINK_DOWN = "nvlink_down"
     FABRIC_UNHEALTHY = "fabric_unhealthy"
     NVLINK_ERRORS = "nvlink_errors"
@@ -57,6 +62,9 @@ OFF_IN_MIG_MODE = frozenset(
     {
         MeasuredFault.NVLINK_DOWN,
         MeasuredFault.NVLINK_ERRORS,
+        MeasuredFault.FABRIC_NOT_READY,
+        MeasuredFault.FABRIC_FAILED,
+        MeasuredFault.FABRIC_MISCONFIGURED,
         MeasuredFault.FABRIC_UNHEALTHY,
         MeasuredFault.FABRIC_DEGRADED,
     }
@@ -236,6 +244,34 @@ def nvlink_down(view: GpuView) -> Measured | None:
     return Measured(len(down), f"{up} up, {len(down)} down", bad=bool(down), sentence=sentence)
 
 
+def fabric_not_ready(view: GpuView) -> Measured | None:
+    """The GPU has a place in an NVLink fabric and is not registered there yet: each CUDA program fails.
+
+    Before the first measured values the driver's reading decides.
+    """
+    value = view.values.get("gpu_fabric_not_ready")
+    if value is None and not view.values and view.reading.fabric_pending is not None:
+        value = float(view.reading.fabric_pending)
+    sentence = "The GPU is not registered with its NVLink fabric yet, so CUDA programs fail (error 802)."
+    return (
+        value
+        if value is None
+        else Measured(value, "set" if value else "not set", bad=value == 1, sentence=sentence)
+    )
+
+
+def fabric_failed(view: GpuView) -> Measured | None:
+    """The registration of the GPU with its NVLink fabric ended with an error: it has no peers."""
+    sentence = "The registration of the GPU with its NVLink fabric failed, so it has no peer-to-peer traffic."
+    return _flag(view, "gpu_fabric_failed", sentence)
+
+
+def fabric_misconfigured(view: GpuView) -> Measured | None:
+    """The NVLink fabric reports that the GPU is configured incorrectly."""
+    sentence = "The NVLink fabric reports that this GPU is configured incorrectly; nvidia-smi -q names how."
+    return _flag(view, "gpu_fabric_misconfigured", sentence)
+
+
 def fabric_unhealthy(view: GpuView) -> Measured | None:
     """The NVLink fabric has no sound route to the GPU."""
     return _flag(view, "gpu_fabric_route_unhealthy", "The NVLink fabric has no sound route to this GPU.")
@@ -353,6 +389,11 @@ MEASURED_RULES: tuple[MeasuredRow, ...] = (
     MeasuredRow(MeasuredFault.REMAP_LIMIT, remap_limit, _limit_of_rows),
     MeasuredRow(MeasuredFault.SRAM_UNCORRECTABLE, sram_uncorrectable, _limit_of_errors),
     MeasuredRow(MeasuredFault.SRAM_THRESHOLD, sram_threshold, "set"),
+    MeasuredRow(MeasuredFault.FABRIC_NOT_READY, fabric_not_ready, "set", "fabric_seconds", "fabric_seconds"),
+    MeasuredRow(MeasuredFault.FABRIC_FAILED, fabric_failed, "set", "fabric_seconds", "fabric_seconds"),
+    MeasuredRow(
+        MeasuredFault.FABRIC_MISCONFIGURED, fabric_misconfigured, "set", "fabric_seconds", "fabric_seconds"
+    ),
     MeasuredRow(
         MeasuredFault.NVLINK_DOWN, nvlink_down, _limit_of_nvlinks, "nvlink_down_seconds", follows=True
     ),

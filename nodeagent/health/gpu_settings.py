@@ -56,7 +56,11 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
         setting("CRC errors, replays and recoveries of all NVLinks per second that are a fault."),
     ] = 100.0
     fabric_seconds: Annotated[
-        Seconds, setting("Seconds that the NVLink fabric must report a fault of the GPU before it counts.")
+        Seconds,
+        setting(
+            "Seconds that the NVLink fabric must report a fault of the GPU before it counts. A GPU that is not "
+            "registered when the agent starts is withheld at once."
+        ),
     ] = 30.0
     pcie_width_seconds: Annotated[
         Seconds,
@@ -78,6 +82,9 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
         "remap_limit",
         "sram_uncorrectable",
         "sram_threshold",
+        "fabric_not_ready",
+        "fabric_failed",
+        "fabric_misconfigured",
         "nvlink_down",
         "fabric_unhealthy",
     )

@@ -145,6 +145,15 @@ class GpuState(JudgedDevice):
         view = self._view()
         for rule in rules:
             self.step_rule(rule, rule.measure(view), now)
+        if not self.measured_values:
+            self._step_first_registration(view, now)
+
+    def _step_first_registration(self, view: GpuView, now: float) -> None:
+        """A GPU that is first seen without its fabric has not worked yet, and is not offered before it does. Its
+        measured values may come a second later; the kubelet may have a pod for it by then."""
+        for rule in self.measured_rules:
+            if rule.key == MeasuredFault.FABRIC_NOT_READY and rule.enabled:
+                self.step_rule(structs.replace(rule, enter_for_s=0.0), rule.measure(view), now)
 
     def take_vitals(self, vitals: GpuVitals, now: float) -> None:
         self.measured_values = vitals.values

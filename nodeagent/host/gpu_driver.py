@@ -38,7 +38,8 @@ class GpuReading(Struct, frozen=True):
     ``recovery_action`` is one of ``nvml.RECOVERY_ACTIONS``, or ``None`` if the driver does not support it. ``lost``:
     the driver reports that the GPU does not answer any more. ``fault`` is the error text of the first failed call
     about this GPU. ``nvlink_domain`` is ``None`` while the driver does not know it yet, ``mig_devices`` if they could
-    not be read.
+    not be read. ``fabric_pending``: whether its registration with the NVLink fabric has yet to be completed; ``None``
+    if it has no fabric, or this is not known.
     """
 
     index: int
@@ -53,6 +54,7 @@ class GpuReading(Struct, frozen=True):
     fault: str | None = None
     nvlink_domain: str | None = None
     mig_devices: tuple[MigDevice, ...] | None = ()
+    fabric_pending: bool | None = None
 
 
 class GpuProcess(Struct, frozen=True):

@@ -1,4 +1,6 @@
-"""Read the NVLink domain of a GPU by NVML: the UUID of the NVSwitch fabric, and the ID of its partition (clique).
+"""Read the registration of a GPU with its NVLink fabric by NVML, and the NVLink domain that follows from it.
+
+A domain is the UUID of the NVSwitch fabric, and the ID of its partition (clique).
 
 NVML has a version of the call for each generation of drivers: the third from r570, the second from r550, the first from
 r535. A domain exists only if the registration with the fabric is completed without an error, and the UUID is not zero:
@@ -9,12 +11,36 @@ from __future__ import annotations
 
 import ctypes
 import uuid
-from typing import Any
+from typing import Any, NamedTuple
 
 
-def read_nvlink_domain(lib: Any, handle: Any) -> str | None:
-    """The domain of a GPU as ``<cluster UUID>.<clique ID>``, empty if it is in none, or ``None`` while this is not
-    known: the registration has not started or is in progress, or the call fails."""
+class Membership(NamedTuple):
+    """``domain``: ``<cluster UUID>.<clique ID>``, empty if the GPU is in none, or ``None`` while this is not known: the
+    registration has not started or is in progress, or the call fails. ``pending``: whether the registration has yet to
+    be completed; ``None`` if this is not known, or the GPU has no fabric."""
+
+    domain: str | None
+    pending: bool | None
+
+
+def read_membership(lib: Any, handle: Any) -> Membership:
+    """Raises nothing: a failed call is an unknown membership."""
+    try:
+        info = fabric_info(lib, handle)
+    except lib.NVMLError:
+        return Membership(None, None)
+    if info is None or (state := fabric_state(info)) == lib.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+        return Membership("", None)
+    if state != lib.NVML_GPU_FABRIC_STATE_COMPLETED:
+        return Membership(None, is_pending(lib, state))
+    cluster = uuid.UUID(bytes=bytes(info.clusterUuid))
+    if info.status != lib.NVML_SUCCESS or not cluster.int:
+        return Membership("", False)
+    return Membership(f"{cluster}.{int(info.cliqueId)}", False)
+
+
+def fabric_info(lib: Any, handle: Any) -> Any:
+    """The driver's newest structure; ``None`` if neither the driver nor the GPU has one. Raises ``lib.NVMLError``."""
     other_version = {
         lib.NVML_ERROR_NOT_SUPPORTED,
         lib.NVML_ERROR_FUNCTION_NOT_FOUND,
@@ -34,18 +60,17 @@ def read_nvlink_domain(lib: Any, handle: Any) -> str | None:
         except lib.NVMLError as error:
             if error.value in other_version:
                 continue
-            return None
-        return _domain(lib, info)
-    return ""
+            raise
+        return info
+    return None
 
 
-def _domain(lib: Any, info: Any) -> str | None:
-    state = int(info.state) & 0xFF  # one byte in nvml.h, a word in the binding
-    if state == lib.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
-        return ""
-    if state != lib.NVML_GPU_FABRIC_STATE_COMPLETED:
-        return None
-    cluster = uuid.UUID(bytes=bytes(info.clusterUuid))
-    if info.status != lib.NVML_SUCCESS or not cluster.int:
-        return ""
-    return f"{cluster}.{int(info.cliqueId)}"
+def fabric_state(info: Any) -> int:
+    return int(info.state) & 0xFF  # one byte in nvml.h, a word in the binding
+
+
+def is_pending(lib: Any, state: int) -> bool | None:
+    """``None``: a state that nvml.h does not have."""
+    if state in (lib.NVML_GPU_FABRIC_STATE_NOT_STARTED, lib.NVML_GPU_FABRIC_STATE_IN_PROGRESS):
+        return True
+    return False if state == lib.NVML_GPU_FABRIC_STATE_COMPLETED else None

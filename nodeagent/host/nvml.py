@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
-from nodeagent.host.nvlink_domain import read_nvlink_domain
+from nodeagent.host.nvlink_domain import Membership, read_membership
 from nodeagent.host.nvml_limits import MemoryLimits
 from nodeagent.host.nvml_mig import mig_devices
 from nodeagent.host.nvml_vitals import VitalsReader
@@ -216,6 +216,7 @@ class Nvml:
         if mig:
             migs = gpu.call("nvmlDeviceGetMigDeviceHandleByIndex", lambda: tuple(mig_devices(lib, handle)))
         action = gpu.call("nvmlDeviceGetFieldValues", lambda: _recovery_action(lib, handle))
+        fabric = Membership(None, None) if gpu.lost else read_membership(lib, handle)
         reading = GpuReading(
             index=index,
             uuid=uuid,
@@ -229,8 +230,9 @@ class Nvml:
             recovery_action=gpu.action or action,
             lost=gpu.lost,
             fault=gpu.fault,
-            nvlink_domain=None if gpu.lost else read_nvlink_domain(lib, handle),
+            nvlink_domain=fabric.domain,
             mig_devices=migs,
+            fabric_pending=fabric.pending,
         )
         if uuid is not None and not gpu.lost:
             self._handles[uuid] = handle

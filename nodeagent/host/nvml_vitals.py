@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from nodeagent.host.gpu_driver import DriverError, GpuProcess, GpuVitals
+from nodeagent.host.nvlink_domain import fabric_info, fabric_state, is_pending
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +51,13 @@ LIMITS: dict[str, tuple[float, float]] = {
     "gpu_fabric_degraded_bandwidth": (0, 1),
     "gpu_fabric_route_unhealthy": (0, 1),
     "gpu_fabric_misconfigured": (0, 1),
+    "gpu_fabric_not_ready": (0, 1),
+    "gpu_fabric_failed": (0, 1),
 }
 """The lowest and the highest possible value; all other names are counters."""
 
 FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
-"""By ``nvmlGpuFabricState_t``."""
+"""By ``nvmlGpuFabricState_t``. A registration that was completed with an error is ``failed``."""
 
 _PCIE_ERRORS = {
     "correctable": "CORRECTABLE_ERRORS",
@@ -340,13 +343,18 @@ def _performance(lib: Any, handle: Any) -> dict[str, float]:
 
 
 def _fabric(lib: Any, handle: Any, values: dict[str, float]) -> dict[str, str]:
-    """Return the state as a text; put the supported values of the health mask into ``values``."""
-    info = lib.c_nvmlGpuFabricInfo_v2_t()
-    lib.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    state = int(info.state) & 0xFF  # one byte in nvml.h, a word in the binding
-    if state == lib.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+    """Return the state as a text; put its values, and the supported ones of the health mask, into ``values``. The
+    status is valid only in the state "completed". A GPU without a fabric has none of them."""
+    info = fabric_info(lib, handle)
+    if info is None or (state := fabric_state(info)) == lib.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
         return {}
-    mask = int(info.healthMask)
+    text = FABRIC_STATES[state] if state < len(FABRIC_STATES) else f"state_{state}"
+    if (pending := is_pending(lib, state)) is not None:
+        values["gpu_fabric_not_ready"] = float(pending)
+    if pending is False:
+        values["gpu_fabric_failed"] = float(info.status != lib.NVML_SUCCESS)
+        text = "failed" if values["gpu_fabric_failed"] else text
+    mask = int(getattr(info, "healthMask", 0))  # the first version has none
 
     def bits(what: str) -> int:
         shift = getattr(lib, f"NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_{what}")
@@ -361,5 +369,4 @@ def _fabric(lib: Any, handle: Any, values: dict[str, float]) -> dict[str, str]:
     configuration = bits("INCORRECT_CONFIGURATION")
     if configuration:  # 1 is none, above it are the kinds
         values["gpu_fabric_misconfigured"] = float(configuration != 1)
-    known = 0 <= state < len(FABRIC_STATES)
-    return {"gpu_fabric_state": FABRIC_STATES[state] if known else f"state_{state}"}
+    return {"gpu_fabric_state": text}

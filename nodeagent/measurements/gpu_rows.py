@@ -180,9 +180,15 @@ GPU_ROWS: tuple[Family, ...] = (
         ("gpu_fabric_degraded_bandwidth", _FABRIC, "degraded_bandwidth"),
         ("gpu_fabric_route_unhealthy", _FABRIC, "route_unhealthy"),
         ("gpu_fabric_misconfigured", _FABRIC, "misconfigured"),
+        ("gpu_fabric_not_ready", "nvmlDeviceGetGpuFabricInfoV state, 0 or 1", "not_ready"),
+        (
+            "gpu_fabric_failed",
+            "nvmlDeviceGetGpuFabricInfoV status of a completed registration, 0 or 1",
+            "failed",
+        ),
         help="1 while the GPU reports this fault of the NVLink fabric.",
         use="The fabric manager's log names the switch; jobs on several GPUs are slow or fail.",
-        rules="fabric_unhealthy fabric_degraded",
+        rules="fabric_not_ready fabric_failed fabric_misconfigured fabric_unhealthy fabric_degraded",
     ),
     row(
         "gpu_processes",

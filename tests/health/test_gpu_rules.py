@@ -22,10 +22,14 @@ AT_ONCE = [
     ("sram_threshold", {"gpu_sram_threshold_exceeded": 1}),
     ("remap_pending", {"gpu_row_remap_pending": 1}),
 ]
+REGISTRATION = ("fabric_not_ready", "fabric_failed", "fabric_misconfigured")
 HELD = [
     ("nvlink_down", {"gpu_nvlink_up__17": 0}, 30),
     ("fabric_unhealthy", {"gpu_fabric_route_unhealthy": 1}, 30),
     ("fabric_degraded", {"gpu_fabric_degraded_bandwidth": 1}, 30),
+    ("fabric_not_ready", {"gpu_fabric_not_ready": 1}, 30),
+    ("fabric_failed", {"gpu_fabric_failed": 1}, 30),
+    ("fabric_misconfigured", {"gpu_fabric_misconfigured": 1}, 30),
     ("pcie_width", {"gpu_pcie_width": 8}, 10),
     ("pcie_speed", {"gpu_pcie_generation": 1}, 900),
 ]
@@ -75,7 +79,7 @@ def test_a_good_value_restarts_the_time_to_enter(key, bad, hold_s):
 @pytest.mark.parametrize(("key", "bad"), ALL)
 def test_every_fault_ends_after_its_time_to_clear(key, bad):
     bench = GpuBench().tick().for_s(900, **bad)
-    clear_s = 60 if key.startswith("pcie") else 600
+    clear_s = 60 if key.startswith("pcie") else 30 if key in REGISTRATION else 600
     assert bench.for_s(clear_s - 15).reasons() == [key]
     assert bench.tick().health() == HEALTHY
 

@@ -28,6 +28,9 @@ FAULTS: dict[str, tuple[dict[str, float], float, float]] = {
     "remap_pending": ({"gpu_row_remap_pending": 1}, 0, CLEAR_S),
     "nvlink_down": ({"gpu_nvlink_up/17": 0}, 30, CLEAR_S),
     "fabric_unhealthy": ({"gpu_fabric_route_unhealthy": 1}, 30, CLEAR_S),
+    "fabric_not_ready": ({"gpu_fabric_not_ready": 1}, 30, 30.0),
+    "fabric_failed": ({"gpu_fabric_failed": 1}, 30, 30.0),
+    "fabric_misconfigured": ({"gpu_fabric_misconfigured": 1}, 30, 30.0),
     "pcie_width": ({"gpu_pcie_width": 8}, 10, 60.0),
     "pcie_speed": ({"gpu_pcie_generation": 1}, 900, 60.0),
 }

@@ -5,6 +5,7 @@ import pytest
 from nodeagent.host.gpu_driver import GpuVitals
 from nodeagent.host.nvml_vitals import plausible
 from tests.host import test_nvml as library
+from tests.host.test_nvlink_domain import fabric
 from tests.host.test_nvml import gpu
 
 pytestmark = pytest.mark.needs("pynvml", "cc")
@@ -109,7 +110,53 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
         "gpu_fabric_degraded_bandwidth": 1,
         "gpu_fabric_route_unhealthy": 1,
         "gpu_fabric_misconfigured": 0,
+        "gpu_fabric_not_ready": 0,
+        "gpu_fabric_failed": 0,
     }
+
+
+KINDS_OF_CONFIGURATION = range(2, 16)
+"""Incorrect ones by nvml.h of CUDA 13.4: 2 to 8; the field has four bits."""
+
+
+@pytest.mark.parametrize(
+    ("line", "health", "state", "values"),
+    [
+        (fabric(state=1), 0, "not_started", {"not_ready": 1}),
+        (fabric(state=2), 0, "in_progress", {"not_ready": 1}),
+        (
+            fabric(state=2, status=999),
+            0,
+            "in_progress",
+            {"not_ready": 1},
+        ),  # a status counts only when completed
+        (fabric(), 0, "completed", {"not_ready": 0, "failed": 0}),
+        (fabric(status=3), 0, "failed", {"not_ready": 0, "failed": 1}),
+        (fabric(status=999), 0, "failed", {"not_ready": 0, "failed": 1}),
+        (fabric(), 1 << 8, "completed", {"not_ready": 0, "failed": 0, "misconfigured": 0}),
+        *(
+            (fabric(), kind << 8, "completed", {"not_ready": 0, "failed": 0, "misconfigured": 1})
+            for kind in KINDS_OF_CONFIGURATION
+        ),
+        (fabric(newest=2, state=2), 0, "in_progress", {"not_ready": 1}),
+        (fabric(newest=1, state=2), 0, "in_progress", {"not_ready": 1}),  # driver r535
+        (fabric(newest=1, status=3), 4 << 8, "failed", {"not_ready": 0, "failed": 1}),
+        (fabric(state=0), 0, None, {}),
+        (fabric(newest=0), 0, None, {}),  # a PCIe card
+        (fabric(state=9), 0, "state_9", {}),
+        ("fail nvmlDeviceGetGpuFabricInfoV 999", 0, None, {}),
+        ("fail nvmlDeviceGetGpuFabricInfoV 15", 0, None, {}),
+    ],
+)
+def test_each_answer_about_the_fabric(nvml, machine, line, health, state, values):
+    machine.set(gpu(0), line, *vital(fabric_health=health))
+    (reading,) = vitals(nvml)
+    found = {
+        name.removeprefix("gpu_fabric_"): value for name, value in reading.values.items() if "fabric" in name
+    }
+    assert (reading.texts.get("gpu_fabric_state"), found) == (state, values)
+    pending = None if "not_ready" not in values else values["not_ready"] == 1
+    assert nvml.gpus()[0].fabric_pending is pending
 
 
 def test_a_gpu_without_measured_values_has_only_its_memory(nvml, machine):

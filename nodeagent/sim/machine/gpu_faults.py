@@ -64,6 +64,7 @@ class GpuDriver:
                         "lost": facts.lost,
                         "recovery_action": facts.recovery_action,
                         "nvlink_domain": facts.nvlink_domain,
+                        "fabric_pending": facts.fabric_pending,
                         "values": facts.values,
                         "texts": facts.texts,
                     }

@@ -171,6 +171,9 @@ _GPU_VOLATILE = (
 )
 
 
+_FABRIC_FAULTS = ("degraded_bandwidth", "route_unhealthy", "misconfigured", "not_ready", "failed")
+
+
 def healthy_gpu_values(part: GpuPart) -> dict[str, float]:
     generation = _PCIE_GENERATIONS.get(part.pcie.gts, 1)
     values: dict[str, float] = {
@@ -194,7 +197,7 @@ def healthy_gpu_values(part: GpuPart) -> dict[str, float]:
     if part.nvlinks:
         values["gpu_nvlink_bytes_per_second"] = _NVLINK_BYTES
         values |= {f"gpu_nvlink_up/{link}": 1 for link in range(part.nvlinks)}
-        values |= {"gpu_fabric_degraded_bandwidth": 0, "gpu_fabric_route_unhealthy": 0}
+        values |= {f"gpu_fabric_{fault}": 0 for fault in _FABRIC_FAULTS}
     return values
 
 

@@ -169,6 +169,11 @@ class SimulatedGpu:
     values: dict[str, float] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def fabric_pending(self) -> bool | None:
+        value = self.values.get("gpu_fabric_not_ready")
+        return None if value is None else value == 1
+
 
 def bridges(model: Model) -> list[Device]:
     """Parents first."""
