@@ -319,6 +319,8 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     paths: HostPaths = HostPaths()
     gpu_driver: str | None = None  # its version: 580.95.05
     limit_support: LimitSupport = LimitSupport()
+    limits_kept: bool = False
+    """Whether the driver has kept a limit of GPU memory: the agent has set one and read it back."""
     mps_obstacles: tuple[tuple[str, str], ...] = ()
     """The UUID of each GPU that needs an MPS daemon, and why no program can use it; empty if one can."""
     neighbors: tuple[Neighbor, ...] = ()

@@ -42,6 +42,7 @@ RECOVERY_ACTIONS = (
 """By ``nvmlDeviceGpuRecoveryAction_t``, 0 first (drivers from r565; the last three are newer)."""
 
 MIG_REMEDY = "; on a GPU in MIG mode the agent needs overlays/mig"
+_NOT_AVAILABLE = 2**32 - 1  # NVML_VALUE_NOT_AVAILABLE in an unsigned value
 _EXCLUDED_MAX = 64
 _EVENTS_MAX = 64
 """Events of one wait. Further ones come with the next wait, so that a storm cannot block the caller."""
@@ -381,4 +382,6 @@ def _recovery_action(lib: Any, handle: Any) -> str | None:
     if value.nvmlReturn != lib.NVML_SUCCESS:
         return None
     action = int(value.value.uiVal)  # an enumeration: the low word, for any width of its type
+    if action == _NOT_AVAILABLE:
+        return None
     return RECOVERY_ACTIONS[action] if action < len(RECOVERY_ACTIONS) else f"action_{action}"

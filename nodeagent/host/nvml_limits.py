@@ -42,6 +42,10 @@ class CgroupLimit(NamedTuple):
     hard: int
 
 
+NO_LIMIT = CgroupLimit(0, UNLIMITED)
+CHARGED = ": a limit below the memory that the cgroup is charged is refused; the container must free memory or restart"
+
+
 class MemoryLimits:
     """``lib`` is the opened binding. Belongs to the thread that opened it; each call blocks."""
 
@@ -50,12 +54,13 @@ class MemoryLimits:
 
     def read(self, uuid: str, cgroup: str) -> CgroupLimit | None:
         """Return the limits that hold for a cgroup; an ancestor may have set them. ``None``: nobody has set one. The
-        driver answers this with NOT_FOUND, and with NOT_SUPPORTED where the kernel has no controller ``dmem``. Raises
-        ``LimitRefused``."""
+        driver answers this with NOT_FOUND, with a soft limit of 0 and the highest hard limit, and with NOT_SUPPORTED
+        where the kernel has no controller ``dmem``. Raises ``LimitRefused``."""
         limits, lib = _GetLimits(name_space=cgroup.encode()), self._lib
         unset = (lib.NVML_ERROR_NOT_FOUND, lib.NVML_ERROR_NOT_SUPPORTED)
         found = self._call("nvmlDeviceGetMemoryLimits_v1", uuid, limits, also=unset)
-        return CgroupLimit(limits.soft, limits.hard) if found == lib.NVML_SUCCESS else None
+        shown = CgroupLimit(limits.soft, limits.hard)
+        return None if found != lib.NVML_SUCCESS or shown == NO_LIMIT else shown
 
     def write(self, uuid: str, cgroup: str, hard: int) -> None:
         """Set the hard limit of a cgroup, and no reservation. Raises ``LimitRefused``."""
@@ -76,8 +81,9 @@ class MemoryLimits:
             raise LimitRefused(f"nvmlDeviceGetHandleByUUID: {error}") from error
         result: int = function(device, ctypes.byref(limits))
         if result not in (lib.NVML_SUCCESS, *also):
-            charged = result == lib.NVML_ERROR_INVALID_ARGUMENT
-            why = ": more memory than the limit may be charged already" if charged else ""
+            # memacct.c answers NV_ERR_INVALID_LIMIT; nvml.h does not say which of its errors that is.
+            charged = result in (lib.NVML_ERROR_INVALID_ARGUMENT, lib.NVML_ERROR_UNKNOWN)
+            why = CHARGED if charged and isinstance(limits, _SetLimits) else ""
             no_cgroup = result in (lib.NVML_ERROR_NOT_FOUND, lib.NVML_ERROR_OPERATING_SYSTEM)
             raise LimitRefused(f"{name}: {lib.NVMLError(result)}{why}", no_cgroup=no_cgroup)
         return result

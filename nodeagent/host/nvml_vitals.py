@@ -27,6 +27,7 @@ LINKS = 18
 """NVLinks that are read before the driver has returned their number (Hopper and Blackwell: 18)."""
 LINKS_MAX = 36  # NVML_NVLINK_MAX_LINKS
 TEXT_MAX = 96  # NVML's longest buffer for these texts
+_ONES_32 = 2.0**32 - 1
 COUNTER_MAX = 2.0**63
 """Values above it are negative ones: no counter reaches it, and 2**64 - 1 is NVML's "not available"."""
 
@@ -271,7 +272,11 @@ class VitalsReader:
                 return None  # the next reading of all GPUs reports it
             # A driver without a call has it for no GPU.
             uuid = "" if error.value == lib.NVML_ERROR_FUNCTION_NOT_FOUND else self._uuid
-            usual = error.value in (lib.NVML_ERROR_FUNCTION_NOT_FOUND, lib.NVML_ERROR_NOT_SUPPORTED)
+            usual = error.value in (
+                lib.NVML_ERROR_FUNCTION_NOT_FOUND,
+                lib.NVML_ERROR_NOT_SUPPORTED,
+                lib.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+            )
             self._log_missing(call, uuid, str(error), logging.INFO if usual else logging.WARNING)
         except ValueError as error:  # includes UnicodeDecodeError: an invalid text
             self._log_missing(call, self._uuid, str(error), logging.WARNING)
@@ -284,7 +289,8 @@ class VitalsReader:
 
 
 def _number(lib: Any, answer: Any) -> float:
-    """A field value by its own type; an unknown type gives NaN."""
+    """A field value by its own type. An unknown type gives NaN, and so does an unsigned value with all bits set: it is
+    NVML_VALUE_NOT_AVAILABLE."""
     names = {
         lib.NVML_VALUE_TYPE_DOUBLE: "dVal",
         lib.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
@@ -295,7 +301,8 @@ def _number(lib: Any, answer: Any) -> float:
         lib.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
     }
     name = names.get(answer.valueType)
-    return math.nan if name is None else float(getattr(answer.value, name))
+    value = math.nan if name is None else float(getattr(answer.value, name))
+    return math.nan if name == "uiVal" and value == _ONES_32 else value
 
 
 def _over_all_links(numbers: dict[str, float]) -> dict[str, float]:
@@ -305,7 +312,7 @@ def _over_all_links(numbers: dict[str, float]) -> dict[str, float]:
     for name, value in numbers.items():
         head, _, link = name.partition("/")
         if head == "speed":
-            if numbers.get(f"gpu_nvlink_up/{link}") == 1:
+            if numbers.get(f"gpu_nvlink_up/{link}") == 1 and math.isfinite(value):
                 speeds.append(value * 1e6)  # reported in MB/s
         elif head in _LINK_COUNTERS:
             # One impossible term makes the sum impossible, so the whole sum is dropped.

@@ -6,7 +6,8 @@ without that support refuses to start the container, so they are set only where 
 of the toolkit itself is not visible.
 
 ``nvml-limits``: the agent sets the same limit itself (``nodeagent.limits``). It sets the variables too, because a
-toolkit that reads them sets the limit before the first program of the container runs.
+toolkit that reads them sets the limit before the first program of the container runs. ``auto`` tries it where nothing
+is in the way, and names it only when the driver has kept a limit: a version and a mount do not show that it does.
 
 ``mps``: ``kinds.mps_clients``. A daemon that does not run is no missing part: its pod may start after the agent. Until
 then the devices are Unhealthy.
@@ -59,7 +60,8 @@ def level_of(enforcement: Enforcement, snapshot: Snapshot) -> Level:
     if missing_for_env(snapshot) is not None:
         return "none"
     # Where it is not known whether the agent may set limits (a captured machine), it does not.
-    return "nvml-limits" if snapshot.limit_support.cgroup_obstacle == "" else "env"
+    limits = snapshot.limit_support.cgroup_obstacle == "" and snapshot.limits_kept
+    return "nvml-limits" if limits else "env"
 
 
 def sets_variables(enforcement: Enforcement, snapshot: Snapshot) -> bool:

@@ -213,8 +213,9 @@ class GpuMemResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag=
             "the same and overlays/gpu-memory-limits. mps: an MPS daemon of each GPU limits its clients, which "
             "cooperate; needs `nodeagent mps` (overlays/gpu-mps). evict: a pod that exceeds its share for "
             "gpu.accounting.evictSeconds is evicted, and the variables are set where env is possible; needs "
-            "gpu.health.processes with hostPID, and the right to evict. auto: the first of nvml-limits, env and none "
-            "that the node supports. The agent refuses a level that its node lacks."
+            "gpu.health.processes with hostPID, and the right to evict. auto: nvml-limits once the driver has kept "
+            "a limit, else the first of env and none that the node supports. The agent refuses a level that its node "
+            "lacks."
         ),
     ] = "auto"
 

@@ -6,7 +6,7 @@ Rules:
   driver and sets those that differ. So the agent stores nothing for a container that was restarted, for a driver that
   was loaded again, or for a limit that another program has changed.
 * The limit is set on the cgroup that the container's processes are in. If it cannot have a limit, its parent gets it.
-* Only a limit that was read back is in force.
+* Only a limit that was read back is in force. ``limits_kept`` of the snapshot says whether the last pass had one.
 * The soft limit is 0 (``host.nvml_limits``), also where another program has set one: nothing is left in the cgroups
   above when a container's cgroup goes.
 * A cgroup that went during the pass is no failure.
@@ -27,7 +27,7 @@ from nodeagent.bounded_calls import BoundedCalls, Unanswered, enter
 from nodeagent.host.gpu_driver import DriverError, LimitRefused
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.host.nvml import Nvml
-from nodeagent.host.nvml_limits import CgroupLimit, MemoryLimits
+from nodeagent.host.nvml_limits import CHARGED, CgroupLimit, MemoryLimits
 from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.limits.container_cgroups import ContainerCgroups, FoundCgroups
@@ -141,6 +141,8 @@ class CgroupLimits:
             return
         self.states = states
         self.revision += 1
+        if any(state.cgroups or state.failure for state in states):
+            self._inventory.publish("limits", limits_kept=any(state.cgroups for state in states))
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         for state in states:
@@ -213,7 +215,7 @@ def _set_on(tree: Tree, limits: MemoryLimits, share: Share, cgroup: str) -> tupl
         return _set_on(tree, limits, share, cgroup.removesuffix("/container"))
     if (shown := limits.read(share.uuid, path)) != wanted:
         amount = "no limit" if shown is None else f"{shown.hard >> 20} MiB"
-        raise LimitRefused(f"the driver shows {amount} after it was set")
+        raise LimitRefused(f"the driver shows {amount} after it was set{CHARGED}")
     return cgroup, True
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from msgspec import structs
+
 from nodeagent.kinds import DeviceKind
 from nodeagent.model import Snapshot
 
@@ -24,10 +26,12 @@ def shares_of(kinds: Iterable[DeviceKind], snapshot: Snapshot, level: str) -> tu
     """Return the shares of the resources with this level, sorted; ``None`` before podresources has answered."""
     if snapshot.holdings is None:
         return None
+    # A limit is set before it can be read back.
+    tried = structs.replace(snapshot, limits_kept=True)
     sizes = {
         kind.resource: kind.device_mib << 20
         for kind in kinds
-        if kind.device_mib is not None and kind.level(snapshot) == level
+        if kind.device_mib is not None and kind.level(tried) == level
     }
     held: Counter[tuple[str, str, str, str]] = Counter()
     for holding in snapshot.holdings:

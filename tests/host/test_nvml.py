@@ -183,9 +183,12 @@ def test_no_gpu_is_an_empty_listing_and_a_wait_that_times_out(nvml, machine):
 
 
 def test_mig_and_every_recovery_action_are_read(nvml, machine):
-    machine.set(gpu(0, mig=1), *(gpu(action, action=action) for action in range(1, 9)), gpu(9, action=-1))
+    unknown, not_available = gpu(9, action=-1), gpu(10, action=-2)
+    machine.set(
+        gpu(0, mig=1), *(gpu(action, action=action) for action in range(1, 9)), unknown, not_available
+    )
     readings = nvml.gpus()
-    assert [one.mig for one in readings] == [True] + [False] * 9
+    assert [one.mig for one in readings] == [True] + [False] * 10
     assert [one.recovery_action for one in readings] == [
         "none",
         "gpu_reset",
@@ -196,6 +199,7 @@ def test_mig_and_every_recovery_action_are_read(nvml, machine):
         "bus_reset",
         "system_reboot",
         "action_8",
+        None,
         None,
     ]
 

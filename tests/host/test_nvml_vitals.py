@@ -274,6 +274,25 @@ def test_impossible_values_are_dropped_and_named(nvml, machine):
     assert reading.values == {"gpu_memory_total_bytes": 81559 << 20}
 
 
+def test_a_value_that_is_not_available_is_no_count(nvml, machine):
+    """NVML_VALUE_NOT_AVAILABLE is -1, which an unsigned value shows as all ones."""
+    ones = 0xFFFFFFFF
+    machine.set(
+        gpu(0),
+        field(94, ones),
+        field(173, ones),
+        field(REPLAY, ones, scope=3),
+        field(CRC, ones, scope=4, kind=3),  # a wide counter may have this value
+        *(field(STATE, 1, scope=link) for link in range(2)),
+        field(SPEED, ones, scope=0),
+        field(SPEED, 26562, scope=1),
+    )
+    (reading,) = vitals(nvml)
+    assert set(reading.absurd) == {"gpu_pcie_replays", "gpu_pcie_errors/correctable", "gpu_nvlink_replays"}
+    assert reading.values["gpu_nvlink_crc_errors"] == ones
+    assert reading.values["gpu_nvlink_bytes_per_second"] == 26562e6
+
+
 def test_invalid_texts_are_absent(start, young, machine):
     nvml = start(young)
     machine.path.write_bytes(f"driver 1\n{gpu(0)}\ntext 0 serial \xff\xfe\n".encode("latin-1"))

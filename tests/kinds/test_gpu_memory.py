@@ -306,6 +306,7 @@ MODERN = replace(dgx(), gpu_driver="615.71.09", limit_support=VISIBLE)
 OLD = replace(MODERN, gpu_driver="580.95.05")
 CGROUP1 = replace(MODERN, limit_support=replace(VISIBLE, cgroup2=False))
 ALLOWED = replace(MODERN, limit_support=replace(VISIBLE, cgroup_obstacle=""))
+KEPT = replace(ALLOWED, limits_kept=True)
 READ_ONLY = replace(
     MODERN, limit_support=replace(VISIBLE, cgroup_obstacle="/sys/fs/cgroup: it is mounted read-only")
 )
@@ -324,8 +325,10 @@ BLIND = replace(MODERN, limit_support=replace(VISIBLE, hidden_processes="the age
         ("env", OLD, "env", False, "driver 580.95.05 is older than 615"),
         ("env", CGROUP1, "env", False, "the host has no cgroup v2"),
         ("env", dgx(), "env", False, "the version of the GPU driver is not known"),
-        ("auto", ALLOWED, "nvml-limits", True, None),
-        ("auto", replace(ALLOWED, gpu_driver="580.95.05"), "none", False, None),
+        ("auto", ALLOWED, "env", True, None),  # no limit was read back yet
+        ("auto", KEPT, "nvml-limits", True, None),
+        ("auto", replace(KEPT, limit_support=READ_ONLY.limit_support), "env", True, None),
+        ("auto", replace(KEPT, gpu_driver="580.95.05"), "none", False, None),
         ("nvml-limits", ALLOWED, "nvml-limits", True, None),
         ("nvml-limits", READ_ONLY, "nvml-limits", True, "/sys/fs/cgroup: it is mounted read-only"),
         ("nvml-limits", OLD, "nvml-limits", False, "driver 580.95.05 is older than 615"),

@@ -258,9 +258,53 @@ def test_a_share_below_what_is_charged_is_refused_until_the_container_has_freed_
     child = start("pass", node)
     answer = child.ask(share(pod, "main", GIB))
     assert words(answer) == ["failed"]
-    assert "Invalid Argument: more memory than the limit may be charged already" in answer["states"][0][6]
+    below = "a limit below the memory that the cgroup is charged is refused"
+    assert f"the driver shows no limit after it was set: {below}" in answer["states"][0][6]
     (main / "dmem.current").write_text(f"{BUS} {GIB}\n")
     assert words(child.ask(share(pod, "main", GIB))) == ["set"]
+    (main / "dmem.current").write_text(f"{BUS} {GIB}\n")
+    answer = child.ask(share(pod, "main", GIB >> 1))
+    assert f"the driver shows 1024 MiB after it was set: {below}" in answer["states"][0][6]
+
+
+def test_without_the_controller_memory_counts_from_the_first_limit_on(
+    tmp_path: Path, start: Callable[..., Child], machine: Machine
+) -> None:
+    """memacct.c: no limit, no charge; a later limit below the charge is refused."""
+    node = Node(tmp_path / "root", LAYOUTS[0], dmem=False)
+    pod = node.pod("ns", "train")
+    pod.start("main")
+    child = start("pass", node)
+    machine.set(gpu(0), "misc", f"charged 0 {2 * GIB}")
+    assert words(child.ask(share(pod, "main", GIB))) == ["set"], "nothing is charged before the first limit"
+    answer = child.ask(share(pod, "main", GIB >> 1))
+    assert words(answer) == ["failed"]
+    assert (
+        "Invalid Argument: a limit below the memory that the cgroup is charged is refused"
+        in answer["states"][0][6]
+    )
+    machine.set(gpu(0), "misc", "fail nvmlDeviceSetMemoryLimits_v1 999")
+    assert "Unknown Error: a limit below the memory" in child.ask(share(pod, "main", 4 * GIB))["states"][0][6]
+
+
+def test_the_highest_limit_is_none(tmp_path: Path, start: Callable[..., Child], machine: Machine) -> None:
+    """nvml.h: no limit is set when the soft limit is 0 and the hard limit is the highest number."""
+    node = Node(tmp_path / "root", LAYOUTS[0])
+    pod = node.pod("ns", "train")
+    main = pod.start("main")
+    (main / "dmem.max").write_text(f"{BUS} max\n")
+    child = start("pass", node)
+    machine.set(gpu(0), "forgetful")
+    assert "the driver shows no limit after it was set" in child.ask(share(pod, "main", GIB))["states"][0][6]
+    machine.set(gpu(0))
+    assert words(child.ask(share(pod, "main", GIB))) == ["set"]
+
+
+def test_a_limit_above_the_memory_of_the_gpu_is_refused(tmp_path: Path, start: Callable[..., Child]) -> None:
+    node = Node(tmp_path / "root", LAYOUTS[0])
+    pod = node.pod("ns", "train")
+    pod.start("main")
+    assert words(start("pass", node).ask(share(pod, "main", 1000 * GIB))) == ["failed"]
 
 
 def test_a_library_without_the_functions_is_named(

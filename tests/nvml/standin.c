@@ -4,7 +4,7 @@
  * replacing the file. Each line is a word and its fields:
  *
  *   driver 580.95.05
- *   gpu <index> <uuid> <minor> <bus id> <bytes> <mig 0|1> <lost 0|1> <recovery action, -1: unknown> <events> <name>
+ *   gpu <index> <uuid> <minor> <bus id> <bytes> <mig 0|1> <lost 0|1> <recovery action, -1: unknown, -2: not available> <events> <name>
  *   excluded <bus id>                        the module's parameter leaves this GPU out
  *   fail <function> <nvmlReturn> [index]     that call fails, for that GPU or for all
  *   hang <function>                          that call does not return while the file has the line
@@ -22,12 +22,18 @@
  *   sample <index> <pid> <time in us> <percent>  the utilization of the SMs by that process
  *   forgetful                                a memory limit is accepted and not kept
  *   misc                                     memory limits are kept by the driver; without it, by the controller dmem
+ *   charged <index> <bytes>                  with misc: memory that each cgroup with a limit of its own has used since
  *
- * Memory limits follow notes on nvml.h of CUDA 13.5 (nvmlDeviceSetMemoryLimits_v1, nvmlDeviceGetMemoryLimits_v1) and on
- * memacct.c of the open kernel modules 615; only the layouts were compared, with nvidia-ml-py. NVIDIA's MPS documentation
- * ("MPS v3 Memory Partitioning") has the rest. A name space is the folder of a cgroup; one that cannot be opened is
- * OPERATING_SYSTEM. Without a limit on the cgroup or an ancestor the getter answers NOT_FOUND with dmem, and NOT_SUPPORTED
- * with misc. A limit below the charged memory is INVALID_ARGUMENT.
+ * Memory limits were compared on 2026-11-24 with nvml.h of CUDA 13.4 (nvidia-nvml-dev 13.4.92: both functions, their
+ * return values and structures), with memacct.c of the open kernel modules 615.71.09 (commit 61dcc937), and with
+ * kernel/cgroup/dmem.c of Linux (34f3e259). NVIDIA's MPS documentation ("MPS v3 Memory Partitioning") has the rest. What
+ * libnvidia-ml does in between is closed: which NVML error NV_ERR_INVALID_LIMIT becomes (here INVALID_ARGUMENT), and how
+ * it writes to dmem, are our assumptions.
+ * A name space is the folder of a cgroup; one that cannot be opened is OPERATING_SYSTEM. A soft limit above the hard one,
+ * and one above the memory of the GPU, are INVALID_ARGUMENT; the highest value clears. Without a limit on the cgroup or an
+ * ancestor the getter answers NOT_FOUND with dmem, or (0, highest) if dmem.max has "max", and NOT_SUPPORTED with misc. A
+ * limit below the charged memory is refused by misc; dmem answers success and keeps the limit that it had (the kernel
+ * drops the error of page_counter_set_max).
  * With dmem the limits are in the files dmem.max and dmem.min of a cgroup, and the charged memory in dmem.current, lines
  * "<bus id> <bytes>"; a cgroup without these files cannot have a limit of its own (our choice: NOT_FOUND), a read shows
  * that of the nearest ancestor with one, and a soft limit is added to dmem.min of each ancestor. A cgroup that is removed
@@ -497,8 +503,8 @@ int nvmlDeviceGetFieldValues(Device *device, int count, FieldValue *values) {
         }
         if (values[i].field != FIELD_RECOVERY_ACTION) continue;
         values[i].type = 1; /* NVML_VALUE_TYPE_UNSIGNED_INT */
-        values[i].result = action >= 0 ? OK : NOT_SUPPORTED;
-        values[i].value.u = (unsigned)action;
+        values[i].result = action == -1 ? NOT_SUPPORTED : OK;
+        values[i].value.u = action == -2 ? ~0u : (unsigned)action; /* NVML_VALUE_NOT_AVAILABLE */
     }
     return OK;
 }
@@ -650,8 +656,26 @@ static void set_dmem(const char *folder, const char *name, const char *bus, unsi
     fclose(file);
 }
 
+/* Memory is charged only to a cgroup that has a limit: what was allocated before it is not. */
+static unsigned long long charged_misc(int index, const char *name_space) {
+    char path[512], line[CGROUP_MAX + 128], name[CGROUP_MAX];
+    int i, limited = 0;
+    unsigned long long bytes, used = 0;
+    snprintf(path, sizeof path, "%s.limits", getenv("NVML_STANDIN"));
+    FILE *file = fopen(path, "r");
+    while (file && fgets(line, sizeof line, file))
+        limited |= sscanf(line, "%d %1023s", &i, name) == 2 && i == index && !strcmp(name, name_space);
+    if (file) fclose(file);
+    file = limited ? fopen(getenv("NVML_STANDIN"), "r") : NULL;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "charged %d %llu", &i, &bytes) == 2 && i == index) used = bytes;
+    if (file) fclose(file);
+    return used;
+}
+
 static int set_misc(int index, const char *name_space, unsigned long long soft, unsigned long long hard) {
     char path[512];
+    if (charged_misc(index, name_space) > hard) return INVALID_ARGUMENT;
     snprintf(path, sizeof path, "%s.limits", getenv("NVML_STANDIN"));
     FILE *file = fopen(path, "a");
     if (!file) return 999;
@@ -690,6 +714,7 @@ int nvmlDeviceSetMemoryLimits_v1(Device *device, SetLimits *limits) {
     Gpu *gpu = &m.gpu[device->index];
     if (gpu->mig) return NOT_SUPPORTED;
     if (limits->soft > limits->hard || strlen(limits->name_space) >= CGROUP_MAX) return INVALID_ARGUMENT;
+    if (limits->soft > gpu->bytes || (limits->hard > gpu->bytes && limits->hard != ~0ull)) return INVALID_ARGUMENT;
     if (stat(limits->name_space, &status) || !S_ISDIR(status.st_mode)) return OPERATING_SYSTEM;
     snprintf(path, sizeof path, "%s.calls", getenv("NVML_STANDIN"));
     FILE *calls = fopen(path, "a");
@@ -700,8 +725,8 @@ int nvmlDeviceSetMemoryLimits_v1(Device *device, SetLimits *limits) {
     if (has_word("forgetful")) return OK;
     if (has_word("misc")) return set_misc(device->index, limits->name_space, limits->soft, limits->hard);
     if (!dmem(limits->name_space, "dmem.min", gpu->bus_id, &before)) return NOT_FOUND;
-    if (dmem(limits->name_space, "dmem.current", gpu->bus_id, &used) && limits->hard < used) return INVALID_ARGUMENT;
-    set_dmem(limits->name_space, "dmem.max", gpu->bus_id, limits->hard);
+    if (!dmem(limits->name_space, "dmem.current", gpu->bus_id, &used) || limits->hard >= used)
+        set_dmem(limits->name_space, "dmem.max", gpu->bus_id, limits->hard);
     set_dmem(limits->name_space, "dmem.min", gpu->bus_id, limits->soft);
     snprintf(ancestor, sizeof ancestor, "%s", limits->name_space);
     for (char *slash; (slash = strrchr(ancestor, '/')) != NULL;) {
@@ -722,7 +747,11 @@ int nvmlDeviceGetMemoryLimits_v1(Device *device, GetLimits *limits) {
     if (stat(limits->name_space, &status) || !S_ISDIR(status.st_mode)) return OPERATING_SYSTEM;
     limits->used = 0;
     snprintf(folder, sizeof folder, "%s", limits->name_space);
-    if (has_word("misc")) return get_misc(device->index, folder, &limits->soft, &limits->hard) ? OK : NOT_SUPPORTED;
+    if (has_word("misc")) {
+        if (!get_misc(device->index, folder, &limits->soft, &limits->hard)) return NOT_SUPPORTED;
+        limits->used = charged_misc(device->index, limits->name_space);
+        return OK;
+    }
     while (!dmem(folder, "dmem.max", gpu->bus_id, &limits->hard) || limits->hard == UNSET) {
         char *slash = strrchr(folder, '/');
         if (!slash || slash == folder) return NOT_FOUND;
