@@ -15,8 +15,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec import structs
 
+from nodeagent.limits.shares import shares_of
+from nodeagent.model import Holding
 from tests.host.test_nvml import HERE, Machine, build, environment, gpu
+from tests.kinds.test_gpu_memory import ALLOWED, SLICES, ids
 from tests.limits.cgroup_trees import LAYOUTS, Layout, Node, Pod
 from tests.support.examples import examples
 
@@ -324,9 +328,9 @@ def test_the_limit_follows_a_container_through_its_life(
     pod = node.pod("ns", "train")
     child = start("follow", node)
     child.send(share(pod, "main", GIB))
-    child.until(lambda answer: words(answer) == ["waiting"])
+    assert not child.until(lambda answer: words(answer) == ["waiting"])["kept"]
     first = pod.start("main")
-    child.until(lambda answer: words(answer) == ["set"])
+    assert child.until(lambda answer: words(answer) == ["set"])["kept"]
     assert limit_of(first) == GIB
     # The container ends and is started again, in another cgroup.
     pod.stop("main")
@@ -336,7 +340,7 @@ def test_the_limit_follows_a_container_through_its_life(
     assert limit_of(second) == GIB
     # The driver does not answer, is loaded again, and has lost the limits.
     machine.set(gpu(0), gpu(1), "fail nvmlInitWithFlags 9")
-    child.until(lambda answer: words(answer) == ["failed"])
+    assert not child.until(lambda answer: words(answer) == ["failed"])["kept"]
     node.lose_limits()
     machine.set(gpu(0), gpu(1))
     child.until(lambda answer: words(answer) == ["set"])
@@ -345,6 +349,15 @@ def test_the_limit_follows_a_container_through_its_life(
     child.send()
     child.until(lambda answer: answer["states"] == [])
     assert not node.reservations().replace(f"{BUS} 0\n", "")
+
+
+def test_auto_sets_limits_before_one_was_read_back() -> None:
+    kind = structs.replace(SLICES, enforcement="auto")
+    holding = Holding("ns", "pod", "main", kind.resource, ids(0, 0, 1))
+    snapshot = structs.replace(ALLOWED, holdings=(holding,))
+    assert kind.level(snapshot) == "env"
+    (found,) = shares_of([kind], snapshot, "nvml-limits") or ()
+    assert (found.container, found.size_bytes) == ("main", 2 * GIB)
 
 
 class Lives(RuleBasedStateMachine):

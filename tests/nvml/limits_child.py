@@ -45,7 +45,7 @@ async def follow():
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    tasks = [asyncio.create_task(limits.run()), asyncio.create_task(report(limits))]
+    tasks = [asyncio.create_task(limits.run()), asyncio.create_task(report(limits, inventory))]
     revision = 0
     while line := await reader.readline():
         held[0] = tuple(Share(*share) for share in json.loads(line))
@@ -55,10 +55,11 @@ async def follow():
         task.cancel()
 
 
-async def report(limits):
+async def report(limits, inventory):
     while True:
         revision = limits.revision
-        answer({"states": shown(limits.states), "writes": limits.writes})
+        kept = inventory.snapshot.limits_kept
+        answer({"states": shown(limits.states), "writes": limits.writes, "kept": kept})
         await limits.changed(revision)
 
 

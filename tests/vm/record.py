@@ -23,10 +23,10 @@ LIMITS = """\
   are missing, above all those of mlx5: VF limits, trust, eswitch modes, LLDP agents in the NIC.
 - **RDMA and InfiniBand.** The model has none: RDMA devices, their exclusive mode, GUIDs and IPoIB are tested only
   with recorded and simulated trees.
-- **GPUs.** The guest has none; NVML is tested against a stand-in library. On 2026-11-24 its limits of memory were compared
-  with `nvml.h` of CUDA 13.4 (nvidia-nvml-dev 13.4.92), `memacct.c` of NVIDIA's open kernel modules 615.71.09 (61dcc937) and
-  `dmem.c` of Linux (34f3e259); the states of the NVLink fabric with that `nvml.h` and with `gpu_fabric_probe.c` and
-  `subdevice_ctrl_gpu_kernel.c` of 595.45.04 (df1c9a3d). No real driver answered.
+- **GPUs.** The guest has none; NVML is tested against a stand-in library. On 2026-11-24 its limits of memory were
+  compared with `nvml.h` of CUDA 13.4 (nvidia-nvml-dev 13.4.92), `memacct.c` of NVIDIA's open kernel modules 615.71.09
+  (61dcc937) and `dmem.c` of Linux (34f3e259); the states of the NVLink fabric with that `nvml.h`, and with
+  `gpu_fabric_probe.c` and `subdevice_ctrl_gpu_kernel.c` of 595.45.04 (df1c9a3d). No real driver answered.
 - **A kubelet.** The one in the guest is `nodeagent.sim.kubelet`, which follows the source of the real one.
   It runs no containers: `ip link set netns` moves the VF in place of a CNI plugin.
 - **A DGX.** Its PCIe switches and its number of NICs are simulated; its firmware is not.
