@@ -327,8 +327,9 @@ def test_the_limit_follows_a_container_through_its_life(
     node = Node(tmp_path / "root", LAYOUTS[0])
     pod = node.pod("ns", "train")
     child = start("follow", node)
+    assert not child.receive()["kept"]
     child.send(share(pod, "main", GIB))
-    assert not child.until(lambda answer: words(answer) == ["waiting"])["kept"]
+    assert child.until(lambda answer: words(answer) == ["waiting"])["kept"], "the cgroup of the pod has one"
     first = pod.start("main")
     assert child.until(lambda answer: words(answer) == ["set"])["kept"]
     assert limit_of(first) == GIB
