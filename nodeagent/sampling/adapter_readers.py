@@ -154,8 +154,6 @@ class RdmaReader(SysfsReader):
             "rdma_phys_state": state.phys_state,
             "node_guid": state.node_guid,
         }
-        if state.active is None:
-            return Sample(now, device, Source.RDMA)  # the device is in another network namespace
         return Sample(now, device, Source.RDMA, values, {name: text for name, text in texts.items() if text})
 
     def _hardware(self, device: str, index: int | None) -> dict[str, int]:

@@ -97,11 +97,7 @@ class LldpSender:
             self._set_timer()
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        for name in list(self._schedules):
-            self._remove(name)
+        self.update_links({})
 
     def _frame(self, name: str, link: SendingLink, ttl: int = TTL_S) -> bytes:
         chassis = self._chassis or ChassisId(_LOCAL, _octets(self._announcement.system_name))

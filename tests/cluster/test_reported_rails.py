@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from nodeagent.cluster.agent_tasks import NodeAccess, reported_rails
 from nodeagent.cluster.reported_rails import rails_of
 from nodeagent.fabric.nodelinks import NodeLink, NodeLinks
 from nodeagent.kinds.rail_numbers import Rail
+from nodeagent.kinds.resource_settings import GpuMemResource, VfResource
+from nodeagent.kube.access import Access
+from nodeagent.sim.apiserver import ApiServer
 
 A, B = "0000:20:00.0", "0000:30:00.0"
 MAC = "b8:ce:f6:00:00:01"
@@ -42,3 +46,18 @@ def test_numbers_and_addresses_that_occur_twice_are_left_out() -> None:
 def test_a_mac_that_names_no_card_leaves_the_address() -> None:
     assert rails(link(0, A, MAC), link(1, B, MAC)) == (Rail(0, A), Rail(1, B))
     assert rails(link(0, A, "80:00:00:29:fe:80:00:00:00:00:00:00:b8:ce:f6:03:00:9a:2c:56")) == (Rail(0, A),)
+
+
+async def test_a_node_without_vfs_asks_nobody_for_its_rails() -> None:
+    server = await ApiServer().start()
+    links = [{"name": "nic", "rail": 3, "pciAddress": A}]
+    server.put(
+        {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeLinks", "nodeName": "n1", "links": links}
+        | {"metadata": {"name": "n1", "namespace": "nodeagent"}}
+    )
+    access = NodeAccess(Access(server.url, "nodeagent", token=server.token()), "n1")
+    gpus = GpuMemResource(name="example.com/gpu-mem")
+    assert await reported_rails(access, [gpus]) == ()
+    assert not server.requests
+    assert await reported_rails(access, [gpus, VfResource(name="example.com/vf")]) == (Rail(3, A),)
+    await server.stop()

@@ -188,6 +188,8 @@ def test_health_is_a_taint_that_goes_with_its_fault() -> None:
     node.take(with_health(dgx(), SLOW, gpus=1, pfs=2))
     assert node.taints("gpu") == {0: ("speed", "None")}
     assert node.taints("nic") == {0: ("speed", "None"), 1: ("speed", "None")}
+    node.take(with_health(dgx(), Health(State.UNKNOWN, (), allocatable=False), gpus=1))
+    assert node.taints("gpu") == {0: ("unknown", "NoSchedule")}, "without a reason the state is one"
     node.take(dgx())
     assert node.taints("gpu") == node.taints("nic") == {}
 

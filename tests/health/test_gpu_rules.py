@@ -85,6 +85,14 @@ def test_every_fault_ends_after_its_time_to_clear(key, bad):
 
 
 @pytest.mark.parametrize(("key", "bad"), ALL)
+def test_a_fault_that_is_ignored_is_not_kept_for_the_time_when_it_counts_again(key, bad):
+    bench = GpuBench.with_limits(GpuHealthSettings(ignore=(key,))).tick().for_s(900, **bad)
+    assert bench.reasons() == []
+    (record,) = bench.judge.records().values()
+    assert record.measured.holds == ()
+
+
+@pytest.mark.parametrize(("key", "bad"), ALL)
 def test_every_fault_ends_at_once_after_a_reset_that_repaired_it(key, bad):
     bench = GpuBench().tick().for_s(900, **bad).read(recovery_action="gpu_reset").tick(**bad)
     assert bench.reasons() == ["recovery_gpu_reset", key]

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.health.nic_state import NicState
+from nodeagent.health.nic_view import NicContext
 from nodeagent.health.structural import Fault
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import Function, Link, Reason
@@ -66,6 +67,19 @@ def test_a_carrier_that_stays_off_overrules_older_facts() -> None:
     assert nic.carrier
     nic.take_sample(Sample(1006.0, PF, Source.LINK, VALUES[1]))
     assert nic.carrier is False
+
+
+def test_the_same_facts_again_are_news_only_if_they_overrule_older_samples() -> None:
+    nic = nic_with_facts(1000.0)
+    nic.take_sample(Sample(1001.0, PF, Source.LINK, VALUES[1]))
+    nic.take_sample(Sample(1006.0, PF, Source.LINK, VALUES[1]))
+    for now, carrier_before, news in ((1007.0, False, True), (1008.0, True, False)):
+        nic.refresh(now)
+        nic.step(NicContext(), all_rules=True)
+        assert nic.carrier is carrier_before
+        nic.take_facts(FUNCTION, LINK, (), now)
+        assert nic.carrier
+        assert nic.has_news is news
 
 
 def test_a_level_of_a_stale_source_is_known_again_by_another_source() -> None:

@@ -215,6 +215,47 @@ def test_an_error_of_the_work_ends_it_and_releases_the_lease():
     assert virtual_time.run(scene()) == ""
 
 
+def test_a_renewal_whose_answer_was_lost_costs_no_leader():
+    async def scene():
+        store, loop = LeaseStore(), asyncio.get_running_loop()
+        lease = Lease(Wire(store, random.Random(1), [], (0.01,)), namespace="n", name="l", identity="a",
+                      clock=loop.time)  # fmt: skip
+        write = store.write
+
+        def write_and_answer_nothing(spec, wanted):
+            write(spec, wanted)
+            store.write = write
+            raise ApiError("patch", "/lease", None, "", "the connection was closed")
+
+        await lease.acquire()
+        store.write = write_and_answer_nothing
+        holding = asyncio.ensure_future(lease.hold())
+        await asyncio.sleep(60)
+        holding.cancel()
+        return lease.leading, lease.trouble
+
+    assert virtual_time.run(scene()) == (True, None)
+
+
+def test_what_the_server_refuses_is_the_trouble_and_no_renewal():
+    async def scene():
+        store, loop = LeaseStore(), asyncio.get_running_loop()
+        lease = Lease(Wire(store, random.Random(1), [], (0.01,)), namespace="n", name="l", identity="a",
+                      clock=loop.time)  # fmt: skip
+        await lease.acquire()
+
+        def refuse(spec, wanted):
+            raise ApiError("patch", "/lease", 403, "Forbidden", "no right to it")
+
+        store.write = refuse
+        await lease.hold()
+        return lease.trouble, loop.time()
+
+    trouble, ended = virtual_time.run(scene())
+    assert "no right to it" in trouble
+    assert ended < 11
+
+
 def test_unsafe_times_are_refused():
     with pytest.raises(ValueError, match="retry < renew < duration, not 2, 15 and 15 s"):
         Lease(None, namespace="n", name="l", identity="a", renew_s=15)
@@ -309,6 +350,7 @@ async def test_the_lease_is_renewed_through_the_api_client():
     assert spec["holderIdentity"].startswith("pod-0_")
     assert (spec["leaseDurationSeconds"], spec["leaseTransitions"]) == (3, 0)
     assert lease.leading
+    assert server.counts["get", "leases"] == 1, "a renewal is one request"
     leading.cancel()
     await asyncio.gather(leading, return_exceptions=True)
     assert server.find("leases", "l", "nodeagent")["spec"]["holderIdentity"] == ""

@@ -77,9 +77,10 @@ def test_a_device_that_goes_is_unhealthy_and_healthy_when_it_is_back() -> None:
 def test_an_equal_list_is_not_sent_again() -> None:
     device_list = DeviceList()
     assert device_list.update((vf(1),))
-    message, revision = device_list.message, device_list.revision
+    message, revision, listed = device_list.message, device_list.revision, device_list.devices
     assert not device_list.update((vf(1),))
     assert device_list.message is message
+    assert device_list.devices is listed, "a list that is as it was is not made again"
     # Another reason for the same health changes no byte, but a refused Allocate names the latest reason.
     assert device_list.update((vf(1, DOWN),))
     assert not device_list.update((vf(1, Health(State.DOWN, (), allocatable=False)),))

@@ -7,6 +7,7 @@ import fcntl
 import gc
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -411,6 +412,19 @@ async def test_a_folder_that_takes_no_socket_is_named(monkeypatch: pytest.Monkey
         made = w.plugins._resources[place.resource].plugin
         with pytest.raises(BindError, match="cannot listen on"):
             await made.start(w.directory / ("deep" * 30) / "a.sock")
+
+
+def test_a_lock_whose_folder_is_gone_stays_with_its_holder_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "device-plugins"
+    folder.mkdir()
+    path = folder / node_lock.LOCK
+    locks = [node_lock.NodeLock(path, os.open(path, os.O_RDWR | os.O_CREAT)) for _ in range(2)]
+    with closing(locks[0]) as first, closing(locks[1]) as second:
+        assert (first.take(), second.take()) == (True, False)
+        shutil.rmtree(folder)
+        assert first.take()
+        with pytest.raises(FileNotFoundError):
+            second.take()
 
 
 async def test_a_folder_that_takes_no_lock_is_the_reason_until_it_takes_one(

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec import structs
 
+from nodeagent.host.sysfs import Tree
+from nodeagent.limits.container_cgroups import ContainerCgroups
 from nodeagent.limits.shares import shares_of
 from nodeagent.model import Holding
 from tests.host.test_nvml import HERE, Machine, build, environment, gpu
@@ -444,6 +446,17 @@ class Lives(RuleBasedStateMachine):
         if hasattr(self, "child"):
             self.child.end()
             shutil.rmtree(self.folder)
+
+
+def test_a_service_of_the_machine_is_no_pod_and_a_node_in_a_container_has_pods(tmp_path: Path) -> None:
+    node = Node(tmp_path, LAYOUTS[0], dmem=False)
+    pod = node.pod("team", "a")
+    uid = "0a1b2c3d-4e5f-4a6b-8c7d-0000000000ff"
+    name = f"kubepods-pod{uid.replace('-', '_')}.slice"
+    node.make(f"system.slice/{name}")
+    assert ContainerCgroups(Tree(tmp_path), "/var/log/pods").pods.keys() == {pod.uid}
+    node.make(f"kubelet.slice/system.slice/{name}")
+    assert ContainerCgroups(Tree(tmp_path), "/var/log/pods").pods.keys() == {pod.uid, uid}
 
 
 def test_any_order_of_lives_leaves_each_container_limited(library: Path) -> None:

@@ -19,6 +19,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from nodeagent.host.clock import boottime
+from nodeagent.kubelet.withheld import Withheld
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS
 from nodeagent.metrics.catalog import CATALOG
@@ -103,6 +104,15 @@ def test_values_are_scaled_to_base_units() -> None:
     sample = Sample(1, device.pci_address, Source.MODES, {"speed_mbps": 400_000})
     text = page(ScrapeInput(snapshot=facts()[0], samples=(sample,)))
     assert values(text, "nodeagent_link_speed_bytes") == {(device.netdev,): 50e9}
+
+
+def test_a_resource_that_is_withheld_is_not_registered_once_its_name_is_known() -> None:
+    withheld = (
+        Withheld("example.com/gpu-mem", "the driver hangs"),
+        Withheld("nic{rail}", "no PF is known yet"),
+    )
+    text = page(ScrapeInput(snapshot=Snapshot(), withheld=withheld))
+    assert values(text, "nodeagent_resource_registered") == {("example.com/gpu-mem",): 0}
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,18 @@ async def test_a_socket_error_is_kept_with_its_link_and_opening_is_retried(agent
     assert agent.receiver.links["ens1"].error is None
 
 
+async def test_a_frame_is_news_although_the_netdevs_were_read_before_the_carrier_came_back(agent, wire):
+    near, far, _ = wire
+    agent.scan(near, pfs={"ens1": PF})
+    await receives(agent, far, "b0", "leaf-1")
+    far.ip("link set b0 down")
+    agent.scan(near, pfs={"ens1": PF})
+    await agent.shows(("ens1", "leaf-1", True))
+    agent.receiver.receive_tagged("ens1", announce("leaf-1"))
+    agent.scan(near, pfs={"ens1": PF})
+    await agent.shows(("ens1", "leaf-1", False))
+
+
 async def test_published_facts_stay_when_the_receiver_is_closed(agent, wire):
     near, far, _ = wire
     agent.scan(near, others=["ens1"])
