@@ -24,8 +24,6 @@ NODE = "gpu-7"
 OWNER = NodeClaim(NODE, "nodes-gpu-7")
 SLICES = "resourceslices"
 
-pytestmark = pytest.mark.usefixtures("virtual_time")
-
 
 def device(name: str, rail: int = 0, **more: Any) -> Json:
     attributes = {"kind": {"string": "nic"}, "rail": {"int": rail}}
@@ -174,6 +172,7 @@ async def test_a_slice_that_is_deleted_before_the_answer_to_its_creation_is_back
     assert stage.delivery.removed >= 2
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_slices_that_vanish_while_no_watch_runs_are_back(server: ApiServer) -> None:
     async with publishing(server) as stage:
         await server.until(lambda: len(server.objects(SLICES)) == 2 and server.watching[SLICES])
