@@ -66,6 +66,10 @@ def jittered(seconds: float, low: float = JITTER[0], high: float = JITTER[1]) ->
     return seconds * random.uniform(low, high)  # noqa: S311 - spreads load, protects no secret
 
 
+ROUNDING = 1e-6
+"""Of one event: the sum of a time and a wait is rounded, and an event must be allowed when its wait has passed."""
+
+
 class RateLimit:
     """A token bucket: ``burst`` events at once, then ``per_s`` in each second."""
 
@@ -76,7 +80,8 @@ class RateLimit:
     def wait_s(self, now: float) -> float:
         """Seconds until the next event is allowed."""
         self._fill(now)
-        return max(0.0, (1 - self._tokens) / self._per_s)
+        missing = 1 - self._tokens
+        return missing / self._per_s if missing > ROUNDING else 0.0
 
     def take(self, now: float) -> None:
         """Count one event."""

@@ -35,6 +35,16 @@ def test_a_rate_limit_allows_no_more_than_its_rate(gaps, burst):
         assert taken <= burst + 0.1 * now + 1e-6
 
 
+@given(st.floats(0, 1e7), st.sampled_from([0.1, 1 / 3, 200.0]), st.lists(st.floats(0, 100), max_size=20))
+def test_the_wait_that_a_rate_limit_names_is_long_enough(began, per_s, gaps):
+    rate, now = RateLimit(2, per_s), began
+    for gap in gaps:
+        now += gap
+        now += rate.wait_s(now)
+        assert rate.wait_s(now) == 0
+        rate.take(now)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [

@@ -25,6 +25,12 @@ HEAD = "two-gpus-and-two-nics"
 NIC0, NIC1, MEMORY = f"{HEAD}/nic0", f"{HEAD}/nic1", f"{HEAD}/gpu-mem"
 
 
+async def a_later_list(n: Node) -> None:
+    """Lose the link of the second NIC: what came before it has reached the kubelet with it."""
+    n.machine.set_link(1, up=False)
+    await n.allocatable(NIC1, 0)
+
+
 async def ready(n: Node) -> None:
     await n.allocatable(NIC0, 4)
     await n.allocatable(NIC1, 4)
@@ -70,7 +76,7 @@ async def test_a_vf_whose_rdma_device_is_in_a_pod_stays_healthy_through_an_agent
         await n.start_agent(config)
         await n.allocatable(NIC0, 4)
         await n.until(lambda: bool(n.agent.inventory.snapshot.holdings))
-        await asyncio.sleep(0.1)
+        await a_later_list(n)
         assert n.kubelet.resource_health(pod)["main"][NIC0] == {vf: "Healthy"}
         n.machine.return_netdev(vf)
         await n.allocatable(NIC0, 4)
@@ -148,7 +154,7 @@ async def test_a_list_that_gets_too_long_after_the_start_is_not_sent() -> None:
         await n.allocatable(NIC0, 4)
         n.machine.heal_driver()
         await n.until(lambda: bool(n.agent.inventory.snapshot.gpus))
-        await asyncio.sleep(0.5)
+        await a_later_list(n)
         assert sum(r.resource == MEMORY for r in n.kubelet.registrations) == 0
         status, body = await n.get("/readyz")
         assert status == 503
@@ -164,7 +170,8 @@ async def test_a_resource_keeps_its_name_while_its_netdev_is_missing() -> None:
         names = set(n.kubelet.capacity())
         n.machine.bind("0000:18:00.0", None)
         await n.kubelet.until(lambda: 0 in n.kubelet.allocatable().values())
-        await asyncio.sleep(0.3)
+        n.machine.set_link(1, up=False)  # a change of the other one shows a later list of devices
+        await n.kubelet.until(lambda: set(n.kubelet.allocatable().values()) == {0})
         assert set(n.kubelet.capacity()) == names
         assert {s.resource for s in n.agent.plugins.statuses()} == names
 
@@ -225,8 +232,10 @@ async def test_a_failed_scan_keeps_missing_devices_and_devices_in_pods() -> None
         devices.unlink()
         devices.with_name("away").rename(devices)
         await n.until(lambda: not any(s.source == "pci" for s in n.agent.inventory.snapshot.stale_sources))
-        await asyncio.sleep(0.1)
-        assert n.kubelet.allocatable()[NIC0] == 4
+        n.machine.set_link(0, up=False)  # a change shows that the facts after the failed scan have arrived
+        await n.allocatable(NIC0, 0)
+        n.machine.set_link(0, up=True)
+        await n.allocatable(NIC0, 4)
         assert n.kubelet.capacity()[NIC1] == 4
         keys = {r.key for f in n.agent.inventory.snapshot.functions for r in f.health.reasons}
         assert "device_missing" in keys

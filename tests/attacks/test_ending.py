@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
 from urllib.request import urlopen
 
@@ -27,6 +27,7 @@ from nodeagent.sim.machine import Machine
 from tests.support.dead_files import dead
 from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.running_agent import HEAD, IN_MEMORY
+from tests.support.waiting import LIMIT_S, Lines
 
 PORT = 20_000 + os.getpid() % 10_000
 """No port that the kernel chooses for a client: a client of such a port may connect to itself."""
@@ -65,11 +66,18 @@ class Daemon:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self._lines.put(line.decode())
+        self._lines.put("")
 
     def until(self, text: str) -> None:
-        until = time.monotonic() + 60
+        """Wait for the text in the log, which is printed if it does not come. At its end the log has no more lines."""
+        until = time.monotonic() + LIMIT_S
         while text not in self.log:
-            self.log += self._lines.get(timeout=max(0.0, until - time.monotonic()))
+            try:
+                line = self._lines.get(timeout=max(0.0, until - time.monotonic()))
+            except Empty:
+                line = ""
+            assert line, f"the log has no {text!r}:\n{self.log}"
+            self.log += line
 
     def ends(self, number: signal.Signals = signal.SIGTERM) -> None:
         assert self.process.poll() is None, self.log
@@ -119,6 +127,7 @@ def place() -> Iterator[Place]:
 def mute() -> Iterator[socket.socket]:
     """A server whose kernel accepts connections, and that answers nothing."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        server.settimeout(LIMIT_S)
         yield server
 
 
@@ -214,10 +223,11 @@ asyncio.run(main())
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            assert "ready" in process.stderr.readline()
+            lines = Lines(process.stderr.fileno())
+            assert "ready" in lines.next()
             process.terminate()
+            lines.until(lambda line: "Stopped, although a part of the process hangs" in line)
             assert process.wait(END_S) == 0
-            assert "Stopped, although a part of the process hangs" in process.stderr.read()
         finally:
             process.kill()
 
@@ -237,6 +247,7 @@ def test_a_kubelet_that_answers_nothing(place: Place) -> None:
     with socket.socket(socket.AF_UNIX) as kubelet:
         kubelet.bind(str(place.kubelet / "device-plugins/kubelet.sock"))
         kubelet.listen(64)
+        kubelet.settimeout(LIMIT_S)
         agent = place.agent()
         with kubelet.accept()[0]:
             agent.until("Serving metrics")

@@ -28,6 +28,7 @@ from nodeagent.cli import main
 from nodeagent.kubelet import node_lock
 from tests.support.manifests import ROOT
 from tests.support.running_agent import HEAD, Node, node
+from tests.support.waiting import Lines
 
 NIC0 = "two-gpus-and-two-nics/nic0"
 POD = {"POD_NAMESPACE": "nodeagent", "POD_NAME": "nodeagent-x7k2p"}
@@ -132,7 +133,7 @@ async def test_a_holder_that_wrote_nothing_is_named_by_the_kernel() -> None:
             [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as holder:
             assert holder.stdout is not None
-            assert holder.stdout.readline() == b"held\n"
+            assert Lines(holder.stdout.fileno()).next() == "held\n"
             await n.start_agent()
             await n.until(lambda: f"process {holder.pid} (" in reasons(n))
             holder.kill()

@@ -18,6 +18,8 @@ from nodeagent.sim.kubelet import PodSpec
 from nodeagent.supervise import Fatal
 from tests.support.running_agent import node, shorten, shorten_holdings
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 HEAD = "two-gpus-and-two-nics"
 
 

@@ -31,6 +31,8 @@ from tests.support.cluster_node import (
 )
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 
 def test_each_fault_becomes_a_notice_with_a_reason_and_a_message():
     made = snapshot([DEGRADED, DOWN, WARNED, UNKNOWN, MISCABLED], [GPU_LOST])

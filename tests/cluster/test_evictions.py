@@ -26,6 +26,8 @@ from nodeagent.model import Health, Reason, State
 from tests.support.cluster_node import DOWN, offered, publish, snapshot
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 
 def failed(facts):
     return failed_device_causes(facts, offered(facts), 0.01)
@@ -135,7 +137,7 @@ async def test_refusals_are_spaced_out_whatever_the_server_asks_for(server, clie
     evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0", budget_s=0.1)
     evictions._rate = RateLimit(1000, 1000)
     for _ in range(8):
-        evictions.queue.since = {("default", "b"): 0.0}
+        evictions.queue.since = {("default", "b"): -60.0}
         evictions.queue.causes = failed(inventory.snapshot)
         evictions.queue.not_before.clear()
         await evictions._evict()
@@ -179,7 +181,7 @@ async def test_a_missing_right_stops_the_evictions(server, client, running):
     server.fail("403", resource="pods/eviction", message=right)
     evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0", delivery=deliveries.of("evictions"))
     evictions._rate = RateLimit(100, 100)
-    evictions.queue.observe(failed(inventory.snapshot), 0.0)
+    evictions.queue.observe(failed(inventory.snapshot), -60.0)
     assert await evictions._evict() >= FORBIDDEN_FIRST_S * FORBIDDEN_JITTER[0]
     assert not evictions.queue.not_before
     assert deliveries.remarks()

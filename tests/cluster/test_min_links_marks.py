@@ -21,6 +21,8 @@ from nodeagent.sim.apiserver import ApiServer
 from tests.controller.test_controller import nodelinks
 from tests.support.waiting import LIMIT_S, until
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 THEIRS = {
     "key": "example.com/gpu",
     "value": "yes",

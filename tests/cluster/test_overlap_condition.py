@@ -26,6 +26,8 @@ from nodeagent.sim.apiserver import ApiServer
 from tests.controller.test_controller import FIRST, RULES, SECOND, cluster, groups
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 
 def hypernode(name: str, *members: str, source: str = "nodeagent") -> dict[str, Any]:
     return {

@@ -12,6 +12,8 @@ from tests.controller.test_controller import cluster, leaves, nodelinks
 from tests.fabric.test_break_fabric import mirroring
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 
 def holders(*pods: str) -> list[dict[str, Any]]:
     vfs = [{"link": "nic0", "pciAddress": "0000:18:00.1"}]

@@ -16,6 +16,8 @@ from nodeagent.kube.client import ApiClient
 from nodeagent.sim.apiserver import ApiServer
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 STARTING = {"key": TAINT_KEY, "effect": "NoSchedule"}
 THEIRS = {
     "key": "example.com/gpu",

@@ -33,6 +33,8 @@ from tests.support.running_agent import node
 from tests.support.volcano_scheduler import Scheduler, Unschedulable
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 NODE = "gpu-0"
 SLICES = GpuMemory(MEMORY, reserved_mib=512)
 PLACES, PARTS = VgpuPlaces(SLICES), VgpuParts(SLICES, "memory")

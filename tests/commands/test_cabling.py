@@ -20,7 +20,7 @@ from nodeagent.cli import main
 from nodeagent.fabric import NodeLinks
 from nodeagent.fabric.nodelinks import Metadata, NodeLink
 from tests.support.halls import Hall
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, Lines
 
 RAILS = 4
 
@@ -444,18 +444,17 @@ def test_watch_prints_each_link_that_changes(tmp_path: Path) -> None:
     try:
         assert watch.stdout is not None
         assert watch.stderr is not None
-        sums = [watch.stdout.readline().split() for _ in range(RAILS + 5)]
+        lines = Lines(watch.stdout.fileno())
+        sums = [lines.next().split() for _ in range(RAILS + 5)]
         assert [line[-1] for line in sums if line] == ["PLANNED", *["16"] * RAILS, "PLANNED", "32", "32"]
         made.cables["su0-n01", 0] = "su1-leaf0"
         write(tmp_path / "new.json", made.reports()).rename(source)
-        assert watch.stdout.readline() == (
-            "su0-n01 rail0: elsewhere at su1-leaf0 Eth1/9, belongs to su0-leaf0\n"
-        )
+        assert lines.next() == ("su0-n01 rail0: elsewhere at su1-leaf0 Eth1/9, belongs to su0-leaf0\n")
         source.rename(tmp_path / "away.json")
-        assert "links.json" in watch.stderr.readline()
+        assert "links.json" in Lines(watch.stderr.fileno()).next()
         made.cables["su0-n01", 0] = "su0-leaf0"
         write(tmp_path / "new.json", made.reports()).rename(source)
-        assert watch.stdout.readline() == "su0-n01 rail0: planned at su0-leaf0 Eth1/2\n"
+        assert lines.next() == "su0-n01 rail0: planned at su0-leaf0 Eth1/2\n"
     finally:
         watch.send_signal(signal.SIGINT)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import logging
 import os
@@ -22,7 +23,9 @@ from nodeagent.commands.completion import parsers
 from nodeagent.commands.running_sources import first_facts_or_marks, unanswered
 from nodeagent.inventory import Inventory
 from nodeagent.sim.machine import Machine
+from nodeagent.sources.pci_source import PciScanner
 from tests.support.default_signals import DEFAULT_SIGNALS
+from tests.support.waiting import Lines
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -134,10 +137,15 @@ def test_a_scan_with_json_is_one_object(dgx: Path, capsys: pytest.CaptureFixture
     assert seen["gpus"][0]["health"] == {"state": "healthy", "reasons": [], "allocatable": True}
 
 
+async def _no_answer(_: PciScanner) -> None:
+    await asyncio.Event().wait()
+
+
 def test_a_scan_without_an_answer_names_the_sources_and_fails(
     dgx: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery, "FIRST_FACTS_S", 0.0)
+    monkeypatch.setattr(PciScanner, "scan", _no_answer)
     assert main(["scan", "--root", str(dgx)]) == 1
     printed = capsys.readouterr().out
     assert "NICS\n  not known\n" in printed
@@ -163,6 +171,7 @@ def test_a_demo_without_an_answer_ends_with_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery, "FIRST_FACTS_S", 0.0)
+    monkeypatch.setattr(PciScanner, "scan", _no_answer)
     assert main(["demo", "--once"]) == 1
     err = capsys.readouterr().err
     assert err.startswith("nodeagent: the simulated machine cannot be read: source ")
@@ -217,7 +226,7 @@ def test_a_pipe_is_decoded_while_it_is_open(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdin.write(pcap(LLDP))
         process.stdin.flush()
-        assert b"ifname swp1" in process.stdout.readline()
+        assert "ifname swp1" in Lines(process.stdout.fileno()).next()
         process.stdin.close()
         assert process.stdout.read() == b""
     assert process.returncode == 0

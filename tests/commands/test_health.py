@@ -14,6 +14,7 @@ import pytest
 from nodeagent.cli import main
 from tests.support.certificates import Authority
 from tests.support.running_agent import node
+from tests.support.waiting import LIMIT_S
 
 
 @pytest.mark.needs("openssl")
@@ -75,6 +76,7 @@ def test_a_server_that_is_no_agent_is_reported(capsys: pytest.CaptureFixture[str
         with socket.create_server(("127.0.0.1", 0)) as server:
 
             def serve(server: socket.socket = server, answer: bytes = answer) -> None:
+                server.settimeout(LIMIT_S)
                 connection, _ = server.accept()
                 with connection:
                     connection.recv(4096)

@@ -8,6 +8,7 @@ import pytest
 
 from nodeagent.commands import log_thread
 from nodeagent.commands.log_thread import LogThread
+from tests.support.waiting import Lines
 
 
 @pytest.fixture
@@ -21,7 +22,8 @@ def test_lines_are_written_in_their_order(pipe: tuple[int, int]) -> None:
     for number in range(100):
         log.write(f"line {number}\n")
     log.drain(30)
-    assert os.read(reading, 65536).decode().splitlines() == [f"line {number}" for number in range(100)]
+    lines = Lines(reading)
+    assert [lines.next() for _ in range(100)] == [f"line {number}\n" for number in range(100)]
 
 
 def test_lines_without_room_are_dropped_and_counted(
@@ -33,14 +35,12 @@ def test_lines_without_room_are_dropped_and_counted(
     for number in range(1000):
         log.write(f"{number} {'x' * 1000}\n")
     log.drain(0.01)
-    with os.fdopen(reading, "rb") as lines:
-        text = ""
-        while "lines of the log were lost" not in text:
-            text = lines.readline().decode()
-        assert int(text.split()[0]) > 100
-        log.write("last\n")
-        while lines.readline() != b"last\n":
-            pass
+    lines = Lines(reading)
+    lost = lines.until(lambda line: "lines of the log were lost" in line)
+    assert int(lost.split()[0]) > 100
+    log.write("last\n")
+    lines.until(lambda line: line == "last\n")
+    os.close(reading)
 
 
 def test_a_log_without_a_reader_is_no_error(pipe: tuple[int, int]) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.commands.terminal import Screen, columns, remarks, section
+from tests.support.waiting import await_bytes
 
 HEADS = ("NAME", "PCI ADDRESS", "STATE", "NOTE")
 WORDS = st.text("abcxyz-:.0", min_size=1, max_size=14)
@@ -103,6 +104,7 @@ def _on_terminal(script: str, width: int = 80, **environment: str) -> str:
     os.close(terminal)
     written = b""
     while True:
+        await_bytes(end)
         try:
             part = os.read(end, 65536)
         except OSError:  # EIO: the program has closed its side

@@ -37,6 +37,7 @@ def judged(judge: HealthService, links: tuple[Link, ...]) -> tuple[Function, ...
     return judge.judge_functions(functions, links, faults)
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_facts_do_not_wait_for_samples_that_are_gathered() -> None:
     judge = HealthService(with_rules())
     published: asyncio.Queue[tuple[Function, ...]] = asyncio.Queue()
@@ -54,6 +55,7 @@ async def test_facts_do_not_wait_for_samples_that_are_gathered() -> None:
         await running
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_facts_that_keep_coming_do_not_put_samples_off() -> None:
     judge = HealthService(with_rules())
     published: list[tuple[Function, ...]] = []
@@ -70,6 +72,7 @@ async def test_facts_that_keep_coming_do_not_put_samples_off() -> None:
         await running
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_a_hold_ends_by_time_alone() -> None:
     judge = HealthService(with_rules(RuleSettings(rule="carrier_down", clear_for_seconds=0.05)))
     published: asyncio.Queue[tuple[Function, ...]] = asyncio.Queue()

@@ -16,6 +16,7 @@ from nodeagent.host import nvml_mig
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading
 from nodeagent.host.nvml_mig import profile
 from nodeagent.model import MigDevice
+from tests.support.waiting import Lines
 
 pytestmark = pytest.mark.needs("pynvml", "cc")
 
@@ -83,13 +84,14 @@ class Remote:
             text=True,
             env=environment(machine, library),
         )
+        self.lines = Lines(self.child.stdout.fileno())
 
     def send(self, call, *arguments):
         self.child.stdin.write(json.dumps([call, arguments]) + "\n")
         self.child.stdin.flush()
 
     def receive(self):
-        answer = json.loads(self.child.stdout.readline())
+        answer = json.loads(self.lines.next())
         if "error" in answer:
             raise DriverError(answer["error"], absent=answer["absent"])
         return answer["value"]

@@ -16,6 +16,8 @@ from nodeagent.kube.resource import NODES
 from nodeagent.sim.apiserver import ApiServer
 from nodeagent.sim.apiserver.tls import Certificates
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 
 def config(tmp_path, cluster=None, user=None, context=None):
     path = tmp_path / "config"

@@ -16,6 +16,8 @@ from nodeagent.kube.resource import HYPERNODES, LEASES, NODELINKS, NODES, PODS, 
 from nodeagent.sim.apiserver import ApiServer
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 
 class Spec(msgspec.Struct):
     pod_cidr: str | None = msgspec.field(default=None, name="podCIDR")
@@ -252,7 +254,6 @@ async def test_a_403_names_the_missing_verb_and_resource():
     await server.stop()
 
 
-@pytest.mark.usefixtures("virtual_time")
 async def test_a_call_waits_for_retry_after(server, client):
     server.put(node("gpu-0"))
     server.fail("429", retry_after_s=0, times=2)

@@ -13,6 +13,8 @@ from nodeagent.kube.resource import LEASES, NODES
 from nodeagent.sim.apiserver import ApiServer
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 
 class Changes:
     """Record the reported changes."""

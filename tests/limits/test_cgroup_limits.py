@@ -25,6 +25,7 @@ from tests.host.test_nvml import HERE, Machine, build, environment, gpu
 from tests.kinds.test_gpu_memory import ALLOWED, SLICES, ids
 from tests.limits.cgroup_trees import LAYOUTS, Layout, Node, Pod
 from tests.support.examples import examples
+from tests.support.waiting import Lines
 
 pytestmark = pytest.mark.needs("pynvml", "cc")
 
@@ -46,6 +47,8 @@ class Child:
             text=True,
             env=environment(machine, library),
         )
+        assert self.process.stdout is not None
+        self._lines = Lines(self.process.stdout.fileno())
 
     def send(self, *shares: tuple[object, ...]) -> None:
         assert self.process.stdin is not None
@@ -53,8 +56,7 @@ class Child:
         self.process.stdin.flush()
 
     def receive(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        answer: dict[str, Any] = json.loads(self._lines.next())
         return answer
 
     def ask(self, *shares: tuple[object, ...]) -> dict[str, Any]:
@@ -62,8 +64,8 @@ class Child:
         return self.receive()
 
     def until(self, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        while not reached(answer := self.receive()):
-            pass
+        line = self._lines.until(lambda line: line and reached(json.loads(line)))
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
     def end(self) -> None:

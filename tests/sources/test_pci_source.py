@@ -445,6 +445,8 @@ class Published(asyncio.Queue[PciFacts]):
         return await asyncio.wait_for(super().get(), 5)
 
 
+virtual = pytest.mark.usefixtures("virtual_time")
+
 Start = Callable[..., Awaitable[tuple[Published, ScanRequest]]]
 
 
@@ -478,6 +480,7 @@ def faults(facts: PciFacts) -> list[list[str]]:
     ]
 
 
+@virtual
 async def test_the_first_scan_is_published_at_once_with_its_faults(machine: Machine) -> None:
     published = Published()
     machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "0")
@@ -489,6 +492,7 @@ async def test_the_first_scan_is_published_at_once_with_its_faults(machine: Mach
         await task
 
 
+@virtual
 async def test_a_scan_request_publishes_new_facts_before_the_interval_ends(
     machine: Machine, start: Start
 ) -> None:
@@ -498,6 +502,7 @@ async def test_a_scan_request_publishes_new_facts_before_the_interval_ends(
     assert (await published.get()).functions[0].num_vfs == 5
 
 
+@virtual
 async def test_the_interval_alone_publishes_new_facts(machine: Machine, start: Start) -> None:
     published, _ = await start(interval_s=0.01)
     machine.vanish("0000:1a:00.1")
@@ -507,6 +512,7 @@ async def test_the_interval_alone_publishes_new_facts(machine: Machine, start: S
     assert faults(facts)[1] == [Fault.DEVICE_MISSING]
 
 
+@virtual
 async def test_the_sweep_finds_a_carrier_lost_after_the_hint(machine: Machine, start: Start) -> None:
     published, request = await start(sweep=Sweep(scan_gap_s=3600.0))
     request.request()
@@ -520,6 +526,7 @@ async def test_the_sweep_finds_a_carrier_lost_after_the_hint(machine: Machine, s
     assert faults(facts) == [[], [], []]
 
 
+@virtual
 async def test_a_scan_waits_after_a_lost_carrier(machine: Machine, start: Start) -> None:
     published, request = await start(sweep=Sweep(for_s=60.0, scan_gap_s=0.0, news_s=30.0))
     machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "0")
@@ -529,6 +536,7 @@ async def test_a_scan_waits_after_a_lost_carrier(machine: Machine, start: Start)
     assert published.empty()
 
 
+@virtual
 async def test_links_that_change_again_and_again_do_not_put_the_scan_off(
     machine: Machine, start: Start
 ) -> None:
@@ -543,6 +551,7 @@ async def test_links_that_change_again_and_again_do_not_put_the_scan_off(
             facts = await published.get()
 
 
+@virtual
 async def test_a_missing_vf_stays_missing_when_a_sweep_finds_a_change(machine: Machine, start: Start) -> None:
     published, request = await start()
     machine.vanish("0000:1a:00.1")
@@ -556,6 +565,7 @@ async def test_a_missing_vf_stays_missing_when_a_sweep_finds_a_change(machine: M
         assert faults(facts)[1] == [Fault.DEVICE_MISSING]
 
 
+@virtual
 async def test_a_sweep_without_a_change_publishes_nothing(start: Start) -> None:
     published, request = await start(sweep=Sweep(scan_gap_s=3600.0))
     request.request()
@@ -563,6 +573,7 @@ async def test_a_sweep_without_a_change_publishes_nothing(start: Start) -> None:
     assert published.empty()
 
 
+@virtual
 async def test_a_burst_of_a_hundred_hints_causes_one_scan(start: Start) -> None:
     published, request = await start()
     for _ in range(100):
@@ -573,6 +584,7 @@ async def test_a_burst_of_a_hundred_hints_causes_one_scan(start: Start) -> None:
     assert published.empty()
 
 
+@virtual
 async def test_a_pf_that_comes_back_has_no_fault(machine: Machine, start: Start) -> None:
     published, request = await start()
     link = machine.root / f"sys/bus/pci/devices/{PF}"
@@ -590,6 +602,7 @@ async def test_a_pf_that_comes_back_has_no_fault(machine: Machine, start: Start)
     assert faults(facts) == [[], [], []]
 
 
+@virtual
 async def test_a_watch_that_continues_an_earlier_one_keeps_its_facts(machine: Machine) -> None:
     before = scan(Tree(machine.root))
     machine.vanish("0000:1a:00.1")
@@ -618,6 +631,7 @@ async def test_a_hanging_driver_does_not_block_the_loop(machine: Machine, start:
     assert (await published.get()).functions[0].num_vfs == 3
 
 
+@virtual
 async def test_a_failing_hint_ends_the_watch_with_its_error(machine: Machine) -> None:
     class Broken:
         async def wait(self) -> None:
@@ -627,6 +641,7 @@ async def test_a_failing_hint_ends_the_watch_with_its_error(machine: Machine) ->
         await watch(Tree(machine.root), [Broken()], lambda _: None)
 
 
+@virtual
 async def test_a_machine_that_loses_its_sys_ends_the_watch(tmp_path: Path) -> None:
     with pytest.raises(SysfsError, match="has no /sys"):
         await watch(Tree(tmp_path), [], lambda _: None)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import select
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -41,3 +44,37 @@ async def until(
     except TimeoutError:
         text = what or " ".join(inspect.getsource(condition).split())
         raise AssertionError(f"not within {limit_s:g} s: {text}") from None
+
+
+def await_bytes(descriptor: int, limit_s: float = LIMIT_S) -> None:
+    """Return when a read of the descriptor does not block: bytes, the end or an error."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    if not poll.poll(limit_s * 1000):
+        raise AssertionError(f"no byte within {limit_s:g} s")
+
+
+class Lines:
+    """The lines of a pipe, which nobody else reads. Each read has a bound, also where a writer stops within a line."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._bytes = b""
+
+    def next(self, limit_s: float = LIMIT_S) -> str:
+        """The next line with its end; at the end of the pipe what is left."""
+        until = time.monotonic() + limit_s
+        while b"\n" not in self._bytes:
+            await_bytes(self._descriptor, max(0.0, until - time.monotonic()))
+            if not (part := os.read(self._descriptor, 65536)):
+                break
+            self._bytes += part
+        line, end, self._bytes = self._bytes.partition(b"\n")
+        return (line + end).decode()
+
+    def until(self, found: Callable[[str], object], limit_s: float = LIMIT_S) -> str:
+        """The next line for which ``found`` is true; the lines before it are dropped."""
+        until = time.monotonic() + limit_s
+        while not found(line := self.next(max(0.0, until - time.monotonic()))):
+            assert line, "the pipe ended"
+        return line
