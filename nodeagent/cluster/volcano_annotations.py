@@ -38,6 +38,8 @@ ALLOCATING, SUCCESS, FAILED = "allocating", "success", "failed"
 DONE_AT = str(2**64 - 1)
 """``vgpu-time`` of a pod whose devices are allocated: the largest number, so that it is never the oldest."""
 PERCENTAGE = "volcano.sh/vgpu-memory-percentage"
+NO_PERCENTAGE = 101
+"""The scheduler's value for a container without ``PERCENTAGE``."""
 LOCK_S = 300
 """Seconds after which Volcano takes a node lock for forgotten (pkg/scheduler/plugins/util/nodelock)."""
 AHEAD_S = 60
@@ -204,8 +206,8 @@ def shares_of(
                 sums[grant.uuid] = sums.get(grant.uuid, 0) + grant.slices
     for uuid in set(held) - sums.keys():
         size = sizes.get(uuid, 0)
-        asked = [_amount(one.resources.limits or {}, MEMORY, size) for one in pod.counted]
-        sums[uuid] = min(sum(asked) or size, size)
+        asked = sum(_due(one.resources.limits or {}, size) for one in pod.counted)
+        sums[uuid] = min(asked or size, size)
     for uuid, slices in sorted(sums.items()):
         yield VgpuShare(pod.metadata.namespace, pod.metadata.name, uuid, slices)
 
@@ -213,15 +215,6 @@ def shares_of(
 def handshake(now: float) -> str:
     """Return the answer to a scheduler that still asks (up to Volcano 1.12): ``Reported_2026.11.23 08:15:00``."""
     return f"Reported_{datetime.fromtimestamp(now, UTC):%Y.%m.%d %H:%M:%S}"
-
-
-def lock_time(text: str) -> float | None:
-    """Return the time of a node lock in seconds since 1970; ``None`` if it is no time."""
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return at.timestamp() if at.tzinfo is not None else None
 
 
 def bound_at(pod: VgpuPod) -> float | None:
@@ -238,23 +231,29 @@ def _fault(limits: Mapping[str, str | int], grants: tuple[VgpuGrant, ...], sizes
         return f"{TO_ALLOCATE} has {len(grants)} GPUs"
     if len({grant.uuid for grant in grants}) != len(grants):
         return f"{TO_ALLOCATE} has one GPU twice"
-    wanted, percent, cores = (
-        _amount(limits, MEMORY, 0),
-        _amount(limits, PERCENTAGE, 100),
-        _amount(limits, CORES, 0),
-    )
-    first = next((sizes.get(grant.uuid, 0) for grant in grants), 0)
-    due = (
-        wanted or first * percent // 100
-    )  # the scheduler computes it for the first GPU, and keeps it for the others
+    cores = _amount(limits, CORES, 0)
     for grant in grants:
         if grant.uuid not in sizes:
             return f"{grant.uuid} is no GPU of {MEMORY} here"
+        due = _due(limits, sizes[grant.uuid])
         if grant.slices != due or not 0 < grant.slices <= sizes[grant.uuid]:
             return f"{TO_ALLOCATE} has {grant.slices} of {MEMORY} and the container asks for {due}"
         if grant.cores != cores or cores > CORES_OF_A_GPU:
             return f"{TO_ALLOCATE} has {grant.cores} of {CORES} and the container asks for {cores}"
     return ""
+
+
+def _due(limits: Mapping[str, str | int], size: int) -> int:
+    """Return the slices of a GPU of ``size`` for a container: a percentage of each GPU counts before an amount.
+
+    ``ExtractResourceRequest`` and ``checkNodeGPUSharingPredicateAndScore`` of Volcano 1.14 and newer.
+    """
+    percent, memory = _amount(limits, PERCENTAGE, NO_PERCENTAGE), _amount(limits, MEMORY, 0)
+    if percent == NO_PERCENTAGE:
+        if memory:
+            return memory
+        percent = 100
+    return size * percent // 100
 
 
 def _seconds(text: str | None) -> int | None:

@@ -6,10 +6,10 @@ differs. So an agent that was restarted between an allocation and its report con
 * The Node lists the GPUs (``REGISTER``). Schedulers up to 1.12 ask by ``HANDSHAKE``, and get an answer.
 * A pod whose containers all hold GPUs by podresources gets ``bind-phase: success``, a pod that has ended before gets
   ``failed``, and so does one that asks for memory alone. Volcano counts a pod by its annotations until it is gone.
+* A pod whose report is refused waits alone, and the others are reported.
 * The node lock is released when its pod is reported, or when no pod waits and it has been seen for ``LOCK_GRACE_S``: a
-  scheduler that ended in between leaves it behind, and would bind no pod to this node for five minutes. Its time has
-  whole seconds, and the scheduler locks before it annotates. So a lock is no text here: a report releases the lock that
-  stood during it, and never the next one, of the same second.
+  scheduler that ended in between, or took its choice back, leaves it behind, and would bind no pod to this node for
+  five minutes (``scheduler_lock``).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-import msgspec
-
+from nodeagent.backoff import JITTER, Backoff
 from nodeagent.cluster import volcano_annotations as notes
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.retry import ApiRetry
+from nodeagent.cluster.scheduler_lock import SchedulerLock
 from nodeagent.cluster.volcano_annotations import VgpuPod
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.gpu_access import selected
@@ -41,19 +41,8 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 5.0
 """Between rounds without a change: locks and choices age."""
-LOCK_GRACE_S = 15.0
-"""The scheduler takes the lock before it writes the pod's annotations and binds it."""
-
-
-class SchedulerLock(msgspec.Struct):
-    """A lock that Volcano has set on this Node. Two of one second have the same text.
-
-    ``reported`` is whether its pod has been reported.
-    """
-
-    text: str
-    seen_at: float
-    reported: bool = False
+REFUSED_FIRST_S, REFUSED_MAX_S = 5.0, 300.0
+"""Between the reports on a pod that the API server refuses."""
 
 
 class VolcanoDeviceshare:
@@ -73,8 +62,9 @@ class VolcanoDeviceshare:
         self._settings, self._clock = settings, clock
         self._retry = ApiRetry("Volcano's annotations cannot be written", delivery)
         self._changed = asyncio.Event()
-        self._lock: SchedulerLock | None = None
-        self._locked = False
+        self._lock = SchedulerLock()
+        self._refused: dict[str, tuple[Backoff, float]] = {}
+        """The wait of each pod whose report was refused, and when it is tried again; by UID."""
         self._pods: Reflector[VgpuPod] = Reflector(
             client, PODS.typed(VgpuPod), fields=f"spec.nodeName={node}", changed=self._pod_changed
         )
@@ -96,7 +86,8 @@ class VolcanoDeviceshare:
                 if not wait_s:
                     try:
                         await self._write(snapshot)
-                        self._retry.succeeded()
+                        if not self._refused:
+                            self._retry.succeeded()
                     except ApiError as error:
                         if error.reason != "Conflict" and not error.missing:
                             self._retry.failed(error, time.monotonic())
@@ -104,16 +95,16 @@ class VolcanoDeviceshare:
                     async with asyncio.timeout(max(wait_s, ROUND_S)):
                         await either(self._inventory.changed(snapshot.revision), self._changed.wait())
 
-    def _pod_changed(self, _key: str, _before: VgpuPod | None, _now: VgpuPod | None) -> None:
+    def _pod_changed(self, _key: str, before: VgpuPod | None, now: VgpuPod | None) -> None:
+        # The answer to a report may be lost, and a pod may go before its devices.
+        if before is not None and self._is_placed(before) and (now is None or not self._is_placed(now)):
+            self._lock.pod_reported(before.metadata.uid, notes.bound_at(before) or 0)
         self._publish()  # at once: the kubelet may ask already
         self._changed.set()
 
     def _node_changed(self, _key: str, _before: Partial | None, now: Partial | None) -> None:
         text = None if now is None else (now.metadata.annotations or {}).get(notes.NODE_LOCK)
-        if text is None:
-            self._lock = None
-        elif self._lock is None or self._lock.text != text:
-            self._lock, self._locked = SchedulerLock(text, self._clock()), True
+        self._lock.observe(text, self._clock())
         self._changed.set()
 
     def _publish(self) -> None:
@@ -140,25 +131,34 @@ class VolcanoDeviceshare:
             vgpu_waiting=tuple(waiting),
             vgpu_shares=tuple(shares),
             vgpu_granted=granted,
-            vgpu_locked=self._locked,
+            vgpu_locked=self._lock.seen,
         )
 
     async def _write(self, snapshot: Snapshot) -> None:
+        alive = {pod.metadata.uid for pod in self._pods.objects.values()}
+        self._lock.forget(alive)
+        self._refused = {uid: it for uid, it in self._refused.items() if uid in alive}
         for pod in sorted(self._pods.objects.values(), key=_order):
             if (phase := self._phase(pod, snapshot)) is not None:
                 await self._report(pod, phase)
         node = self._nodes.objects.get(self._node)
         if node is not None and (changes := self._node_changes(node, snapshot)):
-            meta = {"annotations": changes, "resourceVersion": node.metadata.resource_version}
-            await self._client.patch(NODES, self._node, {"metadata": meta})
-            if notes.NODE_LOCK in changes:
-                self._lock = None  # what is seen from now on is another one
+            version, releases = node.metadata.resource_version or "", notes.NODE_LOCK in changes
+            if releases:
+                version = self._lock.unanswered or version
+            meta = {"annotations": changes, "resourceVersion": version}
+            try:
+                await self._client.patch(NODES, self._node, {"metadata": meta})
+            except ApiError as error:
+                if releases:
+                    self._lock.not_released(version, answered=error.status is not None and error.status < 500)
+                raise
+            if releases:
+                self._lock.released()
 
     def _phase(self, pod: VgpuPod, snapshot: Snapshot) -> str | None:
         """Return the phase that is to be reported; ``None`` if there is none, or if it is not known yet."""
-        if pod.annotations.get(notes.BIND_PHASE) != notes.ALLOCATING or not pod.asking:
-            return None
-        if pod.annotations.get(notes.PLACED_ON) != self._node:
+        if not self._is_placed(pod) or not pod.asking:
             return None
         holders = _holders(snapshot)
         meta = pod.metadata
@@ -169,12 +169,26 @@ class VolcanoDeviceshare:
 
     async def _report(self, pod: VgpuPod, phase: str) -> None:
         meta = pod.metadata
+        now = time.monotonic()
+        backoff, at = self._refused.get(
+            meta.uid, (Backoff(REFUSED_FIRST_S, REFUSED_MAX_S, jitter=JITTER), now)
+        )
+        if now < at:
+            return
         changes = {notes.BIND_PHASE: phase, notes.PLACED_AT: notes.DONE_AT}
         body = {"metadata": {"annotations": changes, "uid": meta.uid}}
-        await self._client.patch(PODS, meta.name, body, namespace=meta.namespace)
-        lock = self._lock
-        if lock is not None and (notes.lock_time(lock.text) or 0) <= (notes.bound_at(pod) or 0):
-            lock.reported = True
+        try:
+            await self._client.patch(PODS, meta.name, body, namespace=meta.namespace)
+        except ApiError as error:
+            if not error.refused:
+                raise
+            if not (error.missing or error.conflict):  # the watch will show it
+                self._refused[meta.uid] = backoff, now + backoff.next_s(error.retry_after_s)
+                self._retry.rejected(error)
+                log.info("A result is refused. pod=%s/%s reason=%r", meta.namespace, meta.name, str(error))
+            return
+        self._refused.pop(meta.uid, None)
+        self._lock.pod_reported(meta.uid, notes.bound_at(pod) or 0)
         log.info("Volcano has the result of a pod. pod=%s/%s phase=%s", meta.namespace, meta.name, phase)
 
     def _node_changes(self, node: Partial, snapshot: Snapshot) -> dict[str, str | None]:
@@ -186,21 +200,21 @@ class VolcanoDeviceshare:
                 changes[notes.REGISTER] = wanted
             if not has.get(notes.HANDSHAKE, "").startswith("Reported"):
                 changes[notes.HANDSHAKE] = notes.handshake(self._clock())
-        if notes.NODE_LOCK in has and self._lock is not None and self._is_free(self._lock):
-            changes[notes.NODE_LOCK] = None
-        return changes
-
-    def _is_free(self, lock: SchedulerLock) -> bool:
-        """Whether no pod needs this lock any more."""
         now = self._clock()
         waits = any(
-            pod.annotations.get(notes.PLACED_ON) == self._node
-            and pod.annotations.get(notes.BIND_PHASE) == notes.ALLOCATING
+            self._is_placed(pod)
             and not pod.admitted
             and now - notes.LOCK_S < (notes.bound_at(pod) or 0) <= now + notes.AHEAD_S
             for pod in self._pods.objects.values()
         )
-        return not waits and (lock.reported or now - lock.seen_at > LOCK_GRACE_S)
+        if notes.NODE_LOCK in has and self._lock.is_free(now, waited_for=waits):
+            changes[notes.NODE_LOCK] = None
+        return changes
+
+    def _is_placed(self, pod: VgpuPod) -> bool:
+        """Whether the scheduler gave the pod GPUs of this node, and no result is reported yet."""
+        has = pod.annotations
+        return has.get(notes.PLACED_ON) == self._node and has.get(notes.BIND_PHASE) == notes.ALLOCATING
 
 
 def _holders(snapshot: Snapshot) -> frozenset[tuple[str, str, str]]:

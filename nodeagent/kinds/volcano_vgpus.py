@@ -291,7 +291,7 @@ def next_waiting(snapshot: Snapshot, count: int) -> VgpuWaiting:
             f"{NUMBER}: the annotations of {faulty.name} are refused: {faulty.fault}", invalid=False
         )
     if len({waiting.gpus for waiting in fitting}) > 1:
-        advice = "" if snapshot.vgpu_locked else "; set deviceshare.NodeLockEnable: true"
+        advice = "" if snapshot.vgpu_locked else "; is deviceshare.NodeLockEnable true?"
         raise Refused(
             f"{NUMBER}: several pods wait with different GPUs, and the kubelet does not name the one that asks: "
             f"{names}{advice}",

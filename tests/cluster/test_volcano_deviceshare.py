@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kubernetes.utils.quantity import parse_quantity
 from msgspec.structs import replace
 
+from nodeagent.cluster import scheduler_lock
 from nodeagent.cluster import volcano_annotations as notes
-from nodeagent.cluster import volcano_deviceshare
 from nodeagent.cluster.volcano_deviceshare import VolcanoDeviceshare
 from nodeagent.inventory import Inventory
 from nodeagent.kinds import Refused
@@ -128,8 +128,12 @@ async def stage(memory: GpuMemory = SLICES) -> AsyncIterator[Stage]:
         await server.stop()
 
 
-async def test_the_scheduler_chooses_the_gpu_the_agent_honors_it_reports_and_releases_the_lock() -> None:
+@pytest.mark.parametrize("patches", [False, True])
+async def test_the_scheduler_chooses_the_gpu_the_agent_honors_it_reports_and_releases_the_lock(
+    patches: bool,
+) -> None:
     async with stage() as s:
+        s.scheduler.patches = patches
         s.pod("a", {"number": 1, "memory": 40, "cores": 30})
         s.scheduler.bind("a", NODE)
         assert "hamivgpu" in s.notes("nodes", NODE)
@@ -186,6 +190,43 @@ async def test_a_limit_with_a_fraction_is_refused_with_its_text() -> None:
             s.admit("a", "c0")
 
 
+@pytest.mark.parametrize(
+    ("limits", "slices"),
+    [
+        ({"memory-percentage": 50}, 39),
+        ({"memory": 8, "memory-percentage": 50}, 39),
+        ({"memory": 8, "memory-percentage": 101}, 8),
+        ({"memory-percentage": 101}, 79),
+        ({}, 79),
+    ],
+)
+async def test_a_percentage_of_each_gpu_counts_before_an_amount(
+    limits: dict[str, int | str], slices: int
+) -> None:
+    async with stage() as s:
+        s.pod("a", {"number": 1, **limits})
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        s.admit("a", "c0")
+        assert dict(s.allocation.env)["NODEAGENT_GPU_MEM_MIB"] == str(slices * 1024)
+        found = s.server.find("pods", "a", "default")
+        assert found is not None
+        s.server.put(found | {"metadata": found["metadata"] | {"annotations": {}}})
+        await until(lambda: {it.slices for it in s.inventory.snapshot.vgpu_shares} == {slices})
+
+
+async def test_a_percentage_is_of_each_gpu_where_they_differ() -> None:
+    async with stage() as s:
+        small = replace(gpu_of(0), memory_mib=gpu_of(0).memory_mib // 2)
+        s.inventory.publish("gpus", gpus=(small, gpu_of(1)))
+        await s.until(lambda: ",39," in s.notes("nodes", NODE)[notes.REGISTER])
+        s.pod("a", {"number": 2, "memory-percentage": 50})
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        (waiting,) = s.inventory.snapshot.vgpu_waiting
+        assert (waiting.fault, [it.slices for it in waiting.gpus]) == ("", [39, 19])
+
+
 async def test_two_pods_that_wait_with_different_gpus_are_refused_rather_than_swapped() -> None:
     async with stage() as s:
         s.scheduler.locks = False
@@ -193,7 +234,7 @@ async def test_two_pods_that_wait_with_different_gpus_are_refused_rather_than_sw
             s.pod(name, {"number": 1, "memory": 60})
             s.scheduler.bind(name, NODE)
         await s.waiting("a", "b")
-        with pytest.raises(Refused, match=r"default/a, default/b; set deviceshare\.NodeLockEnable: true"):
+        with pytest.raises(Refused, match=r"default/a, default/b; is deviceshare\.NodeLockEnable true\?"):
             s.admit("a", "c0")
 
 
@@ -264,6 +305,22 @@ async def test_the_lock_of_the_next_pod_stays_though_it_is_of_the_same_second() 
         assert notes.NODE_LOCK in s.notes("nodes", NODE)
 
 
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_refused_report_delays_no_other_and_is_tried_again() -> None:
+    async with stage() as s:
+        s.scheduler.locks = False
+        s.server.fail("deny", verb="patch", resource="pods", name="a", times=1)
+        for name in "ab":
+            s.pod(name, {"number": 1, "memory": 8})
+            s.scheduler.bind(name, NODE)
+            await s.waiting(name)
+            s.admit(name, "c0")
+            await s.waiting()
+        await s.until(lambda: s.notes("pods", "b")[notes.BIND_PHASE] == notes.SUCCESS)
+        assert s.notes("pods", "a")[notes.BIND_PHASE] == notes.ALLOCATING
+        await s.until(lambda: s.notes("pods", "a")[notes.BIND_PHASE] == notes.SUCCESS)
+
+
 async def test_a_report_leaves_a_lock_that_is_newer_than_its_pod() -> None:
     async with stage() as s:
         s.pod("a", {"number": 1, "memory": 8})
@@ -310,7 +367,7 @@ async def test_a_lock_that_a_scheduler_left_behind_is_released_and_one_in_use_is
         s.pod("b", {"number": 1, "memory": 8})
         with pytest.raises(Unschedulable, match="locked within 5 minutes"):
             s.scheduler.bind("b", NODE)
-        s.scheduler.now += volcano_deviceshare.LOCK_GRACE_S + 1
+        s.scheduler.now += scheduler_lock.LOCK_GRACE_S + 1
         s.inventory.publish(
             "gpus", gpus=(gpu_of(0), replace(gpu_of(1), health=SICK))
         )  # any change ends the pause

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,15 +25,19 @@ from tests.support.manifests import DAEMONSET, Manifest, built, of_kind
 
 pytestmark = pytest.mark.needs("kubectl", "cel_expr_python")
 
+OPTIONAL = ("choice.yaml", "scheduler-name.yaml")
 SCHEDULER = "system:serviceaccount:volcano-system:volcano-scheduler"
 TOKEN = {NODE: ["gpu-0"], UID: ["u-0"]}
 
 
 @pytest.fixture(scope="module")
 def everything() -> list[Manifest]:
-    """The overlay, and the policy that it leaves to the administrator."""
-    choice = (DAEMONSET / "volcano-deviceshare" / "choice.yaml").read_text()
-    return [*built("overlays/volcano-deviceshare"), *yaml.safe_load_all(choice)]
+    """The overlay, and the policies that it leaves to the administrator."""
+    optional = [(DAEMONSET / "volcano-deviceshare" / name).read_text() for name in OPTIONAL]
+    return [
+        *built("overlays/volcano-deviceshare"),
+        *(it for one in optional for it in yaml.safe_load_all(one)),
+    ]
 
 
 def test_the_overlay_checks_no_other_device_plugin() -> None:
@@ -110,11 +115,90 @@ def test_a_report_passes_and_the_scheduler_alone_writes_the_choice(everything: l
         assert (refusals(everything, made) == []) is passes
 
 
+@pytest.mark.parametrize("resource", [":pods/binding", ":bindings"])
+def test_the_choice_of_a_binding_is_the_schedulers_alone(resource: str, everything: list[Manifest]) -> None:
+    """Volcano from ed72c7c8 on sends it with the Binding; other schedulers send none."""
+
+    def binding(user: str, **annotations: str) -> Request:
+        meta = {"name": "a", "namespace": "ml"} | ({"annotations": annotations} if annotations else {})
+        made = {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": {"name": "gpu-0"}}
+        return Request("CREATE", resource, "a", user, {}, made, None, "ml")
+
+    choice = {notes.PLACED_ON: "gpu-0", notes.TO_ALLOCATE: "x", notes.BIND_PHASE: "allocating"}
+    assert refusals(everything, binding(SCHEDULER, **choice)) == []
+    assert refusals(everything, binding("system:kube-scheduler")) == []
+    assert refusals(everything, binding("system:kube-scheduler", note="1")) == []
+    for key, value in choice.items():
+        assert refusals(everything, binding("alice", **{key: value}))
+
+
+def test_the_choice_is_kept_by_an_update_of_the_status_and_reported_by_volcanos_own_plugin(
+    everything: list[Manifest],
+) -> None:
+    """``podStatusStrategy`` keeps the spec and the owners of a pod, and no annotation."""
+    request = replace(update("alice", note(**{notes.TO_ALLOCATE: "y"})), resource=":pods/status")
+    assert refusals(everything, request)
+    kubelet = replace(
+        update("system:node:gpu-0", lambda made: made.update(status={"phase": "Running"})),
+        resource=":pods/status",
+    )
+    assert refusals(everything, kubelet) == []
+    report = note(**{notes.BIND_PHASE: "success", notes.PLACED_AT: notes.DONE_AT, notes.TO_ALLOCATE: ""})
+    assert (
+        refusals(everything, update("system:serviceaccount:kube-system:volcano-device-plugin", report)) == []
+    )
+
+
+NUMBER, MEMORY = "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory"
+
+
+def asking(scheduler: str | None, where: str = "containers", **limits: str) -> Request:
+    made = pod("")
+    del made["spec"]["nodeName"]
+    if scheduler is not None:
+        made["spec"]["schedulerName"] = scheduler
+    container = {"name": "x", "image": "x", "resources": {"limits": limits} if limits else {}}
+    made["spec"][where] = [*made["spec"].get(where, ()), container]
+    return Request("CREATE", ":pods", "a", "alice", {}, made, None, "ml")
+
+
+@pytest.mark.parametrize("where", ["containers", "initContainers"])
+@pytest.mark.parametrize(
+    "limits", [{NUMBER: "1"}, {MEMORY: "8k"}, {"volcano.sh/vgpu-cores": "1Ki", "cpu": "1500m"}]
+)
+def test_a_pod_that_asks_for_volcanos_gpus_names_volcano_as_scheduler(
+    where: str, limits: dict[str, str], everything: list[Manifest]
+) -> None:
+    assert refusals(everything, asking("volcano", where, **limits)) == []
+    for other in ("default-scheduler", "kube-batch", "volcano2", "", None):
+        assert refusals(everything, asking(other, where, **limits)) == [
+            "a pod with limits of volcano.sh/vgpu-… needs schedulerName: volcano"
+        ]
+
+
+def test_a_pod_that_asks_for_no_gpu_of_volcano_may_have_any_scheduler(everything: list[Manifest]) -> None:
+    for limits in ({}, {"cpu": "1"}, {NUMBER: "0"}, {"nvidia.com/gpu": "1"}, {"volcano.sh/vgpu": "1"}):
+        assert refusals(everything, asking("default-scheduler", **limits)) == []
+    bare = asking("default-scheduler")
+    assert bare.object is not None
+    for container in bare.object["spec"]["containers"]:
+        container.pop("resources", None)
+    assert refusals(everything, bare) == []
+
+
+def test_a_pod_that_exists_is_not_checked_for_its_scheduler(everything: list[Manifest]) -> None:
+    made = asking("default-scheduler", **{NUMBER: "1"}).object
+    assert made is not None
+    assert refusals(everything, update("alice", lambda it: it["metadata"].update(finalizers=[]), made)) == []
+    debug = update("alice", lambda it: it["spec"].update(ephemeralContainers=[{"name": "d"}]), made)
+    assert refusals(everything, replace(debug, resource=":pods/ephemeralcontainers")) == []
+
+
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_the_api_server_finds_no_wrong_type_in_the_policies(version: str, everything: list[Manifest]) -> None:
     crds = of_kind(everything, "CustomResourceDefinition")
     policies = of_kind(everything, "ValidatingAdmissionPolicy")
-    assert {"nodeagent-volcano-pods", "nodeagent-volcano-choice"} <= {
+    assert {f"nodeagent-volcano-{name}" for name in ("pods", "choice", "scheduler-name")} <= {
         it["metadata"]["name"] for it in policies
     }
     assert [error for policy in policies for error in type_errors(policy, crds, version)] == []

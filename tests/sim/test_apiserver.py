@@ -168,6 +168,37 @@ async def test_events_and_evictions_by_the_official_client(server, official):
     assert server.objects("pods") == []
 
 
+async def test_a_binding_sets_node_and_annotations_in_one_write_and_once(server, official):
+    from kubernetes.client import ApiException, CoreV1Api, V1Binding, V1ObjectMeta, V1ObjectReference
+
+    meta = {"name": "p", "namespace": "default", "uid": "u", "annotations": {"a": "1", "b": "1"}}
+    before = server.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}})
+    seen = []
+    server.admit.append(lambda _user, *change: seen.append(change))
+    core = CoreV1Api(official)
+
+    def binding(**changes):
+        return V1Binding(
+            metadata=V1ObjectMeta(name="p", annotations={"b": "2", "c": "2"}, **changes),
+            target=V1ObjectReference(kind="Node", name="n"),
+        )
+
+    with pytest.raises(ApiException, match="Precondition failed"):
+        await ask(
+            core.create_namespaced_pod_binding, "p", "default", binding(uid="x"), _preload_content=False
+        )
+    await ask(core.create_namespaced_pod_binding, "p", "default", binding(uid="u"), _preload_content=False)
+    bound = server.find("pods", "p", "default")
+    assert bound["spec"]["nodeName"] == "n"
+    assert bound["metadata"]["annotations"] == {"a": "1", "b": "2", "c": "2"}
+    assert int(bound["metadata"]["resourceVersion"]) == int(before["metadata"]["resourceVersion"]) + 1
+    assert [(verb, resource, old) for verb, resource, old, _ in seen] == [
+        ("create", "pods/binding", None)
+    ] * 2
+    with pytest.raises(ApiException, match="already assigned to node"):
+        await ask(core.create_namespaced_pod_binding, "p", "default", binding(), _preload_content=False)
+
+
 CRD = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",

@@ -36,10 +36,11 @@ class Card:
 
 @dataclass
 class Scheduler:
-    """``locks``: deviceshare.NodeLockEnable."""
+    """``locks``: deviceshare.NodeLockEnable. ``patches``: as up to Volcano 1.15, patch the pod before the Binding."""
 
     server: ApiServer
     locks: bool = True
+    patches: bool = False
     now: float = field(default_factory=time.time)
 
     def node(self, name: str) -> Json:
@@ -107,32 +108,36 @@ class Scheduler:
             "".join(f"{uuid},NVIDIA,{mem},{cores}:" for uuid, mem, cores in one) for one in chosen
         )
         at = str(int(self.now))
-        self.annotate(
-            "pods",
-            pod,
-            namespace,
-            **{
-                "volcano.sh/vgpu-node": node,
-                "volcano.sh/vgpu-time": at,
-                "volcano.sh/vgpu-ids-new": text,
-                "volcano.sh/devices-to-allocate": text,
-                "volcano.sh/bind-phase": "allocating",
-                "volcano.sh/bind-time": at,
-            },
-        )
+        choice = {
+            "volcano.sh/vgpu-node": node,
+            "volcano.sh/vgpu-time": at,
+            "volcano.sh/vgpu-ids-new": text,
+            "volcano.sh/devices-to-allocate": text,
+            "volcano.sh/bind-phase": "allocating",
+            "volcano.sh/bind-time": at,
+        }
+        if self.patches:
+            self.annotate("pods", pod, namespace, **choice)
         found = self.server.find("pods", pod, namespace)
         assert found is not None
+        found["metadata"]["annotations"] = (found["metadata"].get("annotations") or {}) | choice
         found["spec"]["nodeName"] = node
         self.server.put(found)
 
     @staticmethod
     def fit(cards: list[Card], limits: dict[str, int]) -> list[tuple[str, int, int]]:
         count, cores = limits.get("volcano.sh/vgpu-number", 1), limits.get("volcano.sh/vgpu-cores", 0)
-        memory, found = limits.get("volcano.sh/vgpu-memory", 0), []
+        wanted, percent = (
+            limits.get("volcano.sh/vgpu-memory", 0),
+            limits.get("volcano.sh/vgpu-memory-percentage", 101),
+        )
+        if percent == 101 and wanted == 0:
+            percent = 100
+        found: list[tuple[str, int, int]] = []
         for card in reversed(cards):
             if len(found) == count:
                 break
-            memory = memory or card.memory * limits.get("volcano.sh/vgpu-memory-percentage", 100) // 100
+            memory = wanted if percent == 101 else int(float(card.memory) * float(percent) / 100.0)
             used = sum(size for size, _ in card.used), sum(part for _, part in card.used)
             if card.number <= len(card.used) or card.memory - used[0] < memory or used[1] + cores > 100:
                 continue

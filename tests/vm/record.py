@@ -16,6 +16,16 @@ HEAD = """\
 itself reports the facts about the machine.
 """
 
+READ = """\
+## Read in the source of other programs
+
+| what | program, commit, date of reading |
+| --- | --- |
+| the choice is sent with the Binding (`DefaultBinder.Bind`; since abc0792a3, after 1.15); a lock is set before it and never removed within five minutes, in whole seconds (`nodelock.go`); a percentage counts before an amount, for each GPU (since 1.14) | Volcano ed72c7c8, 2026-11-24 |
+| the account `kube-system/volcano-device-plugin` reports and erases the choice; one release for each allocated pod | volcano-vgpu-device-plugin 4fb76ba1, 2026-11-24 |
+| annotations of a Binding are merged into the pod with the name of its node, in one write (`BindingREST`); an update of `pods/status` keeps the spec and the owners, and no annotation | Kubernetes in MicroShift 8e16b12f, 2026-11-24 |
+"""  # noqa: E501 - rows of a table
+
 LIMITS = """\
 ## Limits of these tests
 
@@ -77,7 +87,7 @@ def text(run: Run, passed: Iterable[str]) -> str:
             ("the whole run, with boot", f"{run.seconds:.0f}"),
         ],
     )
-    return "\n".join([*lines, "", LIMITS])
+    return "\n".join([*lines, "", READ, LIMITS])
 
 
 def sentence(name: str) -> str:

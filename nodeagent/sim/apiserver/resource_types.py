@@ -261,6 +261,7 @@ def _resources(group_version: str, kinds: list[ApiKind]) -> Json:
         if kind.plural == "pods":
             eviction = {"name": "pods/eviction", "group": "policy", "version": "v1", "kind": "Eviction"}
             resources.append({**resource, **eviction, "verbs": ["create"]})
+            resources.append({**resource, "name": "pods/binding", "kind": "Binding", "verbs": ["create"]})
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",

@@ -53,6 +53,8 @@ class Routes:
             )
         if target.subresource == "eviction":
             return self._evict(request, target)
+        if target.subresource == "binding":
+            return self._bind(request, target)
         if target.subresource not in ("", "status") or (target.subresource and not target.kind.status):
             raise ApiRefusedError(404, "the server could not find the requested resource")
         code, obj = self._one_object(request, target)
@@ -104,6 +106,14 @@ class Routes:
             raise ApiRefusedError(405, "the server does not allow this method on the requested resource")
         write = WriteOptions(target.kind, target.namespace, target.name, target.subresource, "eviction")
         self._verbs.evict(write, _json(request))
+        done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+        return HttpAnswer(201, encode(done))
+
+    def _bind(self, request: HttpRequest, target: RequestTarget) -> HttpAnswer:
+        if target.verb != "create" or target.kind is None or target.kind.plural != "pods":
+            raise ApiRefusedError(405, "the server does not allow this method on the requested resource")
+        write = WriteOptions(target.kind, target.namespace, target.name, target.subresource, "binding")
+        self._verbs.bind(write, _json(request))
         done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
         return HttpAnswer(201, encode(done))
 

@@ -160,6 +160,34 @@ class WriteVerbs:
         self._admit("create", write, None, {**eviction, "metadata": meta})
         return self._remove(write, eviction.get("deleteOptions") or {}, admit=False)
 
+    def bind(self, write: WriteOptions, binding: Json) -> Json:
+        """Set the node of a pod and merge the annotations of the Binding into its own, in one write.
+
+        ``BindingREST`` of pkg/registry/core/pod/storage. Admission sees the Binding, and no update of the pod.
+        """
+        meta: Json = dict(binding.get("metadata") or {})
+        meta |= {"name": write.name, "namespace": write.namespace, "creationTimestamp": None}
+        self._admit("create", write, None, {**binding, "metadata": meta})
+        pod = self.get(write.kind, write.namespace, write.name or "")
+        for field, wanted in (("uid", meta.get("uid")), ("resourceVersion", meta.get("resourceVersion"))):
+            if wanted and pod["metadata"].get(field) != wanted:
+                raise conflict(
+                    "", "pods/binding", write.name or "", f"Precondition failed: {field} in precondition"
+                )
+        spec = pod.setdefault("spec", {})
+        for refused, why in (
+            (pod["metadata"].get("deletionTimestamp"), "is being deleted, cannot be assigned to a host"),
+            (spec.get("nodeName"), f"is already assigned to node {spec.get('nodeName')!r}"),
+            (spec.get("schedulingGates"), "has non-empty .spec.schedulingGates"),
+        ):
+            if refused:
+                raise conflict("", "pods/binding", write.name or "", f"pod {write.name} {why}")
+        spec["nodeName"] = (binding.get("target") or {}).get("name", "")
+        pod["metadata"]["annotations"] = (pod["metadata"].get("annotations") or {}) | (
+            meta.get("annotations") or {}
+        )
+        return self._keep(write.kind, write.namespace, pod)
+
     def delete(self, write: WriteOptions, options: Json) -> Json:
         return self._remove(write, options, admit=True)
 
