@@ -33,14 +33,19 @@ def read_regular(path: str | os.PathLike[str], size_max: int = SIZE_MAX) -> byte
     try:
         descriptor = open_regular(path)
         try:
-            content = os.read(descriptor, min(_CHUNK, size_max + 1))
-            if content and (more := os.read(descriptor, _CHUNK)):
-                content = _read_on(descriptor, content + more, size_max)
+            return read_opened(descriptor, path, size_max)
         finally:
             os.close(descriptor)
     except OSError as error:
         error.filename = os.fspath(path)
         raise
+
+
+def read_opened(descriptor: int, path: str | os.PathLike[str], size_max: int) -> bytes:
+    """Return the content of an open file. Raises ``OSError`` with EFBIG for more than ``size_max`` bytes. Blocks."""
+    content = os.read(descriptor, min(_CHUNK, size_max + 1))
+    if content and (more := os.read(descriptor, _CHUNK)):
+        content = _read_on(descriptor, content + more, size_max)
     if len(content) > size_max:
         raise OSError(
             errno.EFBIG, f"it is larger than {size_max} bytes; give a smaller file", os.fspath(path)

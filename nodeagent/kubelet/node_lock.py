@@ -3,6 +3,9 @@
 Binding over a live socket succeeds and steals it, so the lock is held before a socket is bound. The holder writes into
 the file which process and pod it is. A process whose holder cannot be seen (another PID namespace) reads it there;
 ``/proc/locks`` names a holder that wrote nothing.
+
+Other device plugins may write to the folder. A link in the place of the lock would make the note destroy another file:
+it is refused.
 """
 
 from __future__ import annotations
@@ -173,8 +176,12 @@ async def _open(path: Path, on_blocked: Callable[[str], object]) -> int:
 
 
 def _opened(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
     refuse_irregular(descriptor, path)
+    if os.fstat(descriptor).st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.EMLINK, "it has a second name; remove it", str(path))
     os.fchmod(descriptor, 0o600)
     return descriptor
 
@@ -182,7 +189,7 @@ def _opened(path: Path) -> int:
 def _is_at(path: Path, descriptor: int) -> bool:
     """Whether an open file is the one at the path."""
     with suppress(FileNotFoundError):
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
     return False
 
 

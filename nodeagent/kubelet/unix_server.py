@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class UnixServer:
             path.unlink(missing_ok=True)
             server.add_insecure_port(f"unix:{path}")
             await server.start()
-            path.chmod(0o600)  # gRPC creates it as the umask is
+            _make_private(path)  # gRPC creates it as the umask is
         except (RuntimeError, OSError) as error:
             raise BindError(f"cannot listen on {path}: {_bind_obstacle(path.parent) or error}") from error
         self._server, self._path, self._inode = server, path, _inode(path)
@@ -62,6 +63,16 @@ class UnixServer:
         self._inode = None
         if server is not None:
             await server.stop(grace=None)
+
+
+def _make_private(path: Path) -> None:
+    """Set the mode of a socket. Another device plugin may have put a link in its place."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            Path(f"/proc/self/fd/{descriptor}").chmod(0o600)
+    finally:
+        os.close(descriptor)
 
 
 def _bind_obstacle(folder: Path) -> str | None:

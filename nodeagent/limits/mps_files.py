@@ -3,8 +3,9 @@
 The agent writes which GPUs need a daemon, and ``nodeagent mps`` writes the state of each. The agent needs no right for
 the daemons, and they do not end with it.
 
-``nodeagent mps`` has more rights than the agent, which can write to this folder: a UUID becomes a part of a path, so
-both files are refused if one has another form.
+``nodeagent mps`` has more rights than the agent, which can write to this folder: the files are opened as
+``host.foreign_folder`` says. A UUID becomes a part of a path, so both files are refused if one has another form, and
+numbers and texts are bounded.
 """
 
 from __future__ import annotations
@@ -18,14 +19,20 @@ from typing import Annotated
 import msgspec
 from msgspec import Struct
 
-from nodeagent.host.file_writing import replace_file
-from nodeagent.regular_file import read_regular
+from nodeagent.host.file_writing import make_folder
+from nodeagent.host.foreign_folder import ForeignFolder
 
 WANTED, STATES, LOCK = "wanted.json", "daemons.json", "lock"
 _SIZE_MAX = 1 << 20
-_GPUS_MAX = 1024
+_GPUS_MAX = 128
+_TEXT_MAX = 2048
+_SHARED = 0o1771
+"""The agent, of group 0, replaces its own file; the servers of clients of any user pass."""
 
 Uuid = Annotated[str, msgspec.Meta(pattern=r"^(GPU|MIG)-[0-9a-fA-F-]{1,64}\Z")]
+Pid = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
+"""At most the kernel's PID_MAX_LIMIT."""
+Text = Annotated[str, msgspec.Meta(max_length=_TEXT_MAX)]
 
 
 class WantedDaemons(Struct, frozen=True, rename="camel"):
@@ -40,9 +47,9 @@ class DaemonState(Struct, frozen=True, rename="camel"):
     one ended that was not asked to. ``exclusive``: the compute mode of the GPU was set."""
 
     uuid: Uuid
-    obstacle: str = ""
-    pid: int | None = None
-    last_end: str = ""
+    obstacle: Text = ""
+    pid: Pid | None = None
+    last_end: Text = ""
     exclusive: bool = False
 
 
@@ -58,29 +65,36 @@ class MpsFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def guard(self) -> None:
+        """Let the agent replace its own file in the folder and nothing else. Only after it was read there: a link on
+        the host may have led the container runtime to another folder, to which the agent cannot write."""
+        with ForeignFolder.at(self.folder) as folder:
+            folder.guard(_SHARED)
+
     def write_wanted(self, wanted: WantedDaemons) -> None:
-        replace_file(self.folder / WANTED, msgspec.json.encode(wanted))
+        self._write(WANTED, wanted)
 
     def read_wanted(self) -> WantedDaemons:
         """Return an empty list without a file. Raises ``ValueError`` for a file that is not valid."""
         try:
-            content = read_regular(str(self.folder / WANTED), _SIZE_MAX)
+            content = self._read(WANTED)
         except FileNotFoundError:
             return WantedDaemons()
         return msgspec.json.decode(content, type=WantedDaemons)
 
     def write_states(self, states: DaemonStates) -> None:
-        replace_file(self.folder / STATES, msgspec.json.encode(states))
+        self._write(STATES, states)
 
     def read_states(self) -> DaemonStates:
         """Return no state without a file, and for one that is not valid."""
         with suppress(FileNotFoundError, msgspec.MsgspecError):
-            return msgspec.json.decode(read_regular(str(self.folder / STATES), _SIZE_MAX), type=DaemonStates)
+            return msgspec.json.decode(self._read(STATES), type=DaemonStates)
         return DaemonStates()
 
     def take_lock(self) -> int | None:
         """Return the descriptor of the lock until this process ends; ``None`` while another process has it."""
-        descriptor = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with ForeignFolder.at(self.folder) as folder:
+            descriptor = folder.open(LOCK, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -91,7 +105,8 @@ class MpsFiles:
     def is_locked(self) -> bool:
         """Whether ``nodeagent mps`` runs."""
         try:
-            descriptor = os.open(self.folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+            with ForeignFolder.at(self.folder) as folder:
+                descriptor = folder.open(LOCK)
         except FileNotFoundError:
             return False
         try:
@@ -101,3 +116,12 @@ class MpsFiles:
         finally:
             os.close(descriptor)
         return False
+
+    def _read(self, name: str) -> bytes:
+        with ForeignFolder.at(self.folder) as folder:
+            return folder.read(name, _SIZE_MAX)
+
+    def _write(self, name: str, content: Struct) -> None:
+        make_folder(self.folder)
+        with ForeignFolder.at(self.folder) as folder:
+            folder.replace(name, msgspec.json.encode(content))

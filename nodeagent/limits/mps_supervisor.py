@@ -5,7 +5,8 @@ Rules:
 * The daemons are children of this process and not of the agent: programs lose the GPU when their daemon ends, and an
   update of the agent must not end them.
 * A daemon that an earlier process has left is adopted if it answers; else it is ended with its servers.
-* A daemon is ready when it answers a command. One that does not answer ``PROBES_MISSED`` probes is ended.
+* A daemon is ready when it answers a command. One that does not answer ``PROBES_MISSED`` probes in turn is ended: a
+  hang is found within 15 s. A program that cannot be run says nothing about the daemon.
 * A daemon that ended is started again after a growing pause, without the servers and pipes that it left.
 * At the end of this process each daemon is asked to quit, and the compute modes that it set are taken back.
 """
@@ -29,15 +30,18 @@ from nodeagent.host.fd import wait_readable
 from nodeagent.host.file_writing import make_folder
 from nodeagent.host.gpu_driver import DriverError
 from nodeagent.host.inotify import CONTENT, FolderWatch
-from nodeagent.host.mps_control import MpsControl, MpsError
+from nodeagent.host.mps_control import MpsControl, MpsError, ProgramMissingError
 from nodeagent.limits.mps_files import WANTED, DaemonState, DaemonStates, MpsFiles, WantedDaemons
 
 log = logging.getLogger(__name__)
 
-PROBE_S = 10.0
+PROBE_S = 5.0
 PROBES_MISSED = 3
-ANSWER_S = 5.0
-"""For one command."""
+"""In turn, one in ``ANSWER_S`` after the first."""
+ANSWER_S = 3.0
+"""For one command; the real program needs some milliseconds."""
+CALL_S = 15.0
+TEXT_MAX = 1024
 READY_S = 0.2
 """Between the probes of a daemon that was just started."""
 START_S = 20.0
@@ -85,7 +89,7 @@ class MpsSupervisor:
         self._daemons: dict[str, GpuDaemon] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
-        self._writes = BoundedCalls("states of MPS daemons", ANSWER_S)
+        self._writes = BoundedCalls("states of MPS daemons", CALL_S)
 
     async def run(self) -> None:
         """Run the daemons until cancelled, then end them. Raises ``OSError`` if the folder cannot be used."""
@@ -95,7 +99,7 @@ class MpsSupervisor:
         try:
             with FolderWatch() as watch:
                 watch.add(self._files.folder, CONTENT)
-                for state in self._files.read_states().daemons:
+                for state in self._read_states().daemons:
                     self._add(state)
                 await self._follow(self._read_wanted())
                 while True:
@@ -121,11 +125,21 @@ class MpsSupervisor:
     def _read_wanted(self) -> WantedDaemons:
         """Return the list of the agent, and the present daemons while it cannot be read."""
         try:
-            return self._files.read_wanted()
+            wanted = self._files.read_wanted()
+            if wanted.gpus:
+                self._files.guard()
         except (OSError, ValueError) as error:
             log.warning("The list of the GPUs that need a daemon cannot be read. reason=%r", str(error))
             modes = (daemon.exclusive or daemon.state.exclusive for daemon in self._daemons.values())
             return WantedDaemons(tuple(self._daemons), any(modes))
+        return wanted
+
+    def _read_states(self) -> DaemonStates:
+        try:
+            return self._files.read_states()
+        except OSError as error:
+            log.warning("The states of an earlier process cannot be read. reason=%r", str(error))
+            return DaemonStates()
 
     async def _follow(self, wanted: WantedDaemons) -> None:
         """Keep a daemon for each of these GPUs, and end the others."""
@@ -193,7 +207,8 @@ class GpuDaemon:
             changed,
         )
         self._child: int | None = None
-        self._calls = BoundedCalls(f"MPS daemon of {state.uuid}", 3 * ANSWER_S, alone=False)
+        self._unasked = False
+        self._calls = BoundedCalls(f"MPS daemon of {state.uuid}", CALL_S, alone=False)
 
     async def keep(self) -> None:
         """Keep the daemon running until cancelled."""
@@ -243,29 +258,39 @@ class GpuDaemon:
         """Return the pid of the daemon. ``before``: that of an earlier process."""
         await self.apply_mode()
         pid = await self._calls.run(self._control.running)
-        if pid is not None:
-            try:
-                await self._calls.run(self._control.probe, ANSWER_S)
-            except MpsError as error:
-                log.warning(
-                    "An MPS daemon of an earlier process is ended. gpu=%s pid=%d reason=%r",
-                    *(self.state.uuid, pid, str(error)),
-                )
-            else:
-                log.info(
-                    "An MPS daemon of an earlier process was adopted. gpu=%s pid=%d", self.state.uuid, pid
-                )
-                return pid
+        if pid is not None and await self._adopts(pid):
+            return pid
         if before is not None:
             self._report_end("the process that ran it has ended")
         await self._calls.run(self._control.clear)
         self._child = await self._calls.run(self._control.start)
         return self._child
 
+    async def _adopts(self, pid: int) -> bool:
+        """Whether a daemon of an earlier process answers."""
+        why = ""
+        for _ in range(PROBES_MISSED):
+            try:
+                await self._calls.run(self._control.probe, ANSWER_S)
+            except ProgramMissingError:
+                raise
+            except MpsError as error:
+                why = str(error)
+                await asyncio.sleep(READY_S)
+            else:
+                log.info(
+                    "An MPS daemon of an earlier process was adopted. gpu=%s pid=%d", self.state.uuid, pid
+                )
+                return True
+        log.warning(
+            "An MPS daemon of an earlier process is ended. gpu=%s pid=%d reason=%r", self.state.uuid, pid, why
+        )
+        return False
+
     async def _ready(self, pid: int) -> None:
         """Wait until the daemon answers. Raises ``MpsError`` if it ends before, or does not."""
         with suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(pid)
+            descriptor = await self._open(pid)
             try:
                 await self._answered(descriptor)
             except (MpsError, Unanswered):
@@ -276,6 +301,17 @@ class GpuDaemon:
                 os.close(descriptor)
         self._report(obstacle="", pid=pid)
         log.info("An MPS daemon is ready. gpu=%s pid=%d", self.state.uuid, pid)
+
+    async def _open(self, pid: int) -> int:
+        """Return a descriptor of the daemon's process. Raises ``ProcessLookupError`` if another process has its pid."""
+        descriptor = os.pidfd_open(pid)
+        try:
+            if pid != self._child and not await self._calls.run(self._control.is_daemon, pid):
+                raise ProcessLookupError(pid)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     async def _answered(self, descriptor: int) -> None:
         deadline = asyncio.get_running_loop().time() + self._pace.start_s
@@ -295,27 +331,45 @@ class GpuDaemon:
     async def _until_end(self, pid: int) -> str:
         """Return how the daemon has ended. One that does not answer any more is ended."""
         try:
-            descriptor = os.pidfd_open(pid)
+            descriptor = await self._open(pid)
         except ProcessLookupError:
             return _described(self._reap())
-        missed, why = 0, ""
+        missed, why, pause_s = 0, "", self._pace.probe_s
         try:
             while True:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._pace.probe_s):
+                    async with asyncio.timeout(pause_s):
                         await wait_readable(descriptor)
                         return why or _described(self._reap())
-                try:
-                    await self._calls.run(self._control.probe, ANSWER_S)
-                except (MpsError, Unanswered) as error:
-                    missed += 1
-                    if missed >= PROBES_MISSED:
-                        why = f"it did not answer: {error}"
-                        _end_process(descriptor)
-                else:
-                    missed = 0
+                asked = asyncio.get_running_loop().time()
+                missing = await self._missing()
+                missed = missed + 1 if missing else 0
+                if missed >= PROBES_MISSED:
+                    why = f"it did not answer: {missing}"
+                    _end_process(descriptor)
+                took_s = asyncio.get_running_loop().time() - asked
+                pause_s = max(READY_S, ANSWER_S - took_s) if missing else self._pace.probe_s
         finally:
             os.close(descriptor)
+
+    async def _missing(self) -> str:
+        """Return why an answer is missing, empty if there is one."""
+        try:
+            await self._calls.run(self._probe)
+        except ProgramMissingError as error:
+            if not self._unasked:
+                log.warning("An MPS daemon cannot be asked. gpu=%s reason=%r", self.state.uuid, str(error))
+            self._unasked = True
+        except (MpsError, Unanswered) as error:
+            return str(error)
+        else:
+            self._unasked = False
+        return ""
+
+    def _probe(self) -> None:
+        self._control.probe(ANSWER_S)
+        with suppress(OSError):
+            self._control.cut_log()
 
     def _report_end(self, how: str) -> None:
         log.warning(
@@ -325,7 +379,8 @@ class GpuDaemon:
         self._report(obstacle=obstacle, pid=None, last_end=how)
 
     def _report(self, **changes: object) -> None:
-        state = replace(self.state, **changes)
+        cut = {name: value[:TEXT_MAX] if isinstance(value, str) else value for name, value in changes.items()}
+        state = replace(self.state, **cut)
         if state != self.state:
             self.state = state
             self._changed()

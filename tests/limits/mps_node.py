@@ -1,10 +1,11 @@
-"""A node with a stand-in of NVIDIA's MPS program, and the supervisor of its daemons in this process."""
+"""A node with NVIDIA's MPS program or its stand-in, and the supervisor of its daemons, here or as a process."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,8 @@ GPUS = ("GPU-aaaa", "GPU-bbbb")
 
 
 class MpsNode:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, program: Path | None = None) -> None:
+        """``program``: NVIDIA's own, in place of the stand-in."""
         self.folder, self.bin = root / "mps", root / "bin"
         self.bin.mkdir(parents=True)
         for script in BIN.iterdir():
@@ -31,6 +33,9 @@ class MpsNode:
             # The name of the process is that of the script only without an `env` in between.
             made.write_text(f"#!{sys.executable} -SE\n{rest}")
             made.chmod(0o755)
+        if program is not None:
+            (self.bin / program.name).unlink()
+            (self.bin / program.name).symlink_to(program)
         self.folder.mkdir()
         self.files = MpsFiles(self.folder)
         self.modes: list[tuple[str, bool]] = []
@@ -43,8 +48,8 @@ class MpsNode:
     def want(self, *gpus: str, exclusive: bool = False) -> None:
         self.files.write_wanted(WantedDaemons(gpus, exclusive))
 
-    def supervisor(self) -> MpsSupervisor:
-        return MpsSupervisor(self.folder, lambda *mode: self.modes.append(mode), self.control, PACE)
+    def supervisor(self, pace: SupervisorPace = PACE) -> MpsSupervisor:
+        return MpsSupervisor(self.folder, lambda *mode: self.modes.append(mode), self.control, pace)
 
     def state(self, uuid: str = GPUS[0]) -> DaemonState:
         states = {state.uuid: state for state in self.files.read_states().daemons}
@@ -90,9 +95,25 @@ class MpsNode:
                 os.waitpid(pid, 0)
 
 
+class Verb:
+    """`nodeagent mps` as a process."""
+
+    def __init__(self, node: MpsNode) -> None:
+        path = f"{node.bin}:{os.environ['PATH']}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "nodeagent", "mps", "--directory", node.folder],
+            env=os.environ | {"PATH": path},
+            stderr=subprocess.DEVNULL,
+        )
+
+    def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
 @contextmanager
-def mps_node(root: Path) -> Iterator[MpsNode]:
-    node = MpsNode(root)
+def mps_node(root: Path, program: Path | None = None) -> Iterator[MpsNode]:
+    node = MpsNode(root, program)
     try:
         yield node
     finally:

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from nodeagent.host.file_writing import replace_file
-from nodeagent.host.mps_control import PID_FILE, MpsControl, MpsError
+from nodeagent.host.mps_control import MpsControl
 from nodeagent.limits.mps_files import MpsFiles, WantedDaemons
-from tests.limits.mps_node import GPUS, MpsNode, ended, mps_node
+from tests.limits.mps_node import GPUS, MpsNode, Verb, ended, mps_node
 from tests.support.examples import examples
 
 ONE, TWO = GPUS
@@ -131,14 +129,23 @@ async def test_only_one_process_runs_the_daemons(node: MpsNode) -> None:
     assert node.processes() == []
 
 
-def test_a_foreign_program_is_not_taken_for_a_daemon(node: MpsNode) -> None:
+@pytest.mark.parametrize("own_namespace", [True, False])
+def test_a_program_of_a_pod_is_not_taken_for_a_daemon(
+    node: MpsNode, tmp_path: Path, *, own_namespace: bool
+) -> None:
+    """It may take the name, the arguments and the environment of a daemon. It has another PID namespace."""
     control = node.control(ONE)
-    control.pipes.mkdir(parents=True)
-    (control.pipes / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
-    assert control.running() is None
-    control.clear()
-    with pytest.raises(MpsError, match="Cannot find MPS control daemon process"):
-        control.probe(10)
+    proc = tmp_path / "proc"
+    for pid, namespace in (("self", "pid:[1]"), ("7", "pid:[1]" if own_namespace else "pid:[2]")):
+        (proc / pid / "ns").mkdir(parents=True)
+        (proc / pid / "ns/pid").symlink_to(namespace)
+    (proc / "7/comm").write_bytes(b"nvidia-cuda-mps\n")
+    (proc / "7/cmdline").write_bytes(b"/bin/nvidia-cuda-mps-control\0-f\0")
+    (proc / "7/environ").write_bytes(f"A=b\0CUDA_MPS_PIPE_DIRECTORY={control.pipes}\0".encode())
+    control = MpsControl(ONE, node.folder / ONE, program="none", proc=proc)
+    assert control.running() == (7 if own_namespace else None)
+    (proc / "7/cmdline").write_bytes(b"/bin/nvidia-cuda-mps-control\0")
+    assert control.running() is None, "it only sends a command"
 
 
 @pytest.mark.parametrize("content", [b"", b'{"gpus": [7]}'])
@@ -189,28 +196,8 @@ def test_a_process_with_a_name_of_any_bytes_stops_nothing(node: MpsNode, tmp_pat
     (proc / "7").mkdir(parents=True)
     (proc / "7" / "comm").write_bytes(b"\xff\xfe\n")
     control = MpsControl(ONE, node.folder / ONE, program="none", proc=proc)
-    control.pipes.mkdir(parents=True)
-    (control.pipes / PID_FILE).write_text("7")
     assert control.running() is None
     control.clear()
-
-
-@pytest.mark.parametrize("kind", ["fifo", "endless", "large", "bytes"])
-def test_a_client_that_replaces_the_file_with_the_pid_stops_nothing(node: MpsNode, kind: str) -> None:
-    """Clients have the folder of the pipes, and the right to write there."""
-    control = node.control(ONE)
-    control.pipes.mkdir(parents=True)
-    path = control.pipes / PID_FILE
-    match kind:
-        case "fifo":
-            os.mkfifo(path)
-        case "endless":
-            path.symlink_to("/dev/zero")
-        case "large":
-            path.write_bytes(b"1" * 5000)
-        case _:
-            path.write_bytes(b"\xff")
-    assert control.running() is None
 
 
 async def test_a_process_that_got_the_pid_of_an_ended_daemon_is_not_ended(
@@ -230,22 +217,6 @@ async def test_a_process_that_got_the_pid_of_an_ended_daemon_is_not_ended(
     await node.ready(other_than=first)
     await ended(task)
     assert first not in signals
-
-
-class Verb:
-    """`nodeagent mps` as a process."""
-
-    def __init__(self, node: MpsNode) -> None:
-        path = f"{node.bin}:{os.environ['PATH']}"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "nodeagent", "mps", "--directory", node.folder],
-            env=os.environ | {"PATH": path},
-            stderr=subprocess.DEVNULL,
-        )
-
-    def end(self, number: signal.Signals) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(30)
 
 
 async def test_the_verb_ends_its_daemons_and_adopts_those_of_one_that_was_killed(node: MpsNode) -> None:

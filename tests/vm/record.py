@@ -37,6 +37,11 @@ LIMITS = """\
   compared with `nvml.h` of CUDA 13.4 (nvidia-nvml-dev 13.4.92), `memacct.c` of NVIDIA's open kernel modules 615.71.09
   (61dcc937) and `dmem.c` of Linux (34f3e259); the states of the NVLink fabric with that `nvml.h`, and with
   `gpu_fabric_probe.c` and `subdevice_ctrl_gpu_kernel.c` of 595.45.04 (df1c9a3d). No real driver answered.
+- **MPS.** Without a GPU, so without its servers and clients: NVIDIA's `nvidia-cuda-mps-control` 535.261.03 (Debian 12,
+  non-free, 2026-11-24) held the same conversation as the stand-in of the tests. Its daemons, and an open session with
+  one, outlived new agents and a killed `nodeagent mps`, and one that hung was replaced. `.ci/run` unpacks the program
+  where Debian's non-free archive can be reached. By hand: `apt-get download nvidia-cuda-mps`, `dpkg -x` into a folder,
+  then `make test ARGS=tests/limits` with its `usr/bin` in PATH.
 - **A kubelet.** The one in the guest is `nodeagent.sim.kubelet`, which follows the source of the real one.
   It runs no containers: `ip link set netns` moves the VF in place of a CNI plugin.
 - **A DGX.** Its PCIe switches and its number of NICs are simulated; its firmware is not.
