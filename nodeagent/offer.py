@@ -244,7 +244,7 @@ class Offer:
             return None
         if any(function.num_vfs for function in pfs):
             remedy = "none of their VFs matches vfDriver and vfIndexes"
-        elif any(self._creates_vfs(function) for function in pfs):
+        elif any(_creates_vfs(self.config, function) for function in pfs):
             remedy = "`nodeagent vfs apply` has not made their VFs: its log names the cause"
         else:
             remedy = "create VFs (vfs), or take the entry out of resources on nodes of this type"
@@ -333,7 +333,7 @@ class Offer:
         elif rails and key not in self._undecided:
             rails = match(rails, nics)
         elif self._recalls:
-            rails = self._recalled(entry, snapshot, links)
+            rails = _recalled(self.config, self._reported, entry, snapshot, links)
             self._undecided.discard(key)
             if self._awaits_holdings and snapshot.holdings is None:
                 self._undecided.add(key)
@@ -363,10 +363,10 @@ class Offer:
         number_of = {address: place for place, address in enumerate(literal or ())}
         reserved: frozenset[int] = frozenset()
         if new and self._recalls and not literal:
-            recalled_rails = self._recalled(entry, snapshot, links)
+            recalled_rails = _recalled(self.config, self._reported, entry, snapshot, links)
             number_of = {rail.pci_address: rail.number for rail in recalled_rails if rail.pci_address}
-            mine = (rail.number for rail in self._reported if self._may_own(entry, rail, snapshot, links))
-            reserved = self._held(entry, snapshot).numbers.union(mine)
+            mine = (rail.number for rail in self._reported if _may_own(entry, rail, snapshot, links))
+            reserved = _held(self.config, entry, snapshot).numbers.union(mine)
         for address in new:
             number = number_of.get(address)
             if number in {rail.number for rail in rails}:
@@ -374,48 +374,58 @@ class Offer:
             rails = added(rails, address, nics.get(address) or macs.get(address), number, reserved)
         return rails
 
-    def _held(self, entry: VfResource, snapshot: Snapshot) -> HeldRails:
-        """The numbers in the names under which pods hold VFs of this selection."""
-        head, key = prefix(self.config, snapshot.product), selection(entry)
-        templates = [f"{head}/{other.name}" for other, _ in self.in_force() if selection(other) == key]
-        held = [(holding.resource, id_) for holding in snapshot.holdings or () for id_ in holding.device_ids]
-        parents = {function.pci_address: function.parent for function in snapshot.functions}
-        return held_rails(held, templates, parents)
-
-    def _recalled(self, entry: VfResource, snapshot: Snapshot, links: Mapping[str, Link]) -> Rails:
-        """Return the rails of the NICs that this entry selects, as other memories have them. A missing one is known by
-        its address alone: it belongs to the entry if no entry with another selection may select it."""
-        nics = nics_of(snapshot.functions, snapshot.links)
-        if not nics:
-            return ()
-        alone = len({selection(other) for other, _ in self.in_force()}) == 1
-        known = recalled(self._reported, self._held(entry, snapshot).of_pf, nics)
-        mine = [
-            rail
-            for rail in known
-            if (alone or rail.pci_address in nics) and self._may_own(entry, rail, snapshot, links)
-        ]
-        numbers = Counter(rail.number for rail in mine)
-        return tuple(rail for rail in mine if numbers[rail.number] == 1)
-
-    def _may_own(self, entry: VfResource, rail: Rail, snapshot: Snapshot, links: Mapping[str, Link]) -> bool:
-        address = rail.pci_address or ""
-        for function in snapshot.functions:
-            if function.pci_address == address and not function.missing:
-                return offers_vfs_of(entry, function, links.get(address))
-        globs, exclude = entry.select.pci_addresses or ("*",), entry.select.exclude
-        return matches(address, globs) and not matches(address, exclude)
-
     def _counts(self, pf: Function) -> bool:
         """Whether a PF that has no rail gets one."""
         forgotten = pf.missing and pf.pci_address in self._forgotten
-        return bool(pf.num_vfs or self._creates_vfs(pf)) and not forgotten
+        return bool(pf.num_vfs or _creates_vfs(self.config, pf)) and not forgotten
 
-    def _creates_vfs(self, function: Function) -> bool:
-        """Whether the ``vfs`` section creates VFs on this PF, which may lack them at present."""
-        return bool(function.total_vfs) and any(
-            entry.count and selected_pf(entry.select, function) for entry in self.config.vfs
-        )
+
+def _vf_entries(config: Config) -> Iterator[VfResource]:
+    yield from (entry for entry in config.resources if isinstance(entry, VfResource))
+
+
+def _held(config: Config, entry: VfResource, snapshot: Snapshot) -> HeldRails:
+    """The numbers in the names under which pods hold VFs of this selection."""
+    head, key = prefix(config, snapshot.product), selection(entry)
+    templates = [f"{head}/{other.name}" for other in _vf_entries(config) if selection(other) == key]
+    held = [(holding.resource, id_) for holding in snapshot.holdings or () for id_ in holding.device_ids]
+    parents = {function.pci_address: function.parent for function in snapshot.functions}
+    return held_rails(held, templates, parents)
+
+
+def _recalled(
+    config: Config, reported: Rails, entry: VfResource, snapshot: Snapshot, links: Mapping[str, Link]
+) -> Rails:
+    """Return the rails of the NICs that this entry selects, as other memories have them. A missing one is known by
+    its address alone: it belongs to the entry if no entry with another selection may select it."""
+    nics = nics_of(snapshot.functions, snapshot.links)
+    if not nics:
+        return ()
+    alone = len({selection(other) for other in _vf_entries(config)}) == 1
+    known = recalled(reported, _held(config, entry, snapshot).of_pf, nics)
+    mine = [
+        rail
+        for rail in known
+        if (alone or rail.pci_address in nics) and _may_own(entry, rail, snapshot, links)
+    ]
+    numbers = Counter(rail.number for rail in mine)
+    return tuple(rail for rail in mine if numbers[rail.number] == 1)
+
+
+def _creates_vfs(config: Config, function: Function) -> bool:
+    """Whether the ``vfs`` section creates VFs on this PF, which may lack them at present."""
+    return bool(function.total_vfs) and any(
+        entry.count and selected_pf(entry.select, function) for entry in config.vfs
+    )
+
+
+def _may_own(entry: VfResource, rail: Rail, snapshot: Snapshot, links: Mapping[str, Link]) -> bool:
+    address = rail.pci_address or ""
+    for function in snapshot.functions:
+        if function.pci_address == address and not function.missing:
+            return offers_vfs_of(entry, function, links.get(address))
+    globs, exclude = entry.select.pci_addresses or ("*",), entry.select.exclude
+    return matches(address, globs) and not matches(address, exclude)
 
 
 def _by_claim(entry: ResourceSettings) -> bool:
