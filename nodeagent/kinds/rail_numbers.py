@@ -112,7 +112,7 @@ def added(
 
 
 class HeldRails(msgspec.Struct, frozen=True):
-    """What the names of held VFs tell: the number of each PF on the bus, and all numbers that occur."""
+    """The numbers in the names of held VFs: that of each PF on the bus, and all that occur."""
 
     of_pf: Mapping[str, int] = {}
     numbers: frozenset[int] = frozenset()
