@@ -88,6 +88,8 @@ class DeviceOffering:
         self._forget_nics = forget_nics
         self._removed = RemovedDevices()
         self._offer = Offer(config, rails.content.numbering)
+        if rails.lost:
+            self._offer.recall(awaits_holdings=rails.content.names_unknown)
         self._logged_rails: Numbering = rails.content.numbering
         self.begun = asyncio.Event()
         """Set once the plugins have the first offer."""
@@ -325,8 +327,14 @@ class DeviceOffering:
         """Yield the entries whose resources get their names from PFs or GPUs that are not known yet."""
         for entry in self.config.resources:
             source = "pci" if isinstance(entry, VfResource) else "gpus"
-            if "{" in entry.name and not self._inventory.has_published(source):
+            if "{" not in entry.name:
+                continue
+            if not self._inventory.has_published(source):
                 yield Withheld(entry.name, _why_missing(source, snapshot))
+            elif self._offer.undecided(entry):
+                why = "the file of the rails is gone, and what pods hold, which decides the numbers, is not known yet"
+                cause = (entry.reason for entry in snapshot.stale_sources if entry.source == "pods")
+                yield Withheld(entry.name, ": ".join((why, *cause)))
 
     def _missing_nics(self, snapshot: Snapshot) -> Iterator[str]:
         """Yield a sentence for each rail whose NIC is missing."""
@@ -350,6 +358,8 @@ class DeviceOffering:
             if new := [f"{rail.number}={rail.pci_address}" for rail in now if rail.number not in known]:
                 log.info("NICs have new rails. resource=%s rails=%s", name, ",".join(new))
         self._logged_rails = dict(self._offer.numbering)
+        if any(self._offer.undecided(entry) for entry in self.config.resources):
+            return  # the next agent too must know that the file is gone
         if self._inventory.has_published("pci"):
             if not self._logged_missing:
                 self._logged_missing = True

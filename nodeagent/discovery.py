@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -375,14 +376,16 @@ class Discovery:
 
 
 async def first_facts(inventory: Inventory) -> None:
-    """Return when every source of ``FIRST_SOURCES`` has published or failed, or after ``FIRST_FACTS_S``."""
-    try:
+    """Return when every source of ``FIRST_SOURCES`` has published or failed, or after ``FIRST_FACTS_S``. A source that
+    has done neither is marked as failed then: a list without an answer would be invented."""
+
+    def awaited() -> set[str]:
+        failed = {entry.source for entry in inventory.snapshot.stale_sources}
+        return {it for it in FIRST_SOURCES if not inventory.has_published(it) and it not in failed}
+
+    with suppress(TimeoutError):
         async with asyncio.timeout(FIRST_FACTS_S):
-            while True:
-                snapshot = inventory.snapshot
-                stale = {entry.source for entry in snapshot.stale_sources}
-                if all(inventory.has_published(source) or source in stale for source in FIRST_SOURCES):
-                    return
-                await inventory.changed(snapshot.revision)
-    except TimeoutError:
-        return
+            while awaited():
+                await inventory.changed(inventory.snapshot.revision)
+    for source in awaited():
+        inventory.mark_stale(source, f"it did not answer within {FIRST_FACTS_S:g} s")

@@ -30,14 +30,17 @@ from nodeagent.kinds.hardware_selection import (
 )
 from nodeagent.kinds.mps_clients import MPS_FOLDER, MpsShares
 from nodeagent.kinds.rail_numbers import (
+    HeldRails,
     Numbering,
     Rail,
     Rails,
     Selection,
     added,
+    held_rails,
     identified,
     match,
     nics_of,
+    recalled,
     selection,
 )
 from nodeagent.kinds.resource_settings import (
@@ -102,7 +105,10 @@ class Offer:
         self.config = config
         self.numbering: dict[Selection, Rails] = dict(before.numbering if before else numbering)
         self._netdevs: dict[str, str] = before._netdevs if before else {}
-        self._reported: Rails = ()
+        self._reported: Rails = before._reported if before else ()
+        self._recalls: bool = before._recalls if before else False
+        self._awaits_holdings: bool = before._awaits_holdings if before else False
+        self._undecided: set[Selection] = set(before._undecided) if before else set()
         self._forgotten: set[str] = before._forgotten if before else set()
         """PCI addresses of missing NICs that get no rail."""
 
@@ -146,9 +152,16 @@ class Offer:
             if isinstance(entry, VfResource):
                 yield entry, self.numbering.get(selection(entry), ())
 
-    def recall(self, reported: Rails) -> None:
-        """Number NICs as another memory has them, where no selection has rails yet."""
-        self._reported = reported
+    def recall(self, reported: Rails = (), *, awaits_holdings: bool = False) -> None:
+        """The file of the rails is gone: number new NICs as the report of this node and the names of held VFs have
+        them. ``awaits_holdings``: number no NIC for good before these are known."""
+        self._recalls = True
+        self._reported = reported or self._reported
+        self._awaits_holdings |= awaits_holdings
+
+    def undecided(self, entry: ResourceSettings) -> bool:
+        """Whether the numbers of this entry wait for the holdings."""
+        return isinstance(entry, VfResource) and selection(entry) in self._undecided
 
     def missing(self, snapshot: Snapshot) -> Iterator[tuple[VfResource, Rail]]:
         """Yield the rails whose NIC is not on the bus, each with its entry."""
@@ -208,6 +221,8 @@ class Offer:
             kinds = tuple(self._kinds_of(entry, snapshot, frozenset()))
             if isinstance(entry, MigResource) or any(kind.hardware(snapshot) for kind in kinds):
                 continue  # MIG devices are made while the agent runs
+            if self.undecided(entry):
+                continue
             if isinstance(entry, VfResource):
                 source, shortage = "pci", self._vf_shortage(entry, snapshot)
             else:
@@ -229,7 +244,7 @@ class Offer:
             return None
         if any(function.num_vfs for function in pfs):
             remedy = "none of their VFs matches vfDriver and vfIndexes"
-        elif any(self._creates_vfs(function) for function in pfs):
+        elif any(_creates_vfs(self.config, function) for function in pfs):
             remedy = "`nodeagent vfs apply` has not made their VFs: its log names the cause"
         else:
             remedy = "create VFs (vfs), or take the entry out of resources on nodes of this type"
@@ -313,50 +328,104 @@ class Offer:
         links = {link.pci_address: link for link in snapshot.links}
         nics = nics_of(snapshot.functions, snapshot.links)
         rails = self.numbering.get(key, ())
-        if not rails and not literal:
-            rails = self._recalled(entry, snapshot, links)
-        rails = identified(rails, nics) if literal else match(rails, nics)
+        if literal:
+            rails = identified(rails, nics)
+        elif rails and key not in self._undecided:
+            rails = match(rails, nics)
+        elif self._recalls:
+            rails = _recalled(self.config, self._reported, entry, snapshot, links)
+            self._undecided.discard(key)
+            if self._awaits_holdings and snapshot.holdings is None:
+                self._undecided.add(key)
         numbered = {rail.pci_address for rail in rails}
+        new = [
+            function.pci_address
+            for function in (() if key in self._undecided else snapshot.functions)
+            if function.parent is None
+            and function.pci_address not in numbered
+            and self._counts(function)
+            and offers_vfs_of(entry, function, links.get(function.pci_address))
+        ]
+        self.numbering[key] = self._with_new(rails, entry, new, snapshot, links)
+        return self.numbering[key]
+
+    def _with_new(
+        self,
+        rails: Rails,
+        entry: VfResource,
+        new: Collection[str],
+        snapshot: Snapshot,
+        links: Mapping[str, Link],
+    ) -> Rails:
+        """Return the rails with new NICs, by PCI address. A number that another memory has is only for its NIC."""
+        literal, nics = literal_addresses(entry.select), nics_of(snapshot.functions, snapshot.links)
         macs = {rail.pci_address: rail.permanent_mac for known in self.numbering.values() for rail in known}
-        for function in snapshot.functions:
-            address = function.pci_address
-            if function.parent or address in numbered or not self._counts(function):
-                continue
-            if not offers_vfs_of(entry, function, links.get(address)):
-                continue
-            mac = nics.get(address) or macs.get(address)
-            rails = added(rails, address, mac, literal.index(address) if literal else None)
-        self.numbering[key] = rails
+        number_of = {address: place for place, address in enumerate(literal or ())}
+        reserved: frozenset[int] = frozenset()
+        if new and self._recalls and not literal:
+            recalled_rails = _recalled(self.config, self._reported, entry, snapshot, links)
+            number_of = {rail.pci_address: rail.number for rail in recalled_rails if rail.pci_address}
+            mine = (rail.number for rail in self._reported if _may_own(entry, rail, snapshot, links))
+            reserved = _held(self.config, entry, snapshot).numbers.union(mine)
+        for address in new:
+            number = number_of.get(address)
+            if number in {rail.number for rail in rails}:
+                number = None
+            rails = added(rails, address, nics.get(address) or macs.get(address), number, reserved)
         return rails
-
-    def _recalled(self, entry: VfResource, snapshot: Snapshot, links: Mapping[str, Link]) -> Rails:
-        """Return the reported rails of the NICs that this entry selects. A missing one is known by its address alone:
-        it belongs to the entry if no entry with another selection may select it."""
-        nics = nics_of(snapshot.functions, snapshot.links)
-        if not nics or not self._reported:
-            return ()
-        present = {it.pci_address: it for it in snapshot.functions if it.pci_address in nics}
-        alone = len({selection(other) for other, _ in self.in_force()}) == 1
-        globs, exclude = entry.select.pci_addresses or ("*",), entry.select.exclude
-
-        def owned(rail: Rail) -> bool:
-            address = rail.pci_address or ""
-            if (function := present.get(address)) is not None:
-                return offers_vfs_of(entry, function, links.get(address))
-            return alone and matches(address, globs) and not matches(address, exclude)
-
-        return tuple(rail for rail in match(self._reported, nics) if owned(rail))
 
     def _counts(self, pf: Function) -> bool:
         """Whether a PF that has no rail gets one."""
         forgotten = pf.missing and pf.pci_address in self._forgotten
-        return bool(pf.num_vfs or self._creates_vfs(pf)) and not forgotten
+        return bool(pf.num_vfs or _creates_vfs(self.config, pf)) and not forgotten
 
-    def _creates_vfs(self, function: Function) -> bool:
-        """Whether the ``vfs`` section creates VFs on this PF, which may lack them at present."""
-        return bool(function.total_vfs) and any(
-            entry.count and selected_pf(entry.select, function) for entry in self.config.vfs
-        )
+
+def _vf_entries(config: Config) -> Iterator[VfResource]:
+    yield from (entry for entry in config.resources if isinstance(entry, VfResource))
+
+
+def _held(config: Config, entry: VfResource, snapshot: Snapshot) -> HeldRails:
+    """The numbers in the names under which pods hold VFs of this selection."""
+    head, key = prefix(config, snapshot.product), selection(entry)
+    templates = [f"{head}/{other.name}" for other in _vf_entries(config) if selection(other) == key]
+    held = [(holding.resource, id_) for holding in snapshot.holdings or () for id_ in holding.device_ids]
+    parents = {function.pci_address: function.parent for function in snapshot.functions}
+    return held_rails(held, templates, parents)
+
+
+def _recalled(
+    config: Config, reported: Rails, entry: VfResource, snapshot: Snapshot, links: Mapping[str, Link]
+) -> Rails:
+    """Return the rails of the NICs that this entry selects, as other memories have them. A missing one is known by
+    its address alone: it belongs to the entry if no entry with another selection may select it."""
+    nics = nics_of(snapshot.functions, snapshot.links)
+    if not nics:
+        return ()
+    alone = len({selection(other) for other in _vf_entries(config)}) == 1
+    known = recalled(reported, _held(config, entry, snapshot).of_pf, nics)
+    mine = [
+        rail
+        for rail in known
+        if (alone or rail.pci_address in nics) and _may_own(entry, rail, snapshot, links)
+    ]
+    numbers = Counter(rail.number for rail in mine)
+    return tuple(rail for rail in mine if numbers[rail.number] == 1)
+
+
+def _creates_vfs(config: Config, function: Function) -> bool:
+    """Whether the ``vfs`` section creates VFs on this PF, which may lack them at present."""
+    return bool(function.total_vfs) and any(
+        entry.count and selected_pf(entry.select, function) for entry in config.vfs
+    )
+
+
+def _may_own(entry: VfResource, rail: Rail, snapshot: Snapshot, links: Mapping[str, Link]) -> bool:
+    address = rail.pci_address or ""
+    for function in snapshot.functions:
+        if function.pci_address == address and not function.missing:
+            return offers_vfs_of(entry, function, links.get(address))
+    globs, exclude = entry.select.pci_addresses or ("*",), entry.select.exclude
+    return matches(address, globs) and not matches(address, exclude)
 
 
 def _by_claim(entry: ResourceSettings) -> bool:

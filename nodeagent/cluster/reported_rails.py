@@ -2,7 +2,7 @@
 
 It is read before anything is offered, so it has ``REPORT_S``. The API server lets only the agent of this node write the
 report, and its content is nevertheless checked as that of a stranger: a rail without a valid number and PCI address,
-or that another link has too, is left out.
+or at an address that another link has too, is left out.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ async def read(access: Access, node: str) -> Rails:
         return ()
     finally:
         await client.close()
+    if report.node_name != node:
+        log.warning("A report with the name of this node is that of another one. node=%r", report.node_name)
+        return ()
     rails = rails_of(report)
     if rails:
         log.warning(
@@ -58,18 +61,17 @@ async def read(access: Access, node: str) -> Rails:
 
 
 def rails_of(report: NodeLinks) -> Rails:
-    """Return the rails that the report has without a contradiction.
+    """Return the rails that the report has without a contradiction. A number may occur once for each selection.
 
     A MAC address is that of the netdev: where a bond has changed it, no card has it, and the PCI address decides.
     """
     found = list(_valid(report))
-    numbers = Counter(link.rail for link in found)
     addresses = Counter(link.pci_address for link in found)
     macs = Counter(link.mac for link in found)
     rails = (
         Rail(link.rail, link.pci_address, link.mac if link.mac and macs[link.mac] == 1 else None)
         for link in found
-        if link.rail is not None and numbers[link.rail] == addresses[link.pci_address] == 1
+        if link.rail is not None and addresses[link.pci_address] == 1
     )
     valid = (
         rail if _MAC.fullmatch(rail.permanent_mac or "") else Rail(rail.number, rail.pci_address)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nodeagent.commands.options import GOOD, Add, common_options
+from nodeagent.commands.options import FAILED, GOOD, Add, common_options
 
 
 def add(add: Add) -> None:
@@ -41,6 +41,10 @@ def _config_check(options: argparse.Namespace) -> int:
     checked = check_file(options.file, options.root)
     for note in checked.notes:
         print(one_line(f"{options.file}: note: {note}"))
+    for sentence in checked.unchecked:
+        print(one_line(f"{options.file}: not checked for this machine: {sentence}"))
+    if checked.unchecked:
+        return FAILED
     print(one_line(f"{options.file}: good, {checked.content}"))
     return GOOD
 

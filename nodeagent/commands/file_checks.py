@@ -22,10 +22,12 @@ FAULTS_MAX = 100
 
 
 class CheckedFile(NamedTuple):
-    """The description of a good file, in words, and notes on it."""
+    """The description of a good file, in words, and notes on it. ``unchecked``: why parts of the machine could not be
+    compared with it."""
 
     content: str
     notes: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
 
 
 def check_file(path: Path, root: Path | None) -> CheckedFile:
@@ -51,8 +53,8 @@ def check_file(path: Path, root: Path | None) -> CheckedFile:
         return _check_plan(document, str(path))
     from nodeagent.commands.scan import listing
 
-    agent, notes = listing.check(text, root, name=str(path))
-    return CheckedFile(f"{len(agent.resources)} resources configured", notes)
+    agent, notes, unchecked = listing.check(text, root, name=str(path))
+    return CheckedFile(f"{len(agent.resources)} resources configured", notes, unchecked)
 
 
 def _of_another_kind(text: str, kind: str, name: str) -> ConfigError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,10 @@ import msgspec
 from nodeagent import discovery, state_directory
 from nodeagent.agent_config import Config
 from nodeagent.inventory import Inventory
+from nodeagent.kinds import DeviceKind
+from nodeagent.machine_view import MachineView, machine_view
 from nodeagent.model import Snapshot, StaleSource
+from nodeagent.offer import Offer
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.supervise import end_tasks
 
@@ -51,16 +55,38 @@ class RunningSources:
         await end_tasks(self._tasks)
 
 
-async def first_facts_or_marks(inventory: Inventory) -> None:
-    """``first_facts`` for a single look, in which a source that does not answer is marked as failed: a list that is
-    empty without an answer would be invented."""
-    await discovery.first_facts(inventory)
-    stale = {entry.source for entry in inventory.snapshot.stale_sources}
-    for source in discovery.FIRST_SOURCES:
-        if not inventory.has_published(source) and source not in stale:
-            inventory.mark_stale(source, f"it did not answer within {discovery.FIRST_FACTS_S:g} s")
+def unanswered(failed: Iterable[StaleSource]) -> tuple[StaleSource, ...]:
+    """The sources of ``FIRST_SOURCES``, whose facts a single look lacks."""
+    return tuple(entry for entry in failed if entry.source in discovery.FIRST_SOURCES)
 
 
-def unanswered(snapshot: Snapshot) -> tuple[StaleSource, ...]:
-    """The sources of ``FIRST_SOURCES`` whose facts a single look lacks."""
-    return tuple(entry for entry in snapshot.stale_sources if entry.source in discovery.FIRST_SOURCES)
+def sentences(silent: Iterable[StaleSource]) -> list[str]:
+    """The remark on each of these sources."""
+    return [f"source {entry.source} has failed: {entry.reason}" for entry in silent]
+
+
+def view_of(offer: Offer, snapshot: Snapshot) -> MachineView:
+    """The facts with their resources, for a verb, without what would be a guess."""
+    unknown = _unknown(snapshot)
+    return machine_view(
+        known_kinds(offer, snapshot),
+        snapshot,
+        tuple(trouble for trouble in offer.troubles(snapshot) if trouble.source not in unknown),
+        by_claim=offer.dra_devices(snapshot),
+    )
+
+
+def known_kinds(offer: Offer, snapshot: Snapshot) -> tuple[DeviceKind, ...]:
+    """The resources, without those of devices that no source has given yet, and without names that may be wrong: they
+    have the name of the product, which is a fact of the source ``pci``."""
+    unknown = _unknown(snapshot)
+    if "pci" in unknown and snapshot.product is None and offer.config.resource_prefix == "auto":
+        return ()
+    return tuple(kind for kind in offer.kinds(snapshot) if kind.source not in unknown)
+
+
+def _unknown(snapshot: Snapshot) -> set[str]:
+    """The sources that have failed and given no fact."""
+    failed = {entry.source for entry in snapshot.stale_sources}
+    facts = {"pci": snapshot.functions, "gpus": snapshot.gpus}
+    return {source for source, known in facts.items() if source in failed and not known}

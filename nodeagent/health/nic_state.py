@@ -362,17 +362,19 @@ class NicState(JudgedDevice):
             (counter, phy) if phy is not None else None,
             self.losses.settings,
             self.losses.changed_at,
+            self.history.counted_at(counter),
         )
 
     def restore(self, record: NicRecord, now: float) -> None:
         penalty = Penalty(record.penalty, record.penalty_at)
         self.losses.restore(penalty, record.losses, record.settings, record.changed_at)
         self.once_up, self.best_mbps = record.once_up, record.best_mbps
+        read_at = now if record.read_at is None else record.read_at
         if record.downs is not None:
-            self.history.resume(KERNEL_COUNTER, record.downs, now)
+            self.history.resume(KERNEL_COUNTER, record.downs, read_at)
             self.losses.uncounted_until = now + STALE_MIN_S
         if record.phy_downs is not None:
-            self.history.resume(*record.phy_downs, now)
+            self.history.resume(*record.phy_downs, read_at)
             self.losses.uncounted_until = now + STALE_MIN_S
         for fault in record.faults:
             self.holds[fault.rule] = Hold(True, fault.since, fault.good_since, fault.text)

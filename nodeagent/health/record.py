@@ -18,6 +18,8 @@ from nodeagent.health.carrier_losses import PHY_COUNTERS, CarrierSettings
 from nodeagent.health.gpu_rules import MeasuredFault
 from nodeagent.host.gpu_driver import GpuReading
 
+READING_NEWS_S = 300.0
+"""A reading alone is stored after this time: each one would be a write to the disk."""
 SPEED_MAX_MBPS = 100_000_000.0
 """A higher speed means that the driver does not know it (ethtool's SPEED_UNKNOWN is 0xffffffff)."""
 
@@ -34,7 +36,8 @@ class NicFault(msgspec.Struct, frozen=True, omit_defaults=True, rename={"text": 
 class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """``downs`` is the last value of the kernel's counter of lost carriers, ``phy_downs`` the name and last value of
     the PHY's counter, ``losses`` are (time, count). ``settings`` are the settings of the link as they were last seen,
-    ``changed_at`` is the time at which an administrator last changed it."""
+    ``changed_at`` is the time at which an administrator last changed it. ``read_at`` is the time of the last plausible
+    value of the counter of losses: what is lost from then on may be lost at any time until the next reading."""
 
     penalty: float = 0.0
     penalty_at: float = 0.0
@@ -46,11 +49,12 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     phy_downs: tuple[str, float] | None = None
     settings: CarrierSettings = CarrierSettings()
     changed_at: float | None = None
+    read_at: float | None = None
 
     def is_possible(self, now: float) -> bool:
         times = [self.penalty_at, *(at for at, _ in self.losses)]
         times += [at for fault in self.faults for at in (fault.since, fault.good_since) if at is not None]
-        times += [self.changed_at] if self.changed_at is not None else []
+        times += [at for at in (self.changed_at, self.read_at) if at is not None]
         counts = [self.penalty, self.downs or 0.0, self.best_mbps or 0.0]
         counts += [count for _, count in self.losses]
         counts += [self.phy_downs[1]] if self.phy_downs is not None else []
@@ -58,6 +62,13 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         finite = all(math.isfinite(count) and count >= 0 for count in counts)
         in_past = all(0 <= at <= now for at in times)
         return known and finite and in_past and (self.best_mbps or 0.0) <= SPEED_MAX_MBPS
+
+    def since(self, stored: NicRecord | None) -> NicRecord:
+        """Return the stored record if nothing is new but a reading that is not much later."""
+        if stored is None or stored.read_at is None or self.read_at is None:
+            return self
+        recent = self.read_at < stored.read_at + READING_NEWS_S
+        return stored if recent and self == msgspec.structs.replace(stored, read_at=self.read_at) else self
 
 
 class XidFault(msgspec.Struct, frozen=True):

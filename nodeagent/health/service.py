@@ -69,6 +69,7 @@ class HealthService:
         """The permanent MAC address of each PF, or that of its link, as it was seen last."""
         self._nic_records = self._load(NIC_SECTION, NicRecord)
         """Records of PFs that have not appeared yet."""
+        self._stored_nics: dict[DeviceIdentity, NicRecord] = {}
         self._gpu_records: dict[str, GpuRecord] = {}
         self._unusable: tuple[UnusableGpu, ...] = ()
         self._plan: Plan = EMPTY
@@ -102,7 +103,7 @@ class HealthService:
                     self.judge_nics()
                 await asyncio.sleep(STORE_AFTER_S)
         finally:
-            self.store()
+            self.store(last=True)
 
     # --- NICs -----------------------------------------------------------------------------------------
 
@@ -294,9 +295,12 @@ class HealthService:
 
     # --- over a restart -------------------------------------------------------------------------------
 
-    def store(self) -> None:
-        """Put the present records into the state file."""
-        nics = {self._identity(address): record for address, record in self.nics.records().items()}
+    def store(self, *, last: bool = False) -> None:
+        """Put the present records into the state file; the ``last`` ones with their last readings."""
+        before = {} if last else self._stored_nics
+        now = {self._identity(address): record for address, record in self.nics.records().items()}
+        nics = {device: record.since(before.get(device)) for device, record in now.items()}
+        self._stored_nics = nics
         absent = {
             device: record
             for device, record in self._nic_records.items()
@@ -305,9 +309,9 @@ class HealthService:
         self.state_file.store(NIC_SECTION, {**absent, **nics})
         if self._with_gpus:
             # A later reading alone is no news.
-            before = self._gpu_records
+            known = self._gpu_records
             self._gpu_records = {
-                uuid: record if record.differs(before.get(uuid)) else before[uuid]
+                uuid: record if record.differs(known.get(uuid)) else known[uuid]
                 for uuid, record in self.gpus.records().items()
             }
             gpus = {

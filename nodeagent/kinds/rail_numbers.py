@@ -14,8 +14,9 @@ A MAC address that two NICs share identifies neither of them. docs/rails.md has 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 
 import msgspec
@@ -97,12 +98,77 @@ def identified(rails: Iterable[Rail], nics: Mapping[str, str | None]) -> Rails:
     )
 
 
-def added(rails: Rails, address: str, mac: str | None, number: int | None = None) -> Rails:
-    """Return the rails with one more NIC, at the given number or the lowest free one."""
+def added(
+    rails: Rails, address: str, mac: str | None, number: int | None = None, reserved: Set[int] = frozenset()
+) -> Rails:
+    """Return the rails with one more NIC, at the given number or the lowest free one that is not reserved."""
     if number is None:
-        used = {rail.number for rail in rails}
-        number = next(n for n in range(len(rails) + 1) if n not in used)
+        used = {rail.number for rail in rails} | reserved
+        number = next(n for n in range(len(used) + 1) if n not in used)
     return tuple(sorted((*rails, Rail(number, address, mac)), key=lambda rail: rail.number))
+
+
+# --- without the file: two other memories ---------------------------------------------------------------
+
+
+class HeldRails(msgspec.Struct, frozen=True):
+    """The numbers in the names of held VFs: that of each PF on the bus, and all that occur."""
+
+    of_pf: Mapping[str, int] = {}
+    numbers: frozenset[int] = frozenset()
+
+
+def held_rails(
+    held: Iterable[tuple[str, str]], templates: Iterable[str], parents: Mapping[str, str | None]
+) -> HeldRails:
+    """Read the numbers from the resources under which pods hold VFs. ``templates`` are names of resources with
+    ``{rail}``, ``parents`` the PFs of the VFs on the bus. Where the names disagree, they tell no PF's number."""
+    patterns = [pattern for pattern in map(_pattern, templates) if pattern is not None]
+    found = {
+        (id_, int(match["rail"]))
+        for name, id_ in held
+        for pattern in patterns
+        if (match := pattern.fullmatch(name))
+    }
+    pairs = {(pf, number) for id_, number in found if (pf := parents.get(id_)) is not None}
+    pfs, numbers = Counter(pf for pf, _ in pairs), Counter(number for _, number in pairs)
+    of_pf = {pf: number for pf, number in pairs if pfs[pf] == numbers[number] == 1}
+    return HeldRails(of_pf, frozenset(number for _, number in found))
+
+
+@lru_cache
+def _pattern(template: str) -> re.Pattern[str] | None:
+    """Matches the names that a template makes; ``None`` if they have no number."""
+    head, rail, rest = template.partition("{rail}")
+    if not rail:
+        return None
+    parts = (re.escape(head), "(?P<rail>[0-9]{1,3})", re.escape(rest).replace(re.escape(rail), "(?P=rail)"))
+    return re.compile("".join(parts).replace(re.escape("{netdev}"), "[^/]*"))
+
+
+def recalled(reported: Rails, held: Mapping[str, int], nics: Mapping[str, str | None]) -> Rails:
+    """Return the numbers of an earlier agent from its report and from the PFs whose VFs pods hold.
+
+    A held VF must keep its name, so its PF's number comes first, and the report loses what contradicts it. But it is
+    the number of the card that was there when the pod got the VF: at an address that the report knows as another
+    card's, or with a card that the report knows from another address, it tells nothing.
+    """
+    macs = _unique(nics.values())
+    here = {mac: address for address, mac in nics.items() if mac in macs}
+    moves = [
+        (rail.pci_address, here[rail.permanent_mac])
+        for rail in reported
+        if rail.permanent_mac in here and rail.pci_address != here[rail.permanent_mac]
+    ]
+    elsewhere = {address for move in moves for address in move}
+    sure = {pf: number for pf, number in held.items() if pf not in elsewhere}
+    kept = [
+        rail
+        for rail in match(reported, nics)
+        if rail.pci_address not in sure and rail.number not in sure.values()
+    ]
+    certain = (Rail(number, pf, nics.get(pf)) for pf, number in sure.items())
+    return tuple(sorted((*kept, *certain), key=lambda rail: rail.number))
 
 
 def nics_of(functions: Iterable[Function], links: Sequence[Link]) -> dict[str, str | None]:

@@ -113,7 +113,7 @@ def file_unwritable(shown: ScrapeInput) -> Iterator[Series]:
     "file",
     help="1 while a file of the state folder cannot be written.",
     source="the agent",
-    use="A restart of the agent loses rails, sizes of slices, GPUs or faults: /readyz gives the loss and the remedy.",
+    use="A restart of the agent loses what the file has; /readyz has the remedy: alert NodeAgentStateUnwritable.",
 )
 def state_unwritable(shown: ScrapeInput) -> Iterator[Series]:
     for file in shown.unwritable_state:

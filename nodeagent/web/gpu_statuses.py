@@ -50,10 +50,12 @@ class GpuStatus(msgspec.Struct, frozen=True):
 
 
 class GpuStatuses(msgspec.Struct, frozen=True):
-    """All GPUs of the node, by index. ``obstacle``: why the use by pods is not known, if it is not."""
+    """All GPUs of the node, by index. ``obstacle``: why the use by pods is not known, if it is not. ``silent``: why the
+    GPUs are those of the last answer, or none."""
 
     gpus: tuple[GpuStatus, ...]
     obstacle: str | None = None
+    silent: str | None = None
 
 
 def gpu_statuses(
@@ -104,7 +106,8 @@ def gpu_statuses(
                 ),
             )
         )
-    return GpuStatuses(tuple(lines), obstacle)
+    silent = (entry.reason for entry in snapshot.stale_sources if entry.source == "gpus")
+    return GpuStatuses(tuple(lines), obstacle, next(silent, None))
 
 
 def _held(snapshot: Snapshot) -> dict[tuple[str, str], int]:

@@ -272,13 +272,14 @@ async def test_without_the_memory_no_vf_is_offered_before_the_holdings_are_known
             os.mkfifo(n.root / STATE)
         elif damage == "nonsense":
             (n.root / STATE).write_bytes(b"\xff\x00 rails")
-        n.machine.unplug(SLOTS[0])  # nothing is left that could keep the rails from moving
+        n.machine.unplug(SLOTS[0])  # only the name that the pod holds keeps a rail from moving
         await start(n)
-        await n.until(lambda: "not known under which names" in str(n.agent.offering.withheld))
+        await n.until(lambda: "what pods hold, which decides" in str(n.agent.offering.withheld))
         await n.kubelet.start()
-        await n.allocatable(nic(0), VFS)
-        assert listed(n, 0) == vfs_of(SLOTS[1])
-        refused = await n.kubelet.admit(PodSpec.single("two", {nic(0): 1}))
+        for number in range(3):
+            await n.allocatable(nic(number), VFS)
+        assert listed(n, 1) == vfs_of(SLOTS[1])
+        refused = await n.kubelet.admit(PodSpec.single("two", {nic(1): 1}))
         assert not refused.admitted
         assert set(all_held(n, one)) == vfs_of(SLOTS[1])
 
@@ -478,3 +479,69 @@ async def test_a_report_that_does_not_come_delays_the_offer_by_its_bound_alone(
         await n.start_agent(n.configure(text), node_name="n1")
         await every_rail(n)
         assert "the report of this node cannot be read" in caplog.text
+
+
+async def test_a_report_of_another_node_counts_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with reporting(tmp_path) as (n, server, text):
+        links = [{"name": "ens1np0", "rail": 9, "pciAddress": SLOTS[0]}]
+        server.put(REPORT | {"nodeName": "n2", "links": links})
+        await n.kubelet.start()
+        await n.start_agent(n.configure(text), node_name="n1")
+        await every_rail(n)
+        assert nic(9) not in n.kubelet.capacity()
+        assert "is that of another one" in caplog.text
+
+
+# Without the file and the report: the names under which pods hold VFs
+
+
+async def test_without_the_file_and_an_api_server_held_vfs_keep_their_names_and_missing_nics_their_numbers(
+    tmp_path: Path,
+) -> None:
+    async with rail_node(tmp_path) as n:
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n)
+        pods = [PodSpec.single(f"pod{number}", {nic(number): 1}) for number in (1, 2, 3)]
+        for pod in pods:
+            assert (await n.kubelet.admit(pod)).admitted
+        await n.stop_agent()
+        (n.root / STATE).unlink()
+        for number in (0, 2):
+            n.machine.unplug(SLOTS[number])
+        await start(n)
+        for number in (1, 3):
+            await n.allocatable(nic(number), VFS)
+        assert [listed(n, number) for number in (1, 3)] == [vfs_of(SLOTS[1]), vfs_of(SLOTS[3])]
+        for number in (2, 0):
+            n.machine.plug(SLOTS[number])
+            await n.allocatable(nic(number), VFS)
+            assert listed(n, number) == vfs_of(SLOTS[number])
+        assert len(all_held(n, *pods)) == len({*all_held(n, *pods)}) == 3
+
+
+async def test_without_the_file_nothing_is_numbered_before_it_is_known_what_pods_hold(tmp_path: Path) -> None:
+    async with rail_node(tmp_path) as n:
+        await n.kubelet.start()
+        await start(n)
+        await every_rail(n)
+        assert (await n.kubelet.admit(PodSpec.single("one", {nic(3): 1}))).admitted
+        await n.stop_agent()
+        (n.root / STATE).unlink()
+        n.machine.unplug(SLOTS[0])
+        socket = n.kubelet.directory / "pod-resources/kubelet.sock"
+        socket.rename(socket.with_name("away"))
+        await start(n)
+        await n.until(lambda: any("nic{rail}" in one.resource for one in n.agent.offering.withheld))
+        status, body = await n.get("/readyz")
+        assert status == 503
+        assert "what pods hold, which decides the numbers, is not known yet" in body
+        assert n.agent.offering.rails == {}
+        await n.stop_agent()
+        assert not (n.root / STATE).exists(), "the next agent too must know that the file is gone"
+        socket.with_name("away").rename(socket)
+        await start(n)
+        await n.allocatable(nic(3), VFS)
+        assert listed(n, 3) == vfs_of(SLOTS[3])

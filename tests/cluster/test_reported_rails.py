@@ -38,8 +38,8 @@ def test_a_link_without_a_rail_or_with_one_that_cannot_be_is_left_out() -> None:
     assert rails(*links, link(5, B)) == (Rail(5, B),)
 
 
-def test_numbers_and_addresses_that_occur_twice_are_left_out() -> None:
-    assert rails(link(0, A), link(0, B)) == ()
+def test_an_address_that_occurs_twice_is_left_out_and_a_number_may_be_that_of_two_selections() -> None:
+    assert rails(link(0, A), link(0, B)) == (Rail(0, A), Rail(0, B))
     assert rails(link(0, A), link(1, A)) == ()
 
 

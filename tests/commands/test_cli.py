@@ -17,13 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent import discovery
 from nodeagent.cli import _parser, main
 from nodeagent.commands.completion import parsers
-from nodeagent.commands.running_sources import first_facts_or_marks, unanswered
-from nodeagent.inventory import Inventory
 from nodeagent.sim.machine import Machine
-from nodeagent.sources.pci_source import PciScanner
 from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.waiting import Lines
 
@@ -105,7 +101,6 @@ def test_a_scan_of_a_dgx_h100_is_as_reviewed(dgx: Path, capsys: pytest.CaptureFi
 
 
 def test_a_scan_on_a_narrow_terminal_shortens_uuids_to_unique_prefixes(dgx: Path) -> None:
-    import asyncio
 
     from nodeagent.agent_config import Config
     from nodeagent.commands.scan import listing
@@ -135,49 +130,6 @@ def test_a_scan_with_json_is_one_object(dgx: Path, capsys: pytest.CaptureFixture
     near = {(entry["gpu"], entry["pf"]) for entry in seen["affinity"] if entry["affinity"] == "PIX"}
     assert len(near) == 8
     assert seen["gpus"][0]["health"] == {"state": "healthy", "reasons": [], "allocatable": True}
-
-
-async def _no_answer(_: PciScanner) -> None:
-    await asyncio.Event().wait()
-
-
-def test_a_scan_without_an_answer_names_the_sources_and_fails(
-    dgx: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(discovery, "FIRST_FACTS_S", 0.0)
-    monkeypatch.setattr(PciScanner, "scan", _no_answer)
-    assert main(["scan", "--root", str(dgx)]) == 1
-    printed = capsys.readouterr().out
-    assert "NICS\n  not known\n" in printed
-    assert "/nic" not in printed
-    assert "source pci has failed: it did not answer within 0 s" in printed
-    assert main(["scan", "--json", "--root", str(dgx)]) == 1
-    seen = json.loads(capsys.readouterr().out)
-    assert "pci" in [entry["source"] for entry in seen["silent"]]
-    assert not [trouble for trouble in seen["troubles"] if trouble["source"] == "pci"]
-
-
-async def test_a_source_that_has_answered_is_not_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "FIRST_FACTS_S", 0.0)
-    inventory = Inventory()
-    inventory.publish("pci", product="x")
-    inventory.mark_stale("gpus", "the driver hangs")
-    await first_facts_or_marks(inventory)
-    reasons = {entry.source: entry.reason for entry in unanswered(inventory.snapshot)}
-    assert reasons == {"gpus": "the driver hangs", "paths": "it did not answer within 0 s"}
-
-
-def test_a_demo_without_an_answer_ends_with_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(discovery, "FIRST_FACTS_S", 0.0)
-    monkeypatch.setattr(PciScanner, "scan", _no_answer)
-    assert main(["demo", "--once"]) == 1
-    err = capsys.readouterr().err
-    assert err.startswith("nodeagent: the simulated machine cannot be read: source ")
-    assert "source pci has failed: it did not answer within 0 s" in err
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
 
 
 def test_a_scan_names_each_fault_with_its_reason(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

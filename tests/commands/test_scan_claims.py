@@ -7,7 +7,8 @@ import json
 import msgspec
 
 from nodeagent.agent_config import load
-from nodeagent.commands.scan.listing import as_json, as_table, view_of
+from nodeagent.commands.running_sources import view_of
+from nodeagent.commands.scan.listing import as_json, as_table
 from nodeagent.machine_view import MachineView
 from nodeagent.offer import Offer
 from tests.dra.test_published_pools import CONFIG

@@ -99,8 +99,8 @@ def test_the_counter_of_the_phy_continues_over_a_restart() -> None:
     bench = up().sample(S.STATE, at=1002, ext_down=7)
     after = Bench(2)
     after.engine.restore(bench.engine.records())
-    after.look(at=1100).sample(S.LINK, at=1101, carrier=1, carrier_down=40)
-    after.sample(S.STATE, at=1102, ext_down=10)
+    after.look(at=1020).sample(S.LINK, at=1021, carrier=1, carrier_down=40)
+    after.sample(S.STATE, at=1022, ext_down=10)
     assert after.reasons() == ["flapping"]
     assert losses(after) == 3000
 

@@ -325,6 +325,43 @@ def test_a_restart_during_suppression_keeps_the_penalty() -> None:
     assert points > 3500, "the losses during the restart count"
 
 
+HOURS = 10 * 3600
+
+
+@pytest.mark.parametrize("counter", ["carrier_down", "link_down_events"])
+def test_losses_while_no_agent_ran_are_spread_over_that_time(counter: str) -> None:
+    """Four losses in ten hours are no flapping, though one reading shows them all."""
+    bench = two_up()
+    for at in (1001, 1011):
+        bench.sample(
+            LINK, at=at, carrier=1, carrier_down=10, **({} if counter == "carrier_down" else {counter: 10})
+        )
+    after = restarted(bench)
+    after.look(at=1011 + HOURS)
+    after.sample(LINK, at=1012 + HOURS, carrier=1, **({"carrier_down": 14} | {counter: 14}))
+    assert after.reasons() == []
+
+
+def test_a_change_that_was_seen_before_the_restart_explains_losses_that_were_read_after_it() -> None:
+    """They may have been lost before the agent ended, soon after the change."""
+    bench = two_up()
+    for at in (1001, 1011):
+        bench.sample(LINK, at=at, carrier=1, carrier_down=10)
+    bench.set(mtu=1500)
+    after = restarted(bench).look(at=1900)
+    after.sample(LINK, at=1901, carrier=1, carrier_down=14)
+    assert after.reasons() == []
+
+
+def test_losses_of_a_short_restart_count_at_once() -> None:
+    bench = two_up()
+    for at in (1001, 1011):
+        bench.sample(LINK, at=at, carrier=1, carrier_down=10)
+    after = restarted(bench).look(at=1021)
+    after.sample(LINK, at=1022, carrier=1, carrier_down=14)
+    assert after.reasons() == ["flapping"]
+
+
 def test_a_restart_during_a_hold_keeps_its_end() -> None:
     after = restarted(two_up().down(at=1010).up(at=1020)).look(at=1050)
     assert after.allocatable() == [False, True]

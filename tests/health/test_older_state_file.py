@@ -10,6 +10,7 @@ import pytest
 from nodeagent.health.service import GPU_SECTION, NIC_SECTION, HealthService
 from nodeagent.health.state_file import StateFile, boot_id
 from nodeagent.health.structural import find_faults
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.model import State
 from tests.support.judged_gpus import gpu
 from tests.support.judged_machine import link, pf
@@ -74,6 +75,38 @@ def test_the_faults_and_the_penalty_of_a_nic_are_active_at_the_first_facts(folde
     assert judged.health.state is State.DOWN
     assert [reason.key for reason in judged.health.reasons] == ["carrier_down", "flapping"]
     assert health.figures()[nic.pci_address].penalty == pytest.approx(2994.5, rel=0.02)
+
+
+def test_the_time_of_the_last_reading_is_stored_and_a_reading_alone_is_no_news_for_some_minutes(
+    folder: Path,
+) -> None:
+    now = NOW
+    health, nic = HealthService(state_file=StateFile.open(folder), clock=lambda: now), pf(1)
+    functions, faults = find_faults([nic], [link(nic)])
+    health.judge_functions(functions, [link(nic)], faults)
+
+    def stored(at: float, *, last: bool = False) -> dict[str, object]:
+        nonlocal now
+        now = at
+        health.take_samples(
+            [Sample(at, nic.pci_address, Source.LINK, {"carrier": 1.0, "carrier_down": 13.0})]
+        )
+        health.judge_nics()
+        health.store(last=last)
+        entries = json.loads(health.state_file._text())["entries"]
+        (value,) = (entry["value"] for entry in entries if entry["room"] == NIC_SECTION)
+        return value
+
+    first = stored(NOW + 1)
+    assert first["read_at"] == NOW + 1
+    older = json.loads((folder / "health.json").read_text())["entries"][-1]["value"]
+    assert first.keys() - older.keys() <= {"read_at", "settings"}, "an older agent ignores what is new"
+    assert first["downs"] == older["downs"]
+    settled = stored(NOW + 400)
+    assert settled["read_at"] == NOW + 400
+    assert stored(NOW + 410) == settled
+    assert stored(NOW + 710)["read_at"] == NOW + 710
+    assert stored(NOW + 711, last=True)["read_at"] == NOW + 711
 
 
 def test_the_file_keeps_its_form(folder: Path) -> None:

@@ -84,6 +84,32 @@ def test_the_file_of_a_machine_without_an_agent(browser: Browser, tmp_path: Path
     tab.close()
 
 
+@pytest.mark.slow
+def test_what_is_not_known_is_neither_none_nor_free_nor_healthy(browser: Browser, tmp_path: Path):
+    document = json.loads(node_document(tmp_path))
+    for resource in document["resources"]:
+        resource["held"] = None
+    page = tmp_path / "page.html"
+    page.write_text(self_contained("node", json.dumps(document).encode()))
+    tab = browser.tab(f"file://{page}")
+    tab.shows("#summary", "all healthy")
+    assert "held" not in tab.text("#summary")
+    assert "held" not in tab.text("#nics")
+    assert "free" not in tab.text("#nics")
+    tab.close()
+    document["stale"] = dict.fromkeys(("pci", "gpus"), "it did not answer within 10 s")
+    document["gpus"]["gpus"] = document["nics"] = document["places"] = document["resources"] = []
+    page.write_text(self_contained("node", json.dumps(document).encode()))
+    tab = browser.tab(f"file://{page}")
+    tab.shows("#summary", "GPUs not known · NICs not known")
+    assert "health not known" in tab.text("#summary")
+    assert "healthy" not in tab.text("#summary")
+    assert "pci: it did not answer within 10 s" in tab.text("#notices")
+    assert "not known" in tab.text("#kubelet")
+    assert tab.complaints() == []
+    tab.close()
+
+
 HOSTILE = '</script><img src=x onerror="globalThis.pwned=1">'
 LONG = "W" * 4096
 

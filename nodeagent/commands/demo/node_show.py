@@ -27,7 +27,7 @@ from nodeagent.commands.demo.demo_steps import (
     tail,
 )
 from nodeagent.commands.demo.node_faults import node_faults, show_node_page
-from nodeagent.commands.running_sources import unanswered
+from nodeagent.commands.running_sources import sentences, unanswered
 from nodeagent.commands.scan.listing import as_table, scan_once
 from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec
 from nodeagent.sim.machine import Machine
@@ -110,8 +110,8 @@ class NodeShow(DemoSteps):
     async def _show_machine(self) -> None:
         self.step("What the agent finds (`nodeagent scan`)")
         scan = await scan_once(Config(), self._root)
-        if missing := unanswered(scan.snapshot):
-            why = "; ".join(f"source {one.source} has failed: {one.reason}" for one in missing)
+        if missing := unanswered(scan.snapshot.stale_sources):
+            why = "; ".join(sentences(missing))
             raise DemoError(
                 f"the simulated machine cannot be read: {why}; try again when this host is less busy"
             )

@@ -7,7 +7,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import GOOD, Add, config_option, json_option, load
+from nodeagent.commands.options import FAILED, GOOD, Add, config_option, json_option, load
 from nodeagent.commands.terminal import note, screen, watching
 
 if TYPE_CHECKING:
@@ -40,19 +40,25 @@ def _gpus(options: argparse.Namespace) -> int:
     config = load(options.config)
     log_to_stderr(options.log_level or "warning")
 
+    alone = False
+
     def explain(agent: str | None, why: str) -> None:
+        nonlocal alone
+        alone = agent is None
         line = f"no agent runs here ({why}); {ALONE}" if agent is None else f"the agent at {agent} answers"
         note(line)
 
     def text(lines: GpuStatuses) -> str:
         return msgspec.json.encode(lines).decode() if options.json else gpu_table.as_table(lines, screen())
 
-    async def run() -> None:
+    async def run() -> int:
+        code = GOOD
         with watching(in_place=options.watch and not options.json) as show:
             async for lines in gpu_answers.views(config, options.root, explain):
                 show(text(lines))
+                code = FAILED if alone and lines.silent is not None else GOOD
                 if not options.watch:
                     break
+        return code
 
-    asyncio.run(run())
-    return GOOD
+    return asyncio.run(run())

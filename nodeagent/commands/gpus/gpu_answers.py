@@ -13,7 +13,7 @@ from nodeagent.accounting.gpu_accounting import GpuAccounting
 from nodeagent.agent_config import Config
 from nodeagent.bounded_calls import in_thread
 from nodeagent.commands.agent_query import AgentQueryError, ask_for
-from nodeagent.commands.running_sources import RunningSources
+from nodeagent.commands.running_sources import RunningSources, known_kinds
 from nodeagent.offer import Offer
 from nodeagent.web.gpu_statuses import GpuStatuses, gpu_statuses
 from nodeagent.web.pages import device_counts
@@ -57,7 +57,7 @@ async def _own(config: Config, root: Path) -> AsyncIterator[GpuStatuses]:
         offer = Offer(config)
         while True:
             snapshot = sources.inventory.snapshot
-            counts = device_counts(offer.kinds(snapshot), snapshot)
+            counts = device_counts(known_kinds(offer, snapshot), snapshot)
             samples = sources.gpu_publisher.samples()
             yield gpu_statuses(snapshot, counts, samples, accounting.accounts(), accounting.obstacle)
             await asyncio.sleep(AGAIN_S)

@@ -17,9 +17,16 @@ def as_table(lines: GpuStatuses, on: Screen = PLAIN) -> str:
     uuids = [gpu.uuid for gpu in lines.gpus]
     short = [row[1] for row in _rows(lines.gpus, beginnings(uuids))]
     table = section(
-        "GPUS", HEADS, _rows(lines.gpus, uuids), on, shorter={"UUID": short}, optional=("TEMP", "LARGEST")
+        "GPUS",
+        HEADS,
+        _rows(lines.gpus, uuids),
+        on,
+        shorter={"UUID": short},
+        optional=("TEMP", "LARGEST"),
+        absent="none" if lines.silent is None else "not known",
     )
-    notes = [f"the use by pods is not known: {lines.obstacle}"] if lines.obstacle else []
+    notes = [] if lines.silent is None else [f"source gpus has failed: {lines.silent}"]
+    notes += [f"the use by pods is not known: {lines.obstacle}"] if lines.obstacle else []
     notes += [f"GPU{gpu.index}: {gpu.state}: {', '.join(gpu.reasons)}" for gpu in lines.gpus if gpu.reasons]
     return "\n".join(part for part in (table, remarks("REMARKS", notes, on)) if part)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
+    FAILED,
     GOOD,
     USAGE,
     Add,
@@ -23,7 +24,7 @@ from nodeagent.commands.terminal import note, screen, watching
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
-    from nodeagent.health.explain import DeviceView
+    from nodeagent.commands.health.answers import DeviceHealth
 
 ALONE = "this is a short look of the command itself, without earlier samples, holds and penalties"
 
@@ -95,9 +96,12 @@ def _show(options: argparse.Namespace, config: Config, device: str | None) -> in
     views, source = answers.fetch(config, options.root, options.listen)
     _explain(None if views is None else source, source)
     if views is None:
-        views = asyncio.run(answers.read_machine(config, options.root))
-    print(_text(options, views, device), flush=True)
-    return GOOD
+        health = asyncio.run(answers.read_machine(config, options.root))
+    else:
+        silent = () if options.listen else answers.silent_of_agent(config, options.root)
+        health = answers.DeviceHealth(views, silent)
+    print(_text(options, health, device), flush=True)
+    return FAILED if views is None and health.silent else GOOD
 
 
 def _problem(options: argparse.Namespace, config: Config) -> int:
@@ -123,11 +127,11 @@ def _page(options: argparse.Namespace, config: Config) -> int:
 
     answer = answers.fetch_page("/ui/document.json", config, options.root, options.listen)
     _explain(None if answer.body is None else answer.source, answer.source)
-    document = answer.body
+    document, silent = answer.body, False
     if document is None:
-        document = asyncio.run(machine_page.read_document(config, options.root))
+        document, silent = asyncio.run(machine_page.read_document(config, options.root))
     print(self_contained("node", document))
-    return GOOD
+    return FAILED if silent else GOOD
 
 
 def _recording_page(config: Config, file: str) -> int:
@@ -151,8 +155,8 @@ async def _watch(options: argparse.Namespace, config: Config, device: str | None
     from nodeagent.commands.health import answers
 
     with watching(in_place=not options.json) as show:
-        async for views in answers.watch(config, options.root, options.listen, _explain):
-            show(_text(options, views, device))
+        async for health in answers.watch(config, options.root, options.listen, _explain):
+            show(_text(options, health, device))
     return GOOD
 
 
@@ -161,15 +165,21 @@ def _explain(agent: str | None, why: str) -> None:
     note(line)
 
 
-def _text(options: argparse.Namespace, views: tuple[DeviceView, ...], device: str | None) -> str:
+def _text(options: argparse.Namespace, health: DeviceHealth, device: str | None) -> str:
     import msgspec
 
     from nodeagent.commands.health import answers, tables
+    from nodeagent.commands.running_sources import sentences
 
-    view = None if device is None else answers.find(views, device)
+    view = None if device is None else answers.find(health, device)
+    silent = sentences(health.silent)
     if options.json:
-        return msgspec.json.encode(views if view is None else view).decode()
-    return tables.as_table(views, screen()) if view is None else tables.as_detail(view, screen())
+        for sentence in silent:
+            note(sentence)
+        return msgspec.json.encode(health.views if view is None else view).decode()
+    if view is not None:
+        return tables.as_detail(view, screen())
+    return tables.as_table(health.views, screen(), silent)
 
 
 def _rules(options: argparse.Namespace, config: Config) -> int:

@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 
 from nodeagent.agent_config import Config
-from nodeagent.commands.running_sources import RunningSources
+from nodeagent.commands.running_sources import RunningSources, known_kinds, unanswered, view_of
 from nodeagent.health.explain import DeviceView
-from nodeagent.machine_view import machine_view
 from nodeagent.offer import Offer
 from nodeagent.web.gpu_statuses import gpu_statuses
 from nodeagent.web.node_view import node_view
@@ -22,15 +21,14 @@ _HEALTH = msgspec.json.Decoder(tuple[DeviceView, ...])
 _HOSTNAME = "etc/hostname"
 
 
-async def read_document(config: Config, root: Path) -> bytes:
-    """Read the machine for a moment. Return the document as JSON."""
+async def read_document(config: Config, root: Path) -> tuple[bytes, bool]:
+    """Read the machine for a moment. Return the document as JSON, and whether a source has not answered."""
     async with RunningSources(config, root) as sources:
         snapshot = sources.inventory.snapshot
         offer = Offer(config, sources.rails.content.numbering)
-        kinds = offer.kinds(snapshot)
-        machine = machine_view(kinds, snapshot, offer.troubles(snapshot))
-        samples = sources.gpu_publisher.samples()
-        gpus = gpu_statuses(snapshot, device_counts(kinds, snapshot), samples, (), "no agent runs here")
+        machine = view_of(offer, snapshot)
+        counts = device_counts(known_kinds(offer, snapshot), snapshot)
+        gpus = gpu_statuses(snapshot, counts, sources.gpu_publisher.samples(), (), "no agent runs here")
         health = _HEALTH.decode(sources.gpu_publisher.health.explain_json())
     view = node_view(
         machine,
@@ -43,7 +41,7 @@ async def read_document(config: Config, root: Path) -> bytes:
         source="read once by `nodeagent health --html`",
         taken=time.time(),
     )
-    return msgspec.json.encode(view)
+    return msgspec.json.encode(view), bool(unanswered(snapshot.stale_sources))
 
 
 def _name(root: Path) -> str:

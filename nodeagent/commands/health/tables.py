@@ -9,7 +9,8 @@ from nodeagent.health.explain import DeviceView, RuleView
 from nodeagent.health.rule import YES_OR_NO, Rule, clears, threshold
 
 
-def as_table(views: Sequence[DeviceView], on: Screen = PLAIN) -> str:
+def as_table(views: Sequence[DeviceView], on: Screen = PLAIN, silent: Sequence[str] = ()) -> str:
+    """``silent``: a sentence on each source without an answer."""
     rows = [
         (
             view.name,
@@ -21,9 +22,10 @@ def as_table(views: Sequence[DeviceView], on: Screen = PLAIN) -> str:
         )
         for view in views
     ]
-    lines = [line for view in views for line in _sentences(view)]
+    lines = [*(line for view in views for line in _sentences(view)), *silent]
     heads = ("DEVICE", "ID", "STATE", "KUBELET", "FOR", "REASONS")
-    parts = (section("HEALTH", heads, rows, on), remarks("REASONS", lines, on))
+    absent = "not known" if silent else "none"
+    parts = (section("HEALTH", heads, rows, on, absent=absent), remarks("REASONS", lines, on))
     return "\n".join(part for part in parts if part)
 
 

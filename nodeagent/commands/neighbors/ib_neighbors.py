@@ -6,6 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from nodeagent.commands.terminal import note
 from nodeagent.host.sysfs import Tree
 from nodeagent.infiniband.asking import PeerState
 from nodeagent.infiniband.peer import NOT_ASKED
@@ -13,7 +14,7 @@ from nodeagent.model import Link, Neighbor, Remark
 from nodeagent.sources.infiniband_source import InfinibandSource
 from nodeagent.sources.machine_access import is_recorded
 from nodeagent.sources.neighbor_view import AgedNeighbor, LinkRow, NeighborListing
-from nodeagent.sources.pci_source import PciFacts, scan
+from nodeagent.sources.pci_source import PciFacts, scan_once
 from nodeagent.sources.source_settings import InfinibandSettings
 
 _NEVER = (
@@ -27,7 +28,9 @@ async def with_infiniband(
 ) -> NeighborListing:
     """Add the InfiniBand links of the machine to a listing of LLDP."""
     tree = Tree(root)
-    facts = scan(tree)
+    facts = scan_once(tree)
+    for path in sorted(tree.hanging):
+        note(f"{path} does not answer: its device is left out")
     if not any(link for link in facts.links if _is_infiniband(facts, link)):
         return listing
     rows, remarks = await _asked(tree, facts, settings) if settings.asks else _unasked(facts)

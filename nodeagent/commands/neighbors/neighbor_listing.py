@@ -38,7 +38,7 @@ from nodeagent.sources.neighbor_view import (
     of_lldpd,
     of_receiver,
 )
-from nodeagent.sources.pci_source import scan
+from nodeagent.sources.pci_source import scan_once
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 from nodeagent.supervise import beside
 
@@ -116,7 +116,7 @@ async def read_once(
     stderr.
     """
     if settings.source == "lldpd":
-        return await _read_lldpd(wanted, settings, _functions(root))
+        return await _read_lldpd(wanted, settings, _functions(Tree(root)))
     async with _receiving(wanted, settings, root, no_neighbor_after_s) as (receiver, change):
         listing = of_receiver(receiver)
         progress(_progress(listing, wait_s))
@@ -133,9 +133,10 @@ async def read_once(
 async def watch(wanted: LinkSelect, settings: LldpSettings, root: Path) -> AsyncIterator[NeighborListing]:
     """Yield a listing now and one at every change, until cancelled."""
     if settings.source == "lldpd":
+        tree = Tree(root)
         listing: NeighborListing | None = None
         while True:
-            before, listing = listing, await _read_lldpd(wanted, settings, _functions(root))
+            before, listing = listing, await _read_lldpd(wanted, settings, _functions(tree))
             if listing != before:
                 yield listing
             await asyncio.sleep(lldpd_client.INTERVAL_S)
@@ -145,8 +146,9 @@ async def watch(wanted: LinkSelect, settings: LldpSettings, root: Path) -> Async
             await change()
 
 
-def _functions(root: Path) -> tuple[Function, ...]:
-    return scan(Tree(root)).functions
+def _functions(tree: Tree) -> tuple[Function, ...]:
+    """The functions without those of which a file hangs. The tree knows these files, so only the first look waits."""
+    return scan_once(tree).functions
 
 
 @asynccontextmanager
@@ -154,7 +156,7 @@ async def _receiving(
     wanted: LinkSelect, settings: LldpSettings, root: Path, no_neighbor_after_s: float = NO_NEIGHBOR_AFTER_S
 ) -> AsyncIterator[tuple[LldpReceiver, Callable[[], Awaitable[None]]]]:
     """A receiver that has read the netdevs once, and a function that waits for the next change."""
-    changed = asyncio.Event()
+    changed, tree = asyncio.Event(), Tree(root)
     # Only MACs identify the node's own frames here. With the host's name, a test switch on the same host would
     # count as the node itself, because lldpd announces the host's name.
     receiver = LldpReceiver(
@@ -163,7 +165,7 @@ async def _receiving(
         ttl_max_s=settings.ttl_max_seconds,
     )
     with LinkEvents() as events, DcbSocket() as dcb:
-        work = lldp_source.run_receiver(receiver, wanted, lambda: _functions(root), [events], dcb=dcb.read)
+        work = lldp_source.run_receiver(receiver, wanted, lambda: _functions(tree), [events], dcb=dcb.read)
         async with beside(work, receiver.updated.wait()) as working:
             working.add_done_callback(lambda _: changed.set())
 

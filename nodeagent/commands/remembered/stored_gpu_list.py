@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,23 +24,21 @@ def table(config: Config, root: Path) -> str:
         return f"No GPUs are stored in {stored.path}; the agent stores them when the driver lists them.\n"
     on_bus = _on_bus(root)
     heads = ("GPU", "UUID", "MODEL", "MEMORY", "PCI ADDRESS", "ON THE BUS")
-    return section(
-        "GPUS", heads, (_cells(gpu, gpu.pci_address in on_bus) for gpu in gpus), screen(), optional=("MODEL",)
-    )
+    return section("GPUS", heads, (_cells(gpu, on_bus(gpu)) for gpu in gpus), screen(), optional=("MODEL",))
 
 
 def objects(config: Config, root: Path) -> list[dict[str, object]]:
     """The GPUs for programs."""
     on_bus = _on_bus(root)
-    return [_as_object(gpu, gpu.pci_address in on_bus) for gpu in _read(config, root)[1]]
+    return [_as_object(gpu, on_bus(gpu)) for gpu in _read(config, root)[1]]
 
 
-def _cells(gpu: RememberedGpu, on_bus: bool) -> tuple[str, ...]:
-    here = "yes" if on_bus else "no"
+def _cells(gpu: RememberedGpu, on_bus: bool | None) -> tuple[str, ...]:
+    here = "not known" if on_bus is None else "yes" if on_bus else "no"
     return str(gpu.index), gpu.uuid, gpu.name or "-", f"{gpu.memory_mib} MiB", gpu.pci_address, here
 
 
-def _as_object(gpu: RememberedGpu, on_bus: bool) -> dict[str, object]:
+def _as_object(gpu: RememberedGpu, on_bus: bool | None) -> dict[str, object]:
     return {
         "index": gpu.index,
         "uuid": gpu.uuid,
@@ -88,11 +86,15 @@ def _read(
     return stored, sound(gpus or ())
 
 
-def _on_bus(root: Path) -> frozenset[str]:
+def _on_bus(root: Path) -> Callable[[RememberedGpu], bool | None]:
+    """Whether a GPU is on the PCI bus; ``None`` where a file of it does not answer."""
     from nodeagent.host.sysfs import Tree
     from nodeagent.sources import pci_source
 
-    return frozenset(gpu.pci_address for gpu in pci_source.scan_once(Tree(root)).gpus)
+    tree = Tree(root)
+    facts = pci_source.scan_once(tree)
+    here, hanging = {gpu.pci_address for gpu in facts.gpus}, pci_source.hanging_devices(tree, facts.links)
+    return lambda gpu: True if gpu.pci_address in here else None if gpu.pci_address in hanging else False
 
 
 class RememberedError(Exception):

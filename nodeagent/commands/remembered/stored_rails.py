@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from nodeagent.kubelet.rail_memory import RailsFile
 
 
+_STATES = {True: "present", False: "missing", None: "not known: a file of it does not answer"}
+
+
 class RailRow(NamedTuple):
-    """One rail of one entry of the configuration, as it is stored, and ``rail`` with its present address."""
+    """One rail of one entry of the configuration, as it is stored, and ``rail`` with its present address. ``present``
+    is ``None`` where a file of the NIC does not answer."""
 
     name: str
     stored: Rail
     rail: Rail
-    present: bool
+    present: bool | None
     netdev: str | None
     vfs: int
     in_force: bool
@@ -46,7 +50,7 @@ def objects(config: Config, root: Path) -> list[dict[str, object]]:
 
 
 def _cells(row: RailRow) -> tuple[str, ...]:
-    state = "present" if row.present else "missing"
+    state = _STATES[row.present]
     return (
         row.name,
         row.rail.pci_address or "-",
@@ -90,7 +94,11 @@ def forget(config: Config, root: Path, names: Sequence[str]) -> int:
     _write(config, root, without(content, rails, names=not config.kubelet.pod_resources))
     for row in gone:
         nic = row.rail.pci_address or row.rail.permanent_mac
-        if row.present:
+        if row.present is None:
+            print(
+                f"{row.name} ({nic}) is forgotten. Whether the NIC is here is not known: a file of it hangs."
+            )
+        elif row.present:
             print(f"{row.name} ({nic}) is forgotten. The NIC is here: drain the node and restart the agent.")
         else:
             print(
@@ -143,6 +151,7 @@ def _rows(config: Config, root: Path, content: RailsFile) -> list[RailRow]:
             in_force.setdefault(selection(entry), []).append(entry.name)
     stored = {nic.pf.pci_address: nic for nic in content.nics}
     present = {function.pci_address: function for function in facts.functions}
+    hanging = pci_source.hanging_devices(tree, facts.links)
     rows = []
     for key, rails in content.numbering.items():
         known = {rail.number: rail for rail in rails}
@@ -154,7 +163,8 @@ def _rows(config: Config, root: Path, content: RailsFile) -> list[RailRow]:
             names = [_name(name, rail, netdev) for name in in_force.get(key, [str(rail.number)])]
             name = ",".join(dict.fromkeys(names))
             before = known[rail.number]
-            rows.append(RailRow(name, before, rail, here is not None, netdev, vfs, key in in_force))
+            is_here = None if here is None and address in hanging else here is not None
+            rows.append(RailRow(name, before, rail, is_here, netdev, vfs, key in in_force))
     return sorted(rows, key=lambda row: (not row.in_force, row.rail.number))
 
 

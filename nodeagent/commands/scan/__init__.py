@@ -77,7 +77,7 @@ def _scan(options: argparse.Namespace) -> int:
                 named = True
                 as_json, as_table = listing.as_json, listing.as_table
                 show(as_json(view, agent.place) if options.json else as_table(view, screen()))
-                code = FAILED if agent.view is None and unanswered(view.snapshot) else GOOD
+                code = FAILED if agent.view is None and unanswered(view.snapshot.stale_sources) else GOOD
         return code
 
     return asyncio.run(run())

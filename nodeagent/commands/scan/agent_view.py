@@ -14,7 +14,8 @@ from nodeagent import discovery
 from nodeagent.agent_config import Config, digest
 from nodeagent.bounded_calls import in_thread
 from nodeagent.commands.agent_query import AgentQueryError, ask_for
-from nodeagent.commands.scan.listing import view_of, without_neighbor
+from nodeagent.commands.running_sources import view_of
+from nodeagent.commands.scan.listing import without_neighbor
 from nodeagent.host.sysfs import Tree
 from nodeagent.machine_view import MachineView
 from nodeagent.offer import Offer

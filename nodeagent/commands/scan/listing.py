@@ -14,7 +14,7 @@ from nodeagent import discovery, state_directory
 from nodeagent.affinity import affinity
 from nodeagent.agent_config import Config, load
 from nodeagent.agent_config import check as check_config
-from nodeagent.commands.running_sources import first_facts_or_marks, unanswered
+from nodeagent.commands.running_sources import sentences, unanswered, view_of
 from nodeagent.commands.terminal import PLAIN, Screen, remarks, section
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.dra.device_attributes import LEAF, PCIE_ROOT
@@ -24,7 +24,7 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.inventory import Inventory
 from nodeagent.kinds.device_list_size import status_remarks
 from nodeagent.kubelet.rail_memory import RailMemory
-from nodeagent.machine_view import MachineView, machine_view
+from nodeagent.machine_view import MachineView
 from nodeagent.model import Function, Gpu, Health, Link, Snapshot
 from nodeagent.offer import Offer
 from nodeagent.sources.link_selection import select
@@ -40,7 +40,7 @@ async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineV
                 async with asyncio.timeout(wait_s):
                     while without_neighbor(config, inventory.snapshot):
                         await inventory.changed(inventory.snapshot.revision)
-        return view_of(Offer(config, rails.content.numbering), inventory.snapshot, own=True)
+        return view_of(Offer(config, rails.content.numbering), inventory.snapshot)
 
 
 def without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
@@ -72,28 +72,31 @@ async def watch(config: Config, root: Path) -> AsyncIterator[MachineView]:
         offer = Offer(config, rails.content.numbering)
         while True:
             snapshot = inventory.snapshot
-            yield view_of(offer, snapshot, own=True)
+            yield view_of(offer, snapshot)
             await inventory.changed(snapshot.revision)
 
 
-def check(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str, ...]]:
-    """Check the configuration in a file's text, also for the machine under ``root``. Return it with remarks.
+def check(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str, ...], tuple[str, ...]]:
+    """Check the configuration in a file's text, also for the machine under ``root``. Return it with remarks, and with a
+    sentence about each part of the machine that has not answered.
 
-    Without a machine the length of the device lists is checked for eight GPUs of 80 GB, and a fault names this
-    assumption. Raises ``ConfigError``.
+    Without a machine, or its GPUs, the length of the device lists is checked for eight GPUs of 80 GB, and a fault names
+    this assumption. Raises ``ConfigError``.
     """
     if root is None:
         config = check_config(text, name=name)
-        return config, tuple(status_remarks(config.resources))
+        return config, tuple(status_remarks(config.resources)), ()
     view = asyncio.run(scan_once(load(text, name=name), root))
-    config = check_config(text, name=name, gpu_memories_mib=[gpu.memory_mib for gpu in view.snapshot.gpus])
+    silent = unanswered(view.snapshot.stale_sources)
+    known = not any(entry.source == "gpus" for entry in silent)
+    memories = [gpu.memory_mib for gpu in view.snapshot.gpus]
+    config = check_config(text, name=name, gpu_memories_mib=memories if known else None)
     faults = [
         ConfigFault("resources", None, None, trouble.message) for trouble in view.troubles if trouble.fatal
     ]
     if faults:
         raise ConfigError(name, faults)
-    failed = (f"source {one.source} has failed: {one.reason}" for one in unanswered(view.snapshot))
-    return config, (*(trouble.message for trouble in view.troubles), *failed)
+    return config, tuple(trouble.message for trouble in view.troubles), tuple(sentences(silent))
 
 
 @asynccontextmanager
@@ -102,19 +105,8 @@ async def _scanning(config: Config, root: Path, rails: RailMemory) -> AsyncItera
     config = structs.replace(config, lldp=structs.replace(config.lldp, transmit=False))
     inventory = Inventory()
     work = discovery.Discovery(inventory, config, root, rails=rails).run()
-    async with beside(work, first_facts_or_marks(inventory)):
+    async with beside(work, discovery.first_facts(inventory)):
         yield inventory
-
-
-def view_of(offer: Offer, snapshot: Snapshot, *, own: bool = False) -> MachineView:
-    """Of an ``own`` look without what sources that have not answered would make of it: these are guesses."""
-    unknown = {entry.source for entry in unanswered(snapshot)} if own else set()
-    return machine_view(
-        (kind for kind in offer.kinds(snapshot) if kind.source not in unknown),
-        snapshot,
-        tuple(trouble for trouble in offer.troubles(snapshot) if trouble.source not in unknown),
-        by_claim=offer.dra_devices(snapshot),
-    )
 
 
 # --- for programs ---------------------------------------------------------------------------------------
@@ -359,7 +351,7 @@ def _reasons(view: MachineView, on: Screen) -> str:
         for reason in health.reasons
     ]
     lines += [f"{remark.link}: {remark.key}: {remark.detail}" for remark in snapshot.remarks]
-    lines += [f"source {source.source} has failed: {source.reason}" for source in snapshot.stale_sources]
+    lines += sentences(snapshot.stale_sources)
     lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
     lines += [f"{'cannot be offered' if t.fatal else 'note'}: {t.message}" for t in view.troubles]
     return remarks("REASONS", lines, on)

@@ -14,11 +14,14 @@ connect((node) => {
   document.title = plain(`${node.node} · nodeagent`);
   byId("title").textContent = plain(`node ${node.node}`);
   const bad = node.gpus.gpus.filter((gpu) => gpu.state !== "healthy").length + node.nics.filter((nic) => !["healthy", "unused"].includes(nic.state)).length;
-  const held = node.resources.reduce((sum, resource) => sum + (resource.held ?? 0), 0);
-  byId("summary").textContent = plain([node.product, count(node.gpus.gpus.length, "GPU"), count(node.nics.length, "NIC"), count(held, "device") + " held",
-    bad ? `${bad} in trouble` : "all healthy", node.gpuDriver && `driver ${node.gpuDriver}`, node.source].filter(Boolean).join(" · "));
+  const known = node.resources.every((resource) => resource.held !== null);
+  const held = node.resources.reduce((sum, resource) => sum + resource.held, 0);
+  const counted = (devices, what, source) => devices.length || !(source in node.stale) ? count(devices.length, what) : `${what}s not known`;
+  byId("summary").textContent = plain([node.product, counted(node.gpus.gpus, "GPU", "gpus"), counted(node.nics, "NIC", "pci"), known && count(held, "device") + " held",
+    bad ? `${bad} in trouble` : "pci" in node.stale || "gpus" in node.stale ? "health not known" : "all healthy",
+    node.gpuDriver && `driver ${node.gpuDriver}`, node.source].filter(Boolean).join(" · "));
   const open = new Set([...document.querySelectorAll("details[open]")].map(ownerOf));
-  replace(byId("notices"), [...node.troubles, ...Object.entries(node.stale).map(([source, reason]) => `${source}: ${reason}; its last facts are shown`)].map((text) => el("p", { class: "banner", text })));
+  replace(byId("notices"), [...node.troubles, ...Object.entries(node.stale).map(([source, reason]) => `${source}: ${reason}; its last facts are shown, if it has given any`)].map((text) => el("p", { class: "banner", text })));
   replace(byId("gpus"), gpuCards(node));
   replace(byId("nics"), nicCards(node));
   replace(byId("affinity"), affinityCard(node));

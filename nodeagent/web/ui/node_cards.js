@@ -82,16 +82,18 @@ export function nicCards(node) {
         ["Default route", nic.defaultRoute && "yes: never offered"],
       ),
       curves(node, nic.address),
-      vfTable(nic)))),
+      vfTable(nic, node.resources.every((resource) => resource.held !== null))))),
   ];
 }
 
-function vfTable(nic) {
+/** `known`: whether it is known what pods hold. */
+function vfTable(nic, known) {
   if (!nic.vfs.length) return null;
   const held = nic.vfs.filter((vf) => vf.holder).length;
-  const rows = nic.vfs.map((vf) => [vf.index === null ? "" : String(vf.index), el("span", { class: "mono", text: vf.address }), vf.holder ?? el("span", { class: "quiet", text: vf.resource ? "free" : "not offered" }),
+  const free = known ? "free" : "not known";
+  const rows = nic.vfs.map((vf) => [vf.index === null ? "" : String(vf.index), el("span", { class: "mono", text: vf.address }), vf.holder ?? el("span", { class: "quiet", text: vf.resource ? free : "not offered" }),
     vf.healthy === null ? stateOf(vf.state) : vf.healthy ? "Healthy" : "Unhealthy"]);
-  return el("details", {}, el("summary", { text: `${nic.vfs.length} VFs, ${held} held` }), table("", ["VF", "PCI address", "Holder", "Kubelet"], rows));
+  return el("details", {}, el("summary", { text: `${nic.vfs.length} VFs${known ? `, ${held} held` : ""}` }), table("", ["VF", "PCI address", "Holder", "Kubelet"], rows));
 }
 
 function reasonList(reasons) {
@@ -132,7 +134,7 @@ export function kubeletCard(node) {
   const holders = node.holders.map((holding) => [[holding.namespace, holding.pod, holding.container].filter(Boolean).join("/"), holding.resource, String(holding.device_ids.length)]);
   return [
     el("h2", { text: "What the kubelet received" }),
-    rows.length ? table("", ["Resource", "Healthy", "Held", "State"], rows) : el("p", { class: "quiet", text: "Nothing is offered." }),
+    rows.length ? table("", ["Resource", "Healthy", "Held", "State"], rows) : el("p", { class: "quiet", text: "pci" in node.stale || "gpus" in node.stale ? "What is offered is not known." : "Nothing is offered." }),
     holders.length ? table("Devices that containers hold", ["Container", "Resource", "Devices"], holders) : null,
   ];
 }
