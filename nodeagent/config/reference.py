@@ -65,7 +65,10 @@ def _value(key: str, value: Any, field: inspect.Field, path: tuple[str, ...]) ->
         yield from _comment(text)
         yield from _indent(_entry(example, entries[type(example)], path), "# ")
     else:
-        yield f"{key}: {yaml_line(value)}"
+        line = f"{key}: {yaml_line(value)}"
+        yield from textwrap.wrap(
+            line, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
 
 
 def _entry(entry: msgspec.Struct, type_: inspect.StructType, path: tuple[str, ...]) -> Iterator[str]:

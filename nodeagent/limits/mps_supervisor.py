@@ -18,7 +18,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -305,12 +305,11 @@ class GpuDaemon:
     async def _open(self, pid: int) -> int:
         """Return a descriptor of the daemon's process. Raises ``ProcessLookupError`` if another process has its pid."""
         descriptor = os.pidfd_open(pid)
-        try:
+        with ExitStack() as opened:
+            opened.callback(os.close, descriptor)
             if pid != self._child and not await self._calls.run(self._control.is_daemon, pid):
                 raise ProcessLookupError(pid)
-        except BaseException:
-            os.close(descriptor)
-            raise
+            opened.pop_all()
         return descriptor
 
     async def _answered(self, descriptor: int) -> None:

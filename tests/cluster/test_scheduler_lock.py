@@ -134,7 +134,7 @@ class Burst:
         return BEGAN + asyncio.get_running_loop().time()
 
     def steps(self) -> dict[str, Callable[[], object]]:
-        """What can happen now."""
+        """Each step that can happen now, by name."""
         can: dict[str, Callable[[], object]] = {}
         if self.left["touch"]:
             can["the kubelet reports the Node"] = self.touch

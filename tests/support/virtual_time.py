@@ -31,7 +31,10 @@ from nodeagent import bounded_calls
 from nodeagent.kube.watch_stream import WatchStream
 
 STEP_S = 1e-6
-"""Like real time, it always advances."""
+"""The shortest jump."""
+TURN_S = 1e-9
+"""A turn of the loop takes time, as it does in real time: a wait that rounding makes too short for the clock to advance
+would otherwise be over and over again at the same moment."""
 STILL_S = 20.0
 """Real seconds: no work of a thread takes as long."""
 LOOK_S = 0.05
@@ -167,6 +170,7 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
 
     def select(self, timeout: float | None = None) -> Any:
         still_s = 0.0
+        self.now += TURN_S
         while True:
             # Threads first: what one of them gave to the loop before it waits is ready below.
             works, until = self._look()

@@ -1,4 +1,4 @@
-"""What a viewer of a live document is told, and when."""
+"""Events for the viewers of a live document: each new document once, and a sign of life while nothing changes."""
 
 from __future__ import annotations
 
