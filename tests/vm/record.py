@@ -33,6 +33,7 @@ simulated DGX. By hand; not part of `make test`.
 | `railsDown: 2` counts rails | a storage port and one rail down for 50 s; a second rail; its return | no taint; taint; no taint |
 | the choice of Volcano, quantities, locks | stand-ins of scheduler and kubelet; limit 1000 stored as `1k`; two placements in a row; a pod without a choice | 1,000 slices; each lock released once; both pods named |
 | only the scheduler writes the choice | `choice.yaml`; tokens of scheduler, plugin and agent | as written there |
+| every writer passes the policies | reports, Events, marks, evictions, slices, deviceshare, HyperNodes, labels, taints, leases, by tokens of their accounts | no write refused |
 | an unwritable state folder | read-only folder without a file, one NIC unplugged, restart | Event, metric, remark, 200; eight rails as in the report |
 """  # noqa: E501 - rows of a table
 
