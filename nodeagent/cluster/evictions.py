@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
@@ -226,5 +227,6 @@ class Evictions:
 
 
 def over_budget(error: ApiError) -> bool:
-    """Whether a disruption budget refuses the eviction; a busy server answers 429 too."""
-    return error.status == 429 and "disruption budget" in error.message
+    """Whether a disruption budget refuses the eviction (429), or there are several (500); a busy server answers these
+    too."""
+    return error.status is not None and re.search("disruption ?budget", error.message, re.I) is not None

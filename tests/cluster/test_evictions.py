@@ -147,6 +147,29 @@ async def test_refusals_are_spaced_out_whatever_the_server_asks_for(server, clie
 POLICY = "ValidatingAdmissionPolicy 'x' with binding 'x' denied request: an agent may not evict pods"
 
 
+TWO_BUDGETS = (
+    "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+)
+
+
+async def test_a_pod_of_two_budgets_is_told_as_refused_and_does_not_stop_another(server, client, running):
+    """The API server answers 500."""
+    inventory, board = Inventory(), NoticeBoard()
+    publish(inventory, snapshot([DOWN, DOWN], [None]))
+    server.fail("500", resource="pods/eviction", name="a", message=TWO_BUDGETS, times=None)
+    causes = {("default", name): EvictionCause("GPU-0", "it has used too much", since) for name, since in
+              (("a", 0.0), ("b", 1.0))}  # fmt: skip
+    evictions = Evictions(client, inventory, lambda _: causes, 0.01, node="gpu-0", board=board)
+    evictions._rate = RateLimit(100, 100)
+    running(DeviceEvents(client, inventory, "gpu-0", offered, board=board).run())
+    running(evictions.run())
+    told = {("EvictionRefused", "a"), ("PodEvicted", "b")}
+    await server.until(
+        lambda: told <= {(it["reason"], it["involvedObject"]["name"]) for it in server.objects("events")}
+    )
+    assert [one["metadata"]["name"] for one in server.objects("pods")] == ["a"]
+
+
 @pytest.mark.parametrize("status", ["403", "422"])
 async def test_a_pod_that_a_policy_refuses_does_not_stop_the_eviction_of_another(
     server, client, running, status, caplog

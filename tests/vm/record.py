@@ -16,6 +16,27 @@ HEAD = """\
 itself reports the facts about the machine.
 """
 
+KUBERNETES = """\
+## On a real Kubernetes
+
+Kubernetes 1.36.2 (98b35193, built from MicroShift 8e16b12f, with OpenShift's patches), etcd 3.5.30, containerd 2.1.9 and runc 1.1.5,
+2026-11-24. The agent ran outside a pod, with the token of its pod, the rights and all policies of `daemonset`, on a
+simulated DGX. By hand; not part of `make test`.
+
+| promise | tried | result |
+| --- | --- | --- |
+| mode dra alone becomes ready | real kubelet; a claim of 40 GiB allocated, prepared, its pod Running | `/readyz` 200 |
+| no resource is ready; refused slices are not | a policy that refuses the slices of GPUs; taken away again | 200; 503 with the words of the API server; 200 |
+| `enforcement: evict` evicts | real kubelet, Deployment with 40 GiB, 60 used; its successor keeps its share | evicted with its UID, successor untouched, Events on pod and Node |
+| a failed device evicts; a budget is kept | XID 79; one budget (429); two budgets (500) | evicted; `EvictionRefused`; the same, and no other pod waits |
+| an eviction has no other option | grace period, resource version, other UID; pods of `kube-system` and `nodeagent` | 403, 403, 409; 422 |
+| `railsDown: 2` counts rails | a storage port and one rail down for 50 s; a second rail; its return | no taint; taint; no taint |
+| the choice of Volcano, quantities, locks | stand-ins of scheduler and kubelet; limit 1000 stored as `1k`; two placements in a row; a pod without a choice | 1,000 slices; each lock released once; both pods named |
+| only the scheduler writes the choice | `choice.yaml`; tokens of scheduler, plugin and agent | as written there |
+| every writer passes the policies | reports, Events, marks, evictions, slices, deviceshare, HyperNodes, labels, taints, leases, by tokens of their accounts | no write refused |
+| an unwritable state folder | read-only folder without a file, one NIC unplugged, restart | Event, metric, remark, 200; eight rails as in the report |
+"""  # noqa: E501 - rows of a table
+
 READ = """\
 ## Read in the source of other programs
 
@@ -92,7 +113,7 @@ def text(run: Run, passed: Iterable[str]) -> str:
             ("the whole run, with boot", f"{run.seconds:.0f}"),
         ],
     )
-    return "\n".join([*lines, "", READ, LIMITS])
+    return "\n".join([*lines, "", KUBERNETES, READ, LIMITS])
 
 
 def sentence(name: str) -> str:
