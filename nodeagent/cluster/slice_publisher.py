@@ -11,6 +11,8 @@ Rules:
 * The server may lack a feature and drop its fields. This is logged once, and such a slice is not written again.
 * Below Kubernetes ``FLOOR`` nothing is written.
 * The last answer to an own write counts until the watch, or a list of this version or later, has shown it.
+* No change of the facts is awaited while nothing may be written: it stays news until the next write looks at it, and
+  the wait for it would end at once, again and again.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ LOOK_S = 300.0
 """How often the facts are compared without any change."""
 CONFLICTS_MAX = 3
 """After so many in a row the reason is logged, and the next attempts wait longer: another client has the name."""
+LACKING = "mode dra needs resource.k8s.io/v1, which the API server does not serve"
 REMEMBERED_S = 60.0
 """How long the answer to a write counts although the watch does not show it."""
 
@@ -128,11 +131,14 @@ class SlicePublisher:
             group.create_task(self._reflector.run(), name="slices watch")
             await self._reflector.synced.wait()
             while True:
+                await asyncio.sleep(self._retry.wait_s(time.monotonic()))
                 self._wake.clear()
-                wait_s = await self._publish()
+                if lacking := self._reflector.lacking:
+                    self._delivery.unmet(LACKING)
+                wait_s = LOOK_S if lacking else await self._publish()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
-                        await either(self._pools.changed(), self._wake.wait())
+                        await either(self._wake.wait(), *(() if lacking else (self._pools.changed(),)))
 
     async def _wait_for_floor(self) -> None:
         """Return when the API server is new enough. Otherwise the log has one line."""
@@ -160,11 +166,6 @@ class SlicePublisher:
     async def _publish(self) -> float:
         """Write what differs. Return the seconds until there is more to do."""
         now = time.monotonic()
-        if (wait_s := self._retry.wait_s(now)) > 0:
-            return wait_s
-        if self._reflector.lacking:
-            self._delivery.unmet("mode dra needs resource.k8s.io/v1, which the API server does not serve")
-            return LOOK_S
         listed = _number(self._reflector.list_version)
         self._answers = {
             name: (answer, at)
