@@ -48,6 +48,65 @@ def test_with_a_fixture(fixture):
 def test_done():
     pass
 """
+IN_TEARDOWN = """
+import asyncio, threading
+import pytest
+
+@pytest.fixture
+def other():
+    yield
+    print("the other fixture ended")
+
+@pytest.fixture
+def blocked(other):
+    yield
+    threading.Event().wait()
+
+@pytest.fixture
+async def waiting(other):
+    yield
+    await asyncio.Event().wait()
+
+@pytest.fixture
+async def thread(other):
+    yield
+    await asyncio.to_thread(threading.Event().wait, 20)
+
+def test_blocked(blocked):
+    pass
+
+async def test_waiting(waiting):
+    pass
+
+async def test_thread(thread):
+    pass
+
+def test_failed_and_blocked(blocked):
+    assert False
+
+async def test_failed_and_waiting(waiting):
+    assert False
+
+def test_done():
+    pass
+"""
+IN_REPORT = """
+import threading
+
+def test_reported():
+    threading.Event().wait()
+
+def test_done():
+    pass
+"""
+SLOW_REPORTS = """
+import time, pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    if call.excinfo is not None:
+        time.sleep(4.5)
+"""
 IN_C = """
 import ctypes, signal
 
@@ -60,13 +119,13 @@ def test_done():
 """
 
 
-def run(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, tests: str, hooks: str = "") -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(
         "from tests.support import time_limits\n"
         "time_limits.TEARDOWN_S = 2\n"
         "time_limits.UNINTERRUPTED_S = 4\n"
         "def pytest_configure(config):\n"
-        "    config.pluginmanager.register(time_limits)\n"
+        "    config.pluginmanager.register(time_limits)\n" + hooks
     )
     (folder / "test_hanging.py").write_text(tests)
     return subprocess.run(
@@ -86,6 +145,21 @@ def test_each_hanging_test_fails_and_its_worker_runs_the_others(tmp_path: Path) 
     assert done.stdout.count("LimitReached: not done after 1 s") >= 6
     assert "the fixture ended" in done.stdout
     assert "# the line of the task" in done.stderr
+
+
+def test_a_fixture_that_hangs_at_its_end_fails_its_test_and_no_other(tmp_path: Path) -> None:
+    """A test that failed before has the time limit too, and the other fixtures of each test end."""
+    done = run(tmp_path, IN_TEARDOWN)
+    assert "2 failed, 4 passed, 5 errors" in done.stdout, done.stdout
+    assert "crashed" not in done.stdout
+    assert "ERROR at teardown of test_done" not in done.stdout
+    assert done.stdout.count("the other fixture ended") == 5
+
+
+def test_the_report_of_a_hang_has_time_of_its_own(tmp_path: Path) -> None:
+    done = run(tmp_path, IN_REPORT, SLOW_REPORTS)
+    assert "1 failed, 1 passed" in done.stdout, done.stdout
+    assert "crashed" not in done.stdout
 
 
 def test_a_test_that_no_signal_interrupts_ends_with_its_worker(tmp_path: Path) -> None:

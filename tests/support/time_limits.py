@@ -4,6 +4,8 @@ pytest-timeout counts the time, set-up and tear-down included, and reads the lim
 mark ``timeout(seconds)`` on a test that is long by nature, ``--timeout``. The mark ``slow`` brings a limit of its own.
 This module replaces what happens then.
 
+A test that has failed has its whole limit again for its fixtures, but 10 s after a hang.
+
 At the limit the test fails: a signal raises ``LimitReached`` in the main thread, again each second, because a task of
 asyncio may take one for its own. Hypothesis repeats no example for it. The stack of each thread and the line of each
 task are written to the real stderr, since a worker of pytest-xdist loses other text.
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.outcomes import OutcomeException
 
 LIMIT_S = 60
 """Longer than any deadline inside a test, so that the more precise deadline ends first."""
@@ -48,12 +51,13 @@ _RUNNING: list[bool] = []
 os.environ.setdefault("PYTEST_TIMEOUT", str(LIMIT_S))
 
 
-class LimitReached(BaseException):
-    """Not an ``Exception``: neither Hypothesis nor a test catches it."""
+class LimitReached(OutcomeException):
+    """Not an ``Exception``: neither Hypothesis nor a test catches it. pytest knows its base, and ends the other
+    fixtures of the test too."""
 
 
 class Limit:
-    """The limit of one test. pytest-timeout ends it with the test, and as soon as the test has failed."""
+    """The limit of one test. pytest-timeout ends it with the test, and as soon as a phase of it has failed."""
 
     def __init__(self, item: Any, limit_s: float) -> None:
         self.item = item
@@ -67,8 +71,15 @@ class Limit:
         self.before: Any = signal.signal(signal.SIGALRM, self.fail)
         signal.setitimer(signal.ITIMER_REAL, after_s, AGAIN_S)
         self.last.start()
+        self.counts = True
+        self.item.cancel_timeout = self.cancel
+
+    def begin_again(self, after_s: float) -> None:
+        self.cancel()
+        self.begin(after_s)
 
     def cancel(self) -> None:
+        self.counts = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self.before)
         self.last.cancel()
@@ -110,7 +121,6 @@ class Limit:
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
     item.limit = Limit(item, settings.timeout)
-    item.cancel_timeout = item.limit.cancel
     return True
 
 
@@ -121,31 +131,35 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup() -> Generator[None, Any, Any]:
-    return (yield from _running())
+def pytest_runtest_setup(item: Any) -> Generator[None, Any, Any]:
+    return (yield from _running(item))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None, Any, Any]:
-    return (yield from _running())
+def pytest_runtest_call(item: Any) -> Generator[None, Any, Any]:
+    return (yield from _running(item))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: Any) -> Generator[None, Any, Any]:
-    if (limit := getattr(item, "limit", None)) is not None and limit.reached:
-        limit.cancel()
-        limit.begin(TEARDOWN_S)
-        item.cancel_timeout = limit.cancel
-    return (yield from _running())
+    if (limit := _limit(item)) is not None and (limit.reached or not limit.counts):
+        limit.begin_again(TEARDOWN_S if limit.reached else limit.limit_s)
+    return (yield from _running(item))
 
 
-def _running() -> Generator[None, Any, Any]:
-    """Outside of these phases an exception would end the whole run."""
+def _limit(item: Any) -> Limit | None:
+    return getattr(item, "limit", None)
+
+
+def _running(item: Any) -> Generator[None, Any, Any]:
+    """Outside of these phases an exception would end the whole run. The report of a hang has time of its own."""
     _RUNNING.append(True)
     try:
         return (yield)
     finally:
         _RUNNING.clear()
+        if (limit := _limit(item)) is not None and limit.reached:
+            limit.begin_again(UNINTERRUPTED_S)
 
 
 def _stacks() -> str:
