@@ -59,7 +59,8 @@ class Daemon:
         self.process.kill()
         self.process.wait()
         if self.process.stderr is not None:
-            self._reading.join()
+            self._reading.join(LIMIT_S)
+            assert not self._reading.is_alive(), "another process holds the log"
             self.process.stderr.close()
 
     def _read(self) -> None:

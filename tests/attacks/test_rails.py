@@ -32,6 +32,7 @@ from nodeagent.sources import pci_source
 from tests.dra.test_agent import kubeconfig
 from tests.support.rail_machine import HEAD, SLOTS, VFS, model, vfs_of
 from tests.support.running_agent import Node, node, shorten
+from tests.support.waiting import LIMIT_S
 
 STATE = "var/lib/nodeagent/rails.json"
 VFS_ONLY = "scanSeconds: 1\nresources: [{kind: vf}]\n"
@@ -334,7 +335,7 @@ async def rails(n: Node, *arguments: str) -> tuple[int, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    output, _ = await process.communicate()
+    output, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
     return process.returncode or 0, output.decode()
 
 

@@ -66,7 +66,7 @@ async def not_ready_because(n: Node, resource: str, path: Path, errno: str, reme
 def fill(folder: Path) -> Path:
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
+        for _ in range(1024):  # many times the size of the folder
             file.write(b"x" * 4096)
     return filler
 

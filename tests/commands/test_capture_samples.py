@@ -20,6 +20,7 @@ from nodeagent.measurements.sample import Source
 from nodeagent.sampling.recorded_samples import load
 from nodeagent.sim.machine import Machine
 from nodeagent.sources.gpu_source import Pace
+from tests.support.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -75,7 +76,8 @@ def test_gpu_faults_are_recorded_and_replayed(machine, tmp_path):
     made.set_recovery_action(1, "gpu_reset")
     until_it_holds(file, '"gpu_xids/79"', '"gpu_recovery_action":"gpu_reset"')
     made.reset_gpu(1)
-    recording.join()
+    recording.join(LIMIT_S)
+    assert not recording.is_alive()
     with file.open("rb") as lines:
         header, rest = decode(lines)
         samples = list(rest)
@@ -107,7 +109,8 @@ def test_a_pf_whose_vfs_change_and_that_leaves_the_bus_is_recorded_and_replayed(
     until_it_holds(file, '"pf_vfs":2')
     made.unplug(0)
     until_it_holds(file, '"pf_present":0')
-    recording.join()
+    recording.join(LIMIT_S)
+    assert not recording.is_alive()
     with file.open("rb") as lines:
         header, rest = decode(lines)
         samples = list(rest)

@@ -29,6 +29,7 @@ from nodeagent.sim.machine import Machine
 from nodeagent.sim.simulated_fabric import Fabric
 from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.needs import which
+from tests.support.waiting import LIMIT_S
 
 DEMO = [sys.executable, "-u", "-m", "nodeagent", "demo"]
 
@@ -272,7 +273,7 @@ async def test_kubectl_reads_the_cluster_with_the_printed_kubeconfig(cluster: De
         kubectl, "--kubeconfig", str(cluster.kubeconfig), "get", "nodelinks", "-o", "name",
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    output, _ = await process.communicate()
+    output, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
     assert output.decode() == "nodelinks.nodeagent.io/gpu-001\n"
 
 

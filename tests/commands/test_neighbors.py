@@ -24,6 +24,7 @@ from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 from tests.sources.test_lldp_source import announce
 from tests.support.namespaces import Netns, veth
 from tests.support.running_agent import node
+from tests.support.waiting import LIMIT_S
 
 SWP = LinkSelect(netdevs=("swp*",))
 QUIET = LldpSettings()
@@ -187,7 +188,7 @@ async def test_the_running_agent_answers_at_once_with_the_neighbor_of_its_report
                 wire.send(announce("leaf-2"))
             assert json.loads(await watching.stdout.readline())["links"][1]["state"] == "live"
         watching.terminate()
-        await watching.wait()
+        await asyncio.wait_for(watching.wait(), LIMIT_S)
         await running.stop_agent()
         _, err = await verb(*root, "--wait", "0.2", "--json")
         assert "no agent runs here" in err

@@ -36,6 +36,7 @@ from nodeagent.sources import pci_source
 from tests.support import drawn_trees
 from tests.support.dead_files import dead
 from tests.support.namespaces import NamespaceThread
+from tests.support.waiting import LIMIT_S
 
 FIRST, SECOND = "0000:18:00.0", "0000:9a:00.0"
 
@@ -64,7 +65,7 @@ def kubelet(root: Path, *devices: str, first: Iterable[pb.ListPodResourcesRespon
         try:
             yield
         finally:
-            server.stop(None).wait()
+            assert server.stop(None).wait(LIMIT_S)
 
 
 @pytest.fixture
@@ -105,7 +106,8 @@ def reacting(machine: Machine) -> Iterator[None]:
         yield
     finally:
         loop.call_soon_threadsafe(following.cancel)
-        thread.join()
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
 
 
 def config(*entries: VfsEntry) -> Config:

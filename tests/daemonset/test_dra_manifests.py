@@ -31,6 +31,7 @@ from tests.support.findings import one_item
 from tests.support.kind_machines import dgx
 from tests.support.manifests import DAEMONSET, OVERLAYS, Manifest, built, files, of_kind, parsed
 from tests.support.needs import need
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.needs("kubectl")
 
@@ -198,8 +199,7 @@ async def test_without_a_right_nothing_is_published_and_the_reason_is_named(
         await stage.server.until(
             lambda: any(seen.status == 403 and seen.verb == verb for seen in stage.server.requests)
         )
-        while f"cannot {verb}" not in caplog.text:
-            await asyncio.sleep(0)
+        await until(lambda: f"cannot {verb}" in caplog.text)
 
 
 # DeviceClasses

@@ -26,7 +26,7 @@ from nodeagent.sim.kubelet import Kubelet
 from tests.controller.test_controller import QUICK, groups, labels, running, tree, valid
 from tests.support.manifests import DAEMONSET, ROOT, Manifest, built, named, pod_specs
 from tests.support.running_agent import IN_MEMORY
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.needs("kubectl")
 
@@ -99,7 +99,7 @@ async def process(*words: str) -> AsyncIterator[Process]:
         yield started
     finally:
         started.terminate()
-        await started.communicate()
+        await asyncio.wait_for(started.communicate(), LIMIT_S)
 
 
 async def line_of(process: Process, start: str) -> str:

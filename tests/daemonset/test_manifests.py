@@ -43,6 +43,7 @@ from tests.support.manifests import (
     of_kind,
     pod_specs,
 )
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.needs("kubectl")
 
@@ -547,7 +548,7 @@ async def test_in_the_kind_overlay_the_agent_registers_the_devices_of_the_machin
         assert not given.device_nodes
     finally:
         agent.terminate()
-        await agent.wait()
+        await asyncio.wait_for(agent.wait(), LIMIT_S)
         await kubelet.stop()
 
 

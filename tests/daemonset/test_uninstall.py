@@ -30,6 +30,7 @@ from nodeagent.sim.apiserver import ApiServer
 from tests.support.admin_access import administered
 from tests.support.manifests import DAEMONSET, ROOT, built, named
 from tests.support.needs import which
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.needs("kubectl", "openssl")
 
@@ -108,7 +109,7 @@ async def uninstall(kubeconfig: Path, *arguments: str) -> tuple[int, str, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    output, errors = await process.communicate()
+    output, errors = await asyncio.wait_for(process.communicate(), LIMIT_S)
     assert process.returncode is not None
     return process.returncode, output.decode(), errors.decode()
 

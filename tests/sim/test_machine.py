@@ -1,5 +1,6 @@
 """The simulated machine: it has the files of a real machine, and every event can be undone."""
 
+import asyncio
 import os
 import re
 import tempfile
@@ -29,6 +30,7 @@ from tests.sim.small_machine import (
     tree_of,
 )
 from tests.support.examples import examples
+from tests.support.waiting import LIMIT_S
 
 TINY = """
 name: tiny
@@ -471,10 +473,11 @@ def test_an_unknown_numa_node_is_minus_one_and_has_every_cpu(tmp_path):
 async def seen(watch: FolderWatch, last: str) -> list[str]:
     """Names in the order of their first change, until the one that ends the mutation."""
     names: list[str] = []
-    while last not in names:
-        for change in await watch.changes():
-            name = change.name
-            names += [name] if name and name not in names else []
+    async with asyncio.timeout(LIMIT_S):
+        while last not in names:
+            for change in await watch.changes():
+                name = change.name
+                names += [name] if name and name not in names else []
     return names
 
 

@@ -13,6 +13,7 @@ from nodeagent.lldp.ethernet import parse_frame
 from nodeagent.lldp.lldpdu_codec import decode
 from nodeagent.sim.machine import Machine
 from nodeagent.sim.simulated_switches import SwitchPort, rails, sending
+from tests.support.waiting import LIMIT_S
 
 
 def test_an_announcement_is_a_valid_frame() -> None:
@@ -44,7 +45,7 @@ async def test_a_simulated_machine_has_one_leaf_on_each_rail(tmp_path: Path) -> 
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        printed, _ = await process.communicate()
+        printed, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
     assert process.returncode == 0
     output = json.dumps(json.loads(printed))
     assert "leaf00" in output

@@ -21,6 +21,7 @@ from nodeagent.web.ui_pages import UiPages
 from nodeagent.web.web_settings import WebSettings
 from nodeagent.web.x509 import CertificateError, ends_at
 from tests.support.certificates import Authority
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.needs("openssl")
 
@@ -325,7 +326,7 @@ async def test_an_encrypted_key_is_refused_without_a_password_prompt(
         *("openssl", "ec", "-aes256", "-passout", "pass:x", "-in", str(first[1]), "-out", str(place.key)),
         stderr=asyncio.subprocess.DEVNULL,
     )
-    await process.wait()
+    await asyncio.wait_for(process.wait(), LIMIT_S)
     place.access().load()
     assert "the key is encrypted" in caplog.text
 
