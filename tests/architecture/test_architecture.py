@@ -25,7 +25,6 @@ ROOT = Path(__file__).parents[2]
 ATTRIBUTES_MAX, METHODS_MAX = 15, 25
 COMPOSED = "composition of the agent or the controller: to become layers"
 OPTIONS = "one statement for each option or part of a verb"
-SEQUENCE = "one sequence of steps that share their local names: to be split where a step gets a second user"
 LONG_FUNCTIONS = {
     "nodeagent/agent.py:Agent.__init__": COMPOSED,
     "nodeagent/cluster/agent_tasks.py:run": COMPOSED,
@@ -34,8 +33,9 @@ LONG_FUNCTIONS = {
     "nodeagent/fabric/fabric_view.py:fabric_view": "one expression for each field of the document",
     "nodeagent/fabric/reports.py:ReportReader.read": "one check for each field of a report from another machine",
     "nodeagent/gpu_kinds.py:gpu_kinds": "one case for each kind of GPU resource",
-    "nodeagent/kubelet/holdings.py:watch": SEQUENCE,
-    "nodeagent/sim/apiserver/read_verbs.py:watch_events": SEQUENCE,
+    "nodeagent/kubelet/holdings.py:watch": "one loop whose state is its local names: to become a class of that state",
+    "nodeagent/sim/apiserver/read_verbs.py:watch_events": "one sequence of steps that share their local names: to be "
+    "split where a step gets a second user",
     "nodeagent/sim/machine/sysfs_files.py:pci": "one statement for each file of a PCI device",
 }
 """Functions with more than FUNCTION_LINES_MAX lines of code, and why."""
@@ -60,19 +60,19 @@ LARGE_CLASSES = {
     "nodeagent/health/rule.py:Rule": DOCUMENT,
     "nodeagent/health/service.py:HealthService": COMPOSED,
     "nodeagent/kube/reflector.py:Reflector": LIFETIME,
-    "nodeagent/kubelet/plugin.py:Plugin": LIFETIME,
-    "nodeagent/kubelet/registration.py:DevicePlugins": LIFETIME,
+    "nodeagent/kubelet/plugin.py:Plugin": "one gRPC service: its server, its streams and what its answers need",
+    "nodeagent/kubelet/registration.py:DevicePlugins": "one task with a method for each step of its round",
     "nodeagent/lldp/lldpdu.py:Lldpdu": DOCUMENT,
     "nodeagent/metrics/scrape_input.py:ScrapeInput": DOCUMENT,
     "nodeagent/model.py:Function": DOCUMENT,
     "nodeagent/model.py:Snapshot": DOCUMENT,
-    "nodeagent/sampling/sampler.py:Sampler": LIFETIME,
+    "nodeagent/sampling/sampler.py:Sampler": "the tasks of all readers, which share the samples and their states",
     "nodeagent/sim/apiserver/api_server.py:ApiServer": STAND_IN,
     "nodeagent/sim/kubelet/daemon.py:Kubelet": STAND_IN,
     "nodeagent/sim/machine/kernel.py:Kernel": STAND_IN,
     "nodeagent/sim/machine/simulated_machine.py:Machine": STAND_IN,
     "nodeagent/sim/machine/state.py:Device": DOCUMENT,
-    "nodeagent/sources/gpu_publisher.py:GpuPublisher": LIFETIME,
+    "nodeagent/sources/gpu_publisher.py:GpuPublisher": "one method for each kind of news, and the state they share",
     "nodeagent/switches/switch_poller.py:SwitchPoller": LIFETIME,
     "nodeagent/web/gpu_statuses.py:GpuStatus": DOCUMENT,
     "nodeagent/web/node_view.py:ViewNic": DOCUMENT,

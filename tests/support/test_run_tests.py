@@ -1,5 +1,7 @@
 """``hack/run_tests.py`` names failures at once, runs them again alone, and passes only if each one passes then."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +65,34 @@ def test_a_worker_that_dies_is_a_failure_with_its_test(tmp_path: Path) -> None:
     done = run(tmp_path, "import os\ndef test_dies(): os._exit(3)\ndef test_good(): pass\n")
     assert done.returncode == 1
     assert done.stdout.endswith("FAILED: test_some.py::test_dies\n1 passed, 1 failed, 0 skipped\n")
+
+
+MAKE = """#!/bin/sh
+[ "$2" = test ] || exit 0
+echo 'FAILED: test_some.py::test_bad'
+echo '1 passed, 1 failed, 0 skipped'
+echo 'make: *** [Makefile:21: test] Error 1' >&2
+exit 2
+"""
+
+
+def test_the_last_lines_of_the_gate_name_what_failed_and_count_the_tests(tmp_path: Path) -> None:
+    """make itself prints a line after those of the tests."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci")
+    (tools := tmp_path / "bin").mkdir()
+    for name, text in {
+        "make": MAKE,
+        "dpkg-query": "#!/bin/sh\n",
+        "nvidia-cuda-mps-control": "#!/bin/sh\n",
+    }.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "NODEAGENT_CI_VM": "no"}
+    done = subprocess.run(
+        [tmp_path / ".ci/run"], env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stdout.endswith("FAILED: test_some.py::test_bad\n1 passed, 1 failed, 0 skipped\n"), (
+        done.stdout
+    )
