@@ -49,8 +49,16 @@ def tests_for(changed: Iterable[str], rooms: dict[str, list[str]]) -> tuple[set[
     return tests, unknown
 
 
-def lines(*command: str) -> list[str]:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+def changed_files(base: str, root: Path = ROOT) -> set[str]:
+    """A file that was moved counts in the room that it left too."""
+    return {
+        *lines("git", "diff", "--no-renames", "--name-only", base, root=root),
+        *lines("git", "ls-files", "--others", "--exclude-standard", root=root),
+    }
+
+
+def lines(*command: str, root: Path = ROOT) -> list[str]:
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def trunk() -> str:
@@ -66,10 +74,7 @@ def main(arguments: list[str]) -> int:
         return 0
     since = arguments[0] if arguments else trunk()
     (base,) = lines("git", "merge-base", since, "HEAD")
-    changed = {
-        *lines("git", "diff", "--name-only", base),
-        *lines("git", "ls-files", "--others", "--exclude-standard"),
-    }
+    changed = changed_files(base)
     tests, unknown = tests_for(changed, tests_of_rooms())
     tests = {folder for folder in tests - {BOOTS} if (ROOT / folder).is_dir()}
     print(f"{len(changed)} changed files since {since}: {', '.join(sorted(tests)) or 'no room'}", flush=True)

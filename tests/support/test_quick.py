@@ -1,5 +1,6 @@
 """``make quick`` finds the tests of each file: the table "Which tests" of CONTRIBUTING.md is whole."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -35,3 +36,19 @@ def test_the_longest_path_decides_and_a_path_is_no_start_of_a_name() -> None:
     }.items():
         assert quick.tests_for([path], rooms) == (tests, set()), path
     assert quick.tests_for(["LICENSE"], rooms) == (set(), {"LICENSE"})
+
+
+def test_a_moved_file_counts_in_both_rooms_and_a_new_one_without_git(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@example.com", *words], cwd=tmp_path, check=True
+        )
+
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/file.py").write_text("text = 1\n" * 20)
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    git("mv", "old", "new")
+    (tmp_path / "untracked").touch()
+    assert quick.changed_files("HEAD", tmp_path) == {"old/file.py", "new/file.py", "untracked"}
