@@ -7,7 +7,9 @@ A test takes the fixture ``virtual_time`` (``pytestmark = pytest.mark.usefixture
   follow it, but not a clock that is the default of a parameter: it was read when its module was imported.
 * The time stands still while a thread of nodeagent works: a bounded call, a call of the executor, the reader of a
   watch. A thread that waits for bytes of a server in the same loop does not work, and its timeout is virtual too.
-* Other processes, and the threads of libraries, are not waited for: a test that needs one keeps the real time.
+* Other processes, and the threads of libraries, are not waited for: a test that needs one keeps the real time. So do
+  the tests of ``kubelet``, ``agent`` and the service in ``dra``: gRPC answers from threads of its own. The loop does
+  not see them, and would jump over the answer to the deadline of its call.
 * A test in which nothing can happen any more fails at once, and so does one whose thread works without end.
 """
 
