@@ -13,7 +13,7 @@ Rules:
 * A part that the server refuses is left out (``refused_fields``), and the rest is written. Each check of the stored
   object tries the whole report again.
 * The pods that hold VFs are reported only on request (`cluster.reportHolders`). While podresources has not answered,
-  the last ones stand.
+  the last ones stand. So does the enforcement of GPU memory while no GPU is known.
 * A missing NIC keeps its place as ``missing`` while it has a rail. Without a rail it leaves the report.
 """
 
@@ -137,10 +137,15 @@ def report(
         metadata=Metadata(name=node, namespace=namespace),
         node_name=node,
         links=tuple(sorted(reported.values(), key=_place)),
-        gpu_memory=levels,
+        gpu_memory=before.gpu_memory if before is not None and _gpus_unknown(snapshot) else levels,
         nvlink_domains=_domains(snapshot, before),
         holders=vf_holders(snapshot, names, before, stamp) if with_holders else (),
     )
+
+
+def _gpus_unknown(snapshot: Snapshot) -> bool:
+    """Whether the source of the GPUs has failed and no GPU is known."""
+    return not snapshot.gpus and any(entry.source == "gpus" for entry in snapshot.stale_sources)
 
 
 def _domains(snapshot: Snapshot, before: NodeLinks | None) -> tuple[ReportedDomain, ...]:

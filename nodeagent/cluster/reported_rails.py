@@ -41,8 +41,8 @@ async def read(access: Access, node: str) -> Rails:
         if isinstance(error, ApiError) and error.missing:
             return ()
         log.warning(
-            "The file of the rails is gone, and the report of this node cannot be read; the NICs are numbered in PCI "
-            "order. reason=%r",
+            "The file of the rails is gone, and the report of this node cannot be read; NICs without a held VF are "
+            "numbered in PCI order. reason=%r",
             str(error) or f"no answer within {REPORT_S:g} s",
         )
         return ()

@@ -57,7 +57,8 @@ TOPIC = Topic(
         ),
         "state": FACT,
         "state_unwritable": Advice(
-            "Penalties of flapping links and active faults are lost whenever the agent restarts.",
+            "A restart of the agent loses active faults, penalties, sizes of slices and known GPUs; rails come from "
+            "the node's report and from held VFs.",
             "mount a writable host directory there, or set health.stateDirectory",
         ),
         "state_broken": Advice(

@@ -85,7 +85,8 @@ def stored(folder: Path) -> StoredValue[RailsFile]:
         folder / NAME,
         RailsFile,
         content="rails of NICs",
-        loss="the NICs are numbered again in PCI order, and pods may get another network",
+        loss="the rails are those of the node's report and of held VFs; without both, NICs are numbered in PCI "
+        "order, and pods may get another network",
     )
 
 
@@ -130,8 +131,8 @@ class RailMemory:
         content = file.read()
         if content is not None and content.version != _VERSION:
             log.warning(
-                "The rails of another version of nodeagent are not read; the NICs are numbered again in PCI order. "
-                "file=%s version=%d",
+                "The rails of another version of nodeagent are not read; they come from the node's report and from the "
+                "names of held VFs, and without both they are in PCI order. file=%s version=%d",
                 file.path,
                 content.version,
             )

@@ -287,7 +287,7 @@ async def test_a_state_folder_that_cannot_be_written_is_a_remark_a_metric_and_an
             status, body = await n.get("/readyz")
             assert status == 200
             (line,) = (line for line in body.splitlines() if str(folder) in line)
-            assert "pods may get another network" in line
+            assert "rails are those of the node's report and of held VFs" in line
             assert "health.stateDirectory" in line
             file = folder / "rails.json"
             assert f'nodeagent_state_unwritable{{file="{file}"}} 1' in (await n.get("/metrics"))[1]

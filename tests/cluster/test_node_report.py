@@ -39,6 +39,7 @@ from nodeagent.model import (
     Neighbor,
     Reason,
     Snapshot,
+    StaleSource,
     State,
 )
 from nodeagent.sim.apiserver import ApiServer
@@ -607,3 +608,12 @@ def test_a_refused_holder_costs_the_holders_alone():
     assert sorted(leave_out(written, refused_fields(refused))) == ["holders", "nic1.mac"]
     assert len(written["links"]) == 2
     assert "holders" not in written
+
+
+def test_the_enforcement_stands_while_the_gpus_are_not_known_and_goes_with_an_answer():
+    levels = (GpuMemoryLevel(resource="x/gpu-mem", enforcement="env"),)
+    before = report(Snapshot(), "n1", {}, None, now=0.0, levels=levels)
+    silent = Snapshot(stale_sources=(StaleSource("gpus", "it did not answer within 10 s"),))
+    assert report(silent, "n1", {}, before, now=1.0).gpu_memory == levels
+    assert report(silent, "n1", {}, None, now=1.0).gpu_memory == ()
+    assert report(Snapshot(), "n1", {}, before, now=1.0).gpu_memory == ()

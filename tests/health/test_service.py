@@ -16,6 +16,7 @@ from nodeagent.affinity import Affinity, affinity, root_port
 from nodeagent.health.cabling import PlanError, Port
 from nodeagent.health.health_settings import RuleSettings
 from nodeagent.health.nic_judge import roles
+from nodeagent.health.record import READING_NEWS_S, NicRecord
 from nodeagent.health.service import HealthService
 from nodeagent.health.state_file import StateFile
 from nodeagent.health.structural import find_faults
@@ -243,3 +244,31 @@ async def test_a_changed_plan_is_read_and_a_broken_one_ignored(
         await watching
     assert published.empty()
     assert caplog.text.count("No such file") == 1
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_reading_of_a_quiet_link_reaches_the_state_file_without_any_news(tmp_path: Path) -> None:
+    state_file = StateFile.open(tmp_path)
+    loop = asyncio.get_running_loop()
+    judge = HealthService(with_rules(), state_file=state_file, clock=loop.time)
+    judged(judge, UP)
+    address = PFS[0].pci_address
+
+    def read() -> None:
+        values = {"carrier": 1.0, "carrier_down": 4.0}
+        judge.take_samples([Sample(loop.time(), address, Source.LINK, values)])
+
+    def stored() -> float:
+        records = state_file.load("nic", NicRecord)
+        return max(
+            record.read_at or 0.0 for device, record in records.items() if device.pci_address == address
+        )
+
+    running = asyncio.create_task(judge.run())
+    for _ in range(100):
+        read()
+        await asyncio.sleep(10.0)
+    assert loop.time() - stored() < READING_NEWS_S + 30.0
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
