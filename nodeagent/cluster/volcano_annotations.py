@@ -101,6 +101,14 @@ class VgpuPod(msgspec.Struct):
         return self.ended or self.status.phase == "Running"
 
     @property
+    def may_hold(self) -> bool:
+        """Whether the kubelet may have given GPUs to it, and has not taken them back."""
+        containers = (*self.spec.init_containers, *self.spec.containers)
+        return self.status.phase not in ("Succeeded", "Failed") and any(
+            NUMBER in (one.resources.limits or {}) for one in containers
+        )
+
+    @property
     def asking(self) -> list[VgpuContainer]:
         """The containers that ask for a GPU, as ``resourcereqs`` of the scheduler finds them."""
         return [one for one in self.spec.containers if {NUMBER, MEMORY} & (one.resources.limits or {}).keys()]

@@ -65,8 +65,14 @@ class VolcanoDeviceshare:
         self._lock = SchedulerLock()
         self._refused: dict[str, tuple[Backoff, float]] = {}
         """The wait of each pod whose report was refused, and when it is tried again; by UID."""
+        self._earlier: frozenset[str] | None = None
+        """The pods of the first list that may have GPUs by an earlier agent; by UID."""
         self._pods: Reflector[VgpuPod] = Reflector(
-            client, PODS.typed(VgpuPod), fields=f"spec.nodeName={node}", changed=self._pod_changed
+            client,
+            PODS.typed(VgpuPod),
+            fields=f"spec.nodeName={node}",
+            changed=self._pod_changed,
+            listed=self._pods_listed,
         )
         self._nodes: Reflector[Partial] = Reflector(
             client, NODES.partial, fields=f"metadata.name={node}", changed=self._node_changed
@@ -102,6 +108,11 @@ class VolcanoDeviceshare:
         self._publish()  # at once: the kubelet may ask already
         self._changed.set()
 
+    def _pods_listed(self) -> None:
+        if self._earlier is None:
+            pods = self._pods.objects.values()
+            self._earlier = frozenset(pod.metadata.uid for pod in pods if pod.may_hold)
+
     def _node_changed(self, _key: str, _before: Partial | None, now: Partial | None) -> None:
         text = None if now is None else (now.metadata.annotations or {}).get(notes.NODE_LOCK)
         self._lock.observe(text, self._clock())
@@ -116,15 +127,16 @@ class VolcanoDeviceshare:
         holders = _holders(snapshot)
         waiting: list[VgpuWaiting] = []
         shares: list[VgpuShare] = []
+        known = snapshot.holdings is not None or self._nothing_held()
         for pod in sorted(self._pods.objects.values(), key=_order):
             shares += notes.shares_of(pod, self._node, sizes, _gpus_of(pod, snapshot))
-            if snapshot.holdings is not None:  # before, a pod that has its GPUs would seem to wait
+            if known:  # before, a pod that has its GPUs would seem to wait
                 containers = (
                     *notes.waiting_of(pod, self._node, sizes, self._clock()),
                     *notes.unplaced_of(pod, self._node),
                 )
                 waiting += [it for it in containers if (it.namespace, it.pod, it.container) not in holders]
-        alive = {pod.metadata.uid for pod in self._pods.objects.values()}
+        alive = self._alive()
         granted = frozenset(key for key in snapshot.vgpu_granted if key[0] in alive)
         self._inventory.publish(
             "volcano",
@@ -134,8 +146,16 @@ class VolcanoDeviceshare:
             vgpu_locked=self._lock.seen,
         )
 
+    def _alive(self) -> set[str]:
+        return {pod.metadata.uid for pod in self._pods.objects.values()}
+
+    def _nothing_held(self) -> bool:
+        """Whether only this process can have given GPUs to pods. A kubelet without pods lists holdings late
+        (``kubelet/holdings.py``)."""
+        return self._earlier is not None and not self._earlier & self._alive()
+
     async def _write(self, snapshot: Snapshot) -> None:
-        alive = {pod.metadata.uid for pod in self._pods.objects.values()}
+        alive = self._alive()
         self._lock.forget(alive)
         self._refused = {uid: it for uid, it in self._refused.items() if uid in alive}
         for pod in sorted(self._pods.objects.values(), key=_order):

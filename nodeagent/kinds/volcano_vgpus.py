@@ -269,9 +269,14 @@ def next_waiting(snapshot: Snapshot, count: int) -> VgpuWaiting:
             turns.setdefault((waiting.namespace, waiting.pod), waiting)
     fitting = [waiting for waiting in turns.values() if waiting.count == count]
     if not fitting:
+        unknown_yet = snapshot.holdings is None and not snapshot.vgpu_waiting
+        advice = (
+            "the kubelet has not listed yet what pods hold"
+            if unknown_yet
+            else "is schedulerName volcano, and deviceshare.VGPUEnable true?"
+        )
         raise Refused(
-            f"{NUMBER}: no pod that Volcano placed here waits for {count} GPUs; is schedulerName volcano, and "
-            "deviceshare.VGPUEnable true?",
+            f"{NUMBER}: no pod that Volcano placed here waits for {count} GPUs; {advice}",
             invalid=False,
             later=True,
         )

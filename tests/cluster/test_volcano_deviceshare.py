@@ -110,13 +110,17 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(memory: GpuMemory = SLICES) -> AsyncIterator[Stage]:
+async def stage(
+    memory: GpuMemory = SLICES, before: Callable[[Stage], object] = lambda _: None
+) -> AsyncIterator[Stage]:
+    """``before`` is called before the agent starts."""
     server = await ApiServer().start()
     client = ApiClient(Access(server.url, token=server.token("agent")))
     task = None
     try:
         async with asyncio.timeout(60):
             one = Stage(server, client, memory)
+            before(one)
             task = asyncio.ensure_future(one.share.run())
             await one.registered()
             yield one
@@ -347,6 +351,57 @@ async def test_where_volcano_locks_the_node_the_refusal_blames_no_setting() -> N
         await s.locked()
         with pytest.raises(Refused, match=r"default/a, default/b$"):
             s.admit("a", "c0")
+
+
+def _just_started(stage: Stage) -> None:
+    """The kubelet lists no holdings, and has not done so for long enough to be believed."""
+    stage.inventory.publish("pods", holdings=None)
+
+
+async def test_a_pod_that_was_bound_after_the_start_waits_though_the_holdings_are_not_known_yet() -> None:
+    async with stage(before=_just_started) as s:
+        s.pod("a", {"number": 1, "memory": 40})
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        s.server.drop("pods")
+        s.pod("b", {"number": 2}, node=NODE)
+        s.server.expire()  # so the agent lists again
+        await s.waiting("b", "a")
+        s.server.remove("pods", "b", "default")
+        await s.waiting("a")
+        assert s.admit("a", "c0") == [uuid_of(1)]
+
+
+async def test_while_the_holdings_are_unknown_a_pod_of_before_the_start_may_have_its_gpus() -> None:
+    def left(s: Stage) -> None:
+        _just_started(s)
+        s.pod("old", {"number": 1, "memory": 40}, notes=forged(), node=NODE)
+
+    async with stage(before=left) as s:
+        s.scheduler.annotate("nodes", NODE, None, hamivgpu=None)
+        s.pod("new", {"number": 1, "memory": 30})
+        s.scheduler.bind("new", NODE)
+        await until(lambda: "new" in {it.pod for it in s.inventory.snapshot.vgpu_shares})
+        assert s.inventory.snapshot.vgpu_waiting == ()
+        with pytest.raises(Refused, match="the kubelet has not listed yet what pods hold") as refused:
+            next_waiting(s.inventory.snapshot, 1)
+        assert refused.value.later
+        s.inventory.publish("pods", holdings=())
+        await s.waiting("new", "old")
+
+
+async def test_a_pod_that_has_ended_before_the_start_holds_nothing_unknown() -> None:
+    def left(s: Stage) -> None:
+        _just_started(s)
+        s.pod("old", {"number": 1, "memory": 40}, node=NODE)
+        ended = s.server.find("pods", "old", "default")
+        assert ended is not None
+        s.server.put(ended | {"status": {"phase": "Failed"}})
+
+    async with stage(before=left) as s:
+        s.pod("new", {"number": 1, "memory": 30})
+        s.scheduler.bind("new", NODE)
+        await s.waiting("new")
 
 
 async def test_equal_choices_of_two_pods_are_no_guess() -> None:
