@@ -7,6 +7,7 @@ it from its input (NVIDIA, MPS documentation, "nvidia-cuda-mps-control"). The re
 * A program that sends a command has the same name and environment; only the daemon has ``-f`` or ``-d``.
 * With ``-f`` it writes its log to its output, and no ``control.log``.
 * It serves one session at a time. While a person has one open, another is refused at once.
+* While a program has connected and sends nothing, it answers nobody. Its servers go on.
 
 Clients may write to the folder of the pipes, and the agent, which has fewer rights, to those above it. So a process is
 known by what the kernel says of it, and files are opened as ``host.foreign_folder`` says. Each call blocks.
@@ -147,6 +148,10 @@ class MpsControl:
             holder = self._lock_holder()
             pids = [pid for pid in pids if pid == holder]
         return pids[0] if pids else None
+
+    def has_server(self) -> bool:
+        """Whether a server of this GPU runs, which programs may use."""
+        return any(self._is(pid, SERVER) for pid in self._pids())
 
     def is_daemon(self, pid: int) -> bool:
         """Whether this process is a daemon of this GPU. Ask after ``pidfd_open``: a pid may be given again."""

@@ -4,9 +4,11 @@ Rules:
 
 * The daemons are children of this process and not of the agent: programs lose the GPU when their daemon ends, and an
   update of the agent must not end them.
-* A daemon that an earlier process has left is adopted if it answers; else it is ended with its servers.
-* A daemon is ready when it answers a command. One that does not answer ``PROBES_MISSED`` probes in turn is ended: a
-  hang is found within 15 s. A program that cannot be run says nothing about the daemon.
+* A daemon that an earlier process has left is adopted.
+* A daemon is ready when it answers a command. A hang is found within 15 s: ``PROBES_MISSED`` probes
+  in turn are not answered. A program that cannot be run says nothing about the daemon.
+* A daemon that hangs is ended only if it has no server, so that no program loses the GPU: each pod can make it hang by
+  a connection on which it sends nothing. Else it stays, is not ready, and is ready again when it answers.
 * A daemon that ended is started again after a growing pause, without the servers and pipes that it left.
 * At the end of this process each daemon is asked to quit, and the compute modes that it set are taken back.
 """
@@ -219,7 +221,6 @@ class GpuDaemon:
             began = loop.time()
             try:
                 pid = await self._start(before)
-                await self._ready(pid)
                 how = await self._until_end(pid)
                 self._report_end(how)
                 await self._calls.run(self._control.clear)
@@ -264,28 +265,32 @@ class GpuDaemon:
             self._report_end("the process that ran it has ended")
         await self._calls.run(self._control.clear)
         self._child = await self._calls.run(self._control.start)
+        await self._ready(self._child)
         return self._child
 
     async def _adopts(self, pid: int) -> bool:
-        """Whether a daemon of an earlier process answers."""
-        why = ""
+        """Whether a daemon of an earlier process stays: it answers, or has a server."""
+        silent = ""
         for _ in range(PROBES_MISSED):
             try:
                 await self._calls.run(self._control.probe, ANSWER_S)
             except ProgramMissingError:
                 raise
             except MpsError as error:
-                why = str(error)
+                silent = str(error)
                 await asyncio.sleep(READY_S)
             else:
-                log.info(
-                    "An MPS daemon of an earlier process was adopted. gpu=%s pid=%d", self.state.uuid, pid
-                )
-                return True
-        log.warning(
-            "An MPS daemon of an earlier process is ended. gpu=%s pid=%d reason=%r", self.state.uuid, pid, why
-        )
-        return False
+                silent = ""
+                break
+        uuid = self.state.uuid
+        if silent and not await self._calls.run(self._control.has_server):
+            log.warning(
+                "An MPS daemon of an earlier process is ended. gpu=%s pid=%d reason=%r", uuid, pid, silent
+            )
+            return False
+        self._report(obstacle=_stays(silent), pid=pid)
+        log.info("An MPS daemon of an earlier process was adopted. gpu=%s pid=%d", uuid, pid)
+        return True
 
     async def _ready(self, pid: int) -> None:
         """Wait until the daemon answers. Raises ``MpsError`` if it ends before, or does not."""
@@ -328,7 +333,7 @@ class GpuDaemon:
                     raise MpsError(f"its process has ended; its log is in {self._control.logs}")
 
     async def _until_end(self, pid: int) -> str:
-        """Return how the daemon has ended. One that does not answer any more is ended."""
+        """Return how the daemon has ended. One that does not answer any more is ended, if it has no server."""
         try:
             descriptor = await self._open(pid)
         except ProcessLookupError:
@@ -343,9 +348,11 @@ class GpuDaemon:
                 asked = asyncio.get_running_loop().time()
                 missing = await self._missing()
                 missed = missed + 1 if missing else 0
-                if missed >= PROBES_MISSED:
+                if missed >= PROBES_MISSED and not await self._calls.run(self._control.has_server):
                     why = f"it did not answer: {missing}"
                     _end_process(descriptor)
+                elif missed >= PROBES_MISSED or not (missing or self._unasked):
+                    self._report(obstacle=_stays(missing))
                 took_s = asyncio.get_running_loop().time() - asked
                 pause_s = max(READY_S, ANSWER_S - took_s) if missing else self._pace.probe_s
         finally:
@@ -392,6 +399,12 @@ class GpuDaemon:
                 self._child = None
                 return status
         return None
+
+
+def _stays(silent: str) -> str:
+    """Return the obstacle of a daemon that stays, empty if it answers."""
+    why = "the MPS daemon does not answer, and is kept because its programs use the GPU"
+    return f"{why}: {silent}" if silent else ""
 
 
 def _end_process(descriptor: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,10 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nodeagent.host.inotify import CONTENT, FolderWatch
-from nodeagent.host.mps_control import MpsControl
+from nodeagent.host.mps_control import MpsControl, MpsError, ProgramMissingError
 from nodeagent.limits.mps_files import DaemonState, MpsFiles, WantedDaemons
-from nodeagent.limits.mps_supervisor import MpsSupervisor, SupervisorPace
-from tests.support.waiting import LIMIT_S
+from nodeagent.limits.mps_supervisor import PROBES_MISSED, MpsSupervisor, SupervisorPace
+from tests.support.waiting import LIMIT_S, until
 
 BIN = Path(__file__).parent / "bin"
 PACE = SupervisorPace(probe_s=0.1, start_s=20.0, again_s=0.01)
@@ -95,6 +96,18 @@ class MpsNode:
                 os.waitpid(pid, 0)
 
 
+@contextmanager
+def silent_client(pipes: Path) -> Iterator[None]:
+    """Connect to the daemon as each pod may, and send nothing."""
+    folder = os.open(pipes, os.O_PATH)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(f"/proc/self/fd/{folder}/control")
+            yield
+    finally:
+        os.close(folder)
+
+
 class Verb:
     """`nodeagent mps` as a process."""
 
@@ -118,6 +131,53 @@ def mps_node(root: Path, program: Path | None = None) -> Iterator[MpsNode]:
         yield node
     finally:
         node.kill_all()
+
+
+async def a_silent_client_ends_no_program(node: MpsNode, *, adopted: bool) -> None:
+    """While a client says nothing, its GPU is not ready, and the daemon, the server and its programs stay.
+    ``adopted``: `nodeagent mps` starts in this time."""
+    missed: list[MpsError] = []
+
+    class Counted(MpsControl):
+        def probe(self, timeout_s: float) -> None:
+            try:
+                super().probe(timeout_s)
+            except MpsError as error:
+                missed.append(error)
+                raise
+
+    def counted(uuid: str, folder: Path) -> MpsControl:
+        return Counted(uuid, folder, program=str(node.bin / "nvidia-cuda-mps-control"))
+
+    supervisor = MpsSupervisor(node.folder, lambda *_: None, counted, PACE)
+    control = node.control(GPUS[0])
+    if adopted:
+        control.start()
+        await until(
+            lambda: control.running() and (control.pipes / "control").exists(), "the daemon does not start"
+        )
+    node.want(GPUS[0])
+    task = None if adopted else asyncio.create_task(supervisor.run())
+    if task is not None:
+        await node.ready()
+    control.ask("start_server -uid 0", 10)
+    both, daemon = node.processes(), control.running()
+    assert len(both) == 2
+    with silent_client(control.pipes):
+        task = task or asyncio.create_task(supervisor.run())
+        await node.until(lambda: "does not answer" in node.state().obstacle)
+        before = len(missed)
+        await until(lambda: len(missed) > before + PROBES_MISSED, "no further probe was missed")
+        assert (node.processes(), node.state().pid) == (both, daemon)
+        program, aside = node.bin / "nvidia-cuda-mps-control", node.bin / "aside"
+        program.rename(aside)  # a program that is not there says nothing about the daemon
+        await until(lambda: [type(one) for one in missed[-3:]] == [ProgramMissingError] * 3, "it is there")
+        assert "does not answer" in node.state().obstacle
+        aside.rename(program)
+    await node.until(lambda: not node.state().obstacle)
+    assert (node.processes(), node.state().pid, node.state().last_end) == (both, daemon, "")
+    await ended(task)
+    assert node.processes() == []
 
 
 async def ended(task: asyncio.Task[None]) -> None:

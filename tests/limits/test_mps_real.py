@@ -25,7 +25,15 @@ from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.limits.mps_supervisor import ANSWER_S, PROBE_S, PROBES_MISSED, MpsSupervisor, SupervisorPace
 from nodeagent.limits.mps_watch import MpsWatch
 from nodeagent.model import Gpu
-from tests.limits.mps_node import GPUS, MpsNode, Verb, ended, mps_node
+from tests.limits.mps_node import (
+    GPUS,
+    MpsNode,
+    Verb,
+    a_silent_client_ends_no_program,
+    ended,
+    mps_node,
+    silent_client,
+)
 from tests.support.needs import which
 from tests.support.waiting import until
 
@@ -71,10 +79,10 @@ class Talk:
             arguments, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
 
-    def run(self, *options: str, text: str = "") -> tuple[int, str, str]:
+    def run(self, *options: str, text: str = "", limit_s: float = 20) -> tuple[int, str, str]:
         arguments, pipe = [self.program, *options], subprocess.PIPE
         done = subprocess.run(  # noqa: PLW1510 - the exit code is a fact
-            arguments, input=text, env=self.environ, stdout=pipe, stderr=pipe, text=True, timeout=20
+            arguments, input=text, env=self.environ, stdout=pipe, stderr=pipe, text=True, timeout=limit_s
         )
         return done.returncode, done.stdout, done.stderr
 
@@ -123,6 +131,9 @@ async def conversation(talk: Talk) -> list[object]:
             # Its end is seen before or after the command is sent: refused, or an empty answer.
             facts.append(talk.run(text="get_default_active_thread_percentage\n")[1])
         await until(lambda: talk.run(text="get_server_list\n")[0] == 0, "the session is not over")
+        with silent_client(talk.pipes), pytest.raises(subprocess.TimeoutExpired):
+            talk.run(text="get_server_list\n", limit_s=1)
+        await until(lambda: talk.run(text="get_server_list\n")[0] == 0, "the silent client is not gone")
         facts += [talk.run(text="quit\n"), daemon.wait(20), talk.listing()]
         facts.append(talk.run(text="get_server_list\n"))
     finally:
@@ -216,6 +227,17 @@ async def test_a_session_of_a_person_ends_no_daemon(real: MpsNode) -> None:
 
 
 @pytest.mark.needs(PROGRAM)
+@pytest.mark.parametrize("adopted", [False, True])
+async def test_a_client_that_says_nothing_to_a_real_daemon_ends_no_program(
+    real: MpsNode, monkeypatch: pytest.MonkeyPatch, adopted: bool
+) -> None:
+    """The real daemon starts the server that it finds on its path, here the stand-in, which needs no GPU."""
+    monkeypatch.setenv("PATH", f"{real.bin}:{os.environ['PATH']}")
+    monkeypatch.setattr("nodeagent.limits.mps_supervisor.ANSWER_S", 0.3)
+    await a_silent_client_ends_no_program(real, adopted=adopted)
+
+
+@pytest.mark.needs(PROGRAM)
 @pytest.mark.slow
 async def test_a_real_daemon_that_hangs_is_replaced(real: MpsNode) -> None:
     real.want(ONE)
@@ -236,7 +258,8 @@ def test_a_program_that_sends_a_command_is_no_daemon(real: MpsNode) -> None:
     pid = control.start()
     environ = Talk(real.bin / PROGRAM, real.folder / ONE).environ
     with subprocess.Popen([real.bin / PROGRAM], env=environ, stdin=subprocess.PIPE) as client:
-        assert Path(f"/proc/{client.pid}/comm").read_text() == "nvidia-cuda-mps\n"
+        comm = Path(f"/proc/{client.pid}/comm")  # set after `exec` has closed what Popen waits for
+        asyncio.run(until(lambda: comm.read_text() == "nvidia-cuda-mps\n", "it has another name"))
         assert control.running() == pid
         client.kill()
     os.kill(pid, signal.SIGKILL)

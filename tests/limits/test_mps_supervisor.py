@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from nodeagent.host.file_writing import replace_file
 from nodeagent.host.mps_control import MpsControl
 from nodeagent.limits.mps_files import MpsFiles, WantedDaemons
-from tests.limits.mps_node import GPUS, MpsNode, Verb, ended, mps_node
+from tests.limits.mps_node import GPUS, MpsNode, Verb, a_silent_client_ends_no_program, ended, mps_node
 from tests.support.examples import examples
 
 ONE, TWO = GPUS
@@ -85,6 +85,14 @@ async def test_a_daemon_that_does_not_answer_any_more_is_ended(
     hang.unlink()
     assert await node.ready() != first
     await ended(task)
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+async def test_a_client_that_says_nothing_ends_no_program(
+    node: MpsNode, monkeypatch: pytest.MonkeyPatch, adopted: bool
+) -> None:
+    monkeypatch.setattr("nodeagent.limits.mps_supervisor.ANSWER_S", 0.3)
+    await a_silent_client_ends_no_program(node, adopted=adopted)
 
 
 async def test_a_daemon_that_does_not_start_is_an_obstacle_with_the_reason(node: MpsNode) -> None:
