@@ -169,6 +169,7 @@ async def test_an_agent_names_the_source_on_its_pages_and_to_the_verbs(
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent(n.configure(""))
+        await n.agent.offering.begun.wait()
         assert 'nodeagent_source_silent{source="pci"} 1' in (await n.get("/metrics"))[1]
         status, ready = await n.get("/readyz")
         assert status == 503
