@@ -2,6 +2,7 @@
 # The agent's image: a Python with glibc (which the GPU driver's library needs), the pinned packages, the source.
 # It needs no compiler and no package index at run time, and every package is installed by its hash.
 #   hack/image.sh REGISTRY/nodeagent:0.1.0     builds it with the installed builder
+#   hack/image.sh --lab                        builds the target `lab`: the same with the laboratory, for overlays/kind
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim-bookworm AS build
@@ -24,7 +25,20 @@ RUN cp -r /tmp/nodeagent "$(/opt/nodeagent/bin/python -c 'import sysconfig; prin
  && find /opt/nodeagent/lib -depth -type d '(' -name __pycache__ -o -name tests ')' -exec rm -r '{}' + \
  && /opt/nodeagent/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/nodeagent/lib
 
-FROM python:${PYTHON}-slim-bookworm
+FROM build AS build-lab
+ARG VERSION=0.1.0
+COPY hack/lab/nodeagent_lab /tmp/nodeagent_lab
+# The record of the package names its verb, as an installer would.
+RUN site="$(/opt/nodeagent/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+ && cp -r /tmp/nodeagent_lab "$site" \
+ && record="$site/nodeagent_lab-$VERSION.dist-info" \
+ && mkdir "$record" \
+ && printf 'Metadata-Version: 2.4\nName: nodeagent-lab\nVersion: %s\n' "$VERSION" > "$record/METADATA" \
+ && printf '[nodeagent.verbs]\ndemo = nodeagent_lab.demo:add\n' > "$record/entry_points.txt" \
+ && find "$site/nodeagent_lab" -depth -type d -name __pycache__ -exec rm -r '{}' + \
+ && /opt/nodeagent/bin/python -m compileall -q -f --invalidation-mode unchecked-hash "$site/nodeagent_lab"
+
+FROM python:${PYTHON}-slim-bookworm AS runtime
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 ARG CREATED=unknown
@@ -36,7 +50,6 @@ LABEL org.opencontainers.image.title="nodeagent" \
       org.opencontainers.image.created="${CREATED}"
 # Nothing is installed at run time, so the base image's installer is not needed.
 RUN pip uninstall --yes --quiet --root-user-action=ignore pip
-COPY --from=build /opt/nodeagent /opt/nodeagent
 # Log lines are not buffered. gRPC's fork handlers are off, because the process never forks.
 ENV PATH=/opt/nodeagent/bin:$PATH \
     PYTHONUNBUFFERED=1 \
@@ -47,3 +60,12 @@ ENV PATH=/opt/nodeagent/bin:$PATH \
 USER 65532:65532
 ENTRYPOINT ["nodeagent"]
 CMD ["--help"]
+
+FROM runtime AS lab
+LABEL org.opencontainers.image.title="nodeagent-lab" \
+      org.opencontainers.image.description="nodeagent with simulated machines, for trying it in a kind cluster"
+COPY --from=build-lab /opt/nodeagent /opt/nodeagent
+
+# The last stage is what a build without a target makes: the product, without a stand-in.
+FROM runtime
+COPY --from=build /opt/nodeagent /opt/nodeagent

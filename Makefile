@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: all quick check test search test-vm demo bench soak golden monitoring protos lock clean
 all: test
 
-$(VENV)/.ready: pyproject.toml hack/requirements.txt hack/venv.py
+$(VENV)/.ready: pyproject.toml hack/lab/pyproject.toml hack/requirements.txt hack/venv.py
 	$(PYTHON) hack/venv.py $(VENV) hack/requirements.txt
 	@touch $@
 

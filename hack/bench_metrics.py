@@ -37,8 +37,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.stand_in_cost import excess_share  # noqa: E402
 
 import nodeagent  # noqa: E402
-from nodeagent.sim.machine import Machine  # noqa: E402
-from nodeagent.sim.netns import Netns  # noqa: E402
+from nodeagent_lab.sim.machine import Machine  # noqa: E402
+from nodeagent_lab.sim.netns import Netns  # noqa: E402
 
 LINKS = 72
 EVERY_S = 15.0

@@ -22,10 +22,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from hack.bench_ui import VIEWER
-from nodeagent.commands.demo.demo_steps import free_port
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.kubelet import Kubelet
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.demo.demo_steps import free_port
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.kubelet import Kubelet
+from nodeagent_lab.sim.machine import Machine
 from tests.controller.test_controller import leaves, nodelinks
 
 VIEWERS = 10

@@ -1,11 +1,19 @@
 #!/bin/sh
-# Build the image with the first installed builder: hack/image.sh [NAME:TAG] [OPTION …]
+# Build the image with the first installed builder: hack/image.sh [--lab] [NAME:TAG] [OPTION …]
+# --lab builds the image with the simulated machines, for overlays/kind; its name is nodeagent-lab.
 # NODEAGENT_BUILDER=podman selects one; it gets the options unchanged (--push, --platform linux/arm64).
 set -eu
 cd "$(dirname "$0")/.."
 
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' nodeagent/__init__.py)
-name=${1:-nodeagent:$version}
+default=nodeagent
+target=
+if [ "${1:-}" = --lab ]; then
+    default=nodeagent-lab
+    target=lab
+    shift
+fi
+name=${1:-$default:$version}
 [ $# -eq 0 ] || shift
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 # The time of the commit, so that the same source gives the same image.
@@ -35,15 +43,15 @@ esac
 
 case $builder in
 docker | podman)
-    exec "$builder" build --tag "$name" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
+    exec "$builder" build ${target:+--target "$target"} --tag "$name" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
         --build-arg "CREATED=$created" "$@" .
     ;;
 buildah)
-    exec buildah build --layers --tag "$name" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
+    exec buildah build --layers ${target:+--target "$target"} --tag "$name" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
         --build-arg "CREATED=$created" "$@" .
     ;;
 buildctl)
-    exec buildctl build --frontend dockerfile.v0 --local context=. --local dockerfile=. \
+    exec buildctl build --frontend dockerfile.v0 ${target:+--opt "target=$target"} --local context=. --local dockerfile=. \
         --opt "build-arg:VERSION=$version" --opt "build-arg:REVISION=$revision" \
         --opt "build-arg:CREATED=$created" --output "type=image,name=$name" "$@"
     ;;

@@ -1,5 +1,6 @@
 """A fleet of simulated nodes for a test of schedulers at scale: Nodes that KWOK keeps Ready, and their NodeLinks.
 
+    pip install . ./hack/lab
     python hack/kwok_fleet.py --nodes 1000 > fleet.json
     kubectl apply --server-side -f fleet.json
 
@@ -24,9 +25,9 @@ from nodeagent.agent_config import Config
 from nodeagent.cluster.node_report import body, report
 from nodeagent.commands.scan.listing import scan_once
 from nodeagent.inventory import Inventory
-from nodeagent.sim.machine import Machine
-from nodeagent.sim.machine.blueprint import ModelError
-from nodeagent.sim.simulated_fabric import Fabric
+from nodeagent_lab.sim.machine import Machine
+from nodeagent_lab.sim.machine.blueprint import ModelError
+from nodeagent_lab.sim.simulated_fabric import Fabric
 
 KWOK = "kwok.x-k8s.io/node"
 NAMESPACE = "nodeagent"

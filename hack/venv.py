@@ -1,4 +1,4 @@
-"""Create a virtual environment with the pinned requirements and this project.
+"""Create a virtual environment with the pinned requirements and the two packages of this project.
 
     python3 hack/venv.py DIRECTORY REQUIREMENTS
 
@@ -33,7 +33,9 @@ def main(directory: Path, requirements: Path) -> None:
         "--disable-pip-version-check",
     ]
     subprocess.run([*pip, "--require-hashes", "--requirement", str(requirements)], check=True)
-    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--editable", "."], check=True)
+    subprocess.run(
+        [*pip, "--no-deps", "--no-build-isolation", "--editable", ".", "--editable", "./hack/lab"], check=True
+    )
 
 
 def install_ensurepip() -> None:

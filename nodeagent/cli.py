@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from nodeagent import __version__
-from nodeagent.commands import FAILED, GOOD, USAGE, VERBS, Verb, declaration
+from nodeagent.commands import FAILED, GOOD, SEPARATE, USAGE, Verb, declarations, joined
 from nodeagent.commands.options import ALIGNED, common_options
 
 
@@ -50,7 +50,7 @@ _ABOUT = """\
 The agent that a GPU cluster runs on every node.
 
 It offers GPU memory slices and SR-IOV VFs to the kubelet, and marks them unhealthy and healthy again as their
-health changes. `nodeagent scan` and `nodeagent demo` also work on a machine that is not a cluster node."""
+health changes. `nodeagent scan` also works on a machine that is not a cluster node."""
 
 _EXAMPLES = """\
 examples:
@@ -87,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words:
         _parser().print_help()
         return GOOD
+    if words[0] in SEPARATE and words[0] not in joined():
+        print(f"nodeagent: {SEPARATE[words[0]]}", file=sys.stderr)
+        return USAGE
     options = _parser(words[0]).parse_args(words)
     if options.log_level:  # some verbs set no level of their own
         from nodeagent.commands.log_lines import log_to_stderr
@@ -121,7 +124,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, UserFileError):
         note(str(error))
         return USAGE
-    known = type(error).__module__.startswith("nodeagent.") or isinstance(error, OSError)
+    known = type(error).__module__.startswith(("nodeagent.", "nodeagent_lab.")) or isinstance(error, OSError)
     if not known or logging.getLogger().isEnabledFor(logging.DEBUG):
         logging.getLogger("nodeagent").error("Unexpected.", exc_info=error)
     if isinstance(error, OSError) and error.filename is not None:
@@ -136,7 +139,6 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="nodeagent",
         description=_ABOUT,
-        epilog=_EXAMPLES,
         formatter_class=_Formatter,
     )
     parser.add_argument("--version", action="version", version=f"nodeagent {__version__}")
@@ -153,9 +155,16 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
         common_options(made)
         return made
 
-    for name in [only] if only in VERBS else VERBS:
-        declaration(name)(add)
+    for declare in declarations(only):
+        declare(add)
+    parser.epilog = "\n".join(
+        line for line in _EXAMPLES.split("\n") if _verb_of(line) not in {*SEPARATE} - {*verbs.choices}
+    )
     return parser
+
+
+def _verb_of(example: str) -> str:
+    return next(iter(example.removeprefix("  nodeagent ").split()), "")
 
 
 if __name__ == "__main__":

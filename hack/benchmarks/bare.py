@@ -19,7 +19,7 @@ from benchmarks.figures import Figure
 from benchmarks.idle import at_rest
 from benchmarks.stage import Process, Stage, registrations, settled
 from nodeagent.kube import deviceplugin_pb2 as pb
-from nodeagent.sim.kubelet import Kubelet
+from nodeagent_lab.sim.kubelet import Kubelet
 
 _GROUP = "A bare plugin: 9 resources with gRPC and nothing behind it, no agent"
 _PREFIX = "nvidia-dgx-h100"

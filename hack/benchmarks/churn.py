@@ -21,12 +21,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.kubelet import Kubelet, PodSpec
-from nodeagent.sim.machine import Machine
-from nodeagent.sim.machine.kernel import MachineError
-from nodeagent.sim.netns import Netns, veth
-from nodeagent.sim.simulated_switches import SwitchPort
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.kubelet import Kubelet, PodSpec
+from nodeagent_lab.sim.machine import Machine
+from nodeagent_lab.sim.machine.kernel import MachineError
+from nodeagent_lab.sim.netns import Netns, veth
+from nodeagent_lab.sim.simulated_switches import SwitchPort
 
 COUNTED = (sys.executable, str(Path(__file__).with_name("counted.py")))
 ENVIRONMENT = {

@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.figures import Figure
 from benchmarks.stage import NODEAGENT, PATIENCE_S, Stage
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.kubelet.dra_manager import PodClaim
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.kubelet.dra_manager import PodClaim
 
 DRIVER, NODE = "nodeagent.io", "bench"
 PREPARED = (1, 64)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.stage import NODEAGENT, Process, Stage
-from nodeagent.sim.netns import Netns
+from nodeagent_lab.sim.netns import Netns
 
 VETHS = (110, 1000)
 EVERY_S = 1.5

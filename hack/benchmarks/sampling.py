@@ -27,7 +27,7 @@ from nodeagent.measurements.sample import Sample
 from nodeagent.model import Function
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings
-from nodeagent.sim.netns import Netns
+from nodeagent_lab.sim.netns import Netns
 
 CPU_MS = 3.0
 SYSCALLS = 120.0

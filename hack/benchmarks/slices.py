@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.figures import Figure
 from benchmarks.idle import status_of
 from benchmarks.stage import NODEAGENT, PATIENCE_S, Stage
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 
 NODE = "bench"
 SLICES = "resourceslices"

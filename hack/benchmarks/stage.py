@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
-from nodeagent.sim.kubelet import Kubelet
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.kubelet import Kubelet
+from nodeagent_lab.sim.machine import Machine
 
 NODEAGENT = (sys.executable, "-c", "import sys; from nodeagent.cli import main; sys.exit(main())")
 """The same as the installed script ``nodeagent``."""

@@ -27,8 +27,8 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.stage import NODEAGENT, PATIENCE_S, Process, Stage, first_lists
-from nodeagent.sim.kubelet import Kubelet
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.kubelet import Kubelet
+from nodeagent_lab.sim.machine import Machine
 
 FIRST_P99_MS, SECOND_P99_MS = 10.0, 30.0
 APART_S = 0.1

@@ -1,10 +1,10 @@
-"""Prepare the guest's files: the wheel with its dependencies, installed for the guest's Python, and a driver.
+"""Prepare the guest's files: both wheels with their dependencies, installed for the guest's Python, and a driver.
 
     python hack/vm/stage.py DRIVER PLAN.JSON SHARE
 
 ``DRIVER`` is a folder of Python files, ``guest.py`` among them, which the guest runs.
-``SHARE/agent`` is the installed wheel, ``SHARE/deps`` the pinned dependencies, cached by the hash of their list. pip
-installs both for the Python of vm.toml, not for the Python that runs here.
+``SHARE/agent`` is the installed agent with the laboratory, whose kubelet the guest runs; ``SHARE/deps`` are the pinned
+dependencies, cached by the hash of their list. pip installs both for the Python of vm.toml, not for the one here.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def stage(driver: Path, plan: str, share: Path, cache: Path = CACHE) -> None:
     shutil.copytree(dependencies(python, cache), share / "deps", copy_function=link_or_copy)
     with tempfile.TemporaryDirectory() as folder:
         build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
-        subprocess.run(build, check=True, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        (wheel,) = Path(folder).glob("*.whl")
-        install(python, share / "agent", "--no-deps", str(wheel))
+        for project in (REPOSITORY, REPOSITORY / "hack/lab"):
+            subprocess.run(build, check=True, cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        install(python, share / "agent", "--no-deps", *map(str, Path(folder).glob("*.whl")))
     for file in driver.glob("*.py"):
         shutil.copy(file, share)
     (share / "plan.json").write_text(plan)

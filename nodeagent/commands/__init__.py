@@ -2,17 +2,33 @@
 
 A module or package holds one verb, ``plan`` those of a fabric: options, composition and rendering. A verb imports its
 room when it runs, so that ``--help`` and ``config check`` do not load gRPC. The agent starts without the modules of the
-other verbs. ``options`` holds the options that several verbs share.
+other verbs. ``options`` holds the options that several verbs share. Other packages add verbs by entry points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from nodeagent.commands.options import FAILED, GOOD, ROOT, USAGE, Add, Verb
 
-__all__ = ["FAILED", "GOOD", "ROOT", "USAGE", "VERBS", "Add", "Verb", "declaration"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = [
+    "FAILED",
+    "GOOD",
+    "ROOT",
+    "SEPARATE",
+    "USAGE",
+    "VERBS",
+    "Add",
+    "Verb",
+    "declaration",
+    "declarations",
+    "joined",
+]
 
 VERBS: dict[str, str] = {
     "run": "run.add",
@@ -33,12 +49,42 @@ VERBS: dict[str, str] = {
     "cabling": "hall_cabling.add",
     "capture": "capture.add",
     "controller": "controller.add",
-    "demo": "demo.add",
     "completion": "completion.add",
     "man": "man.add",
 }
 """The module and the function that declare each verb, in the order of the help. A test compares the names with the
 parser, and the functions with the modules."""
+
+ENTRY_POINTS = "nodeagent.verbs"
+"""The group in which another package names its verbs, each with its function ``add``."""
+
+SEPARATE = {
+    "demo": "the simulated machines of `nodeagent demo` are a package of their own, nodeagent-lab: "
+    "pip install . ./hack/lab, in a copy of the repository"
+}
+"""Verbs of packages that may be missing, and how to install them."""
+
+
+def declarations(only: str | None = None) -> Iterator[Callable[[Add], None]]:
+    """Import the function that declares the verb ``only``; those of all verbs if there is none of this name.
+
+    A verb of the product looks for no other package, because reading the metadata of all packages takes longer than
+    the start of a verb."""
+    others = {} if only in VERBS else joined()
+    if only in VERBS:
+        yield declaration(only)
+    elif only in others:
+        yield others[only].load()
+    else:
+        yield from map(declaration, VERBS)
+        yield from (other.load() for other in others.values())
+
+
+def joined() -> dict[str, EntryPoint]:
+    """The verbs of other packages that are installed."""
+    from importlib.metadata import entry_points
+
+    return {one.name: one for one in entry_points(group=ENTRY_POINTS) if one.name not in VERBS}
 
 
 def declaration(verb: str) -> Callable[[Add], None]:

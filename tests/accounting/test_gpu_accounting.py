@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.config.faults import ConfigError
 from nodeagent.host.recorded_gpus import PATH
-from nodeagent.sim.kubelet import PodSpec
+from nodeagent_lab.sim.kubelet import PodSpec
 from tests.cluster.test_agent_tasks import HEAD, events, kubeconfig, server
 from tests.support.running_agent import node
 

@@ -12,7 +12,7 @@ import pytest
 from nodeagent.config.faults import ConfigError
 from nodeagent.host.sysfs import SysfsError
 from nodeagent.kubelet import removed_devices
-from nodeagent.sim.kubelet import PodSpec
+from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.platform_connector import StandInConnector
 from tests.support.running_agent import Node, node, shorten_holdings
 

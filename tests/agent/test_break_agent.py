@@ -16,8 +16,8 @@ from nodeagent.inventory import Inventory
 from nodeagent.kubelet import holdings, offer_files
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.sampling.sampler import Sampler
-from nodeagent.sim.kubelet import Kubelet, PodSpec
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.kubelet import Kubelet, PodSpec
+from nodeagent_lab.sim.machine import Machine
 from tests.support.running_agent import Node, node, shorten
 from tests.support.waiting import LIMIT_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.kubelet import removed_devices
-from nodeagent.sim.kubelet import PodSpec
+from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.running_agent import node, shorten_holdings
 
 MEMORY, SMALL, LARGE = "example.com/gpu-mem", "example.com/mig-1g.10gb", "example.com/mig-3g.40gb"

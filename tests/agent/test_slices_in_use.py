@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from nodeagent.sim.kubelet import PodSpec
+from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.running_agent import node
 
 RESOURCE = "two-gpus-and-two-nics/gpu-mem"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.sim.kubelet import PodSpec
+from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.dead_files import dead
 from tests.support.running_agent import Node, node
 

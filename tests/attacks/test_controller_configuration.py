@@ -22,7 +22,7 @@ from nodeagent import followed_configuration
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.fabric_file import read_fabric
 from nodeagent.kube.access import Access
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import FIRST, SECOND, cluster, groups, labels
 from tests.support.waiting import until
 

@@ -23,7 +23,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.machine import Machine
 from tests.support.dead_files import dead
 from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.running_agent import HEAD, IN_MEMORY

@@ -33,9 +33,9 @@ from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import NODES
 from nodeagent.kubelet.plugin import log as plugin_log
 from nodeagent.model import Health, Identifier, Neighbor, Reason, State
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.kubelet import PodSpec
 from nodeagent.supervise import keep
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.manifests import ROOT
 from tests.support.running_agent import node
 from tests.support.waiting import until

@@ -26,7 +26,7 @@ from nodeagent.backoff import ASKED_MAX_S
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS, NODES
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.machine import Machine
 from tests.support import hostile_server as hostile
 from tests.support.running_agent import HEAD, IN_MEMORY, SMALL
 

@@ -23,7 +23,7 @@ from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import NODES
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support import hostile_server as hostile
 from tests.support.waiting import until
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from nodeagent.sim.kubelet import Admission, Container, PodSpec
+from nodeagent_lab.sim.kubelet import Admission, Container, PodSpec
 from tests.support.running_agent import Node, node
 
 MEMORY = "two-gpus-and-two-nics/gpu-mem"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.sim.kubelet import PodSpec
+from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.running_agent import node
 
 HEAD = "two-gpus-and-two-nics"

@@ -26,9 +26,9 @@ from nodeagent.doctor import kubelet_checks, stored_nics
 from nodeagent.doctor.target import Target
 from nodeagent.host.sysfs import Tree
 from nodeagent.model import Snapshot
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.kubelet import PodSpec
 from nodeagent.sources import pci_source
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.kubelet import PodSpec
 from tests.dra.test_agent import kubeconfig
 from tests.support.rail_machine import HEAD, SLOTS, VFS, model, vfs_of
 from tests.support.running_agent import Node, node, shorten

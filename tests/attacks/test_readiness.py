@@ -18,7 +18,7 @@ import pytest
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
 from nodeagent.dra import DRIVER
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.dra.test_agent import kubeconfig
 from tests.support.running_agent import HEAD, Node, node, shorten_holdings
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from nodeagent.cluster.node_report import NodeReporter
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.running_agent import Node, node, shorten
 
 HEAD = "two-gpus-and-two-nics"

@@ -24,9 +24,9 @@ import pytest
 from nodeagent.cli import main
 from nodeagent.commands.capture.scrambler import Scrambler
 from nodeagent.host.sysfs import SysfsScan, Tree
-from nodeagent.sim.machine import Machine
 from nodeagent.sources import pci_source
 from nodeagent.sources.default_route import default_route_netdevs
+from nodeagent_lab.sim.machine import Machine
 
 V4 = [IPv4Address(text) for text in ("10.31.7.9", "192.168.77.201", "172.16.254.3", "100.64.3.77")]
 V6 = [

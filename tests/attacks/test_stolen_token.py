@@ -18,7 +18,7 @@ import pytest
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import EVENTS, NODELINKS, NODES, PODS
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import leaves, nodelinks
 from tests.daemonset.test_rbac import AGENT, PATIENCE_S, cluster
 from tests.support.manifests import built

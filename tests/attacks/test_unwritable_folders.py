@@ -20,8 +20,8 @@ import pytest
 from nodeagent.bounded_calls import hanging_calls
 from nodeagent.cluster import state_notices
 from nodeagent.kubelet import offer_files
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.kubelet import PodSpec
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.kubelet import PodSpec
 from tests.dra.test_agent import kubeconfig
 from tests.support.dead_files import dead
 from tests.support.own_mounts import remount, run_in_own_mounts, tmpfs

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.machine import Machine
 
 AGENT = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\ncluster: {access: none}\n"
 

@@ -22,9 +22,9 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cli import main
-from nodeagent.sim.kubelet import Kubelet
-from nodeagent.sim.machine import Machine
 from nodeagent.web import local_socket
+from nodeagent_lab.sim.kubelet import Kubelet
+from nodeagent_lab.sim.machine import Machine
 from tests.daemonset.test_confined import ENVIRONMENT, RESOURCES, base, configured, contained
 from tests.docs.test_docs import PAGES
 from tests.support.manifests import ROOT, built, named, pod_specs

@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import nodelinks
 from tests.support.waiting import LIMIT_S, until
 

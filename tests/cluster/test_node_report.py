@@ -42,7 +42,7 @@ from nodeagent.model import (
     StaleSource,
     State,
 )
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.kubernetes_schemas import from_crd
 from tests.support.manifests import built, of_kind
 from tests.support.waiting import until

@@ -22,7 +22,7 @@ from nodeagent.controller_config import FabricConfig
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import HYPERNODES
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import FIRST, RULES, SECOND, cluster, groups
 from tests.support.waiting import until
 

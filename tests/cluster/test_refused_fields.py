@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from nodeagent.cluster.refused_fields import leave_out, refused_fields
 from nodeagent.kube.failure import ApiError, RefusedField, error_of_answer
 from nodeagent.kube.transport import ApiRequest
-from nodeagent.sim.apiserver.schema import apply_schema
-from tests.sim.test_shipped_definition import LINK, REPORT, SCHEMA
+from nodeagent_lab.sim.apiserver.schema import apply_schema
+from tests.lab.test_shipped_definition import LINK, REPORT, SCHEMA
 
 
 def report() -> dict[str, Any]:

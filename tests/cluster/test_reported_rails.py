@@ -8,7 +8,7 @@ from nodeagent.fabric.nodelinks import NodeLink, NodeLinks
 from nodeagent.kinds.rail_numbers import Rail
 from nodeagent.kinds.resource_settings import GpuMemResource, VfResource
 from nodeagent.kube.access import Access
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 
 A, B = "0000:20:00.0", "0000:30:00.0"
 MAC = "b8:ce:f6:00:00:01"

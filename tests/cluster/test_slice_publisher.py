@@ -15,7 +15,7 @@ from nodeagent.cluster.slice_publisher import BURST, LOOK_S, SlicePublisher
 from nodeagent.dra.published_pools import SlicePools
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.dra.test_slice_layout import read
 from tests.support.waiting import until
 

@@ -13,7 +13,7 @@ from nodeagent.cluster import startup_taint
 from nodeagent.cluster.startup_taint import TAINT_KEY, StartupTaints
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("virtual_time")

@@ -25,9 +25,9 @@ from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER, VgpuParts, Vgpu
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.model import Holding, VgpuGrant
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.apiserver.resource_slices import canonical
-from nodeagent.sim.kubelet import PodSpec
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver.resource_slices import canonical
+from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.kind_machines import SICK, dgx, gpu_of, uuid_of
 from tests.support.running_agent import node
 from tests.support.volcano_scheduler import Scheduler, Unschedulable

@@ -24,9 +24,9 @@ from nodeagent.commands.vfs import apply
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
-from nodeagent.sim.machine import Machine
 from nodeagent.sources import host_paths, nvml_session, pci_source
 from nodeagent.sources.machine_access import is_recorded
+from nodeagent_lab.sim.machine import Machine
 from tests.support import drawn_trees
 
 CDI = "/var/run/cdi"

@@ -18,8 +18,8 @@ from nodeagent.health.recording import decode
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Source
 from nodeagent.sampling.recorded_samples import load
-from nodeagent.sim.machine import Machine
 from nodeagent.sources.gpu_source import Pace
+from nodeagent_lab.sim.machine import Machine
 from tests.support.waiting import LIMIT_S
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from nodeagent.cli import _parser, main
 from nodeagent.commands.completion import parsers
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.machine import Machine
 from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.waiting import Lines
 

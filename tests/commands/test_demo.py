@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 
 from nodeagent.cli import main
-from nodeagent.commands.demo.control_plane import CONTROLLER, DemoCluster, RequestLog
-from nodeagent.commands.demo.demo_steps import DemoError
-from nodeagent.commands.demo.fabric_show import FabricShow
 from nodeagent.commands.plan.folded_tree import fold
 from nodeagent.kube.access import kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, LEASES
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.machine import Machine
-from nodeagent.sim.simulated_fabric import Fabric
+from nodeagent_lab.demo.control_plane import CONTROLLER, DemoCluster, RequestLog
+from nodeagent_lab.demo.demo_steps import DemoError
+from nodeagent_lab.demo.fabric_show import FabricShow
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.machine import Machine
+from nodeagent_lab.sim.simulated_fabric import Fabric
 from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.needs import which
 from tests.support.waiting import LIMIT_S

@@ -15,9 +15,9 @@ from nodeagent.commands.terminal import Screen
 from nodeagent.gpu_usage import OutsideProcess
 from nodeagent.metrics.scrape_input import DeviceCount
 from nodeagent.model import Holding, MigDevice, Snapshot
-from nodeagent.sim.kubelet import PodSpec
-from nodeagent.sim.machine import Machine
 from nodeagent.web.gpu_statuses import GpuStatus, GpuStatuses, gpu_statuses
+from nodeagent_lab.sim.kubelet import PodSpec
+from nodeagent_lab.sim.machine import Machine
 from tests.accounting.test_gpu_accounting import ACCOUNTING, GIB, SCOPE, UID, process, use
 from tests.cluster.test_agent_tasks import HEAD
 from tests.support.kind_machines import gpu_of

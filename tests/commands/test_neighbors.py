@@ -18,9 +18,9 @@ from nodeagent.commands.neighbors import neighbor_listing
 from nodeagent.commands.scan import listing
 from nodeagent.host.packet import open_socket
 from nodeagent.lldp.lldpd_json import LldpdError
-from nodeagent.sim.machine import Machine
 from nodeagent.sources import remembered_neighbors
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
+from nodeagent_lab.sim.machine import Machine
 from tests.sources.test_lldp_source import announce
 from tests.support.namespaces import Netns, veth
 from tests.support.running_agent import node

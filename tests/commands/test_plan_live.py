@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from nodeagent.cli import main
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.fabrics import Cluster, links, rails
 
 

@@ -15,7 +15,7 @@ from nodeagent.commands.plan.preview import make_objects, make_preview
 from nodeagent.fabric import FabricRules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 
 LINK = {
     "name": "rail0", "fabric": "compute", "rail": 0, "state": "healthy",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.machine import Machine
 from tests.support.default_signals import DEFAULT_SIGNALS, IGNORING
 
 KUBECONFIG = """\

@@ -19,8 +19,8 @@ from nodeagent.commands import running_sources
 from nodeagent.commands.health.machine_page import read_document
 from nodeagent.commands.running_sources import unanswered
 from nodeagent.inventory import Inventory
-from nodeagent.sim.machine import Machine
 from nodeagent.sources import gpu_source, pci_source
+from nodeagent_lab.sim.machine import Machine
 from tests.support.dead_files import dead
 from tests.support.running_agent import node
 

@@ -31,8 +31,8 @@ from nodeagent.host.sriov import SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
 from nodeagent.kube import podresources_pb2 as pb
-from nodeagent.sim.machine import Machine
 from nodeagent.sources import pci_source
+from nodeagent_lab.sim.machine import Machine
 from tests.support import drawn_trees
 from tests.support.dead_files import dead
 from tests.support.namespaces import NamespaceThread

@@ -20,8 +20,8 @@ from nodeagent.fabric.known_neighbors import KnownNeighbors
 from nodeagent.fabric.nodelinks import LinkNeighbor, ReportedId
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access
-from nodeagent.sim.apiserver import ApiServer
 from nodeagent.web.web_settings import AccessSettings
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("virtual_time")

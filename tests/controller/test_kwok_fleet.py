@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hack.kwok_fleet import KWOK, fleet, main
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import groups, labels, running, tree, valid
 from tests.support.kubernetes_schemas import NEWEST, complaints, from_crd
 from tests.support.manifests import built, named

@@ -21,10 +21,10 @@ from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.health.service import HealthService
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.model import Identifier, Neighbor, Snapshot
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.machine import Machine
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverReading
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.machine import Machine
 from tests.controller.test_controller import RULES, labels, running
 from tests.support.volcano_rules import VolcanoTree
 

@@ -11,7 +11,7 @@ from msgspec import structs
 from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import FabricRules, compute
 from nodeagent.fabric.fabric_settings import LabelSettings
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import (
     FIRST,
     RULES,

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.sim.kubelet import Kubelet, PodSpec
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.kubelet import Kubelet, PodSpec
+from nodeagent_lab.sim.machine import Machine
 from tests.daemonset.test_manifests import CONFIGS, RESOURCES
 from tests.support import confined_container
 from tests.support.manifests import ROOT, Manifest, built, named, pod_specs

@@ -20,8 +20,8 @@ from nodeagent.cluster.slice_publisher import SlicePublisher
 from nodeagent.dra import DRIVER
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.claim_allocator import AllocationError, PoolDevice, allocate, matches
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.claim_allocator import AllocationError, PoolDevice, allocate, matches
 from tests.cluster.test_slice_publisher import NODE as STAGE_NODE
 from tests.cluster.test_slice_publisher import OWNER as STAGE_OWNER
 from tests.cluster.test_slice_publisher import Stage

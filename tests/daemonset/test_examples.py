@@ -20,7 +20,7 @@ from nodeagent.commands.scan import listing
 from nodeagent.kinds.vf import VfPool
 from nodeagent.metrics.catalog import CATALOG
 from nodeagent.offer import Offer
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.machine import Machine
 from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints
 from tests.support.manifests import DAEMONSET, Manifest, built, files, of_kind, parsed, pod_specs, rendered

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.daemonset.test_examples import EXAMPLES, manifests
 from tests.support.kubernetes_schemas import small_schemas
 from tests.support.manifests import Manifest, parsed

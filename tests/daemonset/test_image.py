@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent import __version__
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.machine import Machine
 from tests.support.manifests import ROOT
 from tests.support.needs import lack, which
 
@@ -40,6 +40,11 @@ def stages() -> list[list[tuple[str, str]]]:
     return found[1:]
 
 
+def stage(name: str) -> list[tuple[str, str]]:
+    (found,) = (one for one in stages() if one[0][1].endswith(f" AS {name}"))
+    return found
+
+
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create ``/opt/nodeagent`` as the first stage does, with the paths of the image below a folder."""
@@ -52,14 +57,35 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
         program = bin_ / name
         program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         program.chmod(0o755)
-    for word, rest in stages()[0]:
+    execute(stage("build"), base)
+    return opt
+
+
+@pytest.fixture(scope="module")
+def laboratory(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``/opt/nodeagent`` of the target ``lab``: its stage adds to a copy of the first one."""
+    base = tmp_path_factory.mktemp("laboratory")
+    subprocess.run(["cp", "-r", image.parents[1] / "bin", base], check=True)
+    subprocess.run(["cp", "-r", image.parents[1] / "opt", base], check=True)
+    (base / "tmp").mkdir()
+    opt = base / "opt" / "nodeagent"
+    program = opt / "bin" / "nodeagent"
+    program.write_text(program.read_text().replace(str(image), str(opt)))
+    execute(stage("build-lab"), base)
+    return opt
+
+
+def execute(commands: list[tuple[str, str]], base: Path) -> None:
+    """Run COPY and RUN of a stage, with the paths of the image below a folder."""
+    bin_ = base / "bin"
+    for word, rest in commands:
         if word == "COPY":
             source, target = rest.split()
             into = base / target.lstrip("/")
             subprocess.run(["cp", "-r", ROOT / source, into], check=True)
         if word == "RUN":
             script = re.sub(r"(?<![\w/])/(opt|tmp)/", rf"{base}/\1/", rest)
-            environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}"}
+            environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "VERSION": __version__}
             environment.pop("PYTHONPATH", None)
             done = subprocess.run(
                 ["sh", "-ec", script], env=environment, capture_output=True, text=True, check=False, cwd=base
@@ -67,18 +93,17 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if "No matching distribution" in done.stderr or "ConnectionError" in done.stderr:
                 lack("index", "a package index, to install what the image holds")
             assert done.returncode == 0, done.stderr
-    return opt
 
 
 def run(image: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the entry point with the environment of the image only."""
     settings = dict(
         pair.split("=", 1)
-        for word, rest in stages()[-1]
+        for word, rest in stage("runtime")
         if word == "ENV"
         for pair in shlex.split(rest.replace("/opt/nodeagent", str(image)).replace("$PATH", "/usr/bin:/bin"))
     )
-    (entry,) = (re.findall(r'"([^"]+)"', rest) for word, rest in stages()[-1] if word == "ENTRYPOINT")
+    (entry,) = (re.findall(r'"([^"]+)"', rest) for word, rest in stage("runtime") if word == "ENTRYPOINT")
     program = image / "bin" / entry[0]
     return subprocess.run(
         [program, *arguments], env=settings, capture_output=True, text=True, check=False, cwd="/"
@@ -97,7 +122,7 @@ def files(image: Path) -> dict[str, int]:
 def test_the_image_runs_and_writes_nothing_into_itself(image: Path, tmp_path: Path) -> None:
     before = files(image)
     assert run(image, "--version").stdout == f"nodeagent {__version__}\n"
-    (default,) = (re.findall(r'"([^"]+)"', rest) for word, rest in stages()[-1] if word == "CMD")
+    (default,) = (re.findall(r'"([^"]+)"', rest) for word, rest in stage("runtime") if word == "CMD")
     assert "verbs" in run(image, *default).stdout
     Machine.load("dgx-h100").write(tmp_path / "host")
     done = run(image, "scan", "--root", str(tmp_path / "host"))
@@ -106,8 +131,22 @@ def test_the_image_runs_and_writes_nothing_into_itself(image: Path, tmp_path: Pa
     assert files(image) == before
 
 
-def test_every_module_is_compiled_without_source_check(image: Path) -> None:
-    site = next(image.glob("lib/python3*/site-packages"))
+@pytest.mark.slow
+def test_the_image_of_the_laboratory_has_the_demo_and_the_product_has_not(
+    image: Path, laboratory: Path, tmp_path: Path
+) -> None:
+    words = ["demo", "--machine", "two-gpu-two-nic", "--write", str(tmp_path / "machine")]
+    done = run(laboratory, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "machine/sys").is_dir()
+    refused = run(image, *words)
+    assert refused.returncode == 2
+    assert "./hack/lab" in refused.stderr
+
+
+@pytest.mark.parametrize("made", ["image", "laboratory"])
+def test_every_module_is_compiled_without_source_check(made: str, request: pytest.FixtureRequest) -> None:
+    site = next(request.getfixturevalue(made).glob("lib/python3*/site-packages"))
     sources = list(site.rglob("*.py"))
     assert len(sources) > 300
     for source in sources:
@@ -119,7 +158,16 @@ def test_every_module_is_compiled_without_source_check(image: Path) -> None:
 def test_the_image_holds_no_tool_and_is_small(image: Path) -> None:
     site = next(image.glob("lib/python3*/site-packages"))
     names = {path.name for path in site.iterdir()}
-    assert not names & {"pip", "setuptools", "wheel", "pytest", "kubernetes", "scapy", "tests"}
+    assert not names & {
+        "pip",
+        "setuptools",
+        "wheel",
+        "pytest",
+        "kubernetes",
+        "scapy",
+        "tests",
+        "nodeagent_lab",
+    }
     assert {"nodeagent", "grpc", "msgspec", "pynvml.py"} <= names
     absent = ("pygments", "markdown_it", "mdurl")
     assert not [name for name in names if name.startswith(absent)], "nor the record of a removed package"
@@ -129,15 +177,16 @@ def test_the_image_holds_no_tool_and_is_small(image: Path) -> None:
 
 
 def test_the_last_stage_copies_only_the_result_of_the_first() -> None:
-    last = stages()[-1]
-    assert [rest for word, rest in last if word == "COPY"] == ["--from=build /opt/nodeagent /opt/nodeagent"]
+    assert stages()[-1] == [("FROM", "runtime"), ("COPY", "--from=build /opt/nodeagent /opt/nodeagent")]
+    copied = [rest for word, rest in stage("lab") if word == "COPY"]
+    assert copied == ["--from=build-lab /opt/nodeagent /opt/nodeagent"]
+    last = stage("runtime")
     assert [rest for word, rest in last if word == "USER"] == ["65532:65532"]
     assert {word for word, _ in last} <= {
         "FROM",
         "ARG",
         "LABEL",
         "RUN",
-        "COPY",
         "ENV",
         "USER",
         "ENTRYPOINT",
@@ -146,16 +195,19 @@ def test_the_last_stage_copies_only_the_result_of_the_first() -> None:
     for word, rest in last:
         if word == "RUN":
             assert rest.split()[:2] == ["pip", "uninstall"]
+    own = {"build", "runtime"}
     assert all(
-        rest.startswith("python:${PYTHON}-slim-bookworm") for word, rest in instructions() if word == "FROM"
+        rest.startswith("python:${PYTHON}-slim-bookworm") or rest.split()[0] in own
+        for word, rest in instructions()
+        if word == "FROM"
     )
 
 
 def test_the_labels_follow_oci_and_this_version() -> None:
-    labels = " ".join(rest for word, rest in stages()[-1] if word == "LABEL")
+    labels = " ".join(rest for word, rest in stage("runtime") if word == "LABEL")
     for name in ("title", "description", "licenses", "version", "revision", "created"):
         assert f"org.opencontainers.image.{name}=" in labels
-    assert f"ARG VERSION={__version__}\n" in DOCKERFILE
+    assert set(re.findall(r"ARG VERSION=(.*)\n", DOCKERFILE)) == {__version__}
 
 
 def test_the_packages_of_the_image_are_the_tested_versions() -> None:
@@ -170,7 +222,8 @@ def test_the_build_context_holds_only_copied_files() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     kept = {line[1:] for line in lines if line.startswith("!")}
     assert "*" in lines
-    assert kept == {rest.split()[0] for word, rest in stages()[0] if word == "COPY"}
+    copied = {rest.split()[0] for word, rest in instructions() if word == "COPY"}
+    assert kept == {path for path in copied if not path.startswith("--from=")}
 
 
 @pytest.mark.needs("hadolint")
@@ -225,6 +278,15 @@ def test_each_builder_makes_the_name_that_the_kubelet_looks_for(builder: str, tm
     ):
         lines = built_with(builder, tmp_path, name).splitlines()
         assert wanted in lines or f"type=image,name={wanted}" in lines
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_the_script_builds_the_laboratory_with_each_builder(builder: str, tmp_path: Path) -> None:
+    lines = built_with(builder, tmp_path, "--lab").splitlines()
+    assert any(line.endswith(f"nodeagent-lab:{__version__}") for line in lines)
+    option = ["--opt", "target=lab"] if builder == "buildctl" else ["--target", "lab"]
+    assert option in [lines[number : number + 2] for number in range(len(lines))]
+    assert "lab" not in built_with(builder, tmp_path).replace(str(tmp_path), "")
 
 
 def test_without_a_builder_the_script_names_those_it_can_use(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from nodeagent.cluster.node_report import body, report
 from nodeagent.controller_config import load_fabric
 from nodeagent.discovery import Discovery
 from nodeagent.inventory import Inventory
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.kubelet import Kubelet
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.kubelet import Kubelet
 from tests.controller.test_controller import QUICK, groups, labels, running, tree, valid
 from tests.support.manifests import DAEMONSET, ROOT, Manifest, built, named, pod_specs
 from tests.support.running_agent import IN_MEMORY

@@ -28,9 +28,9 @@ from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.kubelet.node_lock import LOCK
 from nodeagent.limits.container_cgroups import CONTAINER_LOGS
 from nodeagent.offer import Offer, mps_shares
-from nodeagent.sim.kubelet import Kubelet, PodSpec
-from nodeagent.sim.machine import Machine
 from nodeagent.sources import host_paths
+from nodeagent_lab.sim.kubelet import Kubelet, PodSpec
+from nodeagent_lab.sim.machine import Machine
 from tests.support.findings import one_item
 from tests.support.manifests import (
     DAEMONSET,

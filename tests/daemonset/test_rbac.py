@@ -33,7 +33,7 @@ from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.model import HEALTHY, Health, Holding, Reason, Snapshot, State
-from nodeagent.sim.apiserver import ApiServer, RequestRecord
+from nodeagent_lab.sim.apiserver import ApiServer, RequestRecord
 from tests.cluster.test_node_report import RAILS, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree
 from tests.support.admission import NODE, UID, Request, refusals

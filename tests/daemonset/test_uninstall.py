@@ -26,7 +26,7 @@ from nodeagent.kube.resource import NODES
 from nodeagent.kubelet.cdi_files import FILES
 from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.kubelet.node_lock import LOCK
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.admin_access import administered
 from tests.support.manifests import DAEMONSET, ROOT, built, named
 from tests.support.needs import which

@@ -14,7 +14,7 @@ import yaml
 from nodeagent.cluster import volcano_annotations as notes
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.cluster.test_volcano_deviceshare import Stage
 from tests.daemonset.test_rbac import AGENT, allowed, cluster, granted, grants
 from tests.support.admission import NODE, UID, Request, refusals

@@ -18,7 +18,7 @@ import pytest
 from nodeagent.cluster import startup_taint
 from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.resource import PODS, Resource
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.cluster.test_slice_publisher import OWNER as STAGE_OWNER
 from tests.daemonset import test_volcano_deviceshare as deviceshare
 from tests.daemonset.test_dra_manifests import change_slices, publishing_to
@@ -96,10 +96,9 @@ def calls_that_write() -> Iterator[tuple[str, str, str]]:
     for path in sorted((ROOT / "nodeagent").rglob("*.py")):
         place = path.relative_to(ROOT)
         if place.parts[1] not in (
-            "sim",
             "commands",
             "doctor",
-        ):  # stand-ins, and verbs with the rights of a person
+        ):  # verbs with the rights of a person
             for call in ast.walk(ast.parse(path.read_text())):
                 if isinstance(call, ast.Call) and _is_write(call):
                     yield from ((f"{place}:{call.lineno}", *one) for one in _sent(place, call))

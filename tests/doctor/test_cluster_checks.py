@@ -20,8 +20,8 @@ from nodeagent.doctor.cluster_facts import ClusterFacts, ClusterOptions, DeniedV
 from nodeagent.doctor.dra_facts import ForeignDevice, PublishedDevice
 from nodeagent.doctor.finding import Finding
 from nodeagent.doctor.rbac import ACCOUNTS, DRA_RIGHTS, NEEDED_RIGHTS, ROLES, Role
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.machine import Machine
 from tests.doctor.test_checks import CLUSTER_CASES, GOOD_CLUSTER, GOOD_NODE, MEMORY, SNAPSHOT, config, levels
 
 Json = dict[str, Any]

@@ -21,7 +21,7 @@ from nodeagent.doctor.finding import Finding, Level
 from nodeagent.doctor.kubelet_checks import KubeletFacts
 from nodeagent.doctor.target import Target
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.machine import Machine
 from tests.commands.test_cli import compare
 from tests.support.dead_files import dead
 from tests.support.drawn_trees import BROKEN, Link, grow

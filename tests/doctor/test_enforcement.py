@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.cli import main
 from nodeagent.host.recorded_gpus import PATH
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.machine import Machine
 
 CONFIG = """\
 apiVersion: nodeagent.io/v1alpha1

@@ -11,9 +11,9 @@ import pytest
 
 from nodeagent.dra import DRIVER
 from nodeagent.kubelet import holdings
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.kubelet import Container, PodSpec
-from nodeagent.sim.kubelet.dra_manager import PodClaim, SandboxError
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.kubelet import Container, PodSpec
+from nodeagent_lab.sim.kubelet.dra_manager import PodClaim, SandboxError
 from tests.support.dra_node import claim_of, result
 from tests.support.running_agent import HEAD, PROMPT, shorten_holdings
 from tests.support.running_agent import node as running_node

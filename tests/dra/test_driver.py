@@ -23,9 +23,9 @@ from nodeagent.kube.access import Access
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.model import Health, Reason, State
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.kubelet import Kubelet, dra_manager
-from nodeagent.sim.kubelet.dra_manager import PodClaim, SandboxError, check_answer
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.kubelet import Kubelet, dra_manager
+from nodeagent_lab.sim.kubelet.dra_manager import PodClaim, SandboxError, check_answer
 from tests.support.dra_node import NODE, claim_of, gpus_of, machine, offer_of, pfs_of, publish, result
 
 FACTS = machine()

@@ -19,7 +19,7 @@ from nodeagent.dra.slice_layout import wanted_slices, writes
 from nodeagent.inventory import Inventory
 from nodeagent.model import HEALTHY, Function, Gpu, Health, Identifier, Neighbor, Reason, Snapshot, State
 from nodeagent.offer import Offer
-from nodeagent.sim.apiserver import resource_slices
+from nodeagent_lab.sim.apiserver import resource_slices
 from tests.support.kind_machines import dgx, gpu_of, pf_of, vf_of
 
 Json = dict[str, Any]

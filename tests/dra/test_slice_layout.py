@@ -18,7 +18,7 @@ from nodeagent.dra.slice_layout import (
     wanted_slices,
     writes,
 )
-from nodeagent.sim.apiserver import resource_slices
+from nodeagent_lab.sim.apiserver import resource_slices
 
 Json = dict[str, Any]
 NODE = "gpu-7"

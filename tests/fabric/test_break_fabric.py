@@ -21,7 +21,7 @@ from nodeagent.inventory import Inventory
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.model import Identifier
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.cluster.test_node_report import RAILS, crd, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, cluster, groups, leaves, nodelinks, running
 from tests.support.volcano_rules import VolcanoTree

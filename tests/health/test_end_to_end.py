@@ -11,8 +11,8 @@ import pytest
 
 from nodeagent.cli import main
 from nodeagent.health.state_file import boot_id
-from nodeagent.sim.kubelet import PodSpec
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.kubelet import PodSpec
+from nodeagent_lab.sim.machine import Machine
 from tests.support.running_agent import Node, node
 
 HEAD = "two-gpus-and-two-nics"

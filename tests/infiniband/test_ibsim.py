@@ -23,8 +23,8 @@ from nodeagent.cluster import node_report
 from nodeagent.discovery import Discovery
 from nodeagent.inventory import Inventory
 from nodeagent.offer import Offer
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.machine import Machine
 from tests.controller.test_controller import groups, running, valid
 from tests.support import infiniband_machine
 from tests.support.ibsim import NEEDS, PRELOAD_SOURCE, STATES, Ibsim, IbsimPorts

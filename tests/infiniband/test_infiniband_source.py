@@ -15,20 +15,20 @@ from nodeagent.commands.neighbors.neighbor_listing import as_table
 from nodeagent.host.sysfs import Tree
 from nodeagent.infiniband.asking import AskingPace
 from nodeagent.model import Neighbor, Remark
-from nodeagent.sim.machine import Machine
-from nodeagent.sim.simulated_subnet import (
-    NODE_DESCRIPTION,
-    NODE_INFO,
-    SimulatedSubnet,
-    SubnetFault,
-    SubnetNode,
-)
 from nodeagent.sources import infiniband_source
 from nodeagent.sources.neighbor_view import NeighborListing
 from nodeagent.sources.pci_source import scan
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.sources.source_settings import InfinibandSettings
 from nodeagent.sources.unanswered_ports import UnansweredPorts
+from nodeagent_lab.sim.machine import Machine
+from nodeagent_lab.sim.simulated_subnet import (
+    NODE_DESCRIPTION,
+    NODE_INFO,
+    SimulatedSubnet,
+    SubnetFault,
+    SubnetNode,
+)
 from tests.support import infiniband_machine
 from tests.support.dead_files import dead
 from tests.support.waiting import LIMIT_S, until

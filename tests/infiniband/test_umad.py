@@ -14,7 +14,7 @@ from nodeagent.host import umad
 from nodeagent.host.umad import NoAnswerError, UmadError, UmadPort, UmadReason
 from nodeagent.infiniband import smp
 from nodeagent.infiniband.smp import Attribute
-from nodeagent.sim.simulated_subnet import SimulatedSubnet, SubnetFault, SubnetNode
+from nodeagent_lab.sim.simulated_subnet import SimulatedSubnet, SubnetFault, SubnetNode
 from tests.support.findings import one_item
 
 LEAF, HCA = 0xB83FD20300AA0000, 0xB83FD20300BB0000

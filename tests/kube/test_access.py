@@ -13,8 +13,8 @@ import yaml
 from nodeagent.kube.access import SERVICE_ACCOUNT, Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODES
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.apiserver.tls import Certificates
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver.tls import Certificates
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 

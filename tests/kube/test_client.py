@@ -13,7 +13,7 @@ import pytest
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, LEASES, NODELINKS, NODES, PODS, Meta, Resource
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 

@@ -19,7 +19,7 @@ from nodeagent.kube.client import ApiClient
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.lease import Lease, LeaseRecord, LeaseSpec, NotLeading, lead
 from nodeagent.kube.resource import Meta
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support import virtual_time
 from tests.support.waiting import until
 

@@ -10,7 +10,7 @@ from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import LEASES, NODES
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("virtual_time")

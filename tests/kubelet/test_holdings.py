@@ -14,7 +14,7 @@ import pytest
 from nodeagent.kube.podresources_client import PodResources, PodResourcesError
 from nodeagent.kubelet import holdings
 from nodeagent.model import Holding
-from nodeagent.sim.kubelet import Container, Kubelet, PodSpec
+from nodeagent_lab.sim.kubelet import Container, Kubelet, PodSpec
 
 NEVER_S = 3600.0
 OWN_S = 0.15

@@ -30,8 +30,8 @@ from nodeagent.kubelet.registration_state import KubeletId
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.unix_server import BindError
 from nodeagent.model import HEALTHY, Function, Health, Reason, Snapshot, State
-from nodeagent.sim.apiserver.http import stop_listening
-from nodeagent.sim.kubelet import Kubelet, PodSpec
+from nodeagent_lab.sim.apiserver.http import stop_listening
+from nodeagent_lab.sim.kubelet import Kubelet, PodSpec
 from tests.support.waiting import LIMIT_S, until
 
 DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
@@ -448,7 +448,7 @@ READ_ONLY = """
 import asyncio, subprocess, sys
 from pathlib import Path
 from nodeagent.model import Snapshot
-from nodeagent.sim.kubelet import Kubelet
+from nodeagent_lab.sim.kubelet import Kubelet
 from nodeagent.kubelet import node_lock
 from tests.kubelet.test_registration import Lamps, World
 from tests.support.waiting import until

@@ -11,7 +11,7 @@ import pytest
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kubelet.slice_sizes import NAME, SliceSizes
 from nodeagent.model import Holding, Snapshot, StaleSource
-from nodeagent.sim.kubelet import PodSpec
+from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.running_agent import Node, node
 
 MEMORY, NIC0 = "two-gpus-and-two-nics/gpu-mem", "two-gpus-and-two-nics/nic0"

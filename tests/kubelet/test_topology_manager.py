@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 import pytest
 import yaml
 
-from nodeagent.sim.kubelet import Admission, Container, Kubelet, PodSpec
-from nodeagent.sim.kubelet.topology_manager import Policy, Scope
+from nodeagent_lab.sim.kubelet import Admission, Container, Kubelet, PodSpec
+from nodeagent_lab.sim.kubelet.topology_manager import Policy, Scope
 from tests.support.manifests import ROOT
 from tests.support.running_agent import Node, node
 

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 import yaml
 
-from nodeagent.sim.kubelet import PodSpec
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.metrics_page import MetricsPage
 from nodeagent.web.server import WebServer
 from nodeagent.web.web_settings import WebSettings
+from nodeagent_lab.sim.kubelet import PodSpec
 from tests.daemonset.test_monitoring import BOARDS, FOLDER, expressions, groups
 from tests.support.certificates import Authority
 from tests.support.running_agent import Node, node

@@ -29,9 +29,9 @@ from nodeagent.sampling.link_readers import EthtoolReader
 from nodeagent.sampling.reader import PfNetdevs
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings
-from nodeagent.sim.machine import Machine
 from nodeagent.sources import pci_source
 from nodeagent.sources.scan_hints import ScanHint
+from nodeagent_lab.sim.machine import Machine
 from tests.support.dead_files import dead
 from tests.support.namespaces import Netns, veth
 from tests.support.tap_devices import Tap

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from nodeagent.sim.apiserver import ApiServer
-from nodeagent.sim.apiserver.resource_types import MINOR
-from nodeagent.sim.apiserver.tls import Certificates
+from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver.resource_types import MINOR
+from nodeagent_lab.sim.apiserver.tls import Certificates
 from tests.support.needs import need
 
 

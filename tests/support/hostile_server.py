@@ -9,7 +9,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
-from nodeagent.sim.apiserver.http import stop_listening
+from nodeagent_lab.sim.apiserver.http import stop_listening
 from tests.support.waiting import LIMIT_S
 
 MIB = 1 << 20

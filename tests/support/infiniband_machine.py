@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nodeagent.sim.machine import Machine
-from nodeagent.sim.machine.blueprint import parse
+from nodeagent_lab.sim.machine import Machine
+from nodeagent_lab.sim.machine.blueprint import parse
 
 HEAD = """\
 name: infiniband

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nodeagent.sim.netns import Netns, veth
+from nodeagent_lab.sim.netns import Netns, veth
 
 __all__ = ["Lldpd", "NamespaceThread", "Netns", "veth"]
 

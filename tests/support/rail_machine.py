@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.machine import Machine
 
 HEAD = "rails"
 SLOTS = tuple(f"0000:{bus}:00.0" for bus in (20, 30, 40, 50, 60))

@@ -14,8 +14,8 @@ import pytest
 from nodeagent.agent import Agent, AgentOptions
 from nodeagent.agent_config import Config, load
 from nodeagent.kubelet import holdings
-from nodeagent.sim.kubelet import Kubelet
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.sim.kubelet import Kubelet
+from nodeagent_lab.sim.machine import Machine
 from tests.support.waiting import LIMIT_S, until
 
 SMALL = "two-gpu-two-nic"

@@ -41,8 +41,8 @@ from nodeagent.model import (
     State,
 )
 from nodeagent.offer import Offer
-from nodeagent.sim.machine import Machine
 from nodeagent.web.pages import device_counts
+from nodeagent_lab.sim.machine import Machine
 
 KEYS = {
     "lane": ("0", "1"),

@@ -6,7 +6,7 @@ import fcntl
 import os
 import struct
 
-from nodeagent.sim.netns import Netns
+from nodeagent_lab.sim.netns import Netns
 
 # include/uapi/linux/if_tun.h
 _TUNSETIFF, _TUNSETCARRIER = 0x4004_54CA, 0x4004_54E2

@@ -15,7 +15,7 @@ from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
-from nodeagent.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer
 
 Json = dict[str, Any]
 REGISTER, LOCK = "volcano.sh/node-vgpu-register", "hamivgpu"

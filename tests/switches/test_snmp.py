@@ -19,12 +19,12 @@ from nodeagent.fabric import IMMEDIATE, Planner
 from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks, ReportedId
 from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
 from nodeagent.kube.access import Access
-from nodeagent.sim.apiserver import ApiServer
 from nodeagent.switches.credentials import SwitchCredentials, read_credentials
 from nodeagent.switches.snmp import SnmpReader
 from nodeagent.switches.switch_poller import SwitchError, SwitchPoller
 from nodeagent.switches.switch_reading import SwitchReading
 from nodeagent.switches.switch_settings import SnmpSettings, SwitchAddress, SwitchesSettings
+from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import nodelinks
 from tests.support.namespaces import Lldpd, Netns, veth
 from tests.support.snmpd import COMMUNITY, PASSWORD, USERS, Switch, user

@@ -39,7 +39,7 @@ def section(run: Run, passed: Iterable[str]) -> str:
             ),
             ("NICs", f"{len(run.pfs)} {nic['model']} on NUMA nodes {nic['numa_nodes']}, VFs {nic['vfs']}"),
             ("Python", f"{facts['python']}, the installed wheel"),
-            ("kubelet", "nodeagent.sim.kubelet"),
+            ("kubelet", "nodeagent_lab.sim.kubelet"),
             ("LLDP", f"lldpd {packages['lldpd']}"),
         ],
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cli import main
-from nodeagent.commands.demo.sample_reports import FILE, write_reports
-from nodeagent.sim.machine import Machine
+from nodeagent_lab.demo.sample_reports import FILE, write_reports
+from nodeagent_lab.sim.machine import Machine
 
 
 def map_file(folder: Path) -> Path:

@@ -16,14 +16,14 @@ import msgspec
 import pytest
 import urllib3.util  # noqa: F401 - loaded here: Python 3.11 may fail to import in two threads at once (gh-106176)
 
-from nodeagent.commands.demo.sample_reports import FILE, write_reports
 from nodeagent.fabric import FabricRules, HyperNode, Planner
 from nodeagent.fabric.fabric_settings import IMMEDIATE
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
 from nodeagent.fabric.outcome import WriteRecord
-from nodeagent.sim.apiserver.http import stop_listening
 from nodeagent.web import live_document
 from nodeagent.web.ui_files import self_contained
+from nodeagent_lab.demo.sample_reports import FILE, write_reports
+from nodeagent_lab.sim.apiserver.http import stop_listening
 from tests.controller.test_controller import cluster, groups, leaves, nodelinks, running
 from tests.fabric.test_fabric_view import published, view_of
 from tests.support import fabrics

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from nodeagent.commands.demo import fault_panel
-from nodeagent.commands.demo.fault_panel import DemoFault, FaultPanel, Streams
+from nodeagent_lab.demo import fault_panel
+from nodeagent_lab.demo.fault_panel import DemoFault, FaultPanel, Streams
 from tests.support.chromium import Browser, Tab
 
 pytestmark = pytest.mark.needs("chromium")

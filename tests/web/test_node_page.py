@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.sim.kubelet import PodSpec
-from nodeagent.sim.machine import Machine
 from nodeagent.web.ui_files import self_contained
+from nodeagent_lab.sim.kubelet import PodSpec
+from nodeagent_lab.sim.machine import Machine
 from tests.support.chromium import Browser
 from tests.support.running_agent import node
 from tests.web.pages_of_samples import node_document

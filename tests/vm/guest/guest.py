@@ -51,7 +51,7 @@ from ground import (
 
 sys.path[:0] = SITE
 
-from nodeagent.sim.kubelet import Admission, Kubelet, PodSpec  # noqa: E402
+from nodeagent_lab.sim.kubelet import Admission, Kubelet, PodSpec  # noqa: E402
 
 log = logging.getLogger("guest")
 

@@ -1,0 +1,316 @@
+"""The cluster of the fabric demo: a stand-in API server, the agents' reports, and replicas of the real controller.
+
+Of each agent only the reporting part runs, as a task: ``cluster.node_report.NodeReporter`` with an inventory of its
+own. The simulated fabric provides the facts in the inventory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+from asyncio.subprocess import Process
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nodeagent.cluster.node_report import NodeReporter, Rails
+from nodeagent.inventory import Inventory
+from nodeagent.kube.access import Access, NodeClaim
+from nodeagent.kube.client import ApiClient
+from nodeagent.supervise import end_tasks
+from nodeagent_lab.demo.demo_steps import DemoError, command, free_port, printed, running, tail
+from nodeagent_lab.sim.apiserver import ApiServer, RequestRecord
+from nodeagent_lab.sim.apiserver.tls import Certificates
+from nodeagent_lab.sim.simulated_fabric import Fabric
+
+WRITES = ("create", "update", "patch", "delete")
+SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class UserWrites:
+    """The successful writes in their order, and the ``refused`` ones."""
+
+    done: tuple[RequestRecord, ...]
+    refused: tuple[RequestRecord, ...]
+
+    def names(self, verb: str, resource: str) -> list[str]:
+        return [
+            request.name or ""
+            for request in self.done
+            if (request.verb, request.resource) == (verb, resource)
+        ]
+
+    @property
+    def kinds(self) -> dict[tuple[str, str], int]:
+        """The number of writes by verb and resource."""
+        counts: dict[tuple[str, str], int] = {}
+        for request in self.done:
+            key = request.verb, request.resource
+            counts[key] = counts.get(key, 0) + 1
+        return counts
+
+    def lines(self) -> list[str]:
+        """One line for each verb and resource: the count, and the names if they are few."""
+        lines = []
+        for (verb, resource), count in self.kinds.items():
+            names = sorted(set(self.names(verb, resource)) - {""})
+            few = f": {', '.join(names)}" if 0 < len(names) <= SHOWN else ""
+            lines.append(f"{count} {verb} {resource}{few}")
+        lines += [
+            f"refused with {request.status}: {request.verb} {request.resource} {request.name}"
+            for request in self.refused
+        ]
+        return lines or ["nothing"]
+
+
+class RequestLog:
+    """The API server's log of requests: the writes of a user since ``mark``."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
+        self._mark = 0
+
+    def mark(self) -> None:
+        """Start a step: ``written`` returns the requests from now on."""
+        self._mark = len(self._server.requests)
+
+    def written(self, user: str) -> UserWrites:
+        """The writes of this user since the mark, except those of Leases."""
+        writes = [
+            request for request in self._since() if request.user == user and request.resource != "leases"
+        ]
+        return UserWrites(
+            tuple(request for request in writes if 200 <= request.status < 300),
+            tuple(request for request in writes if not 200 <= request.status < 300),
+        )
+
+    def _since(self) -> Iterable[RequestRecord]:
+        requests: Sequence[RequestRecord] = self._server.requests
+        return (request for request in requests[self._mark :] if request.verb in WRITES)
+
+
+NAMESPACE = "nodeagent"
+AGENT = f"system:serviceaccount:{NAMESPACE}:nodeagent"
+CONTROLLER = f"system:serviceaccount:{NAMESPACE}:nodeagent-controller"
+GATHER_S = 0.1
+"""An agent gathers changes for 2 s and waits 10 s between two reports; the demo is faster."""
+LEASE_S = 5.0
+PATIENCE_S = 60.0
+"""The timeout of each wait, for a slow machine; usually a wait takes a second or two."""
+LABEL_S = 0.1
+"""Added to the timeout for each Node that is labelled."""
+
+Json = dict[str, Any]
+
+
+class Replica:
+    """A ``nodeagent controller`` process."""
+
+    def __init__(self, name: str, process: Process, port: int, log: Path) -> None:
+        self.name, self.process, self.port, self.log = name, process, port, log
+
+    async def metrics(self) -> dict[str, float]:
+        """The values of its metrics page by series; empty while it does not answer."""
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            _, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+            writer.close()
+        except OSError:
+            return {}
+        lines = (line.rpartition(" ") for line in body.splitlines() if line and not line.startswith("#"))
+        return {series: float(value) for series, _, value in lines}
+
+
+class DemoCluster:
+    """``folder`` receives certificates, kubeconfigs and logs. Leaving the context ends everything."""
+
+    def __init__(self, folder: Path, fabric: Fabric, rails: Rails) -> None:
+        self.fabric = fabric
+        self._folder, self._rails = folder, rails
+        self._patience_s = PATIENCE_S + len(fabric.nodes) * LABEL_S
+        self._stack = contextlib.AsyncExitStack()
+        self._reports: dict[str, tuple[asyncio.Task[None], Inventory]] = {}
+        self.kubeconfig = folder / "kubeconfig"
+        self.fabric_file = folder / "fabric.yaml"
+        self.secure = shutil.which("openssl") is not None
+        """Without TLS, kubectl sends no token."""
+        self.replicas: list[Replica] = []
+
+    async def __aenter__(self) -> DemoCluster:
+        self._certificates = await asyncio.to_thread(Certificates, self._folder) if self.secure else None
+        self.server = ApiServer(tls=self._certificates, seed=7)
+        self.request_log = RequestLog(self.server)
+        self.server.admit.append(self._refuse_overlap)
+        await self.server.start()
+        self._stack.push_async_callback(self.server.stop)
+        self._write_kubeconfig(self.kubeconfig, "admin")
+        self._write_kubeconfig(self._folder / "controller.kubeconfig", CONTROLLER)
+        access = Access(self.server.url, ca=self._ca(), token=self.server.token(AGENT))
+        self._client = ApiClient(access, manager="nodeagent")
+        self._stack.push_async_callback(self._client.close)
+        self._stack.push_async_callback(self._end_reports)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def _refuse_overlap(
+        self, _user: str, verb: str, plural: str, _was: Json | None, new: Json | None
+    ) -> str | None:
+        """Refuse a write that puts a node into two HyperNodes. Volcano would accept it and use either."""
+        if plural != "hypernodes" or new is None or verb == "delete":
+            return None
+        nodes = set(_nodes(new))
+        for other in self.server.objects("hypernodes"):
+            if other["metadata"]["name"] != new["metadata"]["name"] and (both := nodes & set(_nodes(other))):
+                return f"{', '.join(sorted(both))} would be in {other['metadata']['name']} too"
+        return None
+
+    def _ca(self) -> str | None:
+        return self._certificates.ca.read_text() if self._certificates is not None else None
+
+    def _write_kubeconfig(self, path: Path, user: str) -> None:
+        cluster: Json = {"server": self.server.url}
+        if self._certificates is not None:
+            cluster["certificate-authority"] = str(self._certificates.ca)
+        path.touch(mode=0o600)
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "demo",
+            "clusters": [{"name": "demo", "cluster": cluster}],
+            "users": [{"name": "demo", "user": {"token": self.server.token(user)}}],
+            "contexts": [
+                {"name": "demo", "context": {"cluster": "demo", "user": "demo", "namespace": NAMESPACE}}
+            ],
+        }
+        path.write_text(json.dumps(content, indent=2) + "\n")
+
+    # --- the agents -----------------------------------------------------------------------------------
+
+    def join(self, node: str) -> None:
+        """Create a Node and start its agent."""
+        self.server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": {
+            "kubernetes.io/hostname": node, "kubernetes.io/os": "linux",
+        }}})  # fmt: skip
+        self.boot(node)
+
+    def boot(self, node: str) -> None:
+        inventory = Inventory()
+        report = NodeReporter(
+            self._client, inventory, node, NAMESPACE, lambda: self._rails,
+            owner=NodeClaim(node, f"nodes-{node}"),
+            jitter_s=0.0, gather_s=GATHER_S, gap_s=GATHER_S, patience_s=0.0,
+        )  # fmt: skip
+        inventory.publish("pci", **self.fabric.facts(node))
+        self._reports[node] = asyncio.create_task(report.run(), name=f"report {node}"), inventory
+
+    async def power_off(self, node: str) -> None:
+        """Stop the node's agent; its report stays."""
+        task, _ = self._reports.pop(node)
+        await end_tasks((task,))
+
+    def rescan(self, nodes: Iterable[str]) -> None:
+        """Let the agents of these nodes read the present facts."""
+        for node in nodes:
+            self._reports[node][1].publish("pci", **self.fabric.facts(node))
+
+    async def _end_reports(self) -> None:
+        await end_tasks(task for task, _ in self._reports.values())
+
+    # --- the controller -------------------------------------------------------------------------------
+
+    async def start(self, name: str) -> Replica:
+        port, log = free_port(), self._folder / f"{name}.log"
+        argv = command(
+            "controller", "--kubeconfig", str(self._folder / "controller.kubeconfig"),
+            "--fabric", str(self.fabric_file), "--listen", f"127.0.0.1:{port}", "--lease", f"{LEASE_S:g}",
+        )  # fmt: skip
+        process = await self._stack.enter_async_context(running(argv, log, {"POD_NAME": name}))
+        replica = Replica(name, process, port, log)
+        self.replicas.append(replica)
+        return replica
+
+    async def kill(self, replica: Replica) -> None:
+        """Kill the replica; its Lease is not released."""
+        replica.process.kill()
+        # No second signal: it would reap the process before asyncio does, which then warns.
+        await replica.process.wait()
+
+    def leader(self) -> str:
+        """The pod name in the Lease, without the random suffix of the process."""
+        lease = self.server.find("leases", "nodeagent-controller", NAMESPACE)
+        holder = (lease or {}).get("spec", {}).get("holderIdentity") or ""
+        return str(holder).rpartition("_")[0]
+
+    # --- observations ---------------------------------------------------------------------------------
+
+    def by_agents(self) -> UserWrites:
+        return self.request_log.written(AGENT)
+
+    def by_controller(self) -> UserWrites:
+        return self.request_log.written(CONTROLLER)
+
+    def versions(self) -> dict[str, str]:
+        """The resource version of each HyperNode; each write changes it."""
+        return {
+            hypernode["metadata"]["name"]: hypernode["metadata"]["resourceVersion"]
+            for hypernode in self.server.objects("hypernodes")
+        }
+
+    def members(self) -> dict[str, list[str]]:
+        """The nodes of each HyperNode that contains nodes."""
+        members = {
+            hypernode["metadata"]["name"]: [*_nodes(hypernode)]
+            for hypernode in self.server.objects("hypernodes")
+        }
+        return {name: nodes for name, nodes in members.items() if nodes}
+
+    def labels(self, node: str) -> Json:
+        stored = self.server.find("nodes", node)
+        labels: Json = (stored or {})["metadata"].get("labels", {})
+        return {key: value for key, value in labels.items() if "/tier-" in key}
+
+    async def until(self, condition: Callable[[], object], description: str) -> None:
+        """Wait until the condition is true; it is checked after each request to the API server."""
+        try:
+            await self.server.until(condition, self._patience_s)
+        except TimeoutError as error:
+            raise self.error(
+                f"waited {self._patience_s:g} s until {description}, which did not happen"
+            ) from error
+
+    async def until_metrics(
+        self, replica: Replica, condition: Callable[[dict[str, float]], bool], description: str
+    ) -> None:
+        """Wait until the metrics of a replica fulfil the condition."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                while not ((metrics := await replica.metrics()) and condition(metrics)):
+                    if replica.process.returncode is not None:
+                        raise self.error(f"{replica.name} has ended with {replica.process.returncode}")
+                    await asyncio.sleep(0.05)
+        except TimeoutError as error:
+            raise self.error(
+                f"waited {self._patience_s:g} s until {description}, which did not happen"
+            ) from error
+
+    def error(self, problem: str) -> DemoError:
+        ends = "\n".join(f"{replica.name}:\n{tail(replica.log)}" for replica in self.replicas)
+        return DemoError(f"{problem}; the end of the controllers' logs:\n{ends}")
+
+    async def ask(self, verb: str, *arguments: str) -> str:
+        """The output of a verb for this cluster."""
+        argv = command(verb, "--kubeconfig", str(self.kubeconfig), "--fabric", str(self.fabric_file))
+        return await printed([*argv, *arguments])
+
+
+def _nodes(hypernode: Json) -> Iterator[str]:
+    for member in hypernode["spec"].get("members") or ():
+        if member["type"] == "Node":
+            yield member["selector"]["exactMatch"]["name"]

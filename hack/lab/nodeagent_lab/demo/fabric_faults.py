@@ -1,0 +1,99 @@
+"""The fabric map of the demo, with buttons for the faults of the simulated fabric."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from nodeagent_lab.demo.control_plane import DemoCluster
+from nodeagent_lab.demo.fault_panel import DemoFault, FaultPanel, Streams
+from nodeagent_lab.demo.node_faults import show_panel
+
+
+async def show_fabric_page(cluster: DemoCluster, *, once: bool) -> None:
+    """Serve the page until cancelled; with ``once``, end when a replica has answered."""
+
+    async def connect() -> Streams:
+        alive = [replica for replica in cluster.replicas if replica.process.returncode is None]
+        leader = cluster.leader()
+        for replica in sorted(alive, key=lambda replica: replica.name != leader):
+            try:
+                return await asyncio.open_connection("127.0.0.1", replica.port)
+            except OSError:
+                continue
+        raise ConnectionRefusedError("no replica answers")
+
+    async with FaultPanel(FabricFaults(cluster).all(), connect).serving() as panel:
+        await show_panel(panel, connect, once=once)
+
+
+class FabricFaults:
+    """Changes one thing in the fabric for each button. The agents report it at once."""
+
+    def __init__(self, cluster: DemoCluster) -> None:
+        self._cluster, self._fabric = cluster, cluster.fabric
+        rails = len(self._fabric.rails)
+        self._rail = min(3, rails - 1)
+        self._leaf = self._fabric.leaf(0, min(2, rails - 1))
+        self._replaced = self._fabric.leaf(1, 0)
+        self._cabled = self._fabric.at(self._fabric.leaf(0, 0))[-1]
+        self._moved = self._fabric.at(self._fabric.leaf(0, 0))[0]
+        self._killed = ""
+
+    def all(self) -> list[DemoFault]:
+        return [
+            DemoFault("cable", "plug a cable into the wrong unit", self._miscable, self._correct),
+            DemoFault("switch", f"switch {self._leaf} off", self._stop_switch, self._start_switch),
+            DemoFault("replace", f"replace {self._replaced}", self._replace_switch),
+            DemoFault("move", f"move {self._moved} to another unit", self._move, self._move_back),
+            DemoFault("node", "add a node", self._add_node),
+            DemoFault("leader", "kill the leading controller", self._kill_leader, self._start_killed),
+        ]
+
+    async def _rescan(self, nodes: Iterable[str]) -> None:
+        self._cluster.rescan(nodes)
+
+    async def _miscable(self) -> None:
+        self._fabric.plug(self._cabled, self._rail, self._fabric.leaf(1, self._rail))
+        await self._rescan([self._cabled])
+
+    async def _correct(self) -> None:
+        self._fabric.plug(self._cabled, self._rail, self._fabric.leaf(0, self._rail))
+        await self._rescan([self._cabled])
+
+    async def _stop_switch(self) -> None:
+        self._fabric.stop_frames(self._leaf)
+        await self._rescan(self._fabric.at(self._leaf))
+
+    async def _start_switch(self) -> None:
+        self._fabric.boot(self._leaf)
+        await self._rescan(self._fabric.at(self._leaf))
+
+    async def _replace_switch(self) -> None:
+        self._fabric.replace(self._replaced)
+        await self._rescan(self._fabric.at(self._replaced))
+
+    async def _move(self) -> None:
+        await self._rack(1)
+
+    async def _move_back(self) -> None:
+        await self._rack(0)
+
+    async def _rack(self, unit: int) -> None:
+        await self._cluster.power_off(self._moved)
+        self._fabric.rack(self._moved, unit)
+        self._cluster.boot(self._moved)
+
+    async def _add_node(self) -> None:
+        self._cluster.join(self._fabric.add(1))
+
+    async def _kill_leader(self) -> None:
+        leader = self._cluster.leader()
+        for replica in self._cluster.replicas:
+            if replica.name == leader and replica.process.returncode is None:
+                self._killed = leader
+                await self._cluster.kill(replica)
+
+    async def _start_killed(self) -> None:
+        if self._killed:
+            await self._cluster.start(self._killed)

@@ -1,0 +1,72 @@
+"""The node page of the demo, with buttons for the faults of the simulated machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from nodeagent.agent_config import Config
+from nodeagent.host.sysfs import Tree
+from nodeagent.web import local_socket
+from nodeagent_lab.demo.fault_panel import DemoFault, FaultPanel, Streams, connect_to_socket
+from nodeagent_lab.sim.kubelet import Kubelet
+from nodeagent_lab.sim.machine import Machine
+
+CONNECT_S = 2.0
+
+
+def node_faults(machine: Machine, kubelet: Kubelet, pfs: Sequence[str]) -> list[DemoFault]:
+    """The faults that this machine can have. ``pfs``: the PCI addresses of its offered NICs."""
+    faults: list[DemoFault] = []
+    if pfs:
+        faults.append(
+            DemoFault(
+                "cable",
+                "pull the cable of the last NIC",
+                _call(lambda: machine.set_link(pfs[-1], up=False)),
+                _call(lambda: machine.set_link(pfs[-1], up=True)),
+            )
+        )
+    if machine.gpus:
+        gpu = len(machine.gpus) - 1
+
+        def fall() -> None:
+            machine.raise_xid(gpu, 79)
+            machine.lose_gpu(gpu)
+            machine.set_recovery_action(gpu, "gpu_reset")
+
+        def reset() -> None:
+            machine.find_gpu(gpu)
+            machine.set_recovery_action(gpu, "none")
+
+        faults.append(DemoFault("gpu", f"GPU {gpu} falls off the bus", _call(fall), _call(reset)))
+    faults.append(DemoFault("kubelet", "kill the kubelet", kubelet.kill, kubelet.start))
+    return faults
+
+
+async def show_node_page(faults: Sequence[DemoFault], root: Path, *, once: bool) -> None:
+    """Serve the page until cancelled; with ``once``, end when the agent has answered it."""
+    folder = Tree(root).path(Config().health.state_directory)
+
+    async def connect() -> Streams:
+        return await connect_to_socket(await asyncio.to_thread(local_socket.connect, folder, CONNECT_S))
+
+    async with FaultPanel(faults, connect).serving() as panel:
+        await show_panel(panel, connect, once=once)
+
+
+async def show_panel(panel: FaultPanel, connect: Callable[[], Awaitable[Streams]], *, once: bool) -> None:
+    """Print the address and stay."""
+    _, writer = await connect()
+    writer.close()
+    print(f"\nOpen {panel.url} in a browser. The demo stays up until you press Ctrl-C.", flush=True)
+    if not once:
+        await asyncio.Event().wait()
+
+
+def _call(change: Callable[[], object]) -> Callable[[], Awaitable[object]]:
+    async def make() -> None:
+        change()
+
+    return make
