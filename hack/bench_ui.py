@@ -25,7 +25,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from nodeagent.bounded_calls import in_thread
+from nodeagent.base.bounded_calls import in_thread
 from nodeagent.fabric import IMMEDIATE, FabricRules, Planner
 from nodeagent.fabric.fabric_view import fabric_view
 from nodeagent.web import live_document

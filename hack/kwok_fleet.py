@@ -24,7 +24,7 @@ from typing import Any
 from nodeagent.agent_config import Config
 from nodeagent.cluster.node_report import body, report
 from nodeagent.commands.scan.listing import scan_once
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.machine.blueprint import ModelError
 from nodeagent_lab.sim.simulated_fabric import Fabric

@@ -31,19 +31,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nodeagent import discovery, state_directory
-from nodeagent.accounting.gpu_accounting import GpuAccounting
+from nodeagent import discovery
 from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load
-from nodeagent.c_heap import return_free_memory, use_one_heap
+from nodeagent.base.c_heap import return_free_memory, use_one_heap
+from nodeagent.base.ending import end_at
+from nodeagent.base.supervise import ending_signals, first_cause, keep
 from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import SLICES, Deliveries
+from nodeagent.cluster.nvsentinel import agent_task as nvsentinel_task
 from nodeagent.config.faults import ConfigError
-from nodeagent.device_offering import DeviceOffering
+from nodeagent.config.followed_configuration import FollowedConfiguration, configuration_text
 from nodeagent.dra.earlier_records import has_records
-from nodeagent.ending import end_at
-from nodeagent.followed_configuration import FollowedConfiguration, configuration_text
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Holding
 from nodeagent.host.sysfs import Tree
-from nodeagent.inventory import Inventory
 from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
@@ -53,16 +54,16 @@ from nodeagent.kubelet.rail_memory import CHECKPOINT
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.limits.cgroup_limits import CgroupLimits
-from nodeagent.limits.mps_watch import MpsWatch
-from nodeagent.limits.shares import shares_of
-from nodeagent.model import Holding
-from nodeagent.nvsentinel import agent_task as nvsentinel_task
-from nodeagent.readiness import pool_statuses
+from nodeagent.offering import state_directory
+from nodeagent.offering.device_offering import DeviceOffering
+from nodeagent.offering.readiness import pool_statuses
+from nodeagent.sharing.cgroup_limits import CgroupLimits
+from nodeagent.sharing.gpu_accounting import GpuAccounting
+from nodeagent.sharing.mps_watch import MpsWatch
+from nodeagent.sharing.shares import shares_of
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import is_recorded
-from nodeagent.supervise import ending_signals, first_cause, keep
 from nodeagent.web.pages import Pages, PageSources
 
 if TYPE_CHECKING:

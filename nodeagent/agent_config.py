@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from nodeagent.cluster.cluster_settings import ClusterSettings, cluster_conflicts
+from nodeagent.cluster.nvsentinel.nvsentinel_settings import NvSentinelSettings, nvsentinel_conflicts
 from nodeagent.config.faults import ConfigError, ConfigFault, Conflict, dotted
 from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, Settings, setting
 from nodeagent.config.settings_file import Built, entries, read_settings, section
@@ -41,7 +42,6 @@ from nodeagent.kinds.resource_settings import (
     VfsEntry,
 )
 from nodeagent.kubelet.kubelet_settings import CdiSettings, KubeletSettings
-from nodeagent.nvsentinel.nvsentinel_settings import NvSentinelSettings, nvsentinel_conflicts
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources.source_settings import InfinibandSettings, LinksSettings, LldpSettings
 from nodeagent.web.web_settings import WebSettings, web_conflicts

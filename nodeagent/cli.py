@@ -113,10 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(error: Exception) -> int:
     """One line (or one for each fault of a configuration) on stderr, and the exit code."""
+    from nodeagent.base.plain_text import one_line
     from nodeagent.commands.terminal import note
     from nodeagent.commands.user_files import UserFileError
     from nodeagent.config.faults import ConfigError
-    from nodeagent.plain_text import one_line
 
     if isinstance(error, ConfigError):
         print("\n".join(map(one_line, str(error).split("\n"))), file=sys.stderr)

@@ -30,24 +30,24 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from nodeagent.backoff import JITTER, Backoff
-from nodeagent.bounded_calls import in_thread
-from nodeagent.c_heap import return_free_memory, use_one_heap
-from nodeagent.cluster.fabric_events import FabricEvents
-from nodeagent.cluster.hypernodes import HyperNodeWriter, TreeResult
-from nodeagent.cluster.mirrors import ClusterMirror
-from nodeagent.cluster.node_labels import LabelResult, NodeLabeler
-from nodeagent.cluster.write_log import WriteLog
-from nodeagent.controller_config import FabricConfig
-from nodeagent.controller_pages import ControllerPages, ReplicaWrites
-from nodeagent.ending import end_at
+from nodeagent.base.backoff import JITTER, Backoff
+from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.c_heap import return_free_memory, use_one_heap
+from nodeagent.base.ending import end_at
+from nodeagent.base.supervise import end_tasks, ending_signals, first_cause, keep
 from nodeagent.fabric import Planner, PlanOutcome
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
-from nodeagent.fabric_in_force import FabricInForce, FabricParts, make_parts
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
-from nodeagent.supervise import end_tasks, ending_signals, first_cause, keep
+from nodeagent.topology.controller_config import FabricConfig
+from nodeagent.topology.controller_pages import ControllerPages, ReplicaWrites
+from nodeagent.topology.fabric_events import FabricEvents
+from nodeagent.topology.fabric_in_force import FabricInForce, FabricParts, make_parts
+from nodeagent.topology.hypernodes import HyperNodeWriter, TreeResult
+from nodeagent.topology.mirrors import ClusterMirror
+from nodeagent.topology.node_labels import LabelResult, NodeLabeler
+from nodeagent.topology.write_log import WriteLog
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

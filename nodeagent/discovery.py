@@ -15,9 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent import state_directory
 from nodeagent.agent_config import Config
-from nodeagent.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.base.supervise import keep
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Function, Gpu, Link, Neighbor, Remark
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.service import HealthService
@@ -26,9 +28,8 @@ from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.inventory import Inventory
 from nodeagent.kubelet.rail_memory import RailMemory
-from nodeagent.model import Function, Gpu, Link, Neighbor, Remark
+from nodeagent.offering import state_directory
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
@@ -36,7 +37,6 @@ from nodeagent.sources.limit_support import limit_support
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.scan_hints import ScanRequest
-from nodeagent.supervise import keep
 
 if TYPE_CHECKING:  # loaded after registration
     from nodeagent.measurements.reader_status import ReaderStatus

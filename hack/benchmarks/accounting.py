@@ -21,11 +21,11 @@ def uid(number: int) -> str:
 
 async def accounting(on: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     """Measure the thread of the driver, and the event loop with 632 held slices, apart."""
-    from nodeagent.accounting.gpu_accounting import GpuAccounting
+    from nodeagent.facts.model import Gpu, Holding, Snapshot
     from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
     from nodeagent.host.gpu_driver import GpuProcess
     from nodeagent.host.sysfs import Tree
-    from nodeagent.model import Gpu, Holding, Snapshot
+    from nodeagent.sharing.gpu_accounting import GpuAccounting
     from nodeagent.sources.gpu_users import GpuUsers
 
     root = on.folder / "accounting"

@@ -23,6 +23,7 @@ GROUP = "Allocate of 40 slices of 632 with each enforcement, client and server i
 
 
 async def enforcement(on: Stage, *, quick: bool) -> AsyncIterator[Figure]:
+    from nodeagent.facts.model import Gpu, Holding, LimitSupport, Snapshot
     from nodeagent.kinds.gpu_memory import GpuMemory
     from nodeagent.kinds.mps_clients import MpsShares
     from nodeagent.kubelet.cdi_files import CdiSpecFiles
@@ -30,7 +31,6 @@ async def enforcement(on: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     from nodeagent.kubelet.offer_files import OfferFiles
     from nodeagent.kubelet.plugin import Plugin, RecentFunctions
     from nodeagent.kubelet.rpc_stats import RpcStats
-    from nodeagent.model import Gpu, Holding, LimitSupport, Snapshot
 
     gpus = tuple(Gpu(f"GPU-{n}", n, n, "H100", f"0000:{n:02x}:00.0", 81_559, 0) for n in range(GPUS))
     snapshot = Snapshot(
@@ -61,8 +61,8 @@ async def enforcement(on: Stage, *, quick: bool) -> AsyncIterator[Figure]:
 
 def _search(root: Path, *, quick: bool) -> Figure:
     from nodeagent.host.sysfs import Tree
-    from nodeagent.limits.container_cgroups import ContainerCgroups
-    from nodeagent.limits.shares import Share
+    from nodeagent.sharing.container_cgroups import ContainerCgroups
+    from nodeagent.sharing.shares import Share
 
     shares = []
     for n in range(PODS):

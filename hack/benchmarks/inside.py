@@ -99,10 +99,10 @@ async def endpoint(socket: Path, ids: int) -> None:
     """A plugin as in the agent, without the check that refuses a list that is too long for the kubelet."""
     from msgspec.structs import replace
 
+    from nodeagent.facts.model import Gpu, Health, Snapshot, State
     from nodeagent.kinds.gpu_memory import GpuMemory
     from nodeagent.kubelet.plugin import Plugin, RecentFunctions
     from nodeagent.kubelet.rpc_stats import RpcStats
-    from nodeagent.model import Gpu, Health, Snapshot, State
 
     gpus = tuple(
         Gpu(

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.stage import Stage
+from nodeagent.facts.model import Function
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Sample
-from nodeagent.model import Function
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent_lab.sim.netns import Netns

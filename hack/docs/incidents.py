@@ -9,10 +9,10 @@ from typing import NamedTuple
 from hack.docs.markdown import table
 from hack.incidents import BEGIN_S, INCIDENTS, Incident
 from nodeagent.commands.health.replay import Transition, replay
+from nodeagent.facts.model import HEALTHY
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.judged_device import gravest
 from nodeagent.health.recording import decode
-from nodeagent.model import HEALTHY
 
 
 class Period(NamedTuple):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nodeagent.allocation import Devices
+from nodeagent.facts.allocation import Devices
+from nodeagent.facts.model import Health, Reason, Snapshot, State
 from nodeagent.health.gpu_presence import MISMATCH
-from nodeagent.model import Health, Reason, Snapshot, State
 
 FAILED = (State.DOWN, State.UNHEALTHY)
 QUIET = (State.HEALTHY, State.UNKNOWN, State.UNUSED)

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from nodeagent.bounded_calls import BoundedCalls, Unanswered, within
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, within
+from nodeagent.base.supervise import Fatal, keep
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.deliveries import Deliveries
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.rail_numbers import Rails
 from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
 from nodeagent.kinds.volcano_vgpus import VgpuPlaces
-from nodeagent.model import Snapshot
-from nodeagent.supervise import Fatal, keep
 
 if TYPE_CHECKING:
     from nodeagent.cluster.affected_devices import Offered

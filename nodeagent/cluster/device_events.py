@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from nodeagent.base.supervise import either
 from nodeagent.cluster.affected_devices import (
     QUIET,
     AffectedPod,
@@ -24,10 +25,9 @@ from nodeagent.cluster.affected_devices import (
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.event_writer import HOURLY_S, EventTarget, EventWriter, Notice
 from nodeagent.cluster.notice_board import NoticeBoard
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Reason, Snapshot, State
 from nodeagent.kube.client import ApiClient
-from nodeagent.model import Reason, Snapshot, State
-from nodeagent.supervise import either
 
 COMPONENT = "nodeagent"
 

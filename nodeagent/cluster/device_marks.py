@@ -21,7 +21,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from nodeagent.backoff import RateLimit, jittered
+from nodeagent.base.backoff import RateLimit, jittered
+from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.cluster.affected_devices import FAILED, QUIET, ReportedDevice, reported_devices
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.deliveries import Deliveries
@@ -30,10 +31,9 @@ from nodeagent.cluster.largest_block import LABEL as BLOCK_LABEL
 from nodeagent.cluster.largest_block import LEVEL_LABEL, DampedBlock, FreeBlock
 from nodeagent.cluster.node_marks import NodeCondition, NodeMarks, NodeTaint, StoredNode
 from nodeagent.cluster.retry import ApiRetry
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Snapshot, State
 from nodeagent.kube.client import ApiClient, ApiError
-from nodeagent.model import Snapshot, State
-from nodeagent.rfc3339 import rfc3339
 
 LINK, GPU = "nodeagent.io/LinkHealthy", "nodeagent.io/GpuHealthy"
 LABEL = "nodeagent.io/link-degraded"

@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodeagent.backoff import JITTER, Backoff, RateLimit
+from nodeagent.base.backoff import JITTER, Backoff, RateLimit
+from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import EVENTS, PODS
-from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from nodeagent.backoff import RateLimit
+from nodeagent.base.backoff import RateLimit
 from nodeagent.cluster.cluster_settings import EvictSettings
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.cluster.evictions import PER_S, Causes, Evictions, failed_device_causes, over_use_causes
 from nodeagent.cluster.notice_board import NoticeBoard
 from nodeagent.cluster.over_use_notices import OverUseSource
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
 from nodeagent.kube.client import ApiClient
-from nodeagent.model import Snapshot
 
 
 class OfferedKinds(Protocol):

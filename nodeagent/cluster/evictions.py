@@ -23,17 +23,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from nodeagent.accounting.over_use import OverUse
-from nodeagent.backoff import JITTER, Backoff, RateLimit
+from nodeagent.base.backoff import JITTER, Backoff, RateLimit
+from nodeagent.base.supervise import either
 from nodeagent.cluster.affected_devices import Offered, affected_pods, has_failed
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.event_writer import EventTarget, Notice
 from nodeagent.cluster.notice_board import NoticeBoard
 from nodeagent.cluster.retry import ApiRetry
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Snapshot
 from nodeagent.kube.client import ApiClient, ApiError
-from nodeagent.model import Snapshot
-from nodeagent.supervise import either
+from nodeagent.sharing.over_use import OverUse
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from collections.abc import Iterable
 import msgspec
 
 from nodeagent.fabric.nodelinks import GpuMemoryLevel
+from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
-from nodeagent.model import Snapshot
 
 LABEL = "nodeagent.io/gpu-mem-largest"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from nodeagent.backoff import jittered
+from nodeagent.base.backoff import jittered
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODES, metadata
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from nodeagent.cluster.event_writer import EventTarget, Notice
 from nodeagent.cluster.notice_board import NoticeBoard
-from nodeagent.inventory import Inventory
-from nodeagent.limits.cgroup_limits import LimitState
-from nodeagent.model import Gpu
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Gpu
+from nodeagent.sharing.cgroup_limits import LimitState
 
 REASON = "GpuMemoryNotLimited"
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from nodeagent.cluster.event_writer import EventTarget, Notice
 from nodeagent.cluster.notice_board import NoticeBoard
-from nodeagent.inventory import Inventory
-from nodeagent.limits.mps_watch import MpsHit
-from nodeagent.model import Gpu
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Gpu
+from nodeagent.sharing.mps_watch import MpsHit
 
 REASON = "MpsDaemonEnded"
 

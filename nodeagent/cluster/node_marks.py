@@ -18,9 +18,9 @@ from datetime import datetime
 
 import msgspec
 
+from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODES, Json, Meta, Partial
-from nodeagent.rfc3339 import rfc3339
 
 TAINT_TRIES = 3
 

@@ -29,7 +29,9 @@ from typing import Any
 
 import msgspec
 
-from nodeagent.backoff import jittered
+from nodeagent.base.backoff import jittered
+from nodeagent.base.plain_text import one_line
+from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.cluster.deliveries import Deliveries, Delivery, incomplete
 from nodeagent.cluster.event_writer import EventTarget, Notice
 from nodeagent.cluster.notice_board import NoticeBoard
@@ -46,20 +48,11 @@ from nodeagent.fabric.nodelinks import (
     ReportedDomain,
     convert,
 )
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import LINK_STATES, Function, Link, Neighbor, Snapshot, State
 from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
-from nodeagent.model import (
-    LINK_STATES,
-    Function,
-    Link,
-    Neighbor,
-    Snapshot,
-    State,
-)
-from nodeagent.plain_text import one_line
-from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from nodeagent.accounting.over_use import OverUse
 from nodeagent.cluster.event_writer import EventTarget, Notice
 from nodeagent.cluster.notice_board import NoticeBoard
-from nodeagent.inventory import Inventory
-from nodeagent.model import Gpu
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Gpu
+from nodeagent.sharing.over_use import OverUse
 
 GIB = 1 << 30
 POD_REASON, OUTSIDE_REASON = "GpuMemoryExceeded", "GpuUsedOutsidePods"

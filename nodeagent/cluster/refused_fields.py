@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from nodeagent.facts.model import MISSING, State
 from nodeagent.kube.failure import ApiError, RefusedField
-from nodeagent.model import MISSING, State
 
 OLDER_STATES = {MISSING: State.DOWN.value, State.UNUSED.value: State.DOWN.value}
 """The state in a report, and the one that a definition without it gets."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from nodeagent.fabric.nodelinks import LinkNeighbor, ReportedId
-from nodeagent.model import Neighbor
+from nodeagent.facts.model import Neighbor
 
 ADDRESSES_MAX = 8
 

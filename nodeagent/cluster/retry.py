@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from nodeagent.backoff import JITTER, Backoff
+from nodeagent.base.backoff import JITTER, Backoff
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.kube.failure import ApiError
 

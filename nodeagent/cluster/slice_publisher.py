@@ -24,7 +24,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from nodeagent.backoff import RateLimit, jittered
+from nodeagent.base.backoff import RateLimit, jittered
+from nodeagent.base.supervise import either
 from nodeagent.cluster.deliveries import Deliveries, Delivery
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.dra import DRIVER
@@ -42,7 +43,6 @@ from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import NODES, RESOURCE_SLICES, Json, Meta, metadata
 from nodeagent.kube.server_version import server_version
-from nodeagent.supervise import either
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodeagent.fabric.nodelinks import HeldVf, NodeLinks, VfHolder
-from nodeagent.model import Snapshot
+from nodeagent.facts.model import Snapshot
 
 HOLDERS_MAX = 128
 """Pods of a report, above the 110 that a kubelet runs by default; the definition has the same bound."""

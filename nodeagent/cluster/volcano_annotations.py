@@ -18,11 +18,11 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from nodeagent.base.plain_text import one_line
+from nodeagent.base.quantities import whole_quantity
+from nodeagent.facts.model import Gpu, VgpuGrant, VgpuShare, VgpuWaiting
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.volcano_vgpus import CORES, CORES_OF_A_GPU, MEMORY, NUMBER, places
-from nodeagent.model import Gpu, VgpuGrant, VgpuShare, VgpuWaiting
-from nodeagent.plain_text import one_line
-from nodeagent.quantities import whole_quantity
 
 REGISTER, HANDSHAKE, NODE_LOCK = (
     "volcano.sh/node-vgpu-register",

@@ -20,13 +20,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from nodeagent.backoff import JITTER, Backoff
+from nodeagent.base.backoff import JITTER, Backoff
+from nodeagent.base.supervise import beside, either, keep
 from nodeagent.cluster import volcano_annotations as notes
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.cluster.scheduler_lock import SchedulerLock
 from nodeagent.cluster.volcano_annotations import VgpuPod
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Snapshot, VgpuShare, VgpuWaiting
 from nodeagent.kinds.gpu_access import selected
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.volcano_vgpus import NUMBER
@@ -34,8 +36,6 @@ from nodeagent.kube.client import ApiClient
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import NODES, PODS, Partial
-from nodeagent.model import Snapshot, VgpuShare, VgpuWaiting
-from nodeagent.supervise import beside, either, keep
 
 log = logging.getLogger(__name__)
 

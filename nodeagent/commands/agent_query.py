@@ -15,10 +15,10 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from nodeagent.agent_config import Config
+from nodeagent.base.memory_file import MemoryFile
+from nodeagent.base.regular_file import read_regular
 from nodeagent.config.formats import host_port
 from nodeagent.host.sysfs import Tree
-from nodeagent.memory_file import MemoryFile
-from nodeagent.regular_file import read_regular
 from nodeagent.web import local_socket
 
 T = TypeVar("T")

@@ -35,8 +35,8 @@ def add(add: Add) -> None:
 
 
 def _config_check(options: argparse.Namespace) -> int:
+    from nodeagent.base.plain_text import one_line
     from nodeagent.commands.file_checks import check_file
-    from nodeagent.plain_text import one_line
 
     checked = check_file(options.file, options.root)
     for note in checked.notes:

@@ -13,8 +13,8 @@ import sys
 import threading
 from copy import copy
 
+from nodeagent.base.plain_text import one_line
 from nodeagent.commands.log_thread import LogThread
-from nodeagent.plain_text import one_line
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 TRACE = "  | "

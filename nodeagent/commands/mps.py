@@ -39,7 +39,7 @@ def _mps(options: argparse.Namespace) -> int:
 async def _run(folder: Path) -> None:
     """Run until SIGTERM or SIGINT. The end takes some seconds: each daemon is asked to quit."""
     from nodeagent.host.nvml import set_compute_mode
-    from nodeagent.limits.mps_supervisor import MpsSupervisor, share_memory
+    from nodeagent.sharing.mps_supervisor import MpsSupervisor, share_memory
 
     task = asyncio.ensure_future(MpsSupervisor(folder, set_compute_mode).run())
     loop = asyncio.get_running_loop()

@@ -84,6 +84,6 @@ def text(path: Path) -> str:
     """The text of a configuration file. Raises ``ConfigError``."""
     from functools import partial
 
-    from nodeagent.followed_configuration import configuration_text, read_at_start
+    from nodeagent.config.followed_configuration import configuration_text, read_at_start
 
     return read_at_start(path, partial(configuration_text, path))

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import msgspec
 
-from nodeagent import discovery, state_directory
+from nodeagent import discovery
 from nodeagent.agent_config import Config
-from nodeagent.inventory import Inventory
+from nodeagent.base.supervise import end_tasks
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Snapshot, StaleSource
 from nodeagent.kinds import DeviceKind
-from nodeagent.machine_view import MachineView, machine_view
-from nodeagent.model import Snapshot, StaleSource
-from nodeagent.offer import Offer
+from nodeagent.offering import state_directory
+from nodeagent.offering.offer import Offer
 from nodeagent.sources.gpu_publisher import GpuPublisher
-from nodeagent.supervise import end_tasks
+from nodeagent.web.machine_view import MachineView, machine_view
 
 READ_S = 2.0
 """Long enough for every source to publish once."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeagent.plain_text import one_line
+from nodeagent.base.plain_text import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from nodeagent.regular_file import open_regular
+from nodeagent.base.regular_file import open_regular
 
 SIZE_MAX = 1 << 30
 """Bytes of a file that is read as a whole; the reports of 100,000 nodes have about 300 MB."""

@@ -42,10 +42,10 @@ from nodeagent.doctor.report import as_json, as_table
 from nodeagent.doctor.stored_nics import StoredNics
 from nodeagent.doctor.target import Target
 from nodeagent.doctor.timeouts import ReadOutcome, ReadTask
+from nodeagent.facts.model import Snapshot
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.rail_numbers import Numbering
-from nodeagent.model import Snapshot
-from nodeagent.offer import Offer
+from nodeagent.offering.offer import Offer
 from nodeagent.sources import host_paths
 from nodeagent.sources.machine_access import is_recorded
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 
 from nodeagent.agent_config import Config
+from nodeagent.base.quantities import quantity
 from nodeagent.doctor.cluster_facts import GROUPS, OURS, ClusterFacts, NodeFacts
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent.doctor.rbac import ACCOUNTS
+from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Numbering
-from nodeagent.model import Snapshot
-from nodeagent.offer import Offer
-from nodeagent.quantities import quantity
+from nodeagent.offering.offer import Offer
 
 TOPIC = Topic(
     "cluster",

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from nodeagent.agent_config import Config
 from nodeagent.doctor.dra_facts import DraFacts, ForeignDevice, PublishedDevice
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent.facts.model import Snapshot
 from nodeagent.kinds.resource_settings import GpuMemResource, VfResource
-from nodeagent.model import Snapshot
-from nodeagent.offer import Offer
+from nodeagent.offering.offer import Offer
 
 FLOOR = (1, 36)
 """The first version whose defaults have all that mode dra needs."""

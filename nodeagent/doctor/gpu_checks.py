@@ -11,11 +11,11 @@ from nodeagent.agent_config import Config
 from nodeagent.doctor.driver_process import DriverAnswer, read_driver, read_in_process
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent.doctor.target import Target
+from nodeagent.facts.model import Gpu, GpuFunction, LimitSupport
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.enforcement import LIMITS_DRIVER
 from nodeagent.kinds.resource_settings import GpuMemResource, MigResource
-from nodeagent.model import Gpu, GpuFunction, LimitSupport
 from nodeagent.sources.host_paths import GPU_NODES
 from nodeagent.sources.limit_support import limit_support
 

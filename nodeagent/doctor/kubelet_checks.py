@@ -20,12 +20,12 @@ from types import MappingProxyType
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent.doctor.target import Target
+from nodeagent.facts.model import Snapshot
 from nodeagent.host.file_writing import unwritable_because
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kubelet.node_lock import LOCK
-from nodeagent.model import Snapshot
-from nodeagent.offer import Offer
+from nodeagent.offering.offer import Offer
 
 TOPIC = Topic(
     "kubelet",

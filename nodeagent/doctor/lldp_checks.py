@@ -10,19 +10,19 @@ from msgspec import structs
 
 from nodeagent import discovery
 from nodeagent.agent_config import Config
+from nodeagent.base.supervise import beside
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent.doctor.target import Target
+from nodeagent.facts.model import Function, Neighbor, Remark
 from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.packet import PacketError
 from nodeagent.lldp import link_remarks as odd
 from nodeagent.lldp.link_remarks import LinkSide, missing_frames_reason
 from nodeagent.lldp.lldpd_json import LldpdError
-from nodeagent.model import Function, Neighbor, Remark
 from nodeagent.sources import lldp_source
 from nodeagent.sources.link_selection import select
 from nodeagent.sources.pci_source import scan
-from nodeagent.supervise import beside
 
 TOPIC = Topic(
     "lldp",

@@ -12,7 +12,7 @@ from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic
 from nodeagent.doctor.target import Target
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.offer import FALLBACK_PREFIX, prefix
+from nodeagent.offering.offer import FALLBACK_PREFIX, prefix
 
 TOPIC = Topic(
     "machine",

@@ -9,8 +9,8 @@ from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
 from nodeagent.doctor.target import Target
 from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.resource_settings import GpuMemResource
-from nodeagent.limits.mps_files import MpsFiles
-from nodeagent.limits.mps_watch import NOT_YET
+from nodeagent.sharing.mps_files import MpsFiles
+from nodeagent.sharing.mps_watch import NOT_YET
 
 TOPIC = Topic(
     "mps",

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent.doctor.target import Target
+from nodeagent.facts.model import Function
 from nodeagent.host.ethtool import Ethtool, EthtoolError
 from nodeagent.host.netlink.kernel_events import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.hardware_selection import selected_pf
 from nodeagent.kinds.resource_settings import VfResource
-from nodeagent.model import Function
 from nodeagent.sources.pci_source import PciFacts, scan
 
 TOPIC = Topic(

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from nodeagent.fabric.nodelinks import API_VERSION, LinkNeighbor, NodeLink, NodeLinks, Wire
-from nodeagent.model import LINK_STATES
+from nodeagent.facts.model import LINK_STATES
 
 DEFINITION = "nodelinks.nodeagent.io"
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
+from nodeagent.base.plain_text import one_line
 from nodeagent.doctor.finding import Finding, Level, Topic, count
-from nodeagent.plain_text import one_line
 
 VERSION = 1
 """Version of the JSON format. Fields and keys may be added under one number, but never change their meaning."""

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from nodeagent import cdi
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent.doctor.target import Target
+from nodeagent.facts import cdi
+from nodeagent.facts.model import Gpu
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, MigResource, VfResource
-from nodeagent.model import Gpu
 from nodeagent.sources.host_paths import CDI_FOLDERS, VENDOR_KIND, parsed
 
 _OWN_SPEC = (

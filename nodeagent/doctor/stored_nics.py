@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from nodeagent.doctor.target import Target
 from nodeagent.health.structural import find_faults
 from nodeagent.kinds.rail_numbers import Numbering
+from nodeagent.offering.state_directory import open_rails
 from nodeagent.sources.machine_access import permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities, ethernet_mac
 from nodeagent.sources.pci_source import PciFacts
-from nodeagent.state_directory import open_rails
 
 
 @dataclass(frozen=True, slots=True)

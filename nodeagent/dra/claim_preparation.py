@@ -13,16 +13,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from nodeagent.allocation import Allocation, DeviceInfo
-from nodeagent.cdi import ContainerEdits
+from nodeagent.base.quantities import quantity
 from nodeagent.dra import DRIVER
 from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice, gpu_name, plugin_holders, pool_name
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares
 from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim
+from nodeagent.facts.allocation import Allocation, DeviceInfo
+from nodeagent.facts.cdi import ContainerEdits
+from nodeagent.facts.model import HEALTHY, Function, Snapshot
 from nodeagent.kinds import Refused, ascii_name, held_by, unhealthy
 from nodeagent.kinds.mps_clients import MpsShares
-from nodeagent.model import HEALTHY, Function, Snapshot
-from nodeagent.quantities import quantity
 
 CDI_KIND = f"{DRIVER}/claim"
 """The CDI kind of the specs of claims, one file for each claim."""

@@ -20,16 +20,16 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from nodeagent.bounded_calls import Unanswered
+from nodeagent.base.bounded_calls import Unanswered
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claim_preparation import Occupied, allocation_key, prepare_claim, valid_uid
 from nodeagent.dra.offered import DraOffer
 from nodeagent.dra.prepared_claim import PreparedClaim, holdings, without_conflicts
 from nodeagent.dra.resource_claim import ResourceClaim
+from nodeagent.facts.model import Holding
 from nodeagent.kinds import Refused, ascii_name
 from nodeagent.kube.failure import ApiError
-from nodeagent.model import Holding
 
 log = logging.getLogger(__name__)
 

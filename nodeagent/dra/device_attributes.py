@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from nodeagent.dra.devices import Capacity, DraDevice, GpuDevice, PfDevice
-from nodeagent.model import Link, Neighbor, Snapshot
+from nodeagent.facts.model import Link, Neighbor, Snapshot
 
 Json = dict[str, Any]
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from nodeagent.dra.devices import DraDevice, GpuDevice
-from nodeagent.model import Health, State
+from nodeagent.facts.model import Health, State
 
 Json = dict[str, Any]
 

@@ -15,10 +15,10 @@ from typing import Literal
 
 import msgspec
 
+from nodeagent.facts.model import Function, Gpu, Health, Holding, Snapshot
 from nodeagent.kinds import DeviceKind, gpu_access
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.vf import VfPool
-from nodeagent.model import Function, Gpu, Health, Holding, Snapshot
 
 GPU, NIC = "gpu", "nic"
 _LABEL_MAX = 63  # characters of a DNS label (RFC 1123), which the name of a device is

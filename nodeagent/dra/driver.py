@@ -12,13 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.bounded_calls import BoundedCalls, within
+from nodeagent.base.bounded_calls import BoundedCalls, within
+from nodeagent.base.supervise import either, end_tasks, keep
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claims import PreparedClaims
 from nodeagent.dra.devices import pool_name
 from nodeagent.dra.offered import DraOffer
 from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.dra.resource_claim import ResourceClaim
+from nodeagent.facts.model import Holding
 from nodeagent.health.state_file import boot_id
 from nodeagent.host.file_writing import make_folder
 from nodeagent.kinds import Refused
@@ -27,8 +29,6 @@ from nodeagent.kube.resource import RESOURCE_CLAIMS
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.node_lock import node_lock
 from nodeagent.kubelet.rpc_stats import RpcStats
-from nodeagent.model import Holding
-from nodeagent.supervise import either, end_tasks, keep
 
 if TYPE_CHECKING:
     from nodeagent.dra.kubelet_service import DraService

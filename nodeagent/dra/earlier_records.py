@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from nodeagent.bounded_calls import within
+from nodeagent.base.bounded_calls import within
 
 log = logging.getLogger(__name__)
 

@@ -21,13 +21,15 @@ from typing import Any
 
 import grpc
 
-from nodeagent.backoff import Backoff
-from nodeagent.bounded_calls import Unanswered
+from nodeagent.base.backoff import Backoff
+from nodeagent.base.bounded_calls import Unanswered
+from nodeagent.base.supervise import end_tasks
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claims import ClaimReference, PreparedClaims
 from nodeagent.dra.devices import DraDevice, pool_name
 from nodeagent.dra.offered import DraOffer
 from nodeagent.dra.prepared_claim import PreparedClaim
+from nodeagent.facts.model import State
 from nodeagent.host.file_writing import make_folder
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import Refused
@@ -35,8 +37,6 @@ from nodeagent.kube import dra_health_v1_pb2, dra_health_v1alpha1_pb2, dra_v1_pb
 from nodeagent.kube import pluginregistration_pb2 as registration
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.unix_server import BindError, UnixServer
-from nodeagent.model import State
-from nodeagent.supervise import end_tasks
 
 log = logging.getLogger(__name__)
 

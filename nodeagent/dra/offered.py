@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import msgspec
 
 from nodeagent.dra.devices import DraDevice, plugin_holders
-from nodeagent.model import Holding, Snapshot
+from nodeagent.facts.model import Holding, Snapshot
 
 
 class LeftOut(msgspec.Struct, frozen=True):

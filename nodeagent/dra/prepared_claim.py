@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from nodeagent.allocation import DeviceInfo
-from nodeagent.cdi import ContainerEdits
 from nodeagent.dra.devices import GPU
-from nodeagent.model import Holding
+from nodeagent.facts.allocation import DeviceInfo
+from nodeagent.facts.cdi import ContainerEdits
+from nodeagent.facts.model import Holding
 
 
 class PreparedDevice(msgspec.Struct, frozen=True):

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
+from nodeagent.base.supervise import either
 from nodeagent.dra.device_attributes import LinkMemory, published
 from nodeagent.dra.device_taints import blocked, marked_no_execute, taints
 from nodeagent.dra.devices import DraDevice, pool_name
 from nodeagent.dra.offered import DraOffer
-from nodeagent.inventory import Inventory
-from nodeagent.supervise import either
+from nodeagent.facts.inventory import Inventory
 
 Json = dict[str, Any]
 

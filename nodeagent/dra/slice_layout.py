@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from nodeagent.base.quantities import quantity
 from nodeagent.dra import DRIVER
-from nodeagent.quantities import quantity
 
 Json = dict[str, Any]
 

@@ -15,9 +15,9 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from nodeagent.base.plain_text import one_line
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.fabric.nodelinks import NOT_UP, LinkNeighbor, NodeLink, NodeLinks
-from nodeagent.plain_text import one_line
 
 LINKS_MAX = 128
 TEXT_MAX = 1100

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from nodeagent.model import Neighbor
+from nodeagent.facts.model import Neighbor
 
 
 class PlanError(Exception):

@@ -11,12 +11,12 @@ from typing import Literal
 
 import msgspec
 
+from nodeagent.facts.model import Health, Reason, State, UnusableGpu
 from nodeagent.health.gpu_judge import GpuJudge
 from nodeagent.health.hold import Hold
 from nodeagent.health.judged_device import JudgedDevice, gravity
 from nodeagent.health.nic_judge import NicJudge
 from nodeagent.health.rule import Measured, Rule, clears, threshold
-from nodeagent.model import Health, Reason, State, UnusableGpu
 
 Phase = Literal["active", "entering", "clearing", "quiet", "unknown", "off"]
 

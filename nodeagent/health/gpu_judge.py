@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
+from nodeagent.facts.model import GpuFunction, Health, Reason, State
 from nodeagent.health.gpu_presence import Whereabouts
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.gpu_state import GpuRules, GpuState
@@ -20,7 +21,6 @@ from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import GuardSettings
 from nodeagent.health.record import GpuRecord
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
-from nodeagent.model import GpuFunction, Health, Reason, State
 
 KNOWN_MAX = 64
 """New UUIDs in the life of one agent. A driver with another UUID at each reading would make the device list grow. GPUs

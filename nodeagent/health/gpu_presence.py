@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from nodeagent.facts.model import GpuFunction, State
 from nodeagent.health.rule import Measured, Rule
-from nodeagent.model import GpuFunction, State
 
 if TYPE_CHECKING:
     from nodeagent.health.gpu_rules import GpuView

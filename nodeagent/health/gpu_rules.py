@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from nodeagent.facts.model import State
 from nodeagent.health.gpu_presence import BY_READING, Whereabouts
 from nodeagent.health.rule import Measure, Measured, Rule
 from nodeagent.host.gpu_driver import GpuReading
-from nodeagent.model import State
 
 if TYPE_CHECKING:
     from nodeagent.health.gpu_settings import GpuHealthSettings

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 
+from nodeagent.facts.model import Health, Reason, State
 from nodeagent.health.gpu_presence import EXCLUDED, LOST, MISMATCH, PASSTHROUGH, Whereabouts
 from nodeagent.health.gpu_rules import (
     MIG_ENABLED,
@@ -32,7 +33,6 @@ from nodeagent.health.record import GpuRecord, MeasuredHold, MeasuredRecord, Xid
 from nodeagent.health.rule import Measured, Rule
 from nodeagent.health.xids import NO_EVENT, Severity, event, severity, xid_rule
 from nodeagent.host.gpu_driver import GpuReading, GpuVitals
-from nodeagent.model import Health, Reason, State
 
 _ERRORS_MAX_PER_S = 1e12
 """More than the 18 NVLinks of a GPU can carry: each has 2e11 bits per second in each direction."""

@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from nodeagent.facts.model import State
 from nodeagent.health.hold import Hold
 from nodeagent.health.rule import Measured, Rule
-from nodeagent.model import State
 
 _GRAVITY = (
     State.HEALTHY,

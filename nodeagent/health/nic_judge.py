@@ -18,7 +18,8 @@ from fnmatch import fnmatchcase
 
 from msgspec.structs import replace
 
-from nodeagent.affinity import root_port
+from nodeagent.facts.affinity import root_port
+from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link, Neighbor, Reason, State
 from nodeagent.health import cabling
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
@@ -30,7 +31,6 @@ from nodeagent.health.record import NicRecord
 from nodeagent.health.rule import Rule
 from nodeagent.health.structural import NO_FAULTS, Fault, Faults, sentence
 from nodeagent.measurements.sample import Sample
-from nodeagent.model import HEALTHY, Function, Gpu, Health, Link, Neighbor, Reason, State
 
 ROLE_SHARE = 0.75
 """Of the links of a role. gpud and NVSentinel have no such gate and report ports that were never connected."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nodeagent.facts.model import State
 from nodeagent.health import adapter_rules, infiniband_rules, link_rules
 from nodeagent.health.carrier_losses import ADMINISTRATION, COUNTERS
 from nodeagent.health.rule import Measure, Rule, apply_all
 from nodeagent.measurements.sample import Source
-from nodeagent.model import State
 
 if TYPE_CHECKING:
     from nodeagent.health.health_settings import RuleSettings

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from nodeagent.facts.model import Function, Link, Reason, State
 from nodeagent.health.adapter_rules import is_slow
 from nodeagent.health.carrier_losses import (
     COUNTERS,
@@ -29,7 +30,6 @@ from nodeagent.health.record import SPEED_MAX_MBPS, NicFault, NicRecord
 from nodeagent.health.rule import Measured, Rule
 from nodeagent.health.structural import Fault, name_of, sentence
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import Function, Link, Reason, State
 
 
 class NicState(JudgedDevice):

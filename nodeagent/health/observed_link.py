@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from nodeagent.facts.model import Function
 from nodeagent.health.history import History
 from nodeagent.health.structural import Fault
 from nodeagent.measurements.sample import Source
-from nodeagent.model import Function
 
 _OLDER_S = 2.0
 """Facts that are older than a sample by more than this were not read after the event that the sample shows."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from nodeagent.facts.model import State
 from nodeagent.measurements.sample import Source
-from nodeagent.model import State
 
 if TYPE_CHECKING:
     from nodeagent.health.health_settings import RuleSettings

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
+from nodeagent.facts.model import HEALTHY, Function, Gpu, GpuFunction, Health, Link, Neighbor, UnusableGpu
 from nodeagent.health.cabling import EMPTY, Plan, is_switch
 from nodeagent.health.explain import DeviceView, explain_gpus, explain_nics, explain_unusable
 from nodeagent.health.gpu_judge import GpuJudge
@@ -31,7 +32,6 @@ from nodeagent.health.structural import NO_FAULTS, Faults
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample
-from nodeagent.model import HEALTHY, Function, Gpu, GpuFunction, Health, Link, Neighbor, UnusableGpu
 
 log = logging.getLogger(__name__)
 

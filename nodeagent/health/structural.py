@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from nodeagent.model import Function, Link, Reason
+from nodeagent.facts.model import Function, Link, Reason
 
 
 class Fault(StrEnum):

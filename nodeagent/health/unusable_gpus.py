@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from nodeagent.facts.model import GpuFunction, Health, Reason, State, UnusableGpu
 from nodeagent.health.gpu_presence import DRIVER, LOST, MISMATCH, Whereabouts
 from nodeagent.host.gpu_driver import GpuReading
-from nodeagent.model import GpuFunction, Health, Reason, State, UnusableGpu
 
 
 class DriverTrouble(msgspec.Struct, frozen=True):

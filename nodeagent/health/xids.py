@@ -9,9 +9,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from nodeagent.facts.model import State
 from nodeagent.health.gpu_rules import GpuView
 from nodeagent.health.rule import Measured, Rule
-from nodeagent.model import State
 
 if TYPE_CHECKING:
     from nodeagent.health.gpu_settings import GpuSettings

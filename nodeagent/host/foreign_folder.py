@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nodeagent.regular_file import read_opened, refuse_irregular
+from nodeagent.base.regular_file import read_opened, refuse_irregular
 
 OWNER = 65534
 """Nobody: root without capabilities is neither the owner of such a folder nor above its sticky bit."""

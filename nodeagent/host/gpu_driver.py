@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from nodeagent.gpu_usage import GpuUsage
-from nodeagent.model import MigDevice
+from nodeagent.facts.gpu_usage import GpuUsage
+from nodeagent.facts.model import MigDevice
 
 
 class DriverError(Exception):

@@ -25,9 +25,9 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from nodeagent.base.plain_text import one_line
 from nodeagent.host.file_writing import PUBLIC_FOLDER
 from nodeagent.host.foreign_folder import ForeignFolder
-from nodeagent.plain_text import one_line
 
 PROGRAM = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"

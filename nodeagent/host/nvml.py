@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar
 
+from nodeagent.facts.model import MigDevice
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.nvlink_domain import Membership, read_membership
 from nodeagent.host.nvml_limits import MemoryLimits
 from nodeagent.host.nvml_mig import mig_devices
 from nodeagent.host.nvml_vitals import VitalsReader
-from nodeagent.model import MigDevice
 
 log = logging.getLogger(__name__)
 

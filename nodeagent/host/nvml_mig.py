@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from nodeagent.model import MigDevice
+from nodeagent.facts.model import MigDevice
 
 _NAMED = re.compile(r" MIG (\S+)$")
 _EIGHTHS = 8

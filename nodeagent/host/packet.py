@@ -31,7 +31,7 @@ import struct
 from collections.abc import Callable
 from errno import EACCES, ENETDOWN, EPERM
 
-from nodeagent.bounded_calls import in_thread
+from nodeagent.base.bounded_calls import in_thread
 
 _GROUPS = tuple(bytes.fromhex(f"0180c20000{last}") for last in ("0e", "03", "00"))
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import structs
 
+from nodeagent.base.plain_text import one_line
 from nodeagent.host.gpu_driver import GpuReading
-from nodeagent.plain_text import one_line
 
 UUID_MAX = len("GPU-00000000-0000-0000-0000-000000000000")
 """A longer UUID would make longer device IDs than ``kinds.device_list_size`` counts with."""

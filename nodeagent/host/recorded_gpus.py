@@ -17,9 +17,9 @@ from typing import Literal
 
 import msgspec
 
+from nodeagent.base.regular_file import read_regular
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuProcess, GpuReading, GpuVitals
 from nodeagent.host.nvml_vitals import plausible
-from nodeagent.regular_file import read_regular
 
 PATH = "/.nodeagent/gpus.json"
 """The path of the recording in the machine's root."""

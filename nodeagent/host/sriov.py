@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from nodeagent.bounded_calls import enter
+from nodeagent.base.bounded_calls import enter
 from nodeagent.host.sysfs import NET, Tree
 
 if TYPE_CHECKING:  # the import takes 0.1 s and 13 MiB, and only a change of VFs needs it

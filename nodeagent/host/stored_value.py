@@ -19,10 +19,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from nodeagent.bounded_calls import in_thread, within
+from nodeagent.base.bounded_calls import in_thread, within
+from nodeagent.base.regular_file import read_regular
 from nodeagent.host.file_writing import replace_file
 from nodeagent.host.unwritable_memory import UnwritableMemory
-from nodeagent.regular_file import read_regular
 
 log = logging.getLogger(__name__)
 

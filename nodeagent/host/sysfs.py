@@ -19,8 +19,8 @@ from errno import EINVAL, ENODEV, EOPNOTSUPP
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from nodeagent.bounded_calls import enter
-from nodeagent.regular_file import open_regular, read_regular
+from nodeagent.base.bounded_calls import enter
+from nodeagent.base.regular_file import open_regular, read_regular
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nodeagent.bounded_calls import enter
+from nodeagent.base.bounded_calls import enter
 
 TIMEOUT_MS = 200
 """For each try of the kernel. A switch answers within a fraction of a millisecond, and VL15 loses packets."""

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from nodeagent.facts.model import Identifier, Neighbor, Remark
 from nodeagent.infiniband.asking import IbPortState, PeerState
 from nodeagent.infiniband.node_names import NameMap, adapter_name, switch_name
 from nodeagent.infiniband.smp import NodeInfo, NodeType, guid_text
 from nodeagent.lldp.escaping import printable, text_of
 from nodeagent.lldp.link_remarks import NO_NEIGHBOR
-from nodeagent.model import Identifier, Neighbor, Remark
 
 PORT = "port-number"
 SUBTYPES = {

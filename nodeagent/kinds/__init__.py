@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Protocol
 
-from nodeagent.affinity import affinity
-from nodeagent.allocation import Allocation, Devices
-from nodeagent.cdi import CdiDevices
-from nodeagent.model import Function, Gpu, Health, Holding, Snapshot
-from nodeagent.plain_text import one_line
+from nodeagent.base.plain_text import one_line
+from nodeagent.facts.affinity import affinity
+from nodeagent.facts.allocation import Allocation, Devices
+from nodeagent.facts.cdi import CdiDevices
+from nodeagent.facts.model import Function, Gpu, Health, Holding, Snapshot
 
 _SHOWN_MAX = 63  # characters: the longest device id that the kubelet's own documentation allows
 _NAMED_MAX = 3

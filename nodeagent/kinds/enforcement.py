@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from nodeagent.model import Snapshot
+from nodeagent.facts.model import Snapshot
 
 Level = Literal["none", "env", "nvml-limits", "mps", "evict"]
 Enforcement = Literal["auto", "none", "env", "nvml-limits", "mps", "evict"]

@@ -12,11 +12,11 @@ from collections.abc import Collection, Sequence
 from itertools import combinations
 from typing import Literal
 
-from nodeagent import cdi
-from nodeagent.affinity import affinity
-from nodeagent.allocation import Allocation
+from nodeagent.facts import cdi
+from nodeagent.facts.affinity import affinity
+from nodeagent.facts.allocation import Allocation
+from nodeagent.facts.model import DeviceNode, Function, Gpu, Holding, HostPaths, MigDevice, Snapshot
 from nodeagent.kinds import distance
-from nodeagent.model import DeviceNode, Function, Gpu, Holding, HostPaths, MigDevice, Snapshot
 
 Strategy = Literal["cdi", "envvar"]
 

@@ -18,8 +18,9 @@ from typing import ClassVar
 
 import msgspec
 
-from nodeagent.allocation import Allocation, Devices
-from nodeagent.cdi import CdiDevices
+from nodeagent.facts.allocation import Allocation, Devices
+from nodeagent.facts.cdi import CdiDevices
+from nodeagent.facts.model import Function, Gpu, Health, Snapshot
 from nodeagent.kinds import (
     Refused,
     distance,
@@ -34,7 +35,6 @@ from nodeagent.kinds.device_list_size import list_refusal
 from nodeagent.kinds.enforcement import Enforcement, Level, level_of, missing, sets_variables
 from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.kinds.resource_settings import Preferred
-from nodeagent.model import Function, Gpu, Health, Snapshot
 
 _LISTED_MAX = 8  # GPUs named in a refusal
 _UUID_SHOWN = 12  # "GPU-" and the eight digits before the first dash

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from nodeagent.config.formats import index_range
+from nodeagent.facts.model import Function, Gpu, Link
 from nodeagent.kinds.resource_settings import GpuSelect, PfSelect, VfResource
-from nodeagent.model import Function, Gpu, Link
 
 _GLOB = re.compile(r"[*?\[]")
 

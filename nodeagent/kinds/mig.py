@@ -14,8 +14,9 @@ from typing import ClassVar
 
 import msgspec
 
-from nodeagent import cdi
-from nodeagent.allocation import Allocation, Devices
+from nodeagent.facts import cdi
+from nodeagent.facts.allocation import Allocation, Devices
+from nodeagent.facts.model import Function, Gpu, MigDevice, Snapshot
 from nodeagent.kinds import (
     Refused,
     distance,
@@ -26,7 +27,6 @@ from nodeagent.kinds import (
     requested,
     unknown,
 )
-from nodeagent.model import Function, Gpu, MigDevice, Snapshot
 
 
 def resource_part(profile: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from nodeagent.model import Gpu, Health, Mount, Reason, Snapshot, State
+from nodeagent.facts.model import Gpu, Health, Mount, Reason, Snapshot, State
 
 MPS_FOLDER = "mps"
 """Of the daemons, below ``health.stateDirectory``."""

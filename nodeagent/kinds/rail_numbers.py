@@ -21,8 +21,8 @@ from functools import lru_cache
 
 import msgspec
 
+from nodeagent.facts.model import Function, Link
 from nodeagent.kinds.resource_settings import VfResource, VfSelect
-from nodeagent.model import Function, Link
 
 
 class Rail(msgspec.Struct, frozen=True):

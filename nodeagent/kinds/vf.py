@@ -19,8 +19,9 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from nodeagent.allocation import Allocation, DeviceInfo, Devices
-from nodeagent.cdi import VF_KIND, CdiDevices, ContainerEdits
+from nodeagent.facts.allocation import Allocation, DeviceInfo, Devices
+from nodeagent.facts.cdi import VF_KIND, CdiDevices, ContainerEdits
+from nodeagent.facts.model import DeviceNode, Function, Holding, Snapshot
 from nodeagent.kinds import (
     DEVICE_INFO_FILES,
     Refused,
@@ -32,7 +33,6 @@ from nodeagent.kinds import (
     unhealthy,
     unknown,
 )
-from nodeagent.model import DeviceNode, Function, Holding, Snapshot
 
 VfDriver = Literal["any", "netdevice", "vfio-pci", "rdma"]
 Preferred = Literal["spread", "pack"]

@@ -18,8 +18,9 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from nodeagent.allocation import Allocation, Devices
-from nodeagent.cdi import CdiDevices
+from nodeagent.facts.allocation import Allocation, Devices
+from nodeagent.facts.cdi import CdiDevices
+from nodeagent.facts.model import Function, Gpu, Snapshot, VgpuShare, VgpuWaiting
 from nodeagent.kinds import (
     Refused,
     free_devices,
@@ -32,7 +33,6 @@ from nodeagent.kinds import (
 )
 from nodeagent.kinds.enforcement import Level, level_of, sets_variables
 from nodeagent.kinds.gpu_memory import GpuMemory
-from nodeagent.model import Function, Gpu, Snapshot, VgpuShare, VgpuWaiting
 
 NUMBER, MEMORY, CORES = "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory", "volcano.sh/vgpu-cores"
 """The names of deviceshare, which are fixed (volcano, pkg/scheduler/api/devices/config)."""

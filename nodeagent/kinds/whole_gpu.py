@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import msgspec
 
-from nodeagent.allocation import Allocation, Devices
-from nodeagent.cdi import CdiDevices
+from nodeagent.facts.allocation import Allocation, Devices
+from nodeagent.facts.cdi import CdiDevices
+from nodeagent.facts.model import Function, Gpu, Snapshot
 from nodeagent.kinds import (
     Refused,
     free_devices,
@@ -18,7 +19,6 @@ from nodeagent.kinds import (
     requested,
     unknown,
 )
-from nodeagent.model import Function, Gpu, Snapshot
 
 
 class WholeGpus(msgspec.Struct, frozen=True):

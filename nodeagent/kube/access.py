@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from nodeagent.regular_file import read_regular
+from nodeagent.base.regular_file import read_regular
 
 SERVICE_ACCOUNT = "var/run/secrets/kubernetes.io/serviceaccount"
 FILE_MAX = 1 << 20

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from nodeagent.backoff import JITTER, Backoff
-from nodeagent.bounded_calls import in_thread
+from nodeagent.base.backoff import JITTER, Backoff
+from nodeagent.base.bounded_calls import in_thread
 from nodeagent.kube import answer_bounds
 from nodeagent.kube.access import Access
 from nodeagent.kube.failure import ApiError

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from nodeagent.backoff import ASKED_MAX_S, asked_wait_s
-from nodeagent.plain_text import one_line
+from nodeagent.base.backoff import ASKED_MAX_S, asked_wait_s
+from nodeagent.base.plain_text import one_line
 
 GONE = 410
 TEXT_MAX = 500

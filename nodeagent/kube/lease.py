@@ -24,10 +24,10 @@ from typing import Protocol
 
 import msgspec
 
-from nodeagent.backoff import jittered
+from nodeagent.base.backoff import jittered
+from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import LEASES, Json, Meta, Resource
-from nodeagent.rfc3339 import rfc3339
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from nodeagent.facts.model import Holding
 from nodeagent.kube import podresources_pb2 as pb
-from nodeagent.model import Holding
 
 Answer = TypeVar("Answer", bound=Message)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
-from nodeagent.backoff import JITTER, Backoff
+from nodeagent.base.backoff import JITTER, Backoff
 from nodeagent.kube.answer_bounds import OBJECTS_MAX
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.failure import ApiError

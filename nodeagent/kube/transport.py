@@ -27,10 +27,10 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, NewConnectionError, SSLError
 from urllib3.util import Timeout
 
+from nodeagent.base.memory_file import MemoryFile
 from nodeagent.kube.access import Access, AccessError
 from nodeagent.kube.answer_bounds import OBJECT_MAX, REFUSAL_MAX, check_encoding, too_large
 from nodeagent.kube.failure import ApiError, error_of_answer
-from nodeagent.memory_file import MemoryFile
 
 CONNECT_S = 3.0
 """A connection attempt cannot be aborted, so an agent that ends waits for as long."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.allocation import DeviceInfo
+from nodeagent.facts.allocation import DeviceInfo
 from nodeagent.host.file_writing import PUBLIC_FOLDER, replace_file
 
 DEVICE_INFO = "/var/run/k8s.cni.cncf.io/devinfo/dp"

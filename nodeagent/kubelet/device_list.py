@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeagent.allocation import Devices
-from nodeagent.model import Health, Reason, State
+from nodeagent.facts.allocation import Devices
+from nodeagent.facts.model import Health, Reason, State
 
 API_VERSION = "v1beta1"
 PLUGIN_OPTIONS = b"\x10\x01"

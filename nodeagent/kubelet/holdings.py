@@ -18,9 +18,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.backoff import Backoff
+from nodeagent.base.backoff import Backoff
+from nodeagent.facts.model import Holding
 from nodeagent.kube.podresources_client import PodResources, PodResourcesError
-from nodeagent.model import Holding
 
 __all__ = ["EMPTY_STANDS_S", "INTERVAL_S", "PodResourcesError", "offered", "once", "settled", "watch"]
 

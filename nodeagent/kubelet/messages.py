@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from google.protobuf.message import DecodeError
 
-from nodeagent.allocation import Allocation
+from nodeagent.facts.allocation import Allocation
 from nodeagent.kinds import Refused
 from nodeagent.kube import deviceplugin_pb2 as pb
 

@@ -21,13 +21,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.allocation import Allocation, DeviceInfo
-from nodeagent.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.facts.allocation import Allocation, DeviceInfo
+from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DEVICE_INFO_FILES, DeviceKind
 from nodeagent.kubelet.cdi_files import CdiSpecFiles, needed_by
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.withheld import UnwritableFile
-from nodeagent.model import Snapshot
 
 log = logging.getLogger(__name__)
 

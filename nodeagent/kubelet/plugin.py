@@ -22,14 +22,14 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from nodeagent.allocation import Allocation, Devices
-from nodeagent.bounded_calls import BoundedCalls
+from nodeagent.base.bounded_calls import BoundedCalls
+from nodeagent.facts.allocation import Allocation, Devices
+from nodeagent.facts.model import Function, Reason, Snapshot
 from nodeagent.kinds import DeviceKind, Refused
 from nodeagent.kubelet.device_list import PLUGIN_OPTIONS, DeviceList
 from nodeagent.kubelet.grown_requests import GrownRequests
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.unix_server import UnixServer
-from nodeagent.model import Function, Reason, Snapshot
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from nodeagent.bounded_calls import within
+from nodeagent.base.bounded_calls import within
+from nodeagent.facts.model import HEALTHY, Function, Snapshot
 from nodeagent.host.stored_value import StoredValue
 from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.kinds import DeviceKind
@@ -38,7 +39,6 @@ from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.hardware_selection import offers_vfs_of
 from nodeagent.kinds.rail_numbers import Numbering, Rail, Rails, Selection
 from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
-from nodeagent.model import HEALTHY, Function, Snapshot
 from nodeagent.sources.pci_source import PciFacts
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,9 @@ from pathlib import Path
 
 import grpc
 
-from nodeagent.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.base.supervise import either, end_tasks
+from nodeagent.facts.model import Snapshot
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.device_list import register_request
@@ -33,8 +35,6 @@ from nodeagent.kubelet.registration_state import NOT_YET, Event, KubeletId, Regi
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.socket_probe import connects, kubelet_id, replaced, same_file
 from nodeagent.kubelet.unix_server import BindError, socket_name
-from nodeagent.model import Snapshot
-from nodeagent.supervise import either, end_tasks
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from enum import Enum
 import msgspec
 from msgspec.structs import replace
 
-from nodeagent.backoff import next_wait_s
+from nodeagent.base.backoff import next_wait_s
 
 SETTLE_S = 0.1
 """Up to 1.36 the kubelet drops the *new* client of a resource when it sees the end of the old stream."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeagent.model import Snapshot
+from nodeagent.facts.model import Snapshot
 
 FREE_S = 60.0
 """Longer than the kubelet needs between an allocation and its entry in podresources."""

@@ -22,10 +22,10 @@ from typing import Annotated
 
 import msgspec
 
+from nodeagent.facts.model import Snapshot
 from nodeagent.host.stored_value import StoredValue
 from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.kinds import DeviceKind
-from nodeagent.model import Snapshot
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.kubelet.registration_state import KubeletId
 
 REPLACED_S = 0.2

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.lldp.escaping import family_word, mac, object_identifier, printable, valid_unicode
 from nodeagent.lldp.ethernet import Frame
 from nodeagent.lldp.lldpdu import (
@@ -27,7 +28,6 @@ from nodeagent.lldp.lldpdu import (
 )
 from nodeagent.lldp.lldpdu_codec import decode
 from nodeagent.lldp.pcap import Capture, Packet, lldp_frames
-from nodeagent.rfc3339 import rfc3339
 
 Json = dict[str, Any]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from nodeagent.model import Ets, Neighbor, Remark
+from nodeagent.facts.model import Ets, Neighbor, Remark
 
 NO_NEIGHBOR_AFTER_S = 65.0
 """Two transmission intervals of 802.1AB (msgTxInterval, 30 s) and 5 s for delays."""

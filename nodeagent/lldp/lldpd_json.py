@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from nodeagent.facts.model import Identifier, Neighbor
 from nodeagent.lldp.escaping import printable
 from nodeagent.lldp.lldpdu import CAPABILITY_WORDS
-from nodeagent.model import Identifier, Neighbor
 
 _AGE = re.compile(r"(\d{1,9}) days?, (\d\d):(\d\d):(\d\d)")
 _ID_SUBTYPES = {"ip": "network", "unhandled": "local"}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from nodeagent.facts.model import Ets, Identifier, Neighbor
 from nodeagent.lldp.escaping import printable
 from nodeagent.lldp.lldpdu import ALGORITHM_WORDS, Lldpdu, capability_words
-from nodeagent.model import Ets, Identifier, Neighbor
 
 
 def neighbor_of(link: str, pdu: Lldpdu) -> Neighbor:

@@ -31,11 +31,11 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
+from nodeagent.facts.model import Neighbor
 from nodeagent.lldp.ethernet import parse_frame
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, LldpError, PortId
 from nodeagent.lldp.lldpdu_codec import decode
 from nodeagent.lldp.neighbor_fact import neighbor_of
-from nodeagent.model import Neighbor
 
 CAPACITY = 32
 DECODES_PER_SECOND = 100

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from nodeagent.accounting.gpu_accounts import PodAccount
-from nodeagent.affinity import affinity
+from nodeagent.facts.affinity import affinity
+from nodeagent.facts.model import Health, State
 from nodeagent.measurements.family import FROM_RULES
 from nodeagent.metrics.computed_family import fact_family, live_family
 from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput
 from nodeagent.metrics.text_format import Series
-from nodeagent.model import Health, State
+from nodeagent.sharing.gpu_accounts import PodAccount
 
 
 def _judged(facts: FactIndex) -> Iterator[tuple[str, Health]]:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from nodeagent.facts.model import LINK_STATES
 from nodeagent.measurements.family import FROM_RULES, Family, row
 from nodeagent.metrics.computed_family import fact_family, live_family
 from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput
 from nodeagent.metrics.text_format import Series
-from nodeagent.model import LINK_STATES
 
 # The exposition makes samples of the health figures; these names are the samples'.
 LINK_FIGURES: tuple[Family, ...] = (

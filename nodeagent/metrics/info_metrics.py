@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from nodeagent.facts.model import Holding
 from nodeagent.measurements.family import FROM_RULES
 from nodeagent.metrics.computed_family import fact_family
 from nodeagent.metrics.scrape_input import DeviceCount, FactIndex
 from nodeagent.metrics.text_format import Series
-from nodeagent.model import Holding
 
 
 @fact_family(

@@ -10,14 +10,14 @@ from typing import Protocol
 
 import msgspec
 
-from nodeagent.accounting.gpu_accounts import GpuAccount
 from nodeagent.dra.prepared_claim import ClaimFigures
+from nodeagent.facts.model import Function, Gpu, Link, Snapshot
 from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
-from nodeagent.model import Function, Gpu, Link, Snapshot
+from nodeagent.sharing.gpu_accounts import GpuAccount
 
 
 class HealthFigures(Protocol):

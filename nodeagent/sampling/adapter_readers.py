@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from errno import EINVAL, ENODEV, EOPNOTSUPP
 from functools import partial
 
+from nodeagent.facts.model import Function, Rdma
 from nodeagent.host.clock import boottime
 from nodeagent.host.ethtool import DriverInfo, Ethtool, EthtoolError
 from nodeagent.host.netlink.devlink import Devlink
@@ -16,7 +17,6 @@ from nodeagent.host.pcie_link import PcieLinks
 from nodeagent.host.rdma_ports import PORT_COUNTERS, RdmaPorts
 from nodeagent.host.sysfs import OpenAttributes, SysfsError, Tree
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import Function, Rdma
 from nodeagent.sampling.driver_counters import RDMA, DriverCounters, rdma_values
 from nodeagent.sampling.reader import (
     RETRY_S,

@@ -9,13 +9,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from nodeagent.base.supervise import either
 from nodeagent.host.clock import boottime
 from nodeagent.host.fd import wait_readable
 from nodeagent.host.netlink.change_notices import SETTINGS, ChangeNotices
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.sampling.reader import READ_ERRORS, PfNetdevs
-from nodeagent.supervise import either
 
 _READ_GAP_S = 0.2
 """The shortest time between two readings: every start of a pod makes notices about its own netdevs."""

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from nodeagent.facts.model import Function
 from nodeagent.host.clock import boottime
 from nodeagent.host.fd import wait_readable
 from nodeagent.host.kmsg import PATTERNS, FirmwareEvent, KernelLog
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import Function
 from nodeagent.sampling.reader import READ_ERRORS
 
 _READ_GAP_S, _REPEAT_S = 1.0, 60.0

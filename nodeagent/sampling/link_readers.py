@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from errno import ENODEV, EOPNOTSUPP
 from typing import Generic, TypeVar
 
+from nodeagent.facts.model import Function
 from nodeagent.host.clock import boottime
 from nodeagent.host.netlink import ethtool_messages as ethtool
 from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError
 from nodeagent.host.netlink.netdevs import NetdevCounters, Netdevs, VfTraffic
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import Function
 from nodeagent.sampling.reader import RETRY_S, LazySocket, NetlinkReader, PfNetdevs, measured
 
 A = TypeVar("A", bound=ethtool.PortAnswer)

@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from nodeagent.facts.model import Function
 from nodeagent.host.clock import boottime
 from nodeagent.host.ethtool import EthtoolError
 from nodeagent.host.kmsg import KernelLogError, KernelLogForbiddenError
@@ -15,7 +16,6 @@ from nodeagent.host.netlink.message import NetlinkError, NetlinkForbiddenError
 from nodeagent.host.netlink.socket import NetlinkSocket
 from nodeagent.host.sysfs import OpenAttributes, SysfsError
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import Function
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from nodeagent.facts.model import Function
 from nodeagent.host.clock import boottime
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import Function
 from nodeagent.sampling.reader import PlainReader, measured
 
 PATH = "/.nodeagent/samples.json"

@@ -19,13 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from nodeagent.bounded_calls import in_thread
+from nodeagent.base.bounded_calls import in_thread
+from nodeagent.facts.model import Function, State
 from nodeagent.host import recorded_gpus
 from nodeagent.host.clock import boottime
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import Function, State
 from nodeagent.sampling.adapter_readers import DevlinkReader, DriverReader, PcieReader, RdmaReader
 from nodeagent.sampling.administration import AdministrationReader
 from nodeagent.sampling.kernel_log import KernelLogReader

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from errno import ENODEV, EOPNOTSUPP, EPERM
 
+from nodeagent.facts.model import Function
 from nodeagent.host import eeprom
 from nodeagent.host.clock import boottime
 from nodeagent.host.netlink import ethtool_messages as ethtool
 from nodeagent.host.netlink.message import NetlinkError, NetlinkForbiddenError, NetlinkRefusedError
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.transceiver_rows import LIMIT_LEVELS
-from nodeagent.model import Function
 from nodeagent.sampling.reader import LazySocket, NetlinkReader, PfNetdevs, measured
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from nodeagent.bounded_calls import BoundedCalls, Unanswered, within
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.host.sysfs import Tree
 
 T = TypeVar("T")

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from nodeagent.bounded_calls import BoundedCalls, in_thread
+from nodeagent.base.bounded_calls import BoundedCalls, in_thread
+from nodeagent.base.regular_file import read_regular
 from nodeagent.config.bounded_yaml import Limits, load_document
 from nodeagent.health.cabling import PlanError, Port, of_node
-from nodeagent.regular_file import read_regular
 
 log = logging.getLogger(__name__)
 

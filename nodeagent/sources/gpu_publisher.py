@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from nodeagent.gpu_usage import GpuUsage
+from nodeagent.facts.gpu_usage import GpuUsage
+from nodeagent.facts.model import Gpu, GpuFunction, UnusableGpu
 from nodeagent.health.service import HealthService
 from nodeagent.health.unusable_gpus import DriverTrouble, find_unusable
 from nodeagent.health.xids import severity
@@ -23,7 +24,6 @@ from nodeagent.host.gpu_driver import GpuEvent, GpuVitals
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
-from nodeagent.model import Gpu, GpuFunction, UnusableGpu
 from nodeagent.sources.nvlink_domains import NvlinkDomains
 from nodeagent.sources.nvml_session import NOWHERE, DriverReading, DriverVitals, Place
 from nodeagent.sources.remembered_gpus import RememberedGpus

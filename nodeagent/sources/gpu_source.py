@@ -19,12 +19,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from nodeagent.backoff import Backoff
+from nodeagent.base.backoff import Backoff
+from nodeagent.base.supervise import end_tasks
 from nodeagent.host.gpu_driver import DriverError, GpuEvent
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import POD_LOGS, Driver, DriverVitals, Session, SessionEnd
-from nodeagent.supervise import end_tasks
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from nodeagent.gpu_usage import GpuUsage, OutsideProcess, PodUse
+from nodeagent.base.plain_text import one_line
+from nodeagent.facts.gpu_usage import GpuUsage, OutsideProcess, PodUse
 from nodeagent.host.gpu_driver import GpuProcess
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.plain_text import one_line
 from nodeagent.sources.cgroups import CgroupPlace, place_of, pods_of
 
 HOST = "host"

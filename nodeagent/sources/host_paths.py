@@ -6,10 +6,10 @@ import json
 import logging
 from collections.abc import Iterator
 
-from nodeagent import cdi
 from nodeagent.config.bounded_yaml import Limits, load_document
+from nodeagent.facts import cdi
+from nodeagent.facts.model import HostPaths, Mount
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.model import HostPaths, Mount
 
 log = logging.getLogger(__name__)
 

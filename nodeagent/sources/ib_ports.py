@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from nodeagent.facts.model import Function, Link
 from nodeagent.host.sysfs import SysfsScan, Tree, naturally_sorted
 from nodeagent.infiniband.asking import IbPortState
-from nodeagent.model import Function, Link
 
 IB_CLASS = "/sys/class/infiniband"
 MAD_CLASS = "/sys/class/infiniband_mad"

@@ -14,7 +14,9 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 
-from nodeagent.bounded_calls import BoundedCalls, Unanswered, enter
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, enter
+from nodeagent.base.regular_file import read_regular
+from nodeagent.facts.model import Function, Link, Neighbor, Remark
 from nodeagent.host.sysfs import Tree
 from nodeagent.host.umad import REMEDIES, NoAnswerError, UmadError, UmadPort, UmadReason
 from nodeagent.infiniband import smp
@@ -22,8 +24,6 @@ from nodeagent.infiniband.asking import AskingPace, PortAsking, UnansweredQuesti
 from nodeagent.infiniband.node_names import NameMap, NameMapError, parse_name_map
 from nodeagent.infiniband.peer import AskedPort, Peer, neighbors_of, remarks_of, with_description
 from nodeagent.infiniband.smp import Attribute, SmpError
-from nodeagent.model import Function, Link, Neighbor, Remark
-from nodeagent.regular_file import read_regular
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.ib_ports import IbPort, read_ib_ports
 from nodeagent.sources.scan_hints import ScanHint, forward

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from nodeagent.facts.model import LimitSupport
 from nodeagent.host.file_writing import unwritable_because
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.model import LimitSupport
 from nodeagent.sources.gpu_users import hidden_processes
 from nodeagent.sources.machine_access import is_recorded
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from nodeagent.facts.model import Function
 from nodeagent.host.netlink.netdevs import ETHERNET, Netdev
-from nodeagent.model import Function
 from nodeagent.sources.source_settings import LinkSelect
 
 

@@ -18,6 +18,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from nodeagent.facts.model import Function, Neighbor, Remark
 from nodeagent.host.clock import boottime
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings
 from nodeagent.host.netlink.netdevs import Netdev
@@ -30,7 +31,6 @@ from nodeagent.lldp.neighbor_table import (
     NeighborTable,
     OwnIdentity,
 )
-from nodeagent.model import Function, Neighbor, Remark
 from nodeagent.sources.link_selection import SelectedLink
 from nodeagent.sources.lldp_sender import LldpSender, NodeAnnouncement, SendingLink
 from nodeagent.sources.receiving_link import NEVER, ReceivingLink, known_name

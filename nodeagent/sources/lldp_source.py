@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from nodeagent import __version__
-from nodeagent.bounded_calls import BoundedCalls, in_thread
+from nodeagent.base.bounded_calls import BoundedCalls, in_thread
+from nodeagent.base.supervise import either
+from nodeagent.facts.model import Function, Link
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings, DcbSocket
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
 from nodeagent.host.packet import PacketError, QinqSocket, open_qinq_socket, open_socket
-from nodeagent.model import Function, Link
 from nodeagent.sources import lldpd_client, remembered_neighbors
 from nodeagent.sources.link_selection import SelectedLink, select
 from nodeagent.sources.lldp_receiver import LldpReceiver, OpenResult, Publish
 from nodeagent.sources.lldp_sender import NodeAnnouncement, management_addresses
 from nodeagent.sources.scan_hints import ScanHint, forward
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
-from nodeagent.supervise import either
 
 SCAN_GAP_S = 0.1
 

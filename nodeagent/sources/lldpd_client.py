@@ -12,11 +12,11 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from nodeagent.bounded_calls import BoundedCalls
+from nodeagent.base.bounded_calls import BoundedCalls
+from nodeagent.facts.model import Function, Link, Neighbor
 from nodeagent.host.netlink.netdevs import ETHERNET, Netdev, Netdevs
 from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, LinkSide, find_remarks
 from nodeagent.lldp.lldpd_json import LldpdError, keep_stale, neighbors_of
-from nodeagent.model import Function, Link, Neighbor
 from nodeagent.sources.link_selection import SelectedLink, select
 from nodeagent.sources.lldp_receiver import Publish
 from nodeagent.sources.source_settings import LinkSelect

@@ -12,13 +12,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import PurePosixPath
 
+from nodeagent.facts.model import Function
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.inotify import CONTENT, FolderWatch
 from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError, Uevents
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.recorded_gpus import PATH
 from nodeagent.host.sysfs import Tree
-from nodeagent.model import Function
 from nodeagent.sources.scan_hints import ScanHint
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from nodeagent.facts.model import MigDevice
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.model import MigDevice
 
 MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
 _LINE = re.compile(r"gpu(\d{1,4})/gi(\d{1,4})/(?:ci(\d{1,4})/)?access (\d{1,7})")

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from nodeagent.facts.model import Neighbor, Remark, Snapshot
 from nodeagent.lldp.link_remarks import FLOODED, NO_NEIGHBOR, OWN_FRAMES
-from nodeagent.model import Neighbor, Remark, Snapshot
 from nodeagent.sources.link_selection import SelectedLink
 from nodeagent.sources.lldp_receiver import LldpReceiver
 from nodeagent.sources.receiving_link import ReceivingLink

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from nodeagent.model import Function, Link
+from nodeagent.facts.model import Function, Link
 
 ReadMacs = Callable[[], Awaitable[Mapping[str, str | None]]]
 """Returns the permanent MAC addresses by PCI address; empty if the kernel does not answer."""

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import msgspec
 
-from nodeagent.affinity import path_of
+from nodeagent.facts.affinity import path_of
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.plausible_gpus import plausible

@@ -19,10 +19,10 @@ from math import inf
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nodeagent.affinity import path_of
+from nodeagent.facts.affinity import path_of
+from nodeagent.facts.model import Function, GpuFunction, Link, Rdma
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults, with_hanging
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree, naturally_sorted
-from nodeagent.model import Function, GpuFunction, Link, Rdma
 from nodeagent.sources.bounded_scan import BoundedScan, scan_now
 from nodeagent.sources.default_route import default_route_netdevs
 from nodeagent.sources.nic_identity import NicIdentities

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from nodeagent.facts.model import Function, Link
 from nodeagent.host.sysfs import SysfsScan, Tree
-from nodeagent.model import Function, Link
 
 _PCI = "/sys/bus/pci/devices"
 _IFF_UP = 1

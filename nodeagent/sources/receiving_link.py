@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nodeagent.facts.model import Neighbor
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings
 from nodeagent.host.packet import LldpSocket
-from nodeagent.model import Neighbor
 from nodeagent.sources.link_selection import SelectedLink
 
 NEVER = float("-inf")

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
+from nodeagent.facts.model import Gpu
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.plausible_gpus import is_uuid, plausible, shown
 from nodeagent.host.stored_value import StoredValue
 from nodeagent.host.unwritable_memory import UnwritableMemory
-from nodeagent.model import Gpu
 from nodeagent.sources.nvml_session import Place
 
 log = logging.getLogger(__name__)

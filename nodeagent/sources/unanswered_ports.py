@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from nodeagent.bounded_calls import in_thread
+from nodeagent.base.bounded_calls import in_thread
 from nodeagent.host.clock import boottime
 from nodeagent.host.stored_value import StoredValue
 from nodeagent.infiniband.asking import UnansweredQuestions

@@ -16,10 +16,10 @@ import ssl
 import time
 from pathlib import Path
 
-from nodeagent.bounded_calls import BoundedCalls, Unanswered
-from nodeagent.memory_file import MemoryFile
-from nodeagent.regular_file import read_regular
-from nodeagent.rfc3339 import rfc3339
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.base.memory_file import MemoryFile
+from nodeagent.base.regular_file import read_regular
+from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.web.web_settings import AccessSettings
 from nodeagent.web.x509 import CertificateError, ends_at
 

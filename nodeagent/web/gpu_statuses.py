@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from nodeagent.accounting.gpu_accounts import GpuAccount, PodAccount
-from nodeagent.gpu_usage import OutsideProcess
+from nodeagent.facts.gpu_usage import OutsideProcess
+from nodeagent.facts.model import Snapshot
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount
-from nodeagent.model import Snapshot
+from nodeagent.sharing.gpu_accounts import GpuAccount, PodAccount
 
 
 class MigStatus(msgspec.Struct, frozen=True):

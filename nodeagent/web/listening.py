@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from nodeagent.supervise import Fatal
+from nodeagent.base.supervise import Fatal
 from nodeagent.web.port_owner import port_owner
 
 

@@ -17,8 +17,8 @@ from contextlib import suppress
 
 import msgspec
 
-from nodeagent.bounded_calls import in_thread
-from nodeagent.supervise import keep
+from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.supervise import keep
 from nodeagent.web.server import Page
 
 VIEWERS_MAX = 16

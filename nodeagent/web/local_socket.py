@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from nodeagent.bounded_calls import BoundedCalls
+from nodeagent.base.bounded_calls import BoundedCalls
 from nodeagent.host.file_writing import make_folder
 from nodeagent.web.server import FolderHandler, PageHandler, WebServer
 

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from nodeagent.bounded_calls import in_thread
+from nodeagent.base.bounded_calls import in_thread
+from nodeagent.facts.inventory import Inventory
 from nodeagent.health.explain import DeviceView
 from nodeagent.host.clock import boottime
-from nodeagent.inventory import Inventory
 from nodeagent.kubelet.rpc_stats import ResourceStatus
-from nodeagent.machine_view import MachineView
 from nodeagent.web.gpu_statuses import GpuStatuses
 from nodeagent.web.live_document import LiveDocument
+from nodeagent.web.machine_view import MachineView
 from nodeagent.web.node_view import node_view
 from nodeagent.web.sample_history import EVERY_S, SampleHistory
 from nodeagent.web.server import FolderHandler

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from nodeagent.affinity import affinity
+from nodeagent.facts.affinity import affinity
+from nodeagent.facts.model import Function, Gpu, Holding, Neighbor, Reason, Remark, Snapshot
 from nodeagent.health.explain import DeviceView
 from nodeagent.kubelet.rpc_stats import ResourceStatus
-from nodeagent.machine_view import MachineView
-from nodeagent.model import Function, Gpu, Holding, Neighbor, Reason, Remark, Snapshot
 from nodeagent.web.gpu_statuses import GpuStatuses
+from nodeagent.web.machine_view import MachineView
 
 HOLDERS_MAX = 64
 """Of the containers with devices that the page lists; a node has some dozens."""

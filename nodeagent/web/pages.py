@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from nodeagent import supervise
-from nodeagent.accounting.gpu_accounts import GpuAccount
-from nodeagent.bounded_calls import hanging_calls
+from nodeagent.base import supervise
+from nodeagent.base.bounded_calls import hanging_calls
 from nodeagent.config.formats import host_port
 from nodeagent.dra.offered import PoolStatus
 from nodeagent.dra.prepared_claim import ClaimFigures
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Snapshot
 from nodeagent.host.clock import boottime
 from nodeagent.host.unwritable_memory import UnwritableMemory, unwritable_remark
-from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
-from nodeagent.machine_view import MachineView
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import ClusterWrites, DeviceCount, HealthFigures, ScrapeInput
-from nodeagent.model import Snapshot
+from nodeagent.sharing.gpu_accounts import GpuAccount
 from nodeagent.web import local_socket
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.gpu_statuses import GpuStatuses, gpu_statuses
+from nodeagent.web.machine_view import MachineView
 from nodeagent.web.sample_history import EVERY_S, SampleHistory
 from nodeagent.web.server import FolderHandler, Page, PageHandler, PageRequest, WebServer
 from nodeagent.web.web_settings import WebSettings

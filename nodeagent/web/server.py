@@ -24,8 +24,8 @@ from types import MappingProxyType
 
 import msgspec
 
+from nodeagent.base.supervise import either, end_tasks
 from nodeagent.host.fd import wait_readable
-from nodeagent.supervise import either, end_tasks
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.connections import Connections, Phase
 from nodeagent.web.listening import listen

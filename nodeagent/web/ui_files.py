@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from nodeagent.bounded_calls import BoundedCalls
+from nodeagent.base.bounded_calls import BoundedCalls
 from nodeagent.web.server import Page
 
 FOLDER = Path(__file__).parent / "ui"

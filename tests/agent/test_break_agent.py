@@ -12,7 +12,7 @@ import pytest
 from nodeagent.agent_config import Config
 from nodeagent.config.faults import ConfigError
 from nodeagent.discovery import Discovery
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
 from nodeagent.kubelet import holdings, offer_files
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.sampling.sampler import Sampler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.limits.mps_files import MpsFiles
+from nodeagent.sharing.mps_files import MpsFiles
 from tests.support.running_agent import node
 
 BY_CLAIM = "resources: [{kind: gpu-mem, enforcement: mps, mode: dra}]\n"

@@ -32,7 +32,7 @@ LONG_FUNCTIONS = {
     "nodeagent/commands/neighbors/__init__.py:_neighbors": OPTIONS,
     "nodeagent/fabric/fabric_view.py:fabric_view": "one expression for each field of the document",
     "nodeagent/fabric/reports.py:ReportReader.read": "one check for each field of a report from another machine",
-    "nodeagent/gpu_kinds.py:gpu_kinds": "one case for each kind of GPU resource",
+    "nodeagent/offering/gpu_kinds.py:gpu_kinds": "one case for each kind of GPU resource",
     "nodeagent/kubelet/holdings.py:watch": "one loop whose state is its local names: to become a class of that state",
     "hack/lab/nodeagent_lab/sim/apiserver/read_verbs.py:watch_events": "one sequence of steps that share their local "
     "names: to be split where a step gets a second user",
@@ -50,7 +50,7 @@ LARGE_CLASSES = {
     "nodeagent/cluster/slice_publisher.py:SlicePublisher": LIFETIME,
     "hack/lab/nodeagent_lab/demo/claim_show.py:ClaimShow": "one method for each step of the demo",
     "nodeagent/controller.py:Controller": COMPOSED,
-    "nodeagent/device_offering.py:DeviceOffering": COMPOSED,
+    "nodeagent/offering/device_offering.py:DeviceOffering": COMPOSED,
     "nodeagent/discovery.py:Discovery": COMPOSED,
     "nodeagent/doctor/cluster_facts.py:ClusterFacts": DOCUMENT,
     "nodeagent/fabric/fabric_view.py:FabricView": DOCUMENT,
@@ -64,8 +64,8 @@ LARGE_CLASSES = {
     "nodeagent/kubelet/registration.py:DevicePlugins": "one task with a method for each step of its round",
     "nodeagent/lldp/lldpdu.py:Lldpdu": DOCUMENT,
     "nodeagent/metrics/scrape_input.py:ScrapeInput": DOCUMENT,
-    "nodeagent/model.py:Function": DOCUMENT,
-    "nodeagent/model.py:Snapshot": DOCUMENT,
+    "nodeagent/facts/model.py:Function": DOCUMENT,
+    "nodeagent/facts/model.py:Snapshot": DOCUMENT,
     "nodeagent/sampling/sampler.py:Sampler": "the tasks of all readers, which share the samples and their states",
     "hack/lab/nodeagent_lab/sim/apiserver/api_server.py:ApiServer": STAND_IN,
     "hack/lab/nodeagent_lab/sim/kubelet/daemon.py:Kubelet": STAND_IN,
@@ -73,24 +73,24 @@ LARGE_CLASSES = {
     "hack/lab/nodeagent_lab/sim/machine/simulated_machine.py:Machine": STAND_IN,
     "hack/lab/nodeagent_lab/sim/machine/state.py:Device": DOCUMENT,
     "nodeagent/sources/gpu_publisher.py:GpuPublisher": "one method for each kind of news, and the state they share",
-    "nodeagent/switches/switch_poller.py:SwitchPoller": LIFETIME,
+    "nodeagent/topology/switches/switch_poller.py:SwitchPoller": LIFETIME,
     "nodeagent/web/gpu_statuses.py:GpuStatus": DOCUMENT,
     "nodeagent/web/node_view.py:ViewNic": DOCUMENT,
     "nodeagent/web/pages.py:PageSources": DOCUMENT,
 }
 """Classes with more than ATTRIBUTES_MAX attributes or METHODS_MAX methods, and why. Those with the reason DOCUMENT have
 attributes by annotation alone."""
-CATCH_ALL = {"nodeagent/supervise.py", "nodeagent/cli.py", "nodeagent/bounded_calls.py"}
+CATCH_ALL = {"nodeagent/base/supervise.py", "nodeagent/cli.py", "nodeagent/base/bounded_calls.py"}
 """Files that may catch every exception: the supervisor, the command line, and threads that pass it to the caller."""
 PURE = (
-    "model.py",
-    "gpu_usage.py",
-    "allocation.py",
-    "offer.py",
+    "facts/model.py",
+    "facts/gpu_usage.py",
+    "facts/allocation.py",
+    "offering/offer.py",
     "agent_config.py",
-    "controller_config.py",
-    "affinity.py",
-    "cdi.py",
+    "topology/controller_config.py",
+    "facts/affinity.py",
+    "facts/cdi.py",
     "health/",
     "lldp/",
     "infiniband/",
@@ -301,7 +301,10 @@ def test_pure_rooms_neither_open_nor_print() -> None:
 
 def test_values_are_frozen() -> None:
     """Facts are immutable."""
-    modules = [tree(ROOT / "nodeagent" / file) for file in ("model.py", "allocation.py", "gpu_usage.py")]
+    modules = [
+        tree(ROOT / "nodeagent" / file)
+        for file in ("facts/model.py", "facts/allocation.py", "facts/gpu_usage.py")
+    ]
     classes = [node for module in modules for node in module.body if isinstance(node, ast.ClassDef)]
     bases = {node.name: [ast.unparse(base) for base in node.bases] for node in classes}
     structs = [node for node in classes if bases[node.name] == ["msgspec.Struct"]]

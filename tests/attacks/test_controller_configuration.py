@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent import followed_configuration
+from nodeagent.config import followed_configuration
 from nodeagent.controller import Controller, ReplicaSettings
-from nodeagent.fabric_file import read_fabric
 from nodeagent.kube.access import Access
+from nodeagent.topology.fabric_file import read_fabric
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import FIRST, SECOND, cluster, groups, labels
 from tests.support.waiting import until

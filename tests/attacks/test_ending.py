@@ -212,7 +212,7 @@ def test_a_part_that_does_not_end_is_named_and_the_process_ends(part: str) -> No
     """The order of the end needs the main thread and each task. Without them the process is ended."""
     program = f"""\
 import asyncio, logging, signal, threading
-from nodeagent.ending import end_at
+from nodeagent.base.ending import end_at
 async def main():
     logging.basicConfig()
     end_at([signal.SIGTERM])

@@ -26,14 +26,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.base.supervise import keep
 from nodeagent.commands.log_lines import TRACE, LogLines
+from nodeagent.facts.model import Health, Identifier, Neighbor, Reason, State
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import NODES
 from nodeagent.kubelet.plugin import log as plugin_log
-from nodeagent.model import Health, Identifier, Neighbor, Reason, State
-from nodeagent.supervise import keep
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.manifests import ROOT

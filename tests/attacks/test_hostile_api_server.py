@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from nodeagent.backoff import ASKED_MAX_S
+from nodeagent.base.backoff import ASKED_MAX_S
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS, NODES

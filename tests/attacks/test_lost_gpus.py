@@ -16,7 +16,7 @@ import pytest
 from nodeagent.agent_config import Config
 from nodeagent.cli import main
 from nodeagent.commands.scan import listing
-from nodeagent.model import State
+from nodeagent.facts.model import State
 from tests.attacks.test_readiness import becomes
 from tests.support.running_agent import Node, node
 

@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from nodeagent import cdi
 from nodeagent.agent_config import Config
 from nodeagent.cluster.affected_devices import reported_devices
+from nodeagent.facts import cdi
+from nodeagent.facts.model import GpuFunction, Snapshot
 from nodeagent.health.service import HealthService
 from nodeagent.host.gpu_driver import GpuReading, GpuVitals
 from nodeagent.host.plausible_gpus import plausible
 from nodeagent.kinds import gpu_access
 from nodeagent.kinds.device_list_size import LIMIT
 from nodeagent.kubelet.device_list import DeviceList
-from nodeagent.model import GpuFunction, Snapshot
-from nodeagent.offer import Offer
-from nodeagent.readiness import gpu_remarks
+from nodeagent.offering.offer import Offer
+from nodeagent.offering.readiness import gpu_remarks
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverReading, DriverVitals
 from nodeagent.web.pages import device_counts

@@ -24,8 +24,8 @@ from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.commands.scan.listing import scan_once
 from nodeagent.doctor import kubelet_checks, stored_nics
 from nodeagent.doctor.target import Target
+from nodeagent.facts.model import Snapshot
 from nodeagent.host.sysfs import Tree
-from nodeagent.model import Snapshot
 from nodeagent.sources import pci_source
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from nodeagent.agent_config import Config, load
-from nodeagent.device_offering import DeviceOffering
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Holding, HostPaths, Snapshot
 from nodeagent.health.service import HealthService
 from nodeagent.host.sysfs import Tree
-from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind, Refused
 from nodeagent.kinds.rail_numbers import selection
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
@@ -32,11 +32,11 @@ from nodeagent.kubelet.device_list import DeviceList
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import NAME
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.model import Holding, HostPaths, Snapshot
+from nodeagent.offering.device_offering import DeviceOffering
+from nodeagent.offering.state_directory import open_rails
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.pci_source import PciScanner
-from nodeagent.state_directory import open_rails
 from tests.support.examples import examples
 from tests.support.rail_machine import SLOTS, machine
 from tests.support.running_agent import HEAD, IN_MEMORY, PROMPT

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.bounded_calls import hanging_calls
+from nodeagent.base.bounded_calls import hanging_calls
 from nodeagent.cluster import state_notices
 from nodeagent.kubelet import offer_files
 from nodeagent_lab.sim.apiserver import ApiServer

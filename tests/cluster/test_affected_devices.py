@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from nodeagent.cluster.affected_devices import affected_pods, reported_devices
-from nodeagent.model import Health, Reason, StaleSource, State, UnusableGpu
+from nodeagent.facts.model import Health, Reason, StaleSource, State, UnusableGpu
 from tests.support.cluster_node import DOWN, GPU_LOST, offered, snapshot
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nodeagent.base.supervise import Fatal
 from nodeagent.cluster import agent_tasks, device_marks
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.node_report import NodeReporter
-from nodeagent.supervise import Fatal
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.running_agent import node, shorten, shorten_holdings

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from nodeagent.backoff import Backoff, RateLimit
+from nodeagent.base.backoff import Backoff, RateLimit
 from nodeagent.cluster import event_writer
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.cluster.device_events import DeviceEvents, notices, unknown_devices
 from nodeagent.cluster.event_writer import BURST, HOURLY_S, PER_S, EventTarget, Notice, NoticeLedger
-from nodeagent.inventory import Inventory
-from nodeagent.model import Holding, StaleSource
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Holding, StaleSource
 from tests.support.cluster_node import (
     DEGRADED,
     DOWN,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from nodeagent.backoff import RateLimit
+from nodeagent.base.backoff import RateLimit
 from nodeagent.cluster import device_marks
 from nodeagent.cluster.affected_devices import reported_devices
 from nodeagent.cluster.cluster_settings import ClusterSettings, TaintSettings
 from nodeagent.cluster.device_events import DeviceEvents
 from nodeagent.cluster.device_marks import LABEL, TAINT, DeviceMarker, StateTimes
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import State
 from nodeagent.kube.resource import NODES
-from nodeagent.model import State
 from tests.support.cluster_node import (
     DEGRADED,
     DOWN,

@@ -7,8 +7,7 @@ import time
 import pytest
 from msgspec import structs
 
-from nodeagent.accounting.over_use import OverUse
-from nodeagent.backoff import RateLimit
+from nodeagent.base.backoff import RateLimit
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.cluster.device_events import DeviceEvents
 from nodeagent.cluster.evictions import (
@@ -21,8 +20,9 @@ from nodeagent.cluster.evictions import (
 )
 from nodeagent.cluster.notice_board import NoticeBoard
 from nodeagent.cluster.retry import FORBIDDEN_FIRST_S, FORBIDDEN_JITTER
-from nodeagent.inventory import Inventory
-from nodeagent.model import Health, Reason, State
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Health, Reason, State
+from nodeagent.sharing.over_use import OverUse
 from tests.support.cluster_node import DOWN, offered, publish, snapshot
 from tests.support.waiting import until
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nodeagent.backoff import RateLimit
+from nodeagent.base.backoff import RateLimit
 from nodeagent.cluster.cluster_settings import ClusterSettings, GpuMemLargestSettings
 from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.largest_block import (
@@ -17,10 +17,10 @@ from nodeagent.cluster.largest_block import (
     free_block,
     level_in_force,
 )
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Holding, LimitSupport, Snapshot
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.whole_gpu import WholeGpus
-from nodeagent.model import Holding, LimitSupport, Snapshot
 from tests.support.cluster_node import GPU_LOST, snapshot
 from tests.support.waiting import until
 

@@ -21,15 +21,8 @@ from nodeagent.cluster.node_report import REPORT, NodeReporter, body, report
 from nodeagent.cluster.refused_fields import leave_out, refused_fields
 from nodeagent.cluster.vf_holders import HOLDERS_MAX
 from nodeagent.fabric.nodelinks import GpuMemoryLevel, NodeLinks, convert, decode
-from nodeagent.inventory import Inventory
-from nodeagent.kube.access import Access, NodeClaim, node_of
-from nodeagent.kube.client import ApiClient
-from nodeagent.kube.failure import ApiError, RefusedField
-from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
-from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
-from nodeagent.lldp.lldpdu_codec import encode
-from nodeagent.lldp.neighbor_table import NeighborTable
-from nodeagent.model import (
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import (
     Function,
     Gpu,
     Health,
@@ -42,6 +35,13 @@ from nodeagent.model import (
     StaleSource,
     State,
 )
+from nodeagent.kube.access import Access, NodeClaim, node_of
+from nodeagent.kube.client import ApiClient
+from nodeagent.kube.failure import ApiError, RefusedField
+from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
+from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
+from nodeagent.lldp.lldpdu_codec import encode
+from nodeagent.lldp.neighbor_table import NeighborTable
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.kubernetes_schemas import from_crd
 from tests.support.manifests import built, of_kind

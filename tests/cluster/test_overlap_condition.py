@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from nodeagent.cluster.hypernodes import (
+from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.kube.access import Access
+from nodeagent.kube.client import ApiClient
+from nodeagent.kube.resource import HYPERNODES
+from nodeagent.topology.controller_config import FabricConfig
+from nodeagent.topology.hypernodes import (
     OVERLAP_MANAGER,
     OVERLAP_PAUSE_S,
     OVERLAP_RETRY_S,
     OVERLAPS_AT_ONCE,
     OverlapMarker,
 )
-from nodeagent.controller import Controller, ReplicaSettings
-from nodeagent.controller_config import FabricConfig
-from nodeagent.kube.access import Access
-from nodeagent.kube.client import ApiClient
-from nodeagent.kube.resource import HYPERNODES
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import FIRST, RULES, SECOND, cluster, groups
 from tests.support.waiting import until

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from nodeagent.cluster import scheduler_lock
 from nodeagent.cluster import volcano_annotations as notes
 from nodeagent.cluster.volcano_deviceshare import VolcanoDeviceshare
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Holding
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.volcano_vgpus import MEMORY, NUMBER
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import NODES, WatchEvent
-from nodeagent.model import Holding
 from tests.support import virtual_time
 from tests.support.examples import examples
 from tests.support.kind_machines import dgx, uuid_of

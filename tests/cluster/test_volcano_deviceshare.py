@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from nodeagent.cluster import scheduler_lock
 from nodeagent.cluster import volcano_annotations as notes
 from nodeagent.cluster.volcano_deviceshare import VolcanoDeviceshare
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Holding, VgpuGrant
 from nodeagent.kinds import Refused
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER, VgpuParts, VgpuPlaces, next_waiting
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
-from nodeagent.model import Holding, VgpuGrant
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.apiserver.resource_slices import canonical
 from nodeagent_lab.sim.kubelet import PodSpec

@@ -8,18 +8,18 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.accounting.gpu_accounts import PodAccount, accounts
 from nodeagent.cli import main
 from nodeagent.commands.gpus.gpu_table import as_table
 from nodeagent.commands.terminal import Screen
-from nodeagent.gpu_usage import OutsideProcess
+from nodeagent.facts.gpu_usage import OutsideProcess
+from nodeagent.facts.model import Holding, MigDevice, Snapshot
 from nodeagent.metrics.scrape_input import DeviceCount
-from nodeagent.model import Holding, MigDevice, Snapshot
+from nodeagent.sharing.gpu_accounts import PodAccount, accounts
 from nodeagent.web.gpu_statuses import GpuStatus, GpuStatuses, gpu_statuses
 from nodeagent_lab.sim.kubelet import PodSpec
 from nodeagent_lab.sim.machine import Machine
-from tests.accounting.test_gpu_accounting import ACCOUNTING, GIB, SCOPE, UID, process, use
 from tests.cluster.test_agent_tasks import HEAD
+from tests.sharing.test_gpu_accounting import ACCOUNTING, GIB, SCOPE, UID, process, use
 from tests.support.kind_machines import gpu_of
 from tests.support.running_agent import node
 

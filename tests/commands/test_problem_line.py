@@ -8,8 +8,8 @@ import pytest
 
 from nodeagent.cli import main
 from nodeagent.commands.health.problem_line import problem_line
+from nodeagent.facts.model import Reason, State
 from nodeagent.health.explain import DeviceView
-from nodeagent.model import Reason, State
 from tests.support.running_agent import node
 
 

@@ -9,8 +9,8 @@ import msgspec
 from nodeagent.agent_config import load
 from nodeagent.commands.running_sources import view_of
 from nodeagent.commands.scan.listing import as_json, as_table
-from nodeagent.machine_view import MachineView
-from nodeagent.offer import Offer
+from nodeagent.offering.offer import Offer
+from nodeagent.web.machine_view import MachineView
 from tests.dra.test_published_pools import CONFIG
 from tests.support.kind_machines import dgx
 

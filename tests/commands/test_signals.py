@@ -28,7 +28,7 @@ users: [{name: u, user: {token: t}}]
 """
 READY_LINES = {"run": "waiting for it", "controller": "Serving metrics"}
 PATIENT = (
-    "import sys, nodeagent.ending; nodeagent.ending.ORDERLY_S = 60.0;"
+    "import sys, nodeagent.base.ending; nodeagent.base.ending.ORDERLY_S = 60.0;"
     "from nodeagent.cli import main; sys.exit(main())"
 )
 """The program, with time for its orderly end on a machine that is busy with other tests."""

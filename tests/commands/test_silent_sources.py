@@ -18,7 +18,7 @@ from nodeagent.cli import main
 from nodeagent.commands import running_sources
 from nodeagent.commands.health.machine_page import read_document
 from nodeagent.commands.running_sources import unanswered
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
 from nodeagent.sources import gpu_source, pci_source
 from nodeagent_lab.sim.machine import Machine
 from tests.support.dead_files import dead

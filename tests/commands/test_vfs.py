@@ -568,7 +568,7 @@ def test_a_pf_with_the_default_route_is_left_alone(tmp_path: Path) -> None:
 
 
 def pf(**changes: Any) -> Any:
-    from nodeagent.model import Function
+    from nodeagent.facts.model import Function
 
     function = Function(
         FIRST, "15b3", "1021", "mlx5_core", "pf0", "ethernet", None, None, None, 0, (), num_vfs=0, total_vfs=8

@@ -18,9 +18,9 @@ from nodeagent.cluster.node_report import body, report
 from nodeagent.commands.scan.listing import scan_once
 from nodeagent.fabric.fabric_settings import HysteresisSettings, LabelSettings, TierSettings
 from nodeagent.fabric.nodelinks import NodeLinks
+from nodeagent.facts.model import Identifier, Neighbor, Snapshot
 from nodeagent.health.service import HealthService
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
-from nodeagent.model import Identifier, Neighbor, Snapshot
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverReading
 from nodeagent_lab.sim.apiserver import ApiServer

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster import device_marks, min_links_marks, startup_taint
+from nodeagent.cluster import device_marks
 from nodeagent.fabric.hypernode import SOURCE_LABEL
 from nodeagent.kube.failure import ApiError
+from nodeagent.topology import min_links_marks, startup_taint
 from tests.daemonset.test_dra_manifests import WRONG_SLICES
 from tests.daemonset.test_schemas import REPORT
 from tests.support.admission import NODE, UID, Request, refusals

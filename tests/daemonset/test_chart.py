@@ -507,7 +507,7 @@ def test_a_field_of_an_endpoint_that_the_chart_writes_is_refused(part: str, name
 def test_the_web_of_the_values_is_a_configuration_that_both_accept() -> None:
     """The comment on `webSecret` shows what the configurations must have."""
     from nodeagent.agent_config import load as load_agent
-    from nodeagent.controller_config import load_fabric
+    from nodeagent.topology.controller_config import load_fabric
 
     shown = re.findall(r"#\s+(web: \{certificateFile: .*\})", (CHART / "values.yaml").read_text())
     (web,) = shown

@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from nodeagent.agent_config import load
-from nodeagent.allocation import Allocation
 from nodeagent.cluster.largest_block import LABEL as BLOCK_LABEL
 from nodeagent.commands.scan import listing
+from nodeagent.facts.allocation import Allocation
 from nodeagent.kinds.vf import VfPool
 from nodeagent.metrics.catalog import CATALOG
-from nodeagent.offer import Offer
+from nodeagent.offering.offer import Offer
 from nodeagent_lab.sim.machine import Machine
 from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints

@@ -21,13 +21,13 @@ from msgspec.structs import replace
 
 from nodeagent.controller import Progress
 from nodeagent.fabric import compute
+from nodeagent.facts.model import Holding
 from nodeagent.health import gpu_judge, gpu_presence, gpu_rules, gpu_state, unusable_gpus, xids
 from nodeagent.health.gpu_rules import RECOVERY_PREFIX, MeasuredFault
 from nodeagent.health.nic_judge import keys
 from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.metrics.catalog import CATALOG
 from nodeagent.metrics.controller_metrics import ControllerInput, render
-from nodeagent.model import Holding
 from tests.support.findings import one_item
 from tests.support.scrape_inputs import facts, page, scrape_input, with_faults
 

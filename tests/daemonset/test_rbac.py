@@ -13,26 +13,26 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from nodeagent.accounting.over_use import OverUse
-from nodeagent.allocation import Devices
-from nodeagent.backoff import RateLimit
-from nodeagent.cluster import startup_taint
+from nodeagent.base.backoff import RateLimit
 from nodeagent.cluster.affected_devices import Offered
 from nodeagent.cluster.cluster_settings import ClusterSettings, GpuMemLargestSettings, TaintSettings
 from nodeagent.cluster.device_events import DeviceEvents
 from nodeagent.cluster.device_marks import LINK, DeviceMarker
 from nodeagent.cluster.evictions import Evictions, failed_device_causes, over_use_causes
 from nodeagent.cluster.largest_block import FreeBlock
-from nodeagent.cluster.min_links_marks import CONDITION, TAINT
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.cluster.notice_board import NoticeBoard
 from nodeagent.controller import Controller, ReplicaSettings
-from nodeagent.controller_config import load_fabric
-from nodeagent.inventory import Inventory
+from nodeagent.facts.allocation import Devices
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import HEALTHY, Health, Holding, Reason, Snapshot, State
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
-from nodeagent.model import HEALTHY, Health, Holding, Reason, Snapshot, State
+from nodeagent.sharing.over_use import OverUse
+from nodeagent.topology import startup_taint
+from nodeagent.topology.controller_config import load_fabric
+from nodeagent.topology.min_links_marks import CONDITION, TAINT
 from nodeagent_lab.sim.apiserver import ApiServer, RequestRecord
 from tests.cluster.test_node_report import RAILS, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nodeagent.agent_config import Config
-from nodeagent.cluster import device_marks, min_links_marks, startup_taint, volcano_annotations
+from nodeagent.cluster import device_marks, volcano_annotations
 from nodeagent.cluster.node_marks import NodeCondition, NodeMarks
 from nodeagent.controller import LEASE
 from nodeagent.fabric.fabric_settings import TIER_LABEL
@@ -26,6 +26,7 @@ from nodeagent.kube.resource import NODES
 from nodeagent.kubelet.cdi_files import FILES
 from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.kubelet.node_lock import LOCK
+from nodeagent.topology import min_links_marks, startup_taint
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.admin_access import administered
 from tests.support.manifests import DAEMONSET, ROOT, built, named

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster import startup_taint
 from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.resource import PODS, Resource
+from nodeagent.topology import startup_taint
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.cluster.test_slice_publisher import OWNER as STAGE_OWNER
 from tests.daemonset import test_volcano_deviceshare as deviceshare

@@ -31,13 +31,7 @@ from nodeagent.doctor.dra_facts import DraFacts, ForeignDevice, PublishedDevice
 from nodeagent.doctor.driver_process import DriverAnswer
 from nodeagent.doctor.finding import Finding
 from nodeagent.doctor.rbac import NEEDED_RIGHTS
-from nodeagent.health.explain import DeviceView
-from nodeagent.host.gpu_driver import GpuReading
-from nodeagent.host.umad import UmadReason
-from nodeagent.infiniband.asking import IbPortState
-from nodeagent.kinds.resource_settings import GpuMemResource
-from nodeagent.lldp.link_remarks import LinkSide
-from nodeagent.model import (
+from nodeagent.facts.model import (
     Function,
     Gpu,
     HostPaths,
@@ -51,7 +45,13 @@ from nodeagent.model import (
     Snapshot,
     State,
 )
-from nodeagent.offer import Offer
+from nodeagent.health.explain import DeviceView
+from nodeagent.host.gpu_driver import GpuReading
+from nodeagent.host.umad import UmadReason
+from nodeagent.infiniband.asking import IbPortState
+from nodeagent.kinds.resource_settings import GpuMemResource
+from nodeagent.lldp.link_remarks import LinkSide
+from nodeagent.offering.offer import Offer
 from nodeagent.sources.ib_ports import IbPort
 from nodeagent.sources.pci_source import PciFacts
 

@@ -12,8 +12,8 @@ from nodeagent.agent_config import load
 from nodeagent.doctor import mps_checks
 from nodeagent.doctor.target import Target
 from nodeagent.host.sysfs import Tree
-from nodeagent.limits.mps_files import DaemonState, DaemonStates, MpsFiles, WantedDaemons
-from nodeagent.limits.mps_watch import NOT_YET
+from nodeagent.sharing.mps_files import DaemonState, DaemonStates, MpsFiles, WantedDaemons
+from nodeagent.sharing.mps_watch import NOT_YET
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
 SHARED = f"{HEAD}resources: [{{kind: gpu-mem, enforcement: mps}}]"

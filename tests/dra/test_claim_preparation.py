@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.cdi import spec
 from nodeagent.dra.claim_preparation import CDI_KIND, Occupied, prepare_claim
 from nodeagent.dra.device_taints import taints
 from nodeagent.dra.devices import GpuDevice
 from nodeagent.dra.prepared_claim import PreparedClaim, holdings
+from nodeagent.facts.cdi import spec
+from nodeagent.facts.model import Holding, LimitSupport, Snapshot
 from nodeagent.kinds import Refused
-from nodeagent.model import Holding, LimitSupport, Snapshot
 from tests.support.dra_node import (
     CONFIG,
     NODE,

@@ -15,8 +15,8 @@ from nodeagent.config.faults import ConfigError
 from nodeagent.dra import devices
 from nodeagent.dra.devices import GpuDevice, PfDevice, gpu_name, pf_name
 from nodeagent.dra.offered import without_plugin_holders
-from nodeagent.model import Holding, Snapshot
-from nodeagent.offer import Offer
+from nodeagent.facts.model import Holding, Snapshot
+from nodeagent.offering.offer import Offer
 from tests.support.kind_machines import SICK, gpu_of, pf_of, vf_of
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresourcePrefix: example.com\n"

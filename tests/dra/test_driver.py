@@ -18,11 +18,11 @@ from nodeagent.dra.claims import ClaimReference
 from nodeagent.dra.driver import DraDriver
 from nodeagent.dra.offered import DraOffer, OfferedPools, held_by_claims
 from nodeagent.dra.prepared_claim import PreparedClaim
+from nodeagent.facts.model import Health, Reason, State
 from nodeagent.kube import dra_v1_pb2
 from nodeagent.kube.access import Access
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.rpc_stats import RpcStats
-from nodeagent.model import Health, Reason, State
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import Kubelet, dra_manager
 from nodeagent_lab.sim.kubelet.dra_manager import PodClaim, SandboxError, check_answer

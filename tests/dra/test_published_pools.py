@@ -16,9 +16,19 @@ from nodeagent.dra.device_attributes import bounded
 from nodeagent.dra.offered import DraOffer, OfferedPools
 from nodeagent.dra.published_pools import PublishedPools
 from nodeagent.dra.slice_layout import wanted_slices, writes
-from nodeagent.inventory import Inventory
-from nodeagent.model import HEALTHY, Function, Gpu, Health, Identifier, Neighbor, Reason, Snapshot, State
-from nodeagent.offer import Offer
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import (
+    HEALTHY,
+    Function,
+    Gpu,
+    Health,
+    Identifier,
+    Neighbor,
+    Reason,
+    Snapshot,
+    State,
+)
+from nodeagent.offering.offer import Offer
 from nodeagent_lab.sim.apiserver import resource_slices
 from tests.support.kind_machines import dgx, gpu_of, pf_of, vf_of
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.mirrors import ClusterMirror
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.controller import Controller, ReplicaSettings
-from nodeagent.controller_config import FabricConfig
 from nodeagent.fabric import NodeLinks
 from nodeagent.fabric.planner import Plan
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Identifier
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
-from nodeagent.model import Identifier
+from nodeagent.topology.controller_config import FabricConfig
+from nodeagent.topology.mirrors import ClusterMirror
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.cluster.test_node_report import RAILS, crd, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, cluster, groups, leaves, nodelinks, running

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from nodeagent.facts.model import HEALTHY
 from nodeagent.measurements.sample import Source
-from nodeagent.model import HEALTHY
 from tests.support.judged_machine import Bench
 
 S = Source

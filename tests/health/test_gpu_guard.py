@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.facts.model import Gpu, State
 from nodeagent.health.gpu_judge import GpuJudge
 from nodeagent.health.gpu_presence import EXCLUDED, LOST
 from nodeagent.health.gpu_rules import measured_rules
@@ -16,7 +17,6 @@ from nodeagent.health.health_settings import GuardSettings, HealthSettings
 from nodeagent.health.service import HealthService
 from nodeagent.health.xids import xid_rule
 from nodeagent.host.gpu_driver import GpuReading
-from nodeagent.model import Gpu, State
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverReading
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.facts.model import HEALTHY, State
 from nodeagent.health.gpu_rules import MEASURED_RULES, MeasuredFault
 from nodeagent.health.gpu_settings import GpuHealthSettings
 from nodeagent.health.record import GpuRecord, XidFault
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
-from nodeagent.model import HEALTHY, State
 from tests.support.findings import one_item
 from tests.support.judged_gpus import SOUND, GpuBench, gpu
 

@@ -13,8 +13,8 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from nodeagent.facts.model import HEALTHY
 from nodeagent.host.gpu_driver import GpuEvent, GpuVitals
-from nodeagent.model import HEALTHY
 from tests.support.examples import examples
 from tests.support.judged_gpus import GpuBench, gpu, measured
 

@@ -1,10 +1,10 @@
 """The explanation of a GPU's health: measured value, threshold, start, and the condition that clears it."""
 
+from nodeagent.facts.model import State
 from nodeagent.health.explain import explain_gpus
 from nodeagent.health.gpu_rules import MeasuredFault
 from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
 from nodeagent.host.gpu_driver import GpuEvent, GpuVitals
-from nodeagent.model import State
 from tests.support.judged_gpus import GpuBench, gpu
 
 

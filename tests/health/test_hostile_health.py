@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from nodeagent.facts.model import State
 from nodeagent.health.health_settings import HealthSettings, RuleSettings
 from nodeagent.health.record import NicFault, NicRecord
 from nodeagent.health.service import NIC_SECTION, HealthService
@@ -14,7 +15,6 @@ from nodeagent.health.state_file import DeviceIdentity, StateFile
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS
-from nodeagent.model import State
 from tests.support.examples import examples
 from tests.support.judged_machine import Bench, link, pf, with_rules
 

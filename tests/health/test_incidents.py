@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from nodeagent.facts.model import HEALTHY, State
 from nodeagent.health.health_settings import HealthSettings, RuleSettings
 from nodeagent.measurements.sample import Source
-from nodeagent.model import HEALTHY, State
 from tests.support.judged_machine import Bench, with_rules
 
 S = Source

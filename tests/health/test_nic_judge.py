@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.facts.model import HEALTHY, Identifier, Neighbor, State
 from nodeagent.health.cabling import Port
 from nodeagent.health.health_settings import ExpectedLinks, GuardSettings, HealthSettings, RuleSettings
 from nodeagent.health.nic_judge import NicJudge
 from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import HEALTHY, Identifier, Neighbor, State
 from tests.support.findings import one_item
 from tests.support.judged_machine import Bench, pf, vf, with_rules
 

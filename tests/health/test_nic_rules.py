@@ -10,13 +10,13 @@ import pytest
 
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
+from nodeagent.facts.model import HEALTHY, State
 from nodeagent.health.health_settings import GuardSettings, HealthSettings, RuleSettings
 from nodeagent.health.history import History
 from nodeagent.health.nic_rules import DEFAULTS, KEYS, default, effective
 from nodeagent.health.rule import Rule, clears, threshold
 from nodeagent.health.structural import Fault
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import HEALTHY, State
 from tests.support.findings import one_item
 from tests.support.judged_machine import Bench, with_rules
 

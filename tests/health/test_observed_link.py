@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from nodeagent.facts.model import Function, Link, Reason
 from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.health.nic_state import NicState
 from nodeagent.health.nic_view import NicContext
 from nodeagent.health.structural import Fault
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import Function, Link, Reason
 
 PF = "0000:18:00.0"
 FUNCTION = Function(

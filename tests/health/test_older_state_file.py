@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.facts.model import State
 from nodeagent.health.service import GPU_SECTION, NIC_SECTION, HealthService
 from nodeagent.health.state_file import StateFile, boot_id
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import State
 from tests.support.judged_gpus import gpu
 from tests.support.judged_machine import link, pf
 

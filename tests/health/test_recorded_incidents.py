@@ -12,7 +12,7 @@ from hack.docs.incidents import Period, incidents_table, periods
 from hack.incidents import BEGIN_S, FOLDER, INCIDENTS, Incident, recording
 from nodeagent.cli import main
 from nodeagent.commands.health.replay import Transition
-from nodeagent.model import Health
+from nodeagent.facts.model import Health
 from tests.support.findings import one_item
 from tests.support.manifests import ROOT
 

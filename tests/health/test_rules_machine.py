@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
+from nodeagent.facts.model import HEALTHY
 from nodeagent.health.hold import Hold
 from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.measurements.sample import Source
-from nodeagent.model import HEALTHY
 from tests.support.examples import examples
 from tests.support.judged_machine import Bench
 

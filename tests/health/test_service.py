@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nodeagent.affinity import Affinity, affinity, root_port
+from nodeagent.facts.affinity import Affinity, affinity, root_port
+from nodeagent.facts.model import HEALTHY, Function, Gpu, Identifier, Link, Neighbor, State
 from nodeagent.health.cabling import PlanError, Port
 from nodeagent.health.health_settings import RuleSettings
 from nodeagent.health.nic_judge import roles
@@ -22,7 +23,6 @@ from nodeagent.health.state_file import StateFile
 from nodeagent.health.structural import find_faults
 from nodeagent.host.clock import boottime
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import HEALTHY, Function, Gpu, Identifier, Link, Neighbor, State
 from nodeagent.sources import cabling_plan
 from tests.support.judged_machine import link, pf, vf, with_rules
 from tests.support.waiting import LIMIT_S, until

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
+from nodeagent.facts.model import HEALTHY, Function, Link, State
 from nodeagent.health.service import HealthService
 from nodeagent.health.state_file import StateFile
 from nodeagent.health.structural import find_faults
 from nodeagent.host.gpu_driver import GpuEvent, GpuVitals
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import HEALTHY, Function, Link, State
 from tests.support.examples import examples
 from tests.support.judged_gpus import SOUND, gpu
 from tests.support.judged_machine import link, pf, vf

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.facts.model import Function
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
 from nodeagent.health.history import Counter
 from nodeagent.health.observed_link import LinkObserver
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import Function
 from tests.support.judged_machine import Bench
 
 _SAMPLES = {

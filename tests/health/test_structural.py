@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from nodeagent.facts.model import HEALTHY, Function, Health, Link, Reason, State
 from nodeagent.health.health_settings import ExpectedLinks, GuardSettings, HealthSettings, RuleSettings
 from nodeagent.health.nic_judge import NicJudge
 from nodeagent.health.structural import Fault, find_faults, with_hanging
-from nodeagent.model import HEALTHY, Function, Health, Link, Reason, State
 
 PF = Function(
     pci_address="0000:1a:00.0",

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from nodeagent.facts.model import Gpu, GpuFunction, Snapshot, State
 from nodeagent.health.gpu_judge import GpuJudge
 from nodeagent.health.service import HealthService
 from nodeagent.health.unusable_gpus import DriverTrouble, find_unusable
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.kinds import gpu_access
-from nodeagent.model import Gpu, GpuFunction, Snapshot, State
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverReading
 from nodeagent.sources.remembered_gpus import RememberedGpus

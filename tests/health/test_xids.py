@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hack.docs.health_rules import gpu_rules_table, xids_table
+from nodeagent.facts.model import HEALTHY, State
 from nodeagent.health.gpu_judge import unknown
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.xids import FATAL, IGNORE, WATCH, Severity, severity
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading
-from nodeagent.model import HEALTHY, State
 from tests.support.judged_gpus import GpuBench, gpu
 
 SETTINGS = GpuSettings(xid_clear_seconds=600)

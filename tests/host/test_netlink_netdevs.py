@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.facts.model import Ets
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings, DcbSocket, ieee_of
 from nodeagent.host.netlink.message import NetlinkError, attribute, messages
 from nodeagent.host.netlink.netdevs import Netdevs, netdev_of
-from nodeagent.model import Ets
 from tests.support.namespaces import Netns, veth
 
 

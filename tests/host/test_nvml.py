@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from nodeagent.facts.model import MigDevice
 from nodeagent.host import nvml_mig
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading
 from nodeagent.host.nvml_mig import profile
-from nodeagent.model import MigDevice
 from tests.support.waiting import Lines
 
 pytestmark = pytest.mark.needs("pynvml", "cc")

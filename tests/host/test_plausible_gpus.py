@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from nodeagent.facts.model import MigDevice
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.plausible_gpus import plausible
-from nodeagent.model import MigDevice
 
 GOOD = GpuReading(0, "GPU-3a3372fa-989f-4f6e-9d5b-7f6d8f0a1b2c", 0, "NVIDIA H100", "0000:1b:00.0", 81559)
 OTHER = GpuReading(1, "GPU-1", 1, "NVIDIA H100", "00010000:e1:1f.7", 4 << 20)

@@ -11,8 +11,8 @@ from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, c
 from nodeagent.fabric.fabric_settings import FabricSelect
 from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
 from nodeagent.fabric.planner import Planner
-from nodeagent.fabric_file import read_fabric
 from nodeagent.infiniband.ibnetdiscover import DiscoveredCablesError, parse_ibnetdiscover
+from nodeagent.topology.fabric_file import read_fabric
 from tests.support.fabrics import partition
 
 RULES = FabricRules(hysteresis=IMMEDIATE)

@@ -21,8 +21,8 @@ import pytest
 from nodeagent.agent_config import load
 from nodeagent.cluster import node_report
 from nodeagent.discovery import Discovery
-from nodeagent.inventory import Inventory
-from nodeagent.offer import Offer
+from nodeagent.facts.inventory import Inventory
+from nodeagent.offering.offer import Offer
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.machine import Machine
 from tests.controller.test_controller import groups, running, valid

@@ -12,9 +12,9 @@ import pytest
 
 from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
 from nodeagent.commands.neighbors.neighbor_listing import as_table
+from nodeagent.facts.model import Neighbor, Remark
 from nodeagent.host.sysfs import Tree
 from nodeagent.infiniband.asking import AskingPace
-from nodeagent.model import Neighbor, Remark
 from nodeagent.sources import infiniband_source
 from nodeagent.sources.neighbor_view import NeighborListing
 from nodeagent.sources.pci_source import scan

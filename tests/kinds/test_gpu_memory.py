@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 from msgspec.structs import replace
 
+from nodeagent.facts.model import Gpu, Holding, LimitSupport, Snapshot
 from nodeagent.kinds import Refused
 from nodeagent.kinds.gpu_memory import GpuMemory
-from nodeagent.model import Gpu, Holding, LimitSupport, Snapshot
 from tests.support.kind_machines import SICK, answer_of, as_json, dgx, fleets, gpu_of, pf_of, uuid_of
 
 RESOURCE = "nvidia-dgx-h100/gpu-mem"

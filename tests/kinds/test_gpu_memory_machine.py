@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from nodeagent.gpu_kinds import gpu_kinds
+from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.kinds import DeviceKind, Refused
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.kinds.resource_settings import GpuMemResource
-from nodeagent.model import Holding, Snapshot
+from nodeagent.offering.gpu_kinds import gpu_kinds
 from tests.support.kind_machines import SICK, answer_of, gpu_of
 
 KIND = GpuMemory("x/gpu-mem")

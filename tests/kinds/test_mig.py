@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from msgspec import structs
 from msgspec.structs import replace
 
-from nodeagent.cdi import GPU_KIND
-from nodeagent.gpu_kinds import gpu_kinds
+from nodeagent.facts.cdi import GPU_KIND
+from nodeagent.facts.model import Gpu, Holding, HostPaths, MigDevice, Snapshot
 from nodeagent.kinds import Refused, mig
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.mig import MigDevices
 from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.kinds.resource_settings import MigResource
 from nodeagent.kinds.whole_gpu import WholeGpus
-from nodeagent.model import Gpu, Holding, HostPaths, MigDevice, Snapshot
+from nodeagent.offering.gpu_kinds import gpu_kinds
 from tests.support.kind_machines import SICK, answer_of, as_json, dgx, gpu_of, pf_of, uuid_of
 
 SMALL = "1g.10gb"

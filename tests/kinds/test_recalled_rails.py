@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nodeagent.agent_config import load
+from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.kinds.rail_numbers import HeldRails, Rail, Rails, held_rails, recalled
-from nodeagent.model import Holding, Snapshot
-from nodeagent.offer import Offer
-from tests.agent.test_offer import machine, pf
+from nodeagent.offering.offer import Offer
+from tests.offering.test_offer import machine, pf
 
 A, B, C = "0000:20:00.0", "0000:30:00.0", "0000:40:00.0"
 MAC_A, MAC_B, MAC_C = (f"b8:ce:f6:00:00:0{number}" for number in (1, 2, 3))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 from msgspec.structs import replace
 
+from nodeagent.facts.model import HEALTHY, DeviceNode, Function, Holding, Link, Snapshot
 from nodeagent.kinds import Refused
 from nodeagent.kinds.vf import VfPool
-from nodeagent.model import HEALTHY, DeviceNode, Function, Holding, Link, Snapshot
 from tests.support.kind_machines import SICK, answer_of, as_json, dgx, pf_of, vf_of
 
 RESOURCE = "nvidia-dgx-h100/nic0"

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
+from nodeagent.facts.model import Holding, Snapshot, VgpuGrant, VgpuShare, VgpuWaiting
 from nodeagent.kinds import Refused
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.volcano_vgpus import MEMORY, NUMBER, VgpuParts, VgpuPlaces
-from nodeagent.model import Holding, Snapshot, VgpuGrant, VgpuShare, VgpuWaiting
 from tests.support.kind_machines import answer_of, gpu_of
 from tests.support.volcano_scheduler import Card, Scheduler, Unschedulable
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 from msgspec.structs import replace
 
-from nodeagent.affinity import Affinity, affinity
+from nodeagent.facts.affinity import Affinity, affinity
+from nodeagent.facts.model import DeviceNode, Gpu, Holding, Snapshot
 from nodeagent.kinds import Refused, gpu_access
 from nodeagent.kinds.whole_gpu import WholeGpus
-from nodeagent.model import DeviceNode, Gpu, Holding, Snapshot
 from tests.support.kind_machines import SICK, answer_of, dgx, fleets, gpu_of, pf_of, uuid_of
 
 GPUS = WholeGpus("nvidia-dgx-h100/gpu")

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.utils.quantity import parse_quantity
 
-from nodeagent import quantities
-from nodeagent.quantities import quantity, whole_quantity
+from nodeagent.base import quantities
+from nodeagent.base.quantities import quantity, whole_quantity
 
 SUFFIXES = ("", *"numkMGTPE", *(f"{letter}i" for letter in "KMGTPE"))
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent import cdi
-from nodeagent.model import DeviceNode, Mount
+from nodeagent.facts import cdi
+from nodeagent.facts.model import DeviceNode, Mount
 
 UUID = "GPU-5d5ba0e2-d33d-2b2c-524d-9e3d8d2b8a77"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.allocation import Devices
+from nodeagent.facts.allocation import Devices
+from nodeagent.facts.model import HEALTHY, Health, Reason, State
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.kubelet.device_list import API_VERSION, MISSING, DeviceList, encode, register_request
-from nodeagent.model import HEALTHY, Health, Reason, State
 
 DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.facts.model import Holding
 from nodeagent.kube.podresources_client import PodResources, PodResourcesError
 from nodeagent.kubelet import holdings
-from nodeagent.model import Holding
 from nodeagent_lab.sim.kubelet import Container, Kubelet, PodSpec
 
 NEVER_S = 3600.0

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nodeagent import device_offering
 from nodeagent.agent_config import load
-from nodeagent.device_offering import DeviceOffering
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Function, Health, HostPaths, Snapshot, State
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet import offer_files, removed_devices
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.model import Function, Health, HostPaths, Snapshot, State
-from nodeagent.state_directory import open_rails
+from nodeagent.offering import device_offering
+from nodeagent.offering.device_offering import DeviceOffering
+from nodeagent.offering.state_directory import open_rails
 from tests.support.running_agent import HEAD
 from tests.support.waiting import until
 

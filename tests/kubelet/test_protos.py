@@ -15,6 +15,7 @@ import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FieldDescriptor
 
+from nodeagent.cluster.nvsentinel import health_event_pb2
 from nodeagent.kube import (
     deviceplugin_pb2,
     dra_health_v1_pb2,
@@ -24,16 +25,15 @@ from nodeagent.kube import (
     pluginregistration_pb2,
     podresources_pb2,
 )
-from nodeagent.nvsentinel import health_event_pb2
-from nodeagent.switches import gnmi_pb2
+from nodeagent.topology.switches import gnmi_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 DRA = {"dra_v1": dra_v1_pb2, "dra_v1beta1": dra_v1beta1_pb2}
 DRA_HEALTH = {"dra_health_v1alpha1": dra_health_v1alpha1_pb2, "dra_health_v1": dra_health_v1_pb2}
 PROTOS = ("deviceplugin", "pluginregistration", "podresources", *DRA, *DRA_HEALTH, "gnmi", "health_event")
 PACKAGE = dict.fromkeys(PROTOS, "nodeagent/kube") | {
-    "gnmi": "nodeagent/switches",
-    "health_event": "nodeagent/nvsentinel",
+    "gnmi": "nodeagent/topology/switches",
+    "health_event": "nodeagent/cluster/nvsentinel",
 }
 MODULES = {
     "deviceplugin": deviceplugin_pb2,

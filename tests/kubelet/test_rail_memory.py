@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.agent_config import Config
+from nodeagent.facts.model import Holding, Snapshot, StaleSource
 from nodeagent.kinds import Refused
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.rail_numbers import Rail
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kubelet.rail_memory import ENTRIES_MAX, NAME, RailMemory
-from nodeagent.model import Holding, Snapshot, StaleSource
-from tests.agent.test_offer import machine, pf
+from tests.offering.test_offer import machine, pf
 
 ONE = pf(1)
 ADDRESS = ONE.pci_address

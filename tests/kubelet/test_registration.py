@@ -20,7 +20,8 @@ from tempfile import TemporaryDirectory
 import grpc
 import pytest
 
-from nodeagent.allocation import Allocation, DeviceInfo, Devices
+from nodeagent.facts.allocation import Allocation, DeviceInfo, Devices
+from nodeagent.facts.model import HEALTHY, Function, Health, Reason, Snapshot, State
 from nodeagent.host.inotify import InotifyError
 from nodeagent.kinds import Refused
 from nodeagent.kube import deviceplugin_pb2 as pb
@@ -29,7 +30,6 @@ from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.registration_state import KubeletId
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.unix_server import BindError
-from nodeagent.model import HEALTHY, Function, Health, Reason, Snapshot, State
 from nodeagent_lab.sim.apiserver.http import stop_listening
 from nodeagent_lab.sim.kubelet import Kubelet, PodSpec
 from tests.support.waiting import LIMIT_S, until
@@ -447,7 +447,7 @@ async def test_a_folder_that_takes_no_lock_is_the_reason_until_it_takes_one(
 READ_ONLY = """
 import asyncio, subprocess, sys
 from pathlib import Path
-from nodeagent.model import Snapshot
+from nodeagent.facts.model import Snapshot
 from nodeagent_lab.sim.kubelet import Kubelet
 from nodeagent.kubelet import node_lock
 from tests.kubelet.test_registration import Lamps, World

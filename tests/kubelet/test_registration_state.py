@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from nodeagent.facts.model import Snapshot
 from nodeagent.kubelet import registration, registration_state
 from nodeagent.kubelet.registration_state import (
     PAUSE_MAX_S,
@@ -25,7 +26,6 @@ from nodeagent.kubelet.registration_state import (
     Registration,
     Stage,
 )
-from nodeagent.model import Snapshot
 from tests.kubelet.test_registration import Lamps, World
 from tests.support.examples import examples
 

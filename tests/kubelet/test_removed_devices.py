@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.allocation import Devices
+from nodeagent.facts.allocation import Devices
+from nodeagent.facts.model import Gpu, Holding, MigDevice, Snapshot, StaleSource
 from nodeagent.kubelet import removed_devices
 from nodeagent.kubelet.device_list import DeviceList
 from nodeagent.kubelet.removed_devices import FREE_S, RemovedDevices
-from nodeagent.model import Gpu, Holding, MigDevice, Snapshot, StaleSource
 from tests.support.judged_machine import pf, vf
 from tests.support.kind_machines import gpu_of, uuid_of
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.facts.model import Holding, Snapshot, StaleSource
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kubelet.slice_sizes import NAME, SliceSizes
-from nodeagent.model import Holding, Snapshot, StaleSource
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.running_agent import Node, node
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from nodeagent.facts.model import DeviceNode, Holding, Mount
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.kube.podresources_client import PodResources, PodResourcesError
-from nodeagent.model import DeviceNode, Holding, Mount
 from nodeagent_lab.sim.kubelet import Container, Kubelet, KubeletPanic, PodSpec
 from nodeagent_lab.sim.kubelet.topology_manager import NumaHint, hints, merge
 from tests.support.device_plugin import Plugin, RefusalError, device, many

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from nodeagent.cluster.node_report import report
 from nodeagent.fabric import IMMEDIATE, FabricRules, NodeLinks, Planner, PlanOutcome
-from nodeagent.model import Snapshot
+from nodeagent.facts.model import Snapshot
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.simulated_fabric import Fabric
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from nodeagent.facts.model import HEALTHY
 from nodeagent.host.gpu_driver import GpuEvent
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.measurements.table import MEASUREMENTS, TEXTS, measurement
-from nodeagent.model import HEALTHY
 from nodeagent_lab.sim.machine import Machine
 from tests.support.judged_gpus import GpuBench
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.affinity import Affinity, affinity
+from nodeagent.facts.affinity import Affinity, affinity
 from nodeagent.host.inotify import CONTENT, FolderWatch
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent_lab.sim.machine import Machine, MachineError, ModelError

@@ -17,7 +17,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model import LINK_STATES
+from nodeagent.facts.model import LINK_STATES
 from nodeagent_lab.sim import apiserver
 from nodeagent_lab.sim.apiserver.schema import apply_schema
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from nodeagent.facts.model import Ets, Identifier, Neighbor
 from nodeagent.lldp.link_remarks import KEYS, LinkSide, find_remarks
-from nodeagent.model import Ets, Identifier, Neighbor
 
 LEAF = Neighbor(
     "swp1", Identifier("mac", "02:00:00:00:00:01"), Identifier("ifname", "Ethernet1"), system_name="leaf-1"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec import structs
 
+from nodeagent.facts.model import Identifier, Neighbor
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.link_remarks import find_crowded, find_duplicates
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, ManagementAddress, Pfc, PortId
@@ -21,7 +22,6 @@ from nodeagent.lldp.neighbor_table import (
     NeighborTable,
     OwnIdentity,
 )
-from nodeagent.model import Identifier, Neighbor
 
 SOURCE = bytes.fromhex("1c34da1c5801")
 CHASSIS = bytes.fromhex("1c34da1c5800")

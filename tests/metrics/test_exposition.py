@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from nodeagent.facts.model import Health, Holding, Identifier, Neighbor, Reason, Snapshot, State
 from nodeagent.host.clock import boottime
 from nodeagent.kubelet.withheld import Withheld
 from nodeagent.measurements.sample import Sample, Source
@@ -26,7 +27,6 @@ from nodeagent.metrics.catalog import CATALOG
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.metrics.text_format import OPENMETRICS, PLAIN, TEXT_MAX, label, negotiate
-from nodeagent.model import Health, Holding, Identifier, Neighbor, Reason, Snapshot, State
 from nodeagent.web.metrics_page import MetricsPage
 from nodeagent.web.web_settings import WebSettings
 from tests.support.scrape_inputs import facts, page, samples_of, scrape_input

@@ -9,11 +9,11 @@ import json
 import logging
 import sys
 
+from nodeagent.facts.inventory import Inventory
 from nodeagent.host.gpu_driver import DriverError
 from nodeagent.host.sysfs import Tree
-from nodeagent.inventory import Inventory
-from nodeagent.limits.cgroup_limits import CgroupLimits, set_limits
-from nodeagent.limits.shares import Share
+from nodeagent.sharing.cgroup_limits import CgroupLimits, set_limits
+from nodeagent.sharing.shares import Share
 
 MODE, ROOT = sys.argv[1], sys.argv[2]
 LOGS = "/var/log/pods"

@@ -6,6 +6,7 @@ from errno import EINVAL, EIO, ENODEV, EOPNOTSUPP, EPERM
 
 import pytest
 
+from nodeagent.facts.model import Function, Rdma
 from nodeagent.host.eeprom import ADDRESS, Module
 from nodeagent.host.eeprom.image import Lane, Medium
 from nodeagent.host.netlink.devlink import HealthReporter
@@ -13,7 +14,6 @@ from nodeagent.host.netlink.message import NetlinkAbsentError, NetlinkError, Net
 from nodeagent.host.netlink.netdevs import VfTraffic
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Source
-from nodeagent.model import Function, Rdma
 from nodeagent.sampling.adapter_readers import DevlinkReader, RdmaReader
 from nodeagent.sampling.link_readers import VfReader
 from nodeagent.sampling.reader import LazySocket, PfNetdevs

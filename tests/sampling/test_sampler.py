@@ -17,13 +17,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from nodeagent.facts.model import Function, Health, Reason, State
 from nodeagent.host.netlink import ethtool_messages as ethtool
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.netlink.message import NetlinkRefusedError
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
-from nodeagent.model import Function, Health, Reason, State
 from nodeagent.sampling.latest_samples import LatestSamples
 from nodeagent.sampling.link_readers import EthtoolReader
 from nodeagent.sampling.reader import PfNetdevs

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from nodeagent.facts.model import HEALTHY, State
 from nodeagent.health.service import GPU_SECTION, HealthService
 from nodeagent.health.state_file import StateFile, boot_id
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
@@ -16,7 +17,6 @@ from nodeagent.host.recorded_gpus import PATH, RecordedGpuDriver
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import measurement
-from nodeagent.model import HEALTHY, State
 from nodeagent.sources import gpu_source, nvml_session
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from tests.support.waiting import LIMIT_S

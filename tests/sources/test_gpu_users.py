@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.gpu_usage import GpuUsage, OutsideProcess, PodUse
+from nodeagent.facts.gpu_usage import GpuUsage, OutsideProcess, PodUse
 from nodeagent.host.gpu_driver import GpuProcess
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources.cgroups import CgroupPlace, place_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from nodeagent.facts.model import Function
 from nodeagent.host.netlink.netdevs import Netdev
-from nodeagent.model import Function
 from nodeagent.sources.link_selection import select
 from nodeagent.sources.source_settings import LinkSelect
 

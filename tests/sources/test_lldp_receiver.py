@@ -10,9 +10,9 @@ import contextlib
 
 import pytest
 
+from nodeagent.facts.model import Function
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.packet import PacketError, open_socket
-from nodeagent.model import Function
 from nodeagent.sources.link_selection import SelectedLink
 from nodeagent.sources.lldp_receiver import AWAY_S, LldpReceiver
 from nodeagent.sources.neighbor_view import LinkRow, of_receiver

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from nodeagent.facts.model import Neighbor, Remark
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.lldp import link_remarks
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
 from nodeagent.lldp.lldpdu_codec import encode
 from nodeagent.lldp.neighbor_table import CONFIRMING
-from nodeagent.model import Neighbor, Remark
 from nodeagent.sources.lldp_receiver import PUBLISH_GAP_S, LldpReceiver
 from nodeagent.sources.lldp_sender import NodeAnnouncement
 from nodeagent.sources.lldp_source import run_receiver

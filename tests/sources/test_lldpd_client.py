@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.base.supervise import keep
+from nodeagent.facts.model import Identifier, Neighbor
 from nodeagent.lldp.lldpd_json import LldpdError, keep_stale, neighbors_of
-from nodeagent.model import Identifier, Neighbor
 from nodeagent.sources import lldpd_client
 from nodeagent.sources.source_settings import LinkSelect
-from nodeagent.supervise import keep
 from tests.sources.test_lldp_source import OFTEN, running
 from tests.support.namespaces import Lldpd, Netns, veth
 

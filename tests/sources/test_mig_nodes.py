@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nodeagent.facts.model import MigDevice
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import Tree
-from nodeagent.model import MigDevice
 from nodeagent.sources.mig_nodes import MIG_MINORS, parse, with_nodes
 
 LISTED = "config 1\nmonitor 2\ngpu1/gi7/access 201\ngpu1/gi7/ci0/access 202\ngpu1/gi8/access 210\nnonsense\n"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from nodeagent.sources.nic_identity import NicIdentities, ethernet_mac
-from tests.agent.test_offer import link, pf, vf_of
+from tests.offering.test_offer import link, pf, vf_of
 
 ONE, TWO = pf(1), pf(2)
 MAC = "b8:3f:d2:00:00:01"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nodeagent.facts.model import Function, Rdma
 from nodeagent.health.structural import Fault
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.model import Function, Rdma
 from nodeagent.sources.pci_source import PciFacts, scan, watch
 from nodeagent.sources.pf_links import sweep_links
 from nodeagent.sources.pod_values import keep_pod_values
@@ -400,7 +400,7 @@ def test_a_sweep_reads_carrier_admin_state_and_removed_netdevs(machine: Machine)
 _VETH = """
 import subprocess
 from nodeagent.host.sysfs import Tree
-from nodeagent.model import Function
+from nodeagent.facts.model import Function
 from nodeagent.sources.pf_links import sweep_links
 
 def run(command):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from nodeagent.allocation import Devices
-from nodeagent.model import Function, Gpu, Health, Holding, Reason, Snapshot, State
+from nodeagent.facts.allocation import Devices
+from nodeagent.facts.model import Function, Gpu, Health, Holding, Reason, Snapshot, State
 
 DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
 DEGRADED = Health(State.DEGRADED, (Reason("speed_reduced", "200 Gb/s of 400 Gb/s"),))

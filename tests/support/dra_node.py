@@ -17,10 +17,10 @@ from nodeagent.dra.claims import ClaimReference, PreparedClaims
 from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice
 from nodeagent.dra.offered import DraOffer, OfferedPools
 from nodeagent.dra.resource_claim import ResourceClaim
+from nodeagent.facts.model import Snapshot
 from nodeagent.kube.failure import ApiError
 from nodeagent.kubelet.device_info import DeviceInfoFiles
-from nodeagent.model import Snapshot
-from nodeagent.offer import Offer
+from nodeagent.offering.offer import Offer
 from tests.support.kind_machines import gpu_of, pf_of, vf_of
 
 T = TypeVar("T")

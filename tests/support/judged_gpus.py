@@ -6,13 +6,13 @@ import math
 
 import msgspec
 
+from nodeagent.facts.model import Health
 from nodeagent.health.gpu_judge import GpuJudge
 from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
 from nodeagent.health.gpu_state import GpuState
 from nodeagent.health.health_settings import GuardSettings
 from nodeagent.health.record import GpuRecord
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
-from nodeagent.model import Health
 
 SOUND: dict[str, float] = {
     "gpu_row_remap_pending": 0,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from nodeagent.facts.model import Function, Health, Link
 from nodeagent.health.explain import DeviceView, explain_nics
 from nodeagent.health.health_settings import HealthSettings, RuleSettings
 from nodeagent.health.nic_judge import NicJudge
 from nodeagent.health.nic_rules import settling
 from nodeagent.health.structural import find_faults, with_hanging
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import Function, Health, Link
 
 
 def pf(number: int, *, device: str = "1021", vfs: int = 2) -> Function:

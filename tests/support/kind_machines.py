@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nodeagent.allocation import Allocation
+from nodeagent.facts.allocation import Allocation
+from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link, Rdma, Reason, Snapshot, State
 from nodeagent.kinds import Refused
-from nodeagent.model import HEALTHY, Function, Gpu, Health, Link, Rdma, Reason, Snapshot, State
 
 SICK = Health(State.UNHEALTHY, (Reason("xid", "XID 79: the GPU has fallen off the bus"),), allocatable=False)
 

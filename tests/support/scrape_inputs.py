@@ -14,21 +14,11 @@ from zlib import crc32
 from msgspec import structs
 from msgspec.structs import replace
 
-from nodeagent.accounting.gpu_accounts import accounts
 from nodeagent.agent_config import Config
 from nodeagent.commands.scan.listing import scan_once
 from nodeagent.dra.prepared_claim import ClaimFigures
-from nodeagent.gpu_usage import GpuUsage, OutsideProcess, PodUse
-from nodeagent.host.unwritable_memory import UnwritableMemory
-from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
-from nodeagent.kubelet.withheld import UnwritableFile
-from nodeagent.measurements.reader_status import ReaderStatus
-from nodeagent.measurements.sample import Sample, Source
-from nodeagent.measurements.table import MEASUREMENTS, TEXTS
-from nodeagent.measurements.transceiver_rows import OTHER_LIMITS
-from nodeagent.metrics.exposition import Exposition
-from nodeagent.metrics.scrape_input import ClusterWrites, ScrapeInput
-from nodeagent.model import (
+from nodeagent.facts.gpu_usage import GpuUsage, OutsideProcess, PodUse
+from nodeagent.facts.model import (
     Function,
     Gpu,
     Health,
@@ -40,7 +30,17 @@ from nodeagent.model import (
     Snapshot,
     State,
 )
-from nodeagent.offer import Offer
+from nodeagent.host.unwritable_memory import UnwritableMemory
+from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
+from nodeagent.kubelet.withheld import UnwritableFile
+from nodeagent.measurements.reader_status import ReaderStatus
+from nodeagent.measurements.sample import Sample, Source
+from nodeagent.measurements.table import MEASUREMENTS, TEXTS
+from nodeagent.measurements.transceiver_rows import OTHER_LIMITS
+from nodeagent.metrics.exposition import Exposition
+from nodeagent.metrics.scrape_input import ClusterWrites, ScrapeInput
+from nodeagent.offering.offer import Offer
+from nodeagent.sharing.gpu_accounts import accounts
 from nodeagent.web.pages import device_counts
 from nodeagent_lab.sim.machine import Machine
 

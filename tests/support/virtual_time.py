@@ -29,7 +29,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent import bounded_calls
+from nodeagent.base import bounded_calls
 from nodeagent.kube.watch_stream import WatchStream
 
 STEP_S = 1e-6

@@ -8,24 +8,24 @@ from typing import ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
-from nodeagent.accounting.gpu_accounting import GpuAccounting
 from nodeagent.cluster.deliveries import Deliveries
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Health, Holding, Snapshot, State
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.service import HealthService
 from nodeagent.host.sysfs import Tree
-from nodeagent.inventory import Inventory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
-from nodeagent.limits.cgroup_limits import CgroupLimits
-from nodeagent.limits.mps_watch import MpsWatch
-from nodeagent.machine_view import Trouble, machine_view
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics import agent_metrics
-from nodeagent.model import Health, Holding, Snapshot, State
+from nodeagent.sharing.cgroup_limits import CgroupLimits
+from nodeagent.sharing.gpu_accounting import GpuAccounting
+from nodeagent.sharing.mps_watch import MpsWatch
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverVitals
+from nodeagent.web.machine_view import Trouble, machine_view
 from nodeagent.web.pages import GpuMeasurements, Pages, PageSources, device_counts
 from nodeagent.web.web_settings import WebSettings
 from tests.support.scrape_inputs import facts

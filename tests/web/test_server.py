@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nodeagent.supervise import Fatal
+from nodeagent.base.supervise import Fatal
 from nodeagent.web import connections, listening, server
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.port_owner import port_owner

@@ -33,13 +33,13 @@ import msgspec
 
 from nodeagent import __version__, discovery
 from nodeagent.agent_config import Config
-from nodeagent.bounded_calls import Unanswered
+from nodeagent.base.bounded_calls import Unanswered
 from nodeagent.commands.capture.scrambler import Scrambler
+from nodeagent.facts.model import Function
 from nodeagent.host import recorded_gpus
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.sysfs import NET, UNREADABLE, SysfsError, SysfsScan, Tree
 from nodeagent.measurements.sample import Sample
-from nodeagent.model import Function
 from nodeagent.sampling.recorded_samples import PATH as SAMPLES
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings

@@ -17,16 +17,17 @@ import msgspec
 
 from nodeagent import __version__, discovery
 from nodeagent.agent_config import Config
-from nodeagent.bounded_calls import in_thread
+from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.supervise import beside, keep
 from nodeagent.commands.capture.machine_capture import CaptureError
 from nodeagent.commands.health.recorded_pfs import DRIVER, PRESENT, VFS
+from nodeagent.facts.model import Function, Gpu, Link
 from nodeagent.health.gpu_state import GpuState
 from nodeagent.health.recording import Header, Subject, encode
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import GpuEvent
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import Function, Gpu, Link
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources import gpu_source, pci_source
@@ -34,7 +35,6 @@ from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import hints, is_recorded, permanent_macs
 from nodeagent.sources.nvml_session import DriverReading
-from nodeagent.supervise import beside, keep
 
 Publish = Callable[[tuple[Sample, ...]], object]
 

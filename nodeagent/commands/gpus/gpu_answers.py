@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from nodeagent.accounting.gpu_accounting import GpuAccounting
 from nodeagent.agent_config import Config
-from nodeagent.bounded_calls import in_thread
+from nodeagent.base.bounded_calls import in_thread
 from nodeagent.commands.agent_query import AgentQueryError, ask_for
 from nodeagent.commands.running_sources import RunningSources, known_kinds
-from nodeagent.offer import Offer
+from nodeagent.offering.offer import Offer
+from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.web.gpu_statuses import GpuStatuses, gpu_statuses
 from nodeagent.web.pages import device_counts
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from nodeagent.base.plain_text import one_line
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import FAILED, GOOD, Add, json_option, seconds
 from nodeagent.commands.plan import read_source, source_options
 from nodeagent.commands.terminal import columns, screen
-from nodeagent.plain_text import one_line
 
 if TYPE_CHECKING:
     from nodeagent.commands.hall_cabling.hall_report import CheckedLink
@@ -105,7 +105,7 @@ def _print_changes(options: argparse.Namespace, links: list[CheckedLink]) -> lis
 def _check(options: argparse.Namespace) -> list[CheckedLink]:
     from nodeagent.commands.hall_cabling import hall_report, planned_cables
     from nodeagent.commands.plan import preview
-    from nodeagent.fabric_file import read_fabric
+    from nodeagent.topology.fabric_file import read_fabric
 
     config, topology = read_fabric(options.fabric)
     read = preview.make_objects(config, topology)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import msgspec
 
 from nodeagent.agent_config import Config
-from nodeagent.bounded_calls import in_thread
+from nodeagent.base.bounded_calls import in_thread
 from nodeagent.commands.agent_query import AgentAnswer, AgentQueryError, ask, ask_address, ask_for
 from nodeagent.commands.running_sources import RunningSources, sentences, unanswered
+from nodeagent.facts.model import StaleSource
 from nodeagent.health.explain import DeviceView
-from nodeagent.model import StaleSource
 
 _VIEWS = msgspec.json.Decoder(tuple[DeviceView, ...])
 

@@ -12,7 +12,7 @@ import msgspec
 from nodeagent.agent_config import Config
 from nodeagent.commands.running_sources import RunningSources, known_kinds, unanswered, view_of
 from nodeagent.health.explain import DeviceView
-from nodeagent.offer import Offer
+from nodeagent.offering.offer import Offer
 from nodeagent.web.gpu_statuses import gpu_statuses
 from nodeagent.web.node_view import node_view
 from nodeagent.web.pages import device_counts

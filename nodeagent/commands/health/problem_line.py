@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from nodeagent.base.plain_text import one_line
+from nodeagent.facts.model import State
 from nodeagent.health.explain import DeviceView
-from nodeagent.model import State
-from nodeagent.plain_text import one_line
 
 Kind = Literal["links", "gpus"]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from nodeagent.facts.model import Function, Link
 from nodeagent.health.recording import Subject
 from nodeagent.health.structural import Faults, find_faults
 from nodeagent.measurements.sample import Sample
-from nodeagent.model import Function, Link
 
 PRESENT, VFS, DRIVER = "pf_present", "pf_vfs", "pf_driver"
 """Names in the samples with facts. Without a driver the last one is missing."""

@@ -8,11 +8,11 @@ import msgspec
 
 from nodeagent.agent_config import Config
 from nodeagent.commands.health import replay
+from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link, Snapshot
 from nodeagent.health.recording import Header, Subject
-from nodeagent.machine_view import machine_view
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import HEALTHY, Function, Gpu, Health, Link, Snapshot
 from nodeagent.web.gpu_statuses import gpu_statuses
+from nodeagent.web.machine_view import machine_view
 from nodeagent.web.node_view import node_view
 from nodeagent.web.sample_history import EVERY_S, SampleHistory
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from nodeagent.base.plain_text import one_line
+from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.health.recorded_pfs import RecordedPfs
 from nodeagent.commands.health.tables import seconds
 from nodeagent.commands.terminal import PLAIN, Screen, section
+from nodeagent.facts.model import HEALTHY, Gpu, Health
 from nodeagent.health.gpu_judge import GpuJudge
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
@@ -18,9 +21,6 @@ from nodeagent.health.nic_judge import NicJudge, roles
 from nodeagent.health.recording import Header, Subject
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.model import HEALTHY, Gpu, Health
-from nodeagent.plain_text import one_line
-from nodeagent.rfc3339 import rfc3339
 
 READ_S = 5.0
 """The agent's interval between readings."""

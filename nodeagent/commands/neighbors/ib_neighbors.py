@@ -7,10 +7,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from nodeagent.commands.terminal import note
+from nodeagent.facts.model import Link, Neighbor, Remark
 from nodeagent.host.sysfs import Tree
 from nodeagent.infiniband.asking import PeerState
 from nodeagent.infiniband.peer import NOT_ASKED
-from nodeagent.model import Link, Neighbor, Remark
 from nodeagent.sources.infiniband_source import InfinibandSource
 from nodeagent.sources.machine_access import is_recorded
 from nodeagent.sources.neighbor_view import AgedNeighbor, LinkRow, NeighborListing

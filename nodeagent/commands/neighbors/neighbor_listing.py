@@ -19,15 +19,16 @@ import msgspec
 from msgspec import structs, to_builtins
 
 from nodeagent.agent_config import Config
-from nodeagent.bounded_calls import in_thread
+from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.supervise import beside
 from nodeagent.commands.agent_query import AgentQueryError, ask_for
 from nodeagent.commands.terminal import PLAIN, Screen, columns, wrapped
+from nodeagent.facts.model import Function
 from nodeagent.host.netlink.dcb import DcbSocket
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
 from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, find_remarks
-from nodeagent.model import Function
 from nodeagent.sources import lldp_source, lldpd_client
 from nodeagent.sources.link_selection import select
 from nodeagent.sources.lldp_receiver import LldpReceiver
@@ -40,7 +41,6 @@ from nodeagent.sources.neighbor_view import (
 )
 from nodeagent.sources.pci_source import scan_once
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
-from nodeagent.supervise import beside
 
 WAIT_S = 35.0
 """A little more than the 30 s between two frames of a switch."""

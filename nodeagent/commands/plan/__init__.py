@@ -100,7 +100,7 @@ def read_source(options: argparse.Namespace, read: Objects) -> None:
 
 def _preview(options: argparse.Namespace, *, whole_reports: bool = False) -> Preview:
     from nodeagent.commands.plan import objects, preview
-    from nodeagent.fabric_file import read_fabric
+    from nodeagent.topology.fabric_file import read_fabric
 
     log_to_stderr(options.log_level or "warning")
     config, topology = read_fabric(options.fabric)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nodeagent.base.plain_text import one_line
 from nodeagent.commands.plan.preview import Preview
 from nodeagent.commands.terminal import PLAIN, Screen, columns, wrapped
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
-from nodeagent.plain_text import one_line
 
 _DERIVED = {
     "topology-file": "the topology file joins them",

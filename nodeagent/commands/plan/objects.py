@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
+from nodeagent.base.plain_text import one_line
 from nodeagent.commands import user_files
 from nodeagent.commands.plan import large_lists
 from nodeagent.commands.plan.large_lists import ListPart
@@ -28,7 +29,6 @@ from nodeagent.fabric import hypernode, nodelinks
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError
 from nodeagent.fabric.nodelinks import NodeLinks, ReportError
 from nodeagent.fabric.planner import Planner
-from nodeagent.plain_text import one_line
 
 LIMITS = Limits(depth=64, aliases=False)
 SUFFIXES = (".yaml", ".yml", ".json")

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from nodeagent.base.plain_text import one_line
 from nodeagent.commands.terminal import PLAIN, Screen, remarks, section
 from nodeagent.fabric.hypernode import DERIVED_FROM, NVLINK_DOMAIN, HyperNode, render
 from nodeagent.fabric.outcome import Overlap, PlanOutcome
-from nodeagent.plain_text import one_line
 
 # Text that every YAML parser reads as a string without quotes.
 _PLAIN = re.compile(r"[a-z][a-z0-9/-]*(\.[a-z0-9/-]+)*")

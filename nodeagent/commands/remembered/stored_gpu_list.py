@@ -51,7 +51,7 @@ def _as_object(gpu: RememberedGpu, on_bus: bool | None) -> dict[str, object]:
 
 def forget(config: Config, root: Path, names: Sequence[str]) -> int:
     """Remove these GPUs, named by UUID, from the file. Return the exit code."""
-    from nodeagent.plain_text import one_line
+    from nodeagent.base.plain_text import one_line
 
     stored, gpus = _read(config, root)
     unknown = set(names) - {gpu.uuid for gpu in gpus}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from nodeagent.commands.scan.agent_view import AgentView
-    from nodeagent.machine_view import MachineView
+    from nodeagent.web.machine_view import MachineView
 
 
 def add(add: Add) -> None:
@@ -50,7 +50,7 @@ def add(add: Add) -> None:
 
 
 def _scan(options: argparse.Namespace) -> int:
-    from nodeagent.bounded_calls import in_thread
+    from nodeagent.base.bounded_calls import in_thread
     from nodeagent.commands.running_sources import unanswered
     from nodeagent.commands.scan import agent_view, listing
 

@@ -12,13 +12,13 @@ import msgspec
 
 from nodeagent import discovery
 from nodeagent.agent_config import Config, digest
-from nodeagent.bounded_calls import in_thread
+from nodeagent.base.bounded_calls import in_thread
 from nodeagent.commands.agent_query import AgentQueryError, ask_for
 from nodeagent.commands.running_sources import view_of
 from nodeagent.commands.scan.listing import without_neighbor
 from nodeagent.host.sysfs import Tree
-from nodeagent.machine_view import MachineView
-from nodeagent.offer import Offer
+from nodeagent.offering.offer import Offer
+from nodeagent.web.machine_view import MachineView
 
 ALONE = "this is a look of the command itself, without the samples, holds and penalties of an agent"
 AGAIN_S = 1.0

@@ -10,25 +10,26 @@ from pathlib import Path
 
 from msgspec import structs, to_builtins
 
-from nodeagent import discovery, state_directory
-from nodeagent.affinity import affinity
+from nodeagent import discovery
 from nodeagent.agent_config import Config, load
 from nodeagent.agent_config import check as check_config
+from nodeagent.base.supervise import beside
 from nodeagent.commands.running_sources import sentences, unanswered, view_of
 from nodeagent.commands.terminal import PLAIN, Screen, remarks, section
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.dra.device_attributes import LEAF, PCIE_ROOT
 from nodeagent.dra.devices import GPU
+from nodeagent.facts.affinity import affinity
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Function, Gpu, Health, Link, Snapshot
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
-from nodeagent.inventory import Inventory
 from nodeagent.kinds.device_list_size import status_remarks
 from nodeagent.kubelet.rail_memory import RailMemory
-from nodeagent.machine_view import MachineView
-from nodeagent.model import Function, Gpu, Health, Link, Snapshot
-from nodeagent.offer import Offer
+from nodeagent.offering import state_directory
+from nodeagent.offering.offer import Offer
 from nodeagent.sources.link_selection import select
-from nodeagent.supervise import beside
+from nodeagent.web.machine_view import MachineView
 
 
 async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineView:

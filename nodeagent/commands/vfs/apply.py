@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from nodeagent.agent_config import Config
-from nodeagent.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.commands.vfs.provision_pf import PfProvisioning, VfInUseError, until
 from nodeagent.commands.vfs.results import PfResult, PfState, VfResult, VfsResult, as_json, as_table
 from nodeagent.commands.vfs.vf_users import PodHolders, VfUsers
 from nodeagent.commands.vfs.wanted import wanted
+from nodeagent.facts.model import Function, Link
 from nodeagent.host.sriov import BUS, SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree, is_live
 from nodeagent.kinds.hardware_selection import selected_pf
 from nodeagent.kinds.resource_settings import VfsEntry
-from nodeagent.model import Function, Link
 from nodeagent.sources import pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.pci_source import PciFacts

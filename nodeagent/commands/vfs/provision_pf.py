@@ -26,10 +26,10 @@ from typing import Any
 
 from nodeagent.commands.vfs.vf_users import VfUsers
 from nodeagent.commands.vfs.wanted import PfWant
+from nodeagent.facts.model import Function, Link
 from nodeagent.host import sriov
 from nodeagent.host.sriov import BUS, SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.model import Function, Link
 
 POLL_S = 0.02
 

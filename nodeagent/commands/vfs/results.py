@@ -11,8 +11,8 @@ from msgspec import to_builtins
 
 from nodeagent.commands.terminal import PLAIN, Screen, remarks, section
 from nodeagent.commands.vfs.provision_pf import spell
+from nodeagent.facts.model import Function
 from nodeagent.host.sriov import VfSettings
-from nodeagent.model import Function
 
 
 class PfState(StrEnum):

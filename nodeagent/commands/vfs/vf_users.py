@@ -16,9 +16,9 @@ import asyncio
 import logging
 from pathlib import Path
 
+from nodeagent.facts.model import Function
 from nodeagent.host.sriov import BUS, VfNetlink, is_open
 from nodeagent.host.sysfs import NET, Tree, is_live
-from nodeagent.model import Function
 
 log = logging.getLogger(__name__)
 

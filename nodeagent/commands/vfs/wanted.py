@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodeagent.config.formats import index_range
+from nodeagent.facts.model import Function
 from nodeagent.host.sriov import VfSettings
 from nodeagent.kinds.hardware_selection import selected_pf
 from nodeagent.kinds.resource_settings import VfsEntry
-from nodeagent.model import Function
 
 _OF_A_VF = ("driver", "trust", "spoof_check", "link_state", "min_tx_rate_mbps", "max_tx_rate_mbps")
 

@@ -13,9 +13,9 @@ from errno import EINVAL, ENODEV, EOPNOTSUPP
 
 from msgspec import Struct
 
+from nodeagent.facts.model import Ets
 from nodeagent.host.netlink.message import NetlinkError, NetlinkRefusedError, attribute, attributes
 from nodeagent.host.netlink.socket import NetlinkSocket
-from nodeagent.model import Ets
 
 # include/uapi/linux/rtnetlink.h, dcbnl.h
 _GETDCB = 78

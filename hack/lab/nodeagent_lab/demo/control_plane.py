@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nodeagent.base.supervise import end_tasks
 from nodeagent.cluster.node_report import NodeReporter, Rails
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient
-from nodeagent.supervise import end_tasks
 from nodeagent_lab.demo.demo_steps import DemoError, command, free_port, printed, running, tail
 from nodeagent_lab.sim.apiserver import ApiServer, RequestRecord
 from nodeagent_lab.sim.apiserver.tls import Certificates

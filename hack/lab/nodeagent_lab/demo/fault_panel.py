@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.supervise import end_tasks
+from nodeagent.base.supervise import end_tasks
 
 FOLDER = Path(__file__).parent / "panel"
 HEAD_MAX = 16 * 1024

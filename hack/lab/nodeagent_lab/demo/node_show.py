@@ -16,9 +16,9 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from nodeagent.agent_config import Config
-from nodeagent.allocation import Devices
 from nodeagent.commands.running_sources import sentences, unanswered
 from nodeagent.commands.scan.listing import as_table, scan_once
+from nodeagent.facts.allocation import Devices
 from nodeagent_lab.demo.demo_steps import DemoError, DemoSteps, command, free_port, printed, running, tail
 from nodeagent_lab.demo.node_faults import node_faults, show_node_page
 from nodeagent_lab.sim.kubelet import Admission, Kubelet, PodSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from nodeagent.cluster.node_report import body, report
-from nodeagent.inventory import Inventory
+from nodeagent.facts.inventory import Inventory
 from nodeagent_lab.demo.control_plane import NAMESPACE
 from nodeagent_lab.demo.fabric_show import fabric_of
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from nodeagent.supervise import ending_signals
+from nodeagent.base.supervise import ending_signals
 from nodeagent_lab.demo.claim_show import ClaimShow
 from nodeagent_lab.demo.demo_steps import DemoError
 from nodeagent_lab.demo.fabric_show import FabricShow

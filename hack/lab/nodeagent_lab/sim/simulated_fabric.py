@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from nodeagent.model import Function, Health, Identifier, Link, Neighbor, Reason, State
+from nodeagent.facts.model import Function, Health, Identifier, Link, Neighbor, Reason, State
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.machine.state import Device
 

@@ -10,8 +10,8 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
-from nodeagent.allocation import Allocation
-from nodeagent.model import DeviceNode, Mount
+from nodeagent.facts.allocation import Allocation
+from nodeagent.facts.model import DeviceNode, Mount
 from nodeagent_lab.sim.kubelet import topology_manager
 from nodeagent_lab.sim.kubelet.device_manager import DeviceManager, PluginEndpoint
 from nodeagent_lab.sim.kubelet.plugin_clients import PluginClient

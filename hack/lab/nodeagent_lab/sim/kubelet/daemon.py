@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nodeagent.allocation import Allocation
+from nodeagent.facts.allocation import Allocation
 from nodeagent_lab.sim.kubelet.admission import PodAdmitter
 from nodeagent_lab.sim.kubelet.device_manager import HEALTHY, DeviceManager
 from nodeagent_lab.sim.kubelet.dra_manager import DraManager

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from uuid import uuid4
 
-from nodeagent.allocation import Allocation
+from nodeagent.facts.allocation import Allocation
 
 
 class KubeletPanic(Exception):  # noqa: N818  (Go's word)

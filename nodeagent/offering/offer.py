@@ -1,0 +1,444 @@
+"""The resources that this node offers: the configuration applied to the facts, as kinds of devices. No I/O.
+
+``Offer`` keeps the rail of each NIC, and the netdev that names it, for each name and selection of an entry. If the
+rails moved when a NIC is unplugged, a pod would get another network; ``kinds/rail_numbers.py`` has the rules. The first
+numbers are in PCI order, missing NICs included. A NIC counts if it has VFs, or if the ``vfs`` section creates VFs on
+it: so an agent that starts while they are gone assigns the same rails. Literal ``pciAddresses`` fix the rails: the rail
+of a NIC is then its place in that list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
+
+from nodeagent.agent_config import Config
+from nodeagent.config.formats import index_range
+from nodeagent.dra.devices import GPU, NIC, DraDevice, devices_of, lacking_enforcement
+from nodeagent.facts.model import Function, Link, Snapshot, State
+from nodeagent.kinds import DeviceKind
+from nodeagent.kinds import named as _named
+from nodeagent.kinds.device_list_size import status_remark
+from nodeagent.kinds.hardware_selection import (
+    literal_addresses,
+    matches,
+    offers_vfs_of,
+    selected_gpus,
+    selected_pf,
+)
+from nodeagent.kinds.mps_clients import MPS_FOLDER, MpsShares
+from nodeagent.kinds.rail_numbers import (
+    HeldRails,
+    Numbering,
+    Rail,
+    Rails,
+    Selection,
+    added,
+    held_rails,
+    identified,
+    match,
+    nics_of,
+    recalled,
+    selection,
+)
+from nodeagent.kinds.resource_settings import (
+    ExpectSettings,
+    GpuMemResource,
+    GpuResource,
+    MigResource,
+    ResourceSettings,
+    VfResource,
+)
+from nodeagent.kinds.vf import VfPool
+from nodeagent.offering.gpu_kinds import gpu_kinds
+from nodeagent.web.machine_view import Trouble
+
+FALLBACK_PREFIX = "nodeagent.io"
+
+# Placeholders of firmware for a product name (SMBIOS type 1), and the names of virtual machines.
+_MEANINGLESS = re.compile(
+    r"to be filled|default string|system product|not specified|^none$|o\.e\.m|standard pc|virtual|kvm", re.I
+)
+
+
+def prefix(config: Config, product: str | None) -> str:
+    """Return the part of a resource name before the slash: configured, or made from the DMI product name.
+
+    >>> prefix(Config(), "DGXH100")
+    'nvidia-dgx-h100'
+    >>> prefix(Config(), "PowerEdge XE9680")
+    'poweredge-xe9680'
+    >>> prefix(Config(), None)
+    'nodeagent.io'
+    """
+    if config.resource_prefix != "auto":
+        return config.resource_prefix
+    if not product or _MEANINGLESS.search(product):
+        return FALLBACK_PREFIX
+    # A DGX reports "DGXH100", or "DGXA100 920-23687-2530-000" with its part number.
+    if match := re.match(r"(?:NVIDIA )?([DH]GX)[ _-]?([A-Z]+\d+[A-Z]*)\b", product, re.I):
+        return f"nvidia-{match[1]}-{match[2]}".lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", product.lower()).strip("-")[:63].strip("-")
+    return slug or FALLBACK_PREFIX
+
+
+def mps_shares(config: Config) -> MpsShares:
+    """Return how shares are granted through MPS daemons. Their folder is on the host, whatever root the agent has."""
+    mps = config.gpu.mps
+    return MpsShares(
+        f"{config.health.state_directory.rstrip('/')}/{MPS_FOLDER}",
+        mps.clients,
+        by_share=mps.threads == "share",
+    )
+
+
+class Offer:
+    """Applies one configuration to each snapshot in turn."""
+
+    def __init__(
+        self, config: Config, numbering: Numbering = MappingProxyType({}), before: Offer | None = None
+    ) -> None:
+        """``numbering`` are the rails of an earlier agent, ``before`` is the offer that this one replaces: entries with
+        the same name and selection keep their rails."""
+        self.config = config
+        self.numbering: dict[Selection, Rails] = dict(before.numbering if before else numbering)
+        self._netdevs: dict[str, str] = before._netdevs if before else {}
+        self._reported: Rails = before._reported if before else ()
+        self._recalls: bool = before._recalls if before else False
+        self._awaits_holdings: bool = before._awaits_holdings if before else False
+        self._undecided: set[Selection] = set(before._undecided) if before else set()
+        self._forgotten: set[str] = before._forgotten if before else set()
+        """PCI addresses of missing NICs that get no rail."""
+
+    def kinds(self, snapshot: Snapshot) -> tuple[DeviceKind, ...]:
+        """Return the resources that device plugins offer, in the order of the configuration."""
+        return tuple(kind for entry, kind in self._all_kinds(snapshot) if not _by_claim(entry))
+
+    def dra_devices(self, snapshot: Snapshot) -> tuple[DraDevice, ...]:
+        """Return the GPUs and PFs that claims allocate (``mode: dra``), GPUs first."""
+        if not self.dra_pools:
+            return ()
+        by_claim = [(entry.name, kind) for entry, kind in self._all_kinds(snapshot) if _by_claim(entry)]
+        return devices_of(by_claim, self.rails, snapshot)
+
+    @property
+    def dra_pools(self) -> frozenset[str]:
+        """The pools of the kinds with ``mode: dra``: ``gpu``, ``nic``."""
+        by_claim = (entry for entry in self.config.resources if _by_claim(entry))
+        return frozenset(NIC if isinstance(entry, VfResource) else GPU for entry in by_claim)
+
+    def _all_kinds(self, snapshot: Snapshot) -> Iterator[tuple[ResourceSettings, DeviceKind]]:
+        taken: frozenset[str] = frozenset()
+        for entry in self.config.resources:
+            made = tuple(self._kinds_of(entry, snapshot, taken))
+            taken = taken.union(*(kind.hardware(snapshot) for kind in made if kind.source == "gpus"))
+            yield from ((entry, kind) for kind in made)
+
+    @property
+    def rails(self) -> dict[str, int]:
+        """The rail of each offered PF, by PCI address. A missing PF has its last address."""
+        return {
+            rail.pci_address: rail.number
+            for _, rails in self.in_force()
+            for rail in rails
+            if rail.pci_address is not None
+        }
+
+    def in_force(self) -> Iterator[tuple[VfResource, Rails]]:
+        """Yield the entries of VFs with their rails."""
+        for entry in self.config.resources:
+            if isinstance(entry, VfResource):
+                yield entry, self.numbering.get(selection(entry), ())
+
+    def recall(self, reported: Rails = (), *, awaits_holdings: bool = False) -> None:
+        """The file of the rails is gone: number new NICs as the report of this node and the names of held VFs have
+        them. ``awaits_holdings``: number no NIC for good before these are known."""
+        self._recalls = True
+        self._reported = reported or self._reported
+        self._awaits_holdings |= awaits_holdings
+
+    def undecided(self, entry: ResourceSettings) -> bool:
+        """Whether the numbers of this entry wait for the holdings."""
+        return isinstance(entry, VfResource) and selection(entry) in self._undecided
+
+    def missing(self, snapshot: Snapshot) -> Iterator[tuple[VfResource, Rail]]:
+        """Yield the rails whose NIC is not on the bus, each with its entry."""
+        present = nics_of(snapshot.functions, ())
+        for entry, rails in self.in_force():
+            yield from ((entry, rail) for rail in rails if rail.pci_address not in present)
+
+    def forget(self, rails: Collection[Rail]) -> None:
+        """Remove the rails of missing NICs. Their numbers are free."""
+        self._reported = ()
+        self._forgotten.update(rail.pci_address for rail in rails if rail.pci_address is not None)
+        for key, known in self.numbering.items():
+            self.numbering[key] = tuple(rail for rail in known if rail not in rails)
+
+    def troubles(self, snapshot: Snapshot) -> tuple[Trouble, ...]:
+        """Return what is wrong with this configuration on this machine."""
+        finders = (
+            self._offered_twice,
+            self._pf_in_two_entries,
+            self._refused,
+            self._nothing_offered,
+            self._less_than_expected,
+            self._tiny_slices,
+        )
+        return tuple(trouble for find in finders for trouble in find(snapshot))
+
+    def _offered_twice(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        owner: dict[str, str] = {}
+        for entry in self.config.resources:
+            for kind in self._kinds_of(entry, snapshot, frozenset()):
+                hardware = kind.hardware(snapshot)
+                twice = [id_ for id_ in hardware if id_ in owner]
+                if twice:
+                    yield Trouble(
+                        f"{hardware[twice[0]]} is offered twice, as {owner[twice[0]]} and as {kind.resource}; "
+                        f"{entry.apart}",
+                        fatal=True,
+                    )
+                owner |= {id_: kind.resource for id_ in hardware if id_ not in owner}
+
+    def _pf_in_two_entries(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        """With mode dra a PF is one device; two entries would publish it twice, with different VFs."""
+        for name, count in Counter(device.name for device in self.dra_devices(snapshot)).items():
+            if count > 1:
+                message = f"{name} is in {count} entries of resources; with mode dra each PF is in one"
+                yield Trouble(message, fatal=True)
+
+    def _refused(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        for kind in self.kinds(snapshot):
+            if (refusal := kind.refusal(snapshot)) is not None:
+                yield Trouble(f"{kind.resource.partition('/')[2]}: {refusal}", fatal=True)
+        for name, lacking in lacking_enforcement(self.dra_devices(snapshot), snapshot):
+            yield Trouble(f"{name.partition('/')[2]}: {lacking}", fatal=True)
+
+    def _nothing_offered(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        for entry in self.config.resources:
+            kinds = tuple(self._kinds_of(entry, snapshot, frozenset()))
+            if isinstance(entry, MigResource) or any(kind.hardware(snapshot) for kind in kinds):
+                continue  # MIG devices are made while the agent runs
+            if self.undecided(entry):
+                continue
+            if isinstance(entry, VfResource):
+                source, shortage = "pci", self._vf_shortage(entry, snapshot)
+            else:
+                source, shortage = "gpus", self._gpu_shortage(entry, snapshot)
+            message = f"{entry.name}: {shortage or entry.nothing_selected}"
+            yield Trouble(message, fatal=False, ready=shortage is None, source=source)
+
+    def _vf_shortage(self, entry: VfResource, snapshot: Snapshot) -> str | None:
+        """Return why this node offers no VF although PFs that the entry selects can have VFs."""
+        links = {link.pci_address: link for link in snapshot.links}
+        pfs = [
+            function
+            for function in snapshot.functions
+            if function.parent is None
+            and (function.num_vfs or (function.total_vfs and function.health.state is not State.UNUSED))
+            and offers_vfs_of(entry, function, links.get(function.pci_address))
+        ]
+        if not pfs:
+            return None
+        if any(function.num_vfs for function in pfs):
+            remedy = "none of their VFs matches vfDriver and vfIndexes"
+        elif any(_creates_vfs(self.config, function) for function in pfs):
+            remedy = "`nodeagent vfs apply` has not made their VFs: its log names the cause"
+        else:
+            remedy = "create VFs (vfs), or take the entry out of resources on nodes of this type"
+        return f"no VF is offered by the PFs {_named(pf.pci_address for pf in pfs)}: {remedy}"
+
+    def _gpu_shortage(self, entry: GpuMemResource | GpuResource, snapshot: Snapshot) -> str | None:
+        """Return why this node offers no GPU although the PCI bus has GPUs that the entry may select."""
+        # NVML names no GPU that a person has kept from pods: for virtual machines, or by a setting of the driver.
+        unused = {gpu.place for gpu in snapshot.unusable_gpus if gpu.health.state is State.UNUSED}
+        functions = (gpu for gpu in snapshot.gpu_functions if not gpu.for_guests)
+        seen = [gpu.pci_address for gpu in functions if gpu.pci_address not in unused]
+        globs = entry.select.pci_addresses
+        seen = [address for address in seen if not globs or matches(address, globs)]
+        if snapshot.gpus or not seen or self.config.gpu.driver == "none":
+            return None
+        return (
+            f"the PCI bus has the GPUs {_named(seen)}, and NVML is not loaded or names none: install or start the "
+            "driver (its container may still be starting), and give the agent's pod the runtime `nvidia`"
+        )
+
+    def _tiny_slices(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        for entry in self.config.resources:
+            if isinstance(entry, GpuMemResource) and not _by_claim(entry):
+                memories = [gpu.memory_mib for gpu in selected_gpus(entry.select, snapshot.gpus)]
+                if remark := status_remark(entry.slice_mib, entry.reserved_mib, memories):
+                    yield Trouble(f"{entry.name}: {remark}", fatal=False, source="gpus", key="slices")
+
+    def _less_than_expected(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        expect = self.config.expect
+        if expect == ExpectSettings():
+            return
+        kinds = [kind for _, kind in self._all_kinds(snapshot)]
+        if expect.gpus is not None:
+            gone = {gpu.uuid for gpu in snapshot.gpus if gpu.lost}
+            lists = (kind.devices(snapshot) for kind in kinds if kind.source == "gpus")
+            offered = {entry.parent for devices in lists for entry in devices}
+            yield from _too_few("gpus", expect.gpus, offered, gone)
+        if expect.nics is not None:
+            gone = {pf.pci_address for pf in snapshot.functions if pf.missing}
+            pools = (kind.devices(snapshot) for kind in kinds if kind.source == "pci")
+            yield from _too_few("nics", expect.nics, {entry.parent for pool in pools for entry in pool}, gone)
+
+    def _kinds_of(
+        self, entry: ResourceSettings, snapshot: Snapshot, taken: frozenset[str]
+    ) -> Iterator[DeviceKind]:
+        """Make the kinds of one entry. A GPU that an earlier entry has ``taken`` is left out."""
+        head = prefix(self.config, snapshot.product)
+        match entry:
+            case VfResource():
+                yield from self._vf_pools(entry, snapshot, head)
+            case _:
+                own_cdi, mps = self.config.cdi.generate, mps_shares(self.config)
+                yield from gpu_kinds(entry, snapshot, taken, head, own_cdi=own_cdi, mps=mps)
+
+    def _vf_pools(self, entry: VfResource, snapshot: Snapshot, head: str) -> Iterator[VfPool]:
+        for function in snapshot.functions:
+            if function.parent is None and function.netdev is not None:
+                self._netdevs.setdefault(function.pci_address, function.netdev)
+        named: dict[str, list[str]] = {} if "{" in entry.name else {entry.name: []}
+        for rail in self._numbered(entry, snapshot):
+            address = rail.pci_address
+            if address is None and "{netdev}" in entry.name:
+                continue  # its netdev is not known
+            netdev = self._netdevs.setdefault(address, address.replace(":", "-")) if address else ""
+            pfs = named.setdefault(entry.name.format(rail=rail.number, netdev=netdev), [])
+            pfs += [address] if address else []
+        for name, pfs in named.items():
+            yield VfPool(
+                f"{head}/{name}",
+                tuple(sorted(pfs)),
+                vf_indexes=tuple(map(index_range, entry.select.vf_indexes)) or None,
+                vf_driver=entry.vf_driver,
+                preferred=entry.preferred,
+                rdma_cm=snapshot.paths.rdma_cm,
+                cdi=entry.device_list_strategy == "cdi",
+            )
+
+    def _numbered(self, entry: VfResource, snapshot: Snapshot) -> Rails:
+        """Return the rails of an entry, with those of NICs that are new."""
+        key, literal = selection(entry), literal_addresses(entry.select)
+        links = {link.pci_address: link for link in snapshot.links}
+        nics = nics_of(snapshot.functions, snapshot.links)
+        rails = self.numbering.get(key, ())
+        if literal:
+            rails = identified(rails, nics)
+        elif rails and key not in self._undecided:
+            rails = match(rails, nics)
+        elif self._recalls:
+            rails = _recalled(self.config, self._reported, entry, snapshot, links)
+            self._undecided.discard(key)
+            if self._awaits_holdings and snapshot.holdings is None:
+                self._undecided.add(key)
+        numbered = {rail.pci_address for rail in rails}
+        new = [
+            function.pci_address
+            for function in (() if key in self._undecided else snapshot.functions)
+            if function.parent is None
+            and function.pci_address not in numbered
+            and self._counts(function)
+            and offers_vfs_of(entry, function, links.get(function.pci_address))
+        ]
+        self.numbering[key] = self._with_new(rails, entry, new, snapshot, links)
+        return self.numbering[key]
+
+    def _with_new(
+        self,
+        rails: Rails,
+        entry: VfResource,
+        new: Collection[str],
+        snapshot: Snapshot,
+        links: Mapping[str, Link],
+    ) -> Rails:
+        """Return the rails with new NICs, by PCI address. A number that another memory has is only for its NIC."""
+        literal, nics = literal_addresses(entry.select), nics_of(snapshot.functions, snapshot.links)
+        macs = {rail.pci_address: rail.permanent_mac for known in self.numbering.values() for rail in known}
+        number_of = {address: place for place, address in enumerate(literal or ())}
+        reserved: frozenset[int] = frozenset()
+        if new and self._recalls and not literal:
+            recalled_rails = _recalled(self.config, self._reported, entry, snapshot, links)
+            number_of = {rail.pci_address: rail.number for rail in recalled_rails if rail.pci_address}
+            mine = (rail.number for rail in self._reported if _may_own(entry, rail, snapshot, links))
+            reserved = _held(self.config, entry, snapshot).numbers.union(mine)
+        for address in new:
+            number = number_of.get(address)
+            if number in {rail.number for rail in rails}:
+                number = None
+            rails = added(rails, address, nics.get(address) or macs.get(address), number, reserved)
+        return rails
+
+    def _counts(self, pf: Function) -> bool:
+        """Whether a PF that has no rail gets one."""
+        forgotten = pf.missing and pf.pci_address in self._forgotten
+        return bool(pf.num_vfs or _creates_vfs(self.config, pf)) and not forgotten
+
+
+def _vf_entries(config: Config) -> Iterator[VfResource]:
+    yield from (entry for entry in config.resources if isinstance(entry, VfResource))
+
+
+def _held(config: Config, entry: VfResource, snapshot: Snapshot) -> HeldRails:
+    """The numbers in the names under which pods hold VFs of this selection."""
+    head, key = prefix(config, snapshot.product), selection(entry)
+    templates = [f"{head}/{other.name}" for other in _vf_entries(config) if selection(other) == key]
+    held = [(holding.resource, id_) for holding in snapshot.holdings or () for id_ in holding.device_ids]
+    parents = {function.pci_address: function.parent for function in snapshot.functions}
+    return held_rails(held, templates, parents)
+
+
+def _recalled(
+    config: Config, reported: Rails, entry: VfResource, snapshot: Snapshot, links: Mapping[str, Link]
+) -> Rails:
+    """Return the rails of the NICs that this entry selects, as other memories have them. A missing one is known by
+    its address alone: it belongs to the entry if no entry with another selection may select it."""
+    nics = nics_of(snapshot.functions, snapshot.links)
+    if not nics:
+        return ()
+    alone = len({selection(other) for other in _vf_entries(config)}) == 1
+    known = recalled(reported, _held(config, entry, snapshot).of_pf, nics)
+    mine = [
+        rail
+        for rail in known
+        if (alone or rail.pci_address in nics) and _may_own(entry, rail, snapshot, links)
+    ]
+    numbers = Counter(rail.number for rail in mine)
+    return tuple(rail for rail in mine if numbers[rail.number] == 1)
+
+
+def _creates_vfs(config: Config, function: Function) -> bool:
+    """Whether the ``vfs`` section creates VFs on this PF, which may lack them at present."""
+    return bool(function.total_vfs) and any(
+        entry.count and selected_pf(entry.select, function) for entry in config.vfs
+    )
+
+
+def _may_own(entry: VfResource, rail: Rail, snapshot: Snapshot, links: Mapping[str, Link]) -> bool:
+    address = rail.pci_address or ""
+    for function in snapshot.functions:
+        if function.pci_address == address and not function.missing:
+            return offers_vfs_of(entry, function, links.get(address))
+    globs, exclude = entry.select.pci_addresses or ("*",), entry.select.exclude
+    return matches(address, globs) and not matches(address, exclude)
+
+
+def _by_claim(entry: ResourceSettings) -> bool:
+    return isinstance(entry, VfResource | GpuMemResource) and entry.mode == "dra"
+
+
+def _too_few(setting: str, expected: int, offered: set[str], gone: set[str]) -> Iterator[Trouble]:
+    present = len(offered - gone)
+    if present < expected:
+        without = f", without {_named(sorted(offered & gone))}" if offered & gone else ""
+        message = (
+            f"expect.{setting} is {expected}, and {present} are offered{without}: `nodeagent doctor` looks for the "
+            f"others; or correct expect.{setting}"
+        )
+        source = "pci" if setting == "nics" else setting
+        yield Trouble(message, fatal=False, ready=False, source=source)

@@ -1,0 +1,229 @@
+"""Keep the hard limit of GPU memory on the cgroup of each container that holds a share (``enforcement: nvml-limits``).
+
+Rules:
+
+* State is a level: each pass reads which container holds which share, finds its cgroups, reads their limits from the
+  driver and sets those that differ. So the agent stores nothing for a container that was restarted, for a driver that
+  was loaded again, or for a limit that another program has changed.
+* The limit is set on the cgroup that the container's processes are in. If it cannot have a limit, its parent gets it.
+* Only a limit that was read back is in force. ``limits_kept`` of the snapshot says whether the last pass had one.
+* The soft limit is 0 (``host.nvml_limits``), also where another program has set one: nothing is left in the cgroups
+  above when a container's cgroup goes.
+* A cgroup that went during the pass is no failure.
+* NVML is opened for a pass and closed after it, so that this part never keeps a driver from being unloaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, enter
+from nodeagent.base.supervise import either
+from nodeagent.facts.inventory import Inventory
+from nodeagent.host.gpu_driver import DriverError, LimitRefused
+from nodeagent.host.inotify import FolderWatch, InotifyError
+from nodeagent.host.nvml import Nvml
+from nodeagent.host.nvml_limits import CHARGED, CgroupLimit, MemoryLimits
+from nodeagent.host.sysfs import Tree
+from nodeagent.sharing.container_cgroups import ContainerCgroups, FoundCgroups
+from nodeagent.sharing.shares import Share
+
+log = logging.getLogger(__name__)
+
+STATES = ("set", "waiting", "failed")
+INTERVAL_S = 15.0
+STARTING_S = 0.5
+"""Between two passes while a container with a share is not found: it is about to start."""
+STARTING_PASSES = 120
+"""A minute of such passes after the last event; then only events and the interval count."""
+PASS_S = 10.0
+"""For one call of the driver, or one file."""
+
+
+class LimitState(Struct, frozen=True):
+    """One share, and the cgroups that have its limit.
+
+    ``named``: they are those of the container; else it does not run, or the kubelet has not named it yet. ``failure``
+    is why the limit cannot be set.
+    """
+
+    share: Share
+    cgroups: tuple[str, ...] = ()
+    named: bool = False
+    failure: str | None = None
+
+    @property
+    def word(self) -> str:
+        return "failed" if self.failure is not None else "set" if self.named else "waiting"
+
+
+class CgroupLimits:
+    """The limits of this node. Belongs to one event loop. ``revision`` grows when ``states`` changes."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        pod_logs: str,
+        inventory: Inventory,
+        shares: Callable[[], tuple[Share, ...] | None],
+        *,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self.states: tuple[LimitState, ...] = ()
+        self.writes = 0
+        """The limits that were set since the start."""
+        self.revision = 0
+        self._changed = asyncio.Event()
+        self._tree, self._pod_logs = tree, pod_logs
+        self._inventory, self._shares, self._interval_s = inventory, shares, interval_s
+        self._calls = BoundedCalls("limits of GPU memory", PASS_S)
+        self._logged: dict[Share, str] = {}
+
+    async def run(self) -> None:
+        """Keep the limits until cancelled."""
+        idle = 0
+        with FolderWatch() as watch:
+            while True:
+                snapshot, shares = self._inventory.snapshot, self._shares()
+                for folder in await self._keep(shares or ()):
+                    with suppress(InotifyError):  # the pod has ended
+                        watch.add(self._tree.path(folder))
+                starting = any(state.word == "waiting" for state in self.states) and idle < STARTING_PASSES
+                pause_s = min(STARTING_S, self._interval_s) if starting else self._interval_s
+                idle = 0 if await self._woken(watch, snapshot.revision, shares, pause_s) else idle + 1
+
+    def counts(self) -> dict[str, int]:
+        """The shares by state; empty where no container has a share with this level."""
+        words = [state.word for state in self.states]
+        return {word: words.count(word) for word in STATES} if words else {}
+
+    async def changed(self, revision: int) -> None:
+        """Return when ``revision`` is no longer the present one."""
+        while self.revision == revision:
+            await self._changed.wait()
+
+    async def _keep(self, shares: tuple[Share, ...]) -> set[str]:
+        if not shares:
+            self._take(())
+            return set()
+        try:
+            states, writes, folders = await self._calls.run(set_limits, self._tree, self._pod_logs, shares)
+        except (DriverError, Unanswered) as error:
+            self._take(tuple(LimitState(share, failure=str(error)) for share in shares))
+            return set()
+        self.writes += writes
+        self._take(states)
+        return folders
+
+    async def _woken(
+        self, watch: FolderWatch, revision: int, shares: tuple[Share, ...] | None, pause_s: float
+    ) -> bool:
+        """Return true when a cgroup appears in a watched folder or other shares are held, false after ``pause_s``."""
+        try:
+            async with asyncio.timeout(pause_s):
+                await either(watch.changes(), self._shares_change(revision, shares))
+        except TimeoutError:
+            return False
+        return True
+
+    async def _shares_change(self, revision: int, shares: tuple[Share, ...] | None) -> None:
+        while self._shares() == shares:
+            revision = (await self._inventory.changed(revision)).revision
+
+    def _take(self, states: tuple[LimitState, ...]) -> None:
+        if states == self.states:
+            return
+        self.states = states
+        self.revision += 1
+        if any(state.cgroups or state.failure for state in states):
+            self._inventory.publish("limits", limits_kept=any(state.cgroups for state in states))
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        for state in states:
+            self._log(state)
+        shares = {state.share for state in states}
+        self._logged = {share: text for share, text in self._logged.items() if share in shares}
+
+    def _log(self, state: LimitState) -> None:
+        share, text = state.share, state.failure or state.word
+        if self._logged.get(share) == text or state.word == "waiting":
+            return
+        self._logged[share] = text
+        fields = (share.namespace, share.pod, share.container, share.uuid, share.size_bytes >> 20)
+        if state.failure is not None:
+            log.warning(
+                "A limit of GPU memory is not in force. pod=%s/%s container=%s gpu=%s mib=%d reason=%r",
+                *(*fields, state.failure),
+            )
+        else:
+            log.info("A limit of GPU memory is in force. pod=%s/%s container=%s gpu=%s mib=%d", *fields)
+
+
+def set_limits(
+    tree: Tree, pod_logs: str, shares: tuple[Share, ...]
+) -> tuple[tuple[LimitState, ...], int, set[str]]:
+    """Set the limits that differ. Return the state of each share, the number of limits that were set, and the folders
+    in which cgroups of these containers appear. Raises ``DriverError``. Blocks."""
+    found = ContainerCgroups(tree, pod_logs)
+    cgroups = found.of(shares)
+    driver, states, writes = Nvml(), [], 0
+    enter("nvmlInit")
+    driver.open(events=False)
+    try:
+        limits = driver.memory_limits()
+        for share in shares:
+            state, written = _set_limit(tree, limits, share, cgroups[share[:3]])
+            states.append(state)
+            writes += written
+    finally:
+        driver.close()
+    return tuple(states), writes, found.folders_of(shares)
+
+
+def _set_limit(tree: Tree, limits: MemoryLimits, share: Share, found: FoundCgroups) -> tuple[LimitState, int]:
+    present: list[str] = []
+    writes = 0
+    for cgroup in found.cgroups:
+        enter(f"the limit of {cgroup}")
+        try:
+            cgroup, written = _set_on(tree, limits, share, cgroup)  # noqa: PLW2901 - its parent, if it has to be
+        except LimitRefused as refusal:
+            if tree.exists(cgroup):
+                return LimitState(share, failure=f"{refusal} ({cgroup})"), writes
+        else:
+            present.append(cgroup)
+            writes += written
+    return LimitState(share, tuple(present), found.named and bool(present)), writes
+
+
+def _set_on(tree: Tree, limits: MemoryLimits, share: Share, cgroup: str) -> tuple[str, bool]:
+    """Set the limit, if it differs, on the cgroup or its parent. Return the cgroup, and whether the limit was set."""
+    path, wanted = own_path(tree, cgroup), CgroupLimit(0, share.size_bytes)
+    if limits.read(share.uuid, path) == wanted:
+        return cgroup, False
+    try:
+        limits.write(share.uuid, path, share.size_bytes)
+    except LimitRefused as refusal:
+        if not (refusal.no_cgroup and cgroup.endswith("/container") and tree.exists(cgroup)):
+            raise
+        return _set_on(tree, limits, share, cgroup.removesuffix("/container"))
+    if (shown := limits.read(share.uuid, path)) != wanted:
+        amount = "no limit" if shown is None else f"{shown.hard >> 20} MiB"
+        raise LimitRefused(f"the driver shows {amount} after it was set{CHARGED}")
+    return cgroup, True
+
+
+def own_path(tree: Tree, cgroup: str) -> str:
+    """Return the path that NVML gets. The agent may see the host's cgroups below its root and at their own place; the
+    driver documents only that place."""
+    path = tree.path(cgroup)
+    with suppress(OSError):
+        if Path(cgroup).samefile(path):
+            return cgroup
+    return str(path)

@@ -1,0 +1,103 @@
+"""Pods that use more GPU memory than they were granted, after a grace time. Pure.
+
+Rules:
+
+* A pod exceeds its share while it uses more than its grant and the tolerance. The tolerance is for the CUDA contexts of
+  its processes, which no program asks for.
+* It is reported after ``grace_s`` without interruption, until it is within its share again.
+* Only the time between two measurements that are at most ``gap_s`` apart counts. An unknown use neither begins nor
+  ends anything.
+* The numbers of a report are those of its beginning: live numbers would change its text at each measurement.
+* A pod that is made again has the same name and another UID: its time starts again.
+* Memory of processes outside of pods is reported by the same rule, with a share of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from nodeagent.sharing.gpu_accounts import GpuAccount
+
+Key = tuple[str, str, str]
+"""Namespace and name of a pod, both empty for the processes outside of pods, and the UUID of the GPU."""
+
+
+class OverUse(msgspec.Struct, frozen=True):
+    """One pod on one GPU, in bytes. ``since``: when it began to exceed, by the clock of ``observe``.
+
+    ``processes`` names those outside of pods. ``uid`` is that of the pod, empty where it is not known.
+    """
+
+    namespace: str
+    pod: str
+    uuid: str
+    granted_bytes: int
+    used_bytes: int
+    since: float
+    processes: str = ""
+    uid: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self.namespace, self.pod, self.uuid
+
+
+class OverUses:
+    """Which pods exceed their share. Times are seconds of a clock that never goes back."""
+
+    def __init__(self, tolerance_bytes: int, grace_s: float, gap_s: float) -> None:
+        self.active: dict[Key, OverUse] = {}
+        self._tolerance, self._grace_s, self._gap_s = tolerance_bytes, grace_s, gap_s
+        self._since: dict[Key, float] = {}
+        self._seen_at: dict[Key, float] = {}
+        self._uids: dict[Key, str] = {}
+
+    def observe(self, accounts: Iterable[GpuAccount], now: float) -> bool:
+        """Take a measurement. Return whether ``active`` has changed."""
+        before = dict(self.active)
+        current: set[Key] = set()
+        for use, known in _uses(accounts, now):
+            current.add(use.key)
+            if known:
+                self._judge(use, now)
+        # A pod that is no longer listed has ended: it neither holds nor uses the GPU.
+        for key in [key for key in (*self._since, *self.active) if key not in current]:
+            self._end(key)
+        return self.active != before
+
+    def _judge(self, use: OverUse, now: float) -> None:
+        key = use.key
+        if use.used_bytes <= use.granted_bytes + self._tolerance:
+            self._end(key)
+            return
+        if self._uids.get(key, use.uid) != use.uid:
+            self._end(key)  # another pod of the same name
+        self._uids[key] = use.uid
+        if now - self._seen_at.get(key, now) > self._gap_s:
+            self._since.pop(key, None)
+        since = self._since.setdefault(key, now)
+        self._seen_at[key] = now
+        if key not in self.active and now - since >= self._grace_s:
+            self.active[key] = msgspec.structs.replace(use, since=since)
+
+    def _end(self, key: Key) -> None:
+        self._since.pop(key, None)
+        self._seen_at.pop(key, None)
+        self._uids.pop(key, None)
+        self.active.pop(key, None)
+
+
+def _uses(accounts: Iterable[GpuAccount], now: float) -> Iterator[tuple[OverUse, bool]]:
+    """Yield each user of each GPU, and whether its use is known."""
+    for account in accounts:
+        for pod in account.pods:
+            sizes = (pod.granted_bytes, pod.used_bytes or 0)
+            use = OverUse(pod.namespace, pod.pod, account.uuid, *sizes, now, uid=pod.uid)
+            yield use, pod.used_bytes is not None
+        if account.outside:
+            names = ", ".join(f"{process.name or '?'} ({process.pid})" for process in account.outside[:3])
+            more = f" and {len(account.outside) - 3} more" if len(account.outside) > 3 else ""
+            used = sum(process.memory_bytes for process in account.outside)
+            yield OverUse("", "", account.uuid, 0, used, now, names + more), True

@@ -1,0 +1,79 @@
+"""The controller's configuration, a file of kind ``FabricConfig``: the planner's settings, and those of other rooms.
+
+``load_fabric`` reads it, ``FabricConfig()`` is the default.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflicts
+from nodeagent.config import formats
+from nodeagent.config.faults import Conflict
+from nodeagent.config.setting import setting
+from nodeagent.config.settings_file import read_settings
+from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
+from nodeagent.topology.switches.switch_settings import SwitchesSettings, switch_conflicts
+from nodeagent.web.web_settings import AccessSettings, web_conflicts
+
+Output = Literal["hypernodes", "labels"]
+FilePath = Annotated[str, formats.form(r"[^\x00-\x1f]+", "a path", at_most=4095)]
+
+
+class FabricConfig(FabricRules, frozen=True, kw_only=True):
+    """The configuration of the controller."""
+
+    outputs: Annotated[
+        tuple[Output, ...],
+        setting(
+            "What the controller writes: HyperNodes for Volcano, labels on Nodes for other schedulers. In a cluster "
+            "without the definition of HyperNodes it writes the labels alone, and the HyperNodes once it appears."
+        ),
+    ] = ("hypernodes", "labels")
+    topology: Annotated[
+        FilePath | None,
+        setting(
+            "Path of a file of kind FabricTopology with known cabling, relative to this file; null: none."
+        ),
+    ] = None
+    infiniband_cables: Annotated[
+        FilePath | None,
+        setting(
+            "Path of the output of ibnetdiscover, relative to this file; null: none. InfiniBand links without a "
+            "neighbor get theirs from it, where management keys keep the switches from answering nodes."
+        ),
+    ] = None
+    nodes: Annotated[
+        NodesSettings, setting("Marks on Nodes with fewer links up than minLinks; the start-up taint.")
+    ] = NodesSettings()
+    switches: Annotated[SwitchesSettings, setting("How switches are asked for their LLDP neighbors.")] = (
+        SwitchesSettings()
+    )
+    web: Annotated[
+        AccessSettings,
+        setting("The web server of the controller, at --listen: TLS, access control and the fabric map."),
+    ] = AccessSettings()
+    overlap_condition: Annotated[
+        bool,
+        setting(
+            "With foreign: refuse, set the condition Overlap on our HyperNodes that overlap. Off by default: "
+            "Volcano up to 1.15.1 rebuilds part of its tree at each such write, one for each overlap that "
+            "begins or ends."
+        ),
+    ] = False
+
+
+def load_fabric(text: str, *, name: str) -> FabricConfig:
+    """The configuration in a file's text. Raises ``ConfigError`` with all faults of the file."""
+    return read_settings(text, FabricConfig, name=name, conflicts_of_valid=_conflicts)[0]
+
+
+def _conflicts(config: FabricConfig) -> Iterator[Conflict]:
+    for i, entry in enumerate(config.fabrics):
+        if entry == FabricSelect(fabric=entry.fabric):
+            yield Conflict((("fabrics", i),), 'matches every link; if this is meant, write nodes: ["*"]')
+    for conflict in switch_conflicts(config.switches):
+        yield conflict.below("switches")
+    for conflict in min_links_conflicts(config.nodes, config.min_links):
+        yield conflict.below("nodes")
+    for conflict in web_conflicts(config.web):
+        yield conflict.below("web")

@@ -1,0 +1,177 @@
+"""The pages of the controller's web server: metrics, probes, and the fabric map below ``/ui/``.
+
+The map shows what this replica has: its copies of the cluster, planned once more for each document and not accepted,
+so that looking changes no move. Only the leader has the times of waiting moves and the last writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from nodeagent.base import supervise
+from nodeagent.base.bounded_calls import in_thread
+from nodeagent.config.formats import host_port
+from nodeagent.fabric.fabric_view import ViewReport, fabric_view
+from nodeagent.fabric.nodelinks import NodeLink, VfHolder
+from nodeagent.health.rule_words import rule_words
+from nodeagent.kube.client import ApiClient, ApiError
+from nodeagent.kube.lease import Lease
+from nodeagent.kube.resource import NODELINKS
+from nodeagent.metrics.controller_metrics import ControllerInput, PlanProgress, render
+from nodeagent.metrics.text_format import PLAIN, negotiate
+from nodeagent.topology.fabric_in_force import FabricInForce
+from nodeagent.topology.hypernodes import HyperNodeWriter
+from nodeagent.topology.node_labels import NodeLabeler
+from nodeagent.topology.pod_index import NAME_MAX
+from nodeagent.topology.write_log import WriteLog
+from nodeagent.web.auth import AccessControl
+from nodeagent.web.live_document import JSON_TYPE, LiveDocument
+from nodeagent.web.server import Page, PageHandler, WebServer
+from nodeagent.web.ui_pages import PREFIX, UiPages
+from nodeagent.web.web_settings import AccessSettings
+
+NODE_NAME_MAX = 253
+PODS_FOUND_MAX = 12
+"""Results of a search, as many as the page shows."""
+
+
+class ReplicaWrites(msgspec.Struct, frozen=True):
+    """The writers of this replica, and their last writes."""
+
+    hypernodes: HyperNodeWriter
+    labels: NodeLabeler
+    log: WriteLog
+
+
+class _ReportedLinks(msgspec.Struct):
+    links: tuple[NodeLink, ...] = ()
+    holders: tuple[VfHolder, ...] = ()
+
+
+_REPORT = NODELINKS.typed(_ReportedLinks)
+
+
+class ControllerPages:
+    """``reader`` asks the API server for the report of a selected node."""
+
+    def __init__(
+        self,
+        settings: AccessSettings,
+        fabric: FabricInForce,
+        lease: Lease,
+        progress: PlanProgress,
+        writes: ReplicaWrites,
+        reader: ApiClient,
+        namespace: str,
+        replica: str,
+    ) -> None:
+        self._settings = settings
+        self._fabric, self._lease, self._progress, self._writes = fabric, lease, progress, writes
+        self._reader, self._namespace, self._replica = reader, namespace, replica
+        self._planned = asyncio.Event()
+        self.live = LiveDocument(self._document, self._changed, self._state)
+
+    def planned(self) -> None:
+        """The leader has planned or written: viewers get a new document."""
+        planned, self._planned = self._planned, asyncio.Event()
+        planned.set()
+
+    async def serve(self, listen: str, listening: Callable[[int], None]) -> None:
+        """Serve until cancelled. ``listening`` takes the port."""
+        probes: dict[str, PageHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
+        folders = {}
+        if self._settings.ui:
+            folders[PREFIX] = UiPages(
+                "fabric", self.live, {"node.json": self._node, "pods.json": self._pods}
+            ).answer
+        server = WebServer({"/metrics": self.metrics, **probes}, AccessControl(self._settings), folders)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.run(*host_port(listen), listening))
+            if self._settings.probe_listen is not None:
+                group.create_task(WebServer(probes).run(*host_port(self._settings.probe_listen)))
+
+    # --- the map --------------------------------------------------------------------------------------------
+
+    async def _document(self) -> bytes:
+        plan_at, taken = time.monotonic(), time.time()
+        prepared = self._fabric.parts.planner.prepare(plan_at)
+        writes = self._writes.log.recent()
+        return await in_thread(lambda: msgspec.json.encode(fabric_view(prepared(), plan_at, taken, writes)))
+
+    def _changed(self) -> Awaitable[object]:
+        mirror = self._fabric.parts.mirror
+        return supervise.either(mirror.changed(mirror.revision), self._planned.wait())
+
+    def _state(self) -> dict[str, object]:
+        return {
+            "replica": self._replica,
+            "leading": self._lease.leading,
+            "leader": (self._lease.holder or "").rpartition("_")[0],
+        }
+
+    async def _node(self, parameters: Mapping[str, str]) -> Page:
+        """The whole report of a node. A list of one needs no right that the controller lacks."""
+        name = parameters.get("name", "")
+        if not name or len(name) > NODE_NAME_MAX or not name.isascii() or any(char in name for char in ",=!"):
+            return Page(400, b"name a node\n")
+        try:
+            listed = await self._reader.list(
+                _REPORT, namespace=self._namespace, fields=f"metadata.name={name}"
+            )
+        except ApiError as error:
+            return Page(503, f"the API server does not give it: {error}\n".encode())
+        if not listed.items:
+            return Page(404, b"the node has no report now\n")
+        known = self._fabric.parts.planner.inputs.known_neighbors
+        links = known.complete_links(name, listed.items[0].links)
+        words = rule_words({reason for link in links for reason in link.reasons})
+        view = ViewReport(links, words, listed.items[0].holders)
+        return Page(200, msgspec.json.encode(view), JSON_TYPE)
+
+    async def _pods(self, parameters: Mapping[str, str]) -> Page:
+        """The pods whose ``namespace/name`` contains a text, with their nodes."""
+        text = parameters.get("text", "").strip()
+        if not text or len(text) > NAME_MAX:
+            return Page(400, b"give a part of the name\n")
+        found = await self._fabric.parts.mirror.pods.find(text, PODS_FOUND_MAX)
+        return Page(200, msgspec.json.encode(found), JSON_TYPE)
+
+    # --- metrics and probes -----------------------------------------------------------------------------------
+
+    def metrics(self, accept: str) -> Page:
+        parts = self._fabric.parts
+        shown = ControllerInput(
+            self._progress,
+            parts.mirror.parts(),
+            self._writes.hypernodes.writes,
+            self._writes.labels.writes,
+            supervise.restarts,
+            leading=self._lease.leading,
+            switches=parts.switches,
+            marks=parts.marks,
+            startup_taints=parts.startup.writes if parts.startup is not None else None,
+            configuration_fault=self._fabric.fault,
+        )
+        return Page(200, *render(shown, openmetrics=negotiate(accept) != PLAIN))
+
+    def _healthz(self, _accept: str) -> Page:
+        return Page(200, b"ok\n")
+
+    def _readyz(self, _accept: str) -> Page:
+        """Ready to lead: every mirror has been complete once. Followers are ready too."""
+        lines, ready = [], True
+        for name, part in self._fabric.parts.mirror.parts().items():
+            ready &= part.synced.is_set()
+            state = "known" if part.synced.is_set() else "not read yet"
+            lines.append(
+                f"{name}: {len(part.objects)} {state}" + (f"; {part.trouble}" if part.trouble else "")
+            )
+        if self._fabric.fault:
+            lines.append(f"configuration: refused, the running one stays: {self._fabric.fault}")
+        holder = self._lease.holder or "none"
+        lines.append(f"leader: {holder}{' (this one)' if self._lease.leading else ''}")
+        return Page(200 if ready else 503, "".join(f"{line}\n" for line in lines).encode())

@@ -1,0 +1,266 @@
+"""The controller's copies of NodeLinks, Nodes and HyperNodes, kept by watches; every change goes to the planner.
+
+Rules:
+
+* A copy holds just enough of each object to detect a change. The planner receives the content while it is read: a
+  hundred thousand reports as objects would take most of a gigabyte.
+* An object that cannot be decoded is refused by name and does not affect the others.
+* The pods in reports are kept for the search of the map alone: a pod that starts or ends makes no plan.
+* Of a Node only the metadata is requested, and only the labels that the controller may write are decoded.
+* A watch can stop without ending, and its copy is then outdated. Before a plan is written, the versions of all
+  HyperNodes are listed: a write names the version of one object, but the rules of the tree concern all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import msgspec
+
+from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
+from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain
+from nodeagent.fabric.reports import InternPool
+from nodeagent.kube.client import ApiClient
+from nodeagent.kube.reflector import Reflector
+from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Meta, Partial
+from nodeagent.topology.pod_index import PodIndex
+
+log = logging.getLogger(__name__)
+
+
+class FabricListener(Protocol):
+    """The methods of ``fabric.Planner`` that receive the content. ``None``: the object is gone."""
+
+    def report(self, name: str, links: NodeLinks | None) -> None: ...
+    def refuse(self, name: str, why: str) -> None: ...
+    def node(self, name: str, labels: Mapping[str, str] | None) -> None: ...
+    def hypernode(self, name: str, hypernode: HyperNode | None) -> None: ...
+
+
+class RawReport(msgspec.Struct, rename="camel"):
+    """A NodeLinks object whose fields are not decoded yet."""
+
+    metadata: Meta
+    node_name: msgspec.Raw = msgspec.Raw(b'""')
+    links: msgspec.Raw = msgspec.Raw(b"[]")
+    nvlink_domains: msgspec.Raw = msgspec.Raw(b"[]")
+    holders: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class RawHyperNode(msgspec.Struct):
+    metadata: Meta
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+OurLabels = tuple[tuple[str, str], ...]
+"""The labels of a Node that the controller may write, sorted by key."""
+
+
+class NodeLabelDecoder:
+    """Decodes a Node's metadata with the labels of ``keys`` alone: a Node has fifty others."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = tuple(sorted(set(keys)))
+        names = {key: f"label_{i}" for i, key in enumerate(self._keys)}
+        labels = msgspec.defstruct(
+            "DecodedLabels",
+            [(name, str | None, None) for name in names.values()],
+            rename={name: key for key, name in names.items()},
+        )
+        meta = msgspec.defstruct(
+            "LabelledMeta", [("labels", labels | None, None)], bases=(Meta,), rename="camel"
+        )
+        self.struct = msgspec.defstruct("LabelledNode", [("metadata", meta)])
+        self._pool = InternPool()
+
+    def labels(self, node: Any) -> OurLabels:
+        """The labels of a decoded ``struct``. Equal labels are one value."""
+        labels = node.metadata.labels
+        values = msgspec.structs.astuple(labels) if labels is not None else ()
+        return self._pool(
+            tuple((key, value) for key, value in zip(self._keys, values, strict=False) if value is not None)
+        )
+
+
+_NAME = msgspec.json.Decoder(str)
+_LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
+_DOMAINS = msgspec.json.Decoder(tuple[ReportedDomain, ...])
+
+
+class ClusterMirror:
+    """The three copies. ``revision`` increases with each change."""
+
+    def __init__(
+        self, client: ApiClient, namespace: str, listener: FabricListener, label_keys: Iterable[str]
+    ) -> None:
+        self.revision = 0
+        self.pods = PodIndex()
+        self._client = client
+        self._waiters: list[asyncio.Future[None]] = []
+        self._listener = listener
+        self._node_labels = NodeLabelDecoder(label_keys)
+        self._passed_on: dict[str, int] = {}
+        """Reports that the planner has and the copy has not yet: those of a list that has not ended, or has failed."""
+        self._decoded: dict[str, HyperNode | None] = {}
+        self.reports: Reflector[int] = Reflector(
+            client,
+            NODELINKS.typed(RawReport),
+            namespace=namespace,
+            take=self._take_report,
+            changed=self._report_changed,
+            listed=self._reports_listed,
+        )
+        self.nodes: Reflector[OurLabels] = Reflector(
+            client,
+            replace(NODES.typed(self._node_labels.struct), metadata_only=True),
+            take=self._node_labels.labels,
+            changed=self._node_changed,
+        )
+        self.hypernodes: Reflector[str] = Reflector(
+            client,
+            HYPERNODES.typed(RawHyperNode),
+            take=self._take_hypernode,
+            changed=self._hypernode_changed,
+            optional=self.stir,
+            listed=self._decoded.clear,
+        )
+
+    def parts(self) -> dict[str, Reflector[int] | Reflector[OurLabels] | Reflector[str]]:
+        """The copies by resource."""
+        return {"nodelinks": self.reports, "nodes": self.nodes, "hypernodes": self.hypernodes}
+
+    def jobs(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """The tasks that keep the copies, by name. Nodes are read after the HyperNodes that their labels repeat."""
+
+        async def nodes() -> None:
+            await self.hypernodes.synced.wait()
+            await self.nodes.run()
+
+        return {"nodelinks": self.reports.run, "nodes": nodes, "hypernodes": self.hypernodes.run}
+
+    async def synced(self) -> None:
+        """Return when each copy has been complete once: an object that is absent before that is only unknown."""
+        for part in self.parts().values():
+            await part.synced.wait()
+
+    async def caught_up(self, versions: Mapping[str, str | None], timeout_s: float) -> bool:
+        """Wait until the copy has these HyperNodes at these versions (``None``: deleted). False: it timed out."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(self.hypernodes.objects.get(name) != version for name, version in versions.items()):
+                    await self.changed(self.revision)
+        except TimeoutError:
+            return False
+        return True
+
+    async def confirmed(self, timeout_s: float) -> bool:
+        """Compare the copy of the HyperNodes with a list from the API server.
+
+        False: they differed, so the plan is outdated; the copy is right now or is being read again. Raises
+        ``ApiError``.
+        """
+        listed: dict[str, str | None] = {}
+
+        def take(hypernode: Partial) -> None:
+            listed[hypernode.metadata.name] = hypernode.metadata.resource_version
+
+        await self._client.list_each(HYPERNODES.partial, take, listed.clear)
+        copy = self.hypernodes.objects
+        outdated = {
+            name: listed.get(name)
+            for name in listed.keys() | copy.keys()
+            if listed.get(name) != copy.get(name)
+        }
+        if not outdated:
+            return True
+        if not await self.caught_up(outdated, timeout_s):
+            log.info("The copy of the HyperNodes is outdated and is read again.")
+            self.hypernodes.doubt()
+        return False
+
+    async def changed(self, revision: int) -> None:
+        """Return when something has changed since this revision."""
+        while self.revision == revision:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def stir(self) -> None:
+        """Increase the revision and wake ``changed``: an object has changed, or another input of the plan."""
+        self.revision += 1
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # --- reports ------------------------------------------------------------------------------------------
+
+    def _take_report(self, raw: RawReport) -> int:
+        """Pass a changed report on at once, so that at most one page of decoded reports exists.
+
+        A list that fails half-way has still passed on what is true. The copy has a hash of each report.
+        """
+        name = raw.metadata.name
+        self.pods.take(name, bytes(raw.holders))
+        content = hash((bytes(raw.links), bytes(raw.node_name), bytes(raw.nvlink_domains)))
+        known = self._passed_on.get(name)
+        if content != (self.reports.objects.get(name) if known is None else known):
+            self._passed_on[name] = content
+            try:
+                report = _decoded(raw)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                self._listener.refuse(name, str(error))
+            else:
+                self._listener.report(name, report)
+            self.stir()
+        return content
+
+    def _report_changed(self, name: str, _before: int | None, now: int | None) -> None:
+        self._passed_on.pop(name, None)
+        if now is None:
+            self.pods.forget(name)
+            self._listener.report(name, None)
+            self.stir()
+
+    def _reports_listed(self) -> None:
+        deleted = self._passed_on.keys() - self.reports.objects.keys()  # since an attempt that failed
+        for name in deleted:
+            self._report_changed(name, None, None)
+        self._passed_on.clear()  # which frees its memory
+
+    # --- Nodes --------------------------------------------------------------------------------------------
+
+    def _node_changed(self, name: str, _before: OurLabels | None, now: OurLabels | None) -> None:
+        self.stir()
+        self._listener.node(name, None if now is None else dict(now))
+
+    # --- HyperNodes ---------------------------------------------------------------------------------------
+
+    def _take_hypernode(self, raw: RawHyperNode) -> str:
+        meta = raw.metadata
+        try:
+            self._decoded[meta.name] = of(
+                meta.name, meta.labels, meta.annotations, meta.resource_version, bytes(raw.spec)
+            )
+        except HyperNodeError:
+            # Volcano cannot read it either: it has no members, and another owner must correct it.
+            self._decoded[meta.name] = None
+        return meta.resource_version or ""
+
+    def _hypernode_changed(self, name: str, _before: str | None, now: str | None) -> None:
+        self.stir()
+        hypernode = self._decoded.pop(name, None)
+        self._listener.hypernode(name, hypernode if now is not None else None)
+
+
+def _decoded(raw: RawReport) -> NodeLinks:
+    return NodeLinks(
+        metadata=Metadata(name=raw.metadata.name),
+        node_name=_NAME.decode(raw.node_name),
+        links=_LINKS.decode(raw.links),
+        nvlink_domains=_DOMAINS.decode(raw.nvlink_domains),
+    )

@@ -1,0 +1,177 @@
+"""Remove the start-up taint of new Nodes: ``nodeagent.io/starting``.
+
+A node group creates its Nodes with this taint, and Cluster Autoscaler ignores it (``--startup-taint``). So no pod comes
+before the devices, and no further node is created for it.
+
+* The taint is removed after the agent's pod on the Node has been Ready for ``SETTLE_S``. The kubelet then has the
+  devices, and the Node shows them.
+* The agents' pods are watched. A new leader reads all Nodes once: only those with the taint matter among the pods that
+  are Ready already. Later each pod that becomes Ready costs one read of its Node.
+* The taint is only removed, never set: an agent that fails later is a matter of health.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import NamedTuple
+
+import msgspec
+
+from nodeagent.base.supervise import beside, keep
+from nodeagent.cluster.node_marks import STORED_NODES, NodeMarks, StoredNode
+from nodeagent.cluster.retry import RETRY_FIRST_S, FailureLog
+from nodeagent.kube.client import ApiClient, ApiError
+from nodeagent.kube.lease import NotLeading
+from nodeagent.kube.reflector import Reflector
+from nodeagent.kube.resource import PODS, Meta
+
+log = logging.getLogger(__name__)
+
+TAINT_KEY = "nodeagent.io/starting"
+SELECTOR = "app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
+"""The pods of the DaemonSet."""
+SETTLE_S = 15.0
+"""The kubelet writes its Node every 10 s (nodeStatusUpdateFrequency), the devices with it."""
+PER_SECOND = 10.0
+AGAIN_S = 30.0
+"""Until the next attempt after a failure."""
+
+
+class _Condition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+
+
+class _PodSpec(msgspec.Struct, rename={"node_name": "nodeName"}):
+    node_name: str = ""
+
+
+class _PodStatus(msgspec.Struct):
+    conditions: list[_Condition] | None = None
+
+
+class _AgentPod(msgspec.Struct):
+    metadata: Meta
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+
+
+class _Seen(NamedTuple):
+    """The facts of a pod that the copy keeps."""
+
+    uid: str | None
+    node: str
+    ready: bool
+
+
+class StartupTaints:
+    """Removes the taint while ``run`` runs. ``writes`` counts by result: ``ok``, ``gone`` or ``failed``."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        namespace: str,
+        *,
+        again_s: float = AGAIN_S,
+        per_second: float = PER_SECOND,
+    ) -> None:
+        self._client, self._namespace = client, namespace
+        self._node_marks = NodeMarks(client)
+        self._again_s, self._gap_s = again_s, 1.0 / per_second
+        self._due: dict[str, float] = {}
+        """By Node: when to remove its taint."""
+        self._changed = asyncio.Event()
+        self._failures = FailureLog("The start-up taint of a node cannot be removed")
+        self.writes: Counter[str] = Counter()
+
+    @property
+    def waiting(self) -> set[str]:
+        """The Nodes whose taint is to be removed."""
+        return set(self._due)
+
+    async def run(self) -> None:
+        """Run until cancelled, or until this replica leads no more."""
+        self._due.clear()
+        pods = Reflector(
+            self._client,
+            PODS.typed(_AgentPod),
+            namespace=self._namespace,
+            labels=SELECTOR,
+            take=_seen,
+            changed=self._pod_changed,
+        )
+        async with beside(keep("agent pods", pods.run), pods.synced.wait()):
+            early = dict(self._due)
+            tainted = await self._tainted()
+            for name in early.keys() - tainted:
+                self._due.pop(name, None)
+            while True:
+                await self._wait()
+                now = asyncio.get_running_loop().time()
+                for name in sorted(name for name, at in self._due.items() if at <= now):
+                    await self._remove(name)
+                    await asyncio.sleep(self._gap_s)
+
+    def _pod_changed(self, _: str, before: _Seen | None, now: _Seen | None) -> None:
+        if now is None or not now.ready:
+            if before is not None:
+                self._due.pop(before.node, None)
+            return
+        if now.node and before != now:
+            self._due[now.node] = asyncio.get_running_loop().time() + SETTLE_S
+            self._changed.set()
+
+    async def _wait(self) -> None:
+        """Return when a Node is due."""
+        loop = asyncio.get_running_loop()
+        while not self._due or (next_at := min(self._due.values())) > loop.time():
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(next_at if self._due else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                return
+
+    async def _tainted(self) -> set[str]:
+        """The Nodes that have the taint."""
+        found: set[str] = set()
+
+        def take(node: StoredNode) -> None:
+            if any(taint.get("key") == TAINT_KEY for taint in node.spec.taints or ()):
+                found.add(node.metadata.name)
+
+        while True:
+            try:
+                await self._client.list_each(STORED_NODES, take, found.clear)
+                return found
+            except ApiError as error:
+                self._failures.failed(error, node="*")
+                await asyncio.sleep(max(RETRY_FIRST_S, self._again_s, error.retry_after_s or 0.0))
+
+    async def _remove(self, name: str) -> None:
+        try:
+            removed = await self._node_marks.remove_taint(name, TAINT_KEY)
+        except NotLeading:
+            await asyncio.Event().wait()  # until this task is cancelled
+            return
+        except ApiError as error:
+            if not error.missing:
+                self.writes["failed"] += 1
+                self._failures.failed(error, node=name)
+                wait_s = max(self._again_s, error.retry_after_s or 0.0)
+                self._due[name] = asyncio.get_running_loop().time() + wait_s
+                return
+            self.writes["gone"] += 1
+        else:
+            self._failures.succeeded()
+            if removed:
+                self.writes["ok"] += 1
+                log.info("The agent of a new node is Ready; its start-up taint is removed. node=%s", name)
+        self._due.pop(name, None)
+
+
+def _seen(pod: _AgentPod) -> _Seen:
+    ready = any((one.type, one.status) == ("Ready", "True") for one in pod.status.conditions or ())
+    return _Seen(pod.metadata.uid, pod.spec.node_name, ready)

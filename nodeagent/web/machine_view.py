@@ -1,0 +1,89 @@
+"""The resources of a machine at one moment, and what is wrong with them: the values that verbs and pages show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from nodeagent.dra.device_attributes import LinkMemory, published
+from nodeagent.dra.devices import DraDevice, GpuDevice
+from nodeagent.facts.allocation import Devices
+from nodeagent.facts.model import Snapshot
+from nodeagent.kinds import DeviceKind
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """The configuration asks for something that this machine lacks.
+
+    ``fatal``: the agent does not start, and does not accept the changed configuration. ``ready``: the agent is ready
+    nevertheless. ``source``: before this source has published, the message is a guess. ``key``: ``idle`` if an entry
+    selects nothing, ``slices`` if its slices are very small.
+    """
+
+    message: str
+    fatal: bool
+    ready: bool = True
+    source: str = "pci"
+    key: Literal["idle", "slices"] = "idle"
+
+
+class ClaimDevice(msgspec.Struct, frozen=True):
+    """A GPU or PF that claims allocate. ``parent`` is a UUID or PCI address, ``capacity`` a quantity such as
+    ``80896Mi``, ``attributes`` are those of its ResourceSlice."""
+
+    name: str
+    pool: str
+    parent: str
+    capacity: str
+    attributes: Mapping[str, str | int | bool]
+
+
+class MachineView(msgspec.Struct, frozen=True):
+    """The facts of one moment, and the resources that the configuration makes of them.
+
+    ``configuration``: the digest of an agent's configuration; empty if no agent answers. ``free``: the devices that a
+    pod can still get, by resource and parent; without a resource if it is not known what pods hold.
+    """
+
+    snapshot: Snapshot
+    resources: tuple[tuple[str, tuple[Devices, ...]], ...]
+    troubles: tuple[Trouble, ...]
+    configuration: str = ""
+    free: Mapping[str, Mapping[str, int]] = {}
+    levels: Mapping[str, str] = {}
+    """The enforcement in force, by resource of GPU memory."""
+    by_claim: tuple[ClaimDevice, ...] = ()
+    """The devices of the resources with mode dra."""
+
+
+def machine_view(
+    kinds: Iterable[DeviceKind],
+    snapshot: Snapshot,
+    troubles: tuple[Trouble, ...],
+    configuration: str = "",
+    by_claim: Iterable[DraDevice] = (),
+) -> MachineView:
+    """Return the view of these resources and of the devices that claims allocate."""
+    kinds = tuple(kinds)
+    free = ((kind.resource, kind.free(snapshot)) for kind in kinds)
+    return MachineView(
+        snapshot,
+        tuple((kind.resource, kind.devices(snapshot)) for kind in kinds),
+        troubles,
+        configuration,
+        {resource: by_parent for resource, by_parent in free if by_parent is not None},
+        {kind.resource: level for kind in kinds if (level := kind.level(snapshot)) is not None},
+        tuple(_claim_devices(by_claim, snapshot)),
+    )
+
+
+def _claim_devices(devices: Iterable[DraDevice], snapshot: Snapshot) -> Iterator[ClaimDevice]:
+    places = LinkMemory().places(snapshot)
+    for device in devices:
+        attributes = published(device, snapshot, places)["attributes"]
+        parent = device.gpu.uuid if isinstance(device, GpuDevice) else device.pf.pci_address
+        values = {name: next(iter(value.values())) for name, value in attributes.items()}
+        capacity = device.capacity.quantity(device.capacity.total)
+        yield ClaimDevice(device.name, device.pool, parent, capacity, values)

@@ -1,0 +1,250 @@
+"""The offer of a node: the configuration applied to facts, and stable rails."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+from msgspec.structs import replace
+
+from nodeagent.agent_config import Config, load
+from nodeagent.facts.model import Function, Gpu, HostPaths, Link, MigDevice, Rdma, Snapshot
+from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kinds.vf import VfPool
+from nodeagent.kinds.whole_gpu import WholeGpus
+from nodeagent.offering import offer
+from nodeagent.offering.offer import Offer, prefix
+
+HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresourcePrefix: example.com\n"
+
+
+def configured(text: str) -> Config:
+    return load(HEAD + text, name="test.yaml")
+
+
+def pf(number: int, *, vfs: int | None = 2, driver: str = "mlx5_core", rdma: bool = True) -> Function:
+    address = f"0000:{number:02x}:00.0"
+    return Function(
+        pci_address=address,
+        vendor="15b3",
+        device="1021",
+        driver=driver,
+        netdev=f"ens{number}np0",
+        link_type="ethernet",
+        rdma=Rdma(f"mlx5_{number}") if rdma else None,
+        vfio_group=None,
+        vdpa=None,
+        numa_node=0,
+        pci_path=(f"pci0000:{number:02x}", address),
+        num_vfs=vfs,
+        total_vfs=None if vfs is None else 16,
+    )
+
+
+def link(function: Function, *, speed: int | None = 400_000, default_route: bool = False) -> Link:
+    netdev = function.netdev or ""
+    return Link(netdev, function.pci_address, None, True, speed is not None, "up", speed, 9000, default_route)
+
+
+def vf_of(parent: Function, index: int) -> Function:
+    address = parent.pci_address[:-1] + str(index + 1)
+    return replace(
+        parent,
+        pci_address=address,
+        netdev=None,
+        parent=parent.pci_address,
+        vf_index=index,
+        num_vfs=None,
+        total_vfs=None,
+    )
+
+
+def machine(*pfs: Function, gpus: int = 0, **facts: object) -> Snapshot:
+    functions = [
+        function for one in pfs for function in (one, *(vf_of(one, i) for i in range(one.num_vfs or 0)))
+    ]
+    return Snapshot(
+        functions=tuple(sorted(functions, key=lambda f: f.pci_address)),
+        links=tuple(link(one) for one in pfs),
+        gpus=tuple(
+            Gpu(f"GPU-{i}", i, i, "NVIDIA H100 80GB HBM3", f"0000:{i}b:00.0", 81559, 0) for i in range(gpus)
+        ),
+        **facts,
+    )
+
+
+def pools(made: Offer, snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
+    return {kind.resource: tuple(kind.pfs) for kind in made.kinds(snapshot) if isinstance(kind, VfPool)}
+
+
+def test_the_doctests_pass() -> None:
+    assert doctest.testmod(offer).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("product", "head"),
+    [
+        ("DGXH100", "nvidia-dgx-h100"),
+        ("DGXA100 920-23687-2530-000", "nvidia-dgx-a100"),
+        ("NVIDIA DGX H200", "nvidia-dgx-h200"),
+        ("Standard PC (Q35 + ICH9, 2009)", "nodeagent.io"),
+        ("To Be Filled By O.E.M.", "nodeagent.io"),
+        ("SYS-821GE-TNHR", "sys-821ge-tnhr"),
+        ("***", "nodeagent.io"),
+        (None, "nodeagent.io"),
+    ],
+)
+def test_the_prefix_is_derived_from_the_product_name(product: str | None, head: str) -> None:
+    assert prefix(Config(), product) == head
+    assert prefix(configured(""), product) == "example.com"
+
+
+def test_rails_have_pci_order_and_stay_when_a_nic_disappears() -> None:
+    made = Offer(configured(""))
+    one, two, three = pf(1), pf(2), pf(3)
+    first = {"example.com/nic0": (one.pci_address,), "example.com/nic1": (two.pci_address,)}
+    assert pools(made, machine(one, two)) == first
+    assert pools(made, machine(two)) == first
+    assert pools(made, machine(one, two, three)) == first | {"example.com/nic2": (three.pci_address,)}
+
+
+def test_a_nic_that_gets_vfs_later_gets_the_next_rail() -> None:
+    made = Offer(configured(""))
+    late = pf(1, vfs=0)
+    assert pools(made, machine(late, pf(2))) == {"example.com/nic0": ("0000:02:00.0",)}
+    assert pools(made, machine(pf(1), pf(2)))["example.com/nic1"] == ("0000:01:00.0",)
+
+
+def test_a_pf_with_configured_vfs_keeps_its_rail_without_vfs() -> None:
+    """An agent that starts in that hour has no history, and must not give its name to another NIC."""
+    text = "vfs: [{select: {drivers: [mlx5_core]}, count: 2}]\n"
+    bereft = machine(pf(1, vfs=0), pf(2))
+    assert pools(Offer(configured(text)), bereft) == {
+        "example.com/nic0": ("0000:01:00.0",),
+        "example.com/nic1": ("0000:02:00.0",),
+    }
+    none_wanted = text.replace("count: 2", "count: 0")
+    assert pools(Offer(configured(none_wanted)), bereft) == {"example.com/nic0": ("0000:02:00.0",)}
+
+
+def test_literal_addresses_fix_the_rails() -> None:
+    text = "resources: [{kind: vf, select: {pciAddresses: ['0000:03:00.0', '0000:01:00.0']}}]\n"
+    assert pools(Offer(configured(text)), machine(pf(1))) == {"example.com/nic1": ("0000:01:00.0",)}
+
+
+def test_a_reloaded_configuration_keeps_the_rails_of_entries_that_did_not_change() -> None:
+    before = Offer(configured(""))
+    pools(before, machine(pf(1), pf(2)))
+    after = Offer(configured("scanSeconds: 5\n"), before=before)
+    assert pools(after, machine(pf(2)))["example.com/nic1"] == ("0000:02:00.0",)
+
+
+@pytest.mark.parametrize(
+    ("select", "chosen"),
+    [
+        ("{}", [1, 2, 3]),
+        ("{netdevs: ['ens[12]np0']}", [1, 2]),
+        ("{exclude: ['ens2*', '0000:03:00.0']}", [1]),
+        ("{drivers: ['ice']}", [3]),
+        ("{vendors: ['8086']}", []),
+        ("{rdma: true}", [1, 2]),
+        ("{minSpeedMbps: 500000}", []),
+        ("{linkTypes: [infiniband]}", []),
+    ],
+)
+def test_a_selected_pf_matches_every_list_that_is_not_empty(select: str, chosen: list[int]) -> None:
+    snapshot = machine(pf(1), pf(2), pf(3, driver="ice", rdma=False))
+    made = pools(Offer(configured(f"resources: [{{kind: vf, select: {select}}}]\n")), snapshot)
+    assert [address for pfs in made.values() for address in pfs] == [f"0000:{n:02x}:00.0" for n in chosen]
+
+
+def test_the_nic_of_the_default_route_and_nics_without_vfs_are_never_offered() -> None:
+    routed = pf(1)
+    snapshot = replace(
+        machine(routed, pf(2, vfs=0), pf(3, vfs=None)), links=(link(routed, default_route=True),)
+    )
+    assert pools(Offer(configured("")), snapshot) == {}
+
+
+def test_a_link_that_is_down_passes_the_minimum_speed() -> None:
+    one = pf(1)
+    snapshot = replace(machine(one), links=(link(one, speed=None),))
+    assert pools(Offer(configured("resources: [{kind: vf, select: {minSpeedMbps: 100000}}]\n")), snapshot)
+
+
+def test_a_name_without_a_field_pools_all_nics_and_always_exists() -> None:
+    made = Offer(configured("resources: [{kind: vf, name: vfs}]\n"))
+    assert pools(made, machine()) == {"example.com/vfs": ()}
+    assert pools(made, machine(pf(1), pf(2))) == {"example.com/vfs": ("0000:01:00.0", "0000:02:00.0")}
+
+
+def test_the_vendors_cdi_kind_is_used_where_it_defines_all_gpus() -> None:
+    made = Offer(
+        configured(
+            "resources: [{kind: gpu-mem, select: {indexes: ['0-1']}}, {kind: gpu, select: {indexes: ['2']}}]\n"
+        )
+    )
+    snapshot = machine(gpus=3, paths=HostPaths(vendor_gpus=frozenset({"GPU-2"})))
+    slices, whole = made.kinds(snapshot)
+    assert isinstance(slices, GpuMemory)
+    assert isinstance(whole, WholeGpus)
+    assert (slices.gpus, slices.cdi_kind) == (frozenset({"GPU-0", "GPU-1"}), "nodeagent.io/gpu")
+    assert (whole.gpus, whole.cdi_kind) == (frozenset({"GPU-2"}), "nvidia.com/gpu")
+
+
+def test_a_gpu_offered_twice_is_fatal_and_belongs_to_the_first_entry() -> None:
+    made = Offer(
+        configured(
+            "resources: [{kind: gpu-mem, select: {models: ['*H100*']}}, {kind: gpu, select: {models: ['*80GB*']}}]\n"
+        )
+    )
+    snapshot = machine(gpus=1)
+    fatal = [trouble.message for trouble in made.troubles(snapshot) if trouble.fatal]
+    assert fatal == [
+        "GPU 0 (GPU-0) is offered twice, as example.com/gpu-mem and as example.com/gpu; "
+        "let the two resources select different GPUs"
+    ]
+    slices, whole = made.kinds(snapshot)
+    assert len(slices.devices(snapshot)[0].ids) == 79
+    assert whole.devices(snapshot) == ()
+
+
+def test_a_name_with_the_index_makes_one_resource_for_each_gpu_which_it_keeps_while_the_gpu_is_lost() -> None:
+    config = configured("resources:\n- {kind: gpu-mem, name: 'gpu-mem{gpu}', select: {indexes: ['1-2']}}\n")
+    snapshot = machine(gpus=3)
+    (gone, left) = snapshot.gpus[1:]
+    lost = replace(snapshot, gpus=(snapshot.gpus[0], replace(gone, lost=True), left))
+    for facts in (snapshot, lost):
+        made = Offer(config).kinds(facts)
+        parents = {kind.resource: [it.parent for it in kind.devices(facts)] for kind in made}
+        assert parents == {"example.com/gpu-mem1": ["GPU-1"], "example.com/gpu-mem2": ["GPU-2"]}
+    (trouble,) = Offer(config).troubles(machine())
+    assert trouble.message == "gpu-mem{gpu}: nothing is offered: no GPU is selected"
+
+
+def test_one_selection_may_be_sliced_and_divided_because_the_mode_of_each_gpu_decides() -> None:
+    made = Offer(configured("resources: [{kind: gpu-mem}, {kind: mig}]\n"))
+    gpus = machine(gpus=2).gpus
+    divided = replace(gpus[0], mig=True, mig_devices=(MigDevice("MIG-a", "1g.10gb", 9856, 7, 0),))
+    snapshot = Snapshot(gpus=(divided, gpus[1]))
+    lists = {kind.resource: [it.parent for it in kind.devices(snapshot)] for kind in made.kinds(snapshot)}
+    assert lists == {"example.com/gpu-mem": ["GPU-1"], "example.com/mig-1g.10gb": ["GPU-0"]}
+    assert made.troubles(snapshot) == ()
+    assert [kind.resource for kind in made.kinds(machine(gpus=2))] == ["example.com/gpu-mem"]
+    twice = Offer(configured("resources: [{kind: mig}, {kind: mig, name: 'part-{profile}'}]\n"))
+    (trouble,) = twice.troubles(snapshot)
+    assert trouble.fatal
+    assert "MIG-a of GPU 0 is offered twice" in trouble.message
+
+
+def test_each_resource_of_one_gpu_has_its_own_device_list_and_limit() -> None:
+    text = "resources:\n- {kind: gpu-mem, name: 'gpu-mem{gpu}', sliceMiB: SIZE, reservedMiB: 0}\n"
+    fits, shared = (configured(text.replace("SIZE", "2").replace("{gpu}", gpu)) for gpu in ("{gpu}", ""))
+    assert [it.fatal for it in Offer(fits).troubles(machine(gpus=8))] == [False], "the status of a pod"
+    assert any(it.fatal for it in Offer(shared).troubles(machine(gpus=8)))
+
+
+def test_a_list_too_long_for_the_kubelet_is_fatal_and_names_the_slice_size_that_fits() -> None:
+    made = Offer(configured("resources: [{kind: gpu-mem, sliceMiB: 8}]\n"))
+    (trouble,) = (trouble for trouble in made.troubles(machine(gpus=8)) if trouble.fatal)
+    assert "sliceMiB: 14 is the smallest that fits" in trouble.message

@@ -1,0 +1,57 @@
+"""Settings of switches and of marks on nodes in the controller's file, and their faults."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.config.faults import ConfigError
+from nodeagent.topology.controller_config import FabricConfig, load_fabric
+
+HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\n"
+
+
+def test_the_default_asks_no_switch_and_marks_no_node():
+    config = load_fabric(HEAD, name="f")
+    assert config == FabricConfig()
+    assert config.switches.method == "none"
+    assert not config.nodes.min_links_taint
+
+
+def test_every_setting_of_the_sections_is_read():
+    config = load_fabric(
+        HEAD + "minLinks: 6\n"
+        "nodes: {minLinksCondition: true, minLinksTaint: true, afterSeconds: 5, taintPercent: 10}\n"
+        "switches:\n"
+        "  method: gnmi\n"
+        "  networks: [10.20.0.0/16, 'fd00::/8']\n"
+        "  addresses: [{switch: leaf1, address: 10.1.0.1}]\n"
+        "  port: 6030\n"
+        "  name: ^spine\n"
+        "  gnmi: {serverName: leaf.example}\n",
+        name="f",
+    )
+    assert config.switches.addresses[0].address == "10.1.0.1"
+    assert config.switches.gnmi.server_name == "leaf.example"
+    assert config.nodes.taint_percent == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("switches: {method: snmp}", "no switch may be asked"),
+        ("switches: {networks: [10.0.0.1/8]}", "has host bits set"),
+        ("switches: {addresses: [{switch: a, address: leaf1}]}", "names are not resolved"),
+        (
+            "switches: {addresses: [{switch: a, address: 1.2.3.4}, {switch: A, address: 1.2.3.5}]}",
+            "is listed twice",
+        ),
+        ("switches: {name: '('}", "not a regular expression"),
+        ("switches: {password: geheim}", "unknown key"),
+        ("switches: {credentials: relative}", "not an absolute path"),
+        ("nodes: {minLinksTaint: true}", "minLinks is 0"),
+    ],
+)
+def test_a_senseless_setting_is_refused(text: str, said: str):
+    with pytest.raises(ConfigError) as caught:
+        load_fabric(HEAD + text + "\n", name="f")
+    assert said in str(caught.value)
