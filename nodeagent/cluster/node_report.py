@@ -15,6 +15,9 @@ Rules:
 * The pods that hold VFs are reported only on request (`cluster.reportHolders`). While podresources has not answered,
   the last ones stand. So does the enforcement of GPU memory while no GPU is known.
 * A missing NIC keeps its place as ``missing`` while it has a rail. Without a rail it leaves the report.
+
+The time of a pod is that at which the agent saw it first, and it stays as long as the pod holds VFs. So a report
+changes only when a pod comes or goes.
 """
 
 from __future__ import annotations
@@ -36,16 +39,18 @@ from nodeagent.cluster.deliveries import Deliveries, Delivery, incomplete
 from nodeagent.cluster.event_writer import EventTarget, Notice
 from nodeagent.cluster.notice_board import NoticeBoard
 from nodeagent.cluster.refused_fields import OLDER_STATES, leave_out, refused_fields
-from nodeagent.cluster.reported_neighbor import reported_neighbor
 from nodeagent.cluster.retry import ApiRetry
-from nodeagent.cluster.vf_holders import vf_holders
 from nodeagent.fabric.nodelinks import (
     NOT_UP,
     GpuMemoryLevel,
+    HeldVf,
+    LinkNeighbor,
     Metadata,
     NodeLink,
     NodeLinks,
     ReportedDomain,
+    ReportedId,
+    VfHolder,
     convert,
 )
 from nodeagent.facts.inventory import Inventory
@@ -371,3 +376,78 @@ class NodeReporter:
     def _notice(self, reason: str, text: str) -> Notice:
         target = EventTarget("Node", "", self._node)
         return Notice(target, "NodeLinks", reason, f"NodeLinks report: {text}", recovers=False)
+
+
+ADDRESSES_MAX = 8
+
+
+def reported_neighbor(
+    neighbors: list[Neighbor], last: LinkNeighbor | None, *, patient: bool
+) -> LinkNeighbor | None:
+    """The neighbor to report: the first one, unless it is another one than before and not confirmed."""
+    if not neighbors:
+        return last if last is None or patient else msgspec.structs.replace(last, stale=True)
+    first = neighbors[0]
+    current = _link_neighbor(first, contested=_is_contested(neighbors))
+    if last is None:
+        return current
+    if (current.chassis_id, current.port_id) == (last.chassis_id, last.port_id):
+        return last if patient and first.stale else current
+    return current if first.confirmed else msgspec.structs.replace(last, stale=True)
+
+
+def _is_contested(neighbors: list[Neighbor]) -> bool:
+    """Whether several confirmed chassis are live on a link. A switch that renames its ports while it boots is one."""
+    return (
+        len({neighbor.chassis_id for neighbor in neighbors if neighbor.confirmed and not neighbor.stale}) > 1
+    )
+
+
+def _link_neighbor(neighbor: Neighbor, *, contested: bool) -> LinkNeighbor:
+    port = ReportedId(subtype=neighbor.port_id.subtype, value=neighbor.port_id.value)
+    return LinkNeighbor(
+        chassis_id=ReportedId(subtype=neighbor.chassis_id.subtype, value=neighbor.chassis_id.value),
+        port_id=port,
+        system_name=neighbor.system_name,
+        # Most switches repeat the port's name as its description; the API server stores these bytes for every link.
+        port_description=neighbor.port_description if neighbor.port_description != port.value else None,
+        # Their order means nothing. A switch with hundreds of addresses must not make the report too large.
+        management_addresses=tuple(sorted(set(neighbor.management_addresses))[:ADDRESSES_MAX]),
+        stale=neighbor.stale,
+        contested=contested,
+    )
+
+
+HOLDERS_MAX = 128
+"""Pods of a report, above the 110 that a kubelet runs by default; the definition has the same bound."""
+HELD_VFS_MAX = 128
+"""VFs of one pod."""
+
+
+def vf_holders(
+    snapshot: Snapshot, names: Mapping[str, str], before: NodeLinks | None, stamp: str
+) -> tuple[VfHolder, ...]:
+    """The pods with VFs, in the order of their names. ``names``: the names of the links by the address of the PF."""
+    last = () if before is None else before.holders
+    if snapshot.holdings is None:
+        return last
+    since = {(holder.namespace, holder.pod): holder.since for holder in last}
+    links = {
+        function.pci_address: names[function.parent]
+        for function in snapshot.functions
+        if function.parent is not None and function.parent in names
+    }
+    held: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for holding in snapshot.holdings:
+        vfs = {(links[id_], id_) for id_ in holding.device_ids if id_ in links}
+        if vfs and holding.pod:  # a claim may have no pod yet
+            held.setdefault((holding.namespace, holding.pod), set()).update(vfs)
+    return tuple(
+        VfHolder(
+            namespace=namespace,
+            pod=pod,
+            vfs=tuple(HeldVf(link=link, pci_address=id_) for link, id_ in sorted(vfs)[:HELD_VFS_MAX]),
+            since=since.get((namespace, pod), stamp),
+        )
+        for (namespace, pod), vfs in sorted(held.items())[:HOLDERS_MAX]
+    )

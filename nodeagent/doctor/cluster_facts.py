@@ -16,11 +16,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from nodeagent.config.bounded_yaml import Limits, load_document
 from nodeagent.doctor import dra_facts
 from nodeagent.doctor.dra_facts import DraFacts
-from nodeagent.doctor.nodelinks_definition import DEFINITION, lacking
 from nodeagent.doctor.rbac import ACCOUNTS, DRA_RIGHTS, NEEDED_RIGHTS, ROLES, NeededRight, Role
+from nodeagent.fabric.nodelinks import API_VERSION, LinkNeighbor, NodeLink, NodeLinks, Wire
+from nodeagent.facts.model import LINK_STATES
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Json, Resource, metadata
@@ -319,3 +322,42 @@ def token_subject(authorization: str) -> str:
     except (ValueError, binascii.Error):
         return ""
     return str(claims.get("sub", "")) if isinstance(claims, dict) else ""
+
+
+DEFINITION = "nodelinks.nodeagent.io"
+
+
+def lacking(definition: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of a report and its links, and the states, that the definition lacks: ``links[].state (unused)``."""
+    versions = _at(definition, "spec", "versions")
+    for version in versions if isinstance(versions, list) else ():
+        if _at(version, "name") != API_VERSION.partition("/")[2]:
+            continue
+        report = _at(version, "schema", "openAPIV3Schema")
+        links = _at(report, "properties", "links", "items")
+        states = _at(links, "properties", "state", "enum")
+        return (
+            *_fields(NodeLinks, report, ""),
+            *_fields(NodeLink, links, "links[]"),
+            *_fields(LinkNeighbor, _at(links, "properties", "neighbor"), "links[].neighbor"),
+            *(
+                f"links[].state ({state})"
+                for state in LINK_STATES
+                if isinstance(states, list) and state not in states
+            ),
+        )
+    return ()
+
+
+def _fields(struct: type[Wire], schema: Any, place: str) -> list[str]:
+    properties = _at(schema, "properties")
+    if not isinstance(properties, dict):
+        return []  # a schema that lists no fields accepts each
+    names = (field.encode_name for field in msgspec.structs.fields(struct))
+    return [f"{place}.{name}".lstrip(".") for name in names if name not in properties]
+
+
+def _at(node: Any, *steps: str) -> Any:
+    for step in steps:
+        node = node.get(step) if isinstance(node, dict) else None
+    return node

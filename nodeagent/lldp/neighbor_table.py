@@ -31,11 +31,11 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from nodeagent.facts.model import Neighbor
+from nodeagent.facts.model import Ets, Identifier, Neighbor
+from nodeagent.lldp.escaping import printable
 from nodeagent.lldp.ethernet import parse_frame
-from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, LldpError, PortId
+from nodeagent.lldp.lldpdu import ALGORITHM_WORDS, ChassisId, Lldpdu, LldpError, PortId, capability_words
 from nodeagent.lldp.lldpdu_codec import decode
-from nodeagent.lldp.neighbor_fact import neighbor_of
 
 CAPACITY = 32
 DECODES_PER_SECOND = 100
@@ -386,3 +386,35 @@ class NeighborTable:
 def _order(neighbor: Neighbor) -> tuple[bool, str, str, str, str]:
     chassis, port = neighbor.chassis_id, neighbor.port_id
     return (neighbor.stale, chassis.subtype, chassis.value, port.subtype, port.value)
+
+
+def neighbor_of(link: str, pdu: Lldpdu) -> Neighbor:
+    """Convert an LLDPDU to a neighbor.
+
+    An empty text becomes ``None``, and so does VLAN ID 0, which means "no port VLAN" (802.1Q D.2.1).
+    """
+    enabled = pdu.capabilities.enabled if pdu.capabilities else 0
+    return Neighbor(
+        link=link,
+        chassis_id=Identifier(pdu.chassis_id.word, printable(pdu.chassis_id.text)),
+        port_id=Identifier(pdu.port_id.word, printable(pdu.port_id.text)),
+        system_name=_text(pdu.system_name),
+        system_description=_text(pdu.system_description),
+        port_description=_text(pdu.port_description),
+        management_addresses=tuple(printable(address.text) for address in pdu.management_addresses),
+        capabilities=capability_words(enabled),
+        pvid=pdu.pvid or None,
+        maximum_frame_size=pdu.maximum_frame_size,
+        pfc=pdu.pfc.priorities if pdu.pfc else None,
+        ets=Ets(
+            tuple(pdu.ets.classes),
+            tuple(pdu.ets.bandwidth),
+            tuple(ALGORITHM_WORDS.get(number, f"algorithm-{number}") for number in pdu.ets.algorithms),
+        )
+        if pdu.ets
+        else None,
+    )
+
+
+def _text(text: str | None) -> str | None:
+    return printable(text) or None if text is not None else None

@@ -8,6 +8,11 @@
   same hint wakes the PCI source, which reports to the kubelet first, and one interpreter runs only one of the two.
 * The kernel counts flaps; this module does not.
 * ``publish`` gets the samples. They are never in the snapshot.
+
+Two readers may know one counter. Then one of them states it and the other leaves it out, so that the counter does
+not jump between two values. The preferred reader wins as soon as it has stated the counter.
+
+A driver drops the carrier to apply a change; the rules on lost carriers need to know about the change.
 """
 
 from __future__ import annotations
@@ -16,20 +21,23 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
+import msgspec
+
 from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.supervise import either
 from nodeagent.facts.model import Function, State
 from nodeagent.host import recorded_gpus
 from nodeagent.host.clock import boottime
+from nodeagent.host.fd import wait_readable
+from nodeagent.host.netlink.change_notices import SETTINGS, ChangeNotices
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.sampling.adapter_readers import DevlinkReader, DriverReader, PcieReader, RdmaReader
-from nodeagent.sampling.administration import AdministrationReader
 from nodeagent.sampling.kernel_log import KernelLogReader
-from nodeagent.sampling.latest_samples import LatestSamples
 from nodeagent.sampling.link_readers import LinkReader, VfReader, ethtool_readers
 from nodeagent.sampling.reader import FORBIDDEN_ERRORS, READ_ERRORS, PfNetdevs, SampleReader
 from nodeagent.sampling.recorded_samples import RecordedSamplesReader
@@ -354,3 +362,156 @@ def _read(reader: SampleReader, pfs: tuple[Function, ...]) -> tuple[Sequence[Sam
     except READ_ERRORS as error:
         reader.close()
         return (), error
+
+
+PREFERRED: dict[str, tuple[Source, Source]] = {
+    "crc_errors": (Source.DRIVER, Source.LINK),
+    "fec_corrected_bits": (Source.FEC, Source.DRIVER),
+}
+"""By name: the preferred reader, and the reader that states the counter if the first cannot."""
+
+_SECOND_CHOICE = {
+    source: tuple((name, first) for name, (first, second) in PREFERRED.items() if second is source)
+    for source in {second for _, second in PREFERRED.values()}
+}
+"""By reader: the names for which another reader is preferred, with that reader."""
+
+
+def _without_duplicates(
+    sample: Sample,
+    second_choice: tuple[tuple[str, Source], ...],
+    device_samples: dict[Source, Sample],
+    attempted: Callable[[Source], bool],
+) -> Sample:
+    values = sample.values
+    for name, preferred in second_choice:
+        if name in values:
+            other = device_samples.get(preferred)
+            if not attempted(preferred) or (other is not None and name in other.values):
+                values = {key: value for key, value in values.items() if key != name}
+    return sample if values is sample.values else msgspec.structs.replace(sample, values=values)
+
+
+class LatestSamples:
+    """Belongs to one thread. Times are CLOCK_BOOTTIME, as in the samples."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, dict[Source, Sample]] = {}
+
+    def take(self, samples: Sequence[Sample], attempted: Callable[[Source], bool]) -> tuple[Sample, ...]:
+        """Keep the samples and return them without duplicate counters.
+
+        ``attempted``: whether a reader has finished a reading, or never runs. Until the preferred reader has, no
+        other reader states its counters.
+        """
+        taken = []
+        for sample in samples:
+            device_samples = self._samples.setdefault(sample.device, {})
+            kept = sample
+            if second_choice := _SECOND_CHOICE.get(sample.source):
+                kept = _without_duplicates(sample, second_choice, device_samples, attempted)
+            device_samples[sample.source] = kept
+            taken.append(kept)
+        return tuple(taken)
+
+    def keep(self, devices: Iterable[str]) -> None:
+        """Forget all other devices."""
+        kept = set(devices)
+        for device in [device for device in self._samples if device not in kept]:
+            del self._samples[device]
+
+    def devices(self) -> tuple[str, ...]:
+        return tuple(sorted(self._samples))
+
+    def samples(self, device: str) -> Iterator[Sample]:
+        """One per reader."""
+        yield from self._samples.get(device, {}).values()
+
+    def sample(self, device: str, source: Source) -> Sample | None:
+        return self._samples.get(device, {}).get(source)
+
+    def values(self, device: str) -> dict[str, float]:
+        """All values of a device, by name."""
+        values: dict[str, float] = {}
+        for sample in self.samples(device):
+            values.update(sample.values)
+        return values
+
+    def texts(self, device: str) -> dict[str, str]:
+        texts: dict[str, str] = {}
+        for sample in self.samples(device):
+            texts.update(sample.texts)
+        return texts
+
+    def at(self, device: str, source: Source) -> float | None:
+        """Time of the reader's last sample of the device."""
+        sample = self.sample(device, source)
+        return sample.at if sample is not None else None
+
+
+_READ_GAP_S = 0.2
+"""The shortest time between two readings: every start of a pod makes notices about its own netdevs."""
+
+
+class AdministrationReader:
+    """Counts the changes of each PF since the agent started. ``publish`` gets the samples, ``failed`` the error and
+    duration."""
+
+    def __init__(
+        self,
+        pf_netdevs: PfNetdevs,
+        status: Callable[[], ReaderStatus],
+        publish: Callable[[Sequence[Sample]], None],
+        failed: Callable[[Source, Exception, float], None],
+    ) -> None:
+        self.overruns = 0
+        self._pf_netdevs = pf_netdevs
+        self._status = status
+        self._publish = publish
+        self._failed = failed
+        self._counts: dict[str, Counter[str]] = {}
+
+    async def follow(self, start: asyncio.Event) -> None:
+        """Publish a sample of each PF, and again after each change. If the notices cannot be read, end after one
+        report."""
+        await start.wait()
+        try:
+            with ChangeNotices() as notices:
+                self._status().succeeded(boottime(), 0.0)
+                self._publish_new()
+                while True:
+                    await _wait(notices)
+                    self._publish_new()
+                    self._take(notices)
+                    await asyncio.sleep(_READ_GAP_S)
+        except READ_ERRORS as error:
+            self._failed(Source.ADMINISTRATION, error, 0.0)
+
+    def _publish_new(self) -> None:
+        """Publish zeros for each new PF: a counter needs a first value."""
+        new = [device for device in self._pf_netdevs.ifindex if device not in self._counts]
+        self._counts |= {device: Counter() for device in new}
+        if new:
+            self._publish([self._sample(device) for device in new])
+
+    def _take(self, notices: ChangeNotices) -> None:
+        devices = self._pf_netdevs.devices()
+        changed = set()
+        for notice in notices.read(frozenset(devices)):
+            device = devices[notice.ifindex]
+            self._counts[device][notice.setting] += 1
+            changed.add(device)
+        self.overruns = notices.overruns
+        if changed:
+            self._publish([self._sample(device) for device in sorted(changed)])
+
+    def _sample(self, device: str) -> Sample:
+        counts = self._counts[device]
+        values = {f"administration/{setting}": float(counts[setting]) for setting in SETTINGS}
+        return Sample(boottime(), device, Source.ADMINISTRATION, values)
+
+
+async def _wait(notices: ChangeNotices) -> None:
+    """Wait for a notice on either socket."""
+    sockets = [opened for opened in (notices.netdevs, notices.ethtool) if opened is not None]
+    await either(*(wait_readable(opened.fileno()) for opened in sockets))

@@ -4,6 +4,10 @@ The health service evaluates what a session reads; this module adds the place of
 samples, and publishes the GPUs with their health. It compares the driver's list with the PCI bus and with the GPUs of
 earlier agents. It outlives the sessions and their task, so that the end of one neither changes nor loses the health of
 a GPU.
+
+A domain that differs from the last one counts when two readings in succession report it: while the fabric is divided
+again, the driver reports other IDs for a moment. A reading without a domain, of a driver that does not know it, changes
+nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +24,10 @@ from nodeagent.health.service import HealthService
 from nodeagent.health.unusable_gpus import DriverTrouble, find_unusable
 from nodeagent.health.xids import severity
 from nodeagent.host.clock import boottime
-from nodeagent.host.gpu_driver import GpuEvent, GpuVitals
+from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
-from nodeagent.sources.nvlink_domains import NvlinkDomains
 from nodeagent.sources.nvml_session import NOWHERE, DriverReading, DriverVitals, Place
 from nodeagent.sources.remembered_gpus import RememberedGpus
 
@@ -291,3 +294,28 @@ class GpuPublisher:
         if self._logged.get(topic) != sentence:
             self._logged[topic] = sentence
             log.log(level, "%s", sentence)
+
+
+class NvlinkDomains:
+    """By the UUID of the GPU."""
+
+    def __init__(self) -> None:
+        self._domains: dict[str, str] = {}
+        self._differing: dict[str, str] = {}
+
+    def take(self, readings: Iterable[GpuReading]) -> None:
+        for reading in readings:
+            uuid, domain = reading.uuid, reading.nvlink_domain
+            if uuid is None or domain is None:
+                continue
+            differing = self._differing.pop(uuid, None)
+            if domain == self._domains.setdefault(uuid, domain):
+                continue
+            if domain == differing:
+                self._domains[uuid] = domain
+            else:
+                self._differing[uuid] = domain
+
+    def of(self, uuid: str) -> str | None:
+        """The domain; ``None`` if no reading had one."""
+        return self._domains.get(uuid)

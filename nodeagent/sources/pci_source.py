@@ -7,6 +7,13 @@ sentence for each such file.
 The link of a PF: representors of VFs and subfunctions share the PF's PCI device. So the link's netdev is the first
 in natural order whose ``phys_port_name`` is that of an uplink (``p0``) or absent (the driver does not support it). A
 PF with representors only has its uplink in another namespace.
+
+``/proc/net/route`` names only the upper netdev, for example a bond or a VLAN; the netdevs below it count too. For a
+multipath IPv4 route the kernel prints only the first hop there.
+
+On InfiniBand the RDMA port decides, because RDMA works without IPoIB, whose netdev is often down: carrier means
+that the port is active, and the speed is the port's rate. Without an IPoIB netdev the link has the name of the RDMA
+device.
 """
 
 from __future__ import annotations
@@ -22,13 +29,104 @@ from msgspec.structs import replace
 from nodeagent.facts.affinity import path_of
 from nodeagent.facts.model import Function, GpuFunction, Link, Rdma
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults, with_hanging
-from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree, naturally_sorted
+from nodeagent.host.sysfs import NET, SysfsError, SysfsScan, Tree, naturally_sorted
 from nodeagent.sources.bounded_scan import BoundedScan, scan_now
-from nodeagent.sources.default_route import default_route_netdevs
 from nodeagent.sources.nic_identity import NicIdentities
-from nodeagent.sources.pf_links import read_links, sweep_links
-from nodeagent.sources.pod_values import keep_pod_values
 from nodeagent.sources.scan_hints import SWEEP, ScanHint, Sweep, forward
+
+_PCI = "/sys/bus/pci/devices"
+_IFF_UP = 1
+_SPEED_UNKNOWN = 0xFFFF_FFFF  # -1 as drivers with an unsigned speed print it
+_PORT_ACTIVE = "4"  # of "4: ACTIVE" (enum ib_port_state)
+
+
+def sweep_links(tree: Tree, functions: Iterable[Function], before: Iterable[Link]) -> tuple[Link, ...]:
+    """Read the links again, with one small file for each that is as it was, and three for InfiniBand.
+
+    The kernel refuses to read the carrier of a link that is set down (``carrier_show`` in net/core/net-sysfs.c), so a
+    carrier that can be read and is that of before means the same administrative state too. A new link, or one whose
+    carrier changed, is read in full. The rest, such as operstate, changes with the next ``scan``, which also reports
+    unreadable files.
+    """
+    known = {link.pci_address: link for link in before}
+    default_route = frozenset(link.netdev for link in known.values() if link.default_route)
+    return read_links(SysfsScan(tree), functions, default_route, known)
+
+
+def read_links(
+    sysfs: SysfsScan,
+    functions: Iterable[Function],
+    default_route: frozenset[str],
+    known: dict[str, Link] | None = None,
+) -> tuple[Link, ...]:
+    """The links of the PFs, sorted by name; with ``known`` (by PCI address) at the cost of ``sweep_links``."""
+    read = []
+    for pf in functions:
+        name = pf.netdev
+        if name is None and pf.link_type == "infiniband" and pf.rdma is not None:
+            name = pf.rdma.device
+        if pf.parent is None and name is not None:
+            before = known.get(pf.pci_address) if known else None
+            link = _link(sysfs, pf, name, name in default_route, before)
+            if link is not None:
+                read.append(link)
+    return tuple(sorted(read, key=lambda link: link.netdev))
+
+
+def _link(sysfs: SysfsScan, pf: Function, name: str, default_route: bool, before: Link | None) -> Link | None:
+    """``None`` if the netdev does not exist any more."""
+    tree = sysfs.tree
+    port = f"{_PCI}/{pf.pci_address}/infiniband/{pf.rdma.device}/ports/1" if pf.rdma else None
+    state = sysfs.read(tree.text, f"{port}/state") if port and pf.link_type == "infiniband" else None
+    if state is None and before is not None and before.netdev == name and before.admin_up:
+        carrier = _carrier(sysfs, name)
+        if carrier is not None and carrier == before.carrier:
+            return before
+    flags = sysfs.netdev(tree.integer, name, "flags") if pf.netdev else _IFF_UP
+    if flags is None:
+        return None
+    admin_up = bool(flags & _IFF_UP)
+    if state is not None:
+        carrier = state.startswith(_PORT_ACTIVE)
+    elif admin_up:
+        carrier = _carrier(sysfs, name)
+    else:
+        carrier = None
+    operstate = sysfs.netdev(tree.text, name, "operstate") if pf.netdev else None
+    if before is not None and before.netdev == name and before.carrier == carrier:
+        if before.admin_up == admin_up and before.operstate == operstate:
+            return before
+        return replace(before, admin_up=admin_up, operstate=operstate)
+    return Link(
+        netdev=name,
+        pci_address=pf.pci_address,
+        mac=sysfs.netdev(tree.text, name, "address") if pf.netdev else None,
+        admin_up=admin_up,
+        carrier=carrier,
+        operstate=operstate,
+        speed_mbps=_rate(sysfs, f"{port}/rate") if state is not None else _speed(sysfs, name, admin_up),
+        mtu=sysfs.netdev(tree.integer, name, "mtu") if pf.netdev else None,
+        default_route=default_route,
+        permanent_mac=before.permanent_mac if before is not None and before.netdev == name else None,
+    )
+
+
+def _carrier(sysfs: SysfsScan, name: str) -> bool | None:
+    """``None`` if the kernel does not report it."""
+    digit = sysfs.netdev(sysfs.tree.integer, name, "carrier")
+    return None if digit is None else digit == 1
+
+
+def _speed(sysfs: SysfsScan, name: str, admin_up: bool) -> int | None:
+    speed = sysfs.netdev(sysfs.tree.integer, name, "speed") if admin_up else None
+    return speed if speed is not None and 0 < speed < _SPEED_UNKNOWN else None
+
+
+def _rate(sysfs: SysfsScan, path: str) -> int | None:
+    """The rate in ``400 Gb/sec (4X NDR)`` or ``2.5 Gb/sec (1X SDR)``."""
+    match = re.match(r"(\d+(?:\.\d+)?) Gb/sec", sysfs.read(sysfs.tree.text, path) or "")
+    return round(float(match[1]) * 1000) if match else None
+
 
 PRODUCT_FILE = "/sys/class/dmi/id/product_name"
 _PCI = "/sys/bus/pci/devices"
@@ -385,3 +483,95 @@ def _vdpa(sysfs: SysfsScan) -> dict[str, str]:
             if child.startswith("vhost-vdpa-"):
                 nodes[above[-1]] = f"/dev/{child}"
     return nodes
+
+
+# include/uapi/linux/route.h
+_RTF_UP = 0x0001
+_RTF_REJECT = 0x0200
+
+
+def default_route_netdevs(sysfs: SysfsScan) -> frozenset[str]:
+    """The outgoing netdevs of all default routes of the main table, and all netdevs below them."""
+    uppers = _v4(sysfs.read(sysfs.tree.text, "/proc/net/route") or "")
+    uppers |= _v6(sysfs.read(sysfs.tree.text, "/proc/net/ipv6_route") or "")
+    netdevs: set[str] = set()
+    todo = list(uppers)
+    while todo:
+        netdev = todo.pop()
+        if netdev not in netdevs:
+            netdevs.add(netdev)
+            todo.extend(_under(sysfs, netdev))
+    return frozenset(netdevs)
+
+
+def _v4(table: str) -> set[str]:
+    """Columns: Iface Destination Gateway Flags RefCnt Use Metric Mask ..., numbers in hex."""
+    rows = [line.split() for line in table.splitlines()]
+    return {row[0] for row in rows if row[1:2] == row[7:8] == ["00000000"] and _usable(row[3])}
+
+
+def _v6(table: str) -> set[str]:
+    """Columns: destination, its length, source, its length, next hop, metric, counts (2), flags, netdev."""
+    rows = [line.split() for line in table.splitlines()]
+    return {row[9] for row in rows if len(row) == 10 and row[:2] == ["0" * 32, "00"] and _usable(row[8])}
+
+
+def _usable(flags: str) -> bool:
+    try:
+        return int(flags, 16) & (_RTF_UP | _RTF_REJECT) == _RTF_UP
+    except ValueError:
+        return False
+
+
+def _under(sysfs: SysfsScan, netdev: str) -> list[str]:
+    """The netdevs directly under a bond, team, bridge, VLAN, macvlan, or an Open vSwitch bridge."""
+    folder = f"{NET}/{netdev}"
+    names = sysfs.names(folder)
+    under = [name.removeprefix("lower_") for name in names if name.startswith("lower_")]
+    # Kernels since 3.14 link every lower netdev; these two serve a captured tree without the links.
+    if not under and "bonding" in names:
+        under = (sysfs.read(sysfs.tree.text, f"{folder}/bonding/slaves") or "").split()
+    if not under and "brif" in names:
+        under = list(sysfs.names(f"{folder}/brif"))
+    if not under and "device" not in names:
+        under = _under_openvswitch(sysfs, folder)
+    return under
+
+
+def _under_openvswitch(sysfs: SysfsScan, folder: str) -> list[str]:
+    """Ports of the datapath with the bridge's MAC address.
+
+    The kernel does not link an Open vSwitch bridge to its ports; their master is the datapath. But a bridge that
+    took over the default route of a NIC has its MAC address too.
+    """
+    mac = sysfs.read(sysfs.tree.text, f"{folder}/address")
+    ports = [
+        name.removeprefix("lower_") for name in sysfs.names(f"{NET}/ovs-system") if name.startswith("lower_")
+    ]
+    return [port for port in ports if mac and sysfs.read(sysfs.tree.text, f"{NET}/{port}/address") == mac]
+
+
+def keep_pod_values(previous: Iterable[Function], now: Iterable[Function]) -> tuple[Function, ...]:
+    """``now``, with the values that the host cannot read while a pod holds the function.
+
+    In the exclusive mode of the RDMA subsystem the RDMA device moves into the pod's network namespace, but a
+    restarted container needs its device nodes again. A change of driver drops the old values.
+    """
+    known = {function.pci_address: function for function in previous}
+    merged = []
+    for function in now:
+        before = known.get(function.pci_address)
+        if before is not None and before.driver is not None and before.driver == function.driver:
+            # During enumeration a PF does not list its VFs yet.
+            index = before.vf_index if function.vf_index is None else function.vf_index
+            merged.append(
+                replace(
+                    function,
+                    rdma=function.rdma or before.rdma,
+                    link_type=function.link_type or before.link_type,
+                    vf_index=index if function.parent == before.parent else function.vf_index,
+                )
+            )
+        else:
+            merged.append(function)
+    return tuple(merged)

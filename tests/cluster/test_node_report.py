@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nodeagent.cluster.node_report import REPORT, NodeReporter, body, report
+from nodeagent.cluster.node_report import HOLDERS_MAX, REPORT, NodeReporter, body, report
 from nodeagent.cluster.refused_fields import leave_out, refused_fields
-from nodeagent.cluster.vf_holders import HOLDERS_MAX
 from nodeagent.fabric.nodelinks import GpuMemoryLevel, NodeLinks, convert, decode
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import (

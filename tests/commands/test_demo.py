@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cli import main
-from nodeagent.commands.plan.folded_tree import fold
+from nodeagent.commands.plan.topology_picture import fold
 from nodeagent.kube.access import kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, LEASES

@@ -13,7 +13,7 @@ import pytest
 
 from nodeagent.agent_config import Config, load
 from nodeagent.cli import main
-from nodeagent.cluster.reported_neighbor import reported_neighbor
+from nodeagent.cluster.node_report import reported_neighbor
 from nodeagent.commands.neighbors import neighbor_listing
 from nodeagent.commands.scan import listing
 from nodeagent.host.packet import open_socket

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.cli import main
-from nodeagent.commands.plan.slurm import hostlist
+from nodeagent.commands.plan.topology_picture import hostlist
 from tests.commands.test_plan import BISECTION, objects
 from tests.support.fabrics import rails
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nodeagent.facts.model import Function
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
 from nodeagent.health.history import Counter
-from nodeagent.health.observed_link import LinkObserver
+from nodeagent.health.nic_state import LinkObserver
 from nodeagent.measurements.sample import Sample, Source
 from tests.support.judged_machine import Bench
 

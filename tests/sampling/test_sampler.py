@@ -24,10 +24,9 @@ from nodeagent.host.netlink.message import NetlinkRefusedError
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
-from nodeagent.sampling.latest_samples import LatestSamples
 from nodeagent.sampling.link_readers import EthtoolReader
 from nodeagent.sampling.reader import PfNetdevs
-from nodeagent.sampling.sampler import Sampler
+from nodeagent.sampling.sampler import LatestSamples, Sampler
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources import pci_source
 from nodeagent.sources.scan_hints import ScanHint

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.host.gpu_driver import GpuReading
-from nodeagent.sources.nvlink_domains import NvlinkDomains
+from nodeagent.sources.gpu_publisher import NvlinkDomains
 
 A, B, C = (f"{n}.0" for n in (1, 2, 3))
 

@@ -12,9 +12,7 @@ from msgspec.structs import replace
 from nodeagent.facts.model import Function, Rdma
 from nodeagent.health.structural import Fault
 from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.sources.pci_source import PciFacts, scan, watch
-from nodeagent.sources.pf_links import sweep_links
-from nodeagent.sources.pod_values import keep_pod_values
+from nodeagent.sources.pci_source import PciFacts, keep_pod_values, scan, sweep_links, watch
 from nodeagent.sources.scan_hints import ScanHint, ScanRequest, Sweep
 from tests.support.dead_files import dead
 from tests.support.drawn_trees import BROKEN, Link, Machine, grow, routes
@@ -401,7 +399,7 @@ _VETH = """
 import subprocess
 from nodeagent.host.sysfs import Tree
 from nodeagent.facts.model import Function
-from nodeagent.sources.pf_links import sweep_links
+from nodeagent.sources.pci_source import sweep_links
 
 def run(command):
     subprocess.run(command.split(), check=True)
