@@ -18,8 +18,6 @@ from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.running_agent import node, shorten, shorten_holdings
 
-pytestmark = pytest.mark.usefixtures("virtual_time")
-
 HEAD = "two-gpus-and-two-nics"
 
 

@@ -450,7 +450,8 @@ def test_the_image_tag_is_this_version(overlay: str) -> None:
         for spec in pod_specs(one)
         for container in (*spec.get("initContainers", ()), *spec["containers"])
     }
-    assert images == {f"nodeagent:{__version__}"}
+    package = "nodeagent-lab" if overlay == "overlays/kind" else "nodeagent"
+    assert images == {f"{package}:{__version__}"}
 
 
 @one_item("overlay", [one for one in OVERLAYS if (DAEMONSET / one / "kustomization.yaml").exists()])

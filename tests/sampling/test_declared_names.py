@@ -37,7 +37,7 @@ READERS = {
     Source.MODULE: (),
     Source.VF: (),
     Source.KERNEL: ("sampling/kernel_log",),
-    Source.ADMINISTRATION: ("sampling/administration",),
+    Source.ADMINISTRATION: ("sampling/sampler",),
     Source.GPU: ("host/nvml_vitals", "sources/nvml_session", "sources/gpu_publisher"),
 }
 """The modules that make the sample names of a source."""

@@ -9,7 +9,7 @@ A test takes the fixture ``virtual_time`` (``pytestmark = pytest.mark.usefixture
   watch. A thread that waits for bytes of a server in the same loop does not work, and its timeout is virtual too.
 * Other processes, and the threads of libraries, are not waited for: a test that needs one keeps the real time. So do
   the tests of ``kubelet``, ``agent`` and the service in ``dra``: gRPC answers from threads of its own. The loop does
-  not see them, and would jump over the answer to the deadline of its call.
+  not see them, and would jump over the answer to the deadline of its call. A test that tries it fails.
 * A test in which nothing can happen any more fails at once, and so does one whose thread works without end.
 """
 
@@ -25,8 +25,9 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial, partialmethod
-from typing import Any
+from typing import Any, NoReturn
 
+import grpc.aio
 import pytest
 
 from nodeagent.base import bounded_calls
@@ -232,6 +233,10 @@ def _nothing() -> None:
     pass
 
 
+def _no_grpc(*_arguments: object, **_options: object) -> NoReturn:
+    raise RuntimeError("virtual time does not see the threads of gRPC: this test needs real time")
+
+
 @contextmanager
 def _clocks_follow(loop: VirtualLoop) -> Iterator[None]:
     """Every thread has the loop's time until the loop is closed. The wall clock begins at the true time."""
@@ -271,6 +276,8 @@ def _threads_counted(loop: VirtualLoop) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounded_calls, "_begin", counted_begin)
         patch.setattr(WatchStream, "start", counted_start)
+        for name in ("server", "insecure_channel", "secure_channel"):
+            patch.setattr(grpc.aio, name, _no_grpc)
         for kind in (socket.socket, ssl.SSLSocket):
             patch.setattr(kind, "recv_into", partialmethod(partial(awaited, kind.recv_into)))
         yield

@@ -1,0 +1,3 @@
+from tests.support.api_server_fixtures import client, server
+
+__all__ = ["client", "server"]
