@@ -23,7 +23,7 @@ from pathlib import Path
 
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.facts.allocation import Allocation, DeviceInfo
-from nodeagent.facts.model import Snapshot
+from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.kinds import DEVICE_INFO_FILES, DeviceKind
 from nodeagent.kubelet.cdi_files import CdiSpecFiles, needed_by
 from nodeagent.kubelet.device_info import DeviceInfoFiles
@@ -39,6 +39,8 @@ MOMENT_S = 0.1
 """A local file is written in a millisecond; news for the kubelet waits no longer."""
 START_S = 1.0
 HANGS_S = 5.0
+SWEEP_S = 5.0
+"""For the files of an earlier agent."""
 
 _REMEDIES = {
     errno.ENOSPC: "free space or inodes there",
@@ -75,6 +77,7 @@ class OfferFiles:
             for what, source in ((CDI_SPECS, "CDI specs"), (DEVICE_INFO_FILES, "device-info files"))
         }
         self._next_at = -1.0
+        self._swept = False
 
     @property
     def unwritable(self) -> tuple[UnwritableFile, ...]:
@@ -91,6 +94,29 @@ class OfferFiles:
     def pause_s(self) -> float:
         """The time until the folders are tried again."""
         return max(0.0, self._next_at - time.monotonic())
+
+    async def remove_stale(self, prefix: str, holdings: Iterable[Holding] | None) -> None:
+        """Remove, once, the device-info files of an earlier agent whose names begin with ``prefix``.
+
+        Those of held devices stay. ``holdings`` is ``None`` while it is not known what pods hold.
+        """
+        if holdings is None or self._swept:
+            return
+        self._swept = True
+        held = (
+            f"{holding.resource.replace('/', '-')}-{id_}-device.json"
+            for holding in holdings
+            for id_ in holding.device_ids
+        )
+        sweep = BoundedCalls("stale device-info files", SWEEP_S)
+        try:
+            removed = await sweep.run(self.device_info.remove_stale, prefix, tuple(held))
+        except OSError as error:  # the files harm no pod; the log has a call without an answer
+            if not isinstance(error, Unanswered):
+                log.warning("Device-info files of an earlier agent stay. reason=%r", str(error))
+            return
+        for name in removed:
+            log.info("A device-info file of an earlier agent was removed. file=%s", name)
 
     # --- an allocation --------------------------------------------------------------------------------
 

@@ -9,35 +9,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from math import inf
 
 from nodeagent.agent_config import Config, digest
-from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, hanging_calls
 from nodeagent.config.faults import ConfigError, ConfigFault
-from nodeagent.dra.devices import GPU, NIC, DraDevice
-from nodeagent.dra.offered import (
-    DraOffer,
-    LeftOut,
-    OfferedPools,
-    held_by_claims,
-    without_plugin_holders,
-)
+from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.kinds import DeviceKind
-from nodeagent.kinds.rail_numbers import Numbering, Rails, changes, selection
-from nodeagent.kinds.resource_settings import GpuMemResource, VfResource
+from nodeagent.kinds.rail_numbers import Rails
+from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.removed_devices import RemovedDevices
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
+from nodeagent.offering.decision import decide, offered_pools
+from nodeagent.offering.kept_rails import KeptRails
 from nodeagent.offering.offer import Offer, prefix
 from nodeagent.offering.readiness import gpu_remarks
-from nodeagent.sources.pci_source import PRODUCT_FILE
 from nodeagent.web.machine_view import MachineView, Trouble, machine_view
 
 log = logging.getLogger(__name__)
@@ -46,8 +39,6 @@ SENT_S = 0.02
 """Within this time the streams have sent the devices."""
 LATE_S = 1.0
 """The search for troubles is put off by further news for at most this time."""
-SWEEP_S = 5.0
-"""For the files of an earlier agent."""
 
 
 class DeviceOffering:
@@ -73,34 +64,25 @@ class DeviceOffering:
         """The resources that are not offered."""
         self.remarks: tuple[str, ...] = ()
         """The resources that are offered in another way than configured."""
-        self.troubles: tuple[Trouble, ...] = ()
-        """The devices that the configuration asks for and that this machine lacks."""
-        self._sought_by = inf
-        """When the troubles of the offer are looked for at the latest; infinite while they are known."""
-        self._logged: set[str] = set()
+        self._lacks = Lacks(inventory)
         self._inventory = inventory
         self._plugins = plugins
         self._files = files
         self._sizes = sizes
         self._pod_resources = config.kubelet.pod_resources
         self._scan_seconds = config.scan_seconds
-        self._rails = rails
+        self._rails = KeptRails(rails, inventory)
         self._forget_nics = forget_nics
         self._removed = RemovedDevices()
         self._offer = Offer(config, rails.content.numbering)
         if rails.lost:
             self._offer.recall(awaits_holdings=rails.content.names_unknown)
-        self._logged_rails: Numbering = rails.content.numbering
         self.begun = asyncio.Event()
         """Set once the plugins have the first offer."""
-        self.examined = False
-        """Whether the first offer has been made and its troubles are known."""
         self._news = asyncio.Event()
         """There may be something else to offer."""
         self._prepared: tuple[DeviceKind, ...] = ()
         """The kinds of the last offer, those too whose files cannot be written."""
-        self._swept = False
-        self._logged_missing = False
 
     @property
     def config(self) -> Config:
@@ -110,6 +92,16 @@ class DeviceOffering:
     @property
     def rails(self) -> Mapping[str, int]:
         return self._offer.rails
+
+    @property
+    def troubles(self) -> tuple[Trouble, ...]:
+        """The devices that the configuration asks for and that this machine lacks."""
+        return self._lacks.troubles
+
+    @property
+    def examined(self) -> bool:
+        """Whether the first offer has been made and its troubles are known."""
+        return self._lacks.known
 
     @property
     def unwritable(self) -> tuple[UnwritableFile, ...]:
@@ -124,7 +116,7 @@ class DeviceOffering:
             (
                 *(Trouble(f"{one.resource}: {one.reason}", fatal=True) for one in self.withheld),
                 *(Trouble(remark, fatal=False) for remark in self.remarks),
-                *(trouble for trouble in self.troubles if not trouble.fatal),
+                *(trouble for trouble in self._lacks.troubles if not trouble.fatal),
             ),
             digest(self.config),
             self.dra.current.devices(),
@@ -168,14 +160,14 @@ class DeviceOffering:
 
     def holdings_read(self) -> None:
         """The kubelet has listed what pods hold."""
-        if self._rails.holdings_read():
+        if self._rails.memory.holdings_read():
             self._news.set()
 
     async def follow_rails(self) -> None:
         """Take over, every ``scanSeconds``, that `nodeagent remembered forget` removed a rail, until cancelled."""
         while True:
             await asyncio.sleep(self._scan_seconds)
-            if rails := await self._rails.forgotten(self._inventory.snapshot):
+            if rails := await self._rails.memory.forgotten(self._inventory.snapshot):
                 self._offer.forget(rails)
                 self._forget_nics(rail.pci_address for rail in rails if rail.pci_address is not None)
                 self._news.set()
@@ -186,10 +178,9 @@ class DeviceOffering:
             while True:
                 self._news.clear()
                 snapshot = await self.offer_now()
-                self._sought_by = min(self._sought_by, time.monotonic() + LATE_S)
-                if time.monotonic() >= self._sought_by:
-                    self._find_troubles(snapshot)
-                await self._remove_stale_files(snapshot)
+                self._lacks.put_off(self._offer, snapshot)
+                head = prefix(self.config, snapshot.product).replace("/", "-")
+                await self._files.remove_stale(f"{head}-", snapshot.holdings)
                 await self._wait_for_news(snapshot)
 
     async def _wait_for_news(self, snapshot: Snapshot) -> None:
@@ -210,7 +201,7 @@ class DeviceOffering:
         could not, or the other way round, and when a removed device may leave its list: a disk may have space again,
         a file may have been removed."""
         await asyncio.sleep(SENT_S)
-        self._find_troubles(snapshot)
+        self._lacks.find(self._offer, snapshot)
         before = self._files.unwritable
         while self._files.unwritable == before and not self._drop_removed(snapshot):
             with suppress(TimeoutError):
@@ -221,14 +212,25 @@ class DeviceOffering:
     async def offer_now(self) -> Snapshot:
         """Offer the devices of the latest snapshot once, and return it."""
         snapshot = self._inventory.snapshot
-        candidates, withheld = self._decide(snapshot)
+        candidates, withheld = decide(
+            self._offer,
+            snapshot,
+            self._inventory,
+            self._claim_holdings(),
+            self._rails.memory,
+            self._sizes,
+            pod_resources=self._pod_resources,
+        )
         by_claim = self._offer.dra_devices(snapshot)
         self._prepared = (*candidates, *(device.kind for device in by_claim))
         await self._files.prepare(self._prepared, snapshot)
         self._settle(candidates, withheld, snapshot)
-        self._settle_claims(by_claim, snapshot)
+        pools = offered_pools(
+            self._offer, by_claim, snapshot, self._inventory, self._files, pod_resources=self._pod_resources
+        )
+        self.dra.update(pools, snapshot)
         await self._sizes.save(self.offered)
-        await self._save_rails(snapshot)
+        await self._rails.save(self._offer, self.offered, snapshot)
         self._drop_removed(snapshot)
         self._plugins.update(self.offered, snapshot, self._removed.gone)
         self.begun.set()
@@ -243,31 +245,6 @@ class DeviceOffering:
             self._forget_nics(gone)
         return bool(gone)
 
-    def _decide(self, snapshot: Snapshot) -> tuple[list[DeviceKind], list[Withheld]]:
-        """Offer only kinds whose source has published, and no device list that the kubelet would refuse."""
-        offered: list[DeviceKind] = []
-        withheld: list[Withheld] = []
-        by_claims = self._claim_holdings()
-        no_claims = by_claims == ()
-        for kind in self._offer.kinds(snapshot):
-            settled: DeviceKind | str
-            if (missing := self._missing_source(kind, snapshot)) is not None:
-                settled = missing
-            elif (refusal := kind.refusal(snapshot)) is not None:
-                settled = refusal
-            elif not no_claims and (claimed := held_by_claims(kind.hardware(snapshot), by_claims)):
-                settled = claimed
-            elif (obstacle := self._rails.obstacle(kind, snapshot)) is not None:
-                settled = obstacle
-            else:
-                settled = self._sizes.settle(kind, snapshot, pod_resources=self._pod_resources)
-            if isinstance(settled, str):
-                withheld.append(Withheld(kind.resource, settled))
-            else:
-                offered.append(settled)
-        withheld += self._unnamed(snapshot)
-        return offered, withheld
-
     def _settle(self, candidates: list[DeviceKind], withheld: list[Withheld], snapshot: Snapshot) -> None:
         """Offer the kinds whose files can be written."""
         offered = []
@@ -277,128 +254,42 @@ class DeviceOffering:
             else:
                 withheld.append(Withheld(kind.resource, str(file)))
         self.offered, self.withheld = tuple(offered), tuple(withheld)
-        self.remarks = (*self._sizes.remarks, *gpu_remarks(snapshot), *self._missing_nics(snapshot))
-
-    def _settle_claims(self, devices: Iterable[DraDevice], snapshot: Snapshot) -> None:
-        """Publish the devices of the pools whose facts are known and that no device plugin's pod holds."""
-        by_pool: dict[str, list[DraDevice]] = {name: [] for name in sorted(self._offer.dra_pools)}
-        for device in devices:
-            by_pool[device.pool].append(device)
-        sources = {GPU: {"gpus"}, NIC: {"pci"}}
-        awaited = {"pods"} if self._pod_resources else set()
-        pools: dict[str, tuple[DraDevice, ...] | None] = {}
-        left_out: list[LeftOut] = []
-        for name, members in by_pool.items():
-            pools[name] = None
-            if all(self._inventory.has_published(source) for source in sources[name] | awaited):
-                pools[name], held = without_plugin_holders(members, snapshot)
-                left_out += held
-        found = ((device, self._files.obstacle(device.kind, snapshot)) for device in devices)
-        obstacles = {device.name: str(file) for device, file in found if file is not None}
-        self.dra.update(OfferedPools(pools, obstacles, tuple(left_out)), snapshot)
-
-    def _find_troubles(self, snapshot: Snapshot) -> None:
-        self._sought_by, self.examined = inf, True
-        self.troubles = tuple(
-            trouble
-            for trouble in self._offer.troubles(snapshot)
-            if self._inventory.has_published(trouble.source)
+        self.remarks = (
+            *self._sizes.remarks,
+            *gpu_remarks(snapshot),
+            *self._rails.missing(self._offer, snapshot),
         )
-        messages = {trouble.message for trouble in self.troubles}
-        for message in sorted(messages - self._logged):
-            log.warning("The node offers less than is configured. reason=%r", message)
-        self._logged = messages
-
-    def _missing_source(self, kind: DeviceKind, snapshot: Snapshot) -> str | None:
-        """Return why the facts of a kind are not known yet: an empty list would be wrong."""
-        # With "auto" the product, which the PCI source publishes, is part of every resource's name.
-        sources = {kind.source, "pci"} if self.config.resource_prefix == "auto" else {kind.source}
-        for source in sorted(sources):
-            if not self._inventory.has_published(source):
-                return _why_missing(source, snapshot)
-        if self.config.resource_prefix == "auto" and snapshot.product is None and _hangs(PRODUCT_FILE):
-            return (
-                f"{PRODUCT_FILE} does not answer, and the product is a part of each resource's name; set "
-                "resourcePrefix to offer the devices without it"
-            )
-        return None
-
-    def _unnamed(self, snapshot: Snapshot) -> Iterator[Withheld]:
-        """Yield the entries whose resources get their names from PFs or GPUs that are not known yet."""
-        for entry in self.config.resources:
-            source = "pci" if isinstance(entry, VfResource) else "gpus"
-            if "{" not in entry.name:
-                continue
-            if not self._inventory.has_published(source):
-                yield Withheld(entry.name, _why_missing(source, snapshot))
-            elif self._offer.undecided(entry):
-                why = "the file of the rails is gone, and what pods hold, which decides the numbers, is not known yet"
-                cause = (entry.reason for entry in snapshot.stale_sources if entry.source == "pods")
-                yield Withheld(entry.name, ": ".join((why, *cause)))
-
-    def _missing_nics(self, snapshot: Snapshot) -> Iterator[str]:
-        """Yield a sentence for each rail whose NIC is missing."""
-        if self._inventory.has_published("pci"):
-            for entry, rail in self._offer.missing(snapshot):
-                name = entry.name.replace("{rail}", str(rail.number))
-                nic = rail.pci_address or rail.permanent_mac
-                yield (
-                    f"{name}: NIC {nic} is missing and keeps rail {rail.number}; if it does not come back, use "
-                    f"`nodeagent remembered forget {nic}`"
-                )
-
-    async def _save_rails(self, snapshot: Snapshot) -> None:
-        """Save the rails and the names of VFs before the kubelet gets them, and log what is new."""
-        names = {selection(entry): entry.name for entry, _ in self._offer.in_force()}
-        for key, name in names.items():
-            before, now = self._logged_rails.get(key, ()), self._offer.numbering.get(key, ())
-            for sentence in changes(before, now):
-                log.warning("A NIC has changed and keeps its rail. resource=%s change=%r", name, sentence)
-            known = {rail.number for rail in before}
-            if new := [f"{rail.number}={rail.pci_address}" for rail in now if rail.number not in known]:
-                log.info("NICs have new rails. resource=%s rails=%s", name, ",".join(new))
-        self._logged_rails = dict(self._offer.numbering)
-        if any(self._offer.undecided(entry) for entry in self.config.resources):
-            return  # the next agent too must know that the file is gone
-        if self._inventory.has_published("pci"):
-            if not self._logged_missing:
-                self._logged_missing = True
-                for sentence in self._missing_nics(snapshot):
-                    log.warning("A NIC of an earlier agent is missing. reason=%r", sentence)
-            await self._rails.save(self._offer.numbering, tuple(names), self.offered, snapshot)
-
-    async def _remove_stale_files(self, snapshot: Snapshot) -> None:
-        """Once it is known what pods hold, remove the device-info files of an earlier agent."""
-        if snapshot.holdings is None or self._swept:
-            return
-        self._swept = True
-        head = prefix(self.config, snapshot.product).replace("/", "-")
-        held = (
-            f"{holding.resource.replace('/', '-')}-{id_}-device.json"
-            for holding in snapshot.holdings
-            for id_ in holding.device_ids
-        )
-        sweep = BoundedCalls("stale device-info files", SWEEP_S)
-        try:
-            removed = await sweep.run(self._files.device_info.remove_stale, f"{head}-", tuple(held))
-        except OSError as error:  # the files harm no pod; the log has a call without an answer
-            if not isinstance(error, Unanswered):
-                log.warning("Device-info files of an earlier agent stay. reason=%r", str(error))
-            return
-        for name in removed:
-            log.info("A device-info file of an earlier agent was removed. file=%s", name)
 
     def _fatal(self, offer: Offer) -> list[str]:
         return [trouble.message for trouble in offer.troubles(self._inventory.snapshot) if trouble.fatal]
 
 
-def _why_missing(source: str, snapshot: Snapshot) -> str:
-    reasons = (entry.reason for entry in snapshot.stale_sources if entry.source == source)
-    return next(reasons, f"{source} are not known yet")
+class Lacks:
+    """Devices that the configuration asks for and this machine lacks: looked for after the kubelet has the devices."""
 
+    def __init__(self, inventory: Inventory) -> None:
+        self.troubles: tuple[Trouble, ...] = ()
+        self.known = False
+        """Whether they were looked for since the first offer."""
+        self._inventory = inventory
+        self._sought_by = inf
+        """When they are looked for at the latest; infinite while those of the latest offer are known."""
+        self._logged: set[str] = set()
 
-def _hangs(path: str) -> bool:
-    return any(call.step == path for call in hanging_calls())
+    def put_off(self, offer: Offer, snapshot: Snapshot) -> None:
+        """There is another offer: look for them later, by ``LATE_S`` after the first such offer."""
+        self._sought_by = min(self._sought_by, time.monotonic() + LATE_S)
+        if time.monotonic() >= self._sought_by:
+            self.find(offer, snapshot)
+
+    def find(self, offer: Offer, snapshot: Snapshot) -> None:
+        self._sought_by, self.known = inf, True
+        published = self._inventory.has_published
+        self.troubles = tuple(it for it in offer.troubles(snapshot) if published(it.source))
+        messages = {trouble.message for trouble in self.troubles}
+        for message in sorted(messages - self._logged):
+            log.warning("The node offers less than is configured. reason=%r", message)
+        self._logged = messages
 
 
 def _refuse(name: str, messages: list[str]) -> None:

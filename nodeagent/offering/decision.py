@@ -1,0 +1,119 @@
+"""Decide what the kubelet may get: no kind whose source has not published, and no device that a claim may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from nodeagent.base.bounded_calls import hanging_calls
+from nodeagent.dra.devices import GPU, NIC, DraDevice
+from nodeagent.dra.offered import LeftOut, OfferedPools, held_by_claims, without_plugin_holders
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Holding, Snapshot
+from nodeagent.kinds import DeviceKind
+from nodeagent.kinds.resource_settings import VfResource
+from nodeagent.kubelet.offer_files import OfferFiles
+from nodeagent.kubelet.rail_memory import RailMemory
+from nodeagent.kubelet.slice_sizes import SliceSizes
+from nodeagent.kubelet.withheld import Withheld
+from nodeagent.offering.offer import Offer
+from nodeagent.sources.pci_source import PRODUCT_FILE
+
+_SOURCES = {GPU: "gpus", NIC: "pci"}
+
+
+def decide(
+    offer: Offer,
+    snapshot: Snapshot,
+    inventory: Inventory,
+    by_claims: Iterable[Holding] | None,
+    rails: RailMemory,
+    sizes: SliceSizes,
+    *,
+    pod_resources: bool,
+) -> tuple[list[DeviceKind], list[Withheld]]:
+    """Return the kinds that may be offered once their files are written, and the resources that may not.
+
+    ``inventory`` says which sources have published. ``by_claims``: what prepared claims hold, ``None`` while their
+    records cannot be read. ``pod_resources``: whether the kubelet says what pods hold.
+    """
+    offered: list[DeviceKind] = []
+    withheld: list[Withheld] = []
+    no_claims = by_claims == ()
+    for kind in offer.kinds(snapshot):
+        settled: DeviceKind | str
+        if (missing := _missing_source(offer, kind, snapshot, inventory)) is not None:
+            settled = missing
+        elif (refusal := kind.refusal(snapshot)) is not None:
+            settled = refusal
+        elif not no_claims and (claimed := held_by_claims(kind.hardware(snapshot), by_claims)):
+            settled = claimed
+        elif (obstacle := rails.obstacle(kind, snapshot)) is not None:
+            settled = obstacle
+        else:
+            settled = sizes.settle(kind, snapshot, pod_resources=pod_resources)
+        if isinstance(settled, str):
+            withheld.append(Withheld(kind.resource, settled))
+        else:
+            offered.append(settled)
+    withheld += _unnamed(offer, snapshot, inventory)
+    return offered, withheld
+
+
+def offered_pools(
+    offer: Offer,
+    devices: Iterable[DraDevice],
+    snapshot: Snapshot,
+    inventory: Inventory,
+    files: OfferFiles,
+    *,
+    pod_resources: bool,
+) -> OfferedPools:
+    """Return the devices of the pools whose facts are known and that no device plugin's pod holds."""
+    by_pool: dict[str, list[DraDevice]] = {name: [] for name in sorted(offer.dra_pools)}
+    for device in devices:
+        by_pool[device.pool].append(device)
+    awaited = {"pods"} if pod_resources else set()
+    pools: dict[str, tuple[DraDevice, ...] | None] = {}
+    left_out: list[LeftOut] = []
+    for name, members in by_pool.items():
+        pools[name] = None
+        if all(inventory.has_published(source) for source in {_SOURCES[name]} | awaited):
+            pools[name], held = without_plugin_holders(members, snapshot)
+            left_out += held
+    found = ((device, files.obstacle(device.kind, snapshot)) for device in devices)
+    obstacles = {device.name: str(file) for device, file in found if file is not None}
+    return OfferedPools(pools, obstacles, tuple(left_out))
+
+
+def _missing_source(offer: Offer, kind: DeviceKind, snapshot: Snapshot, inventory: Inventory) -> str | None:
+    """Return why the facts of a kind are not known yet: an empty list would be wrong."""
+    # With "auto" the product, which the PCI source publishes, is part of every resource's name.
+    auto = offer.config.resource_prefix == "auto"
+    for source in sorted({kind.source, "pci"} if auto else {kind.source}):
+        if not inventory.has_published(source):
+            return _why_missing(source, snapshot)
+    if auto and snapshot.product is None and any(call.step == PRODUCT_FILE for call in hanging_calls()):
+        return (
+            f"{PRODUCT_FILE} does not answer, and the product is a part of each resource's name; set "
+            "resourcePrefix to offer the devices without it"
+        )
+    return None
+
+
+def _unnamed(offer: Offer, snapshot: Snapshot, inventory: Inventory) -> Iterator[Withheld]:
+    """Yield the entries whose resources get their names from PFs or GPUs that are not known yet."""
+    for entry in offer.config.resources:
+        source = "pci" if isinstance(entry, VfResource) else "gpus"
+        if "{" not in entry.name:
+            continue
+        if not inventory.has_published(source):
+            yield Withheld(entry.name, _why_missing(source, snapshot))
+        elif offer.undecided(entry):
+            why = "the file of the rails is gone, and what pods hold, which decides the numbers, is not known yet"
+            cause = (entry.reason for entry in snapshot.stale_sources if entry.source == "pods")
+            yield Withheld(entry.name, ": ".join((why, *cause)))
+
+
+def _why_missing(source: str, snapshot: Snapshot) -> str:
+    reasons = (entry.reason for entry in snapshot.stale_sources if entry.source == source)
+    return next(reasons, f"{source} are not known yet")
