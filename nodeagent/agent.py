@@ -35,6 +35,7 @@ from nodeagent import discovery
 from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.ending import end_at
+from nodeagent.base.stored_file import unwritable
 from nodeagent.base.supervise import ending_signals, first_cause, keep
 from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import SLICES, Deliveries
@@ -44,17 +45,17 @@ from nodeagent.config.followed_configuration import FollowedConfiguration, confi
 from nodeagent.dra.earlier_records import has_records
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding
+from nodeagent.health.state_file import StateFile
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.kubelet.offer_files import OfferFiles
-from nodeagent.kubelet.rail_memory import CHECKPOINT
+from nodeagent.kubelet.rail_memory import CHECKPOINT, RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.offering import state_directory
 from nodeagent.offering.device_offering import DeviceOffering
 from nodeagent.offering.readiness import pool_statuses
 from nodeagent.sharing.cgroup_limits import CgroupLimits
@@ -64,6 +65,7 @@ from nodeagent.sharing.shares import shares_of
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import is_recorded
+from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.web.pages import Pages, PageSources
 
 if TYPE_CHECKING:
@@ -103,7 +105,8 @@ class Agent:
         self, config: Config, options: AgentOptions, on_listen: Callable[[int], None] = lambda _port: None
     ) -> None:
         tree = Tree(options.root)
-        state_file = state_directory.open_state_file(config.health, options.root)
+        state_folder = tree.path(config.health.state_directory)
+        state_file = StateFile.open(state_folder)
         files = OfferFiles(
             DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(tree.path(config.cdi.directory))
         )
@@ -124,10 +127,13 @@ class Agent:
         """Set when the kubelet has the devices and everything is imported."""
         self.inventory = Inventory()
         self.health = discovery.health_service(config, state_file)
-        remembered_gpus = state_directory.open_remembered_gpus(config.health, options.root)
+        remembered_gpus = RememberedGpus(state_folder)
         gpu_publisher = GpuPublisher(self.health, remembered_gpus)
-        rails = self._rails = state_directory.open_rails(
-            config, options.root, options.kubelet_dir / CHECKPOINT, self._read_pods.set
+        rails = self._rails = RailMemory(
+            state_folder,
+            options.kubelet_dir / CHECKPOINT,
+            pod_resources=config.kubelet.pod_resources,
+            read_holdings=self._read_pods.set,
         )
         self.sources = discovery.Discovery(
             self.inventory,
@@ -139,8 +145,9 @@ class Agent:
             stores=True,
             rails=rails,
         )
-        rpc_stats, sizes = RpcStats(), SliceSizes.open(tree.path(config.health.state_directory))
-        self._unwritable = partial(state_directory.unwritable, (rails, sizes, remembered_gpus, state_file))
+        rpc_stats, sizes = RpcStats(), SliceSizes(state_folder)
+        stored = (rails.file, sizes.file, remembered_gpus.file, state_file.file)
+        self._unwritable = partial(unwritable, stored)
         self.plugins = DevicePlugins(
             options.kubelet_dir,
             watched=config.kubelet.registration == "plugins_registry",
@@ -180,7 +187,7 @@ class Agent:
             lambda: shares_of(self.offering.offered, self.inventory.snapshot, "nvml-limits"),
         )
         self.mps = MpsWatch(
-            tree.path(config.health.state_directory) / MPS_FOLDER,
+            state_folder / MPS_FOLDER,
             self.inventory,
             self.offering.mps_kinds,
             exclusive_process=config.gpu.mps.exclusive_process,

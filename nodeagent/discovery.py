@@ -23,19 +23,19 @@ from nodeagent.facts.model import Function, Gpu, Link, Neighbor, Remark
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.service import HealthService
-from nodeagent.health.state_file import StateFile, boot_id
+from nodeagent.health.state_file import StateFile
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kubelet.rail_memory import RailMemory
-from nodeagent.offering import state_directory
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.limit_support import limit_support
 from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities
+from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.sources.scan_hints import ScanRequest
 
 if TYPE_CHECKING:  # loaded after registration
@@ -128,7 +128,7 @@ class Discovery:
         self._lldpd_links: tuple[SelectedLink, ...] = ()
         if gpu_publisher is None:
             gpu_publisher = GpuPublisher(
-                health_service(config), state_directory.open_remembered_gpus(config.health, root)
+                health_service(config), RememberedGpus(self._tree.path(config.health.state_directory))
             )
         self._gpu_facts = gpu_publisher
         self._stores = stores
@@ -324,7 +324,7 @@ class Discovery:
         from nodeagent.sources import infiniband_source  # noqa: PLC0415
         from nodeagent.sources.unanswered_ports import UnansweredPorts  # noqa: PLC0415
 
-        names, boot = self._config.infiniband.node_names, boot_id()
+        names = self._config.infiniband.node_names
         folder = self._tree.path(self._config.health.state_directory)
         await infiniband_source.watch(
             self._tree,
@@ -334,7 +334,7 @@ class Discovery:
             partial(self._publish_neighbors, "infiniband"),
             recorded=is_recorded(self._tree),
             node_names=Path(names) if names is not None else None,
-            unanswered=UnansweredPorts(folder, boot) if self._stores and boot else None,
+            unanswered=UnansweredPorts(folder if self._stores else None),
         )
 
     def _publish_neighbors(

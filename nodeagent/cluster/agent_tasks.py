@@ -29,13 +29,13 @@ from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
 from nodeagent.kinds.volcano_vgpus import VgpuPlaces
 
 if TYPE_CHECKING:
+    from nodeagent.base.unwritable_memory import UnwritableMemory
     from nodeagent.cluster.affected_devices import Offered
     from nodeagent.cluster.limit_notices import LimitSource
     from nodeagent.cluster.mps_notices import MpsSource
     from nodeagent.cluster.over_use_notices import OverUseSource
     from nodeagent.dra.offered import DraOffer
     from nodeagent.health.health_settings import HealthSettings
-    from nodeagent.host.unwritable_memory import UnwritableMemory
     from nodeagent.kube.access import Access, NodeClaim
     from nodeagent.kube.client import ApiClient
 

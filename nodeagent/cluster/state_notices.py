@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from nodeagent.base.unwritable_memory import UnwritableMemory, unwritable_remark
 from nodeagent.cluster.event_writer import EventTarget, Notice
 from nodeagent.cluster.notice_board import NoticeBoard
-from nodeagent.host.unwritable_memory import UnwritableMemory, unwritable_remark
 
 REASON = "StateUnwritable"
 LOOK_S = 10.0

@@ -13,10 +13,12 @@ from nodeagent.agent_config import Config
 from nodeagent.base.supervise import end_tasks
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot, StaleSource
+from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import DeviceKind
-from nodeagent.offering import state_directory
+from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.gpu_publisher import GpuPublisher
+from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.web.machine_view import MachineView, machine_view
 
 READ_S = 2.0
@@ -28,10 +30,10 @@ class RunningSources:
     and send no LLDP frames."""
 
     def __init__(self, config: Config, root: Path) -> None:
-        remembered = state_directory.open_remembered_gpus(config.health, root)
+        folder = Tree(root).path(config.health.state_directory)
         self.inventory = Inventory()
-        self.gpu_publisher = GpuPublisher(discovery.health_service(config), remembered)
-        self.rails = state_directory.open_rails(config, root)
+        self.gpu_publisher = GpuPublisher(discovery.health_service(config), RememberedGpus(folder))
+        self.rails = RailMemory(folder)
         quiet = msgspec.structs.replace(config.lldp, transmit=False)
         self._sources = discovery.Discovery(
             self.inventory,

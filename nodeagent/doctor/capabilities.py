@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodeagent.agent_config import Config
+from nodeagent.base.file_writing import unwritable_because
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, shortened
 from nodeagent.doctor.target import Target
-from nodeagent.health.state_file import NAME
-from nodeagent.host.file_writing import unwritable_because
+from nodeagent.health.state_file import FORM
 from nodeagent.host.kmsg import KernelLog, KernelLogError
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kubelet.device_info import DEVICE_INFO
@@ -121,7 +121,7 @@ def _kernel_log() -> str | None:
 def _state(tree: Tree, folder: str) -> StateDirectory:
     broken = None
     try:
-        text = tree.data(f"{folder}/{NAME}")
+        text = tree.data(f"{folder}/{FORM.name}")
         if text is not None and not isinstance(json.loads(text), dict):
             broken = "not a JSON object"
     except (SysfsError, ValueError, RecursionError) as error:
@@ -159,7 +159,7 @@ def findings(rights: ProcessRights, config: Config) -> Iterator[Finding]:
 
 def _judge_state(state: StateDirectory) -> Iterator[Finding]:
     if state.broken is not None:
-        yield TOPIC.warn("state_broken", f"{state.folder}/{NAME}: {state.broken}")
+        yield TOPIC.warn("state_broken", f"{state.folder}/{FORM.name}: {state.broken}")
     if state.refusal is not None:
         yield TOPIC.warn("state_unwritable", f"{state.folder}: {state.refusal}")
     if state.broken is None and state.refusal is None:

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from nodeagent.agent_config import Config
+from nodeagent.base.file_writing import unwritable_because
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
 from nodeagent.doctor.target import Target
 from nodeagent.facts.model import Snapshot
-from nodeagent.host.file_writing import unwritable_because
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kubelet.node_lock import LOCK

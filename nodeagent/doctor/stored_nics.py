@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from nodeagent.doctor.target import Target
 from nodeagent.health.structural import find_faults
 from nodeagent.kinds.rail_numbers import Numbering
-from nodeagent.offering.state_directory import open_rails
+from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.sources.machine_access import permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities, ethernet_mac
 from nodeagent.sources.pci_source import PciFacts
@@ -27,7 +27,7 @@ class StoredNics:
 
 
 def read(target: Target) -> StoredNics:
-    rails = open_rails(target.config, target.tree.root)
+    rails = RailMemory(target.tree.path(target.config.health.state_directory))
     macs = None if target.recorded else permanent_macs()
     return StoredNics(rails.content.numbering, rails.known_nics(target.config.resources), macs)
 

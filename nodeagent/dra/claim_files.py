@@ -19,11 +19,11 @@ from pathlib import Path
 
 import msgspec
 
+from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_file
 from nodeagent.base.regular_file import read_regular
 from nodeagent.dra.claim_preparation import CDI_KIND, valid_uid
 from nodeagent.dra.prepared_claim import PreparedClaim
 from nodeagent.facts import cdi
-from nodeagent.host.file_writing import PUBLIC_FOLDER, replace_file
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 
 log = logging.getLogger(__name__)

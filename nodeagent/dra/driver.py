@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.base.bounded_calls import BoundedCalls, within
+from nodeagent.base.file_writing import make_folder
+from nodeagent.base.stored_file import boot_id
 from nodeagent.base.supervise import either, end_tasks, keep
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claims import PreparedClaims
@@ -21,8 +23,6 @@ from nodeagent.dra.offered import DraOffer
 from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.dra.resource_claim import ResourceClaim
 from nodeagent.facts.model import Holding
-from nodeagent.health.state_file import boot_id
-from nodeagent.host.file_writing import make_folder
 from nodeagent.kinds import Refused
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import RESOURCE_CLAIMS

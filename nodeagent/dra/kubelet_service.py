@@ -23,6 +23,7 @@ import grpc
 
 from nodeagent.base.backoff import Backoff
 from nodeagent.base.bounded_calls import Unanswered
+from nodeagent.base.file_writing import make_folder
 from nodeagent.base.supervise import end_tasks
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claims import ClaimReference, PreparedClaims
@@ -30,7 +31,6 @@ from nodeagent.dra.devices import DraDevice, pool_name
 from nodeagent.dra.offered import DraOffer
 from nodeagent.dra.prepared_claim import PreparedClaim
 from nodeagent.facts.model import State
-from nodeagent.host.file_writing import make_folder
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import Refused
 from nodeagent.kube import dra_health_v1_pb2, dra_health_v1alpha1_pb2, dra_v1_pb2, dra_v1beta1_pb2

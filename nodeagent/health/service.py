@@ -58,7 +58,7 @@ class HealthService:
         """With ``gpu.driver: none`` the records of GPUs in the state file stay as they are."""
         self.nics = NicJudge(settings)
         self.gpus = GpuJudge(gpu_settings, self.nics.settings.guard)
-        self.state_file = state_file or StateFile.none()
+        self.state_file = state_file or StateFile()
         self._with_gpus = self.gpus.settings.driver != "none"
         self._clock = clock
         self._publish_functions: Callable[[tuple[Function, ...]], object] = lambda _functions: None

@@ -25,8 +25,8 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from nodeagent.base.file_writing import PUBLIC_FOLDER
 from nodeagent.base.plain_text import one_line
-from nodeagent.host.file_writing import PUBLIC_FOLDER
 from nodeagent.host.foreign_folder import ForeignFolder
 
 PROGRAM = "nvidia-cuda-mps-control"

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_file
 from nodeagent.base.regular_file import read_regular
 from nodeagent.facts import cdi
 from nodeagent.facts.allocation import Allocation
 from nodeagent.facts.model import Snapshot
-from nodeagent.host.file_writing import PUBLIC_FOLDER, replace_file
 from nodeagent.kinds import DeviceKind, gpu_access
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_file
 from nodeagent.facts.allocation import DeviceInfo
-from nodeagent.host.file_writing import PUBLIC_FOLDER, replace_file
 
 DEVICE_INFO = "/var/run/k8s.cni.cncf.io/devinfo/dp"
 """The folder that the Network Plumbing Working Group's device-info specification gives to device plugins."""

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgspec
 
+from nodeagent.base.file_writing import unwritable_because
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.regular_file import refuse_irregular
-from nodeagent.host.file_writing import unwritable_because
 
 LOCK = "nodeagent.lock"
 OPEN_AGAIN_S = 1.0

@@ -31,9 +31,8 @@ import msgspec
 from msgspec.structs import replace
 
 from nodeagent.base.bounded_calls import within
+from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.facts.model import HEALTHY, Function, Snapshot
-from nodeagent.host.stored_value import StoredValue
-from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.hardware_selection import offers_vfs_of
@@ -43,7 +42,6 @@ from nodeagent.sources.pci_source import PciFacts
 
 log = logging.getLogger(__name__)
 
-NAME = "rails.json"
 CHECKPOINT = Path("device-plugins/kubelet_internal_checkpoint")
 LOOK_S = 2.0
 """Below the kubelet's folder."""
@@ -80,14 +78,14 @@ class RailsFile(msgspec.Struct, frozen=True):
         return {entry.select: entry.rails for entry in self.entries}
 
 
-def stored(folder: Path) -> StoredValue[RailsFile]:
-    return StoredValue(
-        folder / NAME,
-        RailsFile,
-        content="rails of NICs",
-        loss="the rails are those of the node's report and of held VFs; without both, NICs are numbered in PCI "
-        "order, and pods may get another network",
-    )
+FORM = StoredForm(
+    name="rails.json",
+    type=RailsFile,
+    content="rails of NICs",
+    loss="the rails are those of the node's report and of held VFs; without both, NICs are numbered in PCI order, and "
+    "pods may get another network",
+    version=_VERSION,
+)
 
 
 class RailMemory:
@@ -95,49 +93,20 @@ class RailMemory:
 
     def __init__(
         self,
-        file: StoredValue[RailsFile],
-        content: RailsFile,
+        folder: Path,
+        checkpoint: Path | None = None,
         *,
-        pod_resources: bool,
+        pod_resources: bool = True,
         read_holdings: Callable[[], object] = lambda: None,
     ) -> None:
-        """``read_holdings`` asks for a reading now."""
-        self._file = file
-        self.content = content
-        self._pod_resources = pod_resources
-        self._read_holdings = read_holdings
-        self._read_since = True
-        """The holdings were read after the last change of a name."""
-        self.lost = False
-        """There is no file of an earlier agent that can be read."""
-        self._forgotten: set[Rail] = set()
-        """Rails of present NICs that are not written any more: they end with this agent."""
-        self._inputs: object = None
-        self._changed: dict[str, dict[str, frozenset[str]]] = {}
-        """By resource: its VFs that pods may hold under other names."""
-        self._waiting: set[str] = set()
+        """Read the file of an earlier agent. Blocks.
 
-    @classmethod
-    def open(
-        cls,
-        folder: Path,
-        checkpoint: Path | None,
-        *,
-        pod_resources: bool,
-        read_holdings: Callable[[], object] = lambda: None,
-    ) -> RailMemory:
-        """Read the file of an earlier agent. ``checkpoint`` is that of the kubelet, if it gets devices. Blocks."""
-        file = stored(folder)
-        content = file.read()
-        if content is not None and content.version != _VERSION:
-            log.warning(
-                "The rails of another version of nodeagent are not read; they come from the node's report and from the "
-                "names of held VFs, and without both they are in PCI order. file=%s version=%d",
-                file.path,
-                content.version,
-            )
-            content = None
-        lost = content is None
+        ``checkpoint`` is that of the kubelet, if it gets devices. ``read_holdings`` asks for a reading now.
+        """
+        self.file = StoredFile(folder, FORM)
+        content = self.file.read()
+        self.lost = content is None
+        """There is no file of an earlier agent that can be read."""
         if content is None:
             content = RailsFile(names_unknown=checkpoint is not None and _exists(checkpoint))
             if content.names_unknown and not pod_resources:
@@ -146,13 +115,17 @@ class RailMemory:
                     "a pod holds under another name may be allocated again; drain the node, or turn podResources on."
                 )
                 content = RailsFile()
-        memory = cls(file, content, pod_resources=pod_resources, read_holdings=read_holdings)
-        memory.lost = lost
-        return memory
-
-    def fault(self) -> UnwritableMemory | None:
-        """Return why the rails cannot be stored, if they cannot."""
-        return self._file.fault()
+        self.content = content
+        self._pod_resources = pod_resources
+        self._read_holdings = read_holdings
+        self._read_since = True
+        """The holdings were read after the last change of a name."""
+        self._forgotten: set[Rail] = set()
+        """Rails of present NICs that are not written any more: they end with this agent."""
+        self._inputs: object = None
+        self._changed: dict[str, dict[str, frozenset[str]]] = {}
+        """By resource: its VFs that pods may hold under other names."""
+        self._waiting: set[str] = set()
 
     def known_nics(self, resources: Iterable[ResourceSettings]) -> PciFacts:
         """Return the NICs of an earlier agent that are selected now, as missing until the machine is read."""
@@ -251,14 +224,14 @@ class RailMemory:
             )
             self._inputs = inputs
         if self.content != RailsFile():
-            await self._file.save(self._without_forgotten())
+            await self.file.save(self._without_forgotten())
 
     async def forgotten(self, snapshot: Snapshot) -> tuple[Rail, ...]:
         """Return the rails that another process has removed from the file and whose NICs are missing.
 
         A rail whose NIC is here ends with this agent: its number must not change while pods may hold its VFs.
         """
-        content = await self._file.changed()
+        content = await self.file.changed()
         if content is None:
             return ()
         left = {rail for entry in content.entries for rail in entry.rails}

@@ -22,15 +22,16 @@ from typing import Annotated
 
 import msgspec
 
+from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.facts.model import Snapshot
-from nodeagent.host.stored_value import StoredValue
-from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.kinds import DeviceKind
 
 log = logging.getLogger(__name__)
 
-NAME = "slices.json"
 _Sizes = dict[str, Annotated[int, msgspec.Meta(ge=1)]]
+FORM = StoredForm(
+    name="slices.json", type=_Sizes, content="slice sizes", loss="a changed sliceMiB is not noticed"
+)
 
 
 class KeptSize(msgspec.Struct, frozen=True):
@@ -43,24 +44,12 @@ class KeptSize(msgspec.Struct, frozen=True):
 class SliceSizes:
     """MiB of one slice by resource. Belongs to one event loop."""
 
-    def __init__(self, path: Path) -> None:
-        self.in_force: dict[str, int] = {}
-        self._file = StoredValue(
-            path, _Sizes, content="slice sizes", loss="a changed sliceMiB is not noticed"
-        )
+    def __init__(self, folder: Path) -> None:
+        """Read the file of an earlier agent. Blocks."""
+        self.file = StoredFile(folder, FORM)
+        self.in_force: dict[str, int] = self.file.read() or {}
         self._kept: dict[str, KeptSize] = {}
         self._waiting: set[str] = set()
-
-    @classmethod
-    def open(cls, folder: Path) -> SliceSizes:
-        """Read the file of an earlier agent. Blocks."""
-        sizes = cls(folder / NAME)
-        sizes.in_force = sizes._file.read() or {}
-        return sizes
-
-    def fault(self) -> UnwritableMemory | None:
-        """Return why the sizes cannot be stored, if they cannot."""
-        return self._file.fault()
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -120,7 +109,7 @@ class SliceSizes:
         """Save the sizes of these kinds. Return when they are on the disk, or cannot be written."""
         self.in_force |= {kind.resource: kind.device_mib for kind in kinds if kind.device_mib is not None}
         if self.in_force:
-            await self._file.save(self.in_force)
+            await self.file.save(self.in_force)
 
     def _keeps(self, resource: str, configured: int) -> bool:
         kept = self._kept.get(resource)

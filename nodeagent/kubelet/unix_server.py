@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from nodeagent.host.file_writing import unwritable_because
+from nodeagent.base.file_writing import unwritable_because
 
 PATH_MAX = 107
 """Bytes in the path of a socket: sizeof(sun_path) - 1, unix(7)."""

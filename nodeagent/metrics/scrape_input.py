@@ -10,9 +10,9 @@ from typing import Protocol
 
 import msgspec
 
+from nodeagent.base.unwritable_memory import UnwritableMemory
 from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.facts.model import Function, Gpu, Link, Snapshot
-from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus

@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Struct
 
-from nodeagent.host.file_writing import make_folder
+from nodeagent.base.file_writing import make_folder
 from nodeagent.host.foreign_folder import ForeignFolder
 
 WANTED, STATES, LOCK = "wanted.json", "daemons.json", "lock"

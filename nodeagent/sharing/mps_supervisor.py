@@ -28,8 +28,8 @@ from msgspec.structs import replace
 
 from nodeagent.base.backoff import Backoff
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.base.file_writing import make_folder
 from nodeagent.host.fd import wait_readable
-from nodeagent.host.file_writing import make_folder
 from nodeagent.host.gpu_driver import DriverError
 from nodeagent.host.inotify import CONTENT, FolderWatch
 from nodeagent.host.mps_control import MpsControl, MpsError, ProgramMissingError

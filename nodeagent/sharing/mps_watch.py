@@ -21,9 +21,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.base.file_writing import make_folder
 from nodeagent.base.supervise import either
 from nodeagent.facts.inventory import Inventory
-from nodeagent.host.file_writing import make_folder
 from nodeagent.host.inotify import CONTENT, FolderWatch
 from nodeagent.kinds import DeviceKind
 from nodeagent.sharing.mps_files import DaemonState, MpsFiles, WantedDaemons

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from nodeagent.base.file_writing import unwritable_because
 from nodeagent.facts.model import LimitSupport
-from nodeagent.host.file_writing import unwritable_because
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.sources.gpu_users import hidden_processes
 from nodeagent.sources.machine_access import is_recorded

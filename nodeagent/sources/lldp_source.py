@@ -14,6 +14,7 @@ from pathlib import Path
 
 from nodeagent import __version__
 from nodeagent.base.bounded_calls import BoundedCalls, in_thread
+from nodeagent.base.stored_file import StoredFile
 from nodeagent.base.supervise import either
 from nodeagent.facts.model import Function, Link
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings, DcbSocket
@@ -76,7 +77,7 @@ async def watch(
         if state_folder is None:
             await work
             return
-        stored = remembered_neighbors.stored_neighbors(state_folder)
+        stored = StoredFile(state_folder, remembered_neighbors.FORM)
         found = await in_thread(stored.read) or ()
         remembered_neighbors.restore(receiver.table, found)
         await either(work, remembered_neighbors.keep(receiver.table, stored, found))

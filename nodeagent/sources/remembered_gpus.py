@@ -15,16 +15,14 @@ from pathlib import Path
 
 import msgspec
 
+from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.facts.model import Gpu
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.plausible_gpus import is_uuid, plausible, shown
-from nodeagent.host.stored_value import StoredValue
-from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.sources.nvml_session import Place
 
 log = logging.getLogger(__name__)
 
-NAME = "gpus.json"
 REMEMBERED_MAX = 64
 """Four times the GPUs of the largest node of 2026; a machine whose GPUs change their UUIDs would collect more."""
 
@@ -50,24 +48,25 @@ class RememberedGpu(msgspec.Struct, frozen=True):
         return self.numa_node, self.pci_path
 
 
+FORM = StoredForm(
+    name="gpus.json",
+    type=tuple[RememberedGpu, ...],
+    content="GPUs",
+    loss="a GPU that is gone is not noticed",
+)
+
+
 class RememberedGpus:
     """The GPUs of the file. Belongs to one event loop."""
 
-    def __init__(self, stored: StoredValue[tuple[RememberedGpu, ...]] | None = None) -> None:
-        """Without ``stored`` nothing is remembered."""
-        self._stored = stored
+    def __init__(self, folder: Path | None = None) -> None:
+        """Read the file of an earlier agent. Blocks. Without a folder nothing is remembered."""
+        self.file = StoredFile(folder, FORM)
         self._changed = asyncio.Event()
-        self._was_read = False
-        self.gpus: tuple[RememberedGpu, ...] = ()
-
-    @classmethod
-    def open(cls, folder: Path) -> RememberedGpus:
-        """Read the file of an earlier agent. Blocks."""
-        stored = stored_gpus(folder)
-        remembered = cls(stored)
-        found = stored.read()
-        remembered.gpus, remembered._was_read = sound(found or ()), found is not None
-        return remembered
+        found = self.file.read()
+        self.was_read = found is not None
+        """An earlier agent has left a file that can be read."""
+        self.gpus = sound(found or ())
 
     def update(self, gpus: Iterable[Gpu]) -> None:
         """Keep these GPUs and no others."""
@@ -88,42 +87,21 @@ class RememberedGpus:
             self.gpus = now
             self._changed.set()
 
-    def fault(self) -> UnwritableMemory | None:
-        """Return why the GPUs cannot be stored, if they cannot."""
-        return None if self._stored is None else self._stored.fault()
-
-    @property
-    def was_read(self) -> bool:
-        """Whether an earlier agent has left a file that can be read."""
-        return self._was_read
-
     async def run(self, forget: Callable[[Collection[str]], object], every_s: float) -> None:
         """Write changes until cancelled. A write that fails is tried again.
 
         Every ``every_s``, and before each write, look for GPUs that a command has removed from the file; ``forget``
         takes their UUIDs.
         """
-        if self._stored is None:
-            await asyncio.Event().wait()
-            return
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
                     await self._changed.wait()
             self._changed.clear()
-            if (found := await self._stored.changed()) is not None:
+            if (found := await self.file.changed()) is not None:
                 kept = {gpu.uuid for gpu in found}
                 forget([gpu.uuid for gpu in self.gpus if gpu.uuid not in kept])
-            await self._stored.save(self.gpus)
-
-
-def stored_gpus(folder: Path) -> StoredValue[tuple[RememberedGpu, ...]]:
-    return StoredValue(
-        folder / NAME,
-        tuple[RememberedGpu, ...],
-        content="GPUs",
-        loss="a GPU that is gone is not noticed",
-    )
+            await self.file.save(self.gpus)
 
 
 def sound(gpus: Iterable[RememberedGpu]) -> tuple[RememberedGpu, ...]:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 
-from nodeagent.host.stored_value import StoredValue
+from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.lldp.lldpdu import CHASSIS_WORDS, PORT_WORDS, ChassisId, PortId
 from nodeagent.lldp.neighbor_table import PAST_MAX, Msap, NeighborTable
 
 log = logging.getLogger(__name__)
 
-NAME = "neighbors.json"
 CHECK_S = 60.0
 """Between two comparisons with the file."""
 
@@ -39,13 +37,12 @@ class RememberedNeighbor(msgspec.Struct, frozen=True):
 Remembered = tuple[RememberedNeighbor, ...]
 
 
-def stored_neighbors(folder: Path) -> StoredValue[Remembered]:
-    return StoredValue(
-        folder / NAME,
-        Remembered,
-        content="LLDP neighbors",
-        loss="another sender on a link may be taken for its switch",
-    )
+FORM = StoredForm(
+    name="neighbors.json",
+    type=Remembered,
+    content="LLDP neighbors",
+    loss="another sender on a link may be taken for its switch",
+)
 
 
 def restore(table: NeighborTable, remembered: Iterable[RememberedNeighbor]) -> None:
@@ -62,7 +59,7 @@ def restore(table: NeighborTable, remembered: Iterable[RememberedNeighbor]) -> N
         known = each.chassis_subtype in CHASSIS_WORDS and each.port_subtype in PORT_WORDS
         past = by_link.setdefault(each.link, {})
         if ids is None or not known or each.live_s < 0 or each.pause_s < 0 or len(past) >= PAST_MAX:
-            log.warning("A remembered neighbor cannot be true and is ignored. file=%s", NAME)
+            log.warning("A remembered neighbor cannot be true and is ignored. file=%s", FORM.name)
             continue
         past[ids] = (each.live_s, each.pause_s)
     for link, past in by_link.items():
@@ -99,7 +96,7 @@ def _firsts(neighbors: Remembered) -> dict[tuple[str, str, str], float]:
     return {(each.link, each.chassis, each.port): each.live_s for each in firsts.values()}
 
 
-async def keep(table: NeighborTable, stored: StoredValue[Remembered], written: Remembered) -> None:
+async def keep(table: NeighborTable, stored: StoredFile[Remembered], written: Remembered) -> None:
     """Write the file when it is outdated, until cancelled. ``written`` is its content."""
     while True:
         await asyncio.sleep(CHECK_S)

@@ -15,11 +15,9 @@ import msgspec
 from msgspec import structs
 
 from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.host.clock import boottime
-from nodeagent.host.stored_value import StoredValue
 from nodeagent.infiniband.asking import UnansweredQuestions
-
-NAME = "infiniband.json"
 
 PortKey = tuple[str, int]
 """PCI address, and number of the port."""
@@ -36,21 +34,25 @@ class _UnansweredPorts(msgspec.Struct, frozen=True):
     ports: tuple[_UnansweredPort, ...]
 
 
+FORM = StoredForm(
+    name="infiniband.json",
+    type=_UnansweredPorts,
+    content="unanswered InfiniBand questions",
+    loss="switches that do not answer are asked again",
+    of_boot=True,
+)
+
+
 class UnansweredPorts:
     """The file of this boot. Times are those of the running event loop."""
 
-    def __init__(self, folder: Path, boot_id: str) -> None:
-        self._boot_id = boot_id
-        self._stored = StoredValue(
-            folder / NAME,
-            _UnansweredPorts,
-            content="unanswered InfiniBand questions",
-            loss="switches that do not answer are asked again",
-        )
+    def __init__(self, folder: Path | None, boot: str | None = None) -> None:
+        """Without a folder nothing is kept. ``boot`` is the ID of the boot; ``None``: the present one."""
+        self._file = StoredFile(folder, FORM, boot)
 
     async def read(self) -> dict[PortKey, UnansweredQuestions]:
-        found = await in_thread(self._stored.read)
-        if found is None or found.boot_id != self._boot_id:
+        found = await in_thread(self._file.read)
+        if found is None:
             return {}
         ahead = _boottime_ahead()
         return {
@@ -64,7 +66,7 @@ class UnansweredPorts:
             _UnansweredPort(address, port, structs.replace(asked, due_at=round(asked.due_at + ahead)))
             for (address, port), asked in sorted(ports.items())
         ]
-        await self._stored.save(_UnansweredPorts(self._boot_id, tuple(entries)))
+        await self._file.save(_UnansweredPorts(self._file.boot or "", tuple(entries)))
 
 
 def _boottime_ahead() -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from nodeagent.base.bounded_calls import BoundedCalls
-from nodeagent.host.file_writing import make_folder
+from nodeagent.base.file_writing import make_folder
 from nodeagent.web.server import FolderHandler, PageHandler, WebServer
 
 log = logging.getLogger(__name__)

@@ -12,13 +12,13 @@ import msgspec
 
 from nodeagent.base import supervise
 from nodeagent.base.bounded_calls import hanging_calls
+from nodeagent.base.unwritable_memory import UnwritableMemory, unwritable_remark
 from nodeagent.config.formats import host_port
 from nodeagent.dra.offered import PoolStatus
 from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot
 from nodeagent.host.clock import boottime
-from nodeagent.host.unwritable_memory import UnwritableMemory, unwritable_remark
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld

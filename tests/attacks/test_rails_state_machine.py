@@ -30,10 +30,9 @@ from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.device_list import DeviceList
 from nodeagent.kubelet.offer_files import OfferFiles
-from nodeagent.kubelet.rail_memory import NAME
+from nodeagent.kubelet.rail_memory import FORM, RailMemory
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.offering.device_offering import DeviceOffering
-from nodeagent.offering.state_directory import open_rails
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.pci_source import PciScanner
@@ -144,7 +143,7 @@ class NodeHistory(RuleBasedStateMachine):
         self.reading_asked = False
         self.inventory = Inventory()
         self.health = HealthService(config.health)
-        rails = open_rails(config, self.root, self.checkpoint, self.ask)
+        rails = RailMemory(self.root / STATE, self.checkpoint, read_holdings=self.ask)
         self.nics = NicIdentities()
         known = rails.known_nics(config.resources)
         self.scanner = PciScanner(tree, known, BoundedScan("pci", tree), self.nics)
@@ -154,7 +153,7 @@ class NodeHistory(RuleBasedStateMachine):
             self.inventory,
             self.kubelet,
             files,
-            SliceSizes.open(self.root / STATE),
+            SliceSizes(self.root / STATE),
             rails,
             self.nics.forgotten.update,
         )
@@ -251,7 +250,7 @@ class NodeHistory(RuleBasedStateMachine):
         """The rails start over; the names that the kubelet counts are still its own."""
         if rename:
             self.names.reverse()
-        (self.root / STATE / NAME).unlink(missing_ok=True)
+        (self.root / STATE / FORM.name).unlink(missing_ok=True)
         self.rail_of = {}
         self.start_agent()
 

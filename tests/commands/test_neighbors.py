@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.agent_config import Config, load
+from nodeagent.base.stored_file import StoredFile
 from nodeagent.cli import main
 from nodeagent.cluster.node_report import reported_neighbor
 from nodeagent.commands.neighbors import neighbor_listing
@@ -202,7 +203,7 @@ async def test_a_restarted_agent_prefers_the_switch_of_before(links, monkeypatch
     monkeypatch.setattr(remembered_neighbors, "CHECK_S", 0.05)
     async with node("two-gpu-two-nic") as running:
         config = running.configure('links: {select: {netdevs: ["swp*"]}}')
-        stored = remembered_neighbors.stored_neighbors(running.root / "var/lib/nodeagent")
+        stored = StoredFile(running.root / "var/lib/nodeagent", remembered_neighbors.FORM)
 
         async def send_until(done, frame: bytes) -> None:
             with far.raw("b1") as wire:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.base.stored_file import boot_id
 from nodeagent.cli import main
-from nodeagent.health.state_file import boot_id
 from nodeagent_lab.sim.kubelet import PodSpec
 from nodeagent_lab.sim.machine import Machine
 from tests.support.running_agent import Node, node

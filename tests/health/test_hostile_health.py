@@ -95,7 +95,7 @@ def test_a_firmware_fault_stays_over_a_restart_until_the_log_is_clean() -> None:
     ],
 )
 def test_an_impossible_record_is_ignored(kept: NicRecord, caplog: pytest.LogCaptureFixture) -> None:
-    state_file, nic = StateFile.none(), pf(1)
+    state_file, nic = StateFile(), pf(1)
     state_file.store(NIC_SECTION, {DeviceIdentity(nic.pci_address): kept})
     judge = HealthService(HealthSettings(), state_file=state_file, clock=lambda: 5000.0)
     functions, faults = find_faults([nic], [link(nic)])

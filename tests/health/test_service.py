@@ -108,7 +108,7 @@ def reasons_after_restart(folder: Path, links: tuple[Link, ...]) -> list[str]:
 
 
 async def test_a_fault_outlives_the_agent_and_does_not_apply_to_another_card(tmp_path: Path) -> None:
-    state_file = StateFile(tmp_path / "health.json", module_boot_id())
+    state_file = StateFile.open(tmp_path)
     judge = HealthService(with_rules(), state_file=state_file)
     for links in (UP, DOWN, UP):
         judged(judge, links)
@@ -123,15 +123,6 @@ async def test_a_fault_outlives_the_agent_and_does_not_apply_to_another_card(tmp
     assert reasons_after_restart(tmp_path, another) == []
     nameless = (replace(UP[0], mac=None), UP[1])
     assert reasons_after_restart(tmp_path, nameless) == ["carrier_down"], "an unknown identity matches any"
-
-
-def module_boot_id() -> str:
-    from nodeagent.health.state_file import boot_id
-
-    boot = boot_id()
-    if boot is None:
-        pytest.skip("the kernel has no boot ID")
-    return boot
 
 
 def test_a_change_of_health_is_one_log_line(caplog: pytest.LogCaptureFixture) -> None:

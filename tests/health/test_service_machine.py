@@ -47,7 +47,7 @@ class HealthHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
-        self.state_file = StateFile.none()
+        self.state_file = StateFile()
         self.pfs = [pf(number) for number in range(1, COUNT + 1)]
         self.vfs = [vf(nic, 0) for nic in self.pfs]
         self.start()

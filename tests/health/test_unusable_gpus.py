@@ -114,7 +114,7 @@ def test_the_minor_number_of_a_gpu_that_is_not_listed_is_unknown() -> None:
 def test_gpus_of_an_earlier_agent_are_marked_when_the_driver_refuses_from_the_start(tmp_path: Path) -> None:
     text = '[{"uuid": "GPU-a", "index": 0, "pci_address": "0000:1b:00.0", "memory_mib": 81559}]'
     (tmp_path / "gpus.json").write_text(text)
-    publisher = GpuPublisher(HealthService(), RememberedGpus.open(tmp_path))
+    publisher = GpuPublisher(HealthService(), RememberedGpus(tmp_path))
     published: list[tuple[Gpu, ...]] = []
     publisher.publish_to(published.append)
     publisher.take_functions((GpuFunction("0000:1b:00.0", "nvidia"), GpuFunction("0000:1c:00.0", "nvidia")))

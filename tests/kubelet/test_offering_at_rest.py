@@ -22,10 +22,10 @@ from nodeagent.kubelet import offer_files, removed_devices
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.offer_files import OfferFiles
+from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.offering import device_offering
 from nodeagent.offering.device_offering import DeviceOffering
-from nodeagent.offering.state_directory import open_rails
 from tests.support.running_agent import HEAD
 from tests.support.waiting import until
 
@@ -72,8 +72,8 @@ async def offering(folder: Path) -> AsyncIterator[tuple[DeviceOffering, Inventor
         inventory,
         plugins,
         OfferFiles(DeviceInfoFiles(folder / "devinfo"), CdiSpecFiles(folder / "cdi")),
-        SliceSizes.open(folder),
-        open_rails(config, folder),
+        SliceSizes(folder),
+        RailMemory(folder),
         forgotten.extend,
     )
     inventory.publish("paths", paths=HostPaths())

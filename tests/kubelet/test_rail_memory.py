@@ -13,7 +13,7 @@ from nodeagent.kinds import Refused
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.rail_numbers import Rail
 from nodeagent.kinds.vf import VfPool
-from nodeagent.kubelet.rail_memory import ENTRIES_MAX, NAME, RailMemory
+from nodeagent.kubelet.rail_memory import ENTRIES_MAX, FORM, RailMemory
 from tests.offering.test_offer import machine, pf
 
 ONE = pf(1)
@@ -33,7 +33,7 @@ UNREAD = machine(ONE)
 
 
 def memory(tmp_path: Path, **settings: object) -> RailMemory:
-    return RailMemory.open(tmp_path, tmp_path / "checkpoint", **({"pod_resources": True} | settings))
+    return RailMemory(tmp_path, tmp_path / "checkpoint", **({"pod_resources": True} | settings))
 
 
 async def offered(tmp_path: Path, **settings: object) -> RailMemory:
@@ -92,7 +92,7 @@ def test_without_a_file_the_kubelets_checkpoint_decides_by_its_existence(
     why = stored.obstacle(OLD, UNREAD)
     assert (why is not None) == checkpoint
     assert stored.obstacle(OLD, seen(VF)) is None
-    assert RailMemory.open(tmp_path, None, pod_resources=True).obstacle(OLD, UNREAD) is None
+    assert RailMemory(tmp_path, None, pod_resources=True).obstacle(OLD, UNREAD) is None
 
 
 async def test_unknown_names_stay_unknown_over_a_restart_until_the_holdings_are_read(tmp_path: Path) -> None:
@@ -141,12 +141,12 @@ async def test_selections_that_are_not_in_force_stay_up_to_a_limit(tmp_path: Pat
 async def test_a_rail_that_another_process_removed_ends_now_or_with_the_agent(tmp_path: Path) -> None:
     stored = await offered(tmp_path)
     await stored.save(RAILS, ("{}",), (OLD,), UNREAD)
-    (tmp_path / NAME).write_text('{"version":1}')
-    (tmp_path / NAME).chmod(0o600)
+    (tmp_path / FORM.name).write_text('{"version":1}')
+    (tmp_path / FORM.name).chmod(0o600)
     gone = replace(UNREAD, functions=tuple(replace(one, missing=True) for one in UNREAD.functions))
     assert await stored.forgotten(gone) == RAILS["{}"]
     await stored.save(RAILS, ("{}",), (OLD,), UNREAD)
-    (tmp_path / NAME).write_text('{"version":1}')
+    (tmp_path / FORM.name).write_text('{"version":1}')
     assert await stored.forgotten(UNREAD) == ()
     await stored.save(RAILS, ("{}",), (OLD,), replace(UNREAD, revision=2))
     assert memory(tmp_path).content.numbering == {}
@@ -157,7 +157,7 @@ async def test_the_file_of_another_version_is_named_and_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await offered(tmp_path)
-    file = tmp_path / NAME
+    file = tmp_path / FORM.name
     file.write_bytes(file.read_bytes().replace(b'"version":1', b'"version":2'))
     (tmp_path / "checkpoint").touch()
     stored = memory(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.facts.model import Holding, Snapshot, StaleSource
 from nodeagent.kinds.gpu_memory import GpuMemory
-from nodeagent.kubelet.slice_sizes import NAME, SliceSizes
+from nodeagent.kubelet.slice_sizes import FORM, SliceSizes
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.running_agent import Node, node
 
@@ -113,7 +113,7 @@ async def test_a_folder_that_cannot_be_written_is_logged_once_and_has_no_other_e
 
 
 def sizes(tmp_path: Path) -> SliceSizes:
-    ours = SliceSizes(tmp_path / NAME)
+    ours = SliceSizes(tmp_path)
     ours.in_force["x/mem"] = 1024
     return ours
 
@@ -159,8 +159,8 @@ def test_a_reload_is_refused_against_the_size_in_force(tmp_path: Path) -> None:
 def test_an_invalid_file_is_logged_and_ignored(
     text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / NAME).write_bytes(text)
-    ours = SliceSizes.open(tmp_path)
+    (tmp_path / FORM.name).write_bytes(text)
+    ours = SliceSizes(tmp_path)
     assert ours.settle(KIND, Snapshot(), pod_resources=True) is KIND
     assert len(caplog.records) == 1
     assert caplog.records[0].levelno == logging.WARNING
@@ -169,4 +169,4 @@ def test_an_invalid_file_is_logged_and_ignored(
 async def test_the_size_of_a_resource_that_is_not_offered_now_is_kept(tmp_path: Path) -> None:
     ours = sizes(tmp_path)
     await ours.save([GpuMemory("x/other", slice_mib=512)])
-    assert SliceSizes.open(tmp_path).in_force == {"x/mem": 1024, "x/other": 512}
+    assert SliceSizes(tmp_path).in_force == {"x/mem": 1024, "x/other": 512}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.host.file_writing import replace_file
+from nodeagent.base.file_writing import replace_file
 from nodeagent.host.foreign_folder import ForeignFolder
 from nodeagent.host.mps_control import LOG, LOG_MAX
 from nodeagent.sharing.mps_files import DaemonState, DaemonStates, MpsFiles, WantedDaemons

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from nodeagent.host.file_writing import replace_file
+from nodeagent.base.file_writing import replace_file
 from nodeagent.host.mps_control import MpsControl
 from nodeagent.sharing.mps_files import MpsFiles, WantedDaemons
 from tests.sharing.mps_node import GPUS, MpsNode, Verb, a_silent_client_ends_no_program, ended, mps_node

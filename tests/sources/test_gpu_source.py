@@ -9,9 +9,10 @@ import time
 
 import pytest
 
+from nodeagent.base.stored_file import boot_id
 from nodeagent.facts.model import HEALTHY, State
 from nodeagent.health.service import GPU_SECTION, HealthService
-from nodeagent.health.state_file import StateFile, boot_id
+from nodeagent.health.state_file import StateFile
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.recorded_gpus import PATH, RecordedGpuDriver
 from nodeagent.host.sysfs import Tree
@@ -425,7 +426,7 @@ async def test_another_boot_starts_without_faults(machine, tmp_path):
 
 
 async def test_a_driver_without_an_answer_after_a_restart_keeps_the_health(machine, tmp_path):
-    state_file = StateFile.none()
+    state_file = StateFile()
     async with on(machine, state_file=state_file) as published:
         await published.keys("", "")
         machine.events = [{"sequence": 1, "uuid": "GPU-1", "xid": 79}]
@@ -447,7 +448,7 @@ async def test_a_quiet_machine_writes_the_state_file_once(machine):
             if section == GPU_SECTION:
                 changes.append(self._sections.get(section) is not before)
 
-    async with on(machine, state_file=CountingStateFile(None, None)) as published:
+    async with on(machine, state_file=CountingStateFile()) as published:
         await published.keys("", "")
         await published.until(lambda: len(changes) > 10)
     assert changes.count(True) == 1

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nodeagent.base.stored_file import StoredFile
 from nodeagent.lldp.neighbor_table import NeighborTable
 from nodeagent.sources import remembered_neighbors
-from nodeagent.sources.remembered_neighbors import is_outdated, keep, remembered, restore, stored_neighbors
+from nodeagent.sources.remembered_neighbors import FORM, is_outdated, keep, remembered, restore
 from tests.lldp.test_neighbor_table import frame, ports
 from tests.support.waiting import until
 
@@ -26,9 +27,9 @@ def test_after_a_restart_the_switch_is_the_neighbor_again_although_another_sende
     tmp_path: Path,
 ) -> None:
     before = of_a_day()
-    stored_neighbors(tmp_path).write(remembered(before))
+    StoredFile(tmp_path, FORM).write(remembered(before))
     after = NeighborTable()
-    restore(after, stored_neighbors(tmp_path).read() or ())
+    restore(after, StoredFile(tmp_path, FORM).read() or ())
     for n in range(29):
         after.receive("eth0", frame("forged", ttl=65535), 5.0 + n)
     assert ports(after) == [("eth0", "forged", False)]
@@ -63,7 +64,7 @@ def test_a_record_that_cannot_be_true_is_ignored(wrong: dict[str, object]) -> No
 async def test_the_file_has_the_neighbors_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered_neighbors, "CHECK_S", 0.01)
     table = of_a_day()
-    keeping = asyncio.create_task(keep(table, stored_neighbors(tmp_path), ()))
-    await until((tmp_path / remembered_neighbors.NAME).exists)
+    keeping = asyncio.create_task(keep(table, StoredFile(tmp_path, FORM), ()))
+    await until((tmp_path / FORM.name).exists)
     keeping.cancel()
-    assert stored_neighbors(tmp_path).read() == remembered(table)
+    assert StoredFile(tmp_path, FORM).read() == remembered(table)

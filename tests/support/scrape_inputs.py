@@ -15,6 +15,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from nodeagent.agent_config import Config
+from nodeagent.base.unwritable_memory import UnwritableMemory
 from nodeagent.commands.scan.listing import scan_once
 from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.facts.gpu_usage import GpuUsage, OutsideProcess, PodUse
@@ -30,7 +31,6 @@ from nodeagent.facts.model import (
     Snapshot,
     State,
 )
-from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile
 from nodeagent.measurements.reader_status import ReaderStatus

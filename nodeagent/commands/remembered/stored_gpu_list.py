@@ -11,7 +11,7 @@ from nodeagent.commands.options import GOOD, USAGE
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
-    from nodeagent.host.stored_value import StoredValue
+    from nodeagent.base.stored_file import StoredFile
     from nodeagent.sources.remembered_gpus import RememberedGpu
 
 
@@ -71,12 +71,13 @@ def forget(config: Config, root: Path, names: Sequence[str]) -> int:
 
 def _read(
     config: Config, root: Path
-) -> tuple[StoredValue[tuple[RememberedGpu, ...]], tuple[RememberedGpu, ...]]:
+) -> tuple[StoredFile[tuple[RememberedGpu, ...]], tuple[RememberedGpu, ...]]:
     """Return the file and its GPUs. Raises ``RememberedError``."""
+    from nodeagent.base.stored_file import StoredFile
     from nodeagent.host.sysfs import Tree
-    from nodeagent.sources.remembered_gpus import sound, stored_gpus
+    from nodeagent.sources.remembered_gpus import FORM, sound
 
-    stored = stored_gpus(Tree(root).path(config.health.state_directory))
+    stored = StoredFile(Tree(root).path(config.health.state_directory), FORM)
     gpus = stored.read()
     if stored.unreadable is not None:
         reason = (

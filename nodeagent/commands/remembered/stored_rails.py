@@ -11,6 +11,7 @@ from nodeagent.commands.options import GOOD, USAGE
 
 if TYPE_CHECKING:
     from nodeagent.agent_config import Config
+    from nodeagent.base.stored_file import StoredFile
     from nodeagent.kinds.rail_numbers import Rail
     from nodeagent.kubelet.rail_memory import RailsFile
 
@@ -35,10 +36,10 @@ def table(config: Config, root: Path) -> str:
     """The rails in force and those of earlier configurations."""
     from nodeagent.commands.terminal import screen, section
 
-    path, content = _read(config, root)
+    file, content = _read(config, root)
     rows = _rows(config, root, content)
     if not rows:
-        return f"No rails are stored in {path}; the agent stores them when it offers VFs.\n"
+        return f"No rails are stored in {file.path}; the agent stores them when it offers VFs.\n"
     heads = ("RAIL", "PCI ADDRESS", "PERMANENT MAC", "NETDEV", "VFS", "STATE")
     return section("RAILS", heads, map(_cells, rows), screen())
 
@@ -78,20 +79,20 @@ def forget(config: Config, root: Path, names: Sequence[str]) -> int:
     """Remove these rails from the file; without a name every rail. Return the exit code."""
     from nodeagent.kubelet.rail_memory import without
 
-    path, content = _read(config, root)
+    file, content = _read(config, root)
     rows = _rows(config, root, content)
     wanted = {name.rpartition("/")[2].lower() for name in names}
     unknown = wanted - {key for row in rows for key in _keys(row)}
     if unknown or not rows:
         known = ", ".join(row.name for row in rows) or "none"
         print(
-            f"nodeagent: {', '.join(sorted(unknown)) or 'forget'}: no such rail in {path}; there are: {known}",
+            f"nodeagent: {', '.join(sorted(unknown)) or 'forget'}: no such rail in {file.path}; there are: {known}",
             file=sys.stderr,
         )
         return USAGE
     gone = [row for row in rows if not names or wanted & _keys(row)]
     rails = [row.stored for row in gone]
-    _write(config, root, without(content, rails, names=not config.kubelet.pod_resources))
+    file.write(without(content, rails, names=not config.kubelet.pod_resources))
     for row in gone:
         nic = row.rail.pci_address or row.rail.permanent_mac
         if row.present is None:
@@ -113,23 +114,17 @@ def _keys(row: RailRow) -> set[str]:
     return {key.lower() for key in (*names, row.rail.pci_address, row.rail.permanent_mac) if key}
 
 
-def _read(config: Config, root: Path) -> tuple[Path, RailsFile]:
+def _read(config: Config, root: Path) -> tuple[StoredFile[RailsFile], RailsFile]:
     """Return the file and its content. Raises ``RailsError``."""
+    from nodeagent.base.stored_file import StoredFile
     from nodeagent.host.sysfs import Tree
-    from nodeagent.kubelet.rail_memory import RailsFile, stored
+    from nodeagent.kubelet.rail_memory import FORM, RailsFile
 
-    file = stored(Tree(root).path(config.health.state_directory))
+    file = StoredFile(Tree(root).path(config.health.state_directory), FORM)
     content = file.read()
     if file.unreadable is not None:
         raise RailsError(f"{file.path} cannot be read: {file.unreadable}; delete it to number the NICs again")
-    return file.path, content or RailsFile()
-
-
-def _write(config: Config, root: Path, content: RailsFile) -> None:
-    from nodeagent.host.sysfs import Tree
-    from nodeagent.kubelet.rail_memory import stored
-
-    stored(Tree(root).path(config.health.state_directory)).write(content)
+    return file, content or RailsFile()
 
 
 def _rows(config: Config, root: Path, content: RailsFile) -> list[RailRow]:

@@ -26,7 +26,6 @@ from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.device_list_size import status_remarks
 from nodeagent.kubelet.rail_memory import RailMemory
-from nodeagent.offering import state_directory
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.link_selection import select
 from nodeagent.web.machine_view import MachineView
@@ -34,7 +33,7 @@ from nodeagent.web.machine_view import MachineView
 
 async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineView:
     """Scan once. With ``wait_s``, receive LLDP for that time, or until every link with carrier has a neighbor."""
-    rails = state_directory.open_rails(config, root)
+    rails = RailMemory(Tree(root).path(config.health.state_directory))
     async with _scanning(config, root, rails) as inventory:
         if wait_s > 0 and discovery.finds_neighbors(config, Tree(root)):
             with suppress(TimeoutError):
@@ -68,7 +67,7 @@ async def once(config: Config, root: Path, wait_s: float) -> AsyncIterator[Machi
 
 async def watch(config: Config, root: Path) -> AsyncIterator[MachineView]:
     """Yield a view now and one at every change, until cancelled."""
-    rails = state_directory.open_rails(config, root)
+    rails = RailMemory(Tree(root).path(config.health.state_directory))
     async with _scanning(config, root, rails) as inventory:
         offer = Offer(config, rails.content.numbering)
         while True:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.host.file_writing import replace_file, unwritable_because
+from nodeagent.base.file_writing import replace_file, unwritable_because
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 
 

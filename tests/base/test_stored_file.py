@@ -12,15 +12,19 @@ import os
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from nodeagent.host import stored_value
-from nodeagent.host.stored_value import SIZE_MAX, StoredValue
+from nodeagent.base.stored_file import SIZE_MAX, StoredFile, StoredForm
 from tests.support.dead_files import dead
 
+FORM = StoredForm(
+    name="numbers.json", type=dict[str, int], content="numbers", loss="a changed number is not noticed"
+)
 
-def value_at(path: Path) -> StoredValue[dict[str, int]]:
-    return StoredValue(path, dict[str, int], content="numbers", loss="a changed number is not noticed")
+
+def value_at(path: Path) -> StoredFile[dict[str, int]]:
+    return StoredFile(path.parent, FORM)
 
 
 async def test_a_saved_value_is_read_again_and_an_equal_one_causes_no_write(tmp_path: Path) -> None:
@@ -71,17 +75,80 @@ def test_an_unreadable_file_is_one_warning_with_the_loss(
     assert "a changed number is not noticed" in caplog.records[0].getMessage()
 
 
+class OfOneBoot(msgspec.Struct, frozen=True):
+    boot_id: str
+    version: int = 1
+
+
+BOUND = StoredForm(
+    name="bound.json", type=OfOneBoot, content="numbers", loss="all is lost", version=1, of_boot=True
+)
+
+
+def test_a_file_of_another_boot_is_not_used_and_is_no_loss(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    first = StoredFile(tmp_path, BOUND, "boot-1")
+    first.write(OfOneBoot("boot-1"))
+    assert first.read() == OfOneBoot("boot-1")
+    second = StoredFile(tmp_path, BOUND, "boot-2")
+    assert (second.read(), second.unreadable) == (None, None)
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert "of an earlier boot" in caplog.text
+
+
+def test_a_file_of_another_version_is_a_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stored = StoredFile(tmp_path, BOUND, "boot-1")
+    stored.write(OfOneBoot("boot-1", version=2))
+    assert stored.read() is None
+    assert stored.unreadable == "it is of version 2, this agent reads 1"
+    assert f"file={stored.path} version=2" in caplog.text
+
+
+async def test_without_a_folder_nothing_is_kept_and_nothing_fails() -> None:
+    stored = StoredFile(None, FORM)
+    assert stored.read() is None
+    assert await stored.save({"a": 1})
+    assert await stored.changed() is None
+    assert (stored.path, stored.fault()) == (None, None)
+
+
+async def test_what_another_program_writes_is_seen_once(tmp_path: Path) -> None:
+    stored, other = value_at(tmp_path / "numbers.json"), value_at(tmp_path / "numbers.json")
+    assert await stored.save({"a": 1})
+    assert await stored.changed() is None
+    other.write({"a": 2})
+    assert await stored.changed() == {"a": 2}
+    assert await stored.changed() is None
+    assert stored.path is not None
+    stored.path.write_bytes(b"{")
+    assert await stored.changed() is None
+    stored.path.unlink()
+    assert await stored.changed() is None
+
+
+async def test_a_caller_that_is_cancelled_leaves_its_write_and_the_next_one_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    stored = value_at(tmp_path / "numbers.json")
+    saving = asyncio.create_task(stored.save({"a": 1}))
+    await asyncio.sleep(0)
+    saving.cancel()
+    assert await stored.save({"a": 2})
+    assert value_at(tmp_path / "numbers.json").read() == {"a": 2}
+
+
 @pytest.mark.needs("root", "fuse")
 async def test_a_disk_that_hangs_delays_the_caller_once_and_is_used_again_when_it_answers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stored_value, "WRITE_S", 0.05)
     path = tmp_path / "folder" / "numbers.json"
     path.parent.mkdir()
     stored = value_at(path)
     with dead(path.parent):
-        assert not await stored.save({"a": 1})
-        assert not await stored.save({"a": 2})
+        assert not await stored.save({"a": 1}, 0.05)
+        assert not await stored.save({"a": 2}, 0.05)
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
         assert "did not answer" in (stored.unwritable or "")
         assert all(thread.daemon for thread in threading.enumerate() if thread.name == "bounded-call")
