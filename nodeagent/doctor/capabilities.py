@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, shortened
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target
 from nodeagent.health.state_file import NAME
 from nodeagent.host.file_writing import unwritable_because
 from nodeagent.host.kmsg import KernelLog, KernelLogError
