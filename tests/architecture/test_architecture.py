@@ -29,7 +29,6 @@ LONG_FUNCTIONS = {
     "nodeagent/agent.py:Agent.__init__": COMPOSED,
     "nodeagent/cluster/agent_tasks.py:run": COMPOSED,
     "hack/lab/nodeagent_lab/demo/__init__.py:add": OPTIONS,
-    "nodeagent/commands/neighbors/__init__.py:_neighbors": OPTIONS,
     "nodeagent/fabric/fabric_view.py:fabric_view": "one expression for each field of the document",
     "nodeagent/fabric/reports.py:ReportReader.read": "one check for each field of a report from another machine",
     "nodeagent/offering/gpu_kinds.py:gpu_kinds": "one case for each kind of GPU resource",
