@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from hack.docs.markdown import table
-from nodeagent.commands.health.tables import rule_row
+from nodeagent.commands.health.device_health import rule_row
 from nodeagent.config.setting import wire
 from nodeagent.health.gpu_rules import measured_rules
 from nodeagent.health.gpu_settings import GpuHealthSettings

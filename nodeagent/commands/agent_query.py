@@ -7,14 +7,17 @@ finds the same agent, and a capture or the disk of another machine has none. Of 
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import ssl
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from nodeagent.agent_config import Config
+from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.memory_file import MemoryFile
 from nodeagent.base.regular_file import read_regular
 from nodeagent.config.formats import host_port
@@ -22,8 +25,12 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.web import local_socket
 
 T = TypeVar("T")
+Fetch = Callable[[], tuple[T | None, str]]
+"""Ask the agent: return its answer and its place, or ``None`` and why none answers. Raises ``AgentQueryError``."""
 
 FETCH_S = 5.0
+AGAIN_S = 1.0
+"""Between two questions of a verb that watches or waits."""
 FILE_MAX = 1 << 20
 
 
@@ -68,6 +75,43 @@ def ask_for(decoder: msgspec.json.Decoder[T], page: str, config: Config, root: P
         return decoder.decode(answer.body), answer.source
     except msgspec.MsgspecError as error:
         raise AgentQueryError(f"the agent at {answer.source} is not of this version: {error}") from error
+
+
+def origin(answer: object, source: str, otherwise: str) -> str:
+    """Which answer a verb shows. ``otherwise``: what it shows where no agent answers, for the reason ``source``."""
+    return (
+        f"no agent runs here ({source}); {otherwise}" if answer is None else f"the agent at {source} answers"
+    )
+
+
+async def follow(
+    answer: T, fetch: Fetch[T], same: Callable[[T, T], bool] = lambda _before, _now: False
+) -> AsyncIterator[T]:
+    """Yield the answer of the agent now, and each second one that is not the ``same`` as the last.
+
+    Raises ``AgentQueryError`` when the agent ends."""
+    while True:
+        yield answer
+        before = answer
+        while answer is before or same(before, answer):
+            answer = await _again(fetch, AGAIN_S)
+
+
+async def wait_for(answer: T, fetch: Fetch[T], wait_s: float, waits: Callable[[T], object]) -> T:
+    """Ask the agent again while the answer ``waits``, for ``wait_s`` at most. Raises ``AgentQueryError``."""
+    now = asyncio.get_running_loop().time
+    end = now() + wait_s
+    while now() < end and waits(answer):
+        answer = await _again(fetch, min(AGAIN_S, end - now()))
+    return answer
+
+
+async def _again(fetch: Fetch[T], after_s: float) -> T:
+    await asyncio.sleep(max(after_s, 0.0))
+    answer, _ = await in_thread(fetch)
+    if answer is None:
+        raise AgentQueryError("the agent has ended")
+    return answer
 
 
 def ask_address(page: str, config: Config, listen: str | None) -> AgentAnswer:

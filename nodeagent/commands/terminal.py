@@ -57,18 +57,18 @@ def screen() -> Screen:
 
 def columns(
     heads: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Iterable[Sequence[object]],
     on: Screen = PLAIN,
     *,
     optional: Sequence[str] = (),
     shorter: Mapping[str, Sequence[str]] | None = None,
 ) -> list[str]:
-    """The lines of a table; every row has one cell for each head.
+    """The lines of a table; every row has one cell for each head. A cell without a value (``None``) is a hyphen.
 
     A terminal may be narrower than the words of the table. ``shorter`` are other cells of a column for this case, one
     for each row. Then the columns ``optional`` are left out, in this order, and the last line names them.
     """
-    cells = [[one_line(cell) for cell in row] for row in rows]
+    cells = [["-" if cell is None else one_line(str(cell)) for cell in row] for row in rows]
     shown = [*range(len(heads))]
     if on == PLAIN:
         widths = _natural(heads, cells, shown)
@@ -100,7 +100,7 @@ def columns(
 def section(
     title: str,
     heads: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Iterable[Sequence[object]],
     on: Screen = PLAIN,
     *,
     optional: Sequence[str] = (),
@@ -119,6 +119,11 @@ def remarks(title: str, lines: Sequence[str], on: Screen = PLAIN) -> str:
     if not lines:
         return ""
     return "\n".join([_bold(title, on), *(part for line in lines for part in wrapped(line, on, GAP)), ""])
+
+
+def joined(*parts: str) -> str:
+    """The sections and remarks of a listing; those that are empty are left out."""
+    return "\n".join(filter(None, parts))
 
 
 def wrapped(sentence: str, on: Screen = PLAIN, indent: str = "") -> list[str]:

@@ -69,8 +69,8 @@ def read_rest(stream: BinaryIO, name: str, expected: str, before: int, size_max:
     return content
 
 
-def refuse_unless_utf8(content: bytes, name: str, expected: str) -> None:
-    """Raises ``UserFileError`` with the line of the first byte that is not UTF-8."""
+def refuse_unless_utf8(content: bytes, name: str, expected: str, lines: int = 0) -> None:
+    """Raises ``UserFileError`` with the line of the first byte that is not UTF-8; ``content`` is after ``lines``."""
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UserFileError(name, "the text is UTF-16", f"{expected}, in UTF-8", 1)
     if content.isascii():
@@ -78,5 +78,5 @@ def refuse_unless_utf8(content: bytes, name: str, expected: str) -> None:
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
+        line = lines + content.count(b"\n", 0, error.start) + 1
         raise UserFileError(name, f"byte {error.start} is not UTF-8", expected, line) from error

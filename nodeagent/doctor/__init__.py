@@ -1,7 +1,7 @@
 """Find what is wrong with this node, why it matters and what to do. The doctor changes nothing.
 
 Each part of the machine has a module: ``read`` collects facts, and ``findings``, which is pure, derives findings from
-them. The reads run side by side, each with its own time limit (``timeouts``). A read that hangs, fails or crashes is
+them. The reads run side by side, each with its own time limit (``reads``). A read that hangs, fails or crashes is
 a finding and does not stop the others.
 
 Of a captured or simulated machine only files are known. Facts that only a running machine has are reported as
@@ -20,7 +20,6 @@ from nodeagent.doctor import (
     agent_checks,
     capabilities,
     cluster_checks,
-    cluster_facts,
     configuration_checks,
     dra_checks,
     gpu_checks,
@@ -31,17 +30,14 @@ from nodeagent.doctor import (
     mps_checks,
     nic_checks,
     nvsentinel_checks,
+    reads,
     runtime_checks,
-    stored_nics,
-    timeouts,
 )
-from nodeagent.doctor.cluster_facts import ClusterFacts, ClusterOptions
+from nodeagent.doctor.cluster_checks import ClusterFacts, ClusterOptions
 from nodeagent.doctor.configuration_checks import ConfigurationFacts
-from nodeagent.doctor.finding import Advice, Finding, Level, Topic
-from nodeagent.doctor.report import as_json, as_table
-from nodeagent.doctor.stored_nics import StoredNics
-from nodeagent.doctor.target import Target
-from nodeagent.doctor.timeouts import ReadOutcome, ReadTask
+from nodeagent.doctor.finding import Advice, Finding, Level, Topic, as_json, as_table
+from nodeagent.doctor.nic_checks import StoredNics
+from nodeagent.doctor.reads import ReadOutcome, ReadTask, Target
 from nodeagent.facts.model import Snapshot
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.rail_numbers import Numbering
@@ -149,7 +145,7 @@ def examine(place: DoctorOptions) -> DoctorReport:
         raise SysfsError(
             f"{place.root} has no /sys: --root takes the root of a machine, a capture or a simulation"
         )
-    first = timeouts.run(
+    first = reads.run(
         {"configuration": ReadTask(lambda: configuration_checks.read(place.config_file), place.timeout_s)}
     )
     configured = first["configuration"].value or ConfigurationFacts("the default configuration", Config())
@@ -163,7 +159,7 @@ def examine(place: DoctorOptions) -> DoctorReport:
         place.timeout_s,
     )
     by_claim = any(getattr(entry, "mode", "") == "dra" for entry in configured.config.resources)
-    outcomes = first | timeouts.run(_tasks(target, replace(place.where, dra=by_claim)))
+    outcomes = first | reads.run(_tasks(target, replace(place.where, dra=by_claim)))
     findings = tuple(_findings(outcomes, target))
     return DoctorReport(findings, any(outcome.hung_s is not None for outcome in outcomes.values()))
 
@@ -186,7 +182,7 @@ def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
         "mps": ReadTask(lambda: mps_checks.read(target), usual),
         "runtime": ReadTask(lambda: runtime_checks.read(target), usual),
         "paths": ReadTask(lambda: host_paths.find(target.tree, target.config.cdi.directory), usual),
-        "rails": ReadTask(lambda: stored_nics.read(target), usual),
+        "rails": ReadTask(lambda: nic_checks.read_stored(target), usual),
         "kubelet": ReadTask(lambda: kubelet_checks.read(target), usual),
         "agent": ReadTask(lambda: agent_checks.read(target), usual),
         "nvsentinel": ReadTask(lambda: nvsentinel_checks.read(target), usual),
@@ -196,7 +192,7 @@ def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
     if not target.recorded:
         tasks["rights"] = ReadTask(lambda: capabilities.read(target), usual)
     if not target.recorded or where.kubeconfig is not None:
-        tasks["cluster"] = ReadTask(lambda: cluster_facts.read(where), 2 * usual)
+        tasks["cluster"] = ReadTask(lambda: cluster_checks.read(where), 2 * usual)
     return tasks
 
 
@@ -278,7 +274,7 @@ def _snapshot(outcomes: dict[str, ReadOutcome], stored: StoredNics) -> Snapshot 
     paths = outcomes["paths"].value
     if nics is None or gpus is None or paths is None or gpus.answer is None:
         return None
-    facts = stored_nics.completed(nics.facts, stored)
+    facts = nic_checks.completed(nics.facts, stored)
     return Snapshot(
         product=facts.product,
         functions=facts.functions,

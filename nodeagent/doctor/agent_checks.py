@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, shortened
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target
 from nodeagent.health.explain import DeviceView
 from nodeagent.web import local_socket
 

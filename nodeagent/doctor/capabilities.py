@@ -14,7 +14,7 @@ from pathlib import Path
 from nodeagent.agent_config import Config
 from nodeagent.base.file_writing import unwritable_because
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, shortened
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target
 from nodeagent.health.state_file import FORM
 from nodeagent.host.kmsg import KernelLog, KernelLogError
 from nodeagent.host.sysfs import SysfsError, Tree

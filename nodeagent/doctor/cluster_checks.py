@@ -1,19 +1,39 @@
-"""Check the cluster: rights, CRDs, schedulers, and the Node object. Pure; ``cluster_facts`` reads."""
+"""Check the cluster: rights, CRDs, schedulers, and the Node object.
+
+Only access reviews are created; the API server answers them and does not store them. Objects that may not be read
+are listed as hidden, which is no fault: an agent may read almost nothing.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
+import json
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+
+import msgspec
 
 from nodeagent.agent_config import Config
 from nodeagent.base.quantities import quantity
-from nodeagent.doctor.cluster_facts import GROUPS, OURS, ClusterFacts, NodeFacts
+from nodeagent.config.bounded_yaml import Limits, load_document
+from nodeagent.doctor import dra_checks
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.rbac import ACCOUNTS
-from nodeagent.facts.model import Snapshot
+from nodeagent.doctor.rbac import ACCOUNTS, DRA_RIGHTS, NEEDED_RIGHTS, ROLES, NeededRight, Role
+from nodeagent.doctor.reads import version
+from nodeagent.fabric.nodelinks import API_VERSION, LinkNeighbor, NodeLink, NodeLinks, Wire
+from nodeagent.facts.model import LINK_STATES, Snapshot
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Numbering
+from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
+from nodeagent.kube.client import ApiClient, ApiError
+from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Json, Resource, metadata
 from nodeagent.offering.offer import Offer
 
 TOPIC = Topic(
@@ -134,6 +154,344 @@ _GPU_RESOURCES = re.compile(
 )
 
 
+GROUPS = {
+    "nodeagent.io": ("v1alpha1",),
+    "topology.volcano.sh": ("v1alpha1",),
+    "scheduling.volcano.sh": ("v1beta1",),
+    "kueue.x-k8s.io": ("v1beta2", "v1beta1", "v1alpha1"),
+    "resource.k8s.io": ("v1",),
+}
+"""The versions of our manifests, the preferred one first."""
+OURS = "nodeagent"
+SOURCE_LABEL = "volcano.sh/network-topology-source"
+VOLCANO_NAMESPACE = "volcano-system"
+_CONTROLLER_CONF = "volcano-controller.conf"
+_TIMEOUT_S = 5.0
+
+_CONFIG_MAPS: Resource[Json] = Resource("", "v1", "configmaps", "ConfigMap", True, dict)
+_DEFINITIONS: Resource[Json] = Resource(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False, dict
+)
+_DAEMON_SETS: Resource[Json] = Resource("apps", "v1", "daemonsets", "DaemonSet", True, dict)
+_REVIEW = "authorization.k8s.io"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """How to reach the cluster, and the role whose rights are checked; ``None``: derived from the service account."""
+
+    kubeconfig: Path | None = None
+    node: str | None = None
+    role: Role | None = None
+    dra: bool = False
+    """Whether the configuration has mode dra, whose rights are checked then."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeniedVerb:
+    role: Role
+    right: NeededRight
+    verb: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """The Node object: its versions, and its capacity and allocatable amounts by resource."""
+
+    name: str
+    kubelet: str
+    runtime: str
+    capacity: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """``error``: nothing could be read. ``served``: version and plurals of each group; ``None``: not served.
+    ``other``: the served versions where the expected one is missing. ``checked``: roles whose rights were reviewed.
+    ``lacking``: parts of a report that the definition of NodeLinks lacks.
+    ``dra``: claims; ``None`` where the cluster has none.
+    ``absent``: name of the Node if it does not exist. ``hidden``: objects that may not be read.
+    """
+
+    server: str = ""
+    namespace: str = OURS
+    error: str | None = None
+    served: Mapping[str, tuple[str, tuple[str, ...]] | None] = field(default_factory=dict)
+    other: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    checked: tuple[Role, ...] = ()
+    denied: tuple[DeniedVerb, ...] = ()
+    lacking: tuple[str, ...] = ()
+    node: NodeFacts | None = None
+    absent: str | None = None
+    reported: bool | None = None
+    foreign: Mapping[str, int] = field(default_factory=dict)
+    discoverers: tuple[str, ...] = ()
+    surge: str | None = None
+    hidden: tuple[str, ...] = ()
+    dra: dra_checks.DraFacts | None = None
+
+
+async def read(where: ClusterOptions) -> ClusterFacts | None:
+    """``None`` where no cluster is configured."""
+    pod = False
+    try:
+        access = kubeconfig(where.kubeconfig) if where.kubeconfig else in_cluster()
+        pod = where.kubeconfig is None and access is not None
+        if access is None and os.environ.get("KUBECONFIG"):
+            access = kubeconfig()
+    except AccessError as error:
+        return ClusterFacts(error=str(error))
+    if access is None:
+        return None
+    client = ApiClient(access, manager="nodeagent-doctor", timeout_s=_TIMEOUT_S)
+    try:
+        asking = _ClusterReader(client, access.namespace if pod else OURS)
+        return await asking.all(access, where, pod=pod)
+    except (ApiError, AccessError) as error:
+        return ClusterFacts(access.server, error=str(error))
+    finally:
+        await client.close()
+
+
+class _ClusterReader:
+    """Reads one cluster; a forbidden object is noted and skipped."""
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._hidden: list[str] = []
+
+    async def all(self, access: Access, where: ClusterOptions, *, pod: bool) -> ClusterFacts:
+        served, other = {}, {}
+        for group, versions in GROUPS.items():  # the first answer shows whether the server is reachable
+            served[group] = await self._served(group, versions)
+            if served[group] is None:
+                other[group] = await self._versions(group)
+        checked, denied = await self._rights(
+            _roles(access, where, pod=pod), mine=pod or where.role is not None, dra=where.dra
+        )
+        facts = ClusterFacts(access.server, self._namespace, None, served, other, checked, denied)
+        if served["nodeagent.io"] is not None:
+            definition = await self._get(_DEFINITIONS, DEFINITION, "the definition of NodeLinks")
+            facts = replace(facts, lacking=lacking(definition) if definition is not None else ())
+        if served["topology.volcano.sh"] is not None:
+            facts = replace(facts, foreign=await self._foreign(), discoverers=await self._discoverers())
+        if where.node is not None:
+            node, absent = await self._node(where.node)
+            facts = replace(facts, node=node, absent=absent)
+            if served["nodeagent.io"] is not None:
+                facts = replace(facts, reported=await self._reported(where.node))
+        if served["resource.k8s.io"] is not None:
+            facts = replace(facts, dra=await dra_checks.read(self._client, where.node, self._pass))
+        surge = await self._surge()
+        return replace(facts, surge=surge, hidden=tuple(self._hidden))
+
+    async def _get(
+        self, resource: Resource[Json], name: str, what: str, namespace: str | None = None
+    ) -> Json | None:
+        try:
+            return await self._client.get(resource, name, namespace=namespace)
+        except ApiError as error:
+            self._pass(error, what)
+            return None
+
+    def _pass(self, error: ApiError, what: str) -> None:
+        """Note a forbidden object, and accept a missing one. Raises any other error."""
+        if error.status == 403:
+            self._hidden.append(what)
+        elif not error.missing:
+            raise error
+
+    # --- API groups -----------------------------------------------------------------------------------
+
+    async def _served(self, group: str, versions: tuple[str, ...]) -> tuple[str, tuple[str, ...]] | None:
+        """API discovery, which every authenticated user may read."""
+        for one in versions:
+            discovery = await self._get(
+                Resource(group, one, "", "", False, dict), "", f"the API group {group}"
+            )
+            if discovery is not None:
+                return one, tuple(str(part.get("name")) for part in discovery.get("resources") or ())
+        return None
+
+    async def _versions(self, group: str) -> tuple[str, ...]:
+        discovery = await self._get(Resource(group, "", "", "", False, dict), "", f"the API group {group}")
+        return tuple(str(one.get("version")) for one in (discovery or {}).get("versions") or ())
+
+    # --- rights ---------------------------------------------------------------------------------------
+
+    async def _rights(
+        self, roles: tuple[Role, ...], *, mine: bool, dra: bool
+    ) -> tuple[tuple[Role, ...], tuple[DeniedVerb, ...]]:
+        """``mine``: review the rights of the caller, else the service accounts'; those need an administrator."""
+        questions = [
+            (role, right, verb)
+            for role in roles
+            for right in (*NEEDED_RIGHTS[role], *(DRA_RIGHTS if dra and role == "agent" else ()))
+            for verb in right.verbs
+        ]
+        try:
+            answers = await asyncio.gather(*(self._allowed(*question, mine=mine) for question in questions))
+        except ApiError as error:
+            self._pass(error, "the rights of the service accounts")
+            if error.missing:
+                self._hidden.append("the rights of the service accounts")
+            return (), ()
+        denied = (
+            DeniedVerb(*question) for question, allowed in zip(questions, answers, strict=True) if not allowed
+        )
+        return roles, tuple(denied)
+
+    async def _allowed(self, role: Role, right: NeededRight, verb: str, *, mine: bool) -> bool:
+        resource, _, part = right.resource.partition("/")
+        attributes = {"group": right.group, "resource": resource, "verb": verb}
+        attributes |= {"subresource": part} if part else {}
+        attributes |= {"namespace": self._namespace} if right.own_namespace else {}
+        attributes |= {"name": right.name} if right.name else {}
+        spec: Json = {"resourceAttributes": attributes}
+        kind = "SelfSubjectAccessReview"
+        if not mine:
+            kind = "SubjectAccessReview"
+            groups = ["serviceaccounts", f"serviceaccounts:{self._namespace}", "authenticated"]
+            spec["user"] = f"system:serviceaccount:{self._namespace}:{ACCOUNTS[role]}"
+            spec["groups"] = [f"system:{group}" for group in groups]
+        review: Resource[Json] = Resource(_REVIEW, "v1", f"{kind.lower()}s", kind, False, dict)
+        answer = await self._client.create(review, {"metadata": {}, "spec": spec})
+        return bool((answer.get("status") or {}).get("allowed"))
+
+    # --- objects --------------------------------------------------------------------------------------
+
+    async def _node(self, name: str) -> tuple[NodeFacts | None, str | None]:
+        hidden = len(self._hidden)
+        node = await self._get(NODES, name, f"the Node {name}")
+        if node is None:
+            return None, name if len(self._hidden) == hidden else None
+        status = node.get("status") or {}
+        info = status.get("nodeInfo") or {}
+        capacity, allocatable = (
+            {str(key): str(value) for key, value in (status.get(part) or {}).items()}
+            for part in ("capacity", "allocatable")
+        )
+        kubelet, runtime = (str(info.get(key, "")) for key in ("kubeletVersion", "containerRuntimeVersion"))
+        return NodeFacts(name, kubelet, runtime, capacity, allocatable), None
+
+    async def _reported(self, node: str) -> bool | None:
+        hidden = len(self._hidden)
+        report = await self._get(NODELINKS, node, f"the NodeLinks {node}", self._namespace)
+        return None if len(self._hidden) > hidden else report is not None
+
+    async def _foreign(self) -> dict[str, int]:
+        """The number of HyperNodes of other owners, by source."""
+        try:
+            listed = await self._client.list(HYPERNODES.partial, labels=f"{SOURCE_LABEL}!={OURS}")
+        except ApiError as error:
+            self._pass(error, "HyperNodes")
+            return {}
+        by_source: dict[str, int] = {}
+        for hypernode in listed.items:
+            source = (metadata(hypernode).labels or {}).get(SOURCE_LABEL, "")
+            by_source[source] = by_source.get(source, 0) + 1
+        return by_source
+
+    async def _discoverers(self) -> tuple[str, ...]:
+        """Volcano's own sources of HyperNodes that are enabled."""
+        try:
+            listed = await self._client.list(_CONFIG_MAPS, namespace=VOLCANO_NAMESPACE)
+        except ApiError as error:
+            self._pass(error, f"Volcano's ConfigMaps in {VOLCANO_NAMESPACE}")
+            return ()
+        return tuple(
+            source
+            for config_map in listed.items
+            if isinstance(conf := (config_map.get("data") or {}).get(_CONTROLLER_CONF), str)
+            for source in discoverers(conf)
+        )
+
+    async def _surge(self) -> str | None:
+        daemon_set = await self._get(_DAEMON_SETS, OURS, "the DaemonSet", self._namespace)
+        strategy = ((daemon_set or {}).get("spec") or {}).get("updateStrategy") or {}
+        surge = (strategy.get("rollingUpdate") or {}).get("maxSurge")
+        return None if surge in (None, 0, "0", "0%") else str(surge)
+
+
+def discoverers(conf: str) -> list[str]:
+    """The sources that Volcano's controller configuration enables; none for an invalid text."""
+    try:
+        document = load_document(conf, Limits(values=100_000))
+    except ValueError:
+        return []
+    entries = document.get("networkTopologyDiscovery") if isinstance(document, dict) else None
+    return [
+        str(entry.get("source"))
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict) and entry.get("enabled") is True
+    ]
+
+
+def _roles(access: Access, where: ClusterOptions, *, pod: bool) -> tuple[Role, ...]:
+    if where.role is not None:
+        return (where.role,)
+    if not pod:
+        return ROLES
+    account = token_subject(access.authorization() or "").rpartition(":")[2]
+    return next(((role,) for role, name in ACCOUNTS.items() if name == account), ("agent",))
+
+
+def token_subject(authorization: str) -> str:
+    """The subject of a service account's token, unverified: it only selects which rights are reviewed."""
+    parts = authorization.removeprefix("Bearer ").split(".")
+    if len(parts) != 3:
+        return ""
+    try:
+        claims: Any = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (ValueError, binascii.Error):
+        return ""
+    return str(claims.get("sub", "")) if isinstance(claims, dict) else ""
+
+
+DEFINITION = "nodelinks.nodeagent.io"
+
+
+def lacking(definition: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of a report and its links, and the states, that the definition lacks: ``links[].state (unused)``."""
+    versions = _at(definition, "spec", "versions")
+    for served in versions if isinstance(versions, list) else ():
+        if _at(served, "name") != API_VERSION.partition("/")[2]:
+            continue
+        report = _at(served, "schema", "openAPIV3Schema")
+        links = _at(report, "properties", "links", "items")
+        states = _at(links, "properties", "state", "enum")
+        return (
+            *_fields(NodeLinks, report, ""),
+            *_fields(NodeLink, links, "links[]"),
+            *_fields(LinkNeighbor, _at(links, "properties", "neighbor"), "links[].neighbor"),
+            *(
+                f"links[].state ({state})"
+                for state in LINK_STATES
+                if isinstance(states, list) and state not in states
+            ),
+        )
+    return ()
+
+
+def _fields(struct: type[Wire], schema: Any, place: str) -> list[str]:
+    properties = _at(schema, "properties")
+    if not isinstance(properties, dict):
+        return []  # a schema that lists no fields accepts each
+    names = (field.encode_name for field in msgspec.structs.fields(struct))
+    return [f"{place}.{name}".lstrip(".") for name in names if name not in properties]
+
+
+def _at(node: Any, *steps: str) -> Any:
+    for step in steps:
+        node = node.get(step) if isinstance(node, dict) else None
+    return node
+
+
+# --- findings -------------------------------------------------------------------------------------------
+
+
 def findings(
     facts: ClusterFacts | None,
     config: Config,
@@ -197,11 +555,11 @@ def _kinds(facts: ClusterFacts) -> Iterator[Finding]:
     elif volcano:
         yield TOPIC.warn("hypernodes_absent", "Volcano is installed, but without HyperNodes")
     if kueue:
-        version = (facts.served["kueue.x-k8s.io"] or ("",))[0]
+        served = (facts.served["kueue.x-k8s.io"] or ("",))[0]
         if "topologies" in kueue:
-            yield TOPIC.ok("kueue", f"Kueue's Topology kueue.x-k8s.io/{version}")
+            yield TOPIC.ok("kueue", f"Kueue's Topology kueue.x-k8s.io/{served}")
         else:
-            yield TOPIC.note("kueue_topology_absent", f"kueue.x-k8s.io/{version} has no topologies")
+            yield TOPIC.note("kueue_topology_absent", f"kueue.x-k8s.io/{served} has no topologies")
     if not (volcano or hypernodes or kueue):
         yield TOPIC.note("schedulers_absent", "neither Volcano nor Kueue")
 
@@ -223,7 +581,7 @@ def _node(
     node: NodeFacts, config: Config, snapshot: Snapshot | None, numbering: Numbering
 ) -> Iterator[Finding]:
     yield TOPIC.ok("node", f"{node.name}: kubelet {node.kubelet or '?'}, {node.runtime or '?'}")
-    kubelet = _version(node.kubelet)
+    kubelet = version(node.kubelet)
     cdi = any(entry.device_list_strategy == "cdi" for entry in config.resources)
     if kubelet is not None:
         if kubelet < OLDEST:
@@ -240,12 +598,12 @@ def _node(
 
 def _runtime(reported: str) -> Iterator[Finding]:
     name, _, text = reported.partition("://")
-    version = _version(text)
-    if version is None:
+    running = version(text)
+    if running is None:
         return
-    if (name == "containerd" and version < (1, 7)) or (name == "cri-o" and version < (1, 23)):
+    if (name == "containerd" and running < (1, 7)) or (name == "cri-o" and running < (1, 23)):
         yield TOPIC.fix("runtime_without_cdi", f"{name} {text}, but the configuration uses CDI")
-    elif name == "containerd" and version < (2, 0):
+    elif name == "containerd" and running < (2, 0):
         yield TOPIC.note("runtime_cdi_default", f"{name} {text}")
 
 
@@ -270,8 +628,3 @@ def _capacity(node: NodeFacts, kinds: Sequence[DeviceKind], snapshot: Snapshot) 
             "gpus_counted_twice",
             f"{count(len(others), 'resource')} of other plugins: {shortened(sorted(others))}",
         )
-
-
-def _version(text: str) -> tuple[int, int] | None:
-    match = re.match(r"v?(\d{1,4})\.(\d{1,4})", text)
-    return (int(match[1]), int(match[2])) if match else None

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from nodeagent.agent_config import Config
 from nodeagent.doctor.driver_process import DriverAnswer, read_driver, read_in_process
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target, text
 from nodeagent.facts.model import Gpu, GpuFunction, LimitSupport
 from nodeagent.host.gpu_driver import GpuReading
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.enforcement import LIMITS_DRIVER
 from nodeagent.kinds.resource_settings import GpuMemResource, MigResource
 from nodeagent.sources.host_paths import GPU_NODES
@@ -126,7 +126,7 @@ def read(target: Target) -> GpuFacts:
     return GpuFacts(
         on_bus=_on_bus(tree),
         answer=answer,
-        module=_text(tree, "/sys/module/nvidia/version"),
+        module=text(tree, "/sys/module/nvidia/version"),
         nodes=tuple(node for node in GPU_NODES if tree.exists(node)),
         support=limit_support(tree, target.config.gpu.accounting.pod_logs),
         hung_s=target.timeout_s,
@@ -240,15 +240,8 @@ def _on_bus(tree: Tree) -> dict[str, str | None]:
     drivers: dict[str, str | None] = {}
     for address in tree.names("/sys/bus/pci/devices"):
         folder = f"/sys/bus/pci/devices/{address}"
-        if (_text(tree, f"{folder}/vendor") or "").lower() != "0x10de":
+        if (text(tree, f"{folder}/vendor") or "").lower() != "0x10de":
             continue
-        if (_text(tree, f"{folder}/class") or "")[:6] in ("0x0300", "0x0302"):
+        if (text(tree, f"{folder}/class") or "")[:6] in ("0x0300", "0x0302"):
             drivers[address] = tree.link(f"{folder}/driver")
     return drivers
-
-
-def _text(tree: Tree, path: str) -> str | None:
-    try:
-        return (tree.text(path) or "").strip() or None
-    except SysfsError:
-        return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target
 from nodeagent.host.umad import REMEDIES, UmadError, UmadPort, UmadReason
 from nodeagent.sources.ib_ports import IbPort, read_ib_ports
 from nodeagent.sources.pci_source import scan

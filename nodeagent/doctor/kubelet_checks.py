@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import socket
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from types import MappingProxyType
 from nodeagent.agent_config import Config
 from nodeagent.base.file_writing import unwritable_because
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target, is_socket
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Numbering
@@ -139,13 +138,13 @@ async def read(target: Target) -> KubeletFacts:
         )
     except OSError as error:
         return KubeletFacts(str(base), exists=True, forbidden=f"{folder}: {error.strerror}")
-    sockets = {name: connects(folder / name) for name in names if _is_socket(folder / name)}
+    sockets = {name: connects(folder / name) for name in names if is_socket(folder / name)}
     registry = base / "plugins_registry"
     if registry.is_dir() and os.access(registry, os.R_OK | os.X_OK):
         sockets |= {
             name: connects(registry / name)
             for name in sorted(os.listdir(registry))
-            if _is_socket(registry / name)
+            if is_socket(registry / name)
         }
     listens = sockets.pop(SOCKET, None)
     asks = base / "pod-resources" / SOCKET
@@ -161,14 +160,14 @@ async def read(target: Target) -> KubeletFacts:
         unwritable=unwritable_because(folder),
         locked=_locked(folder / LOCK),
         sockets=sockets,
-        podresources=_is_socket(asks),
+        podresources=is_socket(asks),
         podresources_error=no_answer,
         offered=offered,
     )
 
 
 async def _offered(socket: Path) -> tuple[dict[str, tuple[str, ...]] | None, str | None]:
-    if not _is_socket(socket):
+    if not is_socket(socket):
         return None, None
     from nodeagent.kubelet import holdings  # noqa: PLC0415
 
@@ -204,13 +203,6 @@ def _locked(path: Path) -> bool | None:
     finally:
         os.close(descriptor)
     return False
-
-
-def _is_socket(path: Path) -> bool:
-    try:
-        return stat.S_ISSOCK(path.stat().st_mode)
-    except OSError:
-        return False
 
 
 # --- findings -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from nodeagent import discovery
 from nodeagent.agent_config import Config
 from nodeagent.base.supervise import beside
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import Function, Neighbor, Remark
 from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic
-from nodeagent.doctor.target import Target
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.doctor.reads import Target, text, version
+from nodeagent.host.sysfs import Tree
 from nodeagent.offering.offer import FALLBACK_PREFIX, prefix
 
 TOPIC = Topic(
@@ -69,17 +69,10 @@ class MachineFacts:
 def read(target: Target) -> MachineFacts:
     # A container's own /proc shows the host's kernel; the host's /proc is not mounted below --root.
     kernel = target.tree if target.recorded else Tree()
-
-    def text(path: str, tree: Tree = kernel) -> str | None:
-        try:
-            return (tree.text(path) or "").strip() or None
-        except SysfsError:
-            return None
-
     return MachineFacts(
-        kernel=text("/proc/sys/kernel/osrelease") or _of_version(text("/proc/version")),
-        product=text("/sys/class/dmi/id/product_name", target.tree),
-        boot_id=text("/proc/sys/kernel/random/boot_id"),
+        kernel=text(kernel, "/proc/sys/kernel/osrelease") or _of_version(text(kernel, "/proc/version")),
+        product=text(target.tree, "/sys/class/dmi/id/product_name"),
+        boot_id=text(kernel, "/proc/sys/kernel/random/boot_id"),
         now=None if target.recorded else time.time(),
         synchronized=None if target.recorded else _synchronized(),
     )
@@ -107,13 +100,12 @@ def findings(machine: MachineFacts, config: Config) -> Iterator[Finding]:
 
 
 def _kernel(release: str | None) -> Finding:
-    match = re.match(r"(\d{1,4})\.(\d{1,4})", release or "")
-    if match is None:
+    running = version(release)
+    if running is None:
         return TOPIC.note("kernel", f"kernel release {release or 'unknown'}")
-    version = int(match[1]), int(match[2])
-    if version < (4, 18):
+    if running < (4, 18):
         return TOPIC.warn("kernel_old", f"Linux {release}")
-    if version < (5, 14):
+    if running < (5, 14):
         return TOPIC.note("kernel_old", f"Linux {release}")
     return TOPIC.ok("kernel", f"Linux {release}")
 

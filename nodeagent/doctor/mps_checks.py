@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target
 from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.sharing.mps_files import MpsFiles

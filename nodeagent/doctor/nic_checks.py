@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target, text
 from nodeagent.facts.model import Function
+from nodeagent.health.structural import find_faults
 from nodeagent.host.ethtool import Ethtool, EthtoolError
 from nodeagent.host.netlink.kernel_events import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
-from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.hardware_selection import selected_pf
+from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kinds.resource_settings import VfResource
+from nodeagent.kubelet.rail_memory import RailMemory
+from nodeagent.sources.machine_access import permanent_macs
+from nodeagent.sources.nic_identity import NicIdentities, ethernet_mac
 from nodeagent.sources.pci_source import PciFacts, scan
 
 TOPIC = Topic(
@@ -116,7 +122,11 @@ def read(target: Target) -> NicFacts:
     return NicFacts(
         facts=facts,
         iommu_groups=len(tree.names("/sys/kernel/iommu_groups")),
-        domains={pf.pci_address: kind for pf in pfs if (kind := _domain(tree, pf.pci_address))},
+        domains={
+            pf.pci_address: kind
+            for pf in pfs
+            if (kind := text(tree, f"/sys/bus/pci/devices/{pf.pci_address}/iommu_group/type"))
+        },
         flags={} if target.recorded else _flags(pfs),
         namespace_netdevs=None if target.recorded else _here(),
     )
@@ -245,13 +255,6 @@ def _names(functions: Iterable[Function]) -> list[str]:
     return [function.netdev or function.pci_address for function in functions]
 
 
-def _domain(tree: Tree, address: str) -> str | None:
-    try:
-        return (tree.text(f"/sys/bus/pci/devices/{address}/iommu_group/type") or "").strip() or None
-    except SysfsError:
-        return None
-
-
 def _flags(pfs: Iterable[Function]) -> dict[str, dict[str, bool]]:
     flags = {}
     with Ethtool() as ethtool:
@@ -270,3 +273,42 @@ def _here() -> frozenset[str] | None:
             return frozenset(netdev.name for netdev in netdevs.read())
     except NetlinkError:
         return None
+
+
+# --- the stored rails -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNics:
+    """What the agent of this node has stored: with it the doctor numbers the NICs as the agent does.
+
+    ``known`` are the NICs of an earlier agent as missing, ``macs`` the permanent MAC addresses by PCI address, which
+    are ``None`` for a recorded machine: there the current ones are used."""
+
+    numbering: Numbering = field(default_factory=dict)
+    known: PciFacts = field(default_factory=PciFacts)
+    macs: Mapping[str, str | None] | None = None
+
+
+def read_stored(target: Target) -> StoredNics:
+    rails = RailMemory(target.tree.path(target.config.health.state_directory))
+    macs = None if target.recorded else permanent_macs()
+    return StoredNics(rails.content.numbering, rails.known_nics(target.config.resources), macs)
+
+
+def completed(facts: PciFacts, stored: StoredNics) -> PciFacts:
+    """The facts with the permanent MAC addresses and the NICs that are missing."""
+    links = tuple(
+        replace(
+            link,
+            permanent_mac=ethernet_mac(
+                link.mac if stored.macs is None else stored.macs.get(link.pci_address)
+            ),
+        )
+        for link in facts.links
+    )
+    known, _ = NicIdentities().known(
+        stored.known.functions, stored.known.macs, facts.functions, links, first=True
+    )
+    functions, _ = find_faults(facts.functions, links, known)
+    return replace(facts, functions=functions, links=links)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic
 from nodeagent.doctor.kubelet_checks import connects
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target
 
 TOPIC = Topic(
     "nvsentinel",

@@ -8,7 +8,6 @@ ones, and if two specs in one directory define the same device, neither counts.
 from __future__ import annotations
 
 import os
-import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from fnmatch import fnmatchcase
 
 from nodeagent.agent_config import Config
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target, is_socket
 from nodeagent.facts import cdi
 from nodeagent.facts.model import Gpu
 from nodeagent.host.sysfs import SysfsError, Tree
@@ -166,7 +165,7 @@ def read(target: Target) -> RuntimeFacts:
     folders = {tree.real(folder) or folder: folder for folder in reversed(named)}  # /var/run is often /run
     return RuntimeFacts(
         running=tuple(
-            name for name, sockets in _SOCKETS.items() if any(_is_socket(tree, path) for path in sockets)
+            name for name, sockets in _SOCKETS.items() if any(is_socket(tree.path(path)) for path in sockets)
         ),
         settings=known,
         specs=tuple(
@@ -294,13 +293,6 @@ def _names(tree: Tree, folder: str) -> tuple[str, ...]:
         return tree.names(folder)
     except SysfsError:
         return ()
-
-
-def _is_socket(tree: Tree, path: str) -> bool:
-    try:
-        return stat.S_ISSOCK(tree.path(path).stat().st_mode)
-    except OSError:
-        return False
 
 
 # --- findings -------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from nodeagent.agent_config import load
 from nodeagent.cluster import reported_rails
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.commands.scan.listing import scan_once
-from nodeagent.doctor import kubelet_checks, stored_nics
-from nodeagent.doctor.target import Target
+from nodeagent.doctor import kubelet_checks, nic_checks
+from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import Snapshot
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources import pci_source
@@ -140,8 +140,8 @@ async def test_the_verbs_without_an_agent_number_the_nics_as_the_agent_does(tmp_
         assert shown == {nic(number): {SLOTS[number]} - {SLOTS[1]} for number in range(4)}
         assert sum(len(devices) for _, devices in view.resources) == 4 * VFS
         tree = Tree(n.root)
-        stored = stored_nics.read(Target(tree, config, recorded=True, kubelet_dir=None))
-        facts = stored_nics.completed(pci_source.scan(tree), stored)
+        stored = nic_checks.read_stored(Target(tree, config, recorded=True, kubelet_dir=None))
+        facts = nic_checks.completed(pci_source.scan(tree), stored)
         snapshot = Snapshot(product=facts.product, functions=facts.functions, links=facts.links)
         claims = kubelet_checks.findings(
             kubelet_checks.KubeletFacts(

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.cli import main
-from nodeagent.commands.gpus.gpu_table import as_table
+from nodeagent.commands.gpus.gpu_listing import as_table
 from nodeagent.commands.terminal import Screen
 from nodeagent.facts.gpu_usage import OutsideProcess
 from nodeagent.facts.model import Holding, MigDevice, Snapshot

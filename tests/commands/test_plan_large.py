@@ -1,4 +1,4 @@
-"""A list that is read in parts gives the same plan as its objects in small files, and the same faults."""
+"""A large list, or a large file with one object in each line, gives the plan of small files, and the same faults."""
 
 from __future__ import annotations
 
@@ -8,68 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nodeagent import cli
-from nodeagent.commands.plan import large_lists, objects, preview
+from nodeagent.commands import user_files
+from nodeagent.commands.plan import objects, preview
 from nodeagent.fabric import FabricRules
 
 UNIT, RAILS, NODES = 8, 8, 1600
-
-_TEXTS = st.sampled_from(["a", "},{", '"},{"apiVersion"', "\\", "]}", "\n", "ü", "},\n    {\n"]) | st.text(
-    max_size=5
-)
-_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | _TEXTS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_TEXTS, inner, max_size=4),
-    max_leaves=12,
-)
-_ITEMS = st.lists(
-    _VALUES.map(lambda value: {"apiVersion": "v1", "spec": [{"apiVersion": value}, {}]}), min_size=1
-)
-_STYLES = st.sampled_from(
-    [{"indent": 4}, {"indent": 1}, {"separators": (",", ":")}, {}, {"indent": "\t", "ensure_ascii": False}]
-)
-
-
-@given(_ITEMS, _STYLES, st.integers(1, 300), st.booleans())
-def test_the_parts_have_all_items_once_in_their_order(
-    items: list[Any], style: dict[str, Any], step: int, kind_first: bool
-) -> None:
-    whole = {"kind": "List", "items": items} if kind_first else {"items": items, "kind": "List"}
-    text = json.dumps(whole, **style).encode("utf-8", "surrogatepass")
-    first = text[: max(step, 80)]
-    parts = large_lists.parts(first, io.BytesIO(text[len(first) :]), len(text), step)
-    assert parts is not None
-    found: list[Any] = []
-    for part in parts:
-        if part.items is None:
-            rest = json.loads(part.content)
-            assert rest["kind"] == "List"
-            found += rest["items"]
-        else:
-            found += [msgspec.json.decode(item) for item in part.items]
-    assert found == items
-
-
-@given(st.lists(_VALUES.map(lambda value: {"spec": value}), min_size=1), st.integers(1, 200))
-def test_lines_are_read_in_parts_too(items: list[Any], step: int) -> None:
-    text = b"".join(json.dumps(item).encode() + b"\n" for item in items)
-    first = text[: text.index(b"\n") + 1]
-    parts = large_lists.parts(first, io.BytesIO(text[len(first) :]), len(text), step)
-    assert parts is not None
-    assert [msgspec.json.decode(item) for part in parts for item in part.items or ()] == items
-
-
-def test_a_text_beyond_the_limit_is_refused_while_it_is_read() -> None:
-    text = json.dumps({"items": [{"kind": "Node"}] * 1000}).encode()
-    parts = large_lists.parts(text[:100], io.BytesIO(text[100:]), 5000, 1000)
-    assert parts is not None
-    with pytest.raises(large_lists.ListTooLargeError):
-        list(parts)
 
 
 def reports() -> Iterator[dict[str, Any]]:
@@ -140,7 +86,7 @@ def test_a_large_list_gives_the_plan_of_many_small_files(
     for text in (kubectl, json.dumps(raw, separators=(",", ":")), lines, f"\ufeff{kubectl}"):
         file = tmp_path / "large.json"
         file.write_text(text, encoding="utf-8")
-        assert file.stat().st_size > objects.WHOLE_MAX
+        assert file.stat().st_size > objects.BEGINNING
         assert plan(capsys, file) == expected
 
 
@@ -148,7 +94,7 @@ def test_items_without_a_kind_have_that_of_their_list_at_its_end(tmp_path: Path)
     nodes = [{"metadata": {"name": f"n{i}", "labels": {"pad": "x" * 400}}} for i in range(12_000)]
     file = tmp_path / "nodes.json"
     file.write_text(json.dumps({"items": nodes, "kind": "NodeList"}))
-    assert file.stat().st_size > objects.WHOLE_MAX
+    assert file.stat().st_size > objects.BEGINNING
     read = preview.make_objects(FabricRules())
     objects.read(str(file), read)
     assert len(read.nodes) == len(nodes)
@@ -185,6 +131,31 @@ def test_a_fault_in_a_large_list_is_named_with_its_line(
     line = int(error.partition("large.json:")[2].partition(":")[0])
     at = broken.find("v9") if "v9" in broken else len(text) // 2
     assert abs(line - 1 - broken.count("\n", 0, at)) <= 1
+
+
+def test_a_fault_in_a_large_file_of_lines_is_named_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps(report) for report in reports()]
+    file = tmp_path / "large.jsonl"
+    for broken, expected in (
+        (lines[1300].replace("v1alpha1", "v9"), "apiVersion 'nodeagent.io/v9'"),
+        (lines[1300][:-1], "not JSON"),
+        ("17", "'17' is no Kubernetes object"),
+        ("\udcff", "byte 0 is not UTF-8"),
+    ):
+        text = "\n".join([*lines[:1300], broken, *lines[1301:]])
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+        assert file.stat().st_size > objects.BEGINNING
+        assert cli.main(["plan", "--from", str(file)]) == 2
+        error = capsys.readouterr().err
+        assert f"large.jsonl:1301: {expected}" in error or (":1301: " in error and expected in error)
+
+
+def test_a_text_beyond_the_limit_is_refused_with_what_to_give_instead() -> None:
+    with pytest.raises(user_files.UserFileError, match="one JSON object in each line"):
+        user_files.read_rest(io.BytesIO(b"{" * 9), "huge.json", objects.LARGE, 0, 8)
+    assert user_files.read_rest(io.BytesIO(b"{" * 8), "fits.json", objects.LARGE, 0, 8) == b"{" * 8
 
 
 def test_bytes_that_are_no_text_are_named_with_their_line(

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent import cli
-from nodeagent.commands.plan import cluster_reading
 from nodeagent.commands.plan.objects import Objects
-from nodeagent.commands.plan.preview import make_objects, make_preview
+from nodeagent.commands.plan.preview import make_objects, make_preview, read_cluster
 from nodeagent.fabric import FabricRules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError
@@ -58,7 +57,7 @@ def access(server: ApiServer) -> Access:
 
 async def read(server: ApiServer) -> Objects:
     objects = make_objects(FabricRules())
-    await cluster_reading.read(access(server), objects)
+    await read_cluster(access(server), objects)
     return objects
 
 
@@ -67,7 +66,7 @@ async def test_reports_nodes_and_hypernodes_are_read_and_nothing_is_written(serv
     assert set(objects.planner.inputs.reports) == {"gpu-0", "gpu-1"}
     assert objects.nodes == {"gpu-0": {"zone": "a"}, "gpu-1": {"zone": "a"}}
     assert [*objects.hypernodes] == ["theirs"]
-    seen = make_preview(objects, FabricRules())
+    seen = make_preview(objects)
     assert [one.nodes for one in seen.outcome.hypernodes if one.ours] == [("gpu-0", "gpu-1")]
     assert {verb for verb, _ in server.counts} == {"list"}
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nodeagent.cli import main
-from nodeagent.commands.health.problem_line import problem_line
+from nodeagent.commands.health.device_health import problem_line
 from nodeagent.facts.model import Reason, State
 from nodeagent.health.explain import DeviceView
 from tests.support.running_agent import node

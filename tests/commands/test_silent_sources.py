@@ -16,7 +16,7 @@ from nodeagent import discovery
 from nodeagent.agent_config import Config
 from nodeagent.cli import main
 from nodeagent.commands import running_sources
-from nodeagent.commands.health.machine_page import read_document
+from nodeagent.commands.health.node_documents import read_document
 from nodeagent.commands.running_sources import unanswered
 from nodeagent.facts.inventory import Inventory
 from nodeagent.sources import gpu_source, pci_source

@@ -26,8 +26,8 @@ from nodeagent.doctor import (
     nvsentinel_checks,
     runtime_checks,
 )
-from nodeagent.doctor.cluster_facts import ClusterFacts, DeniedVerb, NodeFacts
-from nodeagent.doctor.dra_facts import DraFacts, ForeignDevice, PublishedDevice
+from nodeagent.doctor.cluster_checks import ClusterFacts, DeniedVerb, NodeFacts
+from nodeagent.doctor.dra_checks import DraFacts, ForeignDevice, PublishedDevice
 from nodeagent.doctor.driver_process import DriverAnswer
 from nodeagent.doctor.finding import Finding
 from nodeagent.doctor.rbac import NEEDED_RIGHTS

@@ -15,9 +15,9 @@ import yaml
 
 from nodeagent import doctor
 from nodeagent.agent_config import Config
-from nodeagent.doctor import cluster_checks, cluster_facts
-from nodeagent.doctor.cluster_facts import ClusterFacts, ClusterOptions, DeniedVerb, NodeFacts
-from nodeagent.doctor.dra_facts import ForeignDevice, PublishedDevice
+from nodeagent.doctor import cluster_checks
+from nodeagent.doctor.cluster_checks import ClusterFacts, ClusterOptions, DeniedVerb, NodeFacts
+from nodeagent.doctor.dra_checks import ForeignDevice, PublishedDevice
 from nodeagent.doctor.finding import Finding
 from nodeagent.doctor.rbac import ACCOUNTS, DRA_RIGHTS, NEEDED_RIGHTS, ROLES, Role
 from nodeagent_lab.sim.apiserver import ApiServer
@@ -100,7 +100,7 @@ async def asked(
     server: ApiServer, folder: Path, user: str, role: Role | None = None, node: str = "dgx-1"
 ) -> ClusterFacts:
     path = kubeconfig(folder, server.url, server.token(user))
-    found = await cluster_facts.read(ClusterOptions(path, node, role))
+    found = await cluster_checks.read(ClusterOptions(path, node, role))
     assert found is not None
     return found
 
@@ -180,7 +180,7 @@ async def test_an_administrator_sees_the_node_the_schedulers_and_foreign_hyperno
             }
         )
         for name, source in (("a", "ufm"), ("b", "nodeagent"), ("c", None)):
-            labels = {} if source is None else {cluster_facts.SOURCE_LABEL: source}
+            labels = {} if source is None else {cluster_checks.SOURCE_LABEL: source}
             server.put(
                 {
                     "apiVersion": "topology.volcano.sh/v1alpha1",
@@ -265,16 +265,16 @@ async def test_an_unreachable_api_server_and_a_refused_token_are_findings(tmp_pa
     server = await ApiServer(rbac=True).start()
     path = kubeconfig(tmp_path, server.url, "forged")
     try:
-        seen = await cluster_facts.read(ClusterOptions(path))
+        seen = await cluster_checks.read(ClusterOptions(path))
         assert seen is not None
         assert seen.error is not None
         assert "401" in seen.error
     finally:
         await server.stop()
-    seen = await cluster_facts.read(ClusterOptions(path))
+    seen = await cluster_checks.read(ClusterOptions(path))
     assert seen is not None
     assert found(seen) == {"fix cluster_unreachable"}
-    seen = await cluster_facts.read(ClusterOptions(tmp_path / "absent"))
+    seen = await cluster_checks.read(ClusterOptions(tmp_path / "absent"))
     assert seen is not None
     assert str(tmp_path / "absent") in (seen.error or "")
 
@@ -282,7 +282,7 @@ async def test_an_unreachable_api_server_and_a_refused_token_are_findings(tmp_pa
 async def test_a_hanging_api_server_costs_its_time_limit_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_facts, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(cluster_checks, "_TIMEOUT_S", 0.2)
 
     async def hang(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await over.wait()
@@ -292,7 +292,7 @@ async def test_a_hanging_api_server_costs_its_time_limit_only(
     mute = await asyncio.start_server(hang, "127.0.0.1", 0)
     path = kubeconfig(tmp_path, f"http://127.0.0.1:{mute.sockets[0].getsockname()[1]}", "t")
     async with asyncio.timeout(10):
-        seen = await cluster_facts.read(ClusterOptions(path))
+        seen = await cluster_checks.read(ClusterOptions(path))
     assert seen is not None
     assert "no answer of" in (seen.error or "")
     over.set()
@@ -325,7 +325,7 @@ async def test_one_report_covers_node_and_cluster(tmp_path: Path) -> None:
 async def test_without_access_to_a_cluster_none_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
-    assert await cluster_facts.read(ClusterOptions()) is None
+    assert await cluster_checks.read(ClusterOptions()) is None
     assert levels(cluster_checks.findings(None, Config(), None)) == {"ok"}
 
 
@@ -334,11 +334,11 @@ def test_the_service_account_selects_the_rights_to_check() -> None:
         part = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
         return f"Bearer head.{part}.signature"
 
-    assert cluster_facts.token_subject(
+    assert cluster_checks.token_subject(
         token({"sub": "system:serviceaccount:nodeagent:nodeagent-controller"})
     ).endswith("-controller")
     for text in (token([]), token({"sub": 7}), "", "Bearer abc", "a.!.c", "a.e30.c", "a.\xff.c"):
-        assert cluster_facts.token_subject(text) in ("", "7")
+        assert cluster_checks.token_subject(text) in ("", "7")
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_the_service_account_selects_the_rights_to_check() -> None:
     ],
 )
 def test_any_text_is_accepted_as_volcanos_configuration(conf: str, sources: list[str]) -> None:
-    assert cluster_facts.discoverers(conf) == sources
+    assert cluster_checks.discoverers(conf) == sources
 
 
 @pytest.mark.parametrize(("expected", "findings"), CLUSTER_CASES, ids=[case[0] for case in CLUSTER_CASES])
@@ -411,7 +411,7 @@ async def test_slices_classes_and_the_missing_rights_of_mode_dra_are_read(tmp_pa
                 }
             )
         path = kubeconfig(tmp_path, server.url, server.token("admin"))
-        seen = await cluster_facts.read(ClusterOptions(path, "dgx-1", dra=True))
+        seen = await cluster_checks.read(ClusterOptions(path, "dgx-1", dra=True))
         assert seen is not None
         assert seen.dra is not None
         assert seen.node is not None

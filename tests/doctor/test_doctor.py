@@ -15,11 +15,11 @@ from hack.docs.doctor_findings import finding_tables
 from nodeagent import doctor
 from nodeagent.agent_config import Config
 from nodeagent.cli import main
-from nodeagent.doctor import report, timeouts
+from nodeagent.doctor import reads
 from nodeagent.doctor.capabilities import ProcessRights, StateDirectory
-from nodeagent.doctor.finding import Finding, Level
+from nodeagent.doctor.finding import Finding, Level, as_table
 from nodeagent.doctor.kubelet_checks import KubeletFacts
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent_lab.sim.machine import Machine
 from tests.commands.test_cli import compare
@@ -110,10 +110,10 @@ def found_with(*, uid: int, kubelet: bool) -> list[Finding]:
         uid=uid, folders=refused, state=StateDirectory("/var/lib/nodeagent", "no permission")
     )
     facts = KubeletFacts(folder="/var/lib/kubelet", exists=kubelet)
-    outcomes = {name: timeouts.ReadOutcome() for name in ("nics", "gpus", "paths", "rails", "lldp")}
+    outcomes = {name: reads.ReadOutcome() for name in ("nics", "gpus", "paths", "rails", "lldp")}
     names = ("configuration", "machine", "infiniband", "runtime", "agent")
-    outcomes |= {name: timeouts.ReadOutcome() for name in names}
-    outcomes |= {"rights": timeouts.ReadOutcome(rights), "kubelet": timeouts.ReadOutcome(facts)}
+    outcomes |= {name: reads.ReadOutcome() for name in names}
+    outcomes |= {"rights": reads.ReadOutcome(rights), "kubelet": reads.ReadOutcome(facts)}
     target = Target(Tree(Path("/")), Config(), recorded=False, kubelet_dir=Path("/var/lib/kubelet"))
     return list(doctor._findings(outcomes, target))
 
@@ -123,7 +123,7 @@ def test_for_an_ordinary_user_without_a_kubelet_no_node_comes_first_and_no_right
     assert (laptop[0].key, laptop[0].level) == ("no_node", Level.NOTE)
     assert laptop[0].what.startswith("no node, no root: ")
     assert not [one for one in laptop if one.level in (Level.FIX, Level.WARN)]
-    assert report.as_table(doctor.TOPICS, laptop).startswith("THIS MACHINE\n")
+    assert as_table(doctor.TOPICS, laptop).startswith("THIS MACHINE\n")
 
 
 @pytest.mark.parametrize(("uid", "kubelet"), [(0, False), (0, True), (1000, True)])
@@ -219,12 +219,12 @@ def test_outcomes_have_the_order_of_the_tasks() -> None:
     def broken() -> None:
         raise KeyError("x")
 
-    outcomes = timeouts.run(
+    outcomes = reads.run(
         {
-            "hung": timeouts.ReadTask(gate.wait, 0.05),
-            "broken": timeouts.ReadTask(broken, 5),
-            "slow": timeouts.ReadTask(slow, 5),
-            "quick": timeouts.ReadTask(lambda: 7, 5),
+            "hung": reads.ReadTask(gate.wait, 0.05),
+            "broken": reads.ReadTask(broken, 5),
+            "slow": reads.ReadTask(slow, 5),
+            "quick": reads.ReadTask(lambda: 7, 5),
         }
     )
     gate.set()
@@ -327,7 +327,7 @@ def test_directories_and_loops_instead_of_files_are_at_most_findings(small: tupl
 
 def test_a_narrow_terminal_gets_wrapped_and_indented_lines() -> None:
     finding = Finding("machine", "some_key", Level.WARN, "word " * 40, "reason " * 30, "remedy")
-    lines = report.as_table(doctor.TOPICS, [finding], 80).splitlines()
+    lines = as_table(doctor.TOPICS, [finding], 80).splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert lines[0] == "MACHINE"
     assert lines[1].startswith("  warn  some_key  word")
@@ -341,7 +341,7 @@ def test_a_narrow_terminal_gets_wrapped_and_indented_lines() -> None:
 
 def test_equal_advice_is_printed_once() -> None:
     findings = [Finding("machine", "k", Level.FIX, what, "because", "correct it") for what in ("a", "b", "c")]
-    table = report.as_table(doctor.TOPICS, findings)
+    table = as_table(doctor.TOPICS, findings)
     assert table.count("because") == 1
     assert table.index("because") > table.index("fix   k  c")
 

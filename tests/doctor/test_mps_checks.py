@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.agent_config import load
 from nodeagent.doctor import mps_checks
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target
 from nodeagent.host.sysfs import Tree
 from nodeagent.sharing.mps_files import DaemonState, DaemonStates, MpsFiles, WantedDaemons
 from nodeagent.sharing.mps_watch import NOT_YET

@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.agent_config import load
 from nodeagent.doctor import nvsentinel_checks
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target
 from nodeagent.host.sysfs import Tree
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"

@@ -18,7 +18,7 @@ import pytest
 from nodeagent import doctor
 from nodeagent.agent_config import Config, load
 from nodeagent.doctor import capabilities, driver_process, kubelet_checks, lldp_checks, nic_checks
-from nodeagent.doctor.target import Target
+from nodeagent.doctor.reads import Target
 from nodeagent.host.ethtool import Ethtool
 from nodeagent.host.sysfs import Tree
 from nodeagent.kube import deviceplugin_pb2 as pb

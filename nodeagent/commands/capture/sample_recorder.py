@@ -20,7 +20,7 @@ from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside, keep
 from nodeagent.commands.capture.machine_capture import CaptureError
-from nodeagent.commands.health.recorded_pfs import DRIVER, PRESENT, VFS
+from nodeagent.commands.health.replay import DRIVER, PRESENT, VFS
 from nodeagent.facts.model import Function, Gpu, Link
 from nodeagent.health.gpu_state import GpuState
 from nodeagent.health.recording import Header, Subject, encode

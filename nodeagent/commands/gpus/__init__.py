@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import FAILED, GOOD, Add, config_option, json_option, load
-from nodeagent.commands.terminal import note, screen, watching
-
-if TYPE_CHECKING:
-    from nodeagent.web.gpu_statuses import GpuStatuses
-
-ALONE = "this is a short look of the command itself: it does not show what pods hold"
+from nodeagent.commands.options import Add, config_option, json_option, load
 
 
 def add(add: Add) -> None:
@@ -33,32 +26,8 @@ def add(add: Add) -> None:
 
 
 def _gpus(options: argparse.Namespace) -> int:
-    import msgspec
-
-    from nodeagent.commands.gpus import gpu_answers, gpu_table
+    from nodeagent.commands.gpus import gpu_listing
 
     config = load(options.config)
     log_to_stderr(options.log_level or "warning")
-
-    alone = False
-
-    def explain(agent: str | None, why: str) -> None:
-        nonlocal alone
-        alone = agent is None
-        line = f"no agent runs here ({why}); {ALONE}" if agent is None else f"the agent at {agent} answers"
-        note(line)
-
-    def text(lines: GpuStatuses) -> str:
-        return msgspec.json.encode(lines).decode() if options.json else gpu_table.as_table(lines, screen())
-
-    async def run() -> int:
-        code = GOOD
-        with watching(in_place=options.watch and not options.json) as show:
-            async for lines in gpu_answers.views(config, options.root, explain):
-                show(text(lines))
-                code = FAILED if alone and lines.silent is not None else GOOD
-                if not options.watch:
-                    break
-        return code
-
-    return asyncio.run(run())
+    return asyncio.run(gpu_listing.show(config, options))

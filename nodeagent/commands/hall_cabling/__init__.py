@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nodeagent.base.plain_text import one_line
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import FAILED, GOOD, Add, json_option, seconds
-from nodeagent.commands.plan import read_source, source_options
+from nodeagent.commands.plan import source_options
 from nodeagent.commands.terminal import columns, screen
 
 if TYPE_CHECKING:
@@ -104,18 +104,11 @@ def _print_changes(options: argparse.Namespace, links: list[CheckedLink]) -> lis
 
 def _check(options: argparse.Namespace) -> list[CheckedLink]:
     from nodeagent.commands.hall_cabling import hall_report, planned_cables
-    from nodeagent.commands.plan import preview
-    from nodeagent.topology.fabric_file import read_fabric
+    from nodeagent.commands.plan.preview import read_preview
 
-    config, topology = read_fabric(options.fabric)
-    read = preview.make_objects(config, topology)
-    read.reports = {}
-    read_source(options, read)
-    made = preview.make_preview(read, config)
-    for note in made.notes:
-        print(f"nodeagent: {note}", file=sys.stderr)
-    reports = [*read.reports.values()]
-    nodes = {report.node_name for report in reports} | read.nodes.keys()
+    preview = read_preview(options, whole_reports=True)
+    reports = [*preview.reports.values()]
+    nodes = {report.node_name for report in reports} | preview.nodes
     links = {
         name
         for report in reports
@@ -126,7 +119,7 @@ def _check(options: argparse.Namespace) -> list[CheckedLink]:
     planned = None if options.plan is None else planned_cables.read(options.plan, nodes, links)
     if planned is not None:
         _print_not_compared(planned.left_out, hall_report.links_beside_plan(reports, planned))
-    return hall_report.check_hall(reports, made, planned)
+    return hall_report.check_hall(reports, preview, planned)
 
 
 def _print_not_compared(cables: int, links: list[tuple[str, str]]) -> None:

@@ -2,28 +2,133 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec.structs import replace
 
+from nodeagent.agent_config import Config
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.rfc3339 import rfc3339
-from nodeagent.commands.health.recorded_pfs import RecordedPfs
-from nodeagent.commands.health.tables import seconds
-from nodeagent.commands.terminal import PLAIN, Screen, section
-from nodeagent.facts.model import HEALTHY, Gpu, Health
+from nodeagent.commands import user_files
+from nodeagent.commands.health.device_health import seconds
+from nodeagent.commands.options import GOOD
+from nodeagent.commands.terminal import PLAIN, Screen, screen, section
+from nodeagent.commands.user_files import UserFileError
+from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link
 from nodeagent.health.gpu_judge import GpuJudge
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
 from nodeagent.health.nic_judge import NicJudge, roles
-from nodeagent.health.recording import Header, Subject
+from nodeagent.health.recording import Header, RecordingError, Subject, decode, lines
+from nodeagent.health.structural import Faults, find_faults
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample, Source
 
+RECORDING = "a recording, as `nodeagent capture --samples SECONDS FILE` writes it"
+PRESENT, VFS, DRIVER = "pf_present", "pf_vfs", "pf_driver"
+"""Names in the samples with facts of a PF. Without a driver the last one is missing."""
 READ_S = 5.0
 """The agent's interval between readings."""
+
+
+def show(config: Config, options: argparse.Namespace, file: str) -> int:
+    """Print every change of health, and what the changes add up to. Raises ``UserFileError``."""
+    tally = Tally()
+    with recorded(file) as (header, samples):
+        for transition in replay(header, tally.follow(samples), config.health, config.gpu):
+            tally.count(transition)
+            print(json.dumps(as_object(transition)) if options.json else describe(transition, header))
+    tally.finish()
+    if not options.json:
+        print(f"\n{summary(tally, screen())}", end="")
+    return GOOD
+
+
+@contextmanager
+def recorded(file: str) -> Iterator[tuple[Header, Iterator[Sample]]]:
+    """The header and the samples of a file or ``-``. Raises ``UserFileError``, also for a fault that comes later."""
+    try:
+        with user_files.opened(file, RECORDING) as stream:
+            yield decode(lines(stream))
+    except RecordingError as error:
+        raise UserFileError(name_of(file), error.fault, RECORDING, error.line) from error
+
+
+def name_of(file: str) -> str:
+    return user_files.STDIN if file == "-" else file
+
+
+class RecordedPfs:
+    """All PFs that the header names. Samples of a recording contain the state of their links."""
+
+    def __init__(self, subjects: Iterable[Subject]) -> None:
+        subjects = tuple(subjects)
+        self.links = tuple(map(_link, subjects))
+        self.functions: tuple[Function, ...] = ()
+        """All of them, the missing ones too."""
+        self._present = {subject.device: _function(subject) for subject in subjects}
+        self._known = frozenset(self._present)
+
+    def take(self, sample: Sample) -> bool:
+        """Return whether the sample has facts of a PF, and is no measurement."""
+        address = sample.device
+        if PRESENT not in sample.values or address not in self._known:
+            return False
+        if sample.values[PRESENT] == 0:
+            self._present.pop(address, None)
+            return True
+        known = self._present.get(address) or next(
+            function for function in self.functions if function.pci_address == address
+        )
+        vfs = sample.values.get(VFS)
+        self._present[address] = replace(
+            known,
+            driver=sample.texts.get(DRIVER),
+            num_vfs=known.num_vfs if vfs is None else int(vfs),
+            missing=False,
+        )
+        return True
+
+    def facts(self) -> tuple[tuple[Function, ...], tuple[Link, ...], Faults]:
+        """Return the functions, their links, and their faults."""
+        self.functions, faults = find_faults(self._present.values(), self.links, self.functions)
+        return self.functions, self.links, faults
+
+
+def _function(subject: Subject) -> Function:
+    return Function(
+        subject.device,
+        vendor="",
+        device=str(subject.speed_mbps or ""),
+        driver=subject.driver or "unknown",
+        netdev=subject.netdev,
+        link_type=subject.link_type,
+        rdma=None,
+        vfio_group=None,
+        vdpa=None,
+        numa_node=subject.numa_node,
+        pci_path=subject.path,
+    )
+
+
+def _link(subject: Subject) -> Link:
+    """Return a link; the samples contain its state."""
+    return Link(
+        subject.netdev or subject.device,
+        subject.device,
+        subject.mac,
+        admin_up=True,
+        carrier=None,
+        operstate=None,
+        speed_mbps=None,
+        mtu=None,
+        default_route=subject.default_route,
+    )
 
 
 class RecordedDriver:

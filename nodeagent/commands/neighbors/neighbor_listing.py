@@ -7,10 +7,12 @@ agent's.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -21,8 +23,9 @@ from msgspec import structs, to_builtins
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside
-from nodeagent.commands.agent_query import AgentQueryError, ask_for
-from nodeagent.commands.terminal import PLAIN, Screen, columns, wrapped
+from nodeagent.commands.agent_query import ask_for, follow, origin, wait_for
+from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
+from nodeagent.commands.terminal import PLAIN, Screen, columns, note, screen, watching, wrapped
 from nodeagent.facts.model import Function
 from nodeagent.host.netlink.dcb import DcbSocket
 from nodeagent.host.netlink.kernel_events import LinkEvents
@@ -32,6 +35,7 @@ from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, find_remarks
 from nodeagent.sources import lldp_source, lldpd_client
 from nodeagent.sources.link_selection import select
 from nodeagent.sources.lldp_receiver import LldpReceiver
+from nodeagent.sources.machine_access import is_recorded
 from nodeagent.sources.neighbor_view import (
     AgedNeighbor,
     LinkRow,
@@ -59,47 +63,56 @@ COLUMNS = (
 )
 OPTIONAL = ("MANAGEMENT", "TTL", "PCI ADDRESS", "AGE", "DESCRIPTION", "SINCE")
 """Columns that a narrow terminal does without, in this order."""
-OPTIONAL = ("MANAGEMENT", "TTL", "PCI ADDRESS", "AGE", "DESCRIPTION", "SINCE")
-"""Columns that a narrow terminal does without, in this order."""
-AGAIN_S = 1.0
 _LISTING = msgspec.json.Decoder(NeighborListing)
 
 
-def fetch(config: Config, root: Path) -> tuple[NeighborListing | None, str]:
-    """Return the answer of the agent that serves this root, and its place; or ``None``, and why none answers.
+async def show(config: Config, options: argparse.Namespace) -> None:
+    """Print the neighbors, with ``--watch`` at every change."""
+    root = options.root
+    fetch = partial(ask_for, _LISTING, "/neighbors", config, root)
+    found, source = (None, "") if options.listen else await in_thread(fetch)
+    if options.listen:
+        note("the command receives the frames itself and asks no agent")
+    elif found is None or not options.json:
+        note(origin(found, source, "the command receives the frames itself"))
+    place = None if found is None else source
 
-    Raises ``AgentQueryError``.
-    """
-    return ask_for(_LISTING, "/neighbors", config, root)
+    def text(listing: NeighborListing) -> str:
+        return as_json(listing, place) if options.json else as_table(listing, screen())
 
-
-async def wait_for_agent(
-    listing: NeighborListing, config: Config, root: Path, wait_s: float
-) -> NeighborListing:
-    """Ask the agent again until every link with carrier has a neighbor, or for ``wait_s``."""
-    now = asyncio.get_running_loop().time
-    end = now() + wait_s
-    while listing.waiting and now() < end:
-        await asyncio.sleep(min(AGAIN_S, end - now()))
-        listing = await _again(config, root)
-    return listing
-
-
-async def watch_agent(listing: NeighborListing, config: Config, root: Path) -> AsyncIterator[NeighborListing]:
-    """Yield the listing of the agent now and at every change. Raises ``AgentQueryError`` when the agent ends."""
-    while True:
-        yield listing
-        before = listing.without_times()
-        while listing.without_times() == before:
-            await asyncio.sleep(AGAIN_S)
-            listing = await _again(config, root)
+    if options.watch:
+        if found is None:
+            listings = watch(config.links.select, config.lldp, root)
+        else:
+            listings = follow(found, fetch, lambda one, other: one.without_times() == other.without_times())
+        with watching(in_place=not options.json) as show:
+            async for listing in listings:
+                show(text(listing))
+    elif found is not None:
+        print(text(await wait_for(found, fetch, options.wait or 0.0, lambda listing: listing.waiting)))
+    else:
+        await _show_received(config, options, text)
 
 
-async def _again(config: Config, root: Path) -> NeighborListing:
-    listing, _ = await in_thread(partial(fetch, config, root))
-    if listing is None:
-        raise AgentQueryError("the agent has ended")
-    return listing
+async def _show_received(
+    config: Config, options: argparse.Namespace, text: Callable[[NeighborListing], str]
+) -> None:
+    root = options.root
+    # The links of a recorded machine are not netdevs of this host.
+    is_copy = is_recorded(Tree(root)) and not config.links.select.netdevs
+    received = NeighborListing((), ())
+    if not is_copy:
+        wait_s = WAIT_S if options.wait is None else options.wait
+        speak = partial(print, file=sys.stderr, flush=True)
+        received = await read_once(config.links.select, config.lldp, root, wait_s, speak)
+    listing = await with_infiniband(received, config.infiniband, root)
+    if is_copy and not listing.rows and not options.json:
+        print(
+            f"{root} is a copy of a machine, and frames arrive only at the machine itself: run the "
+            "verb there, or `nodeagent decode FILE` with frames that tcpdump has recorded."
+        )
+    else:
+        print(text(listing))
 
 
 async def read_once(
@@ -270,11 +283,11 @@ def as_table(listing: NeighborListing, on: Screen = PLAIN) -> str:
     return "\n".join([*table, *(["", *sentences] if sentences else [])])
 
 
-def _lines(row: LinkRow) -> Iterable[tuple[str, ...]]:
-    head = (row.link, row.pci_address or "-")
+def _lines(row: LinkRow) -> Iterable[Sequence[object]]:
+    head = (row.link, row.pci_address or None)
     flooded = ", flooded" if row.flooded else ""
     if not row.neighbors:
-        yield (*head, *"-------", row.state + flooded)
+        yield (*head, *[None] * 7, row.state + flooded)
     for number, aged in enumerate(row.neighbors):
         neighbor = aged.neighbor
         if row.state in ("away", "down", "deaf"):
@@ -287,18 +300,18 @@ def _lines(row: LinkRow) -> Iterable[tuple[str, ...]]:
             *head,
             neighbor.system_name or neighbor.chassis_id.value,
             neighbor.port_id.value,
-            neighbor.port_description or "-",
-            ",".join(neighbor.management_addresses) or "-",
-            "-" if aged.age_s is None else f"{aged.age_s:.0f}s",
+            neighbor.port_description or None,
+            ",".join(neighbor.management_addresses) or None,
+            None if aged.age_s is None else f"{aged.age_s:.0f}s",
             _ttl(aged),
-            "-" if aged.known_s is None else duration(aged.known_s),
+            None if aged.known_s is None else duration(aged.known_s),
             state + flooded,
         )
 
 
-def _ttl(aged: AgedNeighbor) -> str:
+def _ttl(aged: AgedNeighbor) -> str | None:
     if aged.ttl_s is None or aged.announced_ttl_s is None:
-        return "-"
+        return None
     limited = aged.ttl_s < aged.announced_ttl_s
     return f"{aged.ttl_s:.0f}s of {aged.announced_ttl_s}s" if limited else f"{aged.announced_ttl_s}s"
 

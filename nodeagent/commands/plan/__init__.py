@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import FAILED, GOOD, Add
 from nodeagent.commands.terminal import note, screen
-
-if TYPE_CHECKING:
-    from nodeagent.commands.plan.objects import Objects
-    from nodeagent.commands.plan.preview import Preview
 
 
 def add_plan(add: Add) -> None:
@@ -24,10 +18,7 @@ def add_plan(add: Add) -> None:
         "Reads NodeLinks, and HyperNodes and Nodes if given, as YAML or JSON; writes nothing. Without --from it reads\n"
         "the cluster. Moves are shown at once; the controller lets them wait for the times of its configuration.",
     )
-    source_options(parser)
-    parser.add_argument(
-        "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
-    )
+    source_options(parser, current=True)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the whole plan, for programs")
     form.add_argument("--yaml", action="store_true", help="print the HyperNodes, for kubectl apply")
@@ -41,10 +32,7 @@ def add_explain(add: Add) -> None:
         "explain the place of a node, a switch or a HyperNode in the fabric",
         "Shows the links that decide the place, and which switches are joined and by how many nodes.",
     )
-    source_options(parser)
-    parser.add_argument(
-        "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
-    )
+    source_options(parser, current=True)
     parser.add_argument("name", metavar="NODE|SWITCH|HYPERNODE")
 
 
@@ -52,10 +40,7 @@ def add_topology(add: Add) -> None:
     parser = add(
         "topology", _topology, "draw the fabric: leaf groups, their switches and nodes, and every cable"
     )
-    source_options(parser)
-    parser.add_argument(
-        "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
-    )
+    source_options(parser, current=True)
     parser.add_argument(
         "--format",
         choices=("tree", "dot", "mermaid", "json", "slurm", "html"),
@@ -68,7 +53,8 @@ def add_topology(add: Add) -> None:
     )
 
 
-def source_options(parser: argparse.ArgumentParser) -> None:
+def source_options(parser: argparse.ArgumentParser, *, current: bool = False) -> None:
+    """What ``preview.read_preview`` reads. ``current``: with the option for the published HyperNodes."""
     parser.add_argument(
         "--from",
         dest="source",
@@ -84,46 +70,19 @@ def source_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="how to reach the cluster (default: as kubectl does)",
     )
-
-
-def read_source(options: argparse.Namespace, read: Objects) -> None:
-    """Store the objects of ``--from``, or of the cluster."""
-    from nodeagent.commands.plan import objects
-
-    if options.source is not None:
-        objects.read(options.source, read)
-        return
-    from nodeagent.commands.plan import cluster_reading
-
-    asyncio.run(cluster_reading.read(cluster_reading.access(options.kubeconfig), read))
-
-
-def _preview(options: argparse.Namespace, *, whole_reports: bool = False) -> Preview:
-    from nodeagent.commands.plan import objects, preview
-    from nodeagent.topology.fabric_file import read_fabric
-
-    log_to_stderr(options.log_level or "warning")
-    config, topology = read_fabric(options.fabric)
-    read = preview.make_objects(config, topology)
-    if whole_reports:
-        read.reports = {}
-    read_source(options, read)
-    if options.current is not None:
-        if options.current == options.source == "-":
-            raise preview.SourceError(
-                "the standard input can be read only once: give a file to --from or --current"
-            )
-        objects.read(options.current, read)
-    made = preview.make_preview(read, config)
-    for sentence in made.notes:
-        note(sentence)
-    return made
+    parser.set_defaults(current=None)
+    if current:
+        parser.add_argument(
+            "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
+        )
 
 
 def _plan(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import render
+    from nodeagent.commands.plan.preview import read_preview
 
-    preview = _preview(options)
+    log_to_stderr(options.log_level or "warning")
+    preview = read_preview(options)
     for overlap in preview.outcome.overlaps if options.json or options.yaml or options.diff else ():
         note(f"nothing is written: {render.overlap_sentence(overlap)}")
     if options.json:
@@ -139,9 +98,11 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import explanations
+    from nodeagent.commands.plan.preview import read_preview
 
+    log_to_stderr(options.log_level or "warning")
     try:
-        print(explanations.explain(_preview(options), options.name, screen()))
+        print(explanations.explain(read_preview(options), options.name, screen()))
     except explanations.UnknownNameError as error:
         note(str(error))
         return FAILED
@@ -150,14 +111,10 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _topology(options: argparse.Namespace) -> int:
     from nodeagent.commands.plan import topology_picture
+    from nodeagent.commands.plan.preview import read_preview
 
-    if options.format == "html":
-        from nodeagent.commands.plan import topology_page
-
-        print(topology_page.make_page(_preview(options, whole_reports=True)))
-        return GOOD
-    drawing = topology_picture.draw(_preview(options), options.format, whole=options.whole)
-    if options.format == "tree":
-        drawing = topology_picture.wrap(drawing, screen().width)
-    print(drawing)
+    log_to_stderr(options.log_level or "warning")
+    preview = read_preview(options, whole_reports=options.format == "html")
+    drawing = topology_picture.draw(preview, options.format, whole=options.whole)
+    print(topology_picture.wrap(drawing, screen().width) if options.format == "tree" else drawing)
     return GOOD

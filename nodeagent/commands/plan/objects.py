@@ -8,21 +8,18 @@ recurses, because the input is not trusted.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import yaml
 
 from nodeagent.base.plain_text import one_line
 from nodeagent.commands import user_files
-from nodeagent.commands.plan import large_lists
-from nodeagent.commands.plan.large_lists import ListPart
 from nodeagent.commands.user_files import UserFileError
 from nodeagent.config.bounded_yaml import LOADER, Limits, bounded_events
 from nodeagent.fabric import hypernode, nodelinks
@@ -32,17 +29,15 @@ from nodeagent.fabric.planner import Planner
 
 LIMITS = Limits(depth=64, aliases=False)
 SUFFIXES = (".yaml", ".yml", ".json")
-WHOLE_MAX = 4 << 20
-"""Bytes of a text that is always read as a whole."""
-LIST_MAX = 8 << 30
-"""Bytes of a list that is read in parts; kubectl's list of 100,000 reports with eight links has one GB."""
-_LIST_KIND = re.compile(rb'"kind"\s*:\s*"([A-Za-z]*List)"')
+BEGINNING = 4 << 20
+"""Bytes that are read first. A text that has more, and whose first line is JSON, has one value in each line."""
 _NULLS = ("", "~", "null", "Null", "NULL")
 
 
 EXPECTED = (
     "NodeLinks, HyperNodes and Nodes as YAML or JSON, as `kubectl get nodelinks -A -o yaml` prints them"
 )
+LARGE = f"{EXPECTED}; more than that in several files of a folder, or as one JSON object in each line"
 
 
 @dataclass(slots=True)
@@ -123,19 +118,12 @@ def _read_file(source: str, objects: Objects) -> UserFileError | None:
     """Store the objects of one file. Returns an error for the first object of another kind."""
     name = user_files.STDIN if source == "-" else source
     with user_files.opened(source, EXPECTED) as stream:
-        first = user_files.read_at_most(stream, WHOLE_MAX)
-        if len(first) < WHOLE_MAX:
-            return _read_whole(name, first, objects)
-        parts = large_lists.parts(first, stream, LIST_MAX)
-        if parts is None:
-            return _read_whole(
-                name, first + user_files.read_rest(stream, name, EXPECTED, len(first)), objects
-            )
-        del first
-        try:
-            return _read_parts(name, parts, objects)
-        except large_lists.ListTooLargeError:
-            raise UserFileError(name, f"it has more than {LIST_MAX} bytes", EXPECTED) from None
+        beginning = user_files.read_at_most(stream, BEGINNING)
+        line, end, _ = beginning.partition(b"\n")
+        if len(beginning) == BEGINNING and end and line[:1] == b"{" and _json_lines(line):
+            return _read_lines(name, beginning, stream, objects)
+        rest = user_files.read_rest(stream, name, LARGE, len(beginning))
+        return _read_whole(name, beginning + rest, objects)
 
 
 def _read_whole(name: str, raw: bytes, objects: Objects) -> UserFileError | None:
@@ -153,72 +141,51 @@ def _read_whole(name: str, raw: bytes, objects: Objects) -> UserFileError | None
     return others
 
 
-def _read_parts(name: str, parts: Iterable[ListPart], objects: Objects) -> UserFileError | None:
-    """Store the objects of a large list. Items without a kind wait for the kind of the list, at its end."""
+def _read_lines(name: str, beginning: bytes, stream: BinaryIO, objects: Objects) -> UserFileError | None:
+    """Store the JSON value of each line, of which there may be a million: one at a time is in memory."""
     others: UserFileError | None = None
-    waiting: list[Any] = []
-    for part in parts:
-        if not part.content.isascii():
-            user_files.refuse_unless_utf8(part.text, name, EXPECTED)
-        if part.items is None:
-            other = _read_whole(name, part.text, objects)
-            kind = _LIST_KIND.findall(part.content)
-            waiting = list(_with_kind(waiting, kind[-1].decode() if kind else None))
-            others = others or other or _store_all(waiting, objects, _Origin(name, b"[]", 0), lax=False)
-            break
-        for number, item in enumerate(part.items):
-            report = _plain_report(item)
-            if report is not None:
-                objects.add_report(report)
-                continue
-            document = msgspec.json.decode(item)
-            if part.in_list and isinstance(document, dict) and not {"kind", "nodeName"} & document.keys():
-                waiting.append(document)
-                continue
-            origin = _Origin(name, part, 0, (number,)) if part.in_list else _Origin(name, part, number)
-            other = _store_all(document, objects, origin, lax=False)
-            others = others or other
+    *whole, last = beginning.split(b"\n")
+    rest = iter(lambda: stream.readline(user_files.SIZE_MAX), b"")
+    for number, line in enumerate(chain(whole, (last + next(rest, b""),), rest)):
+        if not line.strip():
+            continue
+        try:
+            document = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            user_files.refuse_unless_utf8(line, name, EXPECTED, number)
+            raise UserFileError(name, f"not JSON: {error}", EXPECTED, number + 1) from None
+        other = _store_all(document, objects, _Origin(name, line, 0, number), lax=False)
+        others = others or other
     return others
 
 
-def _plain_report(item: msgspec.Raw) -> NodeLinks | None:
-    """The report, if the item is one of the known version without a fault."""
-    try:
-        report = nodelinks.decode(item)
-    except ReportError:
-        return None
-    known = report.kind == nodelinks.KIND and report.api_version == nodelinks.API_VERSION
-    return report if known else None
-
-
 class _Origin(NamedTuple):
-    """Where an object comes from: the ``number`` of its document counts from 0, ``path`` leads to the object there."""
+    """Where an object comes from: the ``number`` of its document counts from 0, ``raw`` is after ``lines`` others."""
 
     name: str
-    raw: bytes | ListPart
+    raw: bytes
     number: int
-    path: tuple[int, ...] = ()
+    lines: int = 0
 
     def fault(self, fault: str, path: tuple[str | int, ...]) -> UserFileError:
         return UserFileError(self.name, fault, EXPECTED, self._line(path))
 
     def _line(self, path: tuple[str | int, ...]) -> int | None:
         """The line of the value at this path in the document: parses the file again, with positions."""
-        raw = self.raw.text if isinstance(self.raw, ListPart) else self.raw
         try:
-            for _ in bounded_events(raw, LIMITS):
+            for _ in bounded_events(self.raw, LIMITS):
                 pass
-            node = next(islice(yaml.compose_all(raw, LOADER), self.number, None))
-            for part in (*self.path, *path):
+            node = next(islice(yaml.compose_all(self.raw, LOADER), self.number, None))
+            for part in path:
                 if isinstance(part, int):
                     node = node.value[part]
                 else:
                     node = next(value for key, value in node.value if key.value == part)
         except (yaml.YAMLError, StopIteration, LookupError, AttributeError, TypeError):
             # JSON that is no YAML: a JSON object on each line, or tabs.
-            lines = [number for number, line in enumerate(raw.splitlines(), 1) if line.strip()]
-            return lines[self.number] if self.number < len(lines) else None
-        return int(node.start_mark.line) + 1
+            lines = [number for number, line in enumerate(self.raw.splitlines(), 1) if line.strip()]
+            return self.lines + lines[self.number] if self.number < len(lines) else None
+        return self.lines + int(node.start_mark.line) + 1
 
 
 def _files(source: str) -> Iterator[str]:

@@ -1,22 +1,41 @@
-"""Preview a plan from files or from a cluster that is only read.
+"""The one reader of a fabric for verbs: reports, Nodes and HyperNodes of files or of a cluster, and their plan.
 
-A preview writes nothing and does not wait: every move takes effect at once.
+A preview writes nothing and does not wait: every move takes effect at once. Of a cluster an object with errors is
+refused alone, as in a file. A kind that the cluster does not have counts as empty, with a note. Any other error ends
+the reading, because half of the reports would make another fabric.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import argparse
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
-from nodeagent.commands.plan.objects import Objects
+from nodeagent.commands.plan import objects
+from nodeagent.commands.plan.objects import Objects, store_object
+from nodeagent.commands.terminal import note
+from nodeagent.commands.user_files import UserFileError
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
 from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
 from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
+from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
+from nodeagent.kube.client import ApiClient, ApiError
+from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Partial, Resource
+from nodeagent.topology.fabric_file import read_fabric
+
+NO_CLUSTER = (
+    "name a cluster with --kubeconfig FILE, or read reports with --from FILE "
+    "(`nodeagent demo --nodes 64 --write DIR` makes some)"
+)
 
 
 class SourceError(Exception):
@@ -25,12 +44,12 @@ class SourceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A plan, the ``published`` HyperNodes that were read, and ``notes`` on the input."""
+    """A plan, the ``published`` HyperNodes and the ``nodes`` that were read."""
 
     plan: Plan
     published: dict[str, HyperNode]
-    notes: tuple[str, ...]
-    reports: Mapping[str, NodeLinks] | None = None
+    nodes: frozenset[str]
+    reports: Mapping[str, NodeLinks]
     """The reports as the planner takes them, if ``Objects.reports`` was a dict."""
 
     @property
@@ -42,17 +61,38 @@ class Preview:
         return {hypernode.name: hypernode for hypernode in self.outcome.hypernodes}
 
 
+def read_preview(options: argparse.Namespace, *, whole_reports: bool = False) -> Preview:
+    """The plan for the input that the options of ``source_options`` name, with notes on stderr.
+
+    ``whole_reports``: keep the reports too, which take a gigabyte for 100,000 nodes. Raises ``UserFileError``,
+    ``SourceError``, ``ConfigError`` and ``ApiError``."""
+    config, topology = read_fabric(options.fabric)
+    read = make_objects(config, topology)
+    if whole_reports:
+        read.reports = {}
+    if options.source is not None:
+        objects.read(options.source, read)
+    else:
+        asyncio.run(read_cluster(cluster_access(options.kubeconfig), read))
+    if options.current is not None:
+        if options.current == options.source == "-":
+            raise SourceError("the standard input can be read only once: give a file to --from or --current")
+        objects.read(options.current, read)
+    preview = make_preview(read)
+    for sentence in (*read.notes, *_notes(preview.plan, config.hysteresis)):
+        note(sentence)
+    return preview
+
+
 def make_objects(rules: FabricRules, topology: Topology = NO_TOPOLOGY) -> Objects:
     """No objects yet; they are read for a plan with these rules, without waiting."""
     return Objects(Planner(structs.replace(rules, hysteresis=IMMEDIATE), topology))
 
 
-def make_preview(objects: Objects, rules: FabricRules) -> Preview:
+def make_preview(read: Objects) -> Preview:
     """Plan for all objects that were read."""
-    objects.complete()
-    plan = objects.planner.prepare(0.0)()
-    notes = [*objects.notes, *_notes(plan, rules.hysteresis)]
-    return Preview(plan, objects.hypernodes, tuple(notes), objects.reports)
+    read.complete()
+    return Preview(read.planner.prepare(0.0)(), read.hypernodes, frozenset(read.nodes), read.reports or {})
 
 
 def _notes(plan: Plan, times: HysteresisSettings) -> Iterable[str]:
@@ -62,3 +102,51 @@ def _notes(plan: Plan, times: HysteresisSettings) -> Iterable[str]:
     if moves > max(times.hold_nodes, times.hold_share * placed):
         hold_s = times.hold_seconds
         yield f"{moves} of {placed} placed nodes would move: the controller first holds them for {hold_s:g} s"
+
+
+def cluster_access(file: Path | None) -> Access:
+    """The access of the given kubeconfig, of the pod's service account, or of the kubeconfig that kubectl uses.
+
+    Raises ``UserFileError`` for the given file, ``SourceError`` for the others.
+    """
+    if file is None:
+        try:
+            return in_cluster() or kubeconfig(None)
+        except (AccessError, OSError) as error:
+            why = str(error) if isinstance(error, AccessError) else f"{error.filename}: {error.strerror}"
+            raise SourceError(f"{why}: {NO_CLUSTER}") from error
+    try:
+        return kubeconfig(file)
+    except AccessError as error:
+        fault = str(error).removeprefix(f"{file}: ")
+        raise UserFileError(
+            str(file), fault, "a kubeconfig, as `kubectl config view --raw` prints it"
+        ) from error
+
+
+async def read_cluster(cluster: Access, read: Objects) -> None:
+    """Read all objects of all namespaces, one page at a time. Raises ``ApiError``."""
+    client = ApiClient(cluster)
+
+    def take_node(node: Partial) -> None:
+        read.stored += 1
+        read.nodes[node.metadata.name] = dict(node.metadata.labels or {})
+
+    def store(document: dict[str, Any], kind: str) -> None:
+        store_object({"kind": kind, **document}, read)
+
+    takes: tuple[tuple[Resource[Any], Callable[[Any], None], Callable[[], None]], ...] = (
+        (NODELINKS, partial(store, kind=NODELINKS.kind), read.drop_reports),
+        (HYPERNODES, partial(store, kind=HYPERNODES.kind), read.hypernodes.clear),
+        (NODES.partial, take_node, read.nodes.clear),
+    )
+    try:
+        for resource, take, forget in takes:
+            try:
+                await client.list_each(resource, take, forget)
+            except ApiError as error:
+                if not error.missing:
+                    raise
+                read.notes.append(f"the cluster has no kind {resource.kind}: is its CRD installed?")
+    finally:
+        await client.close()

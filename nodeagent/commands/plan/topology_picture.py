@@ -1,9 +1,9 @@
-"""Draw the fabric: a tree for a terminal, dot, mermaid, JSON, or a file for Slurm.
+"""Draw the fabric: a tree for a terminal, dot, mermaid, JSON, the fabric map as an HTML file, or a file for Slurm.
 
-The file has a line for each HyperNode of a switch tier: a leaf group lists its nodes, one above it lists HyperNodes
-below. An NVLink domain is no switch: its nodes are those of its leaf group. Names of nodes
-are those of Kubernetes, and names with consecutive numbers are written as a hostlist: ``gpu-[001-032]``. Slurm starts
-only if each node of slurm.conf is in the file, so nodes without a place are comments.
+The file for Slurm has a line for each HyperNode of a switch tier: a leaf group lists its nodes, one above it lists
+HyperNodes below. An NVLink domain is no switch: its nodes are those of its leaf group. Names of nodes are those of
+Kubernetes, and names with consecutive numbers are written as a hostlist: ``gpu-[001-032]``. Slurm starts only if each
+node of slurm.conf is in the file, so nodes without a place are comments.
 Source: topology.conf(5) of Slurm 26.11.
 """
 
@@ -12,14 +12,20 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
+import msgspec
+
 from nodeagent.commands.plan.preview import Preview
+from nodeagent.fabric.fabric_view import ViewReport, fabric_view
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK, NVLINK_DOMAIN, HyperNode, tier_name
 from nodeagent.fabric.reports import shown
 from nodeagent.fabric.switch_keys import digest
+from nodeagent.health.rule_words import rule_words
+from nodeagent.web.ui_files import self_contained
 
 AnomalyKinds = dict[tuple[str, str], str]
 """By node and link."""
@@ -31,6 +37,9 @@ def draw(preview: Preview, form: str, *, whole: bool = False) -> str:
     """The picture in a form of ``FORMS``. ``whole``: the tree with a line for each node."""
     if form == "slurm":
         return topology_conf(preview)
+    if form == "html":
+        view = fabric_view(preview.plan, 0.0, time.time(), details=dict(_details(preview)))
+        return self_contained("fabric", msgspec.json.encode(view))
     renderers: dict[str, Callable[[dict[str, Any]], str]] = {
         "tree": lambda document: "\n".join(_tree(document) if whole else fold(_tree(document))),
         "dot": _dot,
@@ -319,3 +328,21 @@ def _entries(names: Iterable[str]) -> Iterator[str]:
 
 def _switch(name: str) -> str:
     return name if len(name) <= NAME_MAX else f"{name[: NAME_MAX - 9]}-{digest(name)}"
+
+
+# --- the map --------------------------------------------------------------------------------------------
+
+WHOLE_REPORTS_MAX = 1000
+"""Of a larger fabric the map has the whole reports of the nodes in trouble alone, at some 3 KB each."""
+
+
+def _details(preview: Preview) -> Iterator[tuple[str, ViewReport]]:
+    """The whole reports of the map, by node."""
+    odd = {node for anomaly in preview.outcome.anomalies for node in (anomaly.node, *anomaly.nodes)}
+    odd.update(unplaced.node for unplaced in preview.outcome.unplaced)
+    for name in preview.plan.levels.reports:
+        report = preview.reports[name]
+        trouble = any(link.state not in ("healthy", "unused") for link in report.links)
+        if trouble or name in odd or len(preview.reports) <= WHOLE_REPORTS_MAX:
+            words = rule_words({reason for link in report.links for reason in link.reasons})
+            yield name, ViewReport(report.links, words, report.holders)

@@ -4,26 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from functools import partial
-from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import (
-    FAILED,
-    GOOD,
-    Add,
-    config_option,
-    json_option,
-    load,
-    seconds,
-)
-from nodeagent.commands.terminal import note, screen, watching
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from nodeagent.commands.scan.agent_view import AgentView
-    from nodeagent.web.machine_view import MachineView
+from nodeagent.commands.options import Add, config_option, json_option, load, seconds
 
 
 def add(add: Add) -> None:
@@ -50,34 +33,8 @@ def add(add: Add) -> None:
 
 
 def _scan(options: argparse.Namespace) -> int:
-    from nodeagent.base.bounded_calls import in_thread
-    from nodeagent.commands.running_sources import unanswered
-    from nodeagent.commands.scan import agent_view, listing
+    from nodeagent.commands.scan import listing
 
     config = load(options.config)
     log_to_stderr(options.log_level or "warning")
-
-    async def views(agent: AgentView) -> AsyncIterator[MachineView]:
-        if agent.view is not None:
-            seen = agent_view.watch(agent) if options.watch else agent_view.once(agent, options.wait)
-        elif options.watch:
-            seen = listing.watch(config, options.root)
-        else:
-            seen = listing.once(config, options.root, options.wait)
-        async for view in seen:
-            yield view
-
-    async def run() -> int:
-        agent = await in_thread(partial(agent_view.fetch, config, options.config, options.root))
-        named, code = options.json, GOOD
-        with watching(in_place=options.watch and not options.json) as show:
-            async for view in views(agent):
-                if not named:
-                    note(agent.sentence)
-                named = True
-                as_json, as_table = listing.as_json, listing.as_table
-                show(as_json(view, agent.place) if options.json else as_table(view, screen()))
-                code = FAILED if agent.view is None and unanswered(view.snapshot.stale_sources) else GOOD
-        return code
-
-    return asyncio.run(run())
+    return asyncio.run(listing.show(config, options))

@@ -1,21 +1,32 @@
-"""Scan a machine and show its hardware and the devices that would be offered, as a table or as JSON."""
+"""Show the hardware of a machine and the devices that would be offered, as a table or as JSON.
+
+The agent answers with its facts, the health that it has derived, and the devices that it offers. Without one the
+machine is scanned.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
+import operator
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
+from msgspec import json as msgspec_json
 from msgspec import structs, to_builtins
 
 from nodeagent import discovery
-from nodeagent.agent_config import Config, load
+from nodeagent.agent_config import Config, digest, load
 from nodeagent.agent_config import check as check_config
+from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside
+from nodeagent.commands.agent_query import Fetch, ask_for, follow, origin, wait_for
+from nodeagent.commands.options import FAILED, GOOD
 from nodeagent.commands.running_sources import sentences, unanswered, view_of
-from nodeagent.commands.terminal import PLAIN, Screen, remarks, section
+from nodeagent.commands.terminal import PLAIN, Screen, joined, note, remarks, screen, section, watching
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.dra.device_attributes import LEAF, PCIE_ROOT
 from nodeagent.dra.devices import GPU
@@ -29,6 +40,60 @@ from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.link_selection import select
 from nodeagent.web.machine_view import MachineView
+
+ALONE = "this is a look of the command itself, without the samples, holds and penalties of an agent"
+_VIEW = msgspec_json.Decoder(MachineView)
+
+
+async def show(config: Config, options: argparse.Namespace) -> int:
+    """Print the machine, with ``--watch`` at every change. Return the exit code."""
+    root, file = options.root, options.config
+    fetch = partial(_of_agent, config, file, root)
+    agent, source = await in_thread(fetch)
+    sentence = origin(agent, source, ALONE)
+    if agent is not None and _differs(agent, config, file):
+        sentence += f"; its configuration is not {file}, and the resources are those of that file"
+    if options.watch:
+        views = watch(config, root) if agent is None else follow(agent, fetch, operator.eq)
+    else:
+        views = once(config, root, options.wait, agent, fetch)
+    named, code = options.json, GOOD
+    with watching(in_place=options.watch and not options.json) as show:
+        async for view in views:
+            if not named:
+                note(sentence)
+            named = True
+            place = None if agent is None else source
+            show(as_json(view, place) if options.json else as_table(view, screen()))
+            code = FAILED if agent is None and unanswered(view.snapshot.stale_sources) else GOOD
+    return code
+
+
+def _of_agent(config: Config, file: Path | None, root: Path) -> tuple[MachineView | None, str]:
+    """Ask the agent. With a file that differs from its configuration: its facts, and the resources of that file.
+
+    Raises ``AgentQueryError``."""
+    answer = ask_for(_VIEW, "/scan", config, root)
+    view, source = answer
+    if view is not None and _differs(view, config, file):
+        return view_of(Offer(config), view.snapshot), source
+    return answer
+
+
+def _differs(view: MachineView, config: Config, file: Path | None) -> bool:
+    """Whether the view is not by the configuration of this file."""
+    return file is not None and view.configuration != digest(config)
+
+
+async def once(
+    config: Config, root: Path, wait_s: float, agent: MachineView | None, fetch: Fetch[MachineView]
+) -> AsyncIterator[MachineView]:
+    """Yield the machine once. ``wait_s``: until every link with carrier has a neighbor, for this long at most."""
+    if agent is None:
+        yield await scan_once(config, root, wait_s)
+        return
+    wait_s = wait_s if wait_s > 0 and discovery.finds_neighbors(config, Tree(root)) else 0.0
+    yield await wait_for(agent, fetch, wait_s, lambda view: without_neighbor(config, view.snapshot))
 
 
 async def scan_once(config: Config, root: Path, wait_s: float = 0.0) -> MachineView:
@@ -58,11 +123,6 @@ def without_neighbor(config: Config, snapshot: Snapshot) -> set[str]:
         active = {link.netdev for link in snapshot.links if link.carrier and link.pci_address in ports}
         up |= active - known
     return up - {neighbor.link for neighbor in snapshot.neighbors}
-
-
-async def once(config: Config, root: Path, wait_s: float) -> AsyncIterator[MachineView]:
-    """Yield the view of ``scan_once``."""
-    yield await scan_once(config, root, wait_s)
 
 
 async def watch(config: Config, root: Path) -> AsyncIterator[MachineView]:
@@ -179,23 +239,23 @@ def as_table(view: MachineView, on: Screen = PLAIN) -> str:
         _affinity_section(view, on),
         _reasons(view, on),
     ]
-    return "\n".join(part for part in parts if part)
+    return joined(*parts)
 
 
-def _resource_rows(view: MachineView) -> Iterable[Sequence[str]]:
+def _resource_rows(view: MachineView) -> Iterable[Sequence[object]]:
     for resource, devices in view.resources:
         parents = sorted({entry.parent for entry in devices})
         numa = sorted({numa for entry in devices for numa in entry.numa_nodes})
         free = view.free.get(resource)
         yield (
             resource,
-            str(sum(len(entry.ids) for entry in devices)),
-            str(sum(len(entry.ids) for entry in devices if entry.health.allocatable)),
-            "-" if free is None else str(sum(free.values())),
-            "-" if free is None else str(max(free.values(), default=0)),
-            view.levels.get(resource, "-"),
-            parents[0] if len(parents) == 1 else f"{len(parents)} of them" if parents else "-",
-            ",".join(map(str, numa)) or "-",
+            sum(len(entry.ids) for entry in devices),
+            sum(len(entry.ids) for entry in devices if entry.health.allocatable),
+            None if free is None else sum(free.values()),
+            None if free is None else max(free.values(), default=0),
+            view.levels.get(resource),
+            parents[0] if len(parents) == 1 else f"{len(parents)} of them" if parents else None,
+            ",".join(map(str, numa)) or None,
         )
 
 
@@ -206,9 +266,9 @@ def _claim_section(view: MachineView, on: Screen) -> str:
             device.name,
             device.pool,
             device.capacity if device.pool == GPU else f"{device.capacity} VFs",
-            _or_dash(device.attributes.get("rail")),
-            _or_dash(device.attributes.get(LEAF)),
-            _or_dash(device.attributes.get(PCIE_ROOT)),
+            device.attributes.get("rail"),
+            device.attributes.get(LEAF),
+            device.attributes.get(PCIE_ROOT),
             device.parent,
         )
         for device in view.by_claim
@@ -221,7 +281,7 @@ def _gpu_section(view: MachineView, on: Screen) -> str:
     heads = ("GPU", "UUID", "MODEL", "MEMORY", "FREE", "PCI ADDRESS", "NUMA", "STATE")
     uuids = [gpu.uuid for gpu in view.snapshot.gpus]
     rows = [*_gpu_rows(view, uuids)]
-    short = [*beginnings(uuids), *(row[1] for row in rows[len(uuids) :])]
+    short = [*beginnings(uuids), *["-"] * (len(rows) - len(uuids))]
     absent = _absent(view.snapshot, "gpus")
     return section(
         "GPUS", heads, rows, on, shorter={"UUID": short}, optional=("NUMA", "MEMORY"), absent=absent
@@ -246,7 +306,7 @@ def beginnings(uuids: Sequence[str], least: int = 12) -> list[str]:
     return list(uuids)
 
 
-def _gpu_rows(view: MachineView, uuids: Sequence[str]) -> Iterable[Sequence[str]]:
+def _gpu_rows(view: MachineView, uuids: Sequence[str]) -> Iterable[Sequence[object]]:
     """FREE is the largest request that the GPU can still serve: all slices of a container are on one GPU."""
     snapshot = view.snapshot
     free: dict[str, int] = {}
@@ -259,19 +319,19 @@ def _gpu_rows(view: MachineView, uuids: Sequence[str]) -> Iterable[Sequence[str]
                 free[parent] = free.get(parent, 0) + count
     for gpu, uuid in zip(snapshot.gpus, uuids, strict=True):
         yield (
-            str(gpu.index),
+            gpu.index,
             uuid,
             gpu.name,
             f"{gpu.memory_mib} MiB",
-            f"{free.get(gpu.uuid, 0)}/{offered[gpu.uuid]}" if gpu.uuid in offered else "-",
+            f"{free.get(gpu.uuid, 0)}/{offered[gpu.uuid]}" if gpu.uuid in offered else None,
             gpu.pci_address,
-            _or_dash(gpu.numa_node),
+            gpu.numa_node,
             gpu.health.state,
         )
     numa_nodes = {function.pci_address: function.numa_node for function in snapshot.gpu_functions}
     for unusable in snapshot.unusable_gpus:
-        numa_node = _or_dash(numa_nodes.get(unusable.place))
-        yield "-", "-", "-", "-", "-", unusable.place, numa_node, unusable.health.state
+        numa_node = numa_nodes.get(unusable.place)
+        yield *[None] * 5, unusable.place, numa_node, unusable.health.state
 
 
 def _nvlink_section(snapshot: Snapshot, on: Screen) -> str:
@@ -286,26 +346,26 @@ def _nvlink_section(snapshot: Snapshot, on: Screen) -> str:
     return section("NVLINK", ("DOMAIN", "GPUS"), rows, on)
 
 
-def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[str]]:
+def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[object]]:
     links = {link.pci_address: link for link in snapshot.links}
     for pf in _pfs(snapshot):
         link = links.get(pf.pci_address)
         yield (
-            pf.netdev or "-",
+            pf.netdev or None,
             pf.pci_address,
-            pf.driver or "-",
-            f"{link.speed_mbps // 1000}G" if link and link.speed_mbps else "-",
+            pf.driver or None,
+            f"{link.speed_mbps // 1000}G" if link and link.speed_mbps else None,
             _link_word(link),
-            "-" if pf.total_vfs is None else f"{_or_dash(pf.num_vfs)}/{pf.total_vfs}",
-            pf.rdma.device if pf.rdma else "-",
-            _or_dash(pf.numa_node),
+            None if pf.total_vfs is None else f"{'-' if pf.num_vfs is None else pf.num_vfs}/{pf.total_vfs}",
+            pf.rdma.device if pf.rdma else None,
+            pf.numa_node,
             pf.health.state,
         )
 
 
-def _link_word(link: Link | None) -> str:
+def _link_word(link: Link | None) -> str | None:
     if link is None:
-        return "-"
+        return None
     word = "admin-down" if not link.admin_up else "up" if link.carrier else "down"
     return f"{word} (default route)" if link.default_route else word
 
@@ -316,7 +376,7 @@ def _neighbor_section(snapshot: Snapshot, on: Screen) -> str:
             neighbor.link,
             neighbor.system_name or neighbor.chassis_id.value,
             neighbor.port_id.value,
-            neighbor.port_description or "-",
+            neighbor.port_description or None,
             "stale" if neighbor.stale else "live",
         )
         for neighbor in snapshot.neighbors
@@ -383,7 +443,3 @@ def _offered_pfs(view: MachineView) -> list[Function]:
 
 def _affinity(gpu: Gpu, pf: Function) -> str:
     return affinity(gpu.pci_path, gpu.numa_node, pf.pci_path, pf.numa_node).name
-
-
-def _or_dash(value: object) -> str:
-    return "-" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Run reads side by side, each with its own time limit.
+"""What the doctor reads: the machine to check, and reads that run side by side, each with its own time limit.
 
 A call into a driver that never answers cannot be ended from outside. So each read has a daemon thread with its own
 event loop, and ``run`` does not wait for threads that are late. An exception of a read is its outcome.
@@ -9,11 +9,54 @@ from __future__ import annotations
 import asyncio
 import inspect
 import queue
+import re
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from nodeagent.agent_config import Config
+from nodeagent.host.sysfs import SysfsError, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The machine to check, and the time limits.
+
+    ``recorded``: a captured or simulated machine, of which only files are known. ``kubelet_dir``: ``None`` where the
+    machine has no kubelet. ``wait_s``: seconds for which LLDP is received.
+    """
+
+    tree: Tree
+    config: Config
+    recorded: bool
+    kubelet_dir: Path | None
+    wait_s: float = 0.0
+    timeout_s: float = 10.0
+
+
+def text(tree: Tree, path: str) -> str | None:
+    """The content of a small file without the space around it; ``None`` if it is absent, empty or cannot be read."""
+    try:
+        return (tree.text(path) or "").strip() or None
+    except SysfsError:
+        return None
+
+
+def is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def version(text: str | None) -> tuple[int, int] | None:
+    """The first two numbers of a version: ``v1.31.2`` is ``(1, 31)``."""
+    match = re.match(r"v?(\d{1,4})\.(\d{1,4})", text or "")
+    return (int(match[1]), int(match[2])) if match else None
 
 
 @dataclass(frozen=True, slots=True)

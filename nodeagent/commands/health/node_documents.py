@@ -1,20 +1,93 @@
-"""The document of the node page from recorded samples: the health at their end, and curves of the last ten minutes."""
+"""The node page as one HTML file: of an agent, of a machine without one such as a capture, or of recorded samples.
+
+The page of a recording has the health at its end, and curves of its last ten minutes.
+"""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import socket
+import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import msgspec
 
 from nodeagent.agent_config import Config
+from nodeagent.commands.agent_query import origin
 from nodeagent.commands.health import replay
+from nodeagent.commands.health.device_health import ALONE, fetch_page
+from nodeagent.commands.options import FAILED, GOOD
+from nodeagent.commands.running_sources import RunningSources, known_kinds, unanswered, view_of
+from nodeagent.commands.terminal import note
 from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link, Snapshot
+from nodeagent.health.explain import DeviceView
 from nodeagent.health.recording import Header, Subject
 from nodeagent.measurements.sample import Sample, Source
+from nodeagent.offering.offer import Offer
 from nodeagent.web.gpu_statuses import gpu_statuses
 from nodeagent.web.machine_view import machine_view
 from nodeagent.web.node_view import node_view
+from nodeagent.web.pages import device_counts
 from nodeagent.web.sample_history import EVERY_S, SampleHistory
+from nodeagent.web.ui_files import self_contained
+
+_HEALTH = msgspec.json.Decoder(tuple[DeviceView, ...])
+_HOSTNAME = "etc/hostname"
+
+
+def show(config: Config, options: argparse.Namespace) -> int:
+    """Print the page of this machine. Return the exit code."""
+    answer = fetch_page("/ui/document.json", config, options.root, options.listen)
+    note(origin(answer.body, answer.source, ALONE))
+    document, silent = answer.body, False
+    if document is None:
+        document, silent = asyncio.run(read_document(config, options.root))
+    print(self_contained("node", document))
+    return FAILED if silent else GOOD
+
+
+def show_recording(config: Config, file: str) -> int:
+    """Print the page of a recording. Raises ``UserFileError``."""
+    with replay.recorded(file) as (header, samples):
+        document = recording_document(header, samples, config, Path(replay.name_of(file)).name)
+    print(self_contained("node", document))
+    return GOOD
+
+
+async def read_document(config: Config, root: Path) -> tuple[bytes, bool]:
+    """Read the machine for a moment. Return the document as JSON, and whether a source has not answered."""
+    async with RunningSources(config, root) as sources:
+        snapshot = sources.inventory.snapshot
+        offer = Offer(config, sources.rails.content.numbering)
+        machine = view_of(offer, snapshot)
+        counts = device_counts(known_kinds(offer, snapshot), snapshot)
+        gpus = gpu_statuses(snapshot, counts, sources.gpu_publisher.samples(), (), "no agent runs here")
+        health = _HEALTH.decode(sources.gpu_publisher.health.explain_json())
+    view = node_view(
+        machine,
+        health,
+        gpus,
+        (),
+        {},
+        {},
+        node=await asyncio.to_thread(_name, root),
+        source="read once by `nodeagent health --html`",
+        taken=time.time(),
+    )
+    return msgspec.json.encode(view), bool(unanswered(snapshot.stale_sources))
+
+
+def _name(root: Path) -> str:
+    """The name in the machine's file, or this host's for its own root."""
+    try:
+        return (root / _HOSTNAME).read_text().strip() or str(root)
+    except (OSError, UnicodeDecodeError):
+        return socket.gethostname() if root == Path("/") else str(root)
+
+
+# --- recordings -----------------------------------------------------------------------------------------
 
 
 class _Latest:

@@ -1,0 +1,113 @@
+"""The GPUs of the agent on this machine, or by a look of the command itself, as a table or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from nodeagent.agent_config import Config
+from nodeagent.base.bounded_calls import in_thread
+from nodeagent.commands.agent_query import AGAIN_S, ask_for, follow, origin
+from nodeagent.commands.options import FAILED, GOOD
+from nodeagent.commands.running_sources import RunningSources, known_kinds
+from nodeagent.commands.scan.listing import beginnings
+from nodeagent.commands.terminal import PLAIN, Screen, joined, note, remarks, screen, section, watching
+from nodeagent.offering.offer import Offer
+from nodeagent.sharing.gpu_accounting import GpuAccounting
+from nodeagent.web.gpu_statuses import GpuStatus, GpuStatuses, gpu_statuses
+from nodeagent.web.pages import device_counts
+
+ALONE = "this is a short look of the command itself: it does not show what pods hold"
+GIB = 1 << 30
+HEADS = ("GPU", "UUID", "GRANTED", "USED", "FREE", "LARGEST", "LOAD", "TEMP", "HEALTH")
+_LINES = msgspec.json.Decoder(GpuStatuses)
+
+
+async def show(config: Config, options: argparse.Namespace) -> int:
+    """Print the GPUs, with ``--watch`` every second. Return the exit code."""
+    fetch = partial(ask_for, _LINES, "/gpus", config, options.root)
+    answer, source = await in_thread(fetch)
+    note(origin(answer, source, ALONE))
+    views = _own(config, options.root) if answer is None else follow(answer, fetch)
+    code = GOOD
+    with watching(in_place=options.watch and not options.json) as show:
+        async for lines in views:
+            show(msgspec.json.encode(lines).decode() if options.json else as_table(lines, screen()))
+            code = FAILED if answer is None and lines.silent is not None else GOOD
+            if not options.watch:
+                break
+    return code
+
+
+async def _own(config: Config, root: Path) -> AsyncIterator[GpuStatuses]:
+    """Read the machine, and yield its GPUs once a second."""
+    sources = RunningSources(config, root)
+    accounting = GpuAccounting(config.gpu, lambda: sources.inventory.snapshot, lambda: {})
+    sources.gpu_publisher.publish_usage_to(accounting.take_usage)
+    async with sources:
+        offer = Offer(config)
+        while True:
+            snapshot = sources.inventory.snapshot
+            counts = device_counts(known_kinds(offer, snapshot), snapshot)
+            samples = sources.gpu_publisher.samples()
+            yield gpu_statuses(snapshot, counts, samples, accounting.accounts(), accounting.obstacle)
+            await asyncio.sleep(AGAIN_S)
+
+
+def as_table(lines: GpuStatuses, on: Screen = PLAIN) -> str:
+    """UUIDs are shortened on a screen that is narrower than the table."""
+    uuids = [gpu.uuid for gpu in lines.gpus]
+    short = [str(row[1]) for row in _rows(lines.gpus, beginnings(uuids))]
+    table = section(
+        "GPUS",
+        HEADS,
+        _rows(lines.gpus, uuids),
+        on,
+        shorter={"UUID": short},
+        optional=("TEMP", "LARGEST"),
+        absent="none" if lines.silent is None else "not known",
+    )
+    notes = [] if lines.silent is None else [f"source gpus has failed: {lines.silent}"]
+    notes += [f"the use by pods is not known: {lines.obstacle}"] if lines.obstacle else []
+    notes += [f"GPU{gpu.index}: {gpu.state}: {', '.join(gpu.reasons)}" for gpu in lines.gpus if gpu.reasons]
+    return joined(table, remarks("REMARKS", notes, on))
+
+
+def _rows(gpus: Sequence[GpuStatus], uuids: Sequence[str]) -> Iterator[Sequence[object]]:
+    for gpu, uuid in zip(gpus, uuids, strict=True):
+        yield (
+            gpu.index,
+            uuid,
+            _memory(gpu.granted_bytes),
+            _memory(gpu.used_bytes),
+            None if gpu.free is None else f"{gpu.free}/{gpu.slices}",
+            gpu.largest,
+            _percent(gpu.utilization),
+            None if gpu.celsius is None else f"{gpu.celsius:g} °C",
+            gpu.state,
+        )
+        for device in gpu.mig:
+            granted = _memory(device.memory_bytes) if device.holder else ""
+            state = f"held by {device.holder}" if device.holder else "free"
+            yield "", f"  {device.uuid}", granted, "", "", "", "", "", f"{device.profile}, {state}"
+        for pod in gpu.pods:
+            name = f"{pod.namespace}/{pod.pod}" if pod.namespace else f"pod {pod.pod}"
+            over = pod.used_bytes is not None and pod.used_bytes > pod.granted_bytes
+            numbers = (_memory(pod.granted_bytes), _memory(pod.used_bytes), "", "", _percent(pod.utilization))
+            yield "", f"  {name}", *numbers, "", "above its share" if over else ""
+        for process in gpu.outside:
+            name = f"  {process.name or '?'} ({process.pid}), in no pod"
+            yield "", name, "", _memory(process.memory_bytes), "", "", "", "", ""
+
+
+def _memory(size: int | None) -> str | None:
+    return None if size is None else f"{size / GIB:.1f} GiB"
+
+
+def _percent(part: float | None) -> str | None:
+    return None if part is None else f"{100 * part:.0f} %"

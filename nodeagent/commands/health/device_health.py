@@ -1,0 +1,313 @@
+"""The health of each device, with its rules: from the agent on this machine, or by a short look of the command."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from nodeagent.agent_config import Config
+from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.plain_text import one_line
+from nodeagent.commands.agent_query import (
+    AGAIN_S,
+    AgentAnswer,
+    AgentQueryError,
+    ask,
+    ask_address,
+    ask_for,
+    follow,
+    origin,
+)
+from nodeagent.commands.options import FAILED, GOOD
+from nodeagent.commands.running_sources import RunningSources, sentences, unanswered
+from nodeagent.commands.terminal import PLAIN, Screen, joined, note, remarks, screen, section, watching
+from nodeagent.facts.model import StaleSource, State
+from nodeagent.health.explain import DeviceView, RuleView
+from nodeagent.health.nic_rules import effective
+from nodeagent.health.rule import YES_OR_NO, Rule, clears, threshold
+
+ALONE = "this is a short look of the command itself, without earlier samples, holds and penalties"
+_VIEWS = msgspec.json.Decoder(tuple[DeviceView, ...])
+
+
+class UnknownDeviceError(Exception):
+    """No device has this name; the message lists the names."""
+
+
+class DeviceHealth(NamedTuple):
+    """The devices, and the sources without an answer, whose devices may be more."""
+
+    views: tuple[DeviceView, ...]
+    silent: tuple[StaleSource, ...] = ()
+
+
+class _Facts(msgspec.Struct):
+    stale_sources: tuple[StaleSource, ...] = ()
+
+
+class _Scan(msgspec.Struct):
+    """The part of the page ``/scan`` that ``/health`` lacks."""
+
+    snapshot: _Facts
+
+
+_SCAN = msgspec.json.Decoder(_Scan)
+
+
+async def show(config: Config, options: argparse.Namespace, device: str | None) -> int:
+    """Print all devices or one, with ``--watch`` every second. Return the exit code."""
+    fetch = partial(_of_agent, config, options.root, options.listen)
+    answer, source = await in_thread(fetch)
+    note(origin(answer, source, ALONE))
+    views = _own(config, options.root) if answer is None else follow(answer, fetch)
+    code = GOOD
+    with watching(in_place=options.watch and not options.json) as show:
+        async for health in views:
+            show(_text(health, device, as_json=options.json))
+            code = FAILED if answer is None and health.silent else GOOD
+            if not options.watch:
+                break
+    return code
+
+
+def _text(health: DeviceHealth, device: str | None, *, as_json: bool) -> str:
+    view = None if device is None else find(health, device)
+    silent = sentences(health.silent)
+    if as_json:
+        for sentence in silent:
+            note(sentence)
+        return msgspec.json.encode(health.views if view is None else view).decode()
+    return as_table(health.views, screen(), silent) if view is None else as_detail(view, screen())
+
+
+def _of_agent(config: Config, root: Path, listen: str | None) -> tuple[DeviceHealth | None, str]:
+    """Ask the agent, also for its sources without an answer where not only its web server can be asked.
+
+    Raises ``AgentQueryError``."""
+    views, source = fetch(config, root, listen)
+    if views is None:
+        return None, source
+    scan = None if listen else ask_for(_SCAN, "/scan", config, root)[0]
+    return DeviceHealth(views, unanswered(scan.snapshot.stale_sources) if scan is not None else ()), source
+
+
+async def _own(config: Config, root: Path) -> AsyncIterator[DeviceHealth]:
+    """Read the machine, without the state file, and yield its health once a second."""
+    async with RunningSources(config, root) as sources:
+        while True:
+            views = _VIEWS.decode(sources.gpu_publisher.health.explain_json())
+            yield DeviceHealth(views, unanswered(sources.inventory.snapshot.stale_sources))
+            await asyncio.sleep(AGAIN_S)
+
+
+def fetch(config: Config, root: Path, listen: str | None) -> tuple[tuple[DeviceView, ...] | None, str]:
+    """Return the answer of the agent that serves this root, and its place; or ``None``, and why none answers.
+
+    Raises ``AgentQueryError``.
+    """
+    answer = fetch_page("/health", config, root, listen)
+    if answer.body is None:
+        return None, answer.source
+    try:
+        return _VIEWS.decode(answer.body), answer.source
+    except msgspec.MsgspecError as error:
+        raise AgentQueryError(
+            f"the server at {answer.source} is not a nodeagent of this version: {error}"
+        ) from error
+
+
+def fetch_page(page: str, config: Config, root: Path, listen: str | None) -> AgentAnswer:
+    """Return a page of the agent that serves this root. Raises ``AgentQueryError``."""
+    answer = AgentAnswer(None, "") if listen else ask(page, config, root)
+    if answer.body is None and (listen or root == Path("/")):
+        other = ask_address(page, config, listen)
+        reasons = "; ".join(filter(None, (answer.source, other.source)))
+        answer = other if other.body is not None else AgentAnswer(None, reasons)
+    return answer
+
+
+def find(health: DeviceHealth, name: str) -> DeviceView:
+    """Find a device by PCI address, netdev, UUID or name (GPU0). Raises ``UnknownDeviceError``."""
+    for view in health.views:
+        if name in (view.device, view.name):
+            return view
+    known = ", ".join(view.name for view in health.views) or "none"
+    if health.silent:
+        why = "; ".join(sentences(health.silent))
+        raise UnknownDeviceError(f"no device is known as {name!r}; known are: {known}; {why}")
+    raise UnknownDeviceError(f"no device is called {name!r} here; there are: {known}")
+
+
+# --- tables ---------------------------------------------------------------------------------------------
+
+
+def as_table(views: Sequence[DeviceView], on: Screen = PLAIN, silent: Sequence[str] = ()) -> str:
+    """``silent``: a sentence on each source without an answer."""
+    rows = [
+        (
+            view.name,
+            view.device,
+            view.state,
+            "Healthy" if view.allocatable else "Unhealthy",
+            _for(view.for_s),
+            ", ".join(reason.key for reason in view.reasons) or None,
+        )
+        for view in views
+    ]
+    lines = [*(line for view in views for line in _sentences(view)), *silent]
+    heads = ("DEVICE", "ID", "STATE", "KUBELET", "FOR", "REASONS")
+    absent = "not known" if silent else "none"
+    return joined(section("HEALTH", heads, rows, on, absent=absent), remarks("REASONS", lines, on))
+
+
+def _sentences(view: DeviceView) -> Iterator[str]:
+    rules = {rule.rule: rule for rule in view.rules}
+    for reason in view.reasons:
+        yield f"{view.name}: {reason.key}: {reason.detail}"
+        if (rule := rules.get(reason.key)) is not None:
+            yield f"    {_live(rule)}"
+
+
+def _live(rule: RuleView) -> str:
+    parts = [f"measured now: {rule.measured or 'nothing'}"]
+    if rule.threshold != YES_OR_NO:
+        parts[0] += f", threshold: {rule.threshold}"
+    if rule.for_s is not None:
+        parts.append(f"for {seconds(rule.for_s)}")
+    if rule.clears is not None:
+        parts.append(f"clears {rule.clears}")
+    if rule.in_s is not None:
+        parts.append(f"{seconds(rule.in_s)} to go")
+    return "; ".join(parts)
+
+
+def as_detail(view: DeviceView, on: Screen = PLAIN) -> str:
+    """Return one device with every rule."""
+    rows = [
+        (
+            rule.rule,
+            rule.phase,
+            rule.measured or None,
+            rule.threshold,
+            _for(rule.for_s),
+            _for(rule.in_s),
+            rule.clears or None,
+        )
+        for rule in view.rules
+    ]
+    heads = ("RULE", "PHASE", "MEASURED", "THRESHOLD", "FOR", "TO GO", "CLEARS")
+    table = section("RULES", heads, rows, on, optional=("TO GO",)) if rows else ""
+    return joined(as_table([view], on), table)
+
+
+def show_rules(config: Config, options: argparse.Namespace) -> int:
+    """Print the rules in force."""
+    rules = effective(config.health.rules)
+    if not options.json:
+        print(rules_table(rules, screen()))
+        return GOOD
+    keys = ("rule", "state", "kubelet", "enter", "enterFor", "clear", "clearFor", "window", "enabled")
+    rows = [
+        dict(zip(keys, rule_row(rule), strict=True)) | {"meaning": rule.meaning, "source": rule.origin}
+        for rule in rules
+    ]
+    print(json.dumps(rows))
+    return GOOD
+
+
+def rules_table(rules: Iterable[Rule], on: Screen = PLAIN) -> str:
+    """Return the table of the rules in force."""
+    return section("RULES", RULE_HEADS, map(rule_row, rules), on, optional=("ENABLED", "WINDOW", "STATE"))
+
+
+RULE_HEADS = ("RULE", "STATE", "KUBELET", "ENTER", "FOR", "CLEAR", "FOR", "WINDOW", "ENABLED")
+
+
+def rule_row(rule: Rule) -> tuple[str, ...]:
+    clear = clears(rule).partition(",")[0]
+    return (
+        rule.key,
+        "warning" if rule.state.value == "healthy" else rule.state.value,
+        "Unhealthy" if rule.withdraws else "Healthy",
+        threshold(rule),
+        seconds(rule.enter_for_s),
+        clear,
+        seconds(rule.clear_for_s),
+        "-" if rule.window_s is None else seconds(rule.window_s),
+        "yes" if rule.enabled else "no",
+    )
+
+
+def _for(count: float | None) -> str | None:
+    return None if count is None else seconds(count)
+
+
+def seconds(count: float) -> str:
+    """Return a duration such as ``90 s``, ``15 min``, ``2 h``, in the largest unit with a count of at least 2."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if count >= 2 * size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.3g} s"
+
+
+# --- Node Problem Detector ------------------------------------------------------------------------------
+
+Kind = Literal["links", "gpus"]
+
+NO_PROBLEM, PROBLEM, UNKNOWN = 0, 1, 2
+"""The exit codes of a custom plugin (kubernetes/node-problem-detector, docs/custom_plugin_monitor.md). Its line becomes
+the message of the Node condition."""
+LENGTH_MAX = 80
+"""``max_output_length`` of Node Problem Detector by default; it cuts a longer line."""
+_PROBLEMS = (State.DOWN, State.UNHEALTHY, State.DEGRADED, State.MISCABLED)
+"""The states of the conditions that the agent itself can set: a warning is no problem."""
+
+
+def show_problem(config: Config, options: argparse.Namespace) -> int:
+    """Print the line. Only the state that the agent has derived counts: a look of the command itself has no holds."""
+    try:
+        views, source = fetch(config, options.root, options.listen)
+    except AgentQueryError as error:
+        views, source = None, str(error)
+    code, line = UNKNOWN, cut(f"no agent: {source}")
+    if views is not None:
+        code, line = problem_line(views, options.problem)
+    print(line)
+    return code
+
+
+def problem_line(views: Sequence[DeviceView], kind: Kind) -> tuple[int, str]:
+    """Return the exit code and the line for the links or the GPUs."""
+    devices = [view for view in views if (view.kind == "nic") is (kind == "links")]
+    noun = kind if kind == "links" else "GPUs"
+    bad = sorted(
+        (view for view in devices if view.state in _PROBLEMS), key=lambda view: _PROBLEMS.index(view.state)
+    )
+    unknown = [view for view in devices if view.state is State.UNKNOWN]
+    if bad:
+        reasons = "; ".join(f"{view.name} {', '.join(_keys(view)) or view.state}" for view in bad)
+        return PROBLEM, cut(f"{len(bad)} of {len(devices)} {noun}: {reasons}")
+    if unknown or not devices:
+        why = (
+            f"{len(unknown)} of {len(devices)} {noun} have no current data"
+            if devices
+            else f"no {noun} are known"
+        )
+        return UNKNOWN, cut(why)
+    return NO_PROBLEM, cut(f"{len(devices)} {noun} are healthy")
+
+
+def cut(line: str) -> str:
+    """The line as Node Problem Detector takes it."""
+    return one_line(line, LENGTH_MAX)
+
+
+def _keys(view: DeviceView) -> list[str]:
+    return [reason.key for reason in view.reasons if not reason.warning]
