@@ -27,7 +27,6 @@ COMPOSED = "composition of the agent or the controller: to become layers"
 OPTIONS = "one statement for each option or part of a verb"
 LONG_FUNCTIONS = {
     "nodeagent/agent.py:Agent.__init__": COMPOSED,
-    "nodeagent/cluster/agent_tasks.py:run": COMPOSED,
     "hack/lab/nodeagent_lab/demo/__init__.py:add": OPTIONS,
     "nodeagent/commands/neighbors/__init__.py:_neighbors": OPTIONS,
     "nodeagent/fabric/fabric_view.py:fabric_view": "one expression for each field of the document",
