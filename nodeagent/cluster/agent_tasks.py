@@ -27,6 +27,7 @@ from nodeagent.health.health_settings import HealthSettings
 from nodeagent.host.sysfs import Tree
 from nodeagent.host.unwritable_memory import UnwritableMemory
 from nodeagent.kinds import DeviceKind
+from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.rail_numbers import Rails
 from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
 from nodeagent.kinds.volcano_vgpus import VgpuPlaces
@@ -131,6 +132,11 @@ class Writing(NamedTuple):
     board: NoticeBoard
     evictions: RateLimit
 
+    @property
+    def node_facts(self) -> tuple[ApiClient, Inventory, str]:
+        """The first arguments of each writer: the API server, the facts and the name of the Node."""
+        return self.client, self.agent.inventory, self.node
+
     def devices(self, snapshot: Snapshot) -> Offered:
         """The devices that each resource has now."""
         return [(kind.resource, kind.devices(snapshot)) for kind in self.agent.offer.offered]
@@ -200,9 +206,7 @@ def _report(to: Writing) -> Task:
 
     offer = to.agent.offer
     return NodeReporter(
-        to.client,
-        to.agent.inventory,
-        to.node,
+        *to.node_facts,
         to.namespace,
         lambda: offer.rails,
         owner=to.owner,
@@ -217,9 +221,7 @@ def _events(to: Writing) -> Task:
     from nodeagent.cluster.agent_events import AgentEvents  # noqa: PLC0415
 
     delivery = to.agent.deliveries.of("events")
-    return AgentEvents(
-        to.client, to.agent.inventory, to.node, to.devices, board=to.board, delivery=delivery
-    ).run
+    return AgentEvents(*to.node_facts, to.devices, board=to.board, delivery=delivery).run
 
 
 def _state_notices(to: Writing) -> Task:
@@ -231,8 +233,8 @@ def _state_notices(to: Writing) -> Task:
 def _over_use_notices(to: Writing) -> Task:
     from nodeagent.cluster.agent_events import follow, over_use_notices  # noqa: PLC0415
 
-    source = "accounting", to.agent.accounting
-    return partial(follow, *source, over_use_notices, to.agent.inventory, to.node, to.board)
+    accounting, inventory = to.agent.accounting, to.agent.inventory
+    return partial(follow, "accounting", accounting, over_use_notices, inventory, to.node, to.board)
 
 
 def _limit_notices(to: Writing) -> Task:
@@ -253,9 +255,7 @@ def _marks(to: Writing) -> Task:
 
     offer = to.agent.offer
     return DeviceMarker(
-        to.client,
-        to.agent.inventory,
-        to.node,
+        *to.node_facts,
         to.agent.settings,
         to.agent.deliveries,
         rails=lambda: offer.rails,
@@ -267,14 +267,10 @@ def _marks(to: Writing) -> Task:
 def _volcano(to: Writing) -> Task:
     from nodeagent.cluster.volcano_deviceshare import VolcanoDeviceshare  # noqa: PLC0415
 
-    offer = to.agent.offer
-    return VolcanoDeviceshare(
-        to.client,
-        to.agent.inventory,
-        to.node,
-        lambda: next((kind.memory for kind in offer.offered if isinstance(kind, VgpuPlaces)), None),
-        delivery=to.agent.deliveries.of("volcano"),
-    ).run
+    def placed() -> GpuMemory | None:
+        return next((kind.memory for kind in to.agent.offer.offered if isinstance(kind, VgpuPlaces)), None)
+
+    return VolcanoDeviceshare(*to.node_facts, placed, delivery=to.agent.deliveries.of("volcano")).run
 
 
 def _evictions(to: Writing) -> Task:
@@ -331,7 +327,7 @@ PARTS = (
     AgentPart("over-use", _writes_events, _over_use_notices),
     AgentPart("limits", _writes_events, _limit_notices),
     AgentPart("mps", _writes_events, _mps_notices),
-    AgentPart("nodestate", lambda agent: agent.settings.marks_nodes, _marks),
+    AgentPart("nodestate", lambda agent: any(agent.settings.marks.values()), _marks),
     AgentPart("volcano", lambda agent: agent.volcano, _volcano),
     AgentPart("evictions", lambda agent: agent.settings.evict.enabled, _evictions),
     # Wherever accounting is on, because ``enforcement`` may change while the agent runs.

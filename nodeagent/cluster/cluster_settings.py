@@ -133,10 +133,15 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
     evict: Annotated[EvictSettings, setting("Eviction of pods that hold a failed device.")] = EvictSettings()
 
     @property
-    def marks_nodes(self) -> bool:
-        """Whether the agent writes its Node."""
-        labels = self.label or self.gpu_mem_largest.enabled or self.gpu_mem_enforcement
-        return self.conditions or self.taint.enabled or labels
+    def marks(self) -> dict[str, bool]:
+        """Whether each mark of the Node is enabled, by its setting."""
+        return {
+            "conditions": self.conditions,
+            "label": self.label,
+            "taint": self.taint.enabled,
+            "gpu_mem_largest": self.gpu_mem_largest.enabled,
+            "gpu_mem_enforcement": self.gpu_mem_enforcement,
+        }
 
 
 def cluster_conflicts(cluster: ClusterSettings) -> Iterator[Conflict]:
@@ -147,10 +152,7 @@ def cluster_conflicts(cluster: ClusterSettings) -> Iterator[Conflict]:
     if cluster.report_holders and not cluster.report:
         yield Conflict((("reportHolders",), ("report",)), "needs report: the holders are a part of it")
     if cluster.access == "none":
-        enabled = {"conditions": cluster.conditions, "label": cluster.label}
-        enabled |= {"taint": cluster.taint.enabled, "evict": cluster.evict.enabled}
-        enabled |= {"gpu_mem_largest": cluster.gpu_mem_largest.enabled}
-        enabled |= {"gpu_mem_enforcement": cluster.gpu_mem_enforcement}
+        enabled = {**cluster.marks, "evict": cluster.evict.enabled}
         for key in (key for key, on in enabled.items() if on):
             yield Conflict(((wire(key),), ("access",)), "needs an API server, and access is none")
 

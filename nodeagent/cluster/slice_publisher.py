@@ -20,9 +20,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Protocol
 
 from nodeagent.base.backoff import RateLimit, jittered
 from nodeagent.base.supervise import either
@@ -30,7 +29,7 @@ from nodeagent.cluster.deliveries import Deliveries, Delivery
 from nodeagent.cluster.node_marks import LEAF_GROUP_LABEL
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.dra import DRIVER
-from nodeagent.dra.published_pools import SlicePools
+from nodeagent.dra.published_pools import PublishedPools, SlicePools
 from nodeagent.dra.slice_layout import (
     AnsweredDevices,
     SliceWrite,
@@ -64,13 +63,6 @@ REMEMBERED_S = 60.0
 """How long the answer to a write counts although the watch does not show it."""
 
 
-class Pools(Protocol):
-    """The devices to publish; ``dra.published_pools.PublishedPools``."""
-
-    async def changed(self) -> None: ...
-    def pools(self, stored: Sequence[Json]) -> SlicePools: ...
-
-
 class SlicePublisher:
     """Keep this node's slices. ``pools`` makes the devices. ``owner`` is the Node; ``None``: read it from the API."""
 
@@ -78,7 +70,7 @@ class SlicePublisher:
         self,
         client: ApiClient,
         node: str,
-        pools: Pools,
+        pools: PublishedPools,
         *,
         owner: NodeClaim | None = None,
         delivery: Delivery | None = None,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from nodeagent.base.supervise import beside, keep
+from nodeagent.base.supervise import beside, either, keep
 from nodeagent.cluster.node_marks import STARTING_TAINT, STORED_NODES, NodeMarks, NodeWrites, StoredNode
 from nodeagent.cluster.retry import RETRY_FIRST_S
 from nodeagent.kube.client import ApiClient, ApiError
@@ -127,11 +127,7 @@ class StartupTaints:
         loop = asyncio.get_running_loop()
         while not self._due or (next_at := min(self._due.values())) > loop.time():
             self._changed.clear()
-            try:
-                async with asyncio.timeout_at(next_at if self._due else None):
-                    await self._changed.wait()
-            except TimeoutError:
-                return
+            await either(self._changed.wait(), timeout_s=next_at - loop.time() if self._due else None)
 
     async def _tainted(self) -> set[str]:
         """The Nodes that have the taint."""
