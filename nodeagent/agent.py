@@ -39,7 +39,6 @@ from nodeagent.base.stored_file import unwritable
 from nodeagent.base.supervise import ending_signals, first_cause, keep
 from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import SLICES, Deliveries
-from nodeagent.cluster.nvsentinel import agent_task as nvsentinel_task
 from nodeagent.config.faults import ConfigError
 from nodeagent.config.followed_configuration import FollowedConfiguration, configuration_text
 from nodeagent.dra.earlier_records import has_records
@@ -258,22 +257,23 @@ class Agent:
             self._open_dra(access)
         tasks["dra"] = partial(self._run_dra, access)
         if access is not None:
-            arguments = (config.cluster, access, self.inventory, self.offering, self.settled)
-            tasks["cluster"] = partial(
-                agent_tasks.run,
-                *arguments,
+            state = agent_tasks.AgentState(
+                config.cluster,
+                config.health,
+                self.inventory,
+                self.offering,
                 self.deliveries,
                 self.accounting,
-                limits=self.cgroup_limits,
-                mps=self.mps,
-                health=config.health,
-                unwritable=self._unwritable,
-                volcano=by_volcano(config),
+                self.cgroup_limits,
+                self.mps,
+                self._unwritable,
+                by_volcano(config),
             )
+            tasks["cluster"] = partial(agent_tasks.run, state, access, self.settled)
         if config.nv_sentinel.socket is not None:
             node = self._options.node_name or (access.node if access is not None else None)
             tasks["nvsentinel"] = partial(
-                nvsentinel_task.run,
+                agent_tasks.tell_nvsentinel,
                 config.nv_sentinel,
                 self._options.root,
                 node,

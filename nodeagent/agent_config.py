@@ -9,8 +9,12 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from nodeagent.cluster.cluster_settings import ClusterSettings, cluster_conflicts
-from nodeagent.cluster.nvsentinel.nvsentinel_settings import NvSentinelSettings, nvsentinel_conflicts
+from nodeagent.cluster.cluster_settings import (
+    ClusterSettings,
+    NvSentinelSettings,
+    cluster_conflicts,
+    nvsentinel_conflicts,
+)
 from nodeagent.config.faults import ConfigError, ConfigFault, Conflict, dotted
 from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, Settings, setting
 from nodeagent.config.settings_file import Built, entries, read_settings, section

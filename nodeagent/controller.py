@@ -1,15 +1,15 @@
 """The controller: reads node reports, and writes the HyperNode tree and node labels, as one leader of several replicas.
 
-1. ``cluster/mirrors`` mirrors the reports, the Nodes and the HyperNodes in every replica and passes each change to the
+1. ``topology/mirrors`` mirrors the reports, the Nodes and the HyperNodes in every replica and passes each change to the
    planner. A new leader therefore need not read first.
 2. The leader plans after the cluster has been quiet for ``debounceSeconds``, and at most ten times that after a change.
    It plans earlier if the last plan named a time at which the result changes. A plan runs in a thread.
 3. Before it writes, the leader lists the versions of all HyperNodes. It plans again if its mirror has other versions: a
-   watch may have stalled, an answer may be lost, or another replica may have led. ``cluster/hypernodes`` then sends the
-   plan's writes, and ``cluster/node_labels`` writes labels for a limited time. The leader waits until the mirror shows
-   its writes, because a plan on an older state would repeat them.
+   watch may have stalled, an answer may be lost, or another replica may have led. ``topology/hypernodes`` then sends
+   the plan's writes, and ``topology/node_labels`` writes labels for a limited time. The leader waits until the mirror
+   shows its writes, because a plan on an older state would repeat them.
 4. If configured, the leader also reads the LLDP tables of switches (``switches``), marks nodes with too few links
-   (``cluster/min_links_marks``) and removes the taint of new nodes (``cluster/startup_taint``). None delays the tree.
+   (``topology/min_links_marks``) and removes the taint of new nodes (``topology/startup_taint``). None delays the tree.
 
 The controller keeps no state that the API server does not have. A new leader makes the same tree from the same reports,
 but moves wait for their full time again.
@@ -42,9 +42,8 @@ from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease, NotLeading, lead
 from nodeagent.topology.controller_config import FabricConfig
 from nodeagent.topology.controller_pages import ControllerPages, ReplicaWrites
-from nodeagent.topology.fabric_events import FabricEvents
 from nodeagent.topology.fabric_in_force import FabricInForce, FabricParts, make_parts
-from nodeagent.topology.hypernodes import HyperNodeWriter, TreeResult
+from nodeagent.topology.hypernodes import FabricEvents, HyperNodeWriter, TreeResult
 from nodeagent.topology.mirrors import ClusterMirror
 from nodeagent.topology.node_labels import LabelResult, NodeLabeler
 from nodeagent.topology.write_log import WriteLog

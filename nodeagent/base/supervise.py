@@ -114,11 +114,12 @@ async def beside(
         await end_tasks((working, waiting))
 
 
-async def either(*waits: Coroutine[Any, Any, object]) -> None:
-    """Return when one of the coroutines is done and the others have ended. Raises the error of the first one."""
+async def either(*waits: Coroutine[Any, Any, object], timeout_s: float | None = None) -> None:
+    """Return when one of the coroutines is done, or after ``timeout_s``, and the others have ended. Raises the error of
+    the first one."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.done():
                 task.result()

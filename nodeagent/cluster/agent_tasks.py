@@ -1,8 +1,8 @@
-"""Everything that the agent writes to the API server, composed: NodeLinks, Events, marks on the Node, evictions,
-ResourceSlices.
+"""What the agent writes for others: the table of its parts at the API server, and the health events for NVSentinel.
 
-It runs only where the configuration and the machine give access to an API server; otherwise none of the modules is
-loaded. Each task is supervised alone: one that lacks a right logs it and does not affect the others.
+``PARTS`` has a row for each part, with the setting that enables it and the function that makes its task. The parts run
+only where the configuration and the machine give access to an API server; otherwise none of their modules is loaded.
+Each task is supervised alone: one that lacks a right logs it and does not affect the others.
 """
 
 from __future__ import annotations
@@ -12,30 +12,35 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from nodeagent.base.backoff import RateLimit
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.base.supervise import Fatal, keep
-from nodeagent.cluster.cluster_settings import ClusterSettings
+from nodeagent.base.unwritable_memory import UnwritableMemory
+from nodeagent.cluster.cluster_settings import ClusterSettings, NvSentinelSettings
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot
+from nodeagent.health.health_settings import HealthSettings
+from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.rail_numbers import Rails
 from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
 from nodeagent.kinds.volcano_vgpus import VgpuPlaces
+from nodeagent.sharing.cgroup_limits import CgroupLimits
+from nodeagent.sharing.gpu_accounting import GpuAccounting
+from nodeagent.sharing.mps_watch import MpsWatch
 
 if TYPE_CHECKING:
     from nodeagent.base.unwritable_memory import UnwritableMemory
     from nodeagent.cluster.affected_devices import Offered
-    from nodeagent.cluster.limit_notices import LimitSource
-    from nodeagent.cluster.mps_notices import MpsSource
-    from nodeagent.cluster.over_use_notices import OverUseSource
+    from nodeagent.cluster.event_writer import NoticeBoard
+    from nodeagent.cluster.evictions import Causes
     from nodeagent.dra.offered import DraOffer
-    from nodeagent.health.health_settings import HealthSettings
     from nodeagent.kube.access import Access, NodeClaim
     from nodeagent.kube.client import ApiClient
 
@@ -85,9 +90,9 @@ async def reported_rails(node_access: NodeAccess, resources: Iterable[ResourceSe
     """Return the rails of this node's report; none if no resource has rails, or without an answer in some seconds."""
     if not any(isinstance(entry, VfResource) for entry in resources):
         return ()
-    from nodeagent.cluster import reported_rails  # noqa: PLC0415
+    from nodeagent.cluster.node_report import read_rails  # noqa: PLC0415
 
-    return await reported_rails.read(node_access.access, node_access.node)
+    return await read_rails(node_access.access, node_access.node)
 
 
 class AgentOffer(Protocol):
@@ -101,109 +106,68 @@ class AgentOffer(Protocol):
     def dra(self) -> DraOffer: ...
 
 
-async def run(
-    settings: ClusterSettings,
-    node_access: NodeAccess,
-    inventory: Inventory,
-    offer: AgentOffer,
-    settled: asyncio.Event,
-    deliveries: Deliveries | None = None,
-    accounting: OverUseSource | None = None,
-    limits: LimitSource | None = None,
-    mps: MpsSource | None = None,
-    health: HealthSettings | None = None,
-    *,
-    unwritable: Callable[[], Sequence[UnwritableMemory]] | None = None,
-    volcano: bool = False,
-) -> None:
-    """Run the enabled tasks until cancelled. They start once the agent has ``settled``: the kubelet comes first.
-    ``volcano``: Volcano's deviceshare places pods by GPU."""
+class AgentState(NamedTuple):
+    """The parts of the agent whose state is written. ``volcano``: Volcano's deviceshare places pods by GPU."""
+
+    settings: ClusterSettings
+    health: HealthSettings
+    inventory: Inventory
+    offer: AgentOffer
+    deliveries: Deliveries
+    accounting: GpuAccounting
+    limits: CgroupLimits
+    mps: MpsWatch
+    unwritable: Callable[[], Sequence[UnwritableMemory]]
+    volcano: bool
+
+
+class Writing(NamedTuple):
+    """What the tasks share: the agent's state, and how to write it. ``namespace`` is that of the report, and ``owner``
+    the Node as the token names it. ``evictions`` limits those of all causes together."""
+
+    agent: AgentState
+    client: ApiClient
+    node: str
+    namespace: str
+    owner: NodeClaim | None
+    board: NoticeBoard
+    evictions: RateLimit
+
+    @property
+    def node_facts(self) -> tuple[ApiClient, Inventory, str]:
+        """The first arguments of each writer: the API server, the facts and the name of the Node."""
+        return self.client, self.agent.inventory, self.node
+
+    def devices(self, snapshot: Snapshot) -> Offered:
+        """The devices that each resource has now."""
+        return [(kind.resource, kind.devices(snapshot)) for kind in self.agent.offer.offered]
+
+
+Task = Callable[[], Awaitable[object]]
+
+
+class AgentPart(NamedTuple):
+    """A row of ``PARTS``. ``make`` imports the modules of the part and returns its task."""
+
+    name: str
+    enabled: Callable[[AgentState], bool]
+    make: Callable[[Writing], Task]
+
+
+async def run(agent: AgentState, node_access: NodeAccess, settled: asyncio.Event) -> None:
+    """Run the enabled parts until cancelled. They start once the agent has ``settled``: the kubelet comes first."""
     await settled.wait()
+    from nodeagent.cluster.event_writer import NoticeBoard  # noqa: PLC0415
+    from nodeagent.cluster.evictions import PER_S  # noqa: PLC0415
     from nodeagent.kube.access import node_of  # noqa: PLC0415
     from nodeagent.kube.client import ApiClient  # noqa: PLC0415
 
-    def offered(snapshot: Snapshot) -> Offered:
-        return [(kind.resource, kind.devices(snapshot)) for kind in offer.offered]
-
-    from nodeagent.cluster.notice_board import NoticeBoard  # noqa: PLC0415
-
     access, node = node_access.access, node_access.node
-    deliveries, board = deliveries or Deliveries(), NoticeBoard()
     client = ApiClient(access)
     owner = node_of(await BoundedCalls("token", TOKEN_S).run(access.authorization))
-    tasks: dict[str, Callable[[], Awaitable[object]]] = {
-        "slices": partial(_publish_slices, client, inventory, offer.dra, node, owner, deliveries, health)
-    }
-    if settings.report:
-        from nodeagent.cluster.largest_block import levels_in_force  # noqa: PLC0415
-        from nodeagent.cluster.node_report import NodeReporter  # noqa: PLC0415
-
-        reporter = NodeReporter(
-            client,
-            inventory,
-            node,
-            access.namespace,
-            lambda: offer.rails,
-            owner=owner,
-            delivery=deliveries.of("nodelinks"),
-            board=board,
-            levels=lambda snapshot: levels_in_force(offer.offered, snapshot),
-            with_holders=settings.report_holders,
-        )
-        tasks["nodelinks"] = reporter.run
-    if settings.events:
-        from nodeagent.cluster.device_events import DeviceEvents  # noqa: PLC0415
-
-        tasks["events"] = DeviceEvents(
-            client, inventory, node, offered, board=board, delivery=deliveries.of("events")
-        ).run
-        if unwritable is not None:
-            from nodeagent.cluster import state_notices  # noqa: PLC0415
-
-            tasks["state"] = partial(state_notices.follow, unwritable, node, board)
-        if accounting is not None:
-            from nodeagent.cluster import over_use_notices  # noqa: PLC0415
-
-            tasks["over-use"] = partial(over_use_notices.follow, accounting, inventory, node, board)
-        if limits is not None:
-            from nodeagent.cluster import limit_notices  # noqa: PLC0415
-
-            tasks["limits"] = partial(limit_notices.follow, limits, inventory, node, board)
-        if mps is not None:
-            from nodeagent.cluster import mps_notices  # noqa: PLC0415
-
-            tasks["mps"] = partial(mps_notices.follow, mps, inventory, node, board)
-    if settings.marks_nodes:
-        from nodeagent.cluster.device_marks import DeviceMarker  # noqa: PLC0415
-        from nodeagent.cluster.largest_block import free_block, level_in_force  # noqa: PLC0415
-
-        tasks["nodestate"] = DeviceMarker(
-            client,
-            inventory,
-            node,
-            settings,
-            deliveries,
-            rails=lambda: offer.rails,
-            block=lambda snapshot: free_block(offer.offered, snapshot),
-            level=lambda snapshot: level_in_force(offer.offered, snapshot),
-        ).run
-    if volcano:
-        from nodeagent.cluster.volcano_deviceshare import VolcanoDeviceshare  # noqa: PLC0415
-
-        def vgpu_settings() -> GpuMemory | None:
-            return next((kind.memory for kind in offer.offered if isinstance(kind, VgpuPlaces)), None)
-
-        tasks["volcano"] = VolcanoDeviceshare(
-            client, inventory, node, vgpu_settings, delivery=deliveries.of("volcano")
-        ).run
-    accounted = accounting if accounting is not None and accounting.enabled else None
-    if settings.evict.enabled or accounted is not None:
-        from nodeagent.cluster import eviction_tasks  # noqa: PLC0415
-
-        tasks |= eviction_tasks.tasks(
-            client, inventory, offer, accounted, settings.evict, node=node, board=board, deliveries=deliveries
-        )
-    log.info("Writing to the API server. node=%s parts=%s", node, ",".join(tasks) or "none")
+    writing = Writing(agent, client, node, access.namespace, owner, NoticeBoard(), RateLimit(1, PER_S))
+    tasks = {part.name: part.make(writing) for part in PARTS if part.enabled(agent)}
+    log.info("Writing to the API server. node=%s parts=%s", node, ",".join(tasks))
     try:
         async with asyncio.TaskGroup() as group:
             for name, task in tasks.items():
@@ -213,28 +177,193 @@ async def run(
         await client.close()
 
 
-async def _publish_slices(
-    client: ApiClient,
-    inventory: Inventory,
-    offer: DraOffer,
-    node: str,
-    owner: NodeClaim | None,
-    deliveries: Deliveries,
-    health: HealthSettings | None,
-) -> None:
+def _slices(to: Writing) -> Task:
+    return partial(_publish_slices, to)
+
+
+async def _publish_slices(to: Writing) -> None:
     """Publish ResourceSlices from the moment when a kind has mode dra, or when claims of an earlier agent keep the
     driver: then no device is published, and the slices of that agent are deleted."""
+    offer, health = to.agent.offer.dra, to.agent.health
     while not offer.current.pools and not offer.served:
         await offer.changed(offer.revision)
-    from nodeagent.cluster.leaf_group_label import LeafGroupLabel  # noqa: PLC0415
-    from nodeagent.cluster.slice_publisher import SlicePublisher  # noqa: PLC0415
+    from nodeagent.cluster.slice_publisher import LeafGroupLabel, SlicePublisher  # noqa: PLC0415
     from nodeagent.dra.published_pools import PublishedPools  # noqa: PLC0415
-    from nodeagent.health.health_settings import HealthSettings  # noqa: PLC0415
 
-    health = health or HealthSettings()
-    pools = PublishedPools(inventory, offer, node, no_execute=health.no_execute, share=health.guard.share)
-    label = LeafGroupLabel(client, node, pools.set_leaf_group)
-    publisher = SlicePublisher(client, node, pools, owner=owner, delivery=deliveries.of("slices"))
+    pools = PublishedPools(
+        to.agent.inventory, offer, to.node, no_execute=health.no_execute, share=health.guard.share
+    )
+    label = LeafGroupLabel(to.client, to.node, pools.set_leaf_group)
+    delivery = to.agent.deliveries.of("slices")
+    publisher = SlicePublisher(to.client, to.node, pools, owner=to.owner, delivery=delivery)
     async with asyncio.TaskGroup() as group:
         group.create_task(keep("leaf group", label.run), name="leaf group")
         group.create_task(keep("slices", publisher.run), name="slices")
+
+
+def _report(to: Writing) -> Task:
+    from nodeagent.cluster.largest_block import levels_in_force  # noqa: PLC0415
+    from nodeagent.cluster.node_report import NodeReporter  # noqa: PLC0415
+
+    offer = to.agent.offer
+    return NodeReporter(
+        *to.node_facts,
+        to.namespace,
+        lambda: offer.rails,
+        owner=to.owner,
+        delivery=to.agent.deliveries.of("nodelinks"),
+        board=to.board,
+        levels=lambda snapshot: levels_in_force(offer.offered, snapshot),
+        with_holders=to.agent.settings.report_holders,
+    ).run
+
+
+def _events(to: Writing) -> Task:
+    from nodeagent.cluster.agent_events import AgentEvents  # noqa: PLC0415
+
+    delivery = to.agent.deliveries.of("events")
+    return AgentEvents(*to.node_facts, to.devices, board=to.board, delivery=delivery).run
+
+
+def _state_notices(to: Writing) -> Task:
+    from nodeagent.cluster.agent_events import follow_state  # noqa: PLC0415
+
+    return partial(follow_state, to.agent.unwritable, to.node, to.board)
+
+
+def _over_use_notices(to: Writing) -> Task:
+    from nodeagent.cluster.agent_events import follow, over_use_notices  # noqa: PLC0415
+
+    accounting, inventory = to.agent.accounting, to.agent.inventory
+    return partial(follow, "accounting", accounting, over_use_notices, inventory, to.node, to.board)
+
+
+def _limit_notices(to: Writing) -> Task:
+    from nodeagent.cluster.agent_events import follow, limit_notices  # noqa: PLC0415
+
+    return partial(follow, "limits", to.agent.limits, limit_notices, to.agent.inventory, to.node, to.board)
+
+
+def _mps_notices(to: Writing) -> Task:
+    from nodeagent.cluster.agent_events import follow, mps_notices  # noqa: PLC0415
+
+    return partial(follow, "mps", to.agent.mps, mps_notices, to.agent.inventory, to.node, to.board)
+
+
+def _marks(to: Writing) -> Task:
+    from nodeagent.cluster.device_marks import DeviceMarker  # noqa: PLC0415
+    from nodeagent.cluster.largest_block import free_block, level_in_force  # noqa: PLC0415
+
+    offer = to.agent.offer
+    return DeviceMarker(
+        *to.node_facts,
+        to.agent.settings,
+        to.agent.deliveries,
+        rails=lambda: offer.rails,
+        block=lambda snapshot: free_block(offer.offered, snapshot),
+        level=lambda snapshot: level_in_force(offer.offered, snapshot),
+    ).run
+
+
+def _volcano(to: Writing) -> Task:
+    from nodeagent.cluster.volcano_deviceshare import VolcanoDeviceshare  # noqa: PLC0415
+
+    def placed() -> GpuMemory | None:
+        return next((kind.memory for kind in to.agent.offer.offered if isinstance(kind, VgpuPlaces)), None)
+
+    return VolcanoDeviceshare(*to.node_facts, placed, delivery=to.agent.deliveries.of("volcano")).run
+
+
+def _evictions(to: Writing) -> Task:
+    from nodeagent.cluster.evictions import Evictions, failed_device_causes  # noqa: PLC0415
+
+    after_s = to.agent.settings.evict.after_seconds
+    return Evictions(
+        to.client,
+        to.agent.inventory,
+        lambda snapshot: failed_device_causes(snapshot, to.devices(snapshot), after_s),
+        after_s,
+        node=to.node,
+        board=to.board,
+        delivery=to.agent.deliveries.of("evictions"),
+        rate=to.evictions,
+    ).run
+
+
+def _over_use_evictions(to: Writing) -> Task:
+    from nodeagent.cluster.evictions import Evictions, over_use_causes  # noqa: PLC0415
+
+    accounting, offer, seen = to.agent.accounting, to.agent.offer, 0
+
+    def exceeding(snapshot: Snapshot) -> Causes:
+        nonlocal seen
+        seen = accounting.revision
+        kinds = [kind for kind in offer.offered if kind.level(snapshot) == "evict"]
+        evicting = {entry.parent for kind in kinds for entry in kind.devices(snapshot)}
+        return over_use_causes(accounting.over_uses, evicting, accounting.evict_s)
+
+    return Evictions(
+        to.client,
+        to.agent.inventory,
+        exceeding,
+        accounting.evict_s,
+        node=to.node,
+        board=to.board,
+        delivery=to.agent.deliveries.of("evictions"),
+        rate=to.evictions,
+        part="over-use evictions",
+        changed=lambda: accounting.changed(seen),
+    ).run
+
+
+def _writes_events(agent: AgentState) -> bool:
+    return agent.settings.events
+
+
+PARTS = (
+    AgentPart("slices", lambda _: True, _slices),
+    AgentPart("nodelinks", lambda agent: agent.settings.report, _report),
+    AgentPart("events", _writes_events, _events),
+    AgentPart("state", _writes_events, _state_notices),
+    AgentPart("over-use", _writes_events, _over_use_notices),
+    AgentPart("limits", _writes_events, _limit_notices),
+    AgentPart("mps", _writes_events, _mps_notices),
+    AgentPart("nodestate", lambda agent: any(agent.settings.marks.values()), _marks),
+    AgentPart("volcano", lambda agent: agent.volcano, _volcano),
+    AgentPart("evictions", lambda agent: agent.settings.evict.enabled, _evictions),
+    # Wherever accounting is on, because ``enforcement`` may change while the agent runs.
+    AgentPart("over-use evictions", lambda agent: agent.accounting.enabled, _over_use_evictions),
+)
+"""The names are those of the tasks, in the log and in ``nodeagent_task_restarts_total``."""
+
+
+async def tell_nvsentinel(
+    settings: NvSentinelSettings,
+    root: Path,
+    node: str | None,
+    inventory: Inventory,
+    deliveries: Deliveries,
+    settled: asyncio.Event,
+) -> None:
+    """Send health events to NVSentinel until cancelled. gRPC is loaded when the kubelet has the devices.
+
+    The socket is looked for below ``root``. ``node``: the name of this Node.
+    """
+    await settled.wait()
+    delivery = deliveries.of("nvsentinel", "NVSentinel")
+    if settings.socket is None:
+        return
+    if node is None:
+        delivery.missed("the name of this Node is not known. Set NODE_NAME or --node-name", refused=False)
+        await asyncio.Event().wait()
+        return
+    from nodeagent.cluster.nvsentinel.platform_connector import PlatformConnector  # noqa: PLC0415
+
+    await PlatformConnector(
+        inventory,
+        partial(Tree(root).path, settings.socket),
+        node,
+        delivery,
+        store_only=settings.store_only,
+        token_file=Path(settings.token_file) if settings.token_file is not None else None,
+    ).run()

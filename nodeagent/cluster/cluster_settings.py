@@ -1,4 +1,4 @@
-"""Settings of the writes to the API server: those of the agent, and the controller's marks on Nodes."""
+"""Settings of the agent's writes to the API server and to NVSentinel, and of the controller's marks on Nodes."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -133,10 +133,15 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
     evict: Annotated[EvictSettings, setting("Eviction of pods that hold a failed device.")] = EvictSettings()
 
     @property
-    def marks_nodes(self) -> bool:
-        """Whether the agent writes its Node."""
-        labels = self.label or self.gpu_mem_largest.enabled or self.gpu_mem_enforcement
-        return self.conditions or self.taint.enabled or labels
+    def marks(self) -> dict[str, bool]:
+        """Whether each mark of the Node is enabled, by its setting."""
+        return {
+            "conditions": self.conditions,
+            "label": self.label,
+            "taint": self.taint.enabled,
+            "gpu_mem_largest": self.gpu_mem_largest.enabled,
+            "gpu_mem_enforcement": self.gpu_mem_enforcement,
+        }
 
 
 def cluster_conflicts(cluster: ClusterSettings) -> Iterator[Conflict]:
@@ -147,10 +152,7 @@ def cluster_conflicts(cluster: ClusterSettings) -> Iterator[Conflict]:
     if cluster.report_holders and not cluster.report:
         yield Conflict((("reportHolders",), ("report",)), "needs report: the holders are a part of it")
     if cluster.access == "none":
-        enabled = {"conditions": cluster.conditions, "label": cluster.label}
-        enabled |= {"taint": cluster.taint.enabled, "evict": cluster.evict.enabled}
-        enabled |= {"gpu_mem_largest": cluster.gpu_mem_largest.enabled}
-        enabled |= {"gpu_mem_enforcement": cluster.gpu_mem_enforcement}
+        enabled = {**cluster.marks, "evict": cluster.evict.enabled}
         for key in (key for key, on in enabled.items() if on):
             yield Conflict(((wire(key),), ("access",)), "needs an API server, and access is none")
 
@@ -191,3 +193,37 @@ class NodesSettings(Settings, frozen=True, kw_only=True):
 def min_links_conflicts(nodes: NodesSettings, min_links: int) -> Iterator[Conflict]:
     if (nodes.min_links_condition or nodes.min_links_taint) and not min_links:
         yield Conflict(((),), "nothing would be marked: minLinks is 0, give the least number of links")
+
+
+class NvSentinelSettings(Settings, frozen=True, kw_only=True):
+    """Health events for NVSentinel's platform connector on this node."""
+
+    socket: Annotated[
+        AbsolutePath | None,
+        setting(
+            "Send the health of NICs and GPUs to the connector that listens on this socket of the host. NVSentinel's "
+            "chart makes /var/run/nvsentinel/nvsentinel.sock. null: send nothing."
+        ),
+    ] = None
+    store_only: Annotated[
+        bool,
+        setting(
+            "Mark the events with STORE_ONLY: NVSentinel stores them and changes nothing in the cluster. Use it for a "
+            "trial."
+        ),
+    ] = False
+    token_file: Annotated[
+        AbsolutePath | None,
+        setting(
+            "Present the token in this file of the agent's container, if the connector requires one. The file is read "
+            "at each call, because the kubelet renews it. null: no token."
+        ),
+    ] = None
+
+
+def nvsentinel_conflicts(nvsentinel: NvSentinelSettings) -> Iterator[Conflict]:
+    """Settings that have no effect without another one."""
+    if nvsentinel.socket is None:
+        for key, on in (("storeOnly", nvsentinel.store_only), ("tokenFile", nvsentinel.token_file)):
+            if on:
+                yield Conflict(((key,), ("socket",)), "needs socket; nothing is sent without it")

@@ -17,32 +17,41 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from nodeagent.base.backoff import RateLimit, jittered
 from nodeagent.base.rfc3339 import rfc3339
+from nodeagent.base.supervise import either
 from nodeagent.cluster.affected_devices import FAILED, QUIET, ReportedDevice, reported_devices
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.cluster.event_writer import shortened
-from nodeagent.cluster.largest_block import LABEL as BLOCK_LABEL
-from nodeagent.cluster.largest_block import LEVEL_LABEL, DampedBlock, FreeBlock
-from nodeagent.cluster.node_marks import NodeCondition, NodeMarks, NodeTaint, StoredNode
+from nodeagent.cluster.largest_block import DampedBlock, FreeBlock
+from nodeagent.cluster.node_marks import (
+    BLOCK_LABEL,
+    GPU_CONDITION,
+    LEVEL_LABEL,
+    LINK_CONDITION,
+    LINKS_LABEL,
+    LINKS_TAINT,
+    NodeCondition,
+    NodeMarks,
+    StoredNode,
+)
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot, State
 from nodeagent.kube.client import ApiClient, ApiError
 
-LINK, GPU = "nodeagent.io/LinkHealthy", "nodeagent.io/GpuHealthy"
-LABEL = "nodeagent.io/link-degraded"
-TAINT = NodeTaint("nodeagent.io/links-down")
 DOWN_S, UNKNOWN_S = 30.0, 300.0
 HEARTBEAT_S = 300.0
 PER_S = 0.1
 JITTER_S = 10.0
 """Spreads the first writes of agents that start together. Meanwhile the last source publishes its first facts."""
+UNKNOWN: Final = object()
+"""The value of a mark that is not known: what the Node has stays, or was not read."""
 _DELAYS = {State.DOWN: DOWN_S, State.UNKNOWN: UNKNOWN_S}
 _REASONS = {
     State.DOWN: "LinkDown",
@@ -93,8 +102,8 @@ class StateTimes:
         gpus = [device for device in devices if not device.link]
         unknown = stale if stale and now - self.since["", State.UNKNOWN] >= UNKNOWN_S else None
         conditions = [
-            self._condition(type_, noun, group, now, unknown if type_ == LINK else None)
-            for type_, noun, group in ((LINK, "links", links), (GPU, "GPUs", gpus))
+            self._condition(type_, noun, group, now, unknown if type_ == LINK_CONDITION else None)
+            for type_, noun, group in ((LINK_CONDITION, "links", links), (GPU_CONDITION, "GPUs", gpus))
             if group
         ]
         degraded = [link for link in links if self._counts(link, now) and link.health.state not in QUIET]
@@ -152,6 +161,38 @@ def _listed(group: Sequence[ReportedDevice]) -> str:
     )
 
 
+@dataclass(slots=True, eq=False)
+class NodeMark:
+    """A row of the marker's table: one mark, and what was last written of it.
+
+    ``wanted`` returns the value that the facts ask for: ``None`` for no mark, ``UNKNOWN`` to leave the mark as it is.
+    ``write`` sends a value, and ``stored`` finds it on the Node. ``right`` remembers that the right for it is missing,
+    which blocks no other mark. A mark that is not ``enabled`` is removed where an earlier configuration has set it. An
+    equal value is written again after ``refresh_s``.
+    """
+
+    wanted: Callable[[DeviceMarks, float], Any]
+    write: Callable[[Any], Awaitable[None]]
+    stored: Callable[[StoredNode], Any]
+    right: ApiRetry
+    enabled: bool = True
+    refresh_s: float = float("inf")
+    present: Any = UNKNOWN
+    written_at: float = float("-inf")
+
+    def due(self, marks: DeviceMarks, now: float) -> Any:
+        """The value to write; ``UNKNOWN``: nothing is to be written."""
+        if not self.enabled:
+            return UNKNOWN if self.present in (UNKNOWN, None) else None
+        wanted = self.wanted(marks, now)
+        is_written = wanted == self.present and now - self.written_at < self.refresh_s
+        return UNKNOWN if is_written else wanted
+
+    def wrote(self, value: Any, now: float) -> None:
+        self.present, self.written_at = value, now
+        self.right.succeeded()
+
+
 class DeviceMarker:
     """Keep the marks of this Node up to date. Belongs to one event loop.
 
@@ -181,18 +222,48 @@ class DeviceMarker:
         self._jitter_s = jitter_s
         deliveries = deliveries or Deliveries()
         self._retry = ApiRetry("The Node cannot be marked", deliveries.of("marks"))
-        self._missing_right = {
-            mark: ApiRetry(f"The {mark} of the Node cannot be written", deliveries.of(mark))
-            for mark in ("taint", "conditions", "label", "gpu-mem-largest", "gpu-mem-enforcement")
-        }
-        self._conditions: tuple[NodeCondition, ...] | None = None
+        self._marks = self._table(deliveries)
         self._transitions: dict[str, tuple[str, str]] = {}  # status and time of the transition, by type
-        self._heartbeat_at = float("-inf")
-        self._label: str | bool | None = False  # False: not known
-        self._block_label: str | bool | None = False
-        self._level_label: str | bool | None = False
-        self._tainted: bool | None = None
         self._read = False
+
+    def _table(self, deliveries: Deliveries) -> dict[str, NodeMark]:
+        """The marks by name, in the order in which they are written."""
+        on = self._settings
+
+        def right(name: str) -> ApiRetry:
+            return ApiRetry(f"The {name} of the Node cannot be written", deliveries.of(name))
+
+        def label(
+            name: str, key: str, wanted: Callable[[DeviceMarks, float], Any], *, enabled: bool = True
+        ) -> NodeMark:
+            def write(value: str | None) -> Awaitable[None]:
+                return self._node_marks.set_labels(self._node, {key: value})
+
+            return NodeMark(wanted, write, lambda node: node.labels.get(key), right(name), enabled)
+
+        return {
+            "taint": NodeMark(
+                self._taint,
+                lambda on: self._node_marks.set_taint(self._node, LINKS_TAINT, on=bool(on)),
+                lambda node: node.has_taint(LINKS_TAINT) or None,
+                right("taint"),
+                on.taint.enabled,
+            ),
+            "conditions": NodeMark(
+                self._conditions,
+                self._set_conditions,
+                lambda _: UNKNOWN,  # `_adopt` compares them
+                right("conditions"),
+                refresh_s=HEARTBEAT_S,
+            ),
+            "label": label("label", LINKS_LABEL, self._degraded_links),
+            "gpu-mem-largest": label(
+                "gpu-mem-largest", BLOCK_LABEL, self._free_memory, enabled=on.gpu_mem_largest.enabled
+            ),
+            "gpu-mem-enforcement": label(
+                "gpu-mem-enforcement", LEVEL_LABEL, self._enforcement, enabled=on.gpu_mem_enforcement
+            ),
+        }
 
     async def run(self) -> None:
         """Write marks until cancelled."""
@@ -200,30 +271,22 @@ class DeviceMarker:
         while True:
             snapshot = self._inventory.snapshot
             wait = await self._mark(snapshot) if self._inventory.has_published("pci") else HEARTBEAT_S
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await self._inventory.changed(snapshot.revision)
+            await either(self._inventory.changed(snapshot.revision), timeout_s=wait)
 
     async def _mark(self, snapshot: Snapshot) -> float:
         """Write one mark that differs. Return the seconds until there is more to do."""
         now = time.monotonic()
-        stale = next(
-            (
-                f"{source.source}: {source.reason}"
-                for source in snapshot.stale_sources
-                if source.source == "pci"
-            ),
-            None,
-        )
+        stale = next((it for it in snapshot.stale_sources if it.source == "pci"), None)
+        why = f"{stale.source}: {stale.reason}" if stale is not None else None
         devices = reported_devices(snapshot)
-        marks = self._times.marks(devices, now, rails=self._rails(), stale=stale)
+        marks = self._times.marks(devices, now, rails=self._rails(), stale=why)
         if (wait := max(self._retry.wait_s(now), self._rate.wait_s(now))) > 0:
             return wait
         try:
             if not self._read:
                 node = await self._read_marks(devices)
                 self._read = True
-                marks = self._times.marks(devices, now, rails=self._rails(), stale=stale)
+                marks = self._times.marks(devices, now, rails=self._rails(), stale=why)
                 if node is not None:
                     self._adopt(node, marks, now)
             wrote = await self._write(marks, now)
@@ -234,53 +297,53 @@ class DeviceMarker:
         if wrote:
             self._rate.take(now)
             return self._rate.wait_s(now)
-        return min(
-            self._times.due_s(now), self._damped.due_s(now), max(self._heartbeat_at + HEARTBEAT_S - now, 1.0)
-        )
+        heartbeat_s = self._marks["conditions"].written_at + HEARTBEAT_S - now
+        return min(self._times.due_s(now), self._damped.due_s(now), max(heartbeat_s, 1.0))
 
     async def _write(self, marks: DeviceMarks, now: float) -> bool:
         """Write the first mark that differs. A missing right for one of them does not block the others."""
-        for mark, write in (
-            ("taint", self._write_taint),
-            ("conditions", self._write_conditions),
-            ("label", self._write_label),
-            ("gpu-mem-largest", self._write_block_label),
-            ("gpu-mem-enforcement", self._write_level_label),
-        ):
-            missing_right = self._missing_right[mark]
-            if missing_right.wait_s(now) > 0:
+        for mark in self._marks.values():
+            if mark.right.wait_s(now) > 0 or (value := mark.due(marks, now)) is UNKNOWN:
                 continue
             try:
-                if await write(marks, now):
-                    missing_right.succeeded()
-                    return True
+                await mark.write(value)
             except ApiError as error:
                 if error.status != 403:
                     raise
-                missing_right.failed(error, now)
+                mark.right.failed(error, now)
+            else:
+                mark.wrote(value, now)
+                return True
         return False
 
-    async def _write_taint(self, marks: DeviceMarks, _: float) -> bool:
-        if not self._settings.taint.enabled:
-            # A taint that is there was set under an earlier configuration.
-            tainted = False if self._tainted else None
-        else:
-            limit = self._settings.taint.rails_down
-            tainted = None if marks.rails_down is None else marks.rails_down >= limit
-        if tainted is None or tainted == self._tainted:
-            return False
-        await self._node_marks.set_taint(self._node, TAINT, on=tainted)
-        self._tainted = tainted
-        return True
+    # --- what the facts ask for ---------------------------------------------------------------------------------
 
-    async def _write_conditions(self, marks: DeviceMarks, now: float) -> bool:
-        stale = marks.conditions != self._conditions or now - self._heartbeat_at >= HEARTBEAT_S
-        if not (self._settings.conditions and marks.conditions and stale):
-            return False
-        dated = [replace(condition, since=self._transition(condition)) for condition in marks.conditions]
+    def _taint(self, marks: DeviceMarks, _: float) -> Any:
+        if marks.rails_down is None:
+            return UNKNOWN
+        return True if marks.rails_down >= self._settings.taint.rails_down else None
+
+    def _conditions(self, marks: DeviceMarks, _: float) -> Any:
+        return marks.conditions if self._settings.conditions and marks.conditions else UNKNOWN
+
+    def _degraded_links(self, marks: DeviceMarks, _: float) -> Any:
+        if not self._settings.label or marks.degraded is None:
+            return UNKNOWN
+        return str(marks.degraded) if marks.degraded else None
+
+    def _free_memory(self, _: DeviceMarks, now: float) -> Any:
+        block = self._block(self._inventory.snapshot)
+        return UNKNOWN if block is None else str(self._damped.observe(block, now))
+
+    def _enforcement(self, _: DeviceMarks, _now: float) -> Any:
+        level = self._level(self._inventory.snapshot)
+        return UNKNOWN if level is None else level
+
+    # --- how it is written --------------------------------------------------------------------------------------
+
+    async def _set_conditions(self, conditions: Sequence[NodeCondition]) -> None:
+        dated = [replace(condition, since=self._transition(condition)) for condition in conditions]
         await self._node_marks.set_conditions(self._node, dated)
-        self._conditions, self._heartbeat_at = marks.conditions, now
-        return True
 
     def _transition(self, condition: NodeCondition) -> str:
         """When the condition took its present status."""
@@ -290,43 +353,7 @@ class DeviceMarker:
         self._transitions[condition.type] = (condition.status, since)
         return since
 
-    async def _write_label(self, marks: DeviceMarks, _: float) -> bool:
-        label = str(marks.degraded) if marks.degraded else None
-        if not self._settings.label or marks.degraded is None or label == self._label:
-            return False
-        await self._node_marks.set_labels(self._node, {LABEL: label})
-        self._label = label
-        return True
-
-    async def _write_block_label(self, _: DeviceMarks, now: float) -> bool:
-        """An unknown block keeps the label. One that an earlier configuration has set is removed."""
-        label: str | None = None
-        if not self._settings.gpu_mem_largest.enabled:
-            if not self._block_label:
-                return False
-        elif (block := self._block(self._inventory.snapshot)) is None:
-            return False
-        else:
-            label = str(self._damped.observe(block, now))
-        if label == self._block_label:
-            return False
-        await self._node_marks.set_labels(self._node, {BLOCK_LABEL: label})
-        self._block_label = label
-        return True
-
-    async def _write_level_label(self, _: DeviceMarks, _now: float) -> bool:
-        """As the label of the block."""
-        label: str | None = None
-        if not self._settings.gpu_mem_enforcement:
-            if not self._level_label:
-                return False
-        elif (label := self._level(self._inventory.snapshot)) is None:
-            return False
-        if label == self._level_label:
-            return False
-        await self._node_marks.set_labels(self._node, {LEVEL_LABEL: label})
-        self._level_label = label
-        return True
+    # --- the marks of an earlier agent --------------------------------------------------------------------------
 
     async def _read_marks(self, devices: Sequence[ReportedDevice]) -> StoredNode | None:
         """Read the marks of an earlier agent. Without the right to read, every present state counts at once."""
@@ -340,15 +367,15 @@ class DeviceMarker:
         for condition in node.conditions:
             if condition.last_transition_time:
                 self._transitions[condition.type] = (condition.status, condition.last_transition_time)
-        self._tainted = node.has_taint(TAINT)
-        self._label = node.labels.get(LABEL)
-        self._block_label = node.labels.get(BLOCK_LABEL)
-        self._level_label = node.labels.get(LEVEL_LABEL)
-        self._damped.adopt(self._block_label)
+        for mark in self._marks.values():
+            mark.present = mark.stored(node)
+        self._damped.adopt(node.labels.get(BLOCK_LABEL))
         bad = {type_ for type_, (status, _) in self._transitions.items() if status != "True"}
-        if self._tainted or LABEL in node.labels:
-            bad.add(LINK)
-        self._times.count_at_once([device for device in devices if (LINK if device.link else GPU) in bad])
+        if node.has_taint(LINKS_TAINT) or LINKS_LABEL in node.labels:
+            bad.add(LINK_CONDITION)
+        self._times.count_at_once(
+            [device for device in devices if (LINK_CONDITION if device.link else GPU_CONDITION) in bad]
+        )
         return node
 
     def _adopt(self, node: StoredNode, marks: DeviceMarks, now: float) -> None:
@@ -361,4 +388,5 @@ class DeviceMarker:
                 return
             ages.append(found.age_s(time.time()))
         if ages and min(ages) >= 0 and max(ages) < HEARTBEAT_S:
-            self._conditions, self._heartbeat_at = marks.conditions, now - max(ages)
+            mark = self._marks["conditions"]
+            mark.present, mark.written_at = marks.conditions, now - max(ages)

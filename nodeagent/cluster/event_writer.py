@@ -14,6 +14,7 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import time
@@ -77,6 +78,35 @@ class Notice:
     @property
     def key(self) -> NoticeKey:
         return self.target, self.about, self.reason
+
+
+class NoticeBoard:
+    """The notices of other parts than the one that writes the Events. Each part posts those that stand; one that ends
+    before it is read is still read once.
+
+    Belongs to one event loop. ``changed`` is set when a part posts other notices; the reader clears it.
+    """
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self._standing: dict[str, dict[NoticeKey, Notice]] = {}
+        self._unread: dict[NoticeKey, Notice] = {}
+
+    def post(self, part: str, *notices: Notice) -> None:
+        """Replace the notices of this part."""
+        posted = {notice.key: notice for notice in notices}
+        if posted != self._standing.get(part, {}):
+            self._standing[part] = posted
+            self._unread |= posted
+            self.changed.set()
+
+    def take(self) -> tuple[Notice, ...]:
+        """The notices that stand, and those that have ended since the last call."""
+        taken = self._unread
+        for posted in self._standing.values():
+            taken |= posted
+        self._unread = {}
+        return tuple(taken.values())
 
 
 @dataclass(slots=True)

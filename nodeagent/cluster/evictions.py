@@ -14,12 +14,10 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,8 +25,7 @@ from nodeagent.base.backoff import JITTER, Backoff, RateLimit
 from nodeagent.base.supervise import either
 from nodeagent.cluster.affected_devices import Offered, affected_pods, has_failed
 from nodeagent.cluster.deliveries import Delivery
-from nodeagent.cluster.event_writer import EventTarget, Notice
-from nodeagent.cluster.notice_board import NoticeBoard
+from nodeagent.cluster.event_writer import EventTarget, Notice, NoticeBoard
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot
@@ -38,6 +35,7 @@ from nodeagent.sharing.over_use import OverUse
 log = logging.getLogger(__name__)
 
 PER_S = 0.1
+"""Of all causes together."""
 AGAIN_S = 300.0
 """Until the eviction of a pod that does not end is requested again."""
 BUDGET_S = 30.0
@@ -157,10 +155,8 @@ class Evictions:
             self.queue.observe(self._causes(snapshot), time.monotonic())
             self._forget_recovered()
             wait = await self._evict()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    other = () if self._changed is None else (self._changed(),)
-                    await either(self._inventory.changed(snapshot.revision), *other)
+            other = () if self._changed is None else (self._changed(),)
+            await either(self._inventory.changed(snapshot.revision), *other, timeout_s=wait)
 
     async def _evict(self) -> float:
         """Evict the next pod that is due. Return the seconds until there is more to do."""

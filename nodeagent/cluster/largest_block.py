@@ -21,11 +21,6 @@ from nodeagent.fabric.nodelinks import GpuMemoryLevel
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
 
-LABEL = "nodeagent.io/gpu-mem-largest"
-
-
-LEVEL_LABEL = "nodeagent.io/gpu-mem-enforcement"
-
 
 def level_in_force(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> str | None:
     """Return the enforcement of the first resource of GPU memory; ``None`` if there is none."""

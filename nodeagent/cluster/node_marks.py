@@ -1,4 +1,6 @@
-"""Read and write conditions, taints and labels of Nodes without touching those of other owners.
+"""The marks of Nodes that are ours, and how to write them without touching those of other owners.
+
+``OWN_MARKS`` has a row for each condition, label, taint and annotation.
 
 * Conditions: server-side apply by nodeagent's own field manager. A condition that the manager no longer applies is
   removed; all others stay.
@@ -6,23 +8,37 @@
   conflict this is repeated.
 * Labels: a merge patch that contains only our keys.
 
-``device_marks`` (agent), ``min_links_marks`` and ``startup_taint`` (controller) decide which marks a Node has.
+The agent has one loop for all marks of its Node (``device_marks``): each needs a right of its own, and one is written
+in ten seconds. The controller has few marks on many Nodes, and writes several in a second (``NodeWrites``), in three
+loops: labels follow the plan (``node_labels``), and missing links (``min_links_marks``) and new Nodes
+(``startup_taint``) their own times. The condition of a HyperNode is one list without keys and has other rules
+(``topology/hypernodes``).
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from nodeagent.base.rfc3339 import rfc3339
+from nodeagent.cluster.retry import FailureLog
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODES, Json, Meta, Partial
 
 TAINT_TRIES = 3
+
+LINK_CONDITION, GPU_CONDITION = "nodeagent.io/LinkHealthy", "nodeagent.io/GpuHealthy"
+FABRIC_CONDITION = "nodeagent.io/FabricLinks"
+LINKS_LABEL = "nodeagent.io/link-degraded"
+BLOCK_LABEL, LEVEL_LABEL = "nodeagent.io/gpu-mem-largest", "nodeagent.io/gpu-mem-enforcement"
+LEAF_GROUP_LABEL = "topology.nodeagent.io/tier-1"
+"""The default of ``labels`` in the configuration of the fabric, for the lowest tier. Other tiers have keys like it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +60,42 @@ class NodeTaint:
     def matches(self, taint: Json) -> bool:
         """Whether this is the taint as the API server has it."""
         return (taint.get("key"), taint.get("effect")) == (self.key, self.effect)
+
+
+LINKS_TAINT, FABRIC_TAINT = (
+    NodeTaint("nodeagent.io/links-down"),
+    NodeTaint("nodeagent.io/links-below-minimum"),
+)
+STARTING_TAINT = "nodeagent.io/starting"
+"""Node groups set it, with any effect."""
+
+
+class OwnMark(NamedTuple):
+    """A mark of Nodes that ``writer`` sets or removes."""
+
+    writer: Literal["agent", "controller"]
+    kind: Literal["condition", "label", "taint"]
+    key: str
+
+    @property
+    def resource(self) -> str:
+        """What the writer must have the right to patch."""
+        return "nodes/status" if self.kind == "condition" else "nodes"
+
+
+OWN_MARKS = (
+    OwnMark("agent", "condition", LINK_CONDITION),
+    OwnMark("agent", "condition", GPU_CONDITION),
+    OwnMark("agent", "label", LINKS_LABEL),
+    OwnMark("agent", "label", BLOCK_LABEL),
+    OwnMark("agent", "label", LEVEL_LABEL),
+    OwnMark("agent", "taint", LINKS_TAINT.key),
+    OwnMark("controller", "condition", FABRIC_CONDITION),
+    OwnMark("controller", "label", LEAF_GROUP_LABEL),
+    OwnMark("controller", "taint", FABRIC_TAINT.key),
+    OwnMark("controller", "taint", STARTING_TAINT),
+)
+"""Tests compare them with roles, policies, docs/security.md and ``daemonset/uninstall.sh``."""
 
 
 class StoredCondition(msgspec.Struct, rename="camel"):
@@ -169,3 +221,29 @@ class NodeMarks:
     async def set_labels(self, name: str, labels: Mapping[str, str | None]) -> None:
         """Set these labels; ``None`` removes one."""
         await self._client.patch(_WRITTEN, name, {"metadata": {"labels": dict(labels)}})
+
+
+class NodeWrites:
+    """Marks of many Nodes, written one after the other: at most ``per_second`` in a second. ``problem`` is the sentence
+    to log when a write fails, without its full stop."""
+
+    def __init__(self, problem: str, per_second: float) -> None:
+        self.failures = FailureLog(problem)
+        self._gap_s = 1.0 / per_second
+
+    async def send(self, name: str, write: Awaitable[object]) -> tuple[str, ApiError | None]:
+        """Send a write to the Node ``name``. Return ``ok``, ``gone`` for a Node that was deleted, or ``failed`` with
+        the error."""
+        try:
+            await write
+        except ApiError as error:
+            if error.missing:
+                return "gone", None
+            self.failures.failed(error, node=name)
+            return "failed", error
+        self.failures.succeeded()
+        return "ok", None
+
+    async def pause(self) -> None:
+        """Wait until the next write may be sent."""
+        await asyncio.sleep(self._gap_s)

@@ -20,16 +20,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Protocol
 
 from nodeagent.base.backoff import RateLimit, jittered
 from nodeagent.base.supervise import either
 from nodeagent.cluster.deliveries import Deliveries, Delivery
+from nodeagent.cluster.node_marks import LEAF_GROUP_LABEL
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.dra import DRIVER
-from nodeagent.dra.published_pools import SlicePools
+from nodeagent.dra.published_pools import PublishedPools, SlicePools
 from nodeagent.dra.slice_layout import (
     AnsweredDevices,
     SliceWrite,
@@ -57,15 +57,10 @@ LOOK_S = 300.0
 CONFLICTS_MAX = 3
 """After so many in a row the reason is logged, and the next attempts wait longer: another client has the name."""
 LACKING = "mode dra needs resource.k8s.io/v1, which the API server does not serve"
+LEAF_GROUP_READ_S = 600.0
+"""The controller damps the label."""
 REMEMBERED_S = 60.0
 """How long the answer to a write counts although the watch does not show it."""
-
-
-class Pools(Protocol):
-    """The devices to publish; ``dra.published_pools.PublishedPools``."""
-
-    async def changed(self) -> None: ...
-    def pools(self, stored: Sequence[Json]) -> SlicePools: ...
 
 
 class SlicePublisher:
@@ -75,7 +70,7 @@ class SlicePublisher:
         self,
         client: ApiClient,
         node: str,
-        pools: Pools,
+        pools: PublishedPools,
         *,
         owner: NodeClaim | None = None,
         delivery: Delivery | None = None,
@@ -136,9 +131,8 @@ class SlicePublisher:
                 if lacking := self._reflector.lacking:
                     self._delivery.unmet(LACKING)
                 wait_s = LOOK_S if lacking else await self._publish()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
-                        await either(self._wake.wait(), *(() if lacking else (self._pools.changed(),)))
+                facts = () if lacking else (self._pools.changed(),)
+                await either(self._wake.wait(), *facts, timeout_s=wait_s)
 
     async def _wait_for_floor(self) -> None:
         """Return when the API server is new enough. Otherwise the log has one line."""
@@ -321,6 +315,35 @@ class SlicePublisher:
         elif answer is not None and _version(now) >= _version(answer):
             del self._answers[name]
         self._wake.set()
+
+
+class LeafGroupLabel:
+    """The leaf group of this node, from the label that the controller keeps on the Node: only the controller has the
+    reports of all nodes, which show the leaf switches that belong together.
+
+    ``value`` is ``None`` while it is not known. ``changed`` receives another one.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        node: str,
+        changed: Callable[[str | None], None],
+        read_s: float = LEAF_GROUP_READ_S,
+    ) -> None:
+        self.value: str | None = None
+        self._client, self._node, self._changed, self._read_s = client, node, changed, read_s
+
+    async def run(self) -> None:
+        """Read it until cancelled. Without an answer, or without the right to read Nodes, the last value stays."""
+        while True:
+            with suppress(ApiError):
+                labels = metadata(await self._client.get(NODES.partial, self._node)).labels or {}
+                value = labels.get(LEAF_GROUP_LABEL)
+                if value != self.value:
+                    self.value = value
+                    self._changed(value)
+            await asyncio.sleep(jittered(self._read_s))
 
 
 def _version(obj: Json) -> int:

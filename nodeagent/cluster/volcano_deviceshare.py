@@ -18,7 +18,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from nodeagent.base.backoff import JITTER, Backoff
 from nodeagent.base.supervise import beside, either, keep
@@ -97,9 +96,8 @@ class VolcanoDeviceshare:
                     except ApiError as error:
                         if error.reason != "Conflict" and not error.missing:
                             self._retry.failed(error, time.monotonic())
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(max(wait_s, ROUND_S)):
-                        await either(self._inventory.changed(snapshot.revision), self._changed.wait())
+                news = self._inventory.changed(snapshot.revision), self._changed.wait()
+                await either(*news, timeout_s=max(wait_s, ROUND_S))
 
     def _pod_changed(self, _key: str, before: VgpuPod | None, now: VgpuPod | None) -> None:
         # The answer to a report may be lost, and a pod may go before its devices.

@@ -25,8 +25,8 @@ from nodeagent.metrics.controller_metrics import ControllerInput, PlanProgress, 
 from nodeagent.metrics.text_format import PLAIN, negotiate
 from nodeagent.topology.fabric_in_force import FabricInForce
 from nodeagent.topology.hypernodes import HyperNodeWriter
+from nodeagent.topology.mirrors import NAME_MAX
 from nodeagent.topology.node_labels import NodeLabeler
-from nodeagent.topology.pod_index import NAME_MAX
 from nodeagent.topology.write_log import WriteLog
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.live_document import JSON_TYPE, LiveDocument

@@ -6,7 +6,7 @@ Rules:
   hundred thousand reports as objects would take most of a gigabyte.
 * An object that cannot be decoded is refused by name and does not affect the others.
 * The pods in reports are kept for the search of the map alone: a pod that starts or ends makes no plan.
-* Of a Node only the metadata is requested, and only the labels that the controller may write are decoded.
+* Of a Node only the metadata is requested, and only the labels that the controller may write are kept.
 * A watch can stop without ending, and its copy is then outdated. Before a plan is written, the versions of all
   HyperNodes are listed: a write names the version of one object, but the rules of the tree concern all of them.
 """
@@ -16,29 +16,83 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Any, Protocol
 
 import msgspec
 
+from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.plain_text import one_line
+from nodeagent.fabric import Planner
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
 from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain
 from nodeagent.fabric.reports import InternPool
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Meta, Partial
-from nodeagent.topology.pod_index import PodIndex
 
 log = logging.getLogger(__name__)
 
 
-class FabricListener(Protocol):
-    """The methods of ``fabric.Planner`` that receive the content. ``None``: the object is gone."""
+PODS_MAX = 128
+"""Of one node, as in the definition of NodeLinks."""
+NAME_MAX = 63 + 1 + 253
+"""``namespace/pod``, by RFC 1123."""
 
-    def report(self, name: str, links: NodeLinks | None) -> None: ...
-    def refuse(self, name: str, why: str) -> None: ...
-    def node(self, name: str, labels: Mapping[str, str] | None) -> None: ...
-    def hypernode(self, name: str, hypernode: HyperNode | None) -> None: ...
+
+class FoundPod(msgspec.Struct, frozen=True):
+    """``pod`` is ``namespace/name``."""
+
+    pod: str
+    node: str
+
+
+class _Holder(msgspec.Struct):
+    namespace: str
+    pod: str
+
+
+_HOLDERS = msgspec.json.Decoder(tuple[_Holder, ...])
+
+
+class PodIndex:
+    """The names of the pods that reports list as holders of VFs, for the search of the fabric map.
+
+    It keeps one text for each node that reports holders, and nothing for the others: 10,000 nodes with one pod each
+    take less than 2 MiB. The rest of a holder is asked of the API server when its node is selected.
+    """
+
+    def __init__(self) -> None:
+        self._pods: dict[str, str] = {}
+        """``namespace/pod`` on lines of their own, by node."""
+
+    def take(self, node: str, holders: bytes) -> None:
+        """Replace the pods of a node by those in the JSON of ``holders``. Unreadable ones count as none."""
+        try:
+            found = _HOLDERS.decode(holders)[:PODS_MAX]
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            found = ()
+        if found:
+            names = (f"{holder.namespace}/{holder.pod}" for holder in found)
+            self._pods[node] = "\n".join(one_line(name, NAME_MAX, ascii_only=True) for name in names)
+        else:
+            self.forget(node)
+
+    def forget(self, node: str) -> None:
+        self._pods.pop(node, None)
+
+    async def find(self, text: str, limit: int) -> tuple[FoundPod, ...]:
+        """At most ``limit`` pods whose ``namespace/name`` contains ``text``."""
+        wanted, pods = text.lower(), tuple(self._pods.items())
+
+        def search() -> tuple[FoundPod, ...]:
+            found: list[FoundPod] = []
+            for node, names in pods:
+                if wanted in names:
+                    found += (FoundPod(name, node) for name in names.split("\n") if wanted in name)
+                if len(found) >= limit:
+                    break
+            return tuple(found[:limit])
+
+        return await in_thread(search)
 
 
 class RawReport(msgspec.Struct, rename="camel"):
@@ -60,49 +114,25 @@ OurLabels = tuple[tuple[str, str], ...]
 """The labels of a Node that the controller may write, sorted by key."""
 
 
-class NodeLabelDecoder:
-    """Decodes a Node's metadata with the labels of ``keys`` alone: a Node has fifty others."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._keys = tuple(sorted(set(keys)))
-        names = {key: f"label_{i}" for i, key in enumerate(self._keys)}
-        labels = msgspec.defstruct(
-            "DecodedLabels",
-            [(name, str | None, None) for name in names.values()],
-            rename={name: key for key, name in names.items()},
-        )
-        meta = msgspec.defstruct(
-            "LabelledMeta", [("labels", labels | None, None)], bases=(Meta,), rename="camel"
-        )
-        self.struct = msgspec.defstruct("LabelledNode", [("metadata", meta)])
-        self._pool = InternPool()
-
-    def labels(self, node: Any) -> OurLabels:
-        """The labels of a decoded ``struct``. Equal labels are one value."""
-        labels = node.metadata.labels
-        values = msgspec.structs.astuple(labels) if labels is not None else ()
-        return self._pool(
-            tuple((key, value) for key, value in zip(self._keys, values, strict=False) if value is not None)
-        )
-
-
 _NAME = msgspec.json.Decoder(str)
 _LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
 _DOMAINS = msgspec.json.Decoder(tuple[ReportedDomain, ...])
 
 
 class ClusterMirror:
-    """The three copies. ``revision`` increases with each change."""
+    """The three copies. ``revision`` increases with each change. ``label_keys`` are the labels of Nodes that the
+    controller may write."""
 
     def __init__(
-        self, client: ApiClient, namespace: str, listener: FabricListener, label_keys: Iterable[str]
+        self, client: ApiClient, namespace: str, listener: Planner, label_keys: Iterable[str]
     ) -> None:
         self.revision = 0
         self.pods = PodIndex()
         self._client = client
         self._waiters: list[asyncio.Future[None]] = []
         self._listener = listener
-        self._node_labels = NodeLabelDecoder(label_keys)
+        self._label_keys = tuple(sorted(set(label_keys)))
+        self._shared_labels = InternPool()
         self._passed_on: dict[str, int] = {}
         """Reports that the planner has and the copy has not yet: those of a list that has not ended, or has failed."""
         self._decoded: dict[str, HyperNode | None] = {}
@@ -116,8 +146,8 @@ class ClusterMirror:
         )
         self.nodes: Reflector[OurLabels] = Reflector(
             client,
-            replace(NODES.typed(self._node_labels.struct), metadata_only=True),
-            take=self._node_labels.labels,
+            NODES.partial,
+            take=self._take_node,
             changed=self._node_changed,
         )
         self.hypernodes: Reflector[str] = Reflector(
@@ -233,6 +263,11 @@ class ClusterMirror:
         self._passed_on.clear()  # which frees its memory
 
     # --- Nodes --------------------------------------------------------------------------------------------
+
+    def _take_node(self, node: Partial) -> OurLabels:
+        """The labels that the controller may write: a Node has fifty others. Equal labels are one value."""
+        labels = node.metadata.labels or {}
+        return self._shared_labels(tuple((key, labels[key]) for key in self._label_keys if key in labels))
 
     def _node_changed(self, name: str, _before: OurLabels | None, now: OurLabels | None) -> None:
         self.stir()

@@ -18,8 +18,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nodeagent.cluster.node_marks import NodeMarks
-from nodeagent.cluster.retry import FailureLog
+from nodeagent.cluster.node_marks import NodeMarks, NodeWrites
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.topology.write_log import WriteLog
 
@@ -40,10 +39,9 @@ class NodeLabeler:
     def __init__(self, client: ApiClient, write_log: WriteLog, per_second: float = PER_SECOND) -> None:
         self._node_marks = NodeMarks(client)
         self._write_log = write_log
-        self._gap_s = 1.0 / per_second
+        self._nodes = NodeWrites("The labels of a node cannot be written", per_second)
         self.writes: Counter[str] = Counter()
         """By result: ``ok``, ``gone`` or ``failed``."""
-        self._failures = FailureLog("The labels of a node cannot be written")
         self._last = ""
 
     async def label(self, relabel: Mapping[str, Mapping[str, str | None]], for_s: float) -> LabelResult:
@@ -76,16 +74,7 @@ class NodeLabeler:
 
     async def _write(self, name: str, labels: Mapping[str, str | None]) -> ApiError | None:
         """Write the labels of one Node. Return the error if a retry may help."""
-        failure = None
-        result = "ok"
-        try:
-            await self._node_marks.set_labels(name, labels)
-            self._failures.succeeded()
-        except ApiError as error:
-            result = "gone" if error.missing else "failed"
-            failure = None if error.missing else error
-            if failure is not None:
-                self._failures.failed(failure, node=name)
+        result, error = await self._nodes.send(name, self._node_marks.set_labels(name, labels))
         self.writes[result] += 1
-        await asyncio.sleep(self._gap_s)
-        return failure
+        await self._nodes.pause()
+        return error

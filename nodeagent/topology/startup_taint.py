@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from nodeagent.base.supervise import beside, keep
-from nodeagent.cluster.node_marks import STORED_NODES, NodeMarks, StoredNode
-from nodeagent.cluster.retry import RETRY_FIRST_S, FailureLog
+from nodeagent.base.supervise import beside, either, keep
+from nodeagent.cluster.node_marks import STARTING_TAINT, STORED_NODES, NodeMarks, NodeWrites, StoredNode
+from nodeagent.cluster.retry import RETRY_FIRST_S
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import NotLeading
 from nodeagent.kube.reflector import Reflector
@@ -29,7 +29,6 @@ from nodeagent.kube.resource import PODS, Meta
 
 log = logging.getLogger(__name__)
 
-TAINT_KEY = "nodeagent.io/starting"
 SELECTOR = "app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
 """The pods of the DaemonSet."""
 SETTLE_S = 15.0
@@ -79,11 +78,11 @@ class StartupTaints:
     ) -> None:
         self._client, self._namespace = client, namespace
         self._node_marks = NodeMarks(client)
-        self._again_s, self._gap_s = again_s, 1.0 / per_second
+        self._nodes = NodeWrites("The start-up taint of a node cannot be removed", per_second)
+        self._again_s = again_s
         self._due: dict[str, float] = {}
         """By Node: when to remove its taint."""
         self._changed = asyncio.Event()
-        self._failures = FailureLog("The start-up taint of a node cannot be removed")
         self.writes: Counter[str] = Counter()
 
     @property
@@ -112,7 +111,7 @@ class StartupTaints:
                 now = asyncio.get_running_loop().time()
                 for name in sorted(name for name, at in self._due.items() if at <= now):
                     await self._remove(name)
-                    await asyncio.sleep(self._gap_s)
+                    await self._nodes.pause()
 
     def _pod_changed(self, _: str, before: _Seen | None, now: _Seen | None) -> None:
         if now is None or not now.ready:
@@ -128,18 +127,14 @@ class StartupTaints:
         loop = asyncio.get_running_loop()
         while not self._due or (next_at := min(self._due.values())) > loop.time():
             self._changed.clear()
-            try:
-                async with asyncio.timeout_at(next_at if self._due else None):
-                    await self._changed.wait()
-            except TimeoutError:
-                return
+            await either(self._changed.wait(), timeout_s=next_at - loop.time() if self._due else None)
 
     async def _tainted(self) -> set[str]:
         """The Nodes that have the taint."""
         found: set[str] = set()
 
         def take(node: StoredNode) -> None:
-            if any(taint.get("key") == TAINT_KEY for taint in node.spec.taints or ()):
+            if any(taint.get("key") == STARTING_TAINT for taint in node.spec.taints or ()):
                 found.add(node.metadata.name)
 
         while True:
@@ -147,29 +142,30 @@ class StartupTaints:
                 await self._client.list_each(STORED_NODES, take, found.clear)
                 return found
             except ApiError as error:
-                self._failures.failed(error, node="*")
+                self._nodes.failures.failed(error, node="*")
                 await asyncio.sleep(max(RETRY_FIRST_S, self._again_s, error.retry_after_s or 0.0))
 
     async def _remove(self, name: str) -> None:
+        removed = False
+
+        async def remove() -> None:
+            nonlocal removed
+            removed = await self._node_marks.remove_taint(name, STARTING_TAINT)
+
         try:
-            removed = await self._node_marks.remove_taint(name, TAINT_KEY)
+            result, error = await self._nodes.send(name, remove())
         except NotLeading:
             await asyncio.Event().wait()  # until this task is cancelled
             return
-        except ApiError as error:
-            if not error.missing:
-                self.writes["failed"] += 1
-                self._failures.failed(error, node=name)
-                wait_s = max(self._again_s, error.retry_after_s or 0.0)
-                self._due[name] = asyncio.get_running_loop().time() + wait_s
-                return
-            self.writes["gone"] += 1
+        if result != "ok" or removed:
+            self.writes[result] += 1
+        if removed:
+            log.info("The agent of a new node is Ready; its start-up taint is removed. node=%s", name)
+        if error is None:
+            self._due.pop(name, None)
         else:
-            self._failures.succeeded()
-            if removed:
-                self.writes["ok"] += 1
-                log.info("The agent of a new node is Ready; its start-up taint is removed. node=%s", name)
-        self._due.pop(name, None)
+            wait_s = max(self._again_s, error.retry_after_s or 0.0)
+            self._due[name] = asyncio.get_running_loop().time() + wait_s
 
 
 def _seen(pod: _AgentPod) -> _Seen:

@@ -27,7 +27,6 @@ COMPOSED = "composition of the agent or the controller: to become layers"
 OPTIONS = "one statement for each option or part of a verb"
 LONG_FUNCTIONS = {
     "nodeagent/agent.py:Agent.__init__": COMPOSED,
-    "nodeagent/cluster/agent_tasks.py:run": COMPOSED,
     "hack/lab/nodeagent_lab/demo/__init__.py:add": OPTIONS,
     "nodeagent/fabric/fabric_view.py:fabric_view": "one expression for each field of the document",
     "nodeagent/fabric/reports.py:ReportReader.read": "one check for each field of a report from another machine",
@@ -44,7 +43,6 @@ STAND_IN = "a stand-in with one method for each action of the real part"
 LARGE_CLASSES = {
     "nodeagent/agent.py:Agent": COMPOSED,
     "nodeagent/agent_config.py:Config": DOCUMENT,
-    "nodeagent/cluster/device_marks.py:DeviceMarker": LIFETIME,
     "nodeagent/cluster/node_report.py:NodeReporter": LIFETIME,
     "nodeagent/cluster/slice_publisher.py:SlicePublisher": LIFETIME,
     "hack/lab/nodeagent_lab/demo/claim_show.py:ClaimShow": "one method for each step of the demo",

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.agent_config import load
-from nodeagent.cluster import reported_rails
+from nodeagent.cluster import node_report
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.commands.scan.listing import scan_once
 from nodeagent.doctor import kubelet_checks, nic_checks
@@ -473,7 +473,7 @@ async def test_a_file_that_is_there_counts_and_the_report_does_not(tmp_path: Pat
 async def test_a_report_that_does_not_come_delays_the_offer_by_its_bound_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reported_rails, "REPORT_S", 0.2)
+    monkeypatch.setattr(node_report, "REPORT_S", 0.2)
     async with reporting(tmp_path) as (n, server, text):
         server.fail("hang", verb="get", resource="nodelinks", times=None)
         await n.kubelet.start()

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.base.bounded_calls import hanging_calls
-from nodeagent.cluster import state_notices
+from nodeagent.cluster import agent_events
 from nodeagent.kubelet import offer_files
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec
@@ -271,7 +271,7 @@ async def test_a_folder_that_hangs_under_a_running_agent_is_withheld_until_it_an
 async def test_a_state_folder_that_cannot_be_written_is_a_remark_a_metric_and_an_event_and_the_node_stays_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_notices, "LOOK_S", 0.1)
+    monkeypatch.setattr(agent_events, "STATE_LOOK_S", 0.1)
     server = await ApiServer(seed=1).start()
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
     try:

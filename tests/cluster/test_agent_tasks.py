@@ -201,7 +201,7 @@ def test_outside_a_cluster_the_api_client_is_not_loaded():
         text=True,
         check=True,
     )
-    assert not {"urllib3", "nodeagent.kube.client", "nodeagent.cluster.device_events"} & set(
+    assert not {"urllib3", "nodeagent.kube.client", "nodeagent.cluster.agent_events"} & set(
         done.stdout.split()
     )
 

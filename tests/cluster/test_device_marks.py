@@ -7,9 +7,10 @@ import asyncio
 from nodeagent.base.backoff import RateLimit
 from nodeagent.cluster import device_marks
 from nodeagent.cluster.affected_devices import reported_devices
+from nodeagent.cluster.agent_events import AgentEvents
 from nodeagent.cluster.cluster_settings import ClusterSettings, TaintSettings
-from nodeagent.cluster.device_events import DeviceEvents
-from nodeagent.cluster.device_marks import LABEL, TAINT, DeviceMarker, StateTimes
+from nodeagent.cluster.device_marks import DeviceMarker, StateTimes
+from nodeagent.cluster.node_marks import LINKS_LABEL, LINKS_TAINT
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import State
 from nodeagent.kube.resource import NODES
@@ -150,17 +151,17 @@ async def test_marks_of_other_owners_stay(server, client, running):
     def node():
         return server.find("nodes", "gpu-0")
 
-    await server.until(lambda: LABEL in node()["metadata"]["labels"])
-    assert node()["metadata"]["labels"] == {"a": "b", LABEL: "1"}
+    await server.until(lambda: LINKS_LABEL in node()["metadata"]["labels"])
+    assert node()["metadata"]["labels"] == {"a": "b", LINKS_LABEL: "1"}
     first, ours = node()["status"]["conditions"]
     assert first == ready
     assert (ours["type"], ours["status"], ours["reason"]) == ("nodeagent.io/LinkHealthy", "False", "Degraded")
     marker._times.since = {("0000:10:00.0", State.DOWN): -1e9}
     publish(inventory, snapshot([DOWN, None]))
     await server.until(lambda: len(node()["spec"]["taints"]) == 2)
-    assert node()["spec"]["taints"] == [other, {"key": TAINT.key, "effect": "NoSchedule"}]
+    assert node()["spec"]["taints"] == [other, {"key": LINKS_TAINT.key, "effect": "NoSchedule"}]
     publish(inventory, snapshot([None, None]))
-    await server.until(lambda: LABEL not in node()["metadata"]["labels"])
+    await server.until(lambda: LINKS_LABEL not in node()["metadata"]["labels"])
     assert node()["spec"]["taints"] == [other]
     assert node()["status"]["conditions"][1]["status"] == "True"
 
@@ -176,7 +177,7 @@ async def test_a_restart_keeps_the_transition_time_and_removes_a_taint_that_is_d
             "apiVersion": "v1",
             "kind": "Node",
             "metadata": {"name": "gpu-0"},
-            "spec": {"taints": [{"key": TAINT.key, "effect": "NoSchedule"}]},
+            "spec": {"taints": [{"key": LINKS_TAINT.key, "effect": "NoSchedule"}]},
             "status": {"conditions": [condition]},
         }
     )
@@ -202,8 +203,8 @@ async def test_a_restart_changes_no_mark_of_links_that_stay_down(server, client,
         {
             "apiVersion": "v1",
             "kind": "Node",
-            "metadata": {"name": "gpu-0", "labels": {LABEL: "2"}},
-            "spec": {"taints": [{"key": TAINT.key, "effect": "NoSchedule"}]},
+            "metadata": {"name": "gpu-0", "labels": {LINKS_LABEL: "2"}},
+            "spec": {"taints": [{"key": LINKS_TAINT.key, "effect": "NoSchedule"}]},
             "status": {"conditions": [condition("False")]},
         }
     )
@@ -214,8 +215,8 @@ async def test_a_restart_changes_no_mark_of_links_that_stay_down(server, client,
     running(marker.run())
     await server.until(lambda: server.counts["patch", "nodes/status"])
     node = server.find("nodes", "gpu-0")
-    assert node["spec"]["taints"] == [{"key": TAINT.key, "effect": "NoSchedule"}]
-    assert node["metadata"]["labels"] == {LABEL: "2"}
+    assert node["spec"]["taints"] == [{"key": LINKS_TAINT.key, "effect": "NoSchedule"}]
+    assert node["metadata"]["labels"] == {LINKS_LABEL: "2"}
     assert node["status"]["conditions"][0]["status"] == "False"
     assert node["status"]["conditions"][0]["lastTransitionTime"] == "2026-01-01T00:00:00Z"
     assert server.counts["patch", "nodes"] == 0, "the label and the taint were there"
@@ -228,13 +229,13 @@ async def test_a_restart_with_the_marks_of_before_writes_nothing(server, client,
     first = asyncio.ensure_future(DeviceMarker(client, inventory, "gpu-0", settings, jitter_s=0).run())
     await server.until(lambda: server.counts["patch", "nodes/status"])
     first.cancel()
-    await client.patch(NODES, "gpu-0", {"metadata": {"labels": {LABEL: "1"}}})
+    await client.patch(NODES, "gpu-0", {"metadata": {"labels": {LINKS_LABEL: "1"}}})
     marker = DeviceMarker(client, inventory, "gpu-0", settings, jitter_s=0)
     marker._rate = RateLimit(100, 100)
     running(marker.run())
     await server.until(lambda: server.counts["get", "nodes"] == 2)
     publish(inventory, snapshot([None]))
-    await server.until(lambda: LABEL not in server.find("nodes", "gpu-0")["metadata"].get("labels", {}))
+    await server.until(lambda: LINKS_LABEL not in server.find("nodes", "gpu-0")["metadata"].get("labels", {}))
     assert server.counts["patch", "nodes/status"] == 2, "the start wrote no condition; the change did"
 
 
@@ -260,7 +261,7 @@ async def test_an_empty_storage_port_and_one_rail_down_do_not_taint_a_node(serve
     def node():
         return server.find("nodes", "gpu-0")
 
-    await server.until(lambda: node()["metadata"].get("labels", {}).get(LABEL) == "2")
+    await server.until(lambda: node()["metadata"].get("labels", {}).get(LINKS_LABEL) == "2")
     assert not node().get("spec", {}).get("taints"), "one rail of the two is down"
     marker._times.since["0000:11:00.0", State.DOWN] = -1e9
     publish(inventory, snapshot([DOWN, DOWN, None, None, None, None]))
@@ -290,7 +291,7 @@ async def test_nothing_is_written_before_links_are_known_and_at_most_one_write_i
     publish(inventory, snapshot([DEGRADED]))
     await server.until(lambda: server.counts["patch", "nodes/status"])
     publish(inventory, snapshot([None]))
-    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered).run())
     publish(inventory, snapshot([DOWN]))
     await server.until(lambda: server.objects("events"))
     assert server.counts["patch", "nodes"] + server.counts["patch", "nodes/status"] == 1

@@ -8,8 +8,9 @@ import pytest
 from msgspec import structs
 
 from nodeagent.base.backoff import RateLimit
+from nodeagent.cluster.agent_events import AgentEvents
 from nodeagent.cluster.deliveries import Deliveries
-from nodeagent.cluster.device_events import DeviceEvents
+from nodeagent.cluster.event_writer import NoticeBoard
 from nodeagent.cluster.evictions import (
     BUDGET_S,
     EvictionCause,
@@ -18,7 +19,6 @@ from nodeagent.cluster.evictions import (
     failed_device_causes,
     over_use_causes,
 )
-from nodeagent.cluster.notice_board import NoticeBoard
 from nodeagent.cluster.retry import FORBIDDEN_FIRST_S, FORBIDDEN_JITTER
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Health, Reason, State
@@ -110,7 +110,7 @@ async def test_a_refused_and_a_done_eviction_are_events_on_the_pod_and_on_the_no
     publish(inventory, snapshot([None, DOWN], [None]))
     evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0", board=board, budget_s=0.01)
     evictions._rate = RateLimit(100, 100)
-    running(DeviceEvents(client, inventory, "gpu-0", offered, board=board).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered, board=board).run())
 
     def found(reason):
         return {
@@ -161,7 +161,7 @@ async def test_a_pod_of_two_budgets_is_told_as_refused_and_does_not_stop_another
               (("a", 0.0), ("b", 1.0))}  # fmt: skip
     evictions = Evictions(client, inventory, lambda _: causes, 0.01, node="gpu-0", board=board)
     evictions._rate = RateLimit(100, 100)
-    running(DeviceEvents(client, inventory, "gpu-0", offered, board=board).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered, board=board).run())
     running(evictions.run())
     told = {("EvictionRefused", "a"), ("PodEvicted", "b")}
     await server.until(

@@ -10,13 +10,12 @@ from nodeagent.base.backoff import RateLimit
 from nodeagent.cluster.cluster_settings import ClusterSettings, GpuMemLargestSettings
 from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.largest_block import (
-    LABEL,
-    LEVEL_LABEL,
     DampedBlock,
     FreeBlock,
     free_block,
     level_in_force,
 )
+from nodeagent.cluster.node_marks import BLOCK_LABEL, LEVEL_LABEL
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, LimitSupport, Snapshot
 from nodeagent.kinds.gpu_memory import GpuMemory
@@ -97,7 +96,7 @@ def tell(inventory: Inventory, facts: Snapshot) -> None:
 
 
 def label_of(server) -> str | None:
-    return server.find("nodes", "gpu-0")["metadata"].get("labels", {}).get(LABEL)
+    return server.find("nodes", "gpu-0")["metadata"].get("labels", {}).get(BLOCK_LABEL)
 
 
 async def test_the_label_follows_the_holdings_and_small_changes_write_nothing(server, client, running):
@@ -117,7 +116,9 @@ async def test_the_label_follows_the_holdings_and_small_changes_write_nothing(se
 
 
 async def test_a_rise_waits_also_over_a_restart_and_an_unknown_block_changes_nothing(server, client, running):
-    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "labels": {LABEL: "8"}}})
+    server.put(
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "labels": {BLOCK_LABEL: "8"}}}
+    )
     inventory = Inventory()
     tell(inventory, replace(held(0), holdings=None))
     made = marker(client, inventory, labelled(rise_s=3600.0))
@@ -132,7 +133,11 @@ async def test_a_rise_waits_also_over_a_restart_and_an_unknown_block_changes_not
 
 async def test_a_label_of_an_earlier_configuration_is_removed(server, client, running):
     server.put(
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "labels": {LABEL: "0", "a": "b"}}}
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": "gpu-0", "labels": {BLOCK_LABEL: "0", "a": "b"}},
+        }
     )
     inventory = Inventory()
     tell(inventory, held(0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.cluster.agent_tasks import NodeAccess, reported_rails
-from nodeagent.cluster.reported_rails import rails_of
+from nodeagent.cluster.node_report import rails_of
 from nodeagent.fabric.nodelinks import NodeLink, NodeLinks
 from nodeagent.kinds.rail_numbers import Rail
 from nodeagent.kinds.resource_settings import GpuMemResource, VfResource

@@ -321,7 +321,6 @@ def test_importing_the_configuration_imports_nothing_heavy() -> None:
     assert not {"jsonschema", "grpc", "asyncio", "google.protobuf"} & set(modules)
     rooms = ("cluster", "fabric", "kubelet", "metrics", "sampling", "sources", "topology", "web")
     of_rooms = [name for name in modules if name.startswith(tuple(f"nodeagent.{room}." for room in rooms))]
-    of_rooms.remove("nodeagent.cluster.nvsentinel")
     assert of_rooms
     assert all(name.endswith("_settings") for name in of_rooms)
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster import device_marks
+from nodeagent.cluster.node_marks import OWN_MARKS, STARTING_TAINT
 from nodeagent.fabric.hypernode import SOURCE_LABEL
 from nodeagent.kube.failure import ApiError
-from nodeagent.topology import min_links_marks, startup_taint
 from tests.daemonset.test_dra_manifests import WRONG_SLICES
 from tests.daemonset.test_schemas import REPORT
 from tests.support.admission import NODE, UID, Request, refusals
@@ -341,26 +340,25 @@ OWN_CONDITION = condition(FABRIC)
 
 
 @pytest.mark.parametrize(
-    ("policy", "conditions", "labels", "taint"),
-    [
-        (
-            "nodeagent-node-conditions",
-            {device_marks.LINK, device_marks.GPU},
-            {device_marks.LABEL, device_marks.BLOCK_LABEL, device_marks.LEVEL_LABEL},
-            device_marks.TAINT.key,
-        ),
-        ("nodeagent-controller-nodes", {min_links_marks.CONDITION}, None, min_links_marks.TAINT.key),
-    ],
+    ("policy", "writer"),
+    [("nodeagent-node-conditions", "agent"), ("nodeagent-controller-nodes", "controller")],
 )
 def test_the_policies_name_the_marks_of_the_code(
-    policy: str, conditions: set[str], labels: set[str] | None, taint: str, everything: list[Manifest]
+    policy: str, writer: str, everything: list[Manifest]
 ) -> None:
     spec = named(everything, "ValidatingAdmissionPolicy", policy)["spec"]
     variables = {one["name"]: one["expression"] for one in spec["variables"]}
-    assert set(json.loads(variables["ownConditions"])) == conditions
-    assert f'== "{taint}"' in str(spec["validations"])
-    if labels is not None:
-        assert set(json.loads(variables["ownLabels"])) == labels
+    own: dict[str, set[str]] = {kind: set() for kind in ("condition", "label", "taint")}
+    for mark in OWN_MARKS:
+        if mark.writer == writer:
+            own[mark.kind].add(mark.key)
+    assert set(json.loads(variables["ownConditions"])) == own["condition"]
+    validations = str(spec["validations"])
+    assert [key for key in own["taint"] if f'== "{key}"' not in validations] == []
+    if writer == "agent":
+        assert set(json.loads(variables["ownLabels"])) == own["label"]
+    else:
+        assert all(key.startswith("topology.nodeagent.io/") for key in own["label"])
 
 
 def test_an_agent_sets_its_condition_its_taint_and_its_label(everything: list[Manifest]) -> None:
@@ -477,7 +475,7 @@ def test_the_controller_changes_nothing_else_of_a_node(case: str, everything: li
 
 def test_the_controller_removes_the_start_up_taint_and_never_sets_it(everything: list[Manifest]) -> None:
     for effect in ("NoSchedule", "NoExecute"):
-        taint = {"key": startup_taint.TAINT_KEY, "effect": effect}
+        taint = {"key": STARTING_TAINT, "effect": effect}
         setting = patch(CONTROLLER, lambda made, taint=taint: made["spec"]["taints"].append(taint))
         removing = replace(setting, object=setting.old, old=setting.object)
         assert refusals(everything, setting)

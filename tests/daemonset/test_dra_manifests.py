@@ -15,8 +15,7 @@ import pytest
 import yaml
 
 from nodeagent.cli import main
-from nodeagent.cluster.leaf_group_label import LeafGroupLabel
-from nodeagent.cluster.slice_publisher import SlicePublisher
+from nodeagent.cluster.slice_publisher import LeafGroupLabel, SlicePublisher
 from nodeagent.dra import DRIVER
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from nodeagent.agent_config import load
-from nodeagent.cluster.largest_block import LABEL as BLOCK_LABEL
+from nodeagent.cluster.node_marks import BLOCK_LABEL
 from nodeagent.commands.scan import listing
 from nodeagent.facts.allocation import Allocation
 from nodeagent.kinds.vf import VfPool

@@ -15,13 +15,14 @@ from msgspec import structs
 
 from nodeagent.base.backoff import RateLimit
 from nodeagent.cluster.affected_devices import Offered
+from nodeagent.cluster.agent_events import AgentEvents
 from nodeagent.cluster.cluster_settings import ClusterSettings, GpuMemLargestSettings, TaintSettings
-from nodeagent.cluster.device_events import DeviceEvents
-from nodeagent.cluster.device_marks import LINK, DeviceMarker
+from nodeagent.cluster.device_marks import DeviceMarker
+from nodeagent.cluster.event_writer import NoticeBoard
 from nodeagent.cluster.evictions import Evictions, failed_device_causes, over_use_causes
 from nodeagent.cluster.largest_block import FreeBlock
+from nodeagent.cluster.node_marks import FABRIC_CONDITION, FABRIC_TAINT, LINK_CONDITION, STARTING_TAINT
 from nodeagent.cluster.node_report import NodeReporter
-from nodeagent.cluster.notice_board import NoticeBoard
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.inventory import Inventory
@@ -32,7 +33,6 @@ from nodeagent.kube.resource import NODELINKS
 from nodeagent.sharing.over_use import OverUse
 from nodeagent.topology import startup_taint
 from nodeagent.topology.controller_config import load_fabric
-from nodeagent.topology.min_links_marks import CONDITION, TAINT
 from nodeagent_lab.sim.apiserver import ApiServer, RequestRecord
 from tests.cluster.test_node_report import RAILS, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree
@@ -168,7 +168,7 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
         owner=NodeClaim("gpu-0", "u-0"), jitter_s=0, gather_s=0.01, gap_s=0.05, patience_s=0,
     )  # fmt: skip
     marked: dict[str, Any] = {}
-    jobs = [report.run(), DeviceEvents(client, inventory, "gpu-0", offered, board=board).run()]
+    jobs = [report.run(), AgentEvents(client, inventory, "gpu-0", offered, board=board).run()]
     if marks:
         settings = ClusterSettings(
             conditions=True,
@@ -184,7 +184,9 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
         marker._rate = RateLimit(100, 100)
         # A link that is down when the agent starts has been down for long, by the condition of the Node.
         marked = {
-            "conditions": [{"type": LINK, "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+            "conditions": [
+                {"type": LINK_CONDITION, "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+            ]
         }
         tell(inventory, facts(DOWN))
         over = OverUse("ml", "greedy", "GPU-0", 40 << 30, 45 << 30, since=0.0, uid="u-greedy")
@@ -433,7 +435,9 @@ async def marks_at_work(server: ApiServer) -> None:
         node = server.find("nodes", FIRST[0]) or {}
         conditions = node.get("status", {}).get("conditions") or ()
         taints = node.get("spec", {}).get("taints") or ()
-        return any(one["type"] == CONDITION for one in conditions), any(TAINT.matches(one) for one in taints)
+        return any(one["type"] == FABRIC_CONDITION for one in conditions), any(
+            FABRIC_TAINT.matches(one) for one in taints
+        )
 
     server.put(nodelinks(FIRST[0], leaves(0), state="down"))
     async with running(Controller(config, access, place).run()):
@@ -452,7 +456,7 @@ async def startup_taint_at_work(server: ApiServer) -> None:
     place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
     access = Access(server.url, token=server.token(CONTROLLER))
     others = {"key": "example.com/gpu", "effect": "NoSchedule"}
-    taints = [others, {"key": startup_taint.TAINT_KEY, "effect": "NoSchedule"}]
+    taints = [others, {"key": STARTING_TAINT, "effect": "NoSchedule"}]
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "new"}, "spec": {"taints": taints}})
     async with running(Controller(config, access, place).run()):
         await server.until(

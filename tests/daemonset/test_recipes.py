@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from nodeagent.cli import main
-from nodeagent.cluster import device_marks
+from nodeagent.cluster.node_marks import LINKS_TAINT
 from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER
 from tests.support.manifests import DAEMONSET, ROOT, Manifest, files, of_kind, parsed
 
@@ -310,8 +310,8 @@ def counts_as_failed(taints: list[dict[str, str]], tolerated: set[str], phases: 
 
 def test_kueue_replaces_a_node_with_failed_links_after_the_eviction_and_not_by_the_taint_alone() -> None:
     """Also a rule of Kueue: replacement needs kubernetes.io/hostname as the last level of the Topology."""
-    key = device_marks.TAINT.key
-    taints = [{"key": key, "effect": device_marks.TAINT.effect}]
+    key = LINKS_TAINT.key
+    taints = [{"key": key, "effect": LINKS_TAINT.effect}]
     assert not counts_as_failed(taints, set(), {"Running"})
     assert counts_as_failed(taints, set(), {"Terminating"})
     assert not counts_as_failed(taints, {key}, {"Terminating"})

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from nodeagent.agent_config import Config
-from nodeagent.cluster import device_marks, volcano_annotations
-from nodeagent.cluster.node_marks import NodeCondition, NodeMarks
+from nodeagent.cluster import volcano_annotations
+from nodeagent.cluster.node_marks import OWN_MARKS, STARTING_TAINT, NodeCondition, NodeMarks, NodeTaint
 from nodeagent.controller import LEASE
 from nodeagent.fabric.fabric_settings import TIER_LABEL
 from nodeagent.fabric.hypernode import OURS, SOURCE_LABEL
@@ -26,7 +26,6 @@ from nodeagent.kube.resource import NODES
 from nodeagent.kubelet.cdi_files import FILES
 from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.kubelet.node_lock import LOCK
-from nodeagent.topology import min_links_marks, startup_taint
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.admin_access import administered
 from tests.support.manifests import DAEMONSET, ROOT, built, named
@@ -37,7 +36,7 @@ pytestmark = pytest.mark.needs("kubectl", "openssl")
 
 FOREIGN_TAINT = {"key": "maintenance", "effect": "NoSchedule"}
 FOREIGN_CONDITION = {"type": "Ready", "status": "True"}
-STARTING = {"key": startup_taint.TAINT_KEY, "effect": "NoSchedule"}
+STARTING = {"key": STARTING_TAINT, "effect": "NoSchedule"}
 OF_PEOPLE = {"nodeagent.io/agent": "true", "nodeagent.io/pool": "dgx-h100", "zone": "a"}
 
 
@@ -80,18 +79,20 @@ async def mark(server: ApiServer, kubeconfig: Path) -> None:
     authority = json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["certificate-authority"]
     client = ApiClient(Access(server.url, token=server.token("admin"), ca_file=Path(authority)))
     try:
-        for manager, types in (
-            ("nodeagent", (device_marks.LINK, device_marks.GPU)),
-            ("nodeagent-controller", (min_links_marks.CONDITION,)),
-        ):
-            marks = NodeMarks(client, manager)
-            conditions = [NodeCondition(type_, "False", "Down", "1 of 8 links is down") for type_ in types]
+        for writer in ("agent", "controller"):
+            marks = NodeMarks(client, writer)
+            conditions = [
+                NodeCondition(mark.key, "False", "Down", "1 of 8 links is down")
+                for mark in OWN_MARKS
+                if (mark.writer, mark.kind) == (writer, "condition")
+            ]
             await marks.set_conditions("gpu-0", conditions)
-        for taint in (device_marks.TAINT, min_links_marks.TAINT):
-            await marks.set_taint("gpu-0", taint, on=True)
-        tiers = {TIER_LABEL.format(tier=tier): "su-1" for tier in (1, 2)}
+        for mark in OWN_MARKS:
+            if mark.kind == "taint" and mark.key != STARTING_TAINT:
+                await marks.set_taint("gpu-0", NodeTaint(mark.key), on=True)
+        labels = {mark.key: "2" for mark in OWN_MARKS if mark.kind == "label"}
         for node in ("gpu-0", "gpu-1"):
-            await marks.set_labels(node, tiers | {device_marks.LABEL: "2"})
+            await marks.set_labels(node, labels | {TIER_LABEL.format(tier=2): "su-1"})
             vgpus = {volcano_annotations.REGISTER: "GPU-1,8,81559,NVIDIA,true,hami-core:",
                      volcano_annotations.HANDSHAKE: "Reported_2026.11.23 00:00:00"}  # fmt: skip
             await client.patch(NODES, node, {"metadata": {"annotations": vgpus}})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.cluster.mps_notices import notices
+from nodeagent.cluster.agent_events import mps_notices
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Gpu, Holding, Mount, Snapshot, State
 from nodeagent.kinds import Refused
@@ -128,7 +128,7 @@ async def test_the_pods_of_a_gpu_are_hit_when_its_daemon_is_another_one(files: M
     await watch.look()
     assert watch.hits == (MpsHit("GPU-0", "ns", "a", "signal 11"), MpsHit("GPU-0", "ns", "b", "signal 11"))
     assert watch.ends == {"GPU-0": 1}
-    on_node, on_pod, *_ = notices(watch.hits, READY.gpus, "n1")
+    on_node, on_pod, *_ = mps_notices(watch, READY.gpus, "n1")
     assert (on_node.target.kind, on_pod.target.kind, on_pod.target.name) == ("Node", "Pod", "a")
     assert on_pod.message.startswith("The MPS daemon of GPU 0 (GPU-0) has ended (signal 11);")
     inventory.publish("pods", holdings=(holdings[1],))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeagent.base.backoff import Backoff
 from nodeagent.fabric.outcome import Breaker, Overlap, PlanOutcome
-from nodeagent.topology.fabric_events import FabricEvents
+from nodeagent.topology.hypernodes import FabricEvents
 
 OVERLAP = Overlap("ufm-leaf", "ufm", ("node-00",))
 BREAKER = Breaker(0.0, 300.0, 5, 8, 0, 2)

@@ -11,12 +11,13 @@ import pytest
 from msgspec import structs
 
 from nodeagent.cluster.cluster_settings import NodesSettings
+from nodeagent.cluster.node_marks import FABRIC_CONDITION, FABRIC_TAINT
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.topology.controller_config import FabricConfig
-from nodeagent.topology.min_links_marks import CHECK_AGAIN_S, CONDITION, TAINT, MinLinksMarker
+from nodeagent.topology.min_links_marks import CHECK_AGAIN_S, MinLinksMarker
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import nodelinks
 from tests.support.waiting import LIMIT_S, until
@@ -64,13 +65,17 @@ class Stage:
 
     def tainted(self) -> list[str]:
         return [
-            name for name in NAMES if any(t["key"] == TAINT.key for t in self.node(name)["spec"].get("taints", ()))
-        ]  # fmt: skip
+            name
+            for name in NAMES
+            if any(one["key"] == FABRIC_TAINT.key for one in self.node(name)["spec"].get("taints", ()))
+        ]
 
     def conditioned(self) -> list[str]:
         return [
-            name for name in NAMES if any(c["type"] == CONDITION for c in self.node(name)["status"]["conditions"])
-        ]  # fmt: skip
+            name
+            for name in NAMES
+            if any(one["type"] == FABRIC_CONDITION for one in self.node(name)["status"]["conditions"])
+        ]
 
     def untouched(self) -> bool:
         return all(
@@ -113,7 +118,9 @@ async def test_a_node_is_marked_after_a_delay_and_unmarked_at_once():
         it.clock.now += 60
         assert await it.mark(["node-3"])
         assert it.tainted() == it.conditioned() == ["node-3"]
-        (condition,) = [one for one in it.node("node-3")["status"]["conditions"] if one["type"] == CONDITION]
+        (condition,) = [
+            one for one in it.node("node-3")["status"]["conditions"] if one["type"] == FABRIC_CONDITION
+        ]
         assert (condition["status"], condition["reason"]) == ("False", "BelowMinLinks")
         assert "2 links" in condition["message"]
         assert it.untouched()
@@ -223,7 +230,7 @@ async def test_a_taint_that_another_client_writes_meanwhile_is_kept():
         finally:
             await client.close()
         keys = {taint["key"] for taint in it.node("node-5")["spec"]["taints"]}
-        assert keys == {"example.com/gpu", "example.com/1", "example.com/2", TAINT.key}
+        assert keys == {"example.com/gpu", "example.com/1", "example.com/2", FABRIC_TAINT.key}
 
 
 async def test_a_deleted_node_is_no_failure():
@@ -298,7 +305,7 @@ async def test_the_leader_marks_nodes_below_the_minimum_and_counts_them_in_its_m
                 return found.get("spec", {}).get("taints") or []
 
             await until(
-                lambda: taints("node-00") == [{"key": TAINT.key, "effect": "NoSchedule"}], "the taint"
+                lambda: taints("node-00") == [{"key": FABRIC_TAINT.key, "effect": "NoSchedule"}], "the taint"
             )
             assert taints("node-01") == []
             line = 'nodeagent_fabric_marked_nodes{mark="taint"} 1.0\n'

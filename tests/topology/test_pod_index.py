@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.topology.pod_index import PODS_MAX, FoundPod, PodIndex
+from nodeagent.topology.mirrors import PODS_MAX, FoundPod, PodIndex
 from tests.controller.test_controller import cluster, leaves, nodelinks
 from tests.fabric.test_break_fabric import mirroring
 from tests.support.waiting import until

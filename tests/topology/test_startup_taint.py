@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cluster.node_marks import STARTING_TAINT
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.topology import startup_taint
-from nodeagent.topology.startup_taint import TAINT_KEY, StartupTaints
+from nodeagent.topology.startup_taint import StartupTaints
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
-STARTING = {"key": TAINT_KEY, "effect": "NoSchedule"}
+STARTING = {"key": STARTING_TAINT, "effect": "NoSchedule"}
 THEIRS = {
     "key": "example.com/gpu",
     "value": "yes",

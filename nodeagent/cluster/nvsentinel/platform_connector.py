@@ -12,7 +12,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -23,6 +22,7 @@ from nodeagent.base.backoff import JITTER, Backoff
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.regular_file import read_regular
+from nodeagent.base.supervise import either
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.nvsentinel import health_event_pb2 as pb
 from nodeagent.cluster.nvsentinel.health_events import EventLedger, SentinelEvent
@@ -105,9 +105,7 @@ class PlatformConnector:
                 await self._new_socket(wait_s)
                 continue
             await asyncio.sleep(self._pace_s)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._look_s):
-                    await self._inventory.changed(snapshot.revision)
+            await either(self._inventory.changed(snapshot.revision), timeout_s=self._look_s)
 
     async def _send_due(self) -> float | None:
         """Send what is due. Return the wait in seconds after a failure."""

@@ -12,8 +12,8 @@ from msgspec import structs
 
 from nodeagent.base.backoff import Backoff, RateLimit
 from nodeagent.cluster import event_writer
+from nodeagent.cluster.agent_events import AgentEvents, device_notices, unknown_devices
 from nodeagent.cluster.deliveries import Deliveries
-from nodeagent.cluster.device_events import DeviceEvents, notices, unknown_devices
 from nodeagent.cluster.event_writer import BURST, HOURLY_S, PER_S, EventTarget, Notice, NoticeLedger
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, StaleSource
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("virtual_time")
 
 def test_each_fault_becomes_a_notice_with_a_reason_and_a_message():
     made = snapshot([DEGRADED, DOWN, WARNED, UNKNOWN, MISCABLED], [GPU_LOST])
-    standing = notices(made, "n", offered(made))
+    standing = device_notices(made, "n", offered(made))
     assert [(n.target.kind, n.target.name, n.reason, n.warning, n.message) for n in standing] == [
         ("Node", "n", "LinkSpeedReduced", True, "ens0np0 (0000:10:00.0): 200 Gb/s of 400 Gb/s"),
         ("Node", "n", "LinkCarrierDown", True, "ens1np0 (0000:11:00.0): no carrier"),
@@ -88,7 +88,7 @@ def test_a_fault_its_end_and_its_return_are_each_written_once():
 def test_a_recovery_names_the_whole_device():
     made = snapshot([DEGRADED, DOWN], [GPU_LOST])
     ledger = NoticeLedger()
-    ledger.observe(notices(made, "n", offered(made)), 0, 0)
+    ledger.observe(device_notices(made, "n", offered(made)), 0, 0)
     write_due(ledger, 0)
     ledger.observe([], 1, 1)
     assert sorted({record.notice.message for record in ledger.due(1)}) == [
@@ -112,7 +112,7 @@ def test_a_gpu_whose_driver_stops_answering_has_not_recovered():
     ledger = NoticeLedger()
 
     def observe(made, now):
-        ledger.observe(notices(made, "n", offered(made)), now, now, unknown_devices(made))
+        ledger.observe(device_notices(made, "n", offered(made)), now, now, unknown_devices(made))
 
     observe(snapshot([None, None], [GPU_LOST]), 0)
     assert write_due(ledger, 0) == [("GpuXid", 1), ("DeviceFailed", 1)]
@@ -130,7 +130,7 @@ def test_a_missing_device_has_not_recovered_when_a_source_fails():
     gone = snapshot([None])
     quiet = structs.replace(gone, stale_sources=(StaleSource("pci", "hangs"),))
     for made in (gone, quiet):
-        ledger.observe(notices(made, "n", offered(made)), 0, 0, unknown_devices(made))
+        ledger.observe(device_notices(made, "n", offered(made)), 0, 0, unknown_devices(made))
         assert write_due(ledger, 0) == ([("DeviceFailed", 1)] if made is gone else [])
 
 
@@ -179,7 +179,7 @@ async def test_events_are_read_back_by_the_official_client(server, client, runni
 
     inventory = Inventory()
     publish(inventory, snapshot([DOWN, DOWN], [GPU_LOST]))
-    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered).run())
     await server.until(lambda: len(server.objects("events")) == 5)
     configuration = official.Configuration()
     configuration.host = server.url
@@ -202,7 +202,7 @@ async def test_events_are_read_back_by_the_official_client(server, client, runni
 async def test_a_return_increases_the_count_and_a_restart_writes_nothing_twice(server, client, running):
     inventory = Inventory()
     publish(inventory, snapshot([DOWN], holdings=()))
-    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered).run())
     await server.until(lambda: server.objects("events"))
     publish(inventory, snapshot([None], holdings=()))
     await server.until(lambda: len(server.objects("events")) == 2)
@@ -213,21 +213,21 @@ async def test_a_return_increases_the_count_and_a_restart_writes_nothing_twice(s
 
     await server.until(lambda: counts()["LinkCarrierDown"] == 2)
     asked = server.counts["create", "events"]
-    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered).run())
     await server.until(lambda: server.counts["create", "events"] == asked + 1)
     assert any(request.status == 409 for request in server.requests)
     assert counts() == {"LinkCarrierDown": 2, "Recovered": 1}
 
 
 async def test_the_count_continues_after_a_restart(server, client, running):
-    earlier = DeviceEvents(client, Inventory(), "gpu-0", offered)
-    earlier.writer.ledger.observe(notices(snapshot([DOWN], holdings=()), "gpu-0", ()), 0, 1_000_000)
+    earlier = AgentEvents(client, Inventory(), "gpu-0", offered)
+    earlier.writer.ledger.observe(device_notices(snapshot([DOWN], holdings=()), "gpu-0", ()), 0, 1_000_000)
     (record,) = earlier.writer.ledger.due(0)
     record.count = 7
     await earlier.writer._write(record)
     inventory = Inventory()
     publish(inventory, snapshot([None], holdings=()))
-    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered).run())
     await asyncio.sleep(0)  # it has observed the first snapshot
     publish(inventory, snapshot([DOWN], holdings=()))
     await server.until(lambda: server.objects("events")[0]["count"] == 8)
@@ -242,7 +242,7 @@ async def test_events_of_an_outage_are_written_after_it(server, client, running,
     server.fail("500", times=3, resource="events")
     inventory = Inventory()
     publish(inventory, snapshot([DOWN], holdings=()))
-    events = DeviceEvents(client, inventory, "gpu-0", offered)
+    events = AgentEvents(client, inventory, "gpu-0", offered)
     events.writer._retry._backoff = Backoff(0.01, 120.0)
     running(events.run())
     await server.until(lambda: server.objects("events"))
@@ -253,7 +253,7 @@ async def test_a_deleted_namespace_does_not_block_other_events(server, client, r
     inventory = Inventory()
     held = (Holding("gone", "p", "main", "x/nic", ("0000:10:00.1",)),)
     publish(inventory, snapshot([DOWN], holdings=held))
-    events = DeviceEvents(client, inventory, "gpu-0", offered)
+    events = AgentEvents(client, inventory, "gpu-0", offered)
     running(events.run())
     await server.until(lambda: server.counts["create", "events"] == 2)
     assert [one["involvedObject"]["kind"] for one in server.objects("events")] == ["Node"]
@@ -286,7 +286,7 @@ async def test_an_event_that_is_refused_once_is_written_later_as_a_new_one(
     server.fail(status, verb="create", resource="events")
     inventory = Inventory()
     publish(inventory, snapshot([DOWN], holdings=()))
-    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered).run())
     await server.until(lambda: server.objects("events"))
     assert server.objects("events")[0]["count"] == 1
 
@@ -297,11 +297,11 @@ async def test_an_event_that_expired_between_two_calls_is_written_as_a_new_one(
     monkeypatch.setattr(event_writer, "AGAIN_FIRST_S", 0.05)
     inventory = Inventory()
     publish(inventory, snapshot([DOWN], holdings=()))
-    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered).run())
     await server.until(lambda: server.objects("events"))
     # The next agent finds the Event, and its patch of it is refused.
     server.fail("404", verb="patch", resource="events")
-    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered).run())
     await server.until(lambda: server.counts["patch", "events"] == 2)
     assert len(server.objects("events")) == 1
 
@@ -311,7 +311,7 @@ async def test_an_event_waits_for_its_namespace_and_delays_no_other(server, clie
     inventory = Inventory()
     held = (Holding("late", "p", "main", "x/nic", ("0000:10:00.1",)),)
     publish(inventory, snapshot([DOWN], holdings=held))
-    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered).run())
     await server.until(lambda: server.counts["create", "events"] >= 3)
     assert [one["involvedObject"]["kind"] for one in server.objects("events")] == ["Node"]
     server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "late"}})
@@ -324,7 +324,7 @@ async def test_a_namespace_that_ends_is_no_missing_right(server, client, running
     server.fail("403", verb="create", resource="events", message=message)
     inventory = Inventory()
     publish(inventory, snapshot([DOWN], holdings=()))
-    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered).run())
     await server.until(lambda: server.objects("events"))
 
 
@@ -337,7 +337,7 @@ async def test_an_event_that_a_quota_or_a_policy_refuses_delays_no_other(
     inventory, deliveries = Inventory(), Deliveries()
     publish(inventory, snapshot([DOWN, DOWN], holdings=()))
     delivery = deliveries.of("events")
-    running(DeviceEvents(client, inventory, "gpu-0", offered, delivery=delivery).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered, delivery=delivery).run())
     await until(lambda: delivery.results["ok"] >= 2)
     assert server.counts["create", "events"] == 3
     assert delivery.results == {"refused": 1, "ok": 2}
@@ -347,7 +347,7 @@ async def test_without_the_right_to_read_pods_events_have_no_uid(server, client,
     server.fail("403", resource="pods", times=None)
     inventory = Inventory()
     publish(inventory, snapshot([DOWN, DOWN], [GPU_LOST]))
-    running(DeviceEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered).run())
     await server.until(lambda: len(server.objects("events")) == 5)
     assert server.counts["get", "pods"] == 1
     pods = [

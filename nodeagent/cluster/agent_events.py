@@ -1,0 +1,240 @@
+"""The agent's Events: one function for each subject, which returns the notices that stand.
+
+    subject                                                             function
+    faults of links and GPUs, on the Node and on pods that hold them    ``device_notices``
+    pods over their share of GPU memory, processes outside of pods      ``over_use_notices``
+    limits of GPU memory that cannot be set                             ``limit_notices``
+    pods that have lost their GPU with its MPS daemon                   ``mps_notices``
+    a state folder that cannot be written                               ``state_notices``
+
+``AgentEvents`` writes the Events of all of them, so that one limit holds for them together. It derives those of devices
+from the snapshot. ``follow`` and ``follow_state`` post the others on the ``NoticeBoard``, as the report and the
+evictions do.
+
+A device whose state is unknown gets no new Event, and none of its faults ends. The numbers in a notice are those of its
+beginning. Its end is the Event ``Recovered``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from nodeagent.base.supervise import either
+from nodeagent.base.unwritable_memory import UnwritableMemory, unwritable_remark
+from nodeagent.cluster.affected_devices import (
+    QUIET,
+    AffectedPod,
+    Offered,
+    ReportedDevice,
+    affected_pods,
+    has_failed,
+    reported_devices,
+)
+from nodeagent.cluster.deliveries import Delivery
+from nodeagent.cluster.event_writer import HOURLY_S, EventTarget, EventWriter, Notice, NoticeBoard
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Gpu, Reason, Snapshot, State
+from nodeagent.kube.client import ApiClient
+from nodeagent.sharing.cgroup_limits import CgroupLimits
+from nodeagent.sharing.gpu_accounting import GpuAccounting
+from nodeagent.sharing.mps_watch import MpsWatch
+
+COMPONENT = "nodeagent"
+STATE_LOOK_S = 10.0
+"""Between two looks at the state folder."""
+GIB = 1 << 30
+
+Source = TypeVar("Source", GpuAccounting, CgroupLimits, MpsWatch)
+
+
+class AgentEvents:
+    """``offered`` returns the devices that each resource has now."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        inventory: Inventory,
+        node: str,
+        offered: Callable[[Snapshot], Offered],
+        *,
+        board: NoticeBoard | None = None,
+        delivery: Delivery | None = None,
+    ) -> None:
+        self.writer = EventWriter(client, COMPONENT, node, host=node, delivery=delivery)
+        self._board = board or NoticeBoard()
+        self._inventory, self._node, self._offered = inventory, node, offered
+
+    async def run(self) -> None:
+        """Write Events until cancelled."""
+        while True:
+            snapshot = self._inventory.snapshot
+            self._board.changed.clear()
+            standing = (
+                *device_notices(snapshot, self._node, self._offered(snapshot)),
+                *self._board.take(),
+            )
+            self.writer.ledger.observe(standing, time.monotonic(), time.time(), unknown_devices(snapshot))
+            wait = await self.writer.deliver()
+            await either(
+                self._inventory.changed(snapshot.revision),
+                self._board.changed.wait(),
+                # An hourly notice becomes due without any change.
+                timeout_s=HOURLY_S / 4 if wait is None else wait,
+            )
+
+
+async def follow(
+    part: str,
+    source: Source,
+    notices: Callable[[Source, Sequence[Gpu], str], Iterable[Notice]],
+    inventory: Inventory,
+    node: str,
+    board: NoticeBoard,
+) -> None:
+    """Post the notices at each change of their source, until cancelled."""
+    while True:
+        revision = source.revision
+        board.post(part, *notices(source, inventory.snapshot.gpus, node))
+        await source.changed(revision)
+
+
+async def follow_state(
+    unwritable: Callable[[], Sequence[UnwritableMemory]], node: str, board: NoticeBoard
+) -> None:
+    """Post the notice about the state folder, every ``STATE_LOOK_S``, until cancelled."""
+    while True:
+        board.post("state", *state_notices(unwritable(), node))
+        await asyncio.sleep(STATE_LOOK_S)
+
+
+# --- devices and the pods that hold them ----------------------------------------------------------------------
+
+
+def device_notices(snapshot: Snapshot, node: str, offered: Offered) -> tuple[Notice, ...]:
+    """The notices about devices that stand at this moment."""
+    standing = [notice for device in reported_devices(snapshot) for notice in _faults(_on_node(node), device)]
+    standing += [_pod_notice(pod) for pod in affected_pods(snapshot, offered)]
+    return tuple({notice.key: notice for notice in standing}.values())
+
+
+def unknown_devices(snapshot: Snapshot) -> Callable[[str], bool]:
+    """Return a function that returns whether the state of a device is unknown in this snapshot."""
+    states = {device.key: device.health.state for device in reported_devices(snapshot)}
+
+    def unknown(key: str) -> bool:
+        state = states.get(key)
+        return state is State.UNKNOWN or (state is None and bool(snapshot.stale_sources))
+
+    return unknown
+
+
+def _faults(target: EventTarget, device: ReportedDevice) -> Iterator[Notice]:
+    health = device.health
+    for reason in health.reasons:
+        if health.state in (State.UNKNOWN, State.UNUSED):
+            continue
+        minor = reason.warning or health.state is State.HEALTHY
+        message = f"{device.title}: {reason.detail}"
+        event_reason = _event_reason(reason, device)
+        yield Notice(target, device.key, event_reason, message, not minor, hourly=minor, title=device.title)
+    if not health.reasons and health.state not in QUIET:
+        reason = Reason(health.state.value, "")
+        message = f"{device.title} is {health.state.value}"
+        yield Notice(target, device.key, _event_reason(reason, device), message, title=device.title)
+
+
+def _pod_notice(pod: AffectedPod) -> Notice:
+    device, health = pod.device, pod.device.health
+    first, more = pod.device_ids[0], len(pod.device_ids) - 1
+    held = f"{first} and {more} more" if more else first
+    reasons = [reason.detail for reason in health.reasons if not reason.warning]
+    failed = has_failed(health)
+    state = "has failed" if failed else f"is {health.state.value}"
+    message = f"{device.title}, held as {pod.resource} ({held}), {state}: {'; '.join(reasons) or health.state.value}"
+    target = EventTarget("Pod", pod.namespace, pod.pod)
+    return Notice(
+        target, device.key, "DeviceFailed" if failed else "DeviceUnhealthy", message, title=device.title
+    )
+
+
+def _event_reason(reason: Reason, device: ReportedDevice) -> str:
+    """``LinkCarrierDown`` for the reason ``carrier_down`` of a link."""
+    words = "".join(part.capitalize() for part in reason.key.replace("-", "_").split("_"))
+    return f"{'Link' if device.link else 'Gpu'}{words}"
+
+
+# --- shares of GPUs -------------------------------------------------------------------------------------------
+
+
+def over_use_notices(accounting: GpuAccounting, gpus: Sequence[Gpu], node: str) -> Iterator[Notice]:
+    """Yield a notice on the Node for each over-use that has lasted for ``grace_s``, and one on the pod."""
+    reason, grace_s = "GpuMemoryExceeded", accounting.grace_s
+    for over in accounting.over_uses:
+        title = _gpu_title(over.uuid, gpus)
+        used = f"{over.used_bytes / GIB:.1f} GiB"
+        if not over.pod:
+            message = f"{title}: {used} are used outside of pods for {grace_s:g} s, by {over.processes}"
+            yield Notice(_on_node(node), f"{over.uuid} outside", "GpuUsedOutsidePods", message, title=title)
+            continue
+        fact = f"{used} of {title} for {grace_s:g} s, and its share is {over.granted_bytes / GIB:.1f} GiB"
+        # Without a namespace the kubelet's folder does not name the pod: its UID alone is known.
+        name = f"{over.namespace}/{over.pod}" if over.namespace else f"with UID {over.pod}"
+        about = f"{over.uuid} {over.namespace}/{over.pod}"
+        yield Notice(_on_node(node), about, reason, f"Pod {name} uses {fact}", title=f"Pod {name} on {title}")
+        if over.namespace:
+            target = EventTarget("Pod", over.namespace, over.pod)
+            yield Notice(target, over.uuid, reason, f"The pod uses {fact}", title=title)
+
+
+def limit_notices(limits: CgroupLimits, gpus: Sequence[Gpu], node: str) -> Iterator[Notice]:
+    """Yield a notice on the pod and one on the Node for each limit that cannot be set."""
+    reason = "GpuMemoryNotLimited"
+    for state in limits.states:
+        if state.failure is None:
+            continue
+        share = state.share
+        title = _gpu_title(share.uuid, gpus)
+        fact = f"{share.size_bytes >> 20} MiB of {title}, and no limit keeps it within them: {state.failure}"
+        about = f"{share.uuid} {share.namespace}/{share.pod}/{share.container}"
+        message = f"Container {share.container} of pod {share.namespace}/{share.pod} has {fact}"
+        yield Notice(_on_node(node), about, reason, message, title=title)
+        target = EventTarget("Pod", share.namespace, share.pod)
+        yield Notice(target, about, reason, f"Container {share.container} has {fact}", title=title)
+
+
+def mps_notices(watch: MpsWatch, gpus: Sequence[Gpu], node: str) -> Iterator[Notice]:
+    """Yield a notice on the pod and one on the Node for each pod that has lost its GPU."""
+    reason = "MpsDaemonEnded"
+    for hit in watch.hits:
+        title = _gpu_title(hit.uuid, gpus)
+        fact = f"the MPS daemon of {title} has ended ({hit.how})"
+        remedy = "its programs have lost the GPU; those that do not end by themselves must be started again"
+        about = f"{hit.uuid} {hit.namespace}/{hit.pod}"
+        message = f"Pod {hit.namespace}/{hit.pod}: {fact}, and {remedy}"
+        yield Notice(_on_node(node), about, reason, message, recovers=False, title=title)
+        target = EventTarget("Pod", hit.namespace, hit.pod)
+        message = f"{fact[0].upper()}{fact[1:]}; {remedy}"
+        yield Notice(target, hit.uuid, reason, message, recovers=False, title=title)
+
+
+def _gpu_title(uuid: str, gpus: Sequence[Gpu]) -> str:
+    index = next((gpu.index for gpu in gpus if gpu.uuid == uuid), "?")
+    return f"GPU {index} ({uuid})"
+
+
+# --- the node -------------------------------------------------------------------------------------------------
+
+
+def state_notices(unwritable: Sequence[UnwritableMemory], node: str) -> Iterator[Notice]:
+    """Yield a notice about the folder of these files, if there is one."""
+    if unwritable:
+        folder, text = unwritable[0].path.rpartition("/")[0], unwritable_remark(unwritable)
+        message = f"{text[0].upper()}{text[1:]}"
+        yield Notice(_on_node(node), folder, "StateUnwritable", message, title=f"Folder {folder}")
+
+
+def _on_node(node: str) -> EventTarget:
+    return EventTarget("Node", "", node)
