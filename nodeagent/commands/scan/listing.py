@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import structs, to_builtins
 
 from nodeagent import discovery
-from nodeagent.agent_config import Config, load
+from nodeagent.agent_config import Config, load, without_effect
 from nodeagent.agent_config import check as check_config
 from nodeagent.base.supervise import beside
 from nodeagent.commands.running_sources import sentences, unanswered, view_of
@@ -86,7 +86,7 @@ def check(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str
     """
     if root is None:
         config = check_config(text, name=name)
-        return config, tuple(status_remarks(config.resources)), ()
+        return config, (*without_effect(config), *status_remarks(config.resources)), ()
     view = asyncio.run(scan_once(load(text, name=name), root))
     silent = unanswered(view.snapshot.stale_sources)
     known = not any(entry.source == "gpus" for entry in silent)
@@ -97,7 +97,8 @@ def check(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str
     ]
     if faults:
         raise ConfigError(name, faults)
-    return config, tuple(trouble.message for trouble in view.troubles), tuple(sentences(silent))
+    notes = (*without_effect(config), *(trouble.message for trouble in view.troubles))
+    return config, notes, tuple(sentences(silent))
 
 
 @asynccontextmanager
