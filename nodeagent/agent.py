@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nodeagent import discovery
-from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load
+from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load, without_effect
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.ending import end_at
 from nodeagent.base.stored_file import unwritable
@@ -72,8 +72,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LATE_IMPORTS = ("nodeagent.kubelet.messages", "nodeagent.kubelet.holdings", "nodeagent.web.metrics_page")
-"""Protobuf and the metrics: imported before registration they would delay it by half."""
+LATE_IMPORTS = (
+    "nodeagent.kubelet.messages",
+    "nodeagent.kubelet.holdings",
+    "nodeagent.web.metrics_page",
+    "h11",
+)
+"""Protobuf, the metrics and the parser of HTTP: imported before registration they would delay it by half."""
 SETTLE_S = 5.0
 """After this time the late modules are imported without a kubelet."""
 SETTLE_LOOK_S = 0.05
@@ -149,7 +154,6 @@ class Agent:
         self._unwritable = partial(unwritable, stored)
         self.plugins = DevicePlugins(
             options.kubelet_dir,
-            watched=config.kubelet.registration == "plugins_registry",
             files=files,
             stats=rpc_stats,
             on_allocate=self._take_allocation,
@@ -219,6 +223,8 @@ class Agent:
 
     async def run(self) -> None:
         """Run until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
+        for sentence in without_effect(self._config):
+            log.warning("%s", sentence)
         try:
             async with asyncio.TaskGroup() as group:
                 sources = group.create_task(self.sources.run())
