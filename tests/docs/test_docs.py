@@ -20,7 +20,7 @@ from tests.support.manifests import DAEMONSET, ROOT, parsed, pod_specs
 
 PAGES = sorted(
     [
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(path for path in DAEMONSET.rglob("*.md")),
     ]
 )

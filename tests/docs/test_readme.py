@@ -20,7 +20,7 @@ from tests.support.findings import one_item
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-SETTINGS = ROOT / "docs" / "configuration.md"
+SETTINGS = ROOT / "docs" / "reference" / "configuration.md"
 TABLE = re.compile(r"(?<=<!-- configuration: begin -->\n).*?(?=<!-- configuration: end -->)", re.S)
 
 
@@ -55,7 +55,7 @@ def test_the_readme_lists_every_verb() -> None:
     "page",
     [
         *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-        *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
+        *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
         *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "daemonset").rglob("README.md")),
     ],
 )
@@ -77,7 +77,7 @@ def test_no_text_names_the_project_in_a_package_index() -> None:
     """`pip install nodeagent` would install the package of another owner."""
     files = [
         README,
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "nodeagent").rglob("*.py"),
         *(ROOT / "hack/lab").rglob("*.py"),
     ]
