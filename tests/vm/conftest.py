@@ -91,8 +91,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Record:
-    """Write a section of ``docs/reference/verified.md`` after a complete and successful run, if ``NODEAGENT_GOLDEN=write`` asks
-    for it."""
+    """Write a section of ``docs/reference/verified.md`` after a complete and successful run, if
+    ``NODEAGENT_GOLDEN=write`` asks for it."""
 
     def __init__(self) -> None:
         self.run: Run | None = None
