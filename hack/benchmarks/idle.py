@@ -30,7 +30,7 @@ _FILES = (
 _GRPC_THREADS = ("grpc_global_tim", "event_engine", "lifeguard")
 _GRPC = (
     "gRPC's timers tick once or twice a second in each process, which is chance: 9 idle servers alone have 6 to 9 a "
-    "second, and 7 to 12 after one call of a client; more CPUs have more groups of timers (docs/design.md)"
+    "second, and 7 to 12 after one call of a client; more CPUs have more timers (docs/reference/benchmarks.md)"
 )
 
 

@@ -1,4 +1,4 @@
-"""Generate the tables of the pages in ``docs/`` from the declarations in ``nodeagent/``.
+"""Generate the tables of the pages in ``docs/reference/`` from the declarations in ``nodeagent/``.
 
 Tests compare the pages with these tables; ``make golden`` writes them.
 """

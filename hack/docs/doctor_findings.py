@@ -1,4 +1,4 @@
-"""The tables of findings in ``docs/doctor.md``."""
+"""The tables of findings in ``docs/reference/doctor.md``."""
 
 from __future__ import annotations
 

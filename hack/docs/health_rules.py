@@ -1,4 +1,4 @@
-"""The tables of rules in ``docs/health.md``, and of measured rules and XIDs in ``docs/gpu-health.md``."""
+"""The tables of rules in ``docs/reference/nic-rules.md``, and of rules and XIDs in ``gpu-rules.md``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of recorded incidents in ``docs/health.md``, made by replaying the recordings."""
+"""The table of recorded incidents in ``docs/reference/nic-rules.md``, made by replaying the recordings."""
 
 from __future__ import annotations
 

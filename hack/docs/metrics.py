@@ -1,4 +1,4 @@
-"""The tables of ``docs/metrics.md`` and ``docs/samples.md``, made from the measurements and families."""
+"""The tables of ``docs/reference/metrics.md`` and ``samples.md``, made from the measurements and families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of settings in ``docs/configuration.md`` and ``docs/topology.md``."""
+"""The tables of settings in ``docs/reference/configuration.md`` and ``fabric-settings.md``."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def add(add: Add) -> None:
         _doctor,
         "check this node: findings, why each matters and what to do",
         "Checks kernel, NICs, GPUs, container runtime, kubelet and rights, and changes nothing. Each finding has a\n"
-        "reason and a remedy; docs/doctor.md lists all of them. The exit code is 1 if something must be fixed.\n"
+        "reason and a remedy (docs/reference/doctor.md). The exit code is 1 if something must be fixed.\n"
         "Run it where the agent runs:\n"
         "  kubectl exec ds/nodeagent -- nodeagent doctor --root /host --config /etc/nodeagent/nodeagent.yaml\n"
         "The cluster is checked too: in a pod with a service account, with $KUBECONFIG, or with --kubeconfig.",

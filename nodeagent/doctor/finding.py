@@ -1,8 +1,8 @@
 """A finding of the doctor, identified by a key that never changes its meaning, and the report of all of them. Pure.
 
 A topic is a group of findings. It declares its keys, with the reason why each matters and the remedy; only ``what``
-depends on the machine. docs/doctor.md is generated from the topics, so that each key is documented there. Keys are
-for programs: keys are added, but never renamed.
+depends on the machine. docs/reference/doctor.md is generated from the topics, so that each key is documented there.
+Keys are for programs: they are added, but never renamed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The devices of a node as a DRA driver publishes them: one for each GPU, and one for each PF.
 
 A GPU has the capacity ``memory``, a PF the capacity ``vfs``. Many claims share a device, and each consumes a part of
-its capacity. One device for each VF would make the scheduler try all combinations of VFs (``docs/design.md``).
+its capacity. One device for each VF would make the scheduler try all combinations of VFs (``docs/dra.md``).
 
 Health is no part of the capacity: a sick VF or GPU keeps its place, and the health is published beside it.
 """

@@ -126,7 +126,7 @@ def gpu_fabric_state(facts: FactIndex) -> Iterator[Series]:
     "gpu,xid",
     help="XIDs that the GPU reported since the agent started, ignored ones included.",
     source="nvmlEventSetWait_v2",
-    use="docs/gpu-health.md lists the XIDs that make a GPU unhealthy; repeated XIDs count each time.",
+    use="docs/reference/gpu-rules.md lists the XIDs that make a GPU unhealthy; repeated XIDs count each time.",
     peers="DCGM_FI_DEV_XID_ERRORS (gauge: the last one); DCGM_EXP_XID_ERRORS_COUNT",
 )
 def gpu_xid_errors(shown: ScrapeInput) -> Iterator[Series]:

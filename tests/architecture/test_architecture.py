@@ -1,6 +1,6 @@
 """The architecture as tests: imports, forbidden constructs, size of functions and classes, linters and typing.
 
-The import contracts are in pyproject.toml (``tool.importlinter``), their reasons in docs/design.md.
+The import contracts are in pyproject.toml (``tool.importlinter``), their floors in docs/design.md.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = {
-    "docs/metrics.md": "generated from nodeagent/",
+    "docs/reference/metrics.md": "generated from nodeagent/",
     "daemonset/chart/templates": "generated from the kustomization",
     "daemonset/monitoring/prometheusrule.yaml": "generated from rules.yaml",
     "daemonset/monitoring/dashboards": "generated from hack/dashboards.py",

@@ -143,7 +143,7 @@ def test_a_long_chain_of_uplinks_is_not_a_circle() -> None:
 
 
 def test_the_page_on_topology_has_every_setting(request: pytest.FixtureRequest) -> None:
-    path = request.config.rootpath / "docs" / "topology.md"
+    path = request.config.rootpath / "docs" / "reference" / "fabric-settings.md"
     tables = iter((settings_table(FabricConfig), settings_table(FabricTopology)))
     current = re.sub(r"\| setting \|.*?\n(?!\|)", lambda _: next(tables), path.read_text(), flags=re.DOTALL)
     if os.environ.get("NODEAGENT_GOLDEN") == "write":

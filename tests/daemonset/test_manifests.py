@@ -259,11 +259,11 @@ def test_the_mps_daemons_have_the_folders_that_the_agent_mounts_into_containers(
     assert resource.enforcement == "mps"
 
 
-async def test_the_pod_in_the_readme_requests_offered_resources() -> None:
-    readme = (ROOT / "README.md").read_text()
+async def test_the_first_pod_requests_offered_resources() -> None:
+    page = (ROOT / "docs" / "first-pod.md").read_text()
     (text,) = (
         one
-        for one in re.findall(r"```yaml\n(.*?)```", readme, re.S)
+        for one in re.findall(r"```yaml\n(.*?)```", page, re.S)
         if yaml.safe_load(one).get("kind") == "Pod"
     )
     asked = [c["resources"]["limits"] for c in yaml.safe_load(text)["spec"]["containers"]]

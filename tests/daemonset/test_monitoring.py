@@ -158,7 +158,7 @@ def test_rules_and_panels_query_existing_metrics() -> None:
 
 
 def test_every_metric_that_rules_and_panels_query_is_documented() -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     documented = set(re.findall(r"^\| `(nodeagent_\w+)` \|", page, re.M))
     queried = {name for group in groups() for rule in group["rules"] for name in names(rule["expr"])}
     queried |= {name for board in BOARDS for _, expr in expressions(board) for name in names(expr)}
@@ -182,11 +182,11 @@ def autoscaling() -> list[str]:
 
 
 def asked() -> list[str]:
-    """Yield every shipped query: of panels, recording rules, alerts, examples and docs/metrics.md."""
+    """Yield every shipped query: of panels, recording rules, alerts, examples and docs/reference/metrics.md."""
     found = [expr for board in BOARDS for _, expr in expressions(board)]
     found += [rule["expr"] for group in groups() for rule in group["rules"]]
     found += autoscaling()
-    text = " ".join((ROOT / "docs" / "metrics.md").read_text().split("\n## ")[0].split())
+    text = " ".join((ROOT / "docs" / "reference" / "metrics.md").read_text().split("\n## ")[0].split())
     found += [code for code in re.findall(r"`([^`]+)`", text) if " on (" in code]
     return [re.sub(r"\$(instance|device)\b|\$__\w+", r"n1", one) for one in found]
 

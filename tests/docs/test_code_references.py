@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md and docs/design.md name files, functions and classes that exist.
+"""CONTRIBUTING.md and the pages about the code name files, functions and classes that exist.
 
 A reference is text in backticks: a path such as `nodeagent/kubelet/plugin.py`, or a path and a name, such as
 `kubelet/plugin.py:Plugin.allocate`. Paths start at the root of the repository or at the package.
@@ -15,7 +15,10 @@ import pytest
 
 from tests.support.manifests import ROOT
 
-PAGES = ("CONTRIBUTING.md", "docs/design.md")
+PAGES = (
+    *("CONTRIBUTING.md", "docs/design.md", "docs/life-of-a-pod.md"),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "decisions").glob("*.md")),
+)
 PATH = re.compile(
     r"(?<![\w/*])((?:[\w.-]+/)*[\w-]+\.(?:py|toml|yaml|proto|md|sh))(?::([A-Za-z_][\w.]*))?(?!\w)"
 )

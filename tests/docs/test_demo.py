@@ -1,8 +1,8 @@
-"""README.md and docs/demo.md show what ``nodeagent demo`` prints.
+"""README.md and docs/reference/demo.md show what ``nodeagent demo`` prints.
 
 A block between ``<!-- demo: COMMAND -->`` and ``<!-- demo: end -->`` is held against the output of the command. A line
 ``…`` stands for lines left out, and only README.md leaves lines out. Measured times may differ.
-``NODEAGENT_GOLDEN=write`` rewrites docs/demo.md; the excerpt in README.md is edited by hand.
+``NODEAGENT_GOLDEN=write`` rewrites docs/reference/demo.md; the excerpt in README.md is edited by hand.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COMMANDS = ("nodeagent demo --once", "nodeagent demo --nodes 64 --once", "nodeag
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_page_shows_all_of_the_output_and_the_readme_lines_of_it_in_this_order(command: str) -> None:
     printed = output(command)
-    page = ROOT / "docs" / "demo.md"
+    page = ROOT / "docs" / "reference" / "demo.md"
     text = page.read_text()
     (block,) = (match for match in BLOCK.finditer(text) if match[1] == command)
     if os.environ.get("NODEAGENT_GOLDEN") == "write" and comparable(block[2]) != comparable(printed):

@@ -20,7 +20,7 @@ from tests.support.manifests import DAEMONSET, ROOT, parsed, pod_specs
 
 PAGES = sorted(
     [
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(path for path in DAEMONSET.rglob("*.md")),
     ]
 )
@@ -36,6 +36,28 @@ def verbs() -> set[str]:
 def test_its_links_exist(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+ANCHORED = [*PAGES, *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchor of each heading, as GitHub makes it from the heading's text."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    heads = (re.sub(r"[^\w\s-]", "", head).strip().lower() for head in re.findall(r"^#+ (.+)$", text, re.M))
+    return {re.sub(r"\s", "-", head) for head in heads}
+
+
+@one_item("page", ANCHORED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_headings_that_its_links_name_exist(page: Path) -> None:
+    for path, anchor in re.findall(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)", page.read_text()):
+        assert anchor in anchors(page.parent / path if path else page), f"{path}#{anchor}"
+
+
+def test_every_page_is_one_click_from_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    linked = {(ROOT / "docs" / path).resolve() for path in re.findall(r"\]\(([^)#\s]+)", index)}
+    assert {page for page in (ROOT / "docs").rglob("*.md") if page.name != "README.md"} <= linked
 
 
 @one_item("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -20,7 +20,7 @@ from tests.support.findings import one_item
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-SETTINGS = ROOT / "docs" / "configuration.md"
+SETTINGS = ROOT / "docs" / "reference" / "configuration.md"
 TABLE = re.compile(r"(?<=<!-- configuration: begin -->\n).*?(?=<!-- configuration: end -->)", re.S)
 
 
@@ -55,7 +55,7 @@ def test_the_readme_lists_every_verb() -> None:
     "page",
     [
         *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-        *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
+        *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
         *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "daemonset").rglob("README.md")),
     ],
 )
@@ -65,7 +65,7 @@ def test_links_between_the_documents_exist(page: str) -> None:
         assert "://" in target or (path.parent / target).exists(), f"{page}: {target}"
 
 
-@one_item("page", ["CONTRIBUTING.md", "docs/design.md"])
+@one_item("page", ["CONTRIBUTING.md", "docs/design.md", "docs/life-of-a-pod.md"])
 def test_the_files_that_the_documents_name_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     named = re.findall(r"`((?:nodeagent|tests|hack|protos|docs|daemonset)/[\w./-]+)`", text)
@@ -77,7 +77,7 @@ def test_no_text_names_the_project_in_a_package_index() -> None:
     """`pip install nodeagent` would install the package of another owner."""
     files = [
         README,
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "nodeagent").rglob("*.py"),
         *(ROOT / "hack/lab").rglob("*.py"),
     ]
@@ -125,7 +125,7 @@ def test_every_package_has_a_reason() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["gpu"]]
-    dependencies = (ROOT / "docs" / "design.md").read_text().partition("## Dependencies")[2]
+    dependencies = (ROOT / "docs" / "decisions" / "dependencies.md").read_text()
     rows = "\n".join(line.split("|")[1] for line in dependencies.splitlines() if line.startswith("|"))
     for requirement in wanted:
         assert f"`{re.split('[<>=]', requirement)[0].lower()}`" in rows.lower(), requirement

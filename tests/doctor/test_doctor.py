@@ -352,7 +352,7 @@ BLOCK = re.compile(r"(?<=<!-- findings: begin -->\n).*?(?=<!-- findings: end -->
 
 
 def test_the_documentation_lists_every_finding() -> None:
-    page = ROOT / "docs" / "doctor.md"
+    page = ROOT / "docs" / "reference" / "doctor.md"
     current = BLOCK.sub(lambda _: f"\n{finding_tables(doctor.TOPICS)}\n", page.read_text())
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         page.write_text(current)

@@ -96,7 +96,7 @@ def test_without_a_settle_time_administration_and_training_withdraw(
 
 
 def test_the_table_of_incidents_is_that_of_the_replays() -> None:
-    page = ROOT / "docs" / "health.md"
+    page = ROOT / "docs" / "reference" / "nic-rules.md"
     head, mark, rest = page.read_text().partition("<!-- incidents -->\n")
     _, end, tail = rest.partition("<!-- incidents: end -->\n")
     text = f"{head}{mark}{incidents_table(FOLDER)}{end}{tail}"

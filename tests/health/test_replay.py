@@ -197,7 +197,7 @@ def test_a_gpu_that_is_not_in_the_header_is_ignored() -> None:
 
 def test_the_documented_rules_are_those_of_the_code() -> None:
     """``NODEAGENT_GOLDEN=write`` puts them there."""
-    page = Path(__file__).parents[2] / "docs/health.md"
+    page = Path(__file__).parents[2] / "docs/reference/nic-rules.md"
     head, mark, rest = page.read_text().partition("<!-- rules -->\n")
     _, end, tail = rest.partition("<!-- end -->\n")
     text = f"{head}{mark}{rules_table(DEFAULTS)}{end}{tail}"

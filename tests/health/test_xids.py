@@ -24,7 +24,7 @@ SETTINGS = GpuSettings(xid_clear_seconds=600)
 )
 def test_the_documented_tables_are_those_of_the_code(name, table):
     """``NODEAGENT_GOLDEN=write`` writes them."""
-    page = Path(__file__).parents[2] / "docs/gpu-health.md"
+    page = Path(__file__).parents[2] / "docs/reference/gpu-rules.md"
     head, mark, rest = page.read_text().partition(f"<!-- {name} -->\n")
     _, end, tail = rest.partition("<!-- end -->\n")
     text = f"{head}{mark}{table()}{end}{tail}"

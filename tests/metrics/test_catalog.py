@@ -17,7 +17,7 @@ from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
 from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES
 from tests.support.findings import one_item
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 RESERVED = {"instance", "job", "le", "quantile"}
 BLOCKS = {
     ("metrics.md", "metrics"): metrics.agent_families,
@@ -37,7 +37,7 @@ def test_the_tables_of_the_documentation_are_made_from_the_catalog(page: str, bl
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         path.write_text(head + begin + text + end + tail)
         return
-    assert written == text, f"NODEAGENT_GOLDEN=write rewrites docs/{page}"
+    assert written == text, f"NODEAGENT_GOLDEN=write rewrites docs/reference/{page}"
 
 
 CONTROLLER = CONTROLLER_FAMILIES.families()

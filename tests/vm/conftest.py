@@ -91,8 +91,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Record:
-    """Write a section of ``docs/verified.md`` after a complete and successful run, if ``NODEAGENT_GOLDEN=write`` asks
-    for it."""
+    """Write a section of ``docs/reference/verified.md`` after a complete and successful run, if
+    ``NODEAGENT_GOLDEN=write`` asks for it."""
 
     def __init__(self) -> None:
         self.run: Run | None = None
@@ -108,7 +108,7 @@ class Record:
         written = {name for name in vars(test_vm) if name.startswith("test_")}
         passed = {name.rpartition("::")[2].partition("[")[0] for name in self.passed}
         if self.run and passed >= written and os.environ.get("NODEAGENT_GOLDEN") == "write":
-            path = REPOSITORY / "docs/verified.md"
+            path = REPOSITORY / "docs/reference/verified.md"
             before = path.read_text(encoding="utf-8")
             path.write_text(record.page(before, self.run, self.passed), encoding="utf-8")
 

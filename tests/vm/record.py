@@ -1,4 +1,4 @@
-"""Write the section of ``docs/verified.md`` about a machine with real VFs: the results of a complete run."""
+"""Write the section of ``docs/reference/verified.md`` about a machine with real VFs: the results of a complete run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Check the results of the guest: the installed agent on a real kernel whose NICs have real VFs.
 
-Each test checks one step of ``guest/guest.py``. Its name becomes a line of ``docs/verified.md``.
+Each test checks one step of ``guest/guest.py``. Its name becomes a line of ``docs/reference/verified.md``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The measured values and counters of simulated NICs and GPUs, which are in their registers and not in sysfs.
 
-Values have the names of recorded samples (docs/samples.md), each under its source. A new machine is healthy: full
-optical power, all counters zero, GPUs idle and cool, NVLinks up, PCIe links at full width and speed.
+Values have the names of recorded samples (docs/reference/samples.md), each under its source. A new machine is healthy:
+full optical power, all counters zero, GPUs idle and cool, NVLinks up, PCIe links at full width and speed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The measured values of the machine in the form of ``/.nodeagent/samples.json``.
 
-PCIe and RDMA values are in sysfs, not here. The form is that of recorded samples (docs/samples.md); the reader
-adds the time.
+PCIe and RDMA values are in sysfs, not here. The form is that of recorded samples (docs/reference/samples.md); the
+reader adds the time.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class Machine(GpuActions):
         """
         device = self.nic(nic)
         if not device.hardware.add(name, by):
-            refuse(f"{device.address} has no counter {name!r}; see docs/samples.md")
+            refuse(f"{device.address} has no counter {name!r}; see docs/reference/samples.md")
         self._measured(device)
 
     def light(self, nic: int | str, lane: int, watts: float) -> None:
@@ -253,7 +253,7 @@ class Machine(GpuActions):
     def _measure(self, nic: int | str, name: str, value: float) -> None:
         device = self.nic(nic)
         if name not in device.hardware.module:
-            refuse(f"{device.address} does not measure {name!r}; see docs/samples.md")
+            refuse(f"{device.address} does not measure {name!r}; see docs/reference/samples.md")
         device.hardware.module[name] = value
         self._measured(device)
 
