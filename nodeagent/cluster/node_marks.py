@@ -79,7 +79,7 @@ class OwnMark(NamedTuple):
 
     @property
     def resource(self) -> str:
-        """What the writer must have the right to patch."""
+        """The writer must have the right to patch it."""
         return "nodes/status" if self.kind == "condition" else "nodes"
 
 

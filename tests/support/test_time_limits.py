@@ -119,6 +119,20 @@ def test_done():
 """
 
 
+WITHOUT_LINES = """
+def endless():
+    while True:
+        pass
+
+def test_endless():
+    type(endless)(endless.__code__.replace(co_linetable=b""), {})()
+
+def test_done():
+    pass
+"""
+"""The interpreter gives no line for some instructions; here for all of a function."""
+
+
 def run(folder: Path, tests: str, hooks: str = "") -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(
         "from tests.support import time_limits\n"
@@ -160,6 +174,12 @@ def test_the_report_of_a_hang_has_time_of_its_own(tmp_path: Path) -> None:
     done = run(tmp_path, IN_REPORT, SLOW_REPORTS)
     assert "1 failed, 1 passed" in done.stdout, done.stdout
     assert "crashed" not in done.stdout
+
+
+def test_a_hang_at_an_instruction_of_no_line_ends_no_worker(tmp_path: Path) -> None:
+    done = run(tmp_path, WITHOUT_LINES)
+    assert "1 failed, 1 passed" in done.stdout, done.stdout
+    assert "INTERNALERROR" not in done.stdout
 
 
 def test_a_test_that_no_signal_interrupts_ends_with_its_worker(tmp_path: Path) -> None:

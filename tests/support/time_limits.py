@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pytest
@@ -156,10 +157,21 @@ def _running(item: Any) -> Generator[None, Any, Any]:
     _RUNNING.append(True)
     try:
         return (yield)
+    except LimitReached as error:
+        raise error.with_traceback(with_lines(error.__traceback__)) from error.__cause__
     finally:
         _RUNNING.clear()
         if (limit := _limit(item)) is not None and limit.reached:
             limit.begin_again(UNINTERRUPTED_S)
+
+
+def with_lines(frames: TracebackType | None) -> TracebackType | None:
+    """Leave out a frame whose instruction has no line, as a signal may find it: pytest's report would end the run."""
+    if frames is None:
+        return None
+    below = with_lines(frames.tb_next)
+    line: int | None = frames.tb_lineno
+    return below if line is None else TracebackType(below, frames.tb_frame, frames.tb_lasti, line)
 
 
 def _stacks() -> str:
