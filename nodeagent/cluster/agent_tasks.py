@@ -122,8 +122,8 @@ class AgentState(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """Values that the tasks share: the agent's state, and how to write it. ``namespace`` is that of the report, and ``owner``
-    the Node as the token names it. ``evictions`` limits those of all causes together."""
+    """Values that the tasks share: the agent's state, and how to write it. ``namespace`` is that of the report, and
+    ``owner`` the Node as the token names it. ``evictions`` limits those of all causes together."""
 
     agent: AgentState
     client: ApiClient
