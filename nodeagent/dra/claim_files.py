@@ -43,7 +43,7 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 FORM = StoredForm(
-    name="claims/<uid>.json",
+    name="claims/UID.json",
     type=_Record,
     content="record of a prepared claim",
     loss="its devices count as free",
