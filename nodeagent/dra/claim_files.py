@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_file
+from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_changed_file
 from nodeagent.base.regular_file import read_regular
 from nodeagent.base.stored_file import SIZE_MAX, StoredForm
 from nodeagent.dra.claim_preparation import CDI_KIND, valid_uid
@@ -84,14 +84,14 @@ class ClaimFiles:
         if len(text) > SIZE_MAX:  # it could not be read again
             reason = f"the claim needs {len(text)} bytes, more than {SIZE_MAX}; use several claims"
             raise OSError(errno.EFBIG, reason, str(self._record(claim.uid)))
-        _replace(self._record(claim.uid), text, mode=0o600, folder_mode=0o700, durable=True)
+        replace_changed_file(self._record(claim.uid), text, durable=True)
         if not claim.edits:  # all its devices are another driver's
             return
         document = cdi.spec(CDI_KIND, claim.edits)
         if len(_ANNOTATION) + len(text) <= ANNOTATIONS_MAX:
             document["annotations"] = {_ANNOTATION: text.decode()}
         spec = cdi.text(document).encode()
-        _replace(self._spec(claim.uid), spec, mode=0o644, folder_mode=PUBLIC_FOLDER, durable=False)
+        replace_changed_file(self._spec(claim.uid), spec, mode=0o644, folder_mode=PUBLIC_FOLDER)
         self._device_info.write(claim.device_info)
 
     def remove(self, claim: PreparedClaim) -> None:
@@ -158,10 +158,3 @@ class ClaimFiles:
             path.unlink(missing_ok=True)
         except OSError as error:
             log.warning("A file of an ended claim cannot be removed. file=%s reason=%r", path, error.strerror)
-
-
-def _replace(path: Path, content: bytes, *, mode: int, folder_mode: int, durable: bool) -> None:
-    with suppress(OSError, ValueError):
-        if read_regular(path, SIZE_MAX) == content:
-            return
-    replace_file(path, content, mode=mode, folder_mode=folder_mode, durable=durable)

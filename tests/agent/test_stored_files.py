@@ -95,7 +95,7 @@ def test_files_of_the_agent_are_written_by_the_store() -> None:
     writers = {
         str(path.relative_to(ROOT))
         for path in PACKAGE.rglob("*.py")
-        if "replace_file(" in path.read_text() and path.parent.name != "base"
+        if re.search(r"replace_(changed_)?file\(", path.read_text()) and path.parent.name != "base"
     }
     assert writers == OTHER_WRITERS.keys(), (
         "declare a StoredForm and write with StoredFile, or name here who reads the file"
