@@ -150,8 +150,8 @@ class Agent:
             rails=rails,
         )
         rpc_stats, sizes = RpcStats(), SliceSizes(state_folder)
-        stored = (rails.file, sizes.file, remembered_gpus.file, state_file.file)
-        self._unwritable = partial(unwritable, stored)
+        self.stored = (rails.file, sizes.file, remembered_gpus.file, state_file.file)
+        """The files whose loss is reported."""
         self.plugins = DevicePlugins(
             options.kubelet_dir,
             files=files,
@@ -216,7 +216,7 @@ class Agent:
                 pools=lambda: tuple(pool_statuses(self.offering.dra, self.dra, self.deliveries.of(SLICES))),
                 limits=self.cgroup_limits,
                 mps=self.mps,
-                unwritable_state=self._unwritable,
+                unwritable_state=partial(unwritable, self.stored),
                 node=options.node_name or socket.gethostname(),
             ),
         )
@@ -272,7 +272,7 @@ class Agent:
                 self.accounting,
                 self.cgroup_limits,
                 self.mps,
-                self._unwritable,
+                partial(unwritable, self.stored),
                 by_volcano(config),
             )
             tasks["cluster"] = partial(agent_tasks.run, state, access, self.settled)

@@ -32,8 +32,7 @@ from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
-from nodeagent.sources.limit_support import limit_support
-from nodeagent.sources.machine_access import NoDriver, hints, is_recorded, permanent_macs
+from nodeagent.sources.machine_access import NoDriver, has_netdevs, hints, is_recorded, permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.sources.scan_hints import ScanRequest
@@ -84,8 +83,8 @@ def adopt(health: HealthService, begun: HealthSettings, now: HealthSettings) -> 
 def receives_lldp(config: Config, tree: Tree) -> bool:
     """Whether the LLDP source runs. A captured or simulated machine does not have the netdevs of this host:
     there the source runs only if the settings name netdevs, or if a command answers in place of lldpd."""
-    source, netdevs = config.lldp.source, config.links.select.netdevs
-    return source != "none" and (not is_recorded(tree) or bool(netdevs) or source == "lldpd")
+    source = config.lldp.source
+    return source != "none" and (has_netdevs(tree, config.links.select) or source == "lldpd")
 
 
 def finds_neighbors(config: Config, tree: Tree) -> bool:
@@ -223,7 +222,7 @@ class Discovery:
 
     async def _read_macs(self) -> Mapping[str, str | None]:
         try:
-            return await self._netlink.run(permanent_macs)
+            return await self._netlink.run(permanent_macs, self._tree)
         except Unanswered:
             return {}
 
@@ -273,7 +272,7 @@ class Discovery:
         while True:
             paths = await self._path_reads.run(host_paths.find, self._tree, self._config.cdi.directory)
             logs = self._config.gpu.accounting.pod_logs
-            support = await self._path_reads.run(limit_support, self._tree, logs)
+            support = await self._path_reads.run(host_paths.limit_support, self._tree, logs)
             self._inventory.publish("paths", paths=paths, limit_support=support)
             await asyncio.sleep(pause_s)
             pause_s = self._config.scan_seconds
@@ -293,12 +292,8 @@ class Discovery:
                 self._node_name,
                 self._keep_lldpd_links,
                 self._tree.path(self._config.health.state_directory) if self._stores else None,
-                self._recorded_links if self._uses_recorded_links() else None,
+                None if has_netdevs(self._tree, self._config.links.select) else self._recorded_links,
             )
-
-    def _uses_recorded_links(self) -> bool:
-        """Whether the links of LLDP are those of a captured or simulated machine, not netdevs of this host."""
-        return is_recorded(self._tree) and not self._config.links.select.netdevs
 
     def _recorded_links(self) -> tuple[Link, ...]:
         return self._inventory.snapshot.links
@@ -322,7 +317,6 @@ class Discovery:
     async def _watch_infiniband(self) -> None:
         await self._after_registration()
         from nodeagent.sources import infiniband_source  # noqa: PLC0415
-        from nodeagent.sources.unanswered_ports import UnansweredPorts  # noqa: PLC0415
 
         names = self._config.infiniband.node_names
         folder = self._tree.path(self._config.health.state_directory)
@@ -332,9 +326,8 @@ class Discovery:
             lambda: self._inventory.snapshot.links,
             [self._infiniband_hint],
             partial(self._publish_neighbors, "infiniband"),
-            recorded=is_recorded(self._tree),
             node_names=Path(names) if names is not None else None,
-            unanswered=UnansweredPorts(folder if self._stores else None),
+            unanswered=infiniband_source.UnansweredPorts(folder if self._stores else None),
         )
 
     def _publish_neighbors(

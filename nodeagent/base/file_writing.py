@@ -6,6 +6,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from nodeagent.base.regular_file import read_regular
+
 PRIVATE_FOLDER, PUBLIC_FOLDER = 0o700, 0o755
 
 
@@ -44,6 +46,17 @@ def replace_file(
             temporary.unlink()
         error.filename = str(path)
         raise
+
+
+def replace_changed_file(
+    path: Path, content: bytes, *, mode: int = 0o600, folder_mode: int = PRIVATE_FOLDER, durable: bool = False
+) -> bool:
+    """Replace a file as ``replace_file`` does, unless it has the content. Return whether it was written."""
+    with suppress(OSError, ValueError):
+        if read_regular(path) == content:
+            return False
+    replace_file(path, content, mode=mode, folder_mode=folder_mode, durable=durable)
+    return True
 
 
 def make_folder(path: Path, mode: int = PRIVATE_FOLDER) -> None:

@@ -67,7 +67,7 @@ class StoredForm(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     of_boot: bool = False
     encode: Callable[[T], bytes] = _sorted_line
 
-    def decode(self, text: bytes) -> T:
+    def decode(self, text: bytes | str) -> T:
         """Return the value in a file. Raises ``ValueError`` or ``RecursionError``, and ``OtherVersionError``."""
         value = msgspec.json.decode(text, type=self.type)
         version = getattr(value, "version", self.version)

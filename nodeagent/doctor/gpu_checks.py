@@ -16,8 +16,7 @@ from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.enforcement import LIMITS_DRIVER
 from nodeagent.kinds.resource_settings import GpuMemResource, MigResource
-from nodeagent.sources.host_paths import GPU_NODES
-from nodeagent.sources.limit_support import limit_support
+from nodeagent.sources.host_paths import GPU_NODES, limit_support
 
 TOPIC = Topic(
     "gpus",

@@ -292,7 +292,7 @@ class StoredNics:
 
 def read_stored(target: Target) -> StoredNics:
     rails = RailMemory(target.tree.path(target.config.health.state_directory))
-    macs = None if target.recorded else permanent_macs()
+    macs = None if target.recorded else permanent_macs(target.tree)
     return StoredNics(rails.content.numbering, rails.known_nics(target.config.resources), macs)
 
 

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_file
+from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_changed_file
 from nodeagent.base.regular_file import read_regular
+from nodeagent.base.stored_file import SIZE_MAX, StoredForm
 from nodeagent.dra.claim_preparation import CDI_KIND, valid_uid
 from nodeagent.dra.prepared_claim import PreparedClaim
 from nodeagent.facts import cdi
@@ -29,8 +30,6 @@ from nodeagent.kubelet.device_info import DeviceInfoFiles
 log = logging.getLogger(__name__)
 
 SPEC_PREFIX = "nodeagent-claim-"
-RECORD_MAX = 4 * 1024 * 1024
-"""Bytes. The record of a claim with 200 VFs in one request has some 200 KB."""
 ANNOTATIONS_MAX = 256 * 1024
 """Bytes of all annotations of a CDI spec with their keys; runtimes refuse a spec with more
 (tags.cncf.io/container-device-interface, internal/validation/k8s/objectmeta.go)."""
@@ -41,6 +40,17 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 class _Record(msgspec.Struct, frozen=True):
     boot_id: str
     claim: PreparedClaim
+
+
+FORM = StoredForm(
+    name="claims/UID.json",
+    type=_Record,
+    content="record of a prepared claim",
+    loss="its devices count as free",
+    of_boot=True,
+    encode=msgspec.json.encode,
+)
+"""The record of a claim with 200 VFs in one request has some 200 KB."""
 
 
 class ClaimFiles:
@@ -70,18 +80,18 @@ class ClaimFiles:
 
     def write(self, claim: PreparedClaim) -> None:
         """Write what differs on the disk. Raises ``OSError`` with the name of the file that cannot be written."""
-        text = msgspec.json.encode(_Record(self._boot_id, claim))
-        if len(text) > RECORD_MAX:  # it could not be read again
-            reason = f"the claim needs {len(text)} bytes, more than {RECORD_MAX}; use several claims"
+        text = FORM.encode(_Record(self._boot_id, claim))
+        if len(text) > SIZE_MAX:  # it could not be read again
+            reason = f"the claim needs {len(text)} bytes, more than {SIZE_MAX}; use several claims"
             raise OSError(errno.EFBIG, reason, str(self._record(claim.uid)))
-        _replace(self._record(claim.uid), text, mode=0o600, folder_mode=0o700, durable=True)
+        replace_changed_file(self._record(claim.uid), text, durable=True)
         if not claim.edits:  # all its devices are another driver's
             return
         document = cdi.spec(CDI_KIND, claim.edits)
         if len(_ANNOTATION) + len(text) <= ANNOTATIONS_MAX:
             document["annotations"] = {_ANNOTATION: text.decode()}
         spec = cdi.text(document).encode()
-        _replace(self._spec(claim.uid), spec, mode=0o644, folder_mode=PUBLIC_FOLDER, durable=False)
+        replace_changed_file(self._spec(claim.uid), spec, mode=0o644, folder_mode=PUBLIC_FOLDER)
         self._device_info.write(claim.device_info)
 
     def remove(self, claim: PreparedClaim) -> None:
@@ -114,14 +124,14 @@ class ClaimFiles:
         Raises ``OSError`` if the machine has no memory or descriptors to read it: the record is good.
         """
         try:
-            return msgspec.json.decode(read_regular(path, RECORD_MAX), type=_Record)
+            return FORM.decode(read_regular(path, SIZE_MAX))
         except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             if isinstance(error, OSError) and error.errno in _EXHAUSTED:
                 raise
             reason = getattr(error, "strerror", None) or str(error)
         with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
-            document = json.loads(read_regular(self._spec(uid), RECORD_MAX))
-            record = msgspec.json.decode(document["annotations"][_ANNOTATION], type=_Record)
+            document = json.loads(read_regular(self._spec(uid), SIZE_MAX))
+            record = FORM.decode(document["annotations"][_ANNOTATION])
             log.warning(
                 "The record of a prepared claim is damaged; the copy in its CDI spec is used. file=%s reason=%r",
                 path,
@@ -148,10 +158,3 @@ class ClaimFiles:
             path.unlink(missing_ok=True)
         except OSError as error:
             log.warning("A file of an ended claim cannot be removed. file=%s reason=%r", path, error.strerror)
-
-
-def _replace(path: Path, content: bytes, *, mode: int, folder_mode: int, durable: bool) -> None:
-    with suppress(OSError, ValueError):
-        if read_regular(path, RECORD_MAX) == content:
-            return
-    replace_file(path, content, mode=mode, folder_mode=folder_mode, durable=durable)

@@ -119,17 +119,19 @@ class UmadPort:
         self._place, self._descriptor, self._agent = place, descriptor, agent
 
     @classmethod
-    def open(cls, path: Path, *, recorded: bool = False) -> Self:
-        """Open a device and register. Raises ``UmadError``."""
+    def open(cls, path: Path) -> Self:
+        """Open a device and register, or connect to the socket that a simulated machine has in its place. Raises
+        ``UmadError``."""
         enter(str(path))
         try:
+            simulated = path.is_socket()
             descriptor = (
-                _connect(path) if recorded else os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+                _connect(path) if simulated else os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             )
         except OSError as error:
             raise _failed(str(path), error) from error
         try:
-            agent = 0 if recorded else _register(descriptor)
+            agent = 0 if simulated else _register(descriptor)
         except OSError as error:
             os.close(descriptor)
             raise _failed(str(path), error) from error

@@ -10,11 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_file
-from nodeagent.base.regular_file import read_regular
+from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_changed_file
 from nodeagent.facts import cdi
 from nodeagent.facts.allocation import Allocation
 from nodeagent.facts.model import Snapshot
@@ -75,18 +73,18 @@ class CdiSpecFiles:
             for name, text in self._wanted.items():
                 path = self.path(name)
                 try:
-                    known = path.exists() if self._written.get(name) == text else _content(path) == text
-                    if known:
-                        self._written[name] = text
+                    if self._written.get(name) == text and path.exists():
                         continue
-                    replace_file(path, text.encode(), mode=0o644, folder_mode=PUBLIC_FOLDER)
+                    content = text.encode()
+                    new = replace_changed_file(path, content, mode=0o644, folder_mode=PUBLIC_FOLDER)
                 except OSError as error:
                     error.filename = str(path)
                     failures[name] = error
                     continue
-                log.info("The CDI spec was written. file=%s", path)
                 self._written[name] = text
-                self._found.add(name)
+                if new:
+                    log.info("The CDI spec was written. file=%s", path)
+                    self._found.add(name)
         return failures
 
     def unwritten(self) -> dict[str, Path]:
@@ -106,10 +104,3 @@ class CdiSpecFiles:
 def needed_by(allocation: Allocation) -> frozenset[str]:
     """Return the agent's CDI kinds whose specs must define the devices of an allocation."""
     return frozenset(name.partition("=")[0] for name in allocation.cdi_devices) & FILES.keys()
-
-
-def _content(path: Path) -> str | None:
-    """Return the text of a regular file; ``None`` for anything else, which is replaced."""
-    with suppress(OSError, ValueError):
-        return read_regular(path).decode()
-    return None

@@ -3,6 +3,10 @@
 Ports are read at start, after every hint and every ``POLL_S``, because the kernel announces no change of a LID.
 ``nodeagent.infiniband.asking`` decides when a port asks. All ports that are due ask at once, each in a thread with a
 time limit: a device that hangs delays the others by this limit and does not stop them.
+
+The questions that were not answered are kept over restarts of the agent: a switch with a management key reports each
+question to its subnet manager as an attack, and an agent that starts again and again would raise three of these reports
+each time. Their times are CLOCK_BOOTTIME: the file of another boot is not used, as the ports were down.
 """
 
 from __future__ import annotations
@@ -14,9 +18,14 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 
-from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, enter
+import msgspec
+from msgspec import structs
+
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, enter, in_thread
 from nodeagent.base.regular_file import read_regular
+from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.facts.model import Function, Link, Neighbor, Remark
+from nodeagent.host.clock import boottime
 from nodeagent.host.sysfs import Tree
 from nodeagent.host.umad import REMEDIES, NoAnswerError, UmadError, UmadPort, UmadReason
 from nodeagent.infiniband import smp
@@ -27,7 +36,6 @@ from nodeagent.infiniband.smp import Attribute, SmpError
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.ib_ports import IbPort, read_ib_ports
 from nodeagent.sources.scan_hints import ScanHint, forward
-from nodeagent.sources.unanswered_ports import PortKey, UnansweredPorts
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +44,60 @@ ASK_S = 2.0
 """For opening a device, and for each question: far more than the timeout of the kernel."""
 NAMES_S = 60.0
 PACE = AskingPace()
+
+PortKey = tuple[str, int]
+"""PCI address, and number of the port."""
+
+
+class _UnansweredPort(msgspec.Struct, frozen=True):
+    pci_address: str
+    port: int
+    asked: UnansweredQuestions
+
+
+class _UnansweredPorts(msgspec.Struct, frozen=True):
+    boot_id: str
+    ports: tuple[_UnansweredPort, ...]
+
+
+FORM = StoredForm(
+    name="infiniband.json",
+    type=_UnansweredPorts,
+    content="unanswered InfiniBand questions",
+    loss="switches that do not answer are asked again",
+    of_boot=True,
+)
+
+
+class UnansweredPorts:
+    """The file of this boot. Times are those of the running event loop."""
+
+    def __init__(self, folder: Path | None, boot: str | None = None) -> None:
+        """Without a folder nothing is kept. ``boot`` is the ID of the boot; ``None``: the present one."""
+        self._file = StoredFile(folder, FORM, boot)
+
+    async def read(self) -> dict[PortKey, UnansweredQuestions]:
+        found = await in_thread(self._file.read)
+        if found is None:
+            return {}
+        ahead = _boottime_ahead()
+        return {
+            (each.pci_address, each.port): structs.replace(each.asked, due_at=each.asked.due_at - ahead)
+            for each in found.ports
+        }
+
+    async def save(self, ports: Mapping[PortKey, UnansweredQuestions]) -> None:
+        ahead = _boottime_ahead()
+        entries = [
+            _UnansweredPort(address, port, structs.replace(asked, due_at=round(asked.due_at + ahead)))
+            for (address, port), asked in sorted(ports.items())
+        ]
+        await self._file.save(_UnansweredPorts(self._file.boot or "", tuple(entries)))
+
+
+def _boottime_ahead() -> float:
+    return boottime() - asyncio.get_running_loop().time()
+
 
 IbPublish = Callable[[tuple[Neighbor, ...], tuple[Remark, ...]], object]
 
@@ -47,7 +109,6 @@ async def watch(
     hints: Iterable[ScanHint],
     publish: IbPublish,
     *,
-    recorded: bool = False,
     node_names: Path | None = None,
     unanswered: UnansweredPorts | None = None,
     pace: AskingPace = PACE,
@@ -55,17 +116,17 @@ async def watch(
 ) -> None:
     """Publish neighbors and remarks until cancelled.
 
-    ``functions`` and ``links`` return the last known facts; their change should be one of the hints. ``recorded``: the
-    machine is a captured or simulated one. ``unanswered`` keeps the questions without an answer over restarts.
+    ``functions`` and ``links`` return the last known facts; their change should be one of the hints. ``unanswered``
+    keeps the questions without an answer over restarts.
     """
+    unanswered = unanswered or UnansweredPorts(None)
     woken = asyncio.Event()
     source = InfinibandSource(
         tree,
         publish,
-        recorded=recorded,
         node_names=node_names,
-        before={} if unanswered is None else await unanswered.read(),
-        save=None if unanswered is None else unanswered.save,
+        before=await unanswered.read(),
+        save=unanswered.save,
         pace=pace,
         again=woken.set,
     )
@@ -91,7 +152,6 @@ class InfinibandSource:
         tree: Tree,
         publish: IbPublish,
         *,
-        recorded: bool = False,
         node_names: Path | None = None,
         before: Mapping[PortKey, UnansweredQuestions] | None = None,
         save: Callable[[Mapping[PortKey, UnansweredQuestions]], Awaitable[object]] | None = None,
@@ -102,7 +162,7 @@ class InfinibandSource:
         an earlier agent without an answer; ``save`` keeps those of this one.
         """
         self._before, self._save = before or {}, save
-        self._tree, self._publish, self._recorded, self._pace = tree, publish, recorded, pace
+        self._tree, self._publish, self._pace = tree, publish, pace
         self._again = again
         self._reads = BoundedScan("infiniband", tree, again)
         self._names = _NodeNames(node_names)
@@ -121,7 +181,7 @@ class InfinibandSource:
             watched = self._ports.get(key)
             if watched is None:
                 asking = PortAsking(self._pace, self._before.get(key))
-                watched = self._ports[key] = _WatchedPort(port, asking, self._again, recorded=self._recorded)
+                watched = self._ports[key] = _WatchedPort(port, asking, self._again)
             watched.take(port, now())
         for key in self._ports.keys() - present.keys():
             self._ports[key].asking.remove()
@@ -154,13 +214,10 @@ class InfinibandSource:
 
 
 class _WatchedPort:
-    def __init__(
-        self, port: IbPort, asking: PortAsking, again: Callable[[], object], *, recorded: bool
-    ) -> None:
+    def __init__(self, port: IbPort, asking: PortAsking, again: Callable[[], object]) -> None:
         self.port = port
         self._again = again
         self.asking = asking
-        self._recorded = recorded
         self._peer: Peer | None = None
         self._error: str | None = None
         self._calls: dict[str, BoundedCalls] = {}
@@ -192,7 +249,7 @@ class _WatchedPort:
             if port.umad is None:
                 raise _without_device(port)
             calls = self._calls.setdefault(port.umad, BoundedCalls(port.umad, ASK_S, self._returned))
-            peer = await calls.run(_ask_through, tree, port.umad, port.umad_port, self._recorded)
+            peer = await calls.run(_ask_through, tree, port.umad, port.umad_port)
         except (UmadError, Unanswered, SmpError) as error:
             remedy = REMEDIES[error.reason] if isinstance(error, UmadError) else REMEDIES[UmadReason.FAILED]
             self._error = f"the peer of {port.device} port {port.number} cannot be asked: {error}; {remedy}"
@@ -209,19 +266,19 @@ class _WatchedPort:
         self.asking.asked(loop.time(), spread, answered=answered)
 
 
-def _ask_through(tree: Tree, umad: str, port: int, recorded: bool) -> Peer:
+def _ask_through(tree: Tree, umad: str, port: int) -> Peer:
     """As ``ask_peer``. Resolving the path may block too."""
     enter(umad)
-    return ask_peer(tree.path(umad), port, recorded)
+    return ask_peer(tree.path(umad), port)
 
 
-def ask_peer(umad: Path, port: int, recorded: bool) -> Peer:
+def ask_peer(umad: Path, port: int) -> Peer:
     """Ask the peer of a port both questions. Blocks. Raises ``UmadError``, ``NoAnswerError`` or ``SmpError``.
 
     A missing answer to the second question leaves the description unknown.
     """
     transaction = random.getrandbits(31) << 1
-    with UmadPort.open(umad, recorded=recorded) as device:
+    with UmadPort.open(umad) as device:
         info = smp.node_info(device.ask(smp.question(Attribute.NODE_INFO, port, transaction)))
         try:
             packet = device.ask(smp.question(Attribute.NODE_DESCRIPTION, port, transaction + 1))

@@ -17,6 +17,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from nodeagent.facts.model import Function, Neighbor, Remark
 from nodeagent.host.clock import boottime
@@ -33,7 +34,6 @@ from nodeagent.lldp.neighbor_table import (
 )
 from nodeagent.sources.link_selection import SelectedLink
 from nodeagent.sources.lldp_sender import LldpSender, NodeAnnouncement, SendingLink
-from nodeagent.sources.receiving_link import NEVER, ReceivingLink, known_name
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,67 @@ _FLOOD = frozenset((FrameOutcome.FLOODED, FrameOutcome.CROWDED))
 
 OpenResult = socket.socket | PacketError
 Publish = Callable[[tuple[Neighbor, ...], tuple[Remark, ...]], object]
+
+NEVER = float("-inf")
+
+
+@dataclass(slots=True)
+class ReceivingLink:
+    """A link with a socket, or one whose netdev is away. Times are those of the event loop.
+
+    ``up_at`` is the time of carrier up or of the socket's start, ``None`` without carrier. ``moved_from`` was the
+    neighbor until ``moved_at``.
+    """
+
+    selected: SelectedLink
+    socket: LldpSocket | None = None
+    enslaved: bool = False
+    up_at: float | None = None
+    received_at: float = NEVER
+    own_at: float = NEVER
+    flooded_at: float = NEVER
+    away_at: float | None = None
+    neighbor: Neighbor | None = None
+    moved_from: str | None = None
+    moved_at: float | None = None
+    dropped: int = 0
+    error: str | None = None
+    dcb: DcbSettings = UNKNOWN_DCB
+
+    @property
+    def name(self) -> str:
+        return self.selected.name
+
+    @property
+    def bound_to(self) -> tuple[int, bool] | None:
+        """The ifindex of the socket, and whether the socket is made for an enslaved netdev."""
+        if self.socket is None or not self.socket.bound:
+            return None
+        return (self.socket.ifindex, self.enslaved)
+
+    def quiet_since(self) -> float:
+        return max(self.up_at or NEVER, self.received_at)
+
+    def close(self) -> None:
+        if self.socket is not None:
+            self.dropped += self.socket.count_drops()
+            self.socket.close()
+            self.socket = None
+
+
+def known_name(links: Mapping[str, ReceivingLink], selected: SelectedLink) -> str | None:
+    """The name of the same link: the one whose socket is bound to the netdev, or with the PCI address or name."""
+    for name, link in links.items():
+        if link.socket is not None and link.socket.ifindex == selected.netdev.ifindex and link.socket.bound:
+            return name
+    address = selected.pci_address
+    for name, link in links.items():
+        if link.socket is not None and link.socket.bound:
+            continue  # bound to another netdev: of the same function, or with the old name of this one
+        known = link.selected.pci_address
+        if known == address and (address is not None or name == selected.name):
+            return name
+    return None
 
 
 class LldpReceiver:

@@ -2,30 +2,41 @@
 
 The netdevs are read at start, after every hint and at intervals. Calls that may wait for the kernel run in
 threads.
+
+The time for which each neighbor of a link has sent is kept over restarts of the agent. Without it every sender would
+start again at zero, and the first frame after a restart might be a forged one. The file is written when a link has
+another neighbor, or when the time of one has doubled: a few dozen times in a year.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from nodeagent import __version__
 from nodeagent.base.bounded_calls import BoundedCalls, in_thread
-from nodeagent.base.stored_file import StoredFile
+from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.base.supervise import either
 from nodeagent.facts.model import Function, Link
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings, DcbSocket
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
 from nodeagent.host.packet import PacketError, QinqSocket, open_qinq_socket, open_socket
-from nodeagent.sources import lldpd_client, remembered_neighbors
+from nodeagent.lldp.lldpdu import CHASSIS_WORDS, PORT_WORDS, ChassisId, PortId
+from nodeagent.lldp.neighbor_table import PAST_MAX, Msap, NeighborTable
+from nodeagent.sources import lldpd_client
 from nodeagent.sources.link_selection import SelectedLink, select
 from nodeagent.sources.lldp_receiver import LldpReceiver, OpenResult, Publish
 from nodeagent.sources.lldp_sender import NodeAnnouncement, management_addresses
 from nodeagent.sources.scan_hints import ScanHint, forward
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
+
+log = logging.getLogger(__name__)
 
 SCAN_GAP_S = 0.1
 
@@ -77,10 +88,10 @@ async def watch(
         if state_folder is None:
             await work
             return
-        stored = StoredFile(state_folder, remembered_neighbors.FORM)
+        stored = StoredFile(state_folder, FORM)
         found = await in_thread(stored.read) or ()
-        remembered_neighbors.restore(receiver.table, found)
-        await either(work, remembered_neighbors.keep(receiver.table, stored, found))
+        restore(receiver.table, found)
+        await either(work, keep(receiver.table, stored, found))
 
 
 async def run_receiver(
@@ -179,3 +190,92 @@ def _close_sockets(opened: Mapping[int, OpenResult]) -> None:
     for result in opened.values():
         if isinstance(result, socket.socket):
             result.close()
+
+
+# --- kept over restarts ---------------------------------------------------------------------------------
+
+CHECK_S = 60.0
+"""Between two comparisons with the file."""
+
+
+class RememberedNeighbor(msgspec.Struct, frozen=True):
+    """A neighbor of a link: its IDs in hexadecimal, and the times of ``NeighborEntry`` in seconds."""
+
+    link: str
+    chassis_subtype: int
+    chassis: str
+    port_subtype: int
+    port: str
+    live_s: float
+    pause_s: float
+
+
+Remembered = tuple[RememberedNeighbor, ...]
+
+
+FORM = StoredForm(
+    name="neighbors.json",
+    type=Remembered,
+    content="LLDP neighbors",
+    loss="another sender on a link may be taken for its switch",
+)
+
+
+def restore(table: NeighborTable, remembered: Iterable[RememberedNeighbor]) -> None:
+    """Give the table the times of an earlier agent. A record that cannot be true is ignored with a log line."""
+    by_link: dict[str, dict[Msap, tuple[float, float]]] = {}
+    for each in remembered:
+        try:
+            ids = (
+                ChassisId(each.chassis_subtype, bytes.fromhex(each.chassis)),
+                PortId(each.port_subtype, bytes.fromhex(each.port)),
+            )
+        except ValueError:
+            ids = None
+        known = each.chassis_subtype in CHASSIS_WORDS and each.port_subtype in PORT_WORDS
+        past = by_link.setdefault(each.link, {})
+        if ids is None or not known or each.live_s < 0 or each.pause_s < 0 or len(past) >= PAST_MAX:
+            log.warning("A remembered neighbor cannot be true and is ignored. file=%s", FORM.name)
+            continue
+        past[ids] = (each.live_s, each.pause_s)
+    for link, past in by_link.items():
+        table.remember(link, past)
+
+
+def remembered(table: NeighborTable) -> Remembered:
+    """The neighbors of all links, those of a link by their time."""
+    return tuple(
+        RememberedNeighbor(
+            link,
+            chassis.subtype,
+            chassis.raw.hex(),
+            port.subtype,
+            port.raw.hex(),
+            round(live_s, 1),
+            round(pause_s, 1),
+        )
+        for link, times in sorted(table.times().items())
+        for (chassis, port), (live_s, pause_s) in sorted(
+            times.items(), key=lambda item: item[1], reverse=True
+        )[:PAST_MAX]
+    )
+
+
+def is_outdated(stored: Remembered, now: Remembered) -> bool:
+    """Whether a link has another neighbor than in the file, or one has sent for twice as long."""
+    before, after = _firsts(stored), _firsts(now)
+    return before.keys() != after.keys() or any(after[key] > 2 * before[key] for key in after)
+
+
+def _firsts(neighbors: Remembered) -> dict[tuple[str, str, str], float]:
+    firsts = {each.link: each for each in reversed(neighbors)}
+    return {(each.link, each.chassis, each.port): each.live_s for each in firsts.values()}
+
+
+async def keep(table: NeighborTable, stored: StoredFile[Remembered], written: Remembered) -> None:
+    """Write the file when it is outdated, until cancelled. ``written`` is its content."""
+    while True:
+        await asyncio.sleep(CHECK_S)
+        now = remembered(table)
+        if is_outdated(written, now) and await stored.save(now):
+            written = now

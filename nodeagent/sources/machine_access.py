@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import PurePosixPath
 
-from nodeagent.facts.model import Function
+from nodeagent.facts.model import Function, Link
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
 from nodeagent.host.inotify import CONTENT, FolderWatch
 from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError, Uevents
@@ -20,6 +20,7 @@ from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.host.recorded_gpus import PATH
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources.scan_hints import ScanHint
+from nodeagent.sources.source_settings import LinkSelect
 
 log = logging.getLogger(__name__)
 
@@ -105,11 +106,20 @@ def is_netdev_of(functions: Callable[[], Iterable[Function]], name: str) -> bool
     return any(function.netdev == name for function in functions())
 
 
-def permanent_macs() -> dict[str, str | None]:
+def has_netdevs(tree: Tree, wanted: LinkSelect) -> bool:
+    """Whether the links are netdevs of this host. Those of a captured or simulated machine are not, unless the settings
+    name netdevs."""
+    return not is_recorded(tree) or bool(wanted.netdevs)
+
+
+def permanent_macs(tree: Tree, links: Iterable[Link] = ()) -> dict[str, str | None]:
     """Return the permanent MAC addresses by PCI address, for the NICs of this network namespace.
 
-    The result is empty if the kernel does not answer.
+    The result is empty if the kernel does not answer. A captured or simulated machine has the current addresses of its
+    ``links`` alone.
     """
+    if is_recorded(tree):
+        return {link.pci_address: link.mac for link in links}
     try:
         with Netdevs() as netdevs:
             entries = netdevs.read()

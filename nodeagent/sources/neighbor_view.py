@@ -14,8 +14,7 @@ import msgspec
 from nodeagent.facts.model import Neighbor, Remark, Snapshot
 from nodeagent.lldp.link_remarks import FLOODED, NO_NEIGHBOR, OWN_FRAMES
 from nodeagent.sources.link_selection import SelectedLink
-from nodeagent.sources.lldp_receiver import LldpReceiver
-from nodeagent.sources.receiving_link import ReceivingLink
+from nodeagent.sources.lldp_receiver import LldpReceiver, ReceivingLink
 from nodeagent.sources.source_settings import LldpSettings
 
 _WITHOUT = ("unheard", "silent")

@@ -70,19 +70,7 @@ class RememberedGpus:
 
     def update(self, gpus: Iterable[Gpu]) -> None:
         """Keep these GPUs and no others."""
-        now = tuple(
-            RememberedGpu(
-                gpu.uuid,
-                gpu.index,
-                gpu.pci_address,
-                gpu.memory_mib,
-                gpu.minor,
-                gpu.name,
-                gpu.numa_node,
-                gpu.pci_path,
-            )
-            for gpu in gpus
-        )
+        now = tuple(msgspec.convert(gpu, RememberedGpu, from_attributes=True) for gpu in gpus)
         if now != self.gpus:
             self.gpus = now
             self._changed.set()
@@ -107,7 +95,9 @@ class RememberedGpus:
 def sound(gpus: Iterable[RememberedGpu]) -> tuple[RememberedGpu, ...]:
     """Return the GPUs without those that cannot be true. A hand may have changed the file."""
     kept = []
-    for gpu, reading in _checked(gpus):
+    # One by one: a lost GPU and its successor on another bus may have the same address or minor number.
+    for gpu in {gpu.uuid: gpu for gpu in gpus}.values():
+        (reading,) = plausible([gpu.reading])
         if reading.uuid is None or not 0 <= gpu.index < 1024:
             log.warning(
                 "A remembered GPU cannot be true and is ignored. uuid=%s reason=%r",
@@ -124,9 +114,3 @@ def sound(gpus: Iterable[RememberedGpu]) -> tuple[RememberedGpu, ...]:
             REMEMBERED_MAX,
         )
     return tuple(kept[:REMEMBERED_MAX])
-
-
-def _checked(gpus: Iterable[RememberedGpu]) -> Iterable[tuple[RememberedGpu, GpuReading]]:
-    gpus = tuple(gpus)
-    # A lost GPU and its successor on another bus may have the same address or minor number.
-    return ((gpu, plausible([gpu.reading])[0]) for gpu in {gpu.uuid: gpu for gpu in gpus}.values())

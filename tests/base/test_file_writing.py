@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.base.file_writing import replace_file, unwritable_because
+from nodeagent.base.file_writing import replace_changed_file, replace_file, unwritable_because
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 
 
@@ -57,3 +57,16 @@ def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> No
     with ThreadPoolExecutor() as threads:
         list(threads.map(write, texts))
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_file_with_the_content_is_not_replaced_and_anything_else_is(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    assert replace_changed_file(path, b"one")
+    inode = path.stat().st_ino
+    assert not replace_changed_file(path, b"one")
+    assert path.stat().st_ino == inode
+    assert replace_changed_file(path, b"two")
+    path.unlink()
+    os.mkfifo(path)
+    assert replace_changed_file(path, b"two")
+    assert path.read_bytes() == b"two"

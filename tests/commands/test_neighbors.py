@@ -19,7 +19,7 @@ from nodeagent.commands.neighbors import neighbor_listing
 from nodeagent.commands.scan import listing
 from nodeagent.host.packet import open_socket
 from nodeagent.lldp.lldpd_json import LldpdError
-from nodeagent.sources import remembered_neighbors
+from nodeagent.sources import lldp_source
 from nodeagent.sources.source_settings import LinkSelect, LldpSettings
 from nodeagent_lab.sim.machine import Machine
 from tests.sources.test_lldp_source import announce
@@ -200,10 +200,10 @@ async def test_the_running_agent_answers_at_once_with_the_neighbor_of_its_report
 async def test_a_restarted_agent_prefers_the_switch_of_before(links, monkeypatch):
     near, far = links
     near.ip("link set lo up")
-    monkeypatch.setattr(remembered_neighbors, "CHECK_S", 0.05)
+    monkeypatch.setattr(lldp_source, "CHECK_S", 0.05)
     async with node("two-gpu-two-nic") as running:
         config = running.configure('links: {select: {netdevs: ["swp*"]}}')
-        stored = StoredFile(running.root / "var/lib/nodeagent", remembered_neighbors.FORM)
+        stored = StoredFile(running.root / "var/lib/nodeagent", lldp_source.FORM)
 
         async def send_until(done, frame: bytes) -> None:
             with far.raw("b1") as wire:

@@ -42,7 +42,7 @@ import sys
 from pathlib import Path
 from nodeagent.infiniband.smp import guid_text
 from nodeagent.sources.infiniband_source import ask_peer
-peer = ask_peer(Path("/dev/infiniband/umad0"), 1, False)
+peer = ask_peer(Path("/dev/infiniband/umad0"), 1)
 print(guid_text(peer.info.node_guid), peer.info.local_port, (peer.description or b"").hex())
 """
 

@@ -16,11 +16,11 @@ from nodeagent.facts.model import Neighbor, Remark
 from nodeagent.host.sysfs import Tree
 from nodeagent.infiniband.asking import AskingPace
 from nodeagent.sources import infiniband_source
+from nodeagent.sources.infiniband_source import UnansweredPorts
 from nodeagent.sources.neighbor_view import NeighborListing
 from nodeagent.sources.pci_source import scan
 from nodeagent.sources.scan_hints import ScanRequest
 from nodeagent.sources.source_settings import InfinibandSettings
-from nodeagent.sources.unanswered_ports import UnansweredPorts
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.simulated_subnet import (
     NODE_DESCRIPTION,
@@ -64,7 +64,6 @@ class Watched:
             lambda: scan(tree).links,
             [self._hint],
             self.publish,
-            recorded=True,
             node_names=names,
             unanswered=memory,
             pace=pace,

@@ -38,7 +38,7 @@ def place(subnet: SimulatedSubnet, tmp_path: Path) -> Path:
 
 
 def ask(place: Path, mad: bytes = INFO, timeout_ms: int = 200) -> bytes:
-    with UmadPort.open(place, recorded=True) as port:
+    with UmadPort.open(place) as port:
         return port.ask(mad, timeout_ms)
 
 
@@ -77,7 +77,7 @@ def test_a_kernel_that_never_answers_does_not_hold_the_caller(subnet: SimulatedS
 
 
 def test_a_device_that_is_removed_is_gone(subnet: SimulatedSubnet, place: Path) -> None:
-    with UmadPort.open(place, recorded=True) as port:
+    with UmadPort.open(place) as port:
         subnet.remove(place)
         with pytest.raises(UmadError) as failed:
             port.ask(INFO)
@@ -104,7 +104,7 @@ def test_nothing_but_a_question_reaches_the_device(
 ) -> None:
     """Set, traps, the SA, more hops and M_Keys are refused before the write."""
     mad = INFO[:offset] + octets + INFO[offset + len(octets) :]
-    with UmadPort.open(place, recorded=True) as port, pytest.raises(ValueError, match="only a Get"):
+    with UmadPort.open(place) as port, pytest.raises(ValueError, match="only a Get"):
         port.ask(mad)
     assert subnet.questions == []
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from nodeagent.base.stored_file import StoredFile
 from nodeagent.lldp.neighbor_table import NeighborTable
-from nodeagent.sources import remembered_neighbors
-from nodeagent.sources.remembered_neighbors import FORM, is_outdated, keep, remembered, restore
+from nodeagent.sources import lldp_source
+from nodeagent.sources.lldp_source import FORM, is_outdated, keep, remembered, restore
 from tests.lldp.test_neighbor_table import frame, ports
 from tests.support.waiting import until
 
@@ -62,7 +62,7 @@ def test_a_record_that_cannot_be_true_is_ignored(wrong: dict[str, object]) -> No
 
 
 async def test_the_file_has_the_neighbors_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered_neighbors, "CHECK_S", 0.01)
+    monkeypatch.setattr(lldp_source, "CHECK_S", 0.01)
     table = of_a_day()
     keeping = asyncio.create_task(keep(table, StoredFile(tmp_path, FORM), ()))
     await until((tmp_path / FORM.name).exists)

@@ -33,7 +33,7 @@ from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources import gpu_source, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
-from nodeagent.sources.machine_access import hints, is_recorded, permanent_macs
+from nodeagent.sources.machine_access import hints, permanent_macs
 from nodeagent.sources.nvml_session import DriverReading
 
 Publish = Callable[[tuple[Sample, ...]], object]
@@ -75,7 +75,7 @@ async def _record(
 ) -> str:
     facts = await BoundedScan("capture", tree).run(pci_source.scan, tree)
     pfs = tuple(function for function in facts.functions if function.parent is None)
-    macs = {} if is_recorded(tree) else await in_thread(permanent_macs)
+    macs = await in_thread(partial(permanent_macs, tree))
     before_header: list[Sample] | None = []
     count = 0
     latest_at: dict[tuple[str, Source], float] = {}

@@ -12,7 +12,6 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.infiniband.asking import PeerState
 from nodeagent.infiniband.peer import NOT_ASKED
 from nodeagent.sources.infiniband_source import InfinibandSource
-from nodeagent.sources.machine_access import is_recorded
 from nodeagent.sources.neighbor_view import AgedNeighbor, LinkRow, NeighborListing
 from nodeagent.sources.pci_source import PciFacts, scan_once
 from nodeagent.sources.source_settings import InfinibandSettings
@@ -74,7 +73,7 @@ async def _asked(
         remarks.extend(odd)
 
     names = Path(settings.node_names) if settings.node_names is not None else None
-    source = InfinibandSource(tree, take, recorded=is_recorded(tree), node_names=names)
+    source = InfinibandSource(tree, take, node_names=names)
     await source.look(facts.functions, facts.links)
     drivers = {function.pci_address: function.driver for function in facts.functions}
     rows = []

@@ -35,7 +35,7 @@ from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, find_remarks
 from nodeagent.sources import lldp_source, lldpd_client
 from nodeagent.sources.link_selection import select
 from nodeagent.sources.lldp_receiver import LldpReceiver
-from nodeagent.sources.machine_access import is_recorded
+from nodeagent.sources.machine_access import has_netdevs
 from nodeagent.sources.neighbor_view import (
     AgedNeighbor,
     LinkRow,
@@ -99,7 +99,7 @@ async def _show_received(
 ) -> None:
     root = options.root
     # The links of a recorded machine are not netdevs of this host.
-    is_copy = is_recorded(Tree(root)) and not config.links.select.netdevs
+    is_copy = not has_netdevs(Tree(root), config.links.select)
     received = NeighborListing((), ())
     if not is_copy:
         wait_s = WAIT_S if options.wait is None else options.wait

@@ -133,12 +133,12 @@ def _rows(config: Config, root: Path, content: RailsFile) -> list[RailRow]:
     from nodeagent.kinds.rail_numbers import match, nics_of, selection
     from nodeagent.kinds.resource_settings import VfResource
     from nodeagent.sources import pci_source
-    from nodeagent.sources.machine_access import is_recorded, permanent_macs
+    from nodeagent.sources.machine_access import permanent_macs
     from nodeagent.sources.nic_identity import ethernet_mac
 
     tree = Tree(root)
     facts = pci_source.scan_once(tree)
-    macs = {link.pci_address: link.mac for link in facts.links} if is_recorded(tree) else permanent_macs()
+    macs = permanent_macs(tree, facts.links)
     nics = {address: ethernet_mac(macs.get(address)) for address in nics_of(facts.functions, ())}
     in_force: dict[str, list[str]] = {}
     for entry in config.resources:

@@ -1,0 +1,102 @@
+"""Each stored file is declared once, and every list of stored files has it or says why it does not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from nodeagent.agent import Agent, AgentOptions
+from nodeagent.agent_config import Config
+from nodeagent.cli import main
+from nodeagent_lab.sim.machine import Machine
+from tests.support.manifests import ROOT
+from tests.support.running_agent import SMALL
+
+PACKAGE = ROOT / "nodeagent"
+FORMS = {
+    name: path.relative_to(ROOT)
+    for path in sorted(PACKAGE.rglob("*.py"))
+    for name in re.findall(r'StoredForm\(\s*name="([^"]+)"', path.read_text())
+}
+"""The module of each form, by the name of its file."""
+
+UNREPORTED = {
+    "neighbors.json": "the neighbors are learned again from their frames",
+    "infiniband.json": "a switch is asked three more times",
+    "claims/UID.json": "the claim is refused, and the Event of its pod has the reason",
+}
+"""Files that are not in ``Agent.stored``."""
+UNSHOWN = {
+    "health.json": "`nodeagent health` shows the faults, and each of them has a way to clear",
+    "slices.json": "`/readyz` shows a size that stays",
+    "neighbors.json": "`nodeagent neighbors` shows the neighbors",
+    "infiniband.json": "`nodeagent neighbors` shows a port whose peer does not answer",
+    "claims/UID.json": "the kubelet ends claims",
+}
+"""Files that the verb `remembered` does not show, because nothing in them has to be forgotten by hand."""
+OTHER_WRITERS = {
+    "nodeagent/dra/claim_files.py": "a form of the store, with a CDI spec beside each file",
+    "nodeagent/kubelet/cdi_files.py": "read by container runtimes",
+    "nodeagent/kubelet/device_info.py": "read by CNI plugins",
+}
+"""Modules that replace files without ``StoredFile``."""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    Machine.load(SMALL).write(tmp_path)
+    return tmp_path
+
+
+def test_a_name_has_one_form() -> None:
+    found = [
+        name
+        for path in PACKAGE.rglob("*.py")
+        for name in re.findall(r'StoredForm\(\s*name="([^"]+)"', path.read_text())
+    ]
+    assert sorted(found) == sorted(FORMS)
+    assert sum(path.read_text().count("= StoredForm(") for path in PACKAGE.rglob("*.py")) == len(found), (
+        "a form begins with its name"
+    )
+
+
+def test_the_page_has_a_row_for_each_stored_file() -> None:
+    page = (ROOT / "docs" / "stored-files.md").read_text()
+    missing = [f"{name} of {module}" for name, module in FORMS.items() if f"\n| `{name}` |" not in page]
+    assert not missing, (
+        "docs/stored-files.md needs a row: what the file holds, and what a start without it does"
+    )
+
+
+async def test_the_agent_reports_each_file_that_cannot_be_written_or_there_is_a_reason(machine: Path) -> None:
+    agent = Agent(Config(), AgentOptions(machine, machine / "kubelet"))
+    reported = {file.form.name for file in agent.stored}
+    assert reported | UNREPORTED.keys() == FORMS.keys(), (
+        "add the file to `Agent.stored`, or the reason to UNREPORTED"
+    )
+    assert not reported & UNREPORTED.keys()
+
+
+def test_the_verb_shows_each_file_or_there_is_a_reason(
+    machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["remembered", "--json", "--root", str(machine)]) == 0
+    shown = {f"{part}.json" for part in json.loads(capsys.readouterr().out)}
+    assert shown | UNSHOWN.keys() == FORMS.keys(), (
+        "add the file to the verb `remembered`, or the reason to UNSHOWN"
+    )
+    assert not shown & UNSHOWN.keys()
+
+
+def test_files_of_the_agent_are_written_by_the_store() -> None:
+    writers = {
+        str(path.relative_to(ROOT))
+        for path in PACKAGE.rglob("*.py")
+        if re.search(r"replace_(changed_)?file\(", path.read_text()) and path.parent.name != "base"
+    }
+    assert writers == OTHER_WRITERS.keys(), (
+        "declare a StoredForm and write with StoredFile, or name here who reads the file"
+    )
