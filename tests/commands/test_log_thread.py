@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from nodeagent.commands import log_lines
 from nodeagent.commands.log_lines import LogThread
 from tests.support.waiting import Lines
 
