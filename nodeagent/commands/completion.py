@@ -1,4 +1,4 @@
-"""What a shell and `man` need beside the program: the verbs `completion` and `man`."""
+"""The verbs `completion` and `man`: a script by which a shell completes words, and the manual page."""
 
 from __future__ import annotations
 
