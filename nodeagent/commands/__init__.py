@@ -50,7 +50,7 @@ VERBS: dict[str, str] = {
     "capture": "capture.add",
     "controller": "controller.add",
     "completion": "completion.add",
-    "man": "man.add",
+    "man": "completion.add_man",
 }
 """The module and the function that declare each verb, in the order of the help. A test compares the names with the
 parser, and the functions with the modules."""

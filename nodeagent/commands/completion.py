@@ -1,14 +1,17 @@
-"""The verb `completion`: a script by which a shell completes verbs, options, values and file names."""
+"""The verbs `completion` and `man`: a script by which a shell completes words, and the manual page."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from nodeagent.commands.options import FAILED, GOOD, Add
 
 SHELLS = ("bash", "zsh", "fish")
+PAGE = Path(__file__).with_name("nodeagent.1")
+"""The manual page, which ``hack/docs/manual_page.py`` writes."""
 
 
 def add(add: Add) -> None:
@@ -22,6 +25,15 @@ def add(add: Add) -> None:
         "  nodeagent completion fish > ~/.config/fish/completions/nodeagent.fish",
     )
     parser.add_argument("shell", choices=SHELLS, help=", ".join(SHELLS))
+
+
+def add_man(add: Add) -> None:
+    add("man", _man, "print the manual page", "Read it with: nodeagent man | man -l -")
+
+
+def _man(_options: argparse.Namespace) -> int:
+    print(PAGE.read_text(encoding="utf-8"), end="")
+    return GOOD
 
 
 def _completion(options: argparse.Namespace) -> int:

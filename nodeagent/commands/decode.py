@@ -32,6 +32,5 @@ def _decode(options: argparse.Namespace) -> int:
             for line in lines(file.read, options.json):
                 print(line, flush=True)
     except PcapError as error:
-        name = user_files.STDIN if options.file == "-" else options.file
-        raise UserFileError(name, str(error), expected) from error
+        raise UserFileError(user_files.name_of(options.file), str(error), expected) from error
     return GOOD

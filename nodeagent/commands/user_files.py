@@ -41,16 +41,17 @@ def opened(source: str, expected: str) -> Iterator[BinaryIO]:
         yield file
 
 
+def name_of(source: str) -> str:
+    """The name of a source in a fault."""
+    return STDIN if source == "-" else source
+
+
 def read(source: str, expected: str, size_max: int = SIZE_MAX) -> bytes:
     """The whole content. Raises ``UserFileError``."""
     with opened(source, expected) as file:
-        too_large = f"it has more than {size_max} bytes"
         if source != "-" and os.fstat(file.fileno()).st_size > size_max:
-            raise UserFileError(source, too_large, expected)
-        content = file.read(size_max + 1)
-    if len(content) > size_max:
-        raise UserFileError(STDIN if source == "-" else source, too_large, expected)
-    return content
+            raise _too_large(source, expected, size_max)
+        return read_rest(file, name_of(source), expected, 0, size_max)
 
 
 def read_at_most(stream: BinaryIO, size: int) -> bytes:
@@ -65,8 +66,12 @@ def read_rest(stream: BinaryIO, name: str, expected: str, before: int, size_max:
     """The rest of a stream, of which ``before`` bytes were read. Raises ``UserFileError``."""
     content = read_at_most(stream, size_max - before + 1)
     if before + len(content) > size_max:
-        raise UserFileError(name, f"it has more than {size_max} bytes", expected)
+        raise _too_large(name, expected, size_max)
     return content
+
+
+def _too_large(name: str, expected: str, size_max: int) -> UserFileError:
+    return UserFileError(name, f"it has more than {size_max} bytes", expected)
 
 
 def refuse_unless_utf8(content: bytes, name: str, expected: str, lines: int = 0) -> None:

@@ -12,11 +12,12 @@ import binascii
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -35,6 +36,8 @@ from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Json, Resource, metadata
 from nodeagent.offering.offer import Offer
+
+T = TypeVar("T")
 
 TOPIC = Topic(
     "cluster",
@@ -283,15 +286,19 @@ class _ClusterReader:
             if served["nodeagent.io"] is not None:
                 facts = replace(facts, reported=await self._reported(where.node))
         if served["resource.k8s.io"] is not None:
-            facts = replace(facts, dra=await dra_checks.read(self._client, where.node, self._pass))
+            facts = replace(facts, dra=await dra_checks.read(self._client, where.node, self._allowed))
         surge = await self._surge()
         return replace(facts, surge=surge, hidden=tuple(self._hidden))
 
     async def _get(
         self, resource: Resource[Json], name: str, what: str, namespace: str | None = None
     ) -> Json | None:
+        return await self._allowed(what, self._client.get(resource, name, namespace=namespace))
+
+    async def _allowed(self, what: str, call: Awaitable[T]) -> T | None:
+        """The answer; ``None`` for what is missing, or may not be read."""
         try:
-            return await self._client.get(resource, name, namespace=namespace)
+            return await call
         except ApiError as error:
             self._pass(error, what)
             return None
@@ -332,7 +339,7 @@ class _ClusterReader:
             for verb in right.verbs
         ]
         try:
-            answers = await asyncio.gather(*(self._allowed(*question, mine=mine) for question in questions))
+            answers = await asyncio.gather(*(self._granted(*question, mine=mine) for question in questions))
         except ApiError as error:
             self._pass(error, "the rights of the service accounts")
             if error.missing:
@@ -343,7 +350,7 @@ class _ClusterReader:
         )
         return roles, tuple(denied)
 
-    async def _allowed(self, role: Role, right: NeededRight, verb: str, *, mine: bool) -> bool:
+    async def _granted(self, role: Role, right: NeededRight, verb: str, *, mine: bool) -> bool:
         resource, _, part = right.resource.partition("/")
         attributes = {"group": right.group, "resource": resource, "verb": verb}
         attributes |= {"subresource": part} if part else {}
@@ -383,27 +390,21 @@ class _ClusterReader:
 
     async def _foreign(self) -> dict[str, int]:
         """The number of HyperNodes of other owners, by source."""
-        try:
-            listed = await self._client.list(HYPERNODES.partial, labels=f"{SOURCE_LABEL}!={OURS}")
-        except ApiError as error:
-            self._pass(error, "HyperNodes")
-            return {}
-        by_source: dict[str, int] = {}
-        for hypernode in listed.items:
-            source = (metadata(hypernode).labels or {}).get(SOURCE_LABEL, "")
-            by_source[source] = by_source.get(source, 0) + 1
-        return by_source
+        others = self._client.list(HYPERNODES.partial, labels=f"{SOURCE_LABEL}!={OURS}")
+        listed = await self._allowed("HyperNodes", others)
+        sources = (
+            (metadata(hypernode).labels or {}).get(SOURCE_LABEL, "")
+            for hypernode in (listed.items if listed is not None else ())
+        )
+        return dict(Counter(sources))
 
     async def _discoverers(self) -> tuple[str, ...]:
         """Volcano's own sources of HyperNodes that are enabled."""
-        try:
-            listed = await self._client.list(_CONFIG_MAPS, namespace=VOLCANO_NAMESPACE)
-        except ApiError as error:
-            self._pass(error, f"Volcano's ConfigMaps in {VOLCANO_NAMESPACE}")
-            return ()
+        config_maps = self._client.list(_CONFIG_MAPS, namespace=VOLCANO_NAMESPACE)
+        listed = await self._allowed(f"Volcano's ConfigMaps in {VOLCANO_NAMESPACE}", config_maps)
         return tuple(
             source
-            for config_map in listed.items
+            for config_map in (listed.items if listed is not None else ())
             if isinstance(conf := (config_map.get("data") or {}).get(_CONTROLLER_CONF), str)
             for source in discoverers(conf)
         )

@@ -14,7 +14,7 @@ from nodeagent.doctor.reads import version
 from nodeagent.dra import DRIVER
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds.resource_settings import GpuMemResource, VfResource
-from nodeagent.kube.client import ApiClient, ApiError
+from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import RESOURCE_SLICES, Json, Resource, metadata
 from nodeagent.kube.server_version import server_version
 from nodeagent.offering.offer import Offer
@@ -105,16 +105,11 @@ class DraFacts:
     foreign: tuple[ForeignDevice, ...] = ()
 
 
-async def read(client: ApiClient, node: str | None, forbidden: Callable[[ApiError, str], None]) -> DraFacts:
-    """``forbidden`` notes an object that may not be read; it raises any other error except for a missing one."""
-
-    async def allowed(what: str, call: Awaitable[Any]) -> Any:
-        try:
-            return await call
-        except ApiError as error:
-            forbidden(error, what)
-            return None
-
+async def read(
+    client: ApiClient, node: str | None, allowed: Callable[[str, Awaitable[Any]], Awaitable[Any]]
+) -> DraFacts:
+    """``allowed`` notes an object that may not be read, and returns ``None`` then and for a missing one. Raises
+    ``ApiError``."""
     served = await allowed("the version of the API server", server_version(client))
     classes = await allowed("DeviceClasses", client.list(DEVICE_CLASSES))
     slices = None

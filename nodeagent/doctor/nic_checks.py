@@ -280,7 +280,7 @@ def _here() -> frozenset[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class StoredNics:
-    """The NICs that the agent of this node has stored: with them the doctor numbers the NICs as the agent does.
+    """The rails that the agent of this node has stored: with them the doctor numbers the NICs as the agent does.
 
     ``known`` are the NICs of an earlier agent as missing, ``macs`` the permanent MAC addresses by PCI address, which
     are ``None`` for a recorded machine: there the current ones are used."""

@@ -1,4 +1,4 @@
-"""The doctor's reads: the machine to check, and reads that run side by side, each with its own time limit.
+"""The machine to check, and reads of it that run side by side, each with its own time limit.
 
 A call into a driver that never answers cannot be ended from outside. So each read has a daemon thread with its own
 event loop, and ``run`` does not wait for threads that are late. An exception of a read is its outcome.

@@ -17,8 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from hack.docs.manual_page import manual_page
+from nodeagent import cli
 from nodeagent.cli import _parser, main
-from nodeagent.commands.completion import parsers
+from nodeagent.commands.completion import PAGE, parsers
+from nodeagent.commands.options import Add, common_options
 from nodeagent_lab.sim.machine import Machine
 from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.waiting import Lines
@@ -273,6 +276,28 @@ def test_the_manual_page_has_every_verb_and_option(capsys: pytest.CaptureFixture
             assert option.replace("-", r"\-") in section, (parser.prog, option)
     requests = {line.split()[0] for line in page.splitlines() if line.startswith((".", "'"))}
     assert requests <= {".TH", ".SH", ".SS", ".PP", ".TP", ".B", ".I", ".nf", ".fi"}
+
+
+def test_the_manual_page_is_that_of_the_declared_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = manual_page()
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        PAGE.write_text(page)
+    assert PAGE.read_text() == page
+
+
+def test_an_option_that_a_verb_has_already_is_refused_with_the_name_of_the_verb(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def declare(add: Add) -> None:
+        add("first", lambda _: 0, "do nothing")
+        parts = add("second", lambda _: 0, "do nothing").add_subparsers()
+        common_options(parts.add_parser("third"), of_part=True)
+        parts.choices["third"].add_mutually_exclusive_group().add_argument("--root")
+
+    monkeypatch.setattr(cli, "declarations", lambda _only: [declare])
+    with pytest.raises(ValueError, match=r"the verb second .*--root.*common_options"):
+        cli.main(["second"])
 
 
 @pytest.mark.needs("man")

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from nodeagent.commands import log_thread
-from nodeagent.commands.log_thread import LogThread
+from nodeagent.commands import log_lines
+from nodeagent.commands.log_lines import LogThread
 from tests.support.waiting import Lines
 
 
@@ -30,7 +30,7 @@ def test_lines_without_room_are_dropped_and_counted(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, writing = pipe
-    monkeypatch.setattr(log_thread, "LINES_MAX", 10)
+    monkeypatch.setattr(log_lines, "LINES_MAX", 10)
     log = LogThread(writing)
     for number in range(1000):
         log.write(f"{number} {'x' * 1000}\n")

@@ -8,24 +8,39 @@ not compared; without a plan, neither is one that its node reports as unused. A 
 
 from __future__ import annotations
 
+import argparse
+import csv
+import json
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+from nodeagent.base.plain_text import one_line
+from nodeagent.commands.hall_cabling import planned_cables
 from nodeagent.commands.hall_cabling.planned_cables import CablingPlan
-from nodeagent.commands.plan.preview import Preview
+from nodeagent.commands.options import FAILED, GOOD
+from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
+from nodeagent.commands.terminal import columns, screen
+from nodeagent.commands.user_files import UserFileError
+from nodeagent.config.faults import ConfigError
 from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.nodelinks import NOT_UP, LinkNeighbor, NodeLink, NodeLinks
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.reports import shown
 from nodeagent.health.cabling import Port
+from nodeagent.kube.client import ApiError
 
 WRONG_CABLES = frozenset((AnomalyKind.FOREIGN_LEAF, AnomalyKind.RAIL_SWAP, AnomalyKind.MISCABLED))
 USUAL_MIN = 3
 """The fewest links of a rail from which a usual speed follows."""
 NO_REPORT = "the node has no report"
 NOWHERE = Port("", "")
+WATCH_MIN_S = 1.0
+FORMULA_STARTS = ("=", "+", "-", "@")
+"""Of a cell, in spreadsheets: OWASP, CSV Injection."""
 
 
 class CableState(StrEnum):
@@ -233,3 +248,125 @@ def _usual_speeds(reports: Iterable[NodeLinks]) -> dict[str, int]:
         for rail, counts in speeds.items()
         if sum(counts.values()) >= USUAL_MIN
     }
+
+
+# --- what the verb prints -------------------------------------------------------------------------------
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print the links that are not as planned, with ``--watch`` each that changes. Return the exit code."""
+    links = _check(options)
+    if options.json:
+        print(
+            json.dumps(
+                [{**link._asdict(), "state": str(link.state)} for link in _listed(options, links)], indent=2
+            )
+        )
+    elif options.csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(CheckedLink._fields)
+        writer.writerows([map(_cell, link) for link in _listed(options, links)])
+    else:
+        _print_table(options, links)
+    while options.watch is not None:
+        time.sleep(max(options.watch, WATCH_MIN_S))
+        links = _print_changes(options, links)
+    if not links:
+        print("nodeagent: no link was compared", file=sys.stderr)
+    return GOOD if links and all(link.state == "planned" for link in links) else FAILED
+
+
+def _cell(text: str) -> str:
+    """One line, and no formula: a spreadsheet would compute the name of a switch that starts with ``=``."""
+    text = one_line(text)
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+
+
+def _print_changes(options: argparse.Namespace, links: list[CheckedLink]) -> list[CheckedLink]:
+    """Check again, and print the links that differ. An input that cannot be read now is a line on stderr."""
+    try:
+        changed = _check(options)
+    except (ApiError, ConfigError, SourceError, UserFileError, OSError) as error:
+        print(one_line(f"nodeagent: {error}"), file=sys.stderr, flush=True)
+        return links
+    before = {(link.node, link.link): link for link in links}
+    for link in changed:
+        if before.pop((link.node, link.link), None) != link:
+            print(_sentence(link), flush=True)
+    for node, name in before:
+        print(one_line(f"{node} {name}: no longer reported"), flush=True)
+    return changed
+
+
+def _check(options: argparse.Namespace) -> list[CheckedLink]:
+    preview = read_preview(options, whole_reports=True)
+    reports = [*preview.reports.values()]
+    nodes = {report.node_name for report in reports} | preview.nodes
+    links = {
+        name
+        for report in reports
+        for link in report.links
+        for name in (link.name, link.netdev, link.pci_address)
+        if name
+    }
+    planned = None if options.plan is None else planned_cables.read(options.plan, nodes, links)
+    if planned is not None:
+        _print_not_compared(planned.left_out, links_beside_plan(reports, planned))
+    return check_hall(reports, preview, planned)
+
+
+def _print_not_compared(cables: int, links: list[tuple[str, str]]) -> None:
+    if cables:
+        print(
+            f"nodeagent: cables of the plan that lead to no node of the cluster, left out: {cables}",
+            file=sys.stderr,
+        )
+    if links:
+        node, link = links[0]
+        example = one_line(
+            f"nodeagent: links that are not in the plan, left out: {len(links)}, such as {link} of {node}"
+        )
+        print(example, file=sys.stderr)
+
+
+def _listed(options: argparse.Namespace, links: list[CheckedLink]) -> list[CheckedLink]:
+    return [link for link in links if options.all or link.state != "planned"]
+
+
+def _print_table(options: argparse.Namespace, links: list[CheckedLink]) -> None:
+    """The links to work on, and the sums by rail, by rack where the plan names them, and by leaf group."""
+    has_racks = any(link.rack for link in links)
+    rows = [
+        (
+            str(link.state), *([link.rack] if has_racks else []), link.node, link.rail, link.link,
+            f"{link.switch} {link.port}".strip(), f"{link.to_switch} {link.to_port}".strip(), link.note,
+        )
+        for link in _listed(options, links)
+    ]  # fmt: skip
+    heads = ("STATE", *(["RACK"] if has_racks else []), "NODE", "RAIL", "LINK", "IS AT", "BELONGS TO", "NOTE")
+    parts = ["\n".join(columns(heads, rows, screen(), optional=("RAIL",)))] if rows else []
+    parts.append(_sums("RAIL", links, lambda link: link.rail or "no rail"))
+    if has_racks:
+        parts.append(_sums("RACK", links, lambda link: link.rack or "no rack"))
+    parts.append(_sums("LEAF GROUP", links, lambda link: link.group or "no leaf group"))
+    print("\n\n".join(parts), flush=True)
+
+
+def _sums(head: str, links: list[CheckedLink], of: Callable[[CheckedLink], str]) -> str:
+    counts = [
+        (name, *(str(states[state]) for state in CableState))
+        for name, states in count_states(links, of).items()
+    ]
+    heads = (head, *(state.upper() for state in CableState))
+    return "\n".join(columns(heads, counts, screen(), optional=(CableState.PLANNED.upper(),)))
+
+
+def _sentence(link: CheckedLink) -> str:
+    at = f" at {link.switch} {link.port}".rstrip() if link.switch else ""
+    to = (
+        f", belongs to {link.to_switch} {link.to_port}".rstrip()
+        if link.to_switch and link.state != "planned"
+        else ""
+    )
+    note = f" ({link.note})" if link.note else ""
+    return one_line(f"{link.node} {link.link}: {link.state}{at}{to}{note}")

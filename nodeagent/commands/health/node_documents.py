@@ -21,6 +21,7 @@ from nodeagent.commands.health.device_health import ALONE, fetch_page
 from nodeagent.commands.options import FAILED, GOOD
 from nodeagent.commands.running_sources import RunningSources, known_kinds, unanswered, view_of
 from nodeagent.commands.terminal import note
+from nodeagent.commands.user_files import name_of
 from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link, Snapshot
 from nodeagent.health.explain import DeviceView
 from nodeagent.health.recording import Header, Subject
@@ -51,7 +52,7 @@ def show(config: Config, options: argparse.Namespace) -> int:
 def show_recording(config: Config, file: str) -> int:
     """Print the page of a recording. Raises ``UserFileError``."""
     with replay.recorded(file) as (header, samples):
-        document = recording_document(header, samples, config, Path(replay.name_of(file)).name)
+        document = recording_document(header, samples, config, Path(name_of(file)).name)
     print(self_contained("node", document))
     return GOOD
 

@@ -56,11 +56,7 @@ def recorded(file: str) -> Iterator[tuple[Header, Iterator[Sample]]]:
         with user_files.opened(file, RECORDING) as stream:
             yield decode(lines(stream))
     except RecordingError as error:
-        raise UserFileError(name_of(file), error.fault, RECORDING, error.line) from error
-
-
-def name_of(file: str) -> str:
-    return user_files.STDIN if file == "-" else file
+        raise UserFileError(user_files.name_of(file), error.fault, RECORDING, error.line) from error
 
 
 class RecordedPfs:

@@ -54,7 +54,7 @@ def add_topology(add: Add) -> None:
 
 
 def source_options(parser: argparse.ArgumentParser, *, current: bool = False) -> None:
-    """The options of ``preview.read_preview``. ``current``: with the option for the published HyperNodes."""
+    """The input of ``preview.read_preview``. ``current``: with the option for the published HyperNodes."""
     parser.add_argument(
         "--from",
         dest="source",

@@ -116,7 +116,7 @@ def read(source: str, objects: Objects) -> None:
 
 def _read_file(source: str, objects: Objects) -> UserFileError | None:
     """Store the objects of one file. Returns an error for the first object of another kind."""
-    name = user_files.STDIN if source == "-" else source
+    name = user_files.name_of(source)
     with user_files.opened(source, EXPECTED) as stream:
         beginning = user_files.read_at_most(stream, BEGINNING)
         line, end, _ = beginning.partition(b"\n")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import GOOD, USAGE, Add, config_option, json_option, load
+from nodeagent.commands.options import USAGE, Add, config_option, json_option, load
 
 
 def add(add: Add) -> None:
@@ -34,25 +33,19 @@ def add(add: Add) -> None:
 
 
 def _remembered(options: argparse.Namespace) -> int:
-    from nodeagent.commands.remembered import stored_gpu_list, stored_rails
+    from nodeagent.commands.remembered import stored_devices
 
     config = load(options.config)
     log_to_stderr(options.log_level or "error")
-    parts = (stored_rails, stored_gpu_list)
     match options.target:
-        case [] if not options.all_rails and options.json:
-            rails, gpus = (part.objects(config, options.root) for part in parts)
-            print(json.dumps({"rails": rails, "gpus": gpus}))
-            return GOOD
         case [] if not options.all_rails:
-            print("\n".join(part.table(config, options.root) for part in parts), end="")
-            return GOOD
+            return stored_devices.show(config, options)
         case ["forget", *names] if bool(names) != options.all_rails:
             of_gpus = [name.startswith("GPU-") for name in names]
             if not any(of_gpus):
-                return stored_rails.forget(config, options.root, names)
+                return stored_devices.forget_rails(config, options.root, names)
             if all(of_gpus):
-                return stored_gpu_list.forget(config, options.root, names)
+                return stored_devices.forget_gpus(config, options.root, names)
     print(
         "nodeagent: use `remembered`, `remembered forget nic2`, `remembered forget GPU-…` or "
         "`remembered forget --all-rails`",

@@ -16,18 +16,22 @@ alone. With an empty section ``apply`` reads nothing.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import to_builtins
+
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
-from nodeagent.commands.vfs.provision_pf import PfProvisioning, VfInUseError, until
-from nodeagent.commands.vfs.results import PfResult, PfState, VfResult, VfsResult, as_json, as_table
+from nodeagent.commands.terminal import PLAIN, Screen, joined, remarks, section
+from nodeagent.commands.vfs.provision_pf import PfProvisioning, VfInUseError, spell, until
 from nodeagent.commands.vfs.vf_users import PodHolders, VfUsers
 from nodeagent.commands.vfs.wanted import wanted
 from nodeagent.facts.model import Function, Link
@@ -39,8 +43,6 @@ from nodeagent.sources import pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.pci_source import PciFacts
 
-__all__ = ["PfResult", "PfState", "VfResult", "VfsResult", "apply", "as_json", "as_table", "show"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -51,6 +53,56 @@ netdevs after that."""
 STEP_S = 300.0
 """For one write or one question to the kernel. A driver takes seconds for each VF that it creates."""
 MARKER = "/.nodeagent/machine.yaml"
+
+
+class PfState(StrEnum):
+    UNCHANGED = "unchanged"
+    CHANGED = "changed"
+    DIFFERS = "differs"
+    """only from ``show``: ``apply`` would change it"""
+    HELD = "held"
+    """only VFs that pods or programs hold differ; they stay as they are"""
+    REFUSED = "refused"
+    FAILED = "failed"
+    LEFT = "left alone"
+    """it carries the default route: its VFs are never offered, and a change could disconnect the node"""
+    FREE = "not configured"
+
+
+@dataclass(frozen=True, slots=True)
+class VfResult:
+    """``settings`` is ``None`` if they cannot be read from its PF."""
+
+    function: Function
+    settings: VfSettings | None
+
+
+@dataclass(frozen=True, slots=True)
+class PfResult:
+    """``changes`` were made, or ``apply`` would make them; ``left`` are the differences that stay because a VF is
+    held; ``reasons`` explain missing changes."""
+
+    function: Function
+    mtu: int | None
+    state: PfState
+    changes: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    vfs: tuple[VfResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VfsResult:
+    """PFs in PCI order. ``notes`` concern no single PF: an entry that selects no PF is not a failure, because one
+    configuration serves nodes with and without such NICs."""
+
+    pfs: tuple[PfResult, ...] = ()
+    notes: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        return not any(pf.state in (PfState.REFUSED, PfState.FAILED) for pf in self.pfs)
 
 
 def apply(
@@ -270,3 +322,69 @@ def _settings(tree: Tree, pf: Function) -> dict[int, VfSettings] | None:
         except (SriovError, SysfsError) as error:
             log.warning("VF settings cannot be read. pci_address=%s reason=%r", pf.pci_address, str(error))
             return None
+
+
+# --- the results ----------------------------------------------------------------------------------------
+
+
+def as_json(result: VfsResult) -> str:
+    """One object on one line. Absent values are null."""
+    return json.dumps({"good": result.good, **to_builtins(result)}, ensure_ascii=True)
+
+
+def as_table(result: VfsResult, on: Screen = PLAIN) -> str:
+    parts = [
+        section("PFS", ("NETDEV", "PCI ADDRESS", "DRIVER", "VFS", "MTU", "STATE"), _pf_rows(result), on),
+        section(
+            "VFS",
+            ("PF", "VF", "PCI ADDRESS", "DRIVER", "NETDEV", "TRUST", "SPOOF CHECK", "LINK", "TX MBPS"),
+            _vf_rows(result),
+            on,
+            optional=("DRIVER",),
+        ),
+        _sentences(result, on),
+    ]
+    return joined(*parts)
+
+
+def _pf_rows(result: VfsResult) -> Iterable[Sequence[object]]:
+    for pf in result.pfs:
+        function = pf.function
+        yield (
+            function.netdev,
+            function.pci_address,
+            function.driver,
+            "/".join("-" if n is None else str(n) for n in (function.num_vfs, function.total_vfs)),
+            pf.mtu,
+            pf.state,
+        )
+
+
+def _vf_rows(result: VfsResult) -> Iterable[Sequence[object]]:
+    for pf in result.pfs:
+        for vf in pf.vfs:
+            function, settings = vf.function, vf.settings or VfSettings()
+            low, high = settings.min_tx_rate_mbps, settings.max_tx_rate_mbps
+            yield (
+                pf.function.netdev or pf.function.pci_address,
+                function.vf_index,
+                function.pci_address,
+                function.driver,
+                function.netdev,
+                None if settings.trust is None else spell(settings.trust),
+                None if settings.spoof_check is None else spell(settings.spoof_check),
+                settings.link_state,
+                f"{low or 'any'}-{high or 'any'}" if low is not None or high is not None else None,
+            )
+
+
+def _sentences(result: VfsResult, on: Screen) -> str:
+    lines = [
+        f"{pf.function.netdev or 'PF'} {pf.function.pci_address}: {word}: {sentence}"
+        for pf in result.pfs
+        for word, sentences in ((pf.state, pf.changes), (PfState.HELD, pf.left), (pf.state, pf.reasons))
+        for sentence in sentences
+    ]
+    lines += [f"note: {note}" for note in result.notes]
+    lines += [f"unreadable: {sentence}" for sentence in result.unreadable]
+    return remarks("REMARKS", lines, on)

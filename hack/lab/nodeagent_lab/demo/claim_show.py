@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from nodeagent.commands.claim.claim_template import NEAR_BY, ClaimRequest, text
+from nodeagent.commands.claim import NEAR_BY, ClaimRequest, text
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import SPEC_PREFIX
 from nodeagent.kube import access

@@ -1,4 +1,4 @@
-"""A ResourceClaimTemplate as YAML, with a pod that uses it. Pure.
+"""The verb `claim`: print a ResourceClaimTemplate for a share of a GPU and VFs as YAML, and a pod that uses it.
 
 The order of the requests matters: the scheduler searches depth-first, so a request that cannot be met costs all
 combinations of those before it. The GPU is first, then the VF beside it, then the VFs without a constraint of place.
@@ -6,9 +6,12 @@ combinations of those before it. The GPU is first, then the VF beside it, then t
 
 from __future__ import annotations
 
+import argparse
 import re
+import sys
+from typing import NamedTuple
 
-import msgspec
+from nodeagent.commands.options import GOOD, USAGE, Add
 
 NICS_MAX = 8
 """The DeviceClasses of ``daemonset/dra`` have eight rails."""
@@ -22,11 +25,63 @@ DISTINCT = "nodeagent.io/rail"
 GPU = "gpu"
 
 
+def add(add: Add) -> None:
+    parser = add(
+        "claim",
+        _claim,
+        "print a ResourceClaimTemplate and a pod that uses it",
+        "For nodes whose resources have mode dra. The template requests a share of one GPU, VFs on different rails,\n"
+        "or both. It is printed for `kubectl apply -f -`; no cluster is needed.\n\n"
+        "--near puts the GPU and one VF below the same PCIe root; the scheduler chooses the pair. --near-rail fixes\n"
+        "the rail of that VF. On a machine whose GPUs and NICs share no PCIe root, such as a GB200 tray,\n"
+        "--near-by numa-node joins them by their NUMA node.\n\n"
+        "The requests that are hardest to meet come first: the scheduler tries all combinations of the requests\n"
+        "before one that it cannot meet.",
+    )
+    parser.add_argument("--gpu-mem", metavar="GIB", help="memory on one GPU: 40 (GiB), 40Gi or 10240Mi")
+    parser.add_argument(
+        "--nics", metavar="N", type=int, default=0, help="number of VFs, each on another rail"
+    )
+    near = parser.add_mutually_exclusive_group()
+    near.add_argument("--near", action="store_true", help="the GPU and one VF have the same PCIe root")
+    near.add_argument(
+        "--near-rail",
+        metavar="RAIL",
+        type=int,
+        help="as --near, with the VF of this rail; the rails are 0 to N-1",
+    )
+    parser.add_argument(
+        "--near-by",
+        choices=("pcie-root", "numa-node"),
+        help="as --near, with the attribute that the GPU and the VF have in common (default: pcie-root)",
+    )
+    parser.add_argument(
+        "--name", help="name of the template and of the pod; default: derived from the request"
+    )
+
+
+def _claim(options: argparse.Namespace) -> int:
+    try:
+        request = ClaimRequest.checked(
+            options.gpu_mem,
+            options.nics,
+            near=options.near,
+            near_rail=options.near_rail,
+            name=options.name,
+            near_by=options.near_by,
+        )
+    except ClaimError as error:
+        print(f"nodeagent claim: {error}", file=sys.stderr)
+        return USAGE
+    print(text(request), end="")
+    return GOOD
+
+
 class ClaimError(ValueError):
     """The options ask for something that no claim can have; the message names the option."""
 
 
-class ClaimRequest(msgspec.Struct, frozen=True):
+class ClaimRequest(NamedTuple):
     """``memory`` is a quantity, empty for no GPU. With ``near`` the GPU and one VF have the same value of the attribute
     ``NEAR_BY[near_by]``; ``near_rail`` is the rail of that VF, ``None``: any."""
 
@@ -66,7 +121,7 @@ class ClaimRequest(msgspec.Struct, frozen=True):
         if name is not None and not _NAME.fullmatch(name):
             raise ClaimError(f"--name {name!r} is no name of an object: use a-z, 0-9 and -")
         made = cls(quantity, nics, near, near_rail, name or "", near_by)
-        return made if name else msgspec.structs.replace(made, name=_name(made))
+        return made if name else made._replace(name=_name(made))
 
     @property
     def by_rail(self) -> bool:

@@ -1,22 +1,21 @@
-"""The verb `man`: the manual page of all verbs, from the same declarations as their help (man-pages(7), roff)."""
+"""The manual page of all verbs, from the same declarations as their help (man-pages(7), roff).
+
+`nodeagent man` prints ``nodeagent/commands/nodeagent.1``. A test compares the two; ``make golden`` writes it.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
 
-from nodeagent import __version__
+from nodeagent import __version__, cli
 from nodeagent.commands.completion import parsers
-from nodeagent.commands.options import ALIGNED, GOOD, Add
+from nodeagent.commands.options import ALIGNED
 
 
-def add(add: Add) -> None:
-    add("man", _man, "print the manual page", "Read it with: nodeagent man | man -l -")
-
-
-def _man(options: argparse.Namespace) -> int:
-    print("\n".join(_page(options.parser())))
-    return GOOD
+def manual_page() -> str:
+    """The page, with lines of usage as wide as ``COLUMNS`` of the environment."""
+    return "\n".join(_page(cli._parser())) + "\n"
 
 
 def _page(parser: argparse.ArgumentParser) -> Iterator[str]:
