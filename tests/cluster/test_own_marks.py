@@ -74,7 +74,9 @@ def test_each_mark_of_the_agent_has_a_setting_and_a_row_of_the_marker() -> None:
     access = Access("http://127.0.0.1:1", token="t")
     marker = DeviceMarker(ApiClient(access), Inventory(), "gpu-0", ClusterSettings())
     settings = {name.replace("_", "-") for name in ClusterSettings().marks}
-    assert settings == marker._marks.keys()
+    assert settings == marker._marks.keys(), (
+        "a setting in `marks` for each row of the marker, and the reverse"
+    )
     kinds = Counter(mark.kind for mark in OWN_MARKS if mark.writer == "agent")
     assert kinds == {"taint": 1, "condition": 2, "label": len(marker._marks) - 2}, (
         "one row has both conditions"
