@@ -1,4 +1,4 @@
-"""Write for others: the table of its parts at the API server, and the health events for NVSentinel.
+"""The parts of the agent that write: those at the API server, as a table, and the health events for NVSentinel.
 
 ``PARTS`` has a row for each part, with the setting that enables it and the function that makes its task. The parts run
 only where the configuration and the machine give access to an API server; otherwise none of their modules is loaded.
@@ -122,8 +122,11 @@ class AgentState(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """Values that the tasks share: the agent's state, and how to write it. ``namespace`` is that of the report, and
-    ``owner`` the Node as the token names it. ``evictions`` limits those of all causes together."""
+    """The agent's state, and the means to write it, which the tasks share.
+
+    ``namespace`` is that of the report, and ``owner`` the Node as the token names it. ``evictions`` limits those of all
+    causes together.
+    """
 
     agent: AgentState
     client: ApiClient

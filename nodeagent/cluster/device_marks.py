@@ -168,7 +168,7 @@ class NodeMark:
     ``wanted`` returns the value that the facts ask for: ``None`` for no mark, ``UNKNOWN`` to leave the mark as it is.
     ``write`` sends a value, and ``stored`` finds it on the Node. ``right`` remembers that the right for it is missing,
     which blocks no other mark. A mark that is not ``enabled`` is removed where an earlier configuration has set it. An
-    equal value is written again after ``refresh_s``.
+    equal value is written again after ``refresh_s``; ``None``: never.
     """
 
     wanted: Callable[[DeviceMarks, float], Any]
@@ -176,7 +176,7 @@ class NodeMark:
     stored: Callable[[StoredNode], Any]
     right: ApiRetry
     enabled: bool = True
-    refresh_s: float = float("inf")
+    refresh_s: float | None = None
     present: Any = UNKNOWN
     written_at: float = float("-inf")
 
@@ -185,8 +185,8 @@ class NodeMark:
         if not self.enabled:
             return UNKNOWN if self.present in (UNKNOWN, None) else None
         wanted = self.wanted(marks, now)
-        is_written = wanted == self.present and now - self.written_at < self.refresh_s
-        return UNKNOWN if is_written else wanted
+        is_fresh = self.refresh_s is None or now - self.written_at < self.refresh_s
+        return UNKNOWN if wanted == self.present and is_fresh else wanted
 
     def wrote(self, value: Any, now: float) -> None:
         self.present, self.written_at = value, now

@@ -79,7 +79,7 @@ class OwnMark(NamedTuple):
 
     @property
     def resource(self) -> str:
-        """The writer must have the right to patch it."""
+        """The resource that the writer needs the right to patch."""
         return "nodes/status" if self.kind == "condition" else "nodes"
 
 

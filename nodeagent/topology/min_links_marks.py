@@ -62,9 +62,9 @@ class MinLinksMarker:
         settings: NodesSettings,
         min_links: int = 0,
         per_second: float = PER_SECOND,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        self._client, self._settings, self._clock = client, settings, clock
+        self._client, self._settings, self._clock = client, settings, clock or time.monotonic
         self._min_links = min_links
         self._node_marks = NodeMarks(client, FIELD_MANAGER)
         self._nodes = NodeWrites("A node with too few links cannot be marked", per_second)

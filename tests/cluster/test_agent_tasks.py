@@ -5,13 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from nodeagent.base.supervise import Fatal
 from nodeagent.cluster import agent_tasks, device_marks
-from nodeagent.cluster.cluster_settings import ClusterSettings
+from nodeagent.cluster.cluster_settings import (
+    ClusterSettings,
+    EvictSettings,
+    GpuMemLargestSettings,
+    TaintSettings,
+)
 from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent_lab.sim.apiserver import ApiServer
@@ -223,3 +229,29 @@ def test_without_a_node_name_nothing_is_written(kubeconfig, caplog):
     assert agent_tasks.node_access(settings, None) is None
     assert "Set NODE_NAME" in caplog.text
     assert agent_tasks.node_access(settings, "gpu-0").node == "gpu-0"
+
+
+def parts(*, accounted: bool = False, volcano: bool = False, **settings: object) -> str:
+    """The names of the enabled parts."""
+    agent = SimpleNamespace(
+        settings=ClusterSettings(**settings), accounting=SimpleNamespace(enabled=accounted), volcano=volcano
+    )
+    return " ".join(part.name for part in agent_tasks.PARTS if part.enabled(agent))
+
+
+def test_the_settings_enable_the_parts():
+    assert parts() == "slices nodelinks events state over-use limits mps"
+    assert parts(report=False, events=False) == "slices"
+    assert parts(report=False, events=False, evict=EvictSettings(enabled=True)) == "slices evictions"
+    assert parts(report=False, events=False, accounted=True) == "slices over-use evictions"
+    assert parts(report=False, events=False, volcano=True) == "slices volcano"
+    enabled = {
+        "conditions": True,
+        "label": True,
+        "taint": TaintSettings(enabled=True),
+        "gpu_mem_largest": GpuMemLargestSettings(enabled=True),
+        "gpu_mem_enforcement": True,
+    }
+    assert enabled.keys() == ClusterSettings().marks.keys()
+    for name, on in enabled.items():
+        assert parts(report=False, events=False, **{name: on}) == "slices nodestate"

@@ -237,6 +237,7 @@ async def test_a_restart_with_the_marks_of_before_writes_nothing(server, client,
     publish(inventory, snapshot([None]))
     await server.until(lambda: LINKS_LABEL not in server.find("nodes", "gpu-0")["metadata"].get("labels", {}))
     assert server.counts["patch", "nodes/status"] == 2, "the start wrote no condition; the change did"
+    assert server.counts["patch", "nodes"] == 2, "the one above, and the change; the start wrote no label"
 
 
 async def test_an_empty_storage_port_and_one_rail_down_do_not_taint_a_node(server, client, running):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
+from nodeagent.cluster.cluster_settings import ClusterSettings
+from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.node_marks import LEAF_GROUP_LABEL, OWN_MARKS, OwnMark
 from nodeagent.doctor.rbac import ACCOUNTS
+from nodeagent.facts.inventory import Inventory
+from nodeagent.kube.access import Access
+from nodeagent.kube.client import ApiClient
 
 ROOT = Path(__file__).parents[2]
 KEY = re.compile(r"(?:topology\.)?nodeagent\.io/[A-Za-z-]+(?:-[0-9])?")
@@ -62,3 +68,16 @@ def test_each_mark_has_a_right_a_policy_and_a_place_in_the_documentation(mark: O
     assert any(key in one for one in policies), f"no admission policy names {key}"
     name = key if key != mark.key else f"{key.partition('/')[2]}`"
     assert name in (ROOT / "docs/security.md").read_text(), f"docs/security.md does not name {mark.key}"
+
+
+def test_each_mark_of_the_agent_has_a_setting_and_a_row_of_the_marker() -> None:
+    access = Access("http://127.0.0.1:1", token="t")
+    marker = DeviceMarker(ApiClient(access), Inventory(), "gpu-0", ClusterSettings())
+    settings = {name.replace("_", "-") for name in ClusterSettings().marks}
+    assert settings == marker._marks.keys(), (
+        "a setting in `marks` for each row of the marker, and the reverse"
+    )
+    kinds = Counter(mark.kind for mark in OWN_MARKS if mark.writer == "agent")
+    assert kinds == {"taint": 1, "condition": 2, "label": len(marker._marks) - 2}, (
+        "one row has both conditions"
+    )
