@@ -14,7 +14,7 @@ from nodeagent.host.netlink.netdevs import VfTraffic
 from nodeagent.host.pcie_link import SEVERITIES
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS
-from nodeagent.sampling.driver_counters import RDMA
+from nodeagent.sampling.adapter_readers import RDMA
 from nodeagent.sampling.link_readers import vf_values
 from nodeagent.sampling.transceiver_reader import module_values
 from tests.support.findings import one_item

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodeagent.host.kmsg import PATTERNS
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS, measurement
-from nodeagent.sampling.driver_counters import (
+from nodeagent.sampling.adapter_readers import (
     _MICROSECONDS,
     _NUMBERED,
     _PLAIN,
