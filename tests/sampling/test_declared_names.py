@@ -36,8 +36,8 @@ READERS = {
     **dict.fromkeys((Source.RDMA, Source.PCIE, Source.DEVLINK), ("sampling/adapter_readers",)),
     Source.MODULE: (),
     Source.VF: (),
-    Source.KERNEL: ("sampling/kernel_log",),
-    Source.ADMINISTRATION: ("sampling/sampler",),
+    Source.KERNEL: ("sampling/event_readers",),
+    Source.ADMINISTRATION: ("sampling/event_readers",),
     Source.GPU: ("host/nvml_vitals", "sources/nvml_session", "sources/gpu_publisher"),
 }
 """The modules that make the sample names of a source."""
