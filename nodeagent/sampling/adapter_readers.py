@@ -28,7 +28,7 @@ from nodeagent.sampling.reader import (
     LazySocket,
     NetlinkReader,
     PfNetdevs,
-    PlainReader,
+    SampleReader,
     SysfsReader,
     measured,
 )
@@ -162,7 +162,7 @@ def rdma_values(counters: Mapping[str, int]) -> dict[str, float]:
     return {RDMA[name]: value for name, value in counters.items() if name in RDMA}
 
 
-class DriverReader(PlainReader):
+class DriverReader(SampleReader):
     """The driver's private statistics, and once an hour the driver's name and the firmware's version."""
 
     def __init__(self, pf_netdevs: PfNetdevs) -> None:

@@ -21,7 +21,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -119,8 +119,7 @@ class Sampler:
     # --- results ------------------------------------------------------------------------------------------
 
     def samples(self) -> tuple[Sample, ...]:
-        """The newest of each device and reader."""
-        return tuple(sample for device in self.latest.devices() for sample in self.latest.samples(device))
+        return self.latest.all()
 
     def reader_statuses(self) -> tuple[ReaderStatus, ...]:
         return tuple(self.statuses.values())
@@ -421,30 +420,11 @@ class LatestSamples:
         for device in [device for device in self._samples if device not in kept]:
             del self._samples[device]
 
-    def devices(self) -> tuple[str, ...]:
-        return tuple(sorted(self._samples))
-
-    def samples(self, device: str) -> Iterator[Sample]:
-        """One per reader."""
-        yield from self._samples.get(device, {}).values()
+    def all(self) -> tuple[Sample, ...]:
+        """The newest of each device and reader, by device."""
+        return tuple(
+            sample for _device, samples in sorted(self._samples.items()) for sample in samples.values()
+        )
 
     def sample(self, device: str, source: Source) -> Sample | None:
         return self._samples.get(device, {}).get(source)
-
-    def values(self, device: str) -> dict[str, float]:
-        """All values of a device, by name."""
-        values: dict[str, float] = {}
-        for sample in self.samples(device):
-            values.update(sample.values)
-        return values
-
-    def texts(self, device: str) -> dict[str, str]:
-        texts: dict[str, str] = {}
-        for sample in self.samples(device):
-            texts.update(sample.texts)
-        return texts
-
-    def at(self, device: str, source: Source) -> float | None:
-        """Time of the reader's last sample of the device."""
-        sample = self.sample(device, source)
-        return sample.at if sample is not None else None
