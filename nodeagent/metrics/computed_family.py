@@ -26,12 +26,13 @@ class ComputedFamily(msgspec.Struct, Generic[Shown], frozen=True):
     family: Family
     series_of: Callable[[Shown], Iterable[Series]]
 
-    def numbers(self, shown: Shown) -> dict[str, float]:
-        """The numbers by the text of their series. Of equal texts the first counts."""
-        numbers: dict[str, float] = {}
+    def lines(self, shown: Shown) -> dict[str, str]:
+        """The lines by the text of their series. Of equal texts the first counts."""
+        lines: dict[str, str] = {}
         for values, number in self.series_of(shown):
-            numbers.setdefault(series(self.family, values), +number)  # plus makes a number of a bool
-        return numbers
+            text = series(self.family, values)
+            lines.setdefault(text, f"{text} {+number}\n")  # plus makes a number of a bool
+        return lines
 
 
 def computed(

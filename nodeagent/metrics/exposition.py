@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterator
-from itertools import chain
+from itertools import chain, islice
 
 from msgspec.structs import replace
 
@@ -28,8 +28,8 @@ CATALOG: dict[str, Family] = {
 """Every metric family of the agent, in the order of the page."""
 PIECE = 1000
 """Lines rendered before other tasks may run: about half a millisecond."""
-LINES_MAX = 10_000
-"""Lines of one device that are kept; names with a key, such as a container, come and go."""
+KEPT_MAX = 10_000
+"""Series of one device that are kept; names with a key, such as a container, come and go."""
 FRESH_S = 900.0
 """Older samples are not shown; the slowest reader runs every 60 s."""
 
@@ -40,7 +40,7 @@ _FED: dict[str, tuple[Family, Measurement]] = {
 _OWN_FAMILY = ("expected_speed_mbps", "pre_fec_ber", "post_fec_errors")
 """Figures of a link that have a family of their own, and no second series as a value of a rule."""
 
-_Line = tuple[str, str, float]
+_Shown = tuple[str, str, float]
 """Of a number: the name of its family, the text of its series, and the factor of its value."""
 _Block = tuple[Family, str, int]
 """A family, the lines of its series, and how many series were left out."""
@@ -53,7 +53,7 @@ class Exposition:
         """``left_out``: names of measurements that are not exported."""
         self._series_max, self._left_out = series_max, left_out
         self._facts: FactIndex | None = None
-        self._lines: dict[str, dict[str, _Line | tuple[()]]] = {}
+        self._shown: dict[str, dict[str, _Shown | tuple[()]]] = {}
         self._fact_blocks: list[_Block] = []
         self.dropped: Counter[str] = Counter()
         """Series left out, by family, since the agent started."""
@@ -62,24 +62,24 @@ class Exposition:
         """The page in pieces; after an empty piece other tasks may run too. ``now`` is CLOCK_BOOTTIME."""
         fresh = (sample for sample in shown.samples if now is None or now - sample.at <= FRESH_S)
         samples = (*map(_without_zero_errors, fresh), *_figure_samples(shown))
-        facts, known, blocks = FactIndex(replace(shown, samples=samples)), self._lines, self._fact_blocks
+        facts, known, blocks = FactIndex(replace(shown, samples=samples)), self._shown, self._fact_blocks
         if self._facts is None or not facts.equals(self._facts):
             known, blocks = {}, []
             for one in FACT_FAMILIES:
-                blocks.append(self._block(one.family, one.numbers(facts)))
+                blocks.append(self._block(one.family, one.lines(facts)))
                 yield ""
-        numbers: dict[str, dict[str, float]] = {family.name: {} for family in SAMPLED}
+        lines: dict[str, dict[str, str]] = {family.name: {} for family in SAMPLED}
         waiting = 0
         for sample in samples:
-            new = self._collect(sample, facts, known.setdefault(sample.device, {}), numbers)
+            new = self._collect(sample, facts, known.setdefault(sample.device, {}), lines)
             waiting += len(sample.values)
             if new or waiting >= PIECE:
                 yield ""
                 waiting = 0
-        self._facts, self._lines, self._fact_blocks = facts, known, blocks
-        sampled = (self._block(family, numbers[family.name]) for family in SAMPLED)
+        self._facts, self._shown, self._fact_blocks = facts, known, blocks
+        sampled = (self._block(family, lines[family.name]) for family in SAMPLED)
         live_input = replace(shown, facts=facts, dropped=self.dropped)
-        live = (self._block(one.family, one.numbers(live_input)) for one in AGENT_FAMILIES)
+        live = (self._block(one.family, one.lines(live_input)) for one in AGENT_FAMILIES)
         piece: list[str] = []
         waiting = 0
         for family, text, dropped in chain(sampled, blocks, live):
@@ -95,34 +95,35 @@ class Exposition:
         if openmetrics:
             yield "# EOF\n"
 
-    def _block(self, family: Family, numbers: dict[str, float]) -> _Block:
-        lines = [f"{text} {number}\n" for text, number in numbers.items()]
-        return family, "".join(lines[: self._series_max]), max(0, len(lines) - self._series_max)
+    def _block(self, family: Family, lines: dict[str, str]) -> _Block:
+        """``lines`` by the text of their series."""
+        kept = islice(lines.values(), self._series_max)
+        return family, "".join(kept), max(0, len(lines) - self._series_max)
 
     def _collect(
         self,
         sample: Sample,
         facts: FactIndex,
-        known: dict[str, _Line | tuple[()]],
-        numbers: dict[str, dict[str, float]],
+        known: dict[str, _Shown | tuple[()]],
+        lines: dict[str, dict[str, str]],
     ) -> bool:
-        """Add the numbers of a sample by family and series. ``known`` has the lines of its device, by name.
+        """Add the lines of a sample by family and series. ``known`` has the series of its device, by name.
 
-        Returns whether a line was not known.
+        Returns whether a series was not known.
         """
         before = len(known)
-        if before > LINES_MAX:
+        if before > KEPT_MAX:
             known.clear()
         for name, value in sample.values.items():
-            line = known.get(name)
-            if line is None:
-                known[name] = line = self._line(facts, sample.device, name)
-            if line:
-                family, text, scale = line
-                numbers[family][text] = value * scale
+            number = known.get(name)
+            if number is None:
+                known[name] = number = self._shown_as(facts, sample.device, name)
+            if number:
+                family, text, scale = number
+                lines[family][text] = f"{text} {value * scale}\n"
         return len(known) != before
 
-    def _line(self, facts: FactIndex, device: str, name: str) -> _Line | tuple[()]:
+    def _shown_as(self, facts: FactIndex, device: str, name: str) -> _Shown | tuple[()]:
         """Empty if the page does not show the number, or its device is no part of the node."""
         head, slash, key = name.partition("/")
         fed = _FED.get(head)

@@ -36,7 +36,8 @@ def test_a_row_fills_its_labels_and_no_name_appears_twice() -> None:
     assert unfilled_labels(made("link_optical_lanes", "device,lane", ("light", "x"))) == ("light",)
     assert unfilled_labels(made("link_optical_lanes", "rail", ("light", "x"))) == ("light",)
     assert not unfilled_labels(made("link_optical_lanes", "device,lane", ("light", "x"), per="lane"))
-    assert not [name for family in SAMPLED for name in unfilled_labels(family)]
+    unfilled = [name for family in SAMPLED for name in unfilled_labels(family)]
+    assert unfilled == [], "per and the label values of these rows do not fill the labels of their family"
     names = Counter(number.name for family in SAMPLED for number in family.measurements)
     assert [name for name, count in names.items() if count > 1] == [], "these names feed two families"
 

@@ -71,4 +71,5 @@ def test_a_reader_makes_each_declared_name(source: Source) -> None:
         for word in words(ast.parse((PACKAGE / f"{module}.py").read_text()))
     }
     assert declared
-    assert declared - {word.partition("/")[0] for word in made} == set()
+    unmade = declared - {word.partition("/")[0] for word in made}
+    assert unmade == set(), f"add these names to the reader of {source}: {READERS[source] or 'sampling/'}"
