@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hack.docs import metric_notes
 from hack.docs.markdown import table
+from hack.docs.metric_notes import Note
+from hack.docs.sample_texts import RECORDED_ONLY, TEXTS
 from nodeagent.measurements.family import Family, Measurement
 from nodeagent.measurements.sample import Source
-from nodeagent.measurements.table import MEASUREMENTS, RECORDED_ONLY, TEXTS
-from nodeagent.metrics.catalog import CATALOG
+from nodeagent.measurements.table import MEASUREMENTS
 from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES
+from nodeagent.metrics.exposition import CATALOG
 from nodeagent.sampling.sampling_settings import SamplesSettings
 
 TOPICS = {
@@ -94,8 +97,22 @@ def controller_families() -> str:
     """Return the families of the controller in one table."""
     return _table(
         ("name", "labels", "type, unit", "meaning", "what to do with it"),
-        ((*_cells(family)[:4], family.use) for family in CONTROLLER_FAMILIES.families()),
+        (
+            (*_cells(family), note_of(family, controller=True).use)
+            for family in (one.family for one in CONTROLLER_FAMILIES)
+        ),
     )
+
+
+def note_of(family: Family, *, controller: bool = False) -> Note:
+    """Return what the documentation says of a family. Raises ``ValueError`` if it says nothing."""
+    name = family.name.removeprefix("nodeagent_")
+    table_name, notes = (
+        ("CONTROLLER", metric_notes.CONTROLLER) if controller else ("AGENT", metric_notes.AGENT)
+    )
+    if name not in notes:
+        raise ValueError(f"{family.name}: add {name!r} to {table_name} in hack/docs/metric_notes.py")
+    return notes[name]
 
 
 def topic_of(family: Family) -> str:
@@ -110,8 +127,14 @@ def topic_of(family: Family) -> str:
 def _family_table(families: Iterable[Family]) -> str:
     return _table(
         ("name", "labels", "type, unit", "meaning", "source", "what to do with it", "elsewhere"),
-        map(_cells, families),
+        ((*_cells(family), _source(family), *note_of(family)[:2]) for family in families),
     )
+
+
+def _source(family: Family) -> str:
+    """Where the numbers come from."""
+    origins = (f"{number.source}: {number.origin}" for number in family.measurements)
+    return "; ".join(dict.fromkeys(origins)) or note_of(family).origin or "the agent"
 
 
 def _cells(family: Family) -> tuple[str, ...]:
@@ -120,9 +143,6 @@ def _cells(family: Family) -> tuple[str, ...]:
         ", ".join(f"`{label}`" for label in family.labels if label != "le"),
         f"{family.type}, {family.unit}" if family.unit else family.type,
         family.help,
-        family.source,
-        family.use,
-        family.peers,
     )
 
 
@@ -163,9 +183,9 @@ def _sample_table(source: Source) -> str:
                 (
                     f"`{measurement.name}{key}`",
                     f"{'counter' if measurement.counter else 'gauge'}{unit_of(measurement)}",
-                    measurement.meaning,
+                    measurement.origin,
                     f"`{family.name}`" if family else "",
-                    ", ".join(f"`{rule}`" for rule in family.rules) if family else "",
+                    ", ".join(f"`{rule}`" for rule in note_of(family).rules.split()) if family else "",
                 )
             )
     rows += [

@@ -1,4 +1,4 @@
-"""One row of the table: a metric family and the sample names that feed it. Pure.
+"""A metric family and the sample names that feed it. Pure.
 
 Names are ``nodeagent_<noun>_<unit|total>``. Labels are words from closed sets or names of this node's hardware.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-
-from nodeagent.measurements.sample import Source
 
 FamilyType = Literal["gauge", "counter", "histogram"]
 
@@ -23,12 +21,12 @@ SCOPE_LABELS = {
     "pf": ("pf", "vf", "pci_address"),
     "gpu": ("gpu",),
 }
-"""The labels that together identify the subject of a series, by the first label of the family."""
+"""The labels that together identify the subject of a series, by the first label of a family that samples feed."""
 _UNITS = frozenset(("bytes", "seconds", "celsius", "volts", "watts", "amperes", "ratio"))
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """One number: its name in samples and what it is.
+    """One number: its name in samples, the reader that states it, and where the reader has it from.
 
     ``per``: the name has a key behind a slash, one series for each (``lane``, ``priority``, ...). ``labels`` are the
     label values that distinguish it from the other numbers of its family. The metric is the value times ``scale``.
@@ -36,49 +34,29 @@ class Measurement(msgspec.Struct, frozen=True):
 
     name: str
     source: str
-    meaning: str
+    origin: str
     counter: bool
     per: str | None = None
     labels: tuple[str, ...] = ()
     scale: float = 1
 
 
-class MeasuredText(msgspec.Struct, frozen=True):
-    """One text of a sample, such as a firmware version. ``family`` shows it as a label."""
-
-    name: str
-    source: Source
-    meaning: str
-    family: str
-
-
-class Family(msgspec.Struct, frozen=True):
+class Family(msgspec.Struct, frozen=True, eq=False):
     """A metric family. ``name`` is the one of queries: a counter's ends in ``_total``.
 
-    ``measurements`` feed it, or a function computes it from ``computed_from``. ``peers`` are other exporters' names for
-    it, ``rules`` the health rules that read its samples.
+    ``measurements`` feed it; without any, a function computes it.
     """
 
     name: str
     type: FamilyType
     labels: tuple[str, ...]
     help: str
-    use: str
-    computed_from: str = ""
-    peers: str = ""
-    rules: tuple[str, ...] = ()
     measurements: tuple[Measurement, ...] = ()
 
     @property
     def base(self) -> str:
         """The family's name in OpenMetrics, where ``_total`` belongs to the series."""
         return self.name.removesuffix("_total") if self.type == "counter" else self.name
-
-    @property
-    def source(self) -> str:
-        """Where the numbers come from, for the documentation."""
-        meanings = (f"{measurement.source}: {measurement.meaning}" for measurement in self.measurements)
-        return "; ".join(dict.fromkeys(meanings)) or self.computed_from
 
     @property
     def unit(self) -> str | None:
@@ -96,31 +74,23 @@ def row(
     noun: str,
     labels: str,
     source: str,
+    help_: str,
     *measured: tuple[str, ...],
-    help: str,  # noqa: A002 - the format's own word
-    use: str,
     per: str | None = None,
     scale: float = 1,
-    peers: str = "",
-    rules: str = "",
 ) -> Family:
-    """A family that samples feed. ``measured``: sample name, meaning, and values of the labels that are left.
+    """A family that samples feed. ``measured``: sample name, origin, and values of the labels that are left.
 
-    The agent runs this 124 times before it registers, so only the tests check that the rows fill their labels.
+    The type follows from the name: only counters end in ``_total``.
     """
     counter = noun.endswith("_total")
     return Family(
         f"nodeagent_{noun}",
         "counter" if counter else "gauge",
         tuple(labels.split(",")),
-        help,
-        use,
-        peers=peers,
-        rules=tuple(rules.split()),
-        measurements=tuple(
-            [
-                Measurement(name, source, meaning, counter, per, tuple(values), scale)
-                for name, meaning, *values in measured
-            ]
+        help_,
+        tuple(
+            Measurement(name, source, origin, counter, per, tuple(values), scale)
+            for name, origin, *values in measured
         ),
     )

@@ -1,7 +1,7 @@
 """Metric families that a function computes. Those that samples feed are rows of ``measurements/table.py``. Pure.
 
-* ``fact_family``: computed from the snapshot. Rendered when the ``FactIndex`` changes, and kept.
-* ``live_family``: the agent's own numbers. Computed at each scrape, so these are few.
+* ``fact_metrics`` are computed from the snapshot, and kept until the facts change.
+* ``agent_metrics`` are the agent's own numbers. They are computed at each scrape, so these are few.
 
 Pods appear only in ``nodeagent_device_pod_info``, ``nodeagent_device_pod_devices`` and the families
 ``nodeagent_gpu_pod_…``, descriptions only in ``_info`` families; queries join them.
@@ -9,67 +9,54 @@ Pods appear only in ``nodeagent_device_pod_info``, ``nodeagent_device_pod_device
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
+import msgspec
+
 from nodeagent.measurements.family import Family, FamilyType
-from nodeagent.metrics.scrape_input import FactIndex, ScrapeInput
-from nodeagent.metrics.text_format import Series, lines_of
+from nodeagent.metrics.text_format import Series, series
 
 Shown = TypeVar("Shown")
 
 
-class ComputedFamilies(Generic[Shown]):
-    """Families with the functions that compute their series from ``Shown``, in the order of the page."""
+class ComputedFamily(msgspec.Struct, Generic[Shown], frozen=True):
+    """A family and the function that computes its series from ``Shown``."""
 
-    def __init__(self) -> None:
-        self._declared: list[tuple[Family, Callable[[Shown], Iterable[Series]]]] = []
+    family: Family
+    series_of: Callable[[Shown], Iterable[Series]]
 
-    def family(
-        self,
-        noun: str,
-        labels: str = "",
-        *,
-        help: str,  # noqa: A002 - the format's own word
-        use: str,
-        source: str = "",
-        peers: str = "",
-        type: FamilyType | None = None,  # noqa: A002 - the format's own word
-    ) -> Callable[[Callable[[Shown], Iterable[Series]]], Callable[[Shown], Iterable[Series]]]:
-        """Declare a family; the decorated function yields its series. Only counters end in ``_total``.
-
-        For a histogram it yields each bucket with the label ``le`` last, then ``sum`` and ``count`` in that place.
-        """
-        family = Family(
-            f"nodeagent_{noun}",
-            type or ("counter" if noun.endswith("_total") else "gauge"),
-            tuple(filter(None, labels.split(","))),
-            help,
-            use,
-            computed_from=source,
-            peers=peers,
-        )
-
-        def declare(read: Callable[[Shown], Iterable[Series]]) -> Callable[[Shown], Iterable[Series]]:
-            self._declared.append((family, read))
-            return read
-
-        return declare
-
-    def families(self) -> tuple[Family, ...]:
-        return tuple(family for family, _read in self._declared)
-
-    def series(self, shown: Shown) -> Iterator[tuple[Family, Iterable[Series]]]:
-        """Each family with its series."""
-        for family, read in self._declared:
-            yield family, read(shown)
-
-    def lines(self, shown: Shown, series_max: int) -> Iterator[tuple[Family, str, int]]:
-        """The lines of each family, which may be empty, and how many series were left out."""
-        for family, series in self.series(shown):
-            yield family, *lines_of(family, series, series_max)
+    def lines(self, shown: Shown) -> dict[str, str]:
+        """The lines by the text of their series. Of equal texts the first counts."""
+        lines: dict[str, str] = {}
+        for values, number in self.series_of(shown):
+            text = series(self.family, values)
+            lines.setdefault(text, f"{text} {+number}\n")  # plus makes a number of a bool
+        return lines
 
 
-FACT_FAMILIES = ComputedFamilies[FactIndex]()
-LIVE_FAMILIES = ComputedFamilies[ScrapeInput]()
-fact_family, live_family = FACT_FAMILIES.family, LIVE_FAMILIES.family
+def computed(
+    noun: str,
+    labels: str,
+    help_: str,
+    series_of: Callable[[Shown], Iterable[Series]],
+    *,
+    histogram: bool = False,
+) -> ComputedFamily[Shown]:
+    """A row of a table of families. Only counters end in ``_total``.
+
+    A histogram has ``le`` as last label, and in its place ``sum`` and ``count``.
+    """
+    kind: FamilyType = "histogram" if histogram else "counter" if noun.endswith("_total") else "gauge"
+    names = tuple(labels.split(",")) if labels else ()
+    return ComputedFamily(Family(f"nodeagent_{noun}", kind, names, help_), series_of)
+
+
+def single(number: float | None) -> Iterable[Series]:
+    """The series of a family without labels; none without a number."""
+    return () if number is None else (((), number),)
+
+
+def by_key(counts: Mapping[str, float]) -> Iterable[Series]:
+    """A series for each key, in their order."""
+    return (((key,), count) for key, count in sorted(counts.items()))

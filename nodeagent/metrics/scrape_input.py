@@ -150,6 +150,14 @@ class FactIndex:
             if function.parent is not None and function.vf_index is not None
         }
 
+    def equals(self, other: FactIndex) -> bool:
+        return (
+            self.snapshot is other.snapshot
+            and self.device_counts == other.device_counts
+            and self.rails == other.rails
+            and self.texts == other.texts
+        )
+
     @property
     def pfs(self) -> Iterable[Function]:
         """All PFs, and the missing ones that have a rail, as in the report of the node."""

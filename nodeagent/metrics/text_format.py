@@ -1,4 +1,4 @@
-"""Prometheus' text format 0.0.4 and OpenMetrics 1.0.0: content types, labels, headers and lines. Pure.
+"""Prometheus' text format 0.0.4 and OpenMetrics 1.0.0: content types, labels, series and headers. Pure.
 
 Text from the wire or from hardware is made one printable line, cut and escaped. No series appears twice, even if
 cutting makes two texts equal.
@@ -7,8 +7,8 @@ cutting makes two texts equal.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
 
 from nodeagent.lldp.escaping import printable
 from nodeagent.measurements.family import Family
@@ -76,26 +76,8 @@ def series(family: Family, values: Sequence[str]) -> str:
     return f"{name}{{{pairs}}}" if pairs else name
 
 
+@cache
 def header(family: Family, openmetrics: bool) -> str:
     name = family.base if openmetrics else family.name
     unit = f"# UNIT {name} {family.unit}\n" if openmetrics and family.unit else ""
     return f"# HELP {name} {family.help}\n# TYPE {name} {family.type}\n{unit}"
-
-
-def lines_of(family: Family, computed: Iterable[Series], series_max: int) -> tuple[str, int]:
-    """The lines of a family, and how many series were left out. Of equal series the first counts."""
-    lines: dict[str, float] = {}
-    dropped: set[str] = set()
-    for values, number in computed:
-        text = series(family, values)
-        if text in lines:
-            continue
-        if len(lines) >= series_max:
-            dropped.add(text)
-            continue
-        lines[text] = number
-    return "".join(f"{text} {_number(number)}\n" for text, number in lines.items()), len(dropped)
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -82,29 +82,16 @@ class PfNetdevs(msgspec.Struct):
         return {ifindex: device for device, ifindex in self.ifindex.items()}
 
 
-class SampleReader(Protocol):
-    """Measures one kind of values, in a thread. ``read`` raises one of ``READ_ERRORS`` if it fails as a whole."""
-
-    @property
-    def source(self) -> Source: ...
-
-    @property
-    def skipped(self) -> SkippedDevices: ...
-
-    def read(self, pfs: Sequence[Function]) -> list[Sample]: ...
-
-    def close(self) -> None: ...
-
-    @property
-    def overruns(self) -> int: ...
-
-
-class PlainReader:
-    """A reader without open files or sockets."""
+class SampleReader:
+    """Measures one kind of values, in a thread. The form without open files or sockets."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.skipped = SkippedDevices(source)
+
+    def read(self, pfs: Sequence[Function]) -> list[Sample]:
+        """Raises one of ``READ_ERRORS`` if the reading fails as a whole."""
+        raise NotImplementedError
 
     @property
     def overruns(self) -> int:
@@ -142,7 +129,7 @@ class PlainReader:
         return samples
 
 
-class SysfsReader(PlainReader):
+class SysfsReader(SampleReader):
     """A reader that keeps attributes of sysfs open."""
 
     def __init__(self, source: Source, attributes: OpenAttributes) -> None:
@@ -175,7 +162,7 @@ class LazySocket(Generic[S]):
             self._socket = None
 
 
-class NetlinkReader(PlainReader, Generic[S]):
+class NetlinkReader(SampleReader, Generic[S]):
     """A reader of one netlink socket."""
 
     def __init__(self, source: Source, socket: LazySocket[S]) -> None:

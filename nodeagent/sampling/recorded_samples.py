@@ -14,7 +14,7 @@ from nodeagent.facts.model import Function
 from nodeagent.host.clock import boottime
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.sampling.reader import PlainReader, measured
+from nodeagent.sampling.reader import SampleReader, measured
 
 PATH = "/.nodeagent/samples.json"
 _IFF_UP = 1
@@ -50,7 +50,7 @@ def load(tree: Tree) -> list[Sample]:
         raise SysfsError(f"{PATH} is not a list of samples: {error}") from error
 
 
-class RecordedSamplesReader(PlainReader):
+class RecordedSamplesReader(SampleReader):
     """Reads all samples of the file, and links from sysfs. Its own ``source`` is ``link``.
 
     ``in_file`` are the devices and sources that the file covers.

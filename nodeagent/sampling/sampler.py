@@ -21,23 +21,20 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from nodeagent.base.bounded_calls import in_thread
-from nodeagent.base.supervise import either
 from nodeagent.facts.model import Function, State
 from nodeagent.host import recorded_gpus
 from nodeagent.host.clock import boottime
-from nodeagent.host.fd import wait_readable
-from nodeagent.host.netlink.change_notices import SETTINGS, ChangeNotices
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.sampling.adapter_readers import DevlinkReader, DriverReader, PcieReader, RdmaReader
-from nodeagent.sampling.kernel_log import KernelLogReader
+from nodeagent.sampling.event_readers import AdministrationReader, KernelLogReader
 from nodeagent.sampling.link_readers import LinkReader, VfReader, ethtool_readers
 from nodeagent.sampling.reader import FORBIDDEN_ERRORS, READ_ERRORS, PfNetdevs, SampleReader
 from nodeagent.sampling.recorded_samples import RecordedSamplesReader
@@ -92,10 +89,8 @@ class Sampler:
         self._readers: list[SampleReader] = []
         self._busy: set[SampleReader] = set()
         self._closed = False
-        self._kernel_log = KernelLogReader(functions, self._kernel_status, self._take, self._failed)
-        self._administration = AdministrationReader(
-            self._pf_netdevs, self._administration_status, self._take, self._failed
-        )
+        self._kernel_log = KernelLogReader(functions)
+        self._administration = AdministrationReader(self._pf_netdevs)
         self._link = self._add(self._recorded or LinkReader(self._pf_netdevs))
         self._rounds = self._other_rounds()
 
@@ -121,17 +116,10 @@ class Sampler:
         self.statuses[reader.source] = ReaderStatus(reader.source)
         return reader
 
-    def _kernel_status(self) -> ReaderStatus:
-        return self.statuses.setdefault(Source.KERNEL, ReaderStatus(Source.KERNEL))
-
-    def _administration_status(self) -> ReaderStatus:
-        return self.statuses.setdefault(Source.ADMINISTRATION, ReaderStatus(Source.ADMINISTRATION))
-
     # --- results ------------------------------------------------------------------------------------------
 
     def samples(self) -> tuple[Sample, ...]:
-        """The newest of each device and reader."""
-        return tuple(sample for device in self.latest.devices() for sample in self.latest.samples(device))
+        return self.latest.all()
 
     def reader_statuses(self) -> tuple[ReaderStatus, ...]:
         return tuple(self.statuses.values())
@@ -164,9 +152,9 @@ class Sampler:
                     else:
                         group.create_task(self._repeat(every, readers, first))
                 if self._rates.kernel_log and self._recorded is None:
-                    group.create_task(self._kernel_log.follow(first))
+                    group.create_task(self._follow(self._kernel_log, first))
                 if self._recorded is None:
-                    group.create_task(self._administration.follow(first))
+                    group.create_task(self._follow(self._administration, first))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -236,6 +224,18 @@ class Sampler:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(at):
                     await self._link_changed.wait()
+
+    async def _follow(self, reader: KernelLogReader | AdministrationReader, first: asyncio.Event) -> None:
+        """Take the samples of a reader that the kernel wakes. If it cannot be followed, end after one report."""
+        await first.wait()
+        status = self.statuses.setdefault(reader.source, ReaderStatus(reader.source))
+        try:
+            async for samples, duration_s in reader.follow():
+                if duration_s is not None:
+                    status.succeeded(boottime(), duration_s)
+                self._take(samples)
+        except READ_ERRORS as error:
+            self._failed(reader.source, error, 0.0)
 
     def _faulty(self) -> bool:
         good = (State.HEALTHY, State.UNUSED)
@@ -420,98 +420,11 @@ class LatestSamples:
         for device in [device for device in self._samples if device not in kept]:
             del self._samples[device]
 
-    def devices(self) -> tuple[str, ...]:
-        return tuple(sorted(self._samples))
-
-    def samples(self, device: str) -> Iterator[Sample]:
-        """One per reader."""
-        yield from self._samples.get(device, {}).values()
+    def all(self) -> tuple[Sample, ...]:
+        """The newest of each device and reader, by device."""
+        return tuple(
+            sample for _device, samples in sorted(self._samples.items()) for sample in samples.values()
+        )
 
     def sample(self, device: str, source: Source) -> Sample | None:
         return self._samples.get(device, {}).get(source)
-
-    def values(self, device: str) -> dict[str, float]:
-        """All values of a device, by name."""
-        values: dict[str, float] = {}
-        for sample in self.samples(device):
-            values.update(sample.values)
-        return values
-
-    def texts(self, device: str) -> dict[str, str]:
-        texts: dict[str, str] = {}
-        for sample in self.samples(device):
-            texts.update(sample.texts)
-        return texts
-
-    def at(self, device: str, source: Source) -> float | None:
-        """Time of the reader's last sample of the device."""
-        sample = self.sample(device, source)
-        return sample.at if sample is not None else None
-
-
-_READ_GAP_S = 0.2
-"""The shortest time between two readings: every start of a pod makes notices about its own netdevs."""
-
-
-class AdministrationReader:
-    """Counts the changes of each PF since the agent started. ``publish`` gets the samples, ``failed`` the error and
-    duration."""
-
-    def __init__(
-        self,
-        pf_netdevs: PfNetdevs,
-        status: Callable[[], ReaderStatus],
-        publish: Callable[[Sequence[Sample]], None],
-        failed: Callable[[Source, Exception, float], None],
-    ) -> None:
-        self.overruns = 0
-        self._pf_netdevs = pf_netdevs
-        self._status = status
-        self._publish = publish
-        self._failed = failed
-        self._counts: dict[str, Counter[str]] = {}
-
-    async def follow(self, start: asyncio.Event) -> None:
-        """Publish a sample of each PF, and again after each change. If the notices cannot be read, end after one
-        report."""
-        await start.wait()
-        try:
-            with ChangeNotices() as notices:
-                self._status().succeeded(boottime(), 0.0)
-                self._publish_new()
-                while True:
-                    await _wait(notices)
-                    self._publish_new()
-                    self._take(notices)
-                    await asyncio.sleep(_READ_GAP_S)
-        except READ_ERRORS as error:
-            self._failed(Source.ADMINISTRATION, error, 0.0)
-
-    def _publish_new(self) -> None:
-        """Publish zeros for each new PF: a counter needs a first value."""
-        new = [device for device in self._pf_netdevs.ifindex if device not in self._counts]
-        self._counts |= {device: Counter() for device in new}
-        if new:
-            self._publish([self._sample(device) for device in new])
-
-    def _take(self, notices: ChangeNotices) -> None:
-        devices = self._pf_netdevs.devices()
-        changed = set()
-        for notice in notices.read(frozenset(devices)):
-            device = devices[notice.ifindex]
-            self._counts[device][notice.setting] += 1
-            changed.add(device)
-        self.overruns = notices.overruns
-        if changed:
-            self._publish([self._sample(device) for device in sorted(changed)])
-
-    def _sample(self, device: str) -> Sample:
-        counts = self._counts[device]
-        values = {f"administration/{setting}": float(counts[setting]) for setting in SETTINGS}
-        return Sample(boottime(), device, Source.ADMINISTRATION, values)
-
-
-async def _wait(notices: ChangeNotices) -> None:
-    """Wait for a notice on either socket."""
-    sockets = [opened for opened in (notices.netdevs, notices.ethtool) if opened is not None]
-    await either(*(wait_readable(opened.fileno()) for opened in sockets))

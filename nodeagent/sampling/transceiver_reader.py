@@ -12,7 +12,7 @@ from nodeagent.host.clock import boottime
 from nodeagent.host.netlink import ethtool_messages as ethtool
 from nodeagent.host.netlink.message import NetlinkError, NetlinkForbiddenError, NetlinkRefusedError
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.measurements.transceiver_rows import LIMIT_LEVELS
+from nodeagent.measurements.table import LIMIT_LEVELS
 from nodeagent.sampling.reader import LazySocket, NetlinkReader, PfNetdevs, measured
 
 

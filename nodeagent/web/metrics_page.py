@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from nodeagent.host.clock import boottime
-from nodeagent.measurements.transceiver_rows import OTHER_LIMITS
+from nodeagent.measurements.table import OTHER_LIMITS
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.metrics.text_format import PLAIN, negotiate

@@ -320,7 +320,7 @@ async def test_a_scrape_reads_no_file_socket_or_driver() -> None:
         await n.until(lambda: any("carrier" in one.values for one in n.agent.pages.scrape_input().samples))
         sys.addaudithook(hook)
         exposition = Exposition(10_000)
-        for _ in range(2):  # compiled, and then from the template
+        for _ in range(2):  # the second page uses the lines of the first
             watched = True
             pieces = list(exposition.pieces(n.agent.pages.scrape_input(), openmetrics=True))
             watched = False

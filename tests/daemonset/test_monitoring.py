@@ -26,8 +26,8 @@ from nodeagent.health import gpu_judge, gpu_presence, gpu_rules, gpu_state, unus
 from nodeagent.health.gpu_rules import RECOVERY_PREFIX, MeasuredFault
 from nodeagent.health.nic_judge import keys
 from nodeagent.health.nic_rules import DEFAULTS
-from nodeagent.metrics.catalog import CATALOG
 from nodeagent.metrics.controller_metrics import ControllerInput, render
+from nodeagent.metrics.exposition import CATALOG
 from tests.support.findings import one_item
 from tests.support.scrape_inputs import facts, page, scrape_input, with_faults
 

@@ -2,10 +2,11 @@
 
 import pytest
 
+from hack.docs.sample_texts import TEXTS
 from nodeagent.facts.model import HEALTHY
 from nodeagent.host.gpu_driver import GpuEvent
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
-from nodeagent.measurements.table import MEASUREMENTS, TEXTS, measurement
+from nodeagent.measurements.table import MEASUREMENTS, measurement
 from nodeagent_lab.sim.machine import Machine
 from tests.support.judged_gpus import GpuBench
 

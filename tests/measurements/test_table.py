@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
-import pytest
-
+from hack.docs.metrics import note_of
 from nodeagent.health import adapter_rules, gpu_rules, link_rules
 from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.measurements.family import SCOPE_LABELS, Family, row
-from nodeagent.measurements.gpu_rows import GPU_ROWS
 from nodeagent.measurements.sample import Source
-from nodeagent.measurements.table import MEASUREMENTS, NIC_ROWS, TEXTS, by_name, by_sample_name, measurement
-from nodeagent.metrics.catalog import CATALOG, SAMPLED
+from nodeagent.measurements.table import GPU_ROWS, MEASUREMENTS, NIC_ROWS, SAMPLED, measurement
 
 
 def unfilled_labels(family: Family) -> tuple[str, ...]:
@@ -32,18 +30,16 @@ def unfilled_labels(family: Family) -> tuple[str, ...]:
 
 def test_a_row_fills_its_labels_and_no_name_appears_twice() -> None:
     def made(noun: str, labels: str, *measured: tuple[str, ...], per: str | None = None) -> Family:
-        return row(noun, labels, Source.LINK, *measured, help="x", use="x", per=per)
+        return row(noun, labels, Source.LINK, "x", *measured, per=per)
 
     assert unfilled_labels(made("link_optical_lanes", "device", ("light", "x"), per="lane")) == ("light",)
     assert unfilled_labels(made("link_optical_lanes", "device,lane", ("light", "x"))) == ("light",)
     assert unfilled_labels(made("link_optical_lanes", "rail", ("light", "x"))) == ("light",)
     assert not unfilled_labels(made("link_optical_lanes", "device,lane", ("light", "x"), per="lane"))
-    assert not [name for family in SAMPLED for name in unfilled_labels(family)]
-    lanes, again = made("lanes", "device", ("lanes", "x")), made("lanes", "device", ("more", "x"))
-    with pytest.raises(ValueError, match="nodeagent_lanes is declared twice"):
-        by_name((lanes, again))
-    with pytest.raises(ValueError, match="lanes feeds two families"):
-        by_sample_name((lanes, made("other_lanes", "device", ("lanes", "x"))))
+    unfilled = [name for family in SAMPLED for name in unfilled_labels(family)]
+    assert unfilled == [], "per and the label values of these rows do not fill the labels of their family"
+    names = Counter(number.name for family in SAMPLED for number in family.measurements)
+    assert [name for name, count in names.items() if count > 1] == [], "these names feed two families"
 
 
 def test_a_name_with_a_key_is_known_only_where_the_table_has_one() -> None:
@@ -52,21 +48,24 @@ def test_a_name_with_a_key_is_known_only_where_the_table_has_one() -> None:
     assert measurement("carrier/3") is None
     assert measurement("carrier") is MEASUREMENTS["carrier"]
     assert measurement("nonsense") is None
-    assert not MEASUREMENTS.keys() & TEXTS.keys()
-    assert {text.family for text in TEXTS.values()} <= CATALOG.keys()
 
 
 def test_the_rules_of_a_row_exist_and_each_rule_names_its_counters_there() -> None:
+    def rules_of(family: Family) -> list[str]:
+        return note_of(family).rules.split()
+
     rows = NIC_ROWS + GPU_ROWS
     nic_rules = {rule.key: rule for rule in DEFAULTS}
-    assert {rule for family in NIC_ROWS for rule in family.rules} <= nic_rules.keys()
-    assert {rule for family in GPU_ROWS for rule in family.rules} == {
+    assert {rule for family in NIC_ROWS for rule in rules_of(family)} <= nic_rules.keys()
+    assert {rule for family in GPU_ROWS for rule in rules_of(family)} == {
         fault.value for fault in gpu_rules.MeasuredFault
     }
-    readers = {number.name: family.rules for family in rows for number in family.measurements}
+    readers = {number.name: rules_of(family) for family in rows for number in family.measurements}
     for key, rule in nic_rules.items():
         for counter in (*rule.counters, *rule.loads):
-            assert key in readers[counter], f"the row of {counter} does not name the rule {key}"
+            assert key in readers[counter], (
+                f"the note of {counter} in hack/docs/metric_notes.py does not name {key}"
+            )
     read_by_rules = {
         literal.value
         for module in (link_rules, adapter_rules, gpu_rules)
@@ -76,5 +75,5 @@ def test_the_rules_of_a_row_exist_and_each_rule_names_its_counters_there() -> No
     assert len(read_by_rules) > 20
     unnamed = {name for name in read_by_rules if not readers[name]}
     assert unnamed <= {"lanes"}, (
-        "rules read these samples, and their rows name no rule; lanes is a unit there"
+        "rules read these samples, and hack/docs/metric_notes.py names no rule; lanes is a unit there"
     )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from hack.docs import metrics
+from hack.docs import metric_notes, metrics
+from hack.docs.sample_texts import TEXTS
 from nodeagent.measurements.family import Family
 from nodeagent.measurements.sample import Source
-from nodeagent.metrics.catalog import CATALOG, SAMPLED
-from nodeagent.metrics.computed_family import FACT_FAMILIES, LIVE_FAMILIES
+from nodeagent.measurements.table import MEASUREMENTS, SAMPLED
+from nodeagent.metrics.agent_metrics import AGENT_FAMILIES
 from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES
+from nodeagent.metrics.exposition import CATALOG
+from nodeagent.metrics.fact_metrics import FACT_FAMILIES
 from tests.support.findings import one_item
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
@@ -40,7 +44,7 @@ def test_the_tables_of_the_documentation_are_made_from_the_catalog(page: str, bl
     assert written == text, f"NODEAGENT_GOLDEN=write rewrites docs/reference/{page}"
 
 
-CONTROLLER = CONTROLLER_FAMILIES.families()
+CONTROLLER = [one.family for one in CONTROLLER_FAMILIES]
 
 
 @one_item("family", [*CATALOG.values(), *CONTROLLER], ids=lambda family: family.name)
@@ -50,17 +54,29 @@ def test_a_family_is_named_and_explained(family: Family) -> None:
     assert not RESERVED & set(family.labels) or family.type == "histogram"
     assert len(set(family.labels)) == len(family.labels)
     assert re.fullmatch(r"[^\n\\]{5,140}\.", family.help)
-    assert family.use.endswith(".")
-    assert family.source
+    assert metrics.note_of(family, controller=family in CONTROLLER).use.endswith(".")
     assert family in CONTROLLER or metrics.topic_of(family)
 
 
 def test_a_family_has_one_origin() -> None:
-    computed = [family.name for family in (*FACT_FAMILIES.families(), *LIVE_FAMILIES.families())]
-    assert len(set(computed)) == len(computed)
-    assert {family.name for family in SAMPLED}.isdisjoint(computed)
-    assert len(CATALOG) == len(SAMPLED) + len(computed)
+    families = [*SAMPLED, *(one.family for one in (*FACT_FAMILIES, *AGENT_FAMILIES))]
+    assert [name for name, count in Counter(family.name for family in families).items() if count > 1] == []
+    assert list(CATALOG.values()) == families
     assert all(family.measurements for family in SAMPLED)
+
+
+def test_a_note_has_a_family() -> None:
+    for notes, families in ((metric_notes.AGENT, CATALOG.values()), (metric_notes.CONTROLLER, CONTROLLER)):
+        names = {family.name.removeprefix("nodeagent_") for family in families}
+        assert notes.keys() - names == set(), "no family has these notes of hack/docs/metric_notes.py"
+    assert {text.family for text in TEXTS.values()} <= CATALOG.keys()
+    assert not MEASUREMENTS.keys() & TEXTS.keys()
+
+
+def test_a_family_without_a_note_is_reported_with_the_table_to_extend() -> None:
+    family = replace(next(iter(CATALOG.values())), name="nodeagent_link_weather")
+    with pytest.raises(ValueError, match=r"add 'link_weather' to AGENT in hack/docs/metric_notes.py"):
+        metrics.note_of(family)
 
 
 @one_item("family", CATALOG.values(), ids=lambda family: family.name)

@@ -1,4 +1,4 @@
-"""The metrics page: every family, independent parsers, hostile texts, missing devices, and the template's reuse."""
+"""The metrics page: every family, independent parsers, hostile texts, missing devices, and the texts that are kept."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from nodeagent.host.clock import boottime
 from nodeagent.kubelet.withheld import Withheld
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import MEASUREMENTS
-from nodeagent.metrics.catalog import CATALOG
-from nodeagent.metrics.exposition import Exposition
+from nodeagent.metrics.exposition import CATALOG, Exposition
 from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.metrics.text_format import OPENMETRICS, PLAIN, TEXT_MAX, label, negotiate
 from nodeagent.web.metrics_page import MetricsPage
@@ -71,7 +70,7 @@ def test_every_family_of_the_catalog_is_on_the_page_and_is_of_its_type() -> None
         "nodeagent_source_silent",
         "nodeagent_hanging_call_seconds",
         "nodeagent_lldp_neighbor_duplicates",
-    }
+    }, "give these families a value in tests/support/scrape_inputs.py"
     for family in CATALOG.values():
         if family.name not in missing:
             assert found[family.base].type == family.type
@@ -331,7 +330,7 @@ def test_texts_of_old_samples_are_not_shown() -> None:
 # --- reuse --------------------------------------------------------------------------------------------------
 
 
-def test_new_numbers_reuse_the_template_and_new_names_compile_another() -> None:
+def test_new_numbers_reuse_the_lines_and_a_new_name_makes_another() -> None:
     snapshot = facts()[0]
     device = snapshot.links[1].pci_address
     exposition = Exposition(100)
@@ -339,15 +338,15 @@ def test_new_numbers_reuse_the_template_and_new_names_compile_another() -> None:
     def shown(**numbers: float) -> str:
         sample = Sample(1, device, Source.LINK, numbers)
         pieces = list(exposition.pieces(ScrapeInput(snapshot=snapshot, samples=(sample,)), openmetrics=False))
-        compiled.append("" in pieces)
+        made.append("" in pieces)
         return "".join(pieces)
 
-    compiled: list[bool] = []
+    made: list[bool] = []
     name = snapshot.links[1].netdev
     assert f'carrier{{device="{name}"}} 1\n' in shown(carrier=1, rx_bytes=10)
     assert f'receive_bytes_total{{device="{name}"}} 11\n' in shown(carrier=0, rx_bytes=11)
     assert f'mtu_bytes{{device="{name}"}} 9000\n' in shown(carrier=0, rx_bytes=12, mtu_bytes=9000)
-    assert compiled == [True, False, True]
+    assert made == [True, False, True]
 
 
 def test_no_piece_of_the_page_is_long() -> None:

@@ -8,19 +8,19 @@ import socket
 
 import pytest
 
-from nodeagent.metrics.catalog import CATALOG
+from hack.docs.metric_notes import AGENT
 
 pytestmark = pytest.mark.needs("prometheus-node-exporter")
 
 NAMED = {
     name
-    for family in CATALOG.values()
-    for name in re.findall(r"\bnode_network_[a-z_]+", family.peers)
+    for note in AGENT.values()
+    for name in re.findall(r"\bnode_network_[a-z_]+", note.peers)
     if not name.endswith("_")  # "receive_errs of node_network_*"
 } | {
     f"node_network_{noun}_total"
-    for family in CATALOG.values()
-    for noun in re.findall(r"^(?:part of )?(\w+) of node_network_\*", family.peers)
+    for note in AGENT.values()
+    for noun in re.findall(r"^(?:part of )?(\w+) of node_network_\*", note.peers)
 }
 NOT_ON_LOOPBACK = {"node_network_speed_bytes"}
 """Shown only on a machine with a real NIC."""

@@ -14,7 +14,7 @@ from nodeagent.host.netlink.netdevs import VfTraffic
 from nodeagent.host.pcie_link import SEVERITIES
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS
-from nodeagent.sampling.driver_counters import RDMA
+from nodeagent.sampling.adapter_readers import RDMA
 from nodeagent.sampling.link_readers import vf_values
 from nodeagent.sampling.transceiver_reader import module_values
 from tests.support.findings import one_item
@@ -36,8 +36,8 @@ READERS = {
     **dict.fromkeys((Source.RDMA, Source.PCIE, Source.DEVLINK), ("sampling/adapter_readers",)),
     Source.MODULE: (),
     Source.VF: (),
-    Source.KERNEL: ("sampling/kernel_log",),
-    Source.ADMINISTRATION: ("sampling/sampler",),
+    Source.KERNEL: ("sampling/event_readers",),
+    Source.ADMINISTRATION: ("sampling/event_readers",),
     Source.GPU: ("host/nvml_vitals", "sources/nvml_session", "sources/gpu_publisher"),
 }
 """The modules that make the sample names of a source."""
@@ -71,4 +71,5 @@ def test_a_reader_makes_each_declared_name(source: Source) -> None:
         for word in words(ast.parse((PACKAGE / f"{module}.py").read_text()))
     }
     assert declared
-    assert declared - {word.partition("/")[0] for word in made} == set()
+    unmade = declared - {word.partition("/")[0] for word in made}
+    assert unmade == set(), f"add these names to the reader of {source}: {READERS[source] or 'sampling/'}"

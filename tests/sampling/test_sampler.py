@@ -61,6 +61,33 @@ def function(address: str, netdev: str | None) -> Function:
     )
 
 
+class Latest:
+    """The newest samples of a device, all readers together."""
+
+    def __init__(self, samples: LatestSamples) -> None:
+        self.samples = samples
+
+    def values(self, device: str) -> dict[str, float]:
+        return {
+            name: value
+            for sample in self.samples.all()
+            if sample.device == device
+            for name, value in sample.values.items()
+        }
+
+    def texts(self, device: str) -> dict[str, str]:
+        return {
+            name: text
+            for sample in self.samples.all()
+            if sample.device == device
+            for name, text in sample.texts.items()
+        }
+
+    def at(self, device: str, source: Source) -> float | None:
+        sample = self.samples.sample(device, source)
+        return None if sample is None else sample.at
+
+
 class SampledMachine:
     """A sampler and the samples that it published; ``functions`` may be replaced."""
 
@@ -69,21 +96,22 @@ class SampledMachine:
         self.published: list[Sample] = []
         self._news = asyncio.Event()
         self.sampler = Sampler(tree, lambda: self.functions, self._state, rates)
+        self.latest = Latest(self.sampler.latest)
 
     def _state(self, samples: Iterable[Sample]) -> None:
         self.published += samples
         self._news.set()
 
-    async def once(self) -> LatestSamples:
+    async def once(self) -> Latest:
         try:
             await self.sampler.once()
         finally:
             self.sampler.close()
-        return self.sampler.latest
+        return self.latest
 
-    async def until(self, predicate: Callable[[LatestSamples], bool]) -> None:
+    async def until(self, predicate: Callable[[Latest], bool]) -> None:
         async with asyncio.timeout(LIMIT_S):
-            while not predicate(self.sampler.latest):
+            while not predicate(self.latest):
                 self._news.clear()
                 await self._news.wait()
 
@@ -93,7 +121,7 @@ class SampledMachine:
         await self.until(lambda _: sum(new.source is source for new in self.published[begin:]) >= count)
 
     def value(self, device: str, name: str) -> float | None:
-        return self.sampler.latest.values(device).get(name)
+        return self.latest.values(device).get(name)
 
 
 @asynccontextmanager
@@ -117,7 +145,7 @@ async def sampling(
 A, B = "0000:0a:00.0", "0000:0b:00.0"
 
 
-def carrier(device: str, value: float) -> Callable[[LatestSamples], bool]:
+def carrier(device: str, value: float) -> Callable[[Latest], bool]:
     return lambda latest: latest.values(device).get("carrier") == value
 
 
@@ -155,7 +183,7 @@ async def test_speed_and_state_are_read_soon_after_a_link_changes():
         with near.entered(), LinkEvents() as events:
             async with sampling([function(A, "v0")], rates, hints=[events]) as sampled:
                 await sampled.until(lambda latest: latest.at(A, Source.MODES) is not None)
-                before = sampled.sampler.latest.at(A, Source.MODES)
+                before = sampled.latest.at(A, Source.MODES)
                 far.ip("link set w0 down")
                 await sampled.until(lambda latest: latest.at(A, Source.MODES) > before)
                 assert sampled.value(A, "carrier") == 0
@@ -174,9 +202,9 @@ async def test_speed_and_state_are_read_as_often_as_the_links_while_one_is_fault
                 await sampled.readings(Source.MODES, 3)
                 sampled.functions = (function(A, "v0"),)
                 await sampled.readings(Source.LINK, 10)  # a reading of the modes that was due has been made
-                before = sampled.sampler.latest.at(A, Source.MODES)
+                before = sampled.latest.at(A, Source.MODES)
                 await sampled.readings(Source.LINK, 10)
-                assert sampled.sampler.latest.at(A, Source.MODES) == before
+                assert sampled.latest.at(A, Source.MODES) == before
 
 
 @pytest.mark.needs("root", "ip", "nsenter", "tun")
@@ -259,10 +287,10 @@ async def test_a_netdev_in_another_namespace_has_no_sample_and_the_others_do():
             assert await sampled_devices() == {A, B}
             near.ip("link delete v1")
             assert await sampled_devices() == {A}
-            assert sampled.sampler.latest.at(B, Source.LINK) is not None
+            assert sampled.latest.at(B, Source.LINK) is not None
             sampled.functions = (function(A, "v0"),)
             await sampled_devices()
-            assert sampled.sampler.latest.devices() == (A,)
+            assert {sample.device for sample in sampled.sampler.samples()} == {A}
 
 
 def as_nobody(work: Callable[[], None]) -> None:
@@ -372,7 +400,7 @@ def test_only_one_reader_states_a_counter():
     assert take(Source.LINK, crc_errors=5) == {"crc_errors": 5}, "it does not"
     take(Source.DRIVER, crc_errors=7)
     assert take(Source.LINK, crc_errors=5) == {}
-    assert latest.values(A)["crc_errors"] == 7
+    assert Latest(latest).values(A)["crc_errors"] == 7
 
 
 # --- simulated machines ---------------------------------------------------------------------------------
@@ -390,11 +418,11 @@ async def test_faults_of_a_simulated_nic_are_sampled(tmp_path):
     made, root, functions, nic = machine(tmp_path)
     sampled = SampledMachine(Tree(root), functions, SamplesSettings())
     await sampled.once()
-    before = sampled.sampler.latest.values(nic)
+    before = sampled.latest.values(nic)
     assert before["carrier"] == before["rdma_port_active"] == before["roce_v2_gids"] == 1
     assert before["pcie_width"] == before["pcie_expected_width"] == 16
     assert before["speed_mbps"] == before["supported_mbps"] == 400_000
-    assert sampled.sampler.latest.texts(nic)["fec_mode"] == "RS"
+    assert sampled.latest.texts(nic)["fec_mode"] == "RS"
     made.flap(nic, 3)
     made.count(nic, "symbol_errors", 40)
     made.count(nic, "fec_uncorrectable_blocks", 2)
@@ -409,7 +437,7 @@ async def test_faults_of_a_simulated_nic_are_sampled(tmp_path):
     made.set_gids(nic, False)
     made.count(nic, "kernel_events/unrecoverable")
     await sampled.once()
-    after = sampled.sampler.latest.values(nic)
+    after = sampled.latest.values(nic)
     changed = {name: value for name, value in after.items() if before.get(name) != value}
     assert changed == {
         "carrier_down": before["carrier_down"] + 3,
@@ -461,8 +489,8 @@ async def test_a_machine_without_recorded_samples_has_those_of_sysfs(tmp_path):
         Source.PCIE,
         Source.RDMA,
     }
-    recorded = with_file.sampler.latest.values(nic)
-    for name, value in sampled.sampler.latest.values(nic).items():
+    recorded = with_file.latest.values(nic)
+    for name, value in sampled.latest.values(nic).items():
         assert recorded.get(name, 0) == value, name
 
 
@@ -517,7 +545,7 @@ async def test_samples_of_the_file_get_the_time_of_reading(tmp_path):
     sampled = SampledMachine(Tree(root), functions, SamplesSettings())
     await sampled.once()
     assert [sample.device for sample in sampled.published if sample.source is Source.FEC] == [nic]
-    assert sampled.sampler.latest.at(nic, Source.FEC) > 5
+    assert sampled.latest.at(nic, Source.FEC) > 5
 
 
 @pytest.mark.needs("root", "ip", "nsenter")

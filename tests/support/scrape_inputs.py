@@ -14,6 +14,7 @@ from zlib import crc32
 from msgspec import structs
 from msgspec.structs import replace
 
+from hack.docs.sample_texts import TEXTS
 from nodeagent.agent_config import Config
 from nodeagent.base.unwritable_memory import UnwritableMemory
 from nodeagent.commands.scan.listing import scan_once
@@ -35,8 +36,7 @@ from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.measurements.table import MEASUREMENTS, TEXTS
-from nodeagent.measurements.transceiver_rows import OTHER_LIMITS
+from nodeagent.measurements.table import MEASUREMENTS, OTHER_LIMITS
 from nodeagent.metrics.exposition import Exposition
 from nodeagent.metrics.scrape_input import ClusterWrites, ScrapeInput
 from nodeagent.offering.offer import Offer

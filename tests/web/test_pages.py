@@ -19,7 +19,7 @@ from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
-from nodeagent.metrics import agent_metrics
+from nodeagent.metrics.agent_metrics import AGENT_FAMILIES
 from nodeagent.sharing.cgroup_limits import CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.sharing.mps_watch import MpsWatch
@@ -124,11 +124,12 @@ class Gpus:
 def test_the_age_of_gpu_values_is_shown_too() -> None:
     facts = GpuPublisher(HealthService())
     pages = pages_of(gpus=facts)
+    series = {one.family.name: one.series_of for one in AGENT_FAMILIES}
 
     def collector() -> list[tuple[str, bool, float | None, float | None, int]]:
         shown = pages.scrape_input()
-        ups = [(labels, bool(up)) for labels, up in agent_metrics.collector_up(shown)]
-        counted = [labels for labels, _errors in agent_metrics.collector_errors(shown)]
+        ups = [(labels, bool(up)) for labels, up in series["nodeagent_collector_up"](shown)]
+        counted = [labels for labels, _errors in series["nodeagent_collector_errors_total"](shown)]
         assert counted == [labels for labels, _up in ups]
         (gpu,) = shown.reader_statuses or (None,)
         return [(name, up, gpu.duration_s, gpu.succeeded_at, gpu.errors) for (name,), up in ups if gpu]
