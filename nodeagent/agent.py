@@ -73,8 +73,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LATE_IMPORTS = ("nodeagent.kubelet.messages", "nodeagent.kubelet.holdings", "nodeagent.web.metrics_page")
-"""Protobuf and the metrics: imported before registration they would delay it by half."""
+LATE_IMPORTS = (
+    "nodeagent.kubelet.messages",
+    "nodeagent.kubelet.holdings",
+    "nodeagent.web.metrics_page",
+    "h11",
+)
+"""Protobuf, the metrics and the parser of HTTP: imported before registration they would delay it by half."""
 SETTLE_S = 5.0
 """After this time the late modules are imported without a kubelet."""
 SETTLE_LOOK_S = 0.05

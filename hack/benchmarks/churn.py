@@ -226,7 +226,9 @@ class Churn:
         try:
             async with asyncio.timeout(20):
                 await loop.sock_connect(sock, ("127.0.0.1", self.ports[name]))
-                await loop.sock_sendall(sock, f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+                await loop.sock_sendall(
+                    sock, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+                )
                 if self.chance.random() < 0.9:  # some clients do not wait for the answer
                     while await loop.sock_recv(sock, 65536):
                         pass

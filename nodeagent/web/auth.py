@@ -8,6 +8,7 @@ pages readable without TLS.
 
 from __future__ import annotations
 
+import _ssl
 import asyncio
 import base64
 import hmac
@@ -21,7 +22,6 @@ from nodeagent.base.memory_file import MemoryFile
 from nodeagent.base.regular_file import read_regular
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.web.web_settings import AccessSettings
-from nodeagent.web.x509 import CertificateError, ends_at
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,10 @@ RELOAD_S = 10.0
 """Between two readings of the files. The kubelet renews a mounted secret within a minute or two."""
 READ_S = 2.0
 FILE_MAX = 1 << 20
+
+
+class CertificateError(Exception):
+    """A file cannot be used; the message names the file and the cause."""
 
 
 class AccessControl:
@@ -134,6 +138,20 @@ class AccessControl:
         if end is not None and end <= time.time():
             day = rfc3339(end)
             raise CertificateError(f"{self.settings.certificate_file} ended at {day}; renew it")
+
+
+def ends_at(pem: bytes, name: str) -> float:
+    """Return the notAfter of the first certificate in a PEM file, as Unix time. RFC 5280, 4.1."""
+    begin = pem.find(b"-----BEGIN CERTIFICATE-----")
+    if begin < 0 or pem.find(b"-----END CERTIFICATE-----", begin) < 0:
+        raise CertificateError(f"{name} has no complete certificate in PEM")
+    # The one reader of the standard library for a certificate that no peer has sent: it has no public name.
+    try:
+        with MemoryFile(pem[begin:]) as file:
+            certificate = _ssl._test_decode_cert(file.path)  # type: ignore[attr-defined]
+            return float(ssl.cert_time_to_seconds(certificate["notAfter"]))
+    except (ssl.SSLError, ValueError) as error:
+        raise CertificateError(f"{name} has a certificate that cannot be read: {error}") from error
 
 
 def _received_token(authorization: str) -> bytes:

@@ -368,6 +368,7 @@ def test_no_test_uses_mock() -> None:
             "nodeagent.agent",
             {
                 "rich",
+                "h11",
                 "nodeagent.commands",
                 "nodeagent.web.metrics_page",
                 "nodeagent.fabric",

@@ -238,7 +238,7 @@ async def test_metrics_and_probes_show_the_state():
 
             async def get(path: str) -> tuple[int, str]:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
                 head, _, body = (await reader.read()).partition(b"\r\n\r\n")
                 writer.close()
                 return int(head.split()[1]), body.decode()
@@ -274,7 +274,7 @@ async def test_the_page_shows_the_neighbor_that_the_operators_file_has():
         }
         server.put(report)
         reader, writer = await asyncio.open_connection("127.0.0.1", await controller.port)
-        writer.write(b"GET /ui/node.json?name=node-00 HTTP/1.1\r\nConnection: close\r\n\r\n")
+        writer.write(b"GET /ui/node.json?name=node-00 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         body = (await reader.read()).partition(b"\r\n\r\n")[2]
         writer.close()
         assert json.loads(body)["links"][0]["neighbor"]["systemName"] == "leaf-a0"
@@ -285,7 +285,7 @@ async def test_the_configuration_can_switch_the_map_off():
     async with cluster() as server, running(server, rules) as controller:
         for path, status in (("/ui/", 404), ("/healthz", 200)):
             reader, writer = await asyncio.open_connection("127.0.0.1", await controller.port)
-            writer.write(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
             assert int((await reader.read()).split()[1]) == status
             writer.close()
 

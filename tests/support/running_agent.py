@@ -112,7 +112,9 @@ class Node:
 
     async def get(self, path: str, accept: str = "") -> tuple[int, str]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(f"GET {path} HTTP/1.1\r\nAccept: {accept}\r\nConnection: close\r\n\r\n".encode())
+        writer.write(
+            f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\nConnection: close\r\n\r\n".encode()
+        )
         head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
         writer.close()
         return int(head.split()[1]), body.decode()

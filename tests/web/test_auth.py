@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.web.auth import AccessControl
+from nodeagent.web.auth import AccessControl, CertificateError, ends_at
 from nodeagent.web.live_document import LiveDocument
 from nodeagent.web.server import Page, PageRequest, WebServer
 from nodeagent.web.ui_pages import UiPages
 from nodeagent.web.web_settings import WebSettings
-from nodeagent.web.x509 import CertificateError, ends_at
 from tests.support.certificates import Authority
 from tests.support.waiting import LIMIT_S
 
@@ -121,7 +120,7 @@ async def get(
     try:
         names = dict(entry[0] for entry in (writer.get_extra_info("peercert") or {}).get("subject", ()))
         header = f"Authorization: {token}\r\n" if token else ""
-        writer.write(f"GET {path} HTTP/1.1\r\n{header}Connection: close\r\n\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n{header}Connection: close\r\n\r\n".encode())
         answer = await reader.read()
         return int(answer.split()[1]), names.get("commonName", "")
     finally:
@@ -260,7 +259,7 @@ async def test_a_connection_of_the_old_client_ca_is_closed(
     access = place.access(mutual=True)
     async with serving(access) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=authority.client(second))
-        request = b"GET /metrics HTTP/1.1\r\n\r\n"
+        request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         assert (head.split()[1], b"Connection: close" in head) == (b"200", False)

@@ -154,7 +154,7 @@ PAGES: dict[str, PageHandler] = {
     "/metrics": lambda accept: Page(200, (accept or "none").encode() * 500),
     "/long": lambda _accept: Page(200, b"", pieces=long_page()),
 }
-HEALTHZ = b"GET /healthz HTTP/1.1\r\n\r\n"
+HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -162,15 +162,18 @@ HEALTHZ = b"GET /healthz HTTP/1.1\r\n\r\n"
     [
         (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 200 OK"),
         (b"GET /healthz?verbose=1 HTTP/1.0\r\n\r\n", b"HTTP/1.1 200 OK"),
-        (b"POST /healthz HTTP/1.1\r\n\r\n", b"HTTP/1.1 405 Method Not Allowed"),
-        (b"GET //[ HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 Not Found"),
-        (b"GET /nothing HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 Not Found"),
+        (b"POST /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 405 Method Not Allowed"),
+        (b"GET //[ HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 404 Not Found"),
+        (b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 404 Not Found"),
         (b"\x16\x03\x01 hello\r\n\r\n", b"HTTP/1.1 400 Bad Request"),
-        (b"GET http://node-1:9808/healthz?x=/ HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK"),  # as a proxy is asked
-        (b"GET http://node-1:9808 HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 Not Found"),
-        (b"\r\nGET /healthz HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK"),  # what old clients send after a body
+        (
+            b"GET http://node-1:9808/healthz?x=/ HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"HTTP/1.1 200 OK",
+        ),  # as a proxy is asked
+        (b"GET http://node-1:9808 HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 404 Not Found"),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", b"HTTP/1.1 400 Bad Request"),  # RFC 9112, 3.2: without Host
         (b"GET /healthz HTTP/1.x\r\n\r\n", b"HTTP/1.1 400 Bad Request"),
-        (b"GET /healthz HTTP/2.0\r\n\r\n", b"HTTP/1.1 400 Bad Request"),
+        (b"GET /healthz HTTP/2.0\r\nHost: x\r\n\r\n", b"HTTP/1.1 400 Bad Request"),
     ],
 )
 async def test_a_request_gets_its_answer(request_: bytes, first_line: bytes) -> None:
@@ -181,20 +184,20 @@ async def test_a_request_gets_its_answer(request_: bytes, first_line: bytes) -> 
 
 async def test_a_refusal_names_what_is_accepted() -> None:
     async with serving(PAGES) as port:
-        head, _ = await ask(port, b"DELETE /metrics HTTP/1.1\r\n\r\n")
+        head, _ = await ask(port, b"DELETE /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"\r\nAllow: GET, HEAD\r\n" in head
 
 
 async def test_a_repeated_header_is_one_list() -> None:
     async with serving(PAGES) as port:
-        _, body = await ask(port, b"GET /metrics HTTP/1.1\r\nAccept: a/b\r\nAccept: c/d\r\n\r\n")
+        _, body = await ask(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: a/b\r\nAccept: c/d\r\n\r\n")
         assert body.startswith(b"a/b,c/da/b")
 
 
 async def test_head_has_the_length_and_no_body() -> None:
     async with serving(PAGES) as port:
         client = await Client.open(port)
-        head, body = await client.ask(b"HEAD /healthz HTTP/1.1\r\nConnection: close\r\n\r\n")
+        head, body = await client.ask(b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b"Content-Length: 3" in head
         assert body == b""
         assert await client.ended()
@@ -216,7 +219,9 @@ async def test_a_large_page_is_compressed_if_the_client_accepts_it_and_accept_is
     header: str, packed: bool
 ) -> None:
     async with serving(PAGES) as port:
-        request = f"GET /metrics HTTP/1.1\r\nAccept: text/plain\r\nAccept-Encoding: {header}\r\n\r\n"
+        request = (
+            f"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: text/plain\r\nAccept-Encoding: {header}\r\n\r\n"
+        )
         head, body = await ask(port, request.encode())
         assert (b"Content-Encoding: gzip" in head) == packed
         assert (gzip.decompress(body) if packed else body) == b"text/plain" * 500
@@ -229,13 +234,14 @@ async def test_a_connection_stays_open_for_the_next_scrape_and_closes_on_request
             head, body = await client.ask(HEALTHZ)
             assert body == b"ok\n"
             assert b"Connection: close" not in head
-        head, _ = await client.ask(b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n")
+        head, _ = await client.ask(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b"Connection: close" in head
         assert await client.ended()
 
 
 @pytest.mark.parametrize(
-    "request_", [b"GET /healthz HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"GET /healthz HTTP/1.0\r\n\r\n"]
+    "request_",
+    [b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", b"GET /healthz HTTP/1.0\r\n\r\n"],
 )
 async def test_a_connection_with_a_request_body_is_closed(request_: bytes) -> None:
     async with serving(PAGES) as port:
@@ -253,7 +259,7 @@ async def test_other_requests_are_answered_between_the_pieces_of_a_page() -> Non
         yield b"last"
 
     async with serving({**PAGES, "/slow": lambda _accept: Page(200, b"", pieces=slowly())}) as port:
-        slow = asyncio.create_task(ask(port, b"GET /slow HTTP/1.1\r\n\r\n"))
+        slow = asyncio.create_task(ask(port, b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"))
         assert (await ask(port, HEALTHZ))[1] == b"ok\n"
         assert not slow.done()
         gate.set()
@@ -262,17 +268,39 @@ async def test_other_requests_are_answered_between_the_pieces_of_a_page() -> Non
 
 async def test_concurrent_scrapes_are_all_answered() -> None:
     async with serving(PAGES) as port:
-        request = b"GET /long HTTP/1.1\r\nAccept-Encoding: gzip\r\n\r\n"
+        request = b"GET /long HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\n\r\n"
         answers = await asyncio.gather(*(ask(port, request) for _ in range(connections.ANSWERED_MAX)))
         assert {len(gzip.decompress(body)) for _, body in answers} == {2_000_000}
 
 
-async def test_a_request_that_is_too_long_or_never_ends_is_dropped_and_others_are_answered(
+async def test_a_request_that_is_too_long_is_refused_before_it_ends_and_others_are_answered() -> None:
+    async with serving(PAGES) as port:
+        client = await Client.open(port)
+        cookie = b"x" * server.REQUEST_MAX_BYTES
+        head, _ = await client.ask(b"GET /healthz HTTP/1.1\r\nHost: x\r\nCookie: " + cookie)
+        assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert await client.ended()
+        assert (await ask(port, HEALTHZ))[1] == b"ok\n"
+
+
+@pytest.mark.parametrize(
+    "request_", [HEALTHZ[:-4], b"\x00" * 100, b"GET /healthz HTTP/1.1\r\nHost x\r\n\r\n"]
+)
+async def test_half_a_request_gets_an_answer_when_the_client_ends_it(request_: bytes) -> None:
+    async with serving(PAGES) as port:
+        client = await Client.open(port)
+        client.writer.write(request_)
+        client.writer.write_eof()
+        assert (await client.reader.read()).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        client.writer.close()
+        assert (await ask(port, HEALTHZ))[1] == b"ok\n"
+
+
+async def test_a_request_that_never_ends_is_dropped_and_others_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "REQUEST_S", 0.2)
     async with serving(PAGES) as port:
-        assert await dropped(port, b"GET /" + b"x" * (2 * server.REQUEST_MAX_BYTES))
         stalled = asyncio.create_task(dropped(port, b"GET /healthz HT"))
         mute = asyncio.create_task(dropped(port, b""))
         assert (await ask(port, HEALTHZ))[1] == b"ok\n"
@@ -292,7 +320,9 @@ async def test_a_client_that_never_reads_is_dropped_and_others_are_answered(
     monkeypatch.setattr(server, "REQUEST_S", 0.3)
     never: Callable[[str], Page] = lambda _accept: Page(200, b"", pieces=long_page(2000))  # noqa: E731 - 20 MB
     async with serving({**PAGES, "/huge": never}, tls) as port:
-        with await asyncio.to_thread(deaf_client, port, tls, b"GET /huge HTTP/1.1\r\n\r\n") as deaf:
+        with await asyncio.to_thread(
+            deaf_client, port, tls, b"GET /huge HTTP/1.1\r\nHost: x\r\n\r\n"
+        ) as deaf:
             assert (await ask(port, HEALTHZ, tls))[1] == b"ok\n"
             closed = asyncio.create_task(reset(deaf))
             assert (await ask(port, HEALTHZ, tls))[1] == b"ok\n"
@@ -305,7 +335,9 @@ async def test_the_stream_of_a_client_that_never_reads_ends_with_its_connection(
             yield bytes(1 << 16)
 
     async with serving({"/stream": lambda _accept: Page(200, b"", stream=endless())}, tls) as port:
-        with await asyncio.to_thread(deaf_client, port, tls, b"GET /stream HTTP/1.1\r\n\r\n") as deaf:
+        with await asyncio.to_thread(
+            deaf_client, port, tls, b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
+        ) as deaf:
             await asyncio.to_thread(deaf.recv, 1)
             await reset(deaf)
 
@@ -357,7 +389,7 @@ async def test_a_client_beyond_the_limit_is_asked_to_come_back_and_probes_are_an
 
     metrics: Callable[[str], Page] = lambda _accept: Page(200, b"", pieces=slow())  # noqa: E731
     async with serving({**PAGES, "/metrics": metrics}) as port:
-        request = b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n"
+        request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         others = [asyncio.create_task(ask(port, request)) for _ in range(connections.ANSWERED_MAX + 1)]
         async with asyncio.timeout(10):
             done, waiting = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
@@ -376,10 +408,10 @@ async def test_a_client_beyond_the_limit_is_asked_to_come_back_and_probes_are_an
 @pytest.mark.parametrize(
     ("request_", "length"),
     [
-        (b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n", 3),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 3),
         (b"GET /healthz HTTP/1.0\r\n\r\n", 3),
-        (b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n", 2000),
-        (b"GET /long HTTP/1.1\r\nConnection: close\r\n\r\n", 2_000_000),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 2000),
+        (b"GET /long HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 2_000_000),
     ],
 )
 async def test_the_end_of_an_answer_comes_at_once(
@@ -427,7 +459,7 @@ async def test_each_event_of_a_stream_arrives_at_once_and_the_stream_stays(
     stream: PageHandler = lambda _accept: Page(200, b"retry\n", stream=events())  # noqa: E731
     async with serving({"/events": stream}, tls) as port, asyncio.timeout(60):
         client = await Client.open(port, tls)
-        client.writer.write(b"GET /events HTTP/1.1\r\n\r\n")
+        client.writer.write(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n")
         await client.reader.readuntil(b"retry\n")
         for number in range(20):
             assert await client.reader.readline() == b"event %d\n" % number
@@ -484,7 +516,7 @@ async def test_a_connection_that_has_sent_a_request_is_kept_while_others_send_no
     async with serving(pages, tls) as port, MuteClients(port) as mute, asyncio.timeout(60):
         kept, answered = await Client.open(port, tls), await Client.open(port, tls)
         await kept.ask(HEALTHZ)
-        answer = asyncio.create_task(answered.ask(b"GET /slow HTTP/1.1\r\n\r\n"))
+        answer = asyncio.create_task(answered.ask(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"))
         await mute.connect(3 * connections.NEW_MAX)
         may_end.set()
         assert (await answer)[1] == b"page\n"
@@ -509,7 +541,7 @@ async def test_clients_that_leave_their_end_of_a_closed_connection_open_keep_no_
     tls: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "REQUEST_S", 3600.0)
-    request = b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n"
+    request = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     async with serving(PAGES, tls) as port, asyncio.timeout(60):
         with ExitStack() as opened:
             for _ in range(2 * connections.ANSWERED_MAX):
@@ -518,7 +550,7 @@ async def test_clients_that_leave_their_end_of_a_closed_connection_open_keep_no_
                 assert (await ask(port, HEALTHZ, tls))[1] == b"ok\n"
 
 
-@pytest.mark.parametrize("beginning", [b"", b"GET /healthz HT", b"GET /huge HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize("beginning", [b"", b"GET /healthz HT", b"GET /huge HTTP/1.1\r\nHost: x\r\n\r\n"])
 async def test_a_slow_connection_is_closed_for_a_new_one(
     beginning: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -557,7 +589,10 @@ async def test_a_thousand_requests_in_one_buffer_do_not_block_other_clients() ->
     other = asyncio.create_task(others())
     async with serving({"/": counted}) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET / HTTP/1.1\r\n\r\n" * 1000 + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        writer.write(
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 1000
+            + b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
         assert (await reader.read()).count(b"HTTP/1.1 200") == 1001
         writer.close()
     other.cancel()
@@ -569,7 +604,7 @@ async def test_a_page_that_fails_is_logged_and_the_next_is_answered(caplog: pyte
         raise KeyError("carrier")
 
     async with serving({**PAGES, "/metrics": broken}) as port:
-        assert await dropped(port, b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert await dropped(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await ask(port, HEALTHZ))[1] == b"ok\n"
     assert "A request could not be answered. reason=\"KeyError: 'carrier'\"" in caplog.text
 
