@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nodeagent import discovery
-from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load
+from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load, without_effect
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.ending import end_at
 from nodeagent.base.stored_file import unwritable
@@ -155,7 +155,6 @@ class Agent:
         self._unwritable = partial(unwritable, stored)
         self.plugins = DevicePlugins(
             options.kubelet_dir,
-            watched=config.kubelet.registration == "plugins_registry",
             files=files,
             stats=rpc_stats,
             on_allocate=self._take_allocation,
@@ -225,6 +224,8 @@ class Agent:
 
     async def run(self) -> None:
         """Run until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
+        for sentence in without_effect(self._config):
+            log.warning("%s", sentence)
         try:
             async with asyncio.TaskGroup() as group:
                 sources = group.create_task(self.sources.run())

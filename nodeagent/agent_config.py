@@ -162,6 +162,15 @@ def by_volcano(config: Config) -> bool:
     return any(isinstance(entry, GpuMemResource) and entry.volcano for entry in config.resources)
 
 
+def without_effect(config: Config) -> Iterator[str]:
+    """The settings that the next release refuses, each with what to do."""
+    if config.kubelet.registration is not None:
+        yield (
+            "kubelet.registration has no effect: the agent registers at the kubelet's socket. Remove the setting; the "
+            "next release refuses it."
+        )
+
+
 def digest(config: Config) -> str:
     """Equal configurations, and only these, have equal digests."""
     return blake2b(msgspec.json.encode(config), digest_size=16).hexdigest()

@@ -9,12 +9,12 @@ class KubeletSettings(Settings, frozen=True, kw_only=True):
     """How the agent registers with the kubelet and reads what pods hold."""
 
     registration: Annotated[
-        Literal["socket", "plugins_registry"],
+        Literal["socket", "plugins_registry"] | None,
         setting(
-            "socket: the agent registers at the kubelet's socket. plugins_registry: the agent puts a socket "
-            "into the kubelet's plugins_registry directory, and the kubelet registers it."
+            "Without effect, and refused by the next release: the agent registers at the kubelet's socket. Remove "
+            "this setting."
         ),
-    ] = "socket"
+    ] = None
     pod_resources: Annotated[
         bool,
         setting(

@@ -155,9 +155,9 @@ class Plugin:
         """Whether the socket's file is still the one that was bound."""
         return self._server.intact()
 
-    async def start(self, path: Path, extra: Sequence[grpc.GenericRpcHandler] = ()) -> None:
+    async def start(self, path: Path) -> None:
         """Bind and serve. A file at ``path`` is replaced; the caller holds the node's lock."""
-        await self._server.start(path, (self._handler(), *extra))
+        await self._server.start(path, (self._handler(),))
 
     async def stop(self) -> None:
         """Close the socket and every stream. Return when they are closed."""

@@ -18,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -29,9 +29,9 @@ from nodeagent.facts.model import Snapshot
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.device_list import register_request
-from nodeagent.kubelet.node_lock import NodeLock, node_lock
+from nodeagent.kubelet.node_lock import node_lock
 from nodeagent.kubelet.plugin import AllocationFiles, Plugin, RecentFunctions
-from nodeagent.kubelet.registration_state import NOT_YET, Event, KubeletId, Registration, Stage
+from nodeagent.kubelet.registration_state import NOT_YET, Event, KubeletId, Registration
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.socket_probe import connects, kubelet_id, replaced, same_file
 from nodeagent.kubelet.unix_server import BindError, socket_name
@@ -55,7 +55,6 @@ _CHANNEL = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 20_000),  # of an attempt; timers of less than 3 s wake gRPC more often
 )
-_UNKNOWN_KUBELET = (0, 0, 0)
 
 
 class DevicePlugins:
@@ -65,16 +64,12 @@ class DevicePlugins:
         self,
         kubelet_dir: Path,
         *,
-        watched: bool,
         files: AllocationFiles,
         stats: RpcStats,
         on_allocate: Callable[[str, Sequence[str]], None] = lambda _resource, _ids: None,
     ) -> None:
-        """``watched``: register through ``plugins_registry``, a folder that the kubelet watches for sockets,
-        instead of calling Register on ``kubelet.sock``."""
-        self._folder = kubelet_dir / ("plugins_registry" if watched else "device-plugins")
-        self._kubelet = kubelet_dir / "device-plugins" / "kubelet.sock"
-        self._watched = watched
+        self._folder = kubelet_dir / "device-plugins"
+        self._kubelet = self._folder / "kubelet.sock"
         self._files = files
         self._stats = stats
         self._on_allocate = on_allocate
@@ -112,7 +107,7 @@ class DevicePlugins:
             await self._woken()
         while True:
             await self._folder_exists()
-            async with self._lock() as lock, self._hints():
+            async with node_lock(self._folder, self._waits, self._blocked) as lock, self._hints():
                 folder = kubelet_id(self._folder)
                 self._give_reason(NOT_YET)
                 try:
@@ -159,9 +154,8 @@ class DevicePlugins:
         async def watch() -> None:
             try:
                 with FolderWatch() as watching:
-                    for folder in {self._folder, self._kubelet.parent}:
-                        if folder.is_dir():
-                            watching.add(folder)
+                    if self._folder.is_dir():
+                        watching.add(self._folder)
                     while True:
                         await watching.changes()
                         self._wake.set()
@@ -187,11 +181,6 @@ class DevicePlugins:
             self._warn_once(f"The kubelet's folder does not exist yet; waiting for it. folder={self._folder}")
             await asyncio.sleep(0.5)
 
-    def _lock(self) -> AbstractAsyncContextManager[NodeLock]:
-        # Agents that register in different ways exclude each other too: the file is in device-plugins for both.
-        folder = self._kubelet.parent if self._kubelet.parent.is_dir() else self._folder
-        return node_lock(folder, self._waits, self._blocked)
-
     def _waits(self, sentence: str) -> None:
         self._give_reason(sentence)
         self._warn_once(sentence)
@@ -215,12 +204,6 @@ class DevicePlugins:
         """Remove the differences between the resources and the kubelet."""
         serving = [resource for resource in self._withdrawn.values() if resource.plugin.serving]
         await asyncio.gather(*(resource.close(Event.WITHDRAWN) for resource in serving))
-        if self._watched:
-            await asyncio.gather(*map(self._serve_in_registry, self._resources.values()))
-        else:
-            await self._register_due()
-
-    async def _register_due(self) -> None:
         kubelet = kubelet_id(self._kubelet)
         self._kubelet_refuses = kubelet is not None and not await self._answers(kubelet)
         if kubelet is None or self._kubelet_refuses:
@@ -308,47 +291,8 @@ class DevicePlugins:
         except grpc.aio.AioRpcError as error:
             resource.apply(Event.FAILED, kubelet=kubelet, reason=f"{error.code().name}: {error.details()}")
         else:
-            self._accepted(resource, kubelet)
-
-    def _accepted(self, resource: _Resource, kubelet: KubeletId) -> None:
-        resource.apply(Event.ACCEPTED, kubelet=kubelet)
-        self._last_warning = ""
-
-    # --- plugins_registry -----------------------------------------------------------------------------
-
-    async def _serve_in_registry(self, resource: _Resource) -> None:
-        """Have a socket in the folder that the kubelet watches. The kubelet then calls it (pluginwatcher)."""
-        from nodeagent.kubelet.plugins_registry import registration_handler  # noqa: PLC0415
-
-        plugin = resource.plugin
-        # The kubelet dials a socket once. After a loss or a refusal, only a new file makes it dial again.
-        if plugin.serving and not plugin.intact():
-            await resource.close(Event.LOST, "the socket was removed")
-        elif plugin.serving and resource.stream_lost:
-            await resource.close(Event.LOST, "the kubelet closed the stream")
-        elif plugin.serving and resource.state.stage is Stage.REFUSED:
-            await resource.close(Event.WITHDRAWN)
-        kubelet = kubelet_id(self._kubelet) or _UNKNOWN_KUBELET
-        if plugin.serving or not resource.state.due(kubelet, time.monotonic()):
-            return
-
-        def on_status(refusal: str | None) -> None:
-            kubelet = kubelet_id(self._kubelet) or _UNKNOWN_KUBELET
-            if refusal is None:
-                self._accepted(resource, kubelet)
-            else:
-                resource.apply(Event.FAILED, kubelet=kubelet, reason=refusal)
-                self._wake.set()
-
-        resource.stream_lost = False
-        resource.apply(Event.SERVED, kubelet=kubelet)  # before the kubelet can answer
-        try:
-            await plugin.start(
-                self._folder / socket_name(plugin.resource, self._folder),
-                (registration_handler(plugin.resource, on_status),),
-            )
-        except BindError as error:
-            resource.apply(Event.FAILED, kubelet=kubelet, reason=str(error))
+            resource.apply(Event.ACCEPTED, kubelet=kubelet)
+            self._last_warning = ""
 
 
 class _Resource:
@@ -358,7 +302,7 @@ class _Resource:
         self.plugin = plugin
         self.state = Registration()
         self.stream_lost = False
-        """The last stream ended since the plugin was registered or served last."""
+        """The last stream ended since the plugin was registered last."""
         self._stats = stats
 
     def apply(self, event: Event, *, kubelet: KubeletId | None = None, reason: str = "") -> None:

@@ -1,6 +1,6 @@
 """The states of one resource's registration with the kubelet. Pure: takes ``now``.
 
-    UNREGISTERED   a registration may be tried, or the kubelet will find the socket
+    UNREGISTERED   a registration may be tried
     REGISTERED     the kubelet has accepted it
     CLOSING        the stream or the socket was lost, or the resource is withdrawn: the server stops
     SETTLING       the server has stopped: a kubelet that lives on gets time to notice the end of the stream
@@ -47,7 +47,6 @@ class Event(Enum):
     LOST = "the kubelet closed the stream, or the socket's file was removed"
     WITHDRAWN = "the resource is no longer offered, or the agent stops serving"
     CLOSED = "the server and its streams have ended"
-    SERVED = "a new socket lies in the folder that the kubelet watches"
     KUBELET_GONE = "the kubelet does not listen"
     BLOCKED = "the node's lock file cannot be opened, or another agent holds its lock"
     SOCKET_TOUCHED = "mode or label of the kubelet's socket changed; the process is the same"
@@ -81,9 +80,9 @@ class Registration(msgspec.Struct, frozen=True):
     def after(
         self, event: Event, now: float, *, kubelet: KubeletId | None = None, reason: str = ""
     ) -> Registration:
-        """Return the state that follows. ``ACCEPTED``, ``FAILED``, ``SERVED`` and ``SOCKET_TOUCHED`` name the
-        kubelet, ``FAILED``, ``LOST``, ``KUBELET_GONE`` and ``BLOCKED`` the reason. An event that does not concern
-        the stage changes nothing."""
+        """Return the state that follows. ``ACCEPTED``, ``FAILED`` and ``SOCKET_TOUCHED`` name the kubelet, ``FAILED``,
+        ``LOST``, ``KUBELET_GONE`` and ``BLOCKED`` the reason. An event that does not concern the stage changes
+        nothing."""
         match event, self.stage:
             case Event.ACCEPTED, _:
                 state = self._with(kubelet)
@@ -103,8 +102,6 @@ class Registration(msgspec.Struct, frozen=True):
                 return replace(self, stage=Stage.CLOSING, reason=reason, settle_s=settle_s)
             case Event.CLOSED, Stage.CLOSING:
                 return replace(self, stage=Stage.SETTLING, not_before=now + self.settle_s)
-            case Event.SERVED, Stage.UNREGISTERED | Stage.SETTLING | Stage.REFUSED:
-                return replace(self._with(kubelet), stage=Stage.UNREGISTERED)
             case Event.KUBELET_GONE, Stage.REGISTERED:
                 return replace(self, stage=Stage.UNREGISTERED, reason=reason)
             case Event.SOCKET_TOUCHED, Stage.REGISTERED:

@@ -417,13 +417,15 @@ async def test_the_pages_of_the_web_server_show_the_state_of_the_agent() -> None
         assert openmetrics.endswith("# EOF\n")
 
 
-async def test_both_ways_of_registering_serve_the_same_node() -> None:
+async def test_registration_through_plugins_registry_is_read_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with node() as n:
         await n.kubelet.start()
         await n.start_agent(n.configure("kubelet: {registration: plugins_registry}\n"))
         await ready(n)
-        await n.kubelet.restart()
-        await ready(n)
+        assert {each.via for each in n.kubelet.registrations} == {"kubelet.sock"}
+    assert "kubelet.registration has no effect" in caplog.text
 
 
 async def test_a_storm_of_changes_ends_in_the_last_state() -> None:

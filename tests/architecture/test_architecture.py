@@ -60,7 +60,6 @@ LARGE_CLASSES = {
     "nodeagent/health/service.py:HealthService": COMPOSED,
     "nodeagent/kube/reflector.py:Reflector": LIFETIME,
     "nodeagent/kubelet/plugin.py:Plugin": "one gRPC service: its server, its streams and what its answers need",
-    "nodeagent/kubelet/registration.py:DevicePlugins": "one task with a method for each step of its round",
     "nodeagent/lldp/lldpdu.py:Lldpdu": DOCUMENT,
     "nodeagent/metrics/scrape_input.py:ScrapeInput": DOCUMENT,
     "nodeagent/facts/model.py:Function": DOCUMENT,

@@ -72,7 +72,6 @@ FORMS = {
     "topology-whole.txt": ("topology", "--whole"),
     "topology.conf": ("topology", "--format", "slurm"),
     "topology.dot": ("topology", "--format", "dot"),
-    "topology.mermaid": ("topology", "--format", "mermaid"),
     "topology.json": ("topology", "--format", "json"),
 }
 

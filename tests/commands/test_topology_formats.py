@@ -1,4 +1,4 @@
-"""topology.conf, dot and mermaid as their documentation describes them, read by small readers of their own."""
+"""topology.conf and dot as their documentation describes them, read by small readers of their own."""
 
 from __future__ import annotations
 
@@ -126,15 +126,6 @@ def hostile(tmp_path: Path) -> tuple[str, str]:
     return str(file), str(fabric)
 
 
-def test_hostile_names_are_no_statements_of_a_flowchart(
-    hostile: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, *lines = topology(capsys, hostile, "mermaid").splitlines()
-    assert sum(" ---|" in line for line in lines) == 2 * len(HOSTILE)
-    for line in map(str.strip, lines):
-        assert any(re.fullmatch(form, line) for form in _MERMAID), line
-
-
 @pytest.mark.needs("dot")
 def test_graphviz_reads_hostile_names(hostile: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     drawn = topology(capsys, hostile, "dot")
@@ -178,35 +169,6 @@ def test_the_tree_folds_nodes_unless_the_whole_is_asked_for(
     assert "(12 nodes)" in folded
     assert len(folded.splitlines()) < 10
     assert len(whole.splitlines()) == len(folded.splitlines()) + 3 * 11
-
-
-_ID, _TEXT = r"n[0-9]+", r'"(?:[\w ._:/()=-]|#[0-9]+;)*"'
-_MERMAID = [
-    rf"subgraph {_ID}\[{_TEXT}\]",
-    "end",
-    rf"{_ID}\(\[{_TEXT}\]\)",
-    rf"{_ID}\[{_TEXT}\]",
-    rf"{_ID} ---\|{_TEXT}\| {_ID}",
-]
-"""The statements of a flowchart that the picture uses, as in mermaid's documentation of flowcharts."""
-
-
-def test_mermaid_has_only_statements_of_a_flowchart(
-    reports: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    first, *lines = topology(capsys, reports, "mermaid").splitlines()
-    assert first == "flowchart TB"
-    depth = 0
-    known: set[str] = set()
-    for line in map(str.strip, lines):
-        assert any(re.fullmatch(form, line) for form in _MERMAID), line
-        depth += line.startswith("subgraph") - (line == "end")
-        assert depth >= 0
-        if " ---|" in line:
-            assert {line.split()[0], line.split()[-1]} <= known
-        elif line != "end":
-            known.add(re.search(_ID, line)[0])
-    assert depth == 0
 
 
 @pytest.mark.needs("dot")

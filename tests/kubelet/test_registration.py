@@ -86,13 +86,11 @@ class Written:
 class World:
     """A kubelet, and the device plugins under test."""
 
-    def __init__(self, directory: Path, *, watched: bool = False) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.kubelet = Kubelet(directory, seed=1, reconcile_s=0.02)
         self.written: list[Allocation] = []
-        self.plugins = DevicePlugins(
-            directory, watched=watched, files=Written(self.written.append), stats=RpcStats()
-        )
+        self.plugins = DevicePlugins(directory, files=Written(self.written.append), stats=RpcStats())
         self.task: asyncio.Task[None] | None = None
 
     def run(self) -> None:
@@ -115,10 +113,10 @@ class World:
 
 
 @asynccontextmanager
-async def world(*, watched: bool = False) -> AsyncIterator[World]:
+async def world() -> AsyncIterator[World]:
     # A socket's path may have 107 characters, which pytest's own folders exceed.
     with TemporaryDirectory(prefix="na-") as folder:
-        made = World(Path(folder), watched=watched)
+        made = World(Path(folder))
         try:
             yield made
         finally:
@@ -126,9 +124,8 @@ async def world(*, watched: bool = False) -> AsyncIterator[World]:
             await made.kubelet.stop()
 
 
-@pytest.mark.parametrize("watched", [False, True])
-async def test_every_resource_is_registered_and_listed_both_ways(watched: bool) -> None:
-    async with world(watched=watched) as w:
+async def test_every_resource_is_registered_and_listed() -> None:
+    async with world() as w:
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a"), Lamps("example.com/b", 3)], Snapshot())
         w.run()
@@ -138,11 +135,10 @@ async def test_every_resource_is_registered_and_listed_both_ways(watched: bool) 
         assert [status.resource for status in w.plugins.statuses()] == ["example.com/a", "example.com/b"]
 
 
-@pytest.mark.parametrize("watched", [False, True])
-async def test_resources_with_names_longer_than_a_socket_path_are_registered(watched: bool) -> None:
+async def test_resources_with_names_longer_than_a_socket_path_are_registered() -> None:
     """A prefix may have 253 characters, the path of a socket 107."""
     prefix = ".".join(["accelerators"] * 9)
-    async with world(watched=watched) as w:
+    async with world() as w:
         await w.kubelet.start()
         w.plugins.update([Lamps(f"{prefix}/a"), Lamps(f"{prefix}/b", 3)], Snapshot())
         w.run()
@@ -177,9 +173,8 @@ async def test_the_agent_waits_for_a_kubelet_that_starts_later() -> None:
         await w.offered("example.com/a", 2)
 
 
-@pytest.mark.parametrize("watched", [False, True])
-async def test_a_kubelet_that_restarts_gets_every_resource_again(watched: bool) -> None:
-    async with world(watched=watched) as w:
+async def test_a_kubelet_that_restarts_gets_every_resource_again() -> None:
+    async with world() as w:
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a"), Lamps("example.com/b")], Snapshot())
         w.run()
@@ -375,7 +370,7 @@ async def test_a_full_disk_refuses_the_allocation_and_names_the_file() -> None:
         def full(_allocation: Allocation) -> None:
             raise OSError(28, "No space left on device", "/var/run/k8s.cni.cncf.io/devinfo/dp/x-device.json")
 
-        w.plugins = DevicePlugins(w.directory, watched=False, files=Written(full), stats=RpcStats())
+        w.plugins = DevicePlugins(w.directory, files=Written(full), stats=RpcStats())
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
         w.run()
@@ -393,7 +388,7 @@ async def test_a_write_that_hangs_is_refused_at_the_deadline(monkeypatch: pytest
         def hang(_allocation: Allocation) -> None:
             asyncio.run_coroutine_threadsafe(released.wait(), loop).result(5)
 
-        w.plugins = DevicePlugins(w.directory, watched=False, files=Written(hang), stats=RpcStats())
+        w.plugins = DevicePlugins(w.directory, files=Written(hang), stats=RpcStats())
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
         w.run()
@@ -679,31 +674,3 @@ async def test_a_stream_lost_inside_register_is_noticed_without_a_look_and_the_p
         finally:
             await kubelet.server.stop(None)
             del kubelet.server  # its finalizer needs the open loop
-
-
-async def test_a_stream_lost_before_the_kubelets_answer_pauses_before_the_next_socket() -> None:
-    """In ``plugins_registry`` each new socket makes the kubelet dial: without a pause this would be a busy loop."""
-    async with world(watched=True) as w:
-        folder = w.kubelet.plugins_registry
-        folder.mkdir(parents=True)
-        w.plugins.update([Lamps("example.com/a")], Snapshot())
-        w.run()
-        dialed: list[int] = []
-
-        async def dial() -> None:
-            for path in folder.glob("*.sock"):
-                try:
-                    created = path.stat().st_ctime_ns
-                except FileNotFoundError:  # the plugin has removed it meanwhile
-                    continue
-                if created not in dialed:
-                    with suppress(grpc.aio.AioRpcError):  # the same, after the look at the file
-                        await open_and_cancel_stream(path)
-                        dialed.append(created)
-
-        async with asyncio.timeout(LIMIT_S):
-            while len(dialed) < 4:
-                await dial()
-                await asyncio.sleep(0.002)
-        pauses = [later - earlier for earlier, later in itertools.pairwise(dialed)]
-        assert min(pauses) >= 0.09e9, pauses

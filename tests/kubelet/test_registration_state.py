@@ -19,7 +19,6 @@ from nodeagent.facts.model import Snapshot
 from nodeagent.kubelet import registration, registration_state
 from nodeagent.kubelet.registration_state import (
     PAUSE_MAX_S,
-    SETTLE_S,
     STEADY_S,
     Event,
     KubeletId,
@@ -104,8 +103,6 @@ A, B = "example.com/a", "example.com/b"
 class KubeletLife(RuleBasedStateMachine):
     """After each change to kubelet, sockets and folder, every resource is registered if the kubelet allows it."""
 
-    watched = False
-
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
@@ -124,7 +121,7 @@ class KubeletLife(RuleBasedStateMachine):
         self.runner.run(self.start_agent())
 
     async def start_agent(self) -> None:
-        self.world = World(Path(self.folder.name), watched=self.watched)
+        self.world = World(Path(self.folder.name))
         self.kubelet = self.world.kubelet
         self.update()
         self.world.run()
@@ -161,7 +158,7 @@ class KubeletLife(RuleBasedStateMachine):
     @rule()
     def socket_of_the_kubelet_is_removed(self) -> None:
         self.kubelet.socket.unlink(missing_ok=True)
-        self.reachable = self.watched
+        self.reachable = False
 
     @precondition(lambda self: not self.kubelet.running)
     @rule()
@@ -172,7 +169,7 @@ class KubeletLife(RuleBasedStateMachine):
 
     @property
     def sockets(self) -> Path:
-        return self.kubelet.plugins_registry if self.watched else self.kubelet.socket.parent
+        return self.kubelet.socket.parent
 
     @rule()
     def our_sockets_are_removed(self) -> None:
@@ -245,24 +242,8 @@ grpc.aio.init_grpc_aio()
 that thread, which waits for streams of loops that the state machines have closed."""
 
 
-class WatchedKubeletLife(KubeletLife):
-    """The same through ``plugins_registry``."""
-
-    watched = True
-
-
 LIFE = settings(
     max_examples=examples(8), stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestKubeletLife = KubeletLife.TestCase
 TestKubeletLife.settings = LIFE
-TestWatchedKubeletLife = WatchedKubeletLife.TestCase
-TestWatchedKubeletLife.settings = LIFE
-
-
-def test_a_stream_lost_before_the_answer_pauses_only_for_the_same_kubelet() -> None:
-    served = Registration().after(Event.SERVED, 5.0, kubelet=OLD)
-    settling = served.after(Event.LOST, 6.0, reason="lost").after(Event.CLOSED, 6.0)
-    assert not settling.due(OLD, 6.0)
-    assert settling.due(OLD, 6.0 + SETTLE_S)
-    assert settling.due(NEW, 6.0)

@@ -43,9 +43,9 @@ def add_topology(add: Add) -> None:
     source_options(parser, current=True)
     parser.add_argument(
         "--format",
-        choices=("tree", "dot", "mermaid", "json", "slurm", "html"),
+        choices=("tree", "dot", "json", "slurm", "html"),
         default="tree",
-        help="tree shows anomalies; dot, mermaid and json every cable; slurm is a topology.conf; html is the fabric "
+        help="tree shows anomalies; dot and json every cable; slurm is a topology.conf; html is the fabric "
         "map as one file for a browser (default: %(default)s)",
     )
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Draw the fabric: a tree for a terminal, dot, mermaid, JSON, the fabric map as an HTML file, or a file for Slurm.
+"""Draw the fabric: a tree for a terminal, dot, JSON, the fabric map as an HTML file, or a file for Slurm.
 
 The file for Slurm has a line for each HyperNode of a switch tier: a leaf group lists its nodes, one above it lists
 HyperNodes below. An NVLink domain is no switch: its nodes are those of its leaf group. Names of nodes are those of
@@ -43,7 +43,6 @@ def draw(preview: Preview, form: str, *, whole: bool = False) -> str:
     renderers: dict[str, Callable[[dict[str, Any]], str]] = {
         "tree": lambda document: "\n".join(_tree(document) if whole else fold(_tree(document))),
         "dot": _dot,
-        "mermaid": _mermaid,
         "json": lambda document: json.dumps(document, indent=2),
     }
     return renderers[form](_document(preview))
@@ -160,9 +159,7 @@ def _dot(document: dict[str, Any]) -> str:
     lines = ["graph fabric {", "  rankdir=TB;", "  node [shape=box];"]
     for branch in document["hypernodes"]:
         lines += _cluster(branch, "  ")
-    lines += (
-        f"  {switch} -- {node} [label={label}];" for switch, node, label in _edges(document, _dot_string)
-    )
+    lines += (f"  {switch} -- {node} [label={label}];" for switch, node, label in _edges(document))
     return "\n".join([*lines, "}"])
 
 
@@ -178,7 +175,7 @@ def _cluster(branch: dict[str, Any], indent: str) -> Iterator[str]:
     yield f"{indent}}}"
 
 
-def _edges(document: dict[str, Any], quote: Callable[[str], str]) -> Iterator[tuple[str, str, str]]:
+def _edges(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     todo = [*document["hypernodes"]]
     while todo:
         branch = todo.pop(0)
@@ -186,42 +183,8 @@ def _edges(document: dict[str, Any], quote: Callable[[str], str]) -> Iterator[tu
         for node in branch.get("nodes", ()):
             for link in node["links"]:
                 if link["switch"]:
-                    ends = quote(f"switch {link['switch']}"), quote(f"node {node['name']}")
-                    yield (*ends, quote(f"{link['link']} {link['port'] or ''}".strip()))
-
-
-def _mermaid(document: dict[str, Any]) -> str:
-    names: dict[str, str] = {}
-
-    def identity(text: str) -> str:
-        return names.setdefault(text, f"n{len(names)}")
-
-    lines = ["flowchart TB"]
-    for branch in document["hypernodes"]:
-        lines += _subgraph(branch, "  ", identity)
-    for switch, node, label in _edges(document, str):
-        for end in (switch, node):
-            if end not in names:
-                lines.append(f"  {identity(end)}{_mermaid_label(end.partition(' ')[2], '([', '])')}")
-        lines.append(f"  {identity(switch)} ---|{_mermaid_label(label)}| {identity(node)}")
-    return "\n".join(lines)
-
-
-def _subgraph(branch: dict[str, Any], indent: str, identity: Callable[[str], str]) -> Iterator[str]:
-    title = _mermaid_label(f"{branch['name']} ({branch['tierName']})", "[", "]")
-    yield f"{indent}subgraph {identity('group ' + branch['name'])}{title}"
-    for member in branch.get("members", ()):
-        yield from _subgraph(member, indent + "  ", identity)
-    for switch in branch.get("switches", ()):
-        yield f"{indent}  {identity('switch ' + switch)}{_mermaid_label(switch, '([', '])')}"
-    for node in branch.get("nodes", ()):
-        yield f"{indent}  {identity('node ' + node['name'])}{_mermaid_label(node['name'], '[', ']')}"
-    yield f"{indent}end"
-
-
-def _mermaid_label(text: str, left: str = "", right: str = "") -> str:
-    safe = "".join(char if char.isalnum() or char in " ._:/()-=" else f"#{ord(char)};" for char in text)
-    return f'{left}"{safe}"{right}'
+                    ends = _dot_string(f"switch {link['switch']}"), _dot_string(f"node {node['name']}")
+                    yield (*ends, _dot_string(f"{link['link']} {link['port'] or ''}".strip()))
 
 
 def _dot_string(text: str) -> str:

@@ -19,7 +19,7 @@ from msgspec import json as msgspec_json
 from msgspec import structs, to_builtins
 
 from nodeagent import discovery
-from nodeagent.agent_config import Config, digest, load
+from nodeagent.agent_config import Config, digest, load, without_effect
 from nodeagent.agent_config import check as check_config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside
@@ -145,7 +145,7 @@ def check(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str
     """
     if root is None:
         config = check_config(text, name=name)
-        return config, tuple(status_remarks(config.resources)), ()
+        return config, (*without_effect(config), *status_remarks(config.resources)), ()
     view = asyncio.run(scan_once(load(text, name=name), root))
     silent = unanswered(view.snapshot.stale_sources)
     known = not any(entry.source == "gpus" for entry in silent)
@@ -156,7 +156,8 @@ def check(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str
     ]
     if faults:
         raise ConfigError(name, faults)
-    return config, tuple(trouble.message for trouble in view.troubles), tuple(sentences(silent))
+    notes = (*without_effect(config), *(trouble.message for trouble in view.troubles))
+    return config, notes, tuple(sentences(silent))
 
 
 @asynccontextmanager
