@@ -23,7 +23,6 @@ A plan goes through these modules, in this order:
     inputs                the latest state of all objects
     published, foreign    the published tree; HyperNodes of other owners
     switch_keys,
-    announcement_groups,
     switch_names          the keys of switches; which announcements come from one switch
     node_peers            which announcements come from nodes, which are no switches
     groups, votes         which switches make one leaf group, and which group a node's links vote for

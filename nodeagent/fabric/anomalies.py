@@ -210,7 +210,7 @@ class CablingCheck:
                     foreign[i] = home
             elif key and not self._serves(key, slot.rail, rails):
                 wrong.append(i)
-            elif report.miscabled >> i & 1:
+            elif i in report.miscabled:
                 miscabled.append(i)
         served = {slot.rail: key for slot, key in zip(pattern.shape, pattern.keys, strict=True) if key}
         away = {pattern.keys[i] for i in foreign}
@@ -265,7 +265,7 @@ class CablingCheck:
             place = places.get(rail)
             if rail not in rails.built:
                 continue
-            if place is not None and (report.shape[place].neighbor is not None or report.unused >> place & 1):
+            if place is not None and (report.shape[place].neighbor is not None or place in report.unused):
                 continue
             message = (
                 f"{node} reports no link to {rails.switch[rail]}, the switch of rail {shown(rail)} in its group: check "
@@ -328,9 +328,7 @@ class CablingCheck:
         """Links on which a second device sends beside the switch. The switch, confirmed longest, stays the neighbor."""
         for pattern in self._votes.patterns:
             for node, report in pattern.nodes.items():
-                for i in range(report.contested.bit_length()):
-                    if not report.contested >> i & 1:
-                        continue
+                for i in sorted(report.contested):
                     key, link = pattern.keys[i], shown(pattern.shape[i].link)
                     message = (
                         f"beside {key or 'its neighbor'} another device announces itself on {link} of {node}: a device "

@@ -96,7 +96,7 @@ def shared_ports(leaf: str, places: Iterable[LinkPlace]) -> Iterator[Anomaly]:
     claims: dict[str, list[tuple[str, str]]] = {}
     for pattern, i in places:
         for node, report in pattern.nodes.items():
-            if not report.stale >> i & 1:
+            if i not in report.stale:
                 claims.setdefault(report.ports[i], []).append((node, pattern.shape[i].link))
     for port, claimants in sorted(claims.items()):
         nodes = sorted({node for node, _ in claimants})

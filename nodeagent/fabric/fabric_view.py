@@ -256,11 +256,11 @@ def _marks(report: CompactReport) -> str:
         return ""
     return "".join(
         str(
-            STALE * (report.stale >> bit & 1)
-            + CONTESTED * (report.contested >> bit & 1)
-            + SAYS_MISCABLED * (report.miscabled >> bit & 1)
+            STALE * (i in report.stale)
+            + CONTESTED * (i in report.contested)
+            + SAYS_MISCABLED * (i in report.miscabled)
         )
-        for bit in range(len(report.shape))
+        for i in range(len(report.shape))
     )
 
 

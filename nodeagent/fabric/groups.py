@@ -90,12 +90,10 @@ class SwitchGraph:
         self.static = {leaf: leaves for leaves in (static or {}).values() for leaf in leaves}
         self._degree: dict[str, int] = {}
         self._common: dict[str, dict[str, int]] = {}
-        self._bit: dict[str, int] = {}
-        self._added: list[tuple[tuple[str, ...], int, int]] = []
-        """The switches of some members, the bits of the rails that they reach, and the number of these members."""
-        self._reached_rails: dict[str, dict[int, int]] = {}
-        self._deciding: dict[str, dict[int, int]] = {}
-        self._served: dict[str, int] = {}
+        self._reached: dict[str, dict[frozenset[str], int]] = {}
+        """The members of a switch by the rails that they reach; none: every rail."""
+        self._deciding: dict[str, dict[frozenset[str], int]] = {}
+        self._served: dict[str, frozenset[str]] = {}
         self._left_out: frozenset[str] = frozenset()
         self.rails: dict[str, dict[str, int]] = {}
         self.of: dict[str, SwitchGroup] = {}
@@ -109,14 +107,14 @@ class SwitchGraph:
         Without ``links``, each member decides on every pair of switches of which it has one.
         """
         degree, common = self._degree, self._common
-        bit, rails, known = self._bit, self.rails, 0
-        for leaf, rail in links:
-            if leaf:
-                known |= bit.setdefault(rail, 1 << len(bit))
-                counts = rails.setdefault(leaf, {})
-                counts[rail] = counts.get(rail, 0) + members
-        self._added.append((leaves, known or -1, members))
+        cabled = [(leaf, rail) for leaf, rail in links if leaf]
+        for leaf, rail in cabled:
+            counts = self.rails.setdefault(leaf, {})
+            counts[rail] = counts.get(rail, 0) + members
+        known = frozenset(rail for _, rail in cabled)
         for leaf in leaves:
+            reached = self._reached.setdefault(leaf, {})
+            reached[known] = reached.get(known, 0) + members
             degree[leaf] = degree.get(leaf, 0) + members
             row = common.get(leaf)
             if row is None:
@@ -126,12 +124,6 @@ class SwitchGraph:
             for other in leaves:
                 if other != leaf:
                     row[other] = row.get(other, 0) + members
-
-    def without_members(self) -> SwitchGraph:
-        """A graph with the same rules, and no members yet."""
-        graph = SwitchGraph(self._apart)
-        graph.static, graph._left_out = self.static, self._left_out
-        return graph
 
     def leave_out(self, leaves: Collection[str]) -> None:
         """Let these switches join nothing. They are in no group."""
@@ -202,24 +194,21 @@ class SwitchGraph:
         shared: dict[str, tuple[str, str]] = {}
         served = {leaf: self._rails_of(leaf) for leaf in self._common}
         for leaf, row in self._common.items():
-            union = 0
+            union: set[str] = set()
             for other in row:
-                mask = served[other]
-                if mask & union:
+                if not union.isdisjoint(served[other]):
                     if leaf not in self.static and (pair := self._shared_by(leaf)):
                         shared[leaf] = pair
                     break
-                union |= mask
+                union |= served[other]
         return shared
 
     def _shared_by(self, leaf: str) -> tuple[str, str] | None:
-        by_rail: dict[int, list[tuple[int, str]]] = {}
+        by_rail: dict[str, list[tuple[int, str]]] = {}
         for other, both in self._common[leaf].items():
             if self._covers(leaf, other):
-                served = self._rails_of(other)
-                for bit in self._bit.values():
-                    if served & bit:
-                        by_rail.setdefault(bit, []).append((-both, other))
+                for rail in self._rails_of(other):
+                    by_rail.setdefault(rail, []).append((-both, other))
         pairs: list[tuple[int, str, str]] = []
         for others in by_rail.values():
             others.sort()  # The second one needs two members, since one may be a wrong cable, or two thirds of three.
@@ -251,30 +240,20 @@ class SwitchGraph:
         served = self._rails_of(other)
         counts = self._deciding.setdefault(leaf, {})
         if (count := counts.get(served)) is None:
-            reached = self._reached(leaf)
-            count = counts[served] = sum(members for known, members in reached.items() if known & served)
+            count = counts[served] = sum(
+                members
+                for known, members in self._reached.get(leaf, {}).items()
+                if not known or not served or not known.isdisjoint(served)
+            )
         return count
 
-    def _reached(self, leaf: str) -> Mapping[int, int]:
-        """The members of a switch by the bits of the rails that they reach. They are counted once two switches do not
-        have the same members: a fabric without a fault never needs them."""
-        if not self._reached_rails:
-            for leaves, known, members in self._added:
-                for each in leaves:
-                    reached = self._reached_rails.setdefault(each, {})
-                    reached[known] = reached.get(known, 0) + members
-        return self._reached_rails.get(leaf, {})
-
-    def _rails_of(self, leaf: str) -> int:
-        """The bits of the rails that a switch serves."""
+    def _rails_of(self, leaf: str) -> frozenset[str]:
+        """The rails that a switch serves; none: every rail."""
         served = self._served.get(leaf)
         if served is None:
-            counts = self.rails.get(leaf)
-            served = -1
-            if counts:
-                least = max(counts.values()) / MAJORITY
-                served = sum(self._bit[rail] for rail, count in counts.items() if count > least)
-            self._served[leaf] = served
+            counts = self.rails.get(leaf, {})
+            least = max(counts.values(), default=0) / MAJORITY
+            served = self._served[leaf] = frozenset(rail for rail, count in counts.items() if count > least)
         return served
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,7 +20,7 @@ class KnownLabels(NamedTuple):
     every: Texts
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class Levels:
     """The inputs at one moment. Its mappings never change, so a thread may read them."""
 
@@ -63,11 +62,8 @@ class Inputs:
         self.foreign: dict[str, HyperNode] = {}
         self.switch_uplinks: dict[str, tuple[str, ...]] = {}
         self.uplinks_by_key = False
-        self._shared: list[weakref.ref[Levels]] = []
-        """The levels with the mappings of this object itself."""
 
     def report(self, name: str, links: NodeLinks | None) -> None:
-        self._before_change()
         if links is None:
             self.reports.pop(name, None)
             self.refused.pop(name, None)
@@ -79,12 +75,10 @@ class Inputs:
             self.refuse(name, str(error))
 
     def refuse(self, name: str, why: str) -> None:
-        self._before_change()
         self.reports.pop(name, None)
         self.refused[name] = why
 
     def node(self, name: str, labels: Mapping[str, str] | None) -> None:
-        self._before_change()
         if labels is None:
             self.nodes.pop(name, None)
             return
@@ -93,7 +87,6 @@ class Inputs:
         self.nodes[name] = self._pool(KnownLabels(ours, every))
 
     def hypernode(self, name: str, hypernode: HyperNode | None) -> None:
-        self._before_change()
         self.own.pop(name, None)
         self.foreign.pop(name, None)
         if hypernode is not None:
@@ -106,34 +99,17 @@ class Inputs:
         return _is_node(name, self.reports, self.nodes)
 
     def levels(self) -> Levels:
-        """The inputs for one plan. They are copied at the first change while a plan keeps them: at 100,000 nodes
-        a copy takes 10 MiB.
-        """
-        levels = Levels(
-            self.reports,
-            self.refused,
-            self.nodes,
-            self.own,
-            self.foreign,
+        """The inputs for one plan, as copies: at 100,000 nodes they take 10 MiB."""
+        return Levels(
+            self.reports.copy(),
+            self.refused.copy(),
+            self.nodes.copy(),
+            self.own.copy(),
+            self.foreign.copy(),
             self._topology,
             self.switch_uplinks,
             self.uplinks_by_key,
         )
-        self._shared = [kept for kept in self._shared if kept() is not None] + [weakref.ref(levels)]
-        return levels
-
-    def _before_change(self) -> None:
-        """Leave the mappings to the plans that have them, and continue with copies."""
-        if not self._shared:
-            return
-        if any(levels() is not None for levels in self._shared):
-            self.reports, self.refused, self.nodes = (
-                self.reports.copy(),
-                self.refused.copy(),
-                self.nodes.copy(),
-            )
-            self.own, self.foreign = self.own.copy(), self.foreign.copy()
-        self._shared = []
 
 
 def _is_node(name: str, reports: Mapping[str, CompactReport], nodes: Mapping[str, KnownLabels]) -> bool:

@@ -73,8 +73,8 @@ class OtherLink(NamedTuple):
 
 
 class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """``ports[i]`` is the switch port of link ``shape[i]``. Bit i of ``stale``, ``contested``, ``miscabled`` and
-    ``unused`` is for this link; ``unused``: the node expects no cable there.
+    """``ports[i]`` is the switch port of link ``shape[i]``, and ``stale``, ``contested``, ``miscabled`` and ``unused``
+    contain i if this link is so; ``unused``: the node expects no cable there.
 
     ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up. ``macs`` are
     the MAC addresses of all links of the node, of other fabrics too: six octets each. ``domains`` are the NVLink
@@ -86,10 +86,10 @@ class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     shape: Shape
     ports: tuple[str, ...]
-    stale: int
-    contested: int
-    miscabled: int
-    unused: int
+    stale: frozenset[int]
+    contested: frozenset[int]
+    miscabled: frozenset[int]
+    unused: frozenset[int]
     up: int
     incomplete: bool
     macs: bytes
@@ -116,22 +116,12 @@ class InternPool:
         return self._values.setdefault(value, value)  # type: ignore[return-value]
 
 
-SLOTS_MAX = 4096
-"""Links of some hundred scalable units; the API server lists the reports by name, so neighbors come together."""
-
-
 class ReportReader:
-    """Makes compact reports by one set of rules.
-
-    Most links are equal to one of the report before, except for the port. So the slots of the latest links are found
-    by the values in the report, without making a new slot.
-    """
+    """Makes compact reports by one set of rules."""
 
     def __init__(self, rules: FabricRules, pool: InternPool) -> None:
         self._rules = rules
         self._pool = pool
-        self._slots: dict[Hashable, LinkSlot] = {}
-        self._shape: Shape = ()
 
     def read(self, name: str, links: NodeLinks) -> CompactReport:
         """``name`` is the name of the NodeLinks object. Raises ``RefusedReportError``."""
@@ -140,35 +130,35 @@ class ReportReader:
         macs = dict.fromkeys(link.mac for link in links.links)
         slots: list[LinkSlot] = []
         ports: list[str] = []
-        stale = contested = miscabled = unused = up = 0
-        incomplete = False
+        stale: set[int] = set()
+        contested: set[int] = set()
+        miscabled: set[int] = set()
+        unused: set[int] = set()
+        up, incomplete = 0, False
         letters: list[str] = []
         of_fabric = list(self._of_fabric(links))
-        for bit, link in enumerate(of_fabric):
+        for i, link in enumerate(of_fabric):
             state = (link.state or "").lower()
             letters.append(STATE_LETTERS.get(state, UNKNOWN_LETTER))
             is_down = state in NOT_UP
             up += not is_down
             if state == "miscabled":
-                miscabled |= 1 << bit
+                miscabled.add(i)
             elif state == "unused":
-                unused |= 1 << bit
+                unused.add(i)
             neighbor = link.neighbor
             if neighbor is not None and not _is_own(macs, neighbor):
                 ports.append(pool(neighbor.port_id.value))
                 if neighbor.contested:
-                    contested |= 1 << bit
+                    contested.add(i)
                 if neighbor.stale:
-                    stale |= 1 << bit
+                    stale.add(i)
                     incomplete = incomplete or not is_down
             else:
                 neighbor = None
                 ports.append("")
                 incomplete = incomplete or not is_down
             slots.append(self._slot(link, neighbor))
-        shape = tuple(slots)
-        if shape != self._shape:
-            self._shape = pool(shape)
         others: list[OtherLink] = []
         if len(of_fabric) < len(links.links):
             named = {link.name for link in of_fabric}
@@ -177,12 +167,12 @@ class ReportReader:
                     letters.append(STATE_LETTERS.get((link.state or "").lower(), UNKNOWN_LETTER))
                     others.append(_other(link))
         return CompactReport(
-            self._shape,
+            pool(tuple(slots)),
             pool(tuple(ports)),
-            stale,
-            contested,
-            miscabled,
-            unused,
+            pool(frozenset(stale)),
+            pool(frozenset(contested)),
+            pool(frozenset(miscabled)),
+            pool(frozenset(unused)),
             up,
             incomplete,
             b"".join(octets(mac) for mac in macs if mac is not None),
@@ -192,18 +182,10 @@ class ReportReader:
         )
 
     def _slot(self, link: NodeLink, neighbor: LinkNeighbor | None) -> LinkSlot:
-        key: Hashable = (link.name, link.rail)
-        if neighbor is not None:
-            key = (key, neighbor.system_name, neighbor.chassis_id, neighbor.management_addresses)
-        slot = self._slots.get(key)
-        if slot is None:
-            if len(self._slots) >= SLOTS_MAX:
-                self._slots.clear()
-            pool = self._pool
-            switch = None if neighbor is None else pool(_announcement(neighbor))
-            rail = link.name if link.rail is None else str(link.rail)
-            slot = self._slots[key] = pool(LinkSlot(pool(link.name), rail, switch))
-        return slot
+        pool = self._pool
+        switch = None if neighbor is None else pool(_announcement(neighbor))
+        rail = link.name if link.rail is None else str(link.rail)
+        return pool(LinkSlot(pool(link.name), rail, switch))
 
     def _of_fabric(self, links: NodeLinks) -> Iterable[NodeLink]:
         """The links of the fabric that makes the tree, ordered by rail and name."""

@@ -14,7 +14,6 @@ the name of a node: an announcement on more links than the node has is a switch'
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from nodeagent.fabric.fabric_settings import FabricRules
@@ -40,8 +39,9 @@ CHAIN_MIN = 3
 class LinkVotes:
     """``groups`` are all leaf groups, ``static_groups`` those of the topology file by their name there.
 
-    ``shared`` are switches of several leaf groups, each with two switches that it has nodes in common with; links to
-    them count for no group. ``unknown`` are nodes with a report but without a Node. Their reports do not count.
+    ``pairs`` counts the nodes of each switch and of each pair of switches. ``shared`` are switches of several leaf
+    groups, each with two switches that it has nodes in common with; links to them count for no group. ``unknown`` are
+    nodes with a report but without a Node. Their reports do not count.
     """
 
     def __init__(
@@ -60,23 +60,23 @@ class LinkVotes:
             self.peers.of,
         )
         static = {group.name: group.switches for group in levels.topology.groups}
-        self._graph = SwitchGraph(published.switches.apart, static)
+        self.pairs = SwitchGraph(published.switches.apart, static)
+        self._by_leaf: dict[str, list[CablingPattern]] = {}
         self._resolve_switches()
         self.shared = self._find_shared(static)
-        self._graph.leave_out(self.shared)
-        self.groups = self._graph.form_groups()
+        self.pairs.leave_out(self.shared)
+        self.groups = self.pairs.form_groups()
         self._count()
         if leafless := self._leafless():
-            self.groups = _merged(self._graph, self.groups, leafless)
+            self.groups = _merged(self.pairs, self.groups, leafless)
             self._count()
         for pattern in self._patterns:
             if pattern.best is not None:
                 pattern.best.voters.append(pattern)
         self.static_groups = self._static_groups(levels)
-        self.of: Mapping[str, SwitchGroup] = self._graph.of
-        self.rails = _each_once(self._graph.rails)
+        self.of: Mapping[str, SwitchGroup] = self.pairs.of
+        self.rails: Mapping[str, Mapping[str, int]] = self.pairs.rails
         """The links to each switch, by rail."""
-        self._graph = self._graph.without_members()
 
     @property
     def patterns(self) -> Sequence[CablingPattern]:
@@ -86,31 +86,17 @@ class LinkVotes:
         """The pattern of a node whose report counts."""
         return self._patterns.of(node)
 
-    @cached_property
-    def pairs(self) -> SwitchGraph:
-        """The counts of pairs of switches. They are made again when they are asked for, which is seldom: at 100,000
-        nodes they take 20 MiB."""
-        for pattern in self._patterns:
-            _add(self._graph, pattern.keys, pattern)
-        return self._graph
-
     def at(self, leaf: str) -> Sequence[CablingPattern]:
         """The patterns with a link to a switch."""
         return self._by_leaf.get(leaf, ())
-
-    @cached_property
-    def _by_leaf(self) -> Mapping[str, Sequence[CablingPattern]]:
-        by_leaf: dict[str, list[CablingPattern]] = {}
-        for pattern in self._patterns:
-            for leaf in pattern.leaves:
-                by_leaf.setdefault(leaf, []).append(pattern)
-        return {leaf: tuple(patterns) for leaf, patterns in by_leaf.items()}
 
     def _resolve_switches(self) -> None:
         self._patterns.resolve(self.names.keys)
         for pattern in self._patterns:
             pattern.leaves = tuple(sorted(set(pattern.keys) - {""}))
-            _add(self._graph, pattern.keys, pattern)
+            for leaf in pattern.leaves:
+                self._by_leaf.setdefault(leaf, []).append(pattern)
+            _add(self.pairs, pattern.keys, pattern)
 
     def _find_shared(self, static: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, str]]:
         """Switches of several leaf groups.
@@ -119,11 +105,11 @@ class LinkVotes:
         switches must not become leaf switches of the other units.
         """
         if all(pattern.cables is pattern.shape for pattern in self._patterns):
-            return self._graph.find_shared()
+            return self.pairs.find_shared()
         graph = SwitchGraph(_never_apart, static)
         for pattern in self._patterns:
             _add(graph, _keys(pattern.cables, self.names.keys), pattern)
-        return {leaf: pair for leaf, pair in graph.find_shared().items() if leaf in self._graph}
+        return {leaf: pair for leaf, pair in graph.find_shared().items() if leaf in self.pairs}
 
     def _leafless(self) -> list[list[SwitchGroup]]:
         """Groups that belong to one ring or chain of switches, each ring or chain together.
@@ -134,9 +120,9 @@ class LinkVotes:
         if not any(_is_divided(pattern.votes) or _is_tied(pattern) for pattern in self._patterns):
             return []
         strict: dict[str, tuple[str, ...]] = {}
-        for leaf in self._graph.of:
+        for leaf in self.pairs.of:
             if leaf not in strict:
-                switches, _ = self._graph.reach(leaf, strictly=True)
+                switches, _ = self.pairs.reach(leaf, strictly=True)
                 strict.update(dict.fromkeys(switches, switches))
         nodes: dict[tuple[str, ...], int] = {}
         divided: dict[tuple[str, ...], int] = {}
@@ -155,19 +141,19 @@ class LinkVotes:
                     chain |= chains.get(switches, {switches})
                 for switches in chain:
                     chains[switches] = chain
-        of = self._graph.of
+        of = self.pairs.of
         found: list[list[SwitchGroup]] = []
         for chain in {id(chain): chain for chain in chains.values()}.values():
             total, without = sum(nodes[part] for part in chain), sum(divided[part] for part in chain)
             if len(chain) >= CHAIN_MIN and 4 * without >= 3 * total and without >= 2 * CHAIN_MIN:
                 parts = {of[switches[0]].leaves: of[switches[0]] for switches in chain}
-                if not any(leaf in self._graph.static for leaves in parts for leaf in leaves):
+                if not any(leaf in self.pairs.static for leaves in parts for leaf in leaves):
                     found.append([parts[leaves] for leaves in sorted(parts)])
         return found
 
     def _static_groups(self, levels: Levels) -> dict[str, SwitchGroup]:
         """The groups of the topology file. One whose switches are in no report has no switches here."""
-        of = self._graph.of
+        of = self.pairs.of
         entries = levels.topology.groups
         name_of = {leaf: entry.name for entry in entries for leaf in entry.switches}
         for group in self.groups:
@@ -182,7 +168,7 @@ class LinkVotes:
 
     def _count(self) -> None:
         for pattern in self._patterns:
-            pattern.votes, pattern.best = count_votes(pattern.keys, self._graph.of, self._graph.weight)
+            pattern.votes, pattern.best = count_votes(pattern.keys, self.pairs.of, self.pairs.weight)
 
 
 class _Patterns:
@@ -195,7 +181,7 @@ class _Patterns:
         self, reports: Mapping[str, CompactReport], unknown: frozenset[str], placed: Container[str]
     ) -> None:
         self._reports = reports
-        self._patterns: dict[tuple[int, int, bool], CablingPattern] = {}
+        self._patterns: dict[tuple[int, frozenset[int], bool], CablingPattern] = {}
         self._divided: dict[str, CablingPattern] = {}
         last: Shape | None = None
         pattern = CablingPattern((), ())
@@ -207,7 +193,7 @@ class _Patterns:
                 continue
             if report.shape is not last:
                 last = report.shape
-                pattern = self._pattern(report.shape, 0, placed=True)
+                pattern = self._pattern(report.shape, frozenset(), placed=True)
             pattern.nodes[node] = report
 
     def __iter__(self) -> Iterator[CablingPattern]:
@@ -217,7 +203,7 @@ class _Patterns:
         if (divided := self._divided.get(node)) is not None:
             return divided
         report = self._reports.get(node)
-        pattern = None if report is None else self._patterns.get((id(report.shape), 0, True))
+        pattern = None if report is None else self._patterns.get((id(report.shape), frozenset(), True))
         return pattern if pattern is not None and node in pattern.nodes else None
 
     def resolve(self, keys: Mapping[SwitchAnnouncement, str]) -> None:
@@ -237,14 +223,14 @@ class _Patterns:
         self._divided[node] = pattern
         return pattern
 
-    def _pattern(self, shape: Shape, without: int, *, placed: bool) -> CablingPattern:
-        """The pattern of this shape without the neighbors of the links in the bits of ``without``."""
+    def _pattern(self, shape: Shape, without: frozenset[int], *, placed: bool) -> CablingPattern:
+        """The pattern of this shape without the neighbors of these links."""
         pattern = self._patterns.get((id(shape), without, placed))
         if pattern is None:
             counted = shape
             if without:
                 counted = tuple(
-                    slot._replace(neighbor=None) if without >> i & 1 else slot for i, slot in enumerate(shape)
+                    slot._replace(neighbor=None) if i in without else slot for i, slot in enumerate(shape)
                 )
             pattern = CablingPattern(counted, shape if placed else counted)
             self._patterns[id(shape), without, placed] = pattern
@@ -253,12 +239,6 @@ class _Patterns:
 
 def _keys(shape: Shape, keys: Mapping[SwitchAnnouncement, str]) -> tuple[str, ...]:
     return tuple(["" if slot.neighbor is None else keys.get(slot.neighbor, "") for slot in shape])
-
-
-def _each_once(counts: Mapping[str, Mapping[str, int]]) -> Mapping[str, Mapping[str, int]]:
-    """The same counts; those that are equal are one object."""
-    equal: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
-    return {leaf: equal.setdefault(tuple(rails.items()), rails) for leaf, rails in counts.items()}
 
 
 def _add(graph: SwitchGraph, keys: tuple[str, ...], pattern: CablingPattern) -> None:

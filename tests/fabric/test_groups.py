@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import replace
 
@@ -10,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, Planner, PlanOutcome, compute
-from nodeagent.fabric.groups import SwitchGraph
+from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
 from tests.support.fabrics import (
     SHAPES,
     Cables,
@@ -246,30 +244,3 @@ def test_the_order_of_reports_does_not_matter(shape: str, seed: int, other: int)
     assert one.unplaced == two.unplaced
     assert one.writes == two.writes
     assert dict(one.labels) == dict(two.labels)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_counts_of_pairs_for_an_explanation_are_those_that_made_the_groups(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    graphs, without_members = list[SwitchGraph](), SwitchGraph.without_members
-    monkeypatch.setattr(
-        SwitchGraph, "without_members", lambda graph: graphs.append(graph) or without_members(graph)
-    )
-    random_, planner = random.Random(seed), Planner(NOW)
-    storage = tuple(End(f"storage{i}", "swp1") for i in range(2))
-    for node, row in rails(3, 8, 4).items():
-        ends = [None if random_.random() < 0.3 else end for end in (*row, *storage)]
-        planner.report(node, links(node, ends))
-    votes = planner.prepare(0.0)().votes
-    assert set(votes.shared) == {"storage0", "storage1"}
-    (graph,) = graphs
-    switches = sorted(votes.of)
-    assert len(switches) == 12
-    assert votes.rails == graph.rails == votes.pairs.rails
-    for one, other in itertools.permutations(switches, 2):
-        assert votes.pairs.overlap(one, other) == graph.overlap(one, other)
-    for switch in switches:
-        for strictly in (False, True):
-            again = votes.pairs.reach(switch, strictly=strictly)
-            assert again == graph.reach(switch, strictly=strictly)

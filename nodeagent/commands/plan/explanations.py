@@ -87,7 +87,7 @@ def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
         goes = "1 link goes" if votes == 1 else f"{votes} links go"
         yield f"{goes} to the switches around {group.anchor} ({name or 'a group without nodes'})."
     expired = sum(
-        bool(pattern.nodes[node].stale >> i & 1) and not key and slot.neighbor is not None
+        i in pattern.nodes[node].stale and not key and slot.neighbor is not None
         for i, (key, slot) in enumerate(zip(pattern.keys, pattern.nodes[node].shape, strict=True))
     )
     if without := pattern.links_without_neighbor - expired:
@@ -266,7 +266,7 @@ def _parents(preview: Preview, name: str) -> str:
 
 
 def _freshness(report: CompactReport, i: int) -> str:
-    return "expired" if report.stale >> i & 1 else "current"
+    return "expired" if i in report.stale else "current"
 
 
 def _count(number: int, noun: str, nouns: str = "") -> str:

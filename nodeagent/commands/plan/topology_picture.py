@@ -113,7 +113,7 @@ def _links(preview: Preview, node: str, kinds: AnomalyKinds) -> Iterator[dict[st
             "rail": shown(slot.rail),
             "switch": pattern.keys[i] or None,
             "port": shown(report.ports[i]) or None,
-            "stale": bool(report.stale >> i & 1),
+            "stale": i in report.stale,
             "anomaly": kinds.get((node, link)),
         }
 
