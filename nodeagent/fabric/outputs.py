@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from nodeagent.fabric.anomalies import CablingCheck
 from nodeagent.fabric.desired_places import DesiredPlaces
@@ -51,7 +51,7 @@ def make_outcome(
     is_blocked = bool(overlaps) and rules.foreign == "refuse"
     return PlanOutcome(
         hypernodes=tuple(sorted(wanted.values(), key=lambda hypernode: (hypernode.tier, hypernode.name))),
-        labels=PlacedLabels(nodes.place, labels),
+        labels=_labels(nodes.place, labels),
         relabel=_relabel(levels, labels),
         anomalies=tuple(
             sorted([*cabling.anomalies, *nvlink.anomalies, *names.anomalies, *_oversized(leaves, tiers)])
@@ -126,36 +126,26 @@ class _WantedLabels:
         return tuple((key, name) for key in self._keys[tier])
 
 
-class PlacedLabels(Mapping[str, Mapping[str, str]]):
-    """The labels of each node of a leaf group, made when they are read. A node that its object has no room for has
+def _labels(place: Iterable[str], wanted: _WantedLabels) -> dict[str, Mapping[str, str]]:
+    """The labels of each node of a leaf group; equal ones are one mapping. A node that its object has no room for has
     them too: labels have no limit, and they name where the node is cabled."""
-
-    def __init__(self, place: Mapping[str, str], wanted: _WantedLabels) -> None:
-        self._place, self._wanted = place, wanted
-
-    def __getitem__(self, node: str) -> Mapping[str, str]:
-        if node not in self._place:
-            raise KeyError(node)
-        return dict(self._wanted.of(node))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._place)
-
-    def __len__(self) -> int:
-        return len(self._place)
+    made: dict[Texts, Mapping[str, str]] = {}
+    labels: dict[str, Mapping[str, str]] = {}
+    for node in place:
+        texts = wanted.of(node)
+        if texts not in made:
+            made[texts] = dict(texts)
+        labels[node] = made[texts]
+    return labels
 
 
 def _relabel(levels: Levels, labels_of: _WantedLabels) -> dict[str, Patch]:
     """The label patch of each Node with wrong labels. Equal patches are one mapping."""
     patches: dict[tuple[Texts, Texts], Patch] = {}
     relabel: dict[str, Patch] = {}
-    good: tuple[Texts, Texts] = ((), ())
     for node, labels in levels.nodes.items():
         ours, wanted = labels.ours, labels_of.of(node)
-        if ours is good[0] and wanted is good[1]:
-            continue  # The same two objects as for the node before, nearly always.
         if ours == wanted:
-            good = (ours, wanted)
             continue
         if (patch := patches.get((ours, wanted))) is None:
             patch = patches[ours, wanted] = _patch(ours, wanted)
