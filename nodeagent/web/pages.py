@@ -32,8 +32,10 @@ from nodeagent.web import local_socket
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.gpu_statuses import GpuStatuses, gpu_statuses
 from nodeagent.web.machine_view import MachineView, OfferView
+from nodeagent.web.metrics_page import MetricsPage
+from nodeagent.web.node_page import NodePage, NodePageSources
 from nodeagent.web.sample_history import EVERY_S, SampleHistory
-from nodeagent.web.server import FolderHandler, Page, PageHandler, PageRequest, WebServer
+from nodeagent.web.server import Page, PageHandler, WebServer
 from nodeagent.web.web_settings import WebSettings
 
 MIB = 1024 * 1024
@@ -89,9 +91,19 @@ class Pages:
             (),
             (),
         )
-        self._metrics_page: PageHandler | None = None
-        self._node_folder: FolderHandler | None = None
+        self._metrics_page = MetricsPage(self.scrape_input, settings)
         self._history = SampleHistory()
+        page_sources = NodePageSources(
+            sources.node,
+            sources.inventory,
+            sources.machine_view,
+            sources.explained_health,
+            self._gpu_statuses,
+            sources.statuses,
+            lambda: sources.offering().rails,
+            self._history,
+        )
+        self._ui = NodePage(page_sources).folder()
         self.access = AccessControl(settings)
 
     async def serve(self, listen: str, listening: Callable[[int], None]) -> None:
@@ -99,7 +111,7 @@ class Pages:
         probes: dict[str, PageHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
         folders = {"/ui/": self._ui} if self._settings.ui else {}
         server = WebServer(
-            {"/metrics": self._scrape, "/health": self._health, **probes}, self.access, folders
+            {"/metrics": self._metrics_page.page, "/health": self._health, **probes}, self.access, folders
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(server.run(*host_port(listen), listening))
@@ -125,33 +137,6 @@ class Pages:
             await asyncio.sleep(EVERY_S)
             sources = self._sources
             self._history.take((*sources.nic_samples(), *sources.gpus.samples()), boottime())
-
-    async def _ui(self, request: PageRequest) -> Page:
-        if self._node_folder is None:
-            # Loaded at the first request: its code and its answers take no memory before.
-            from nodeagent.web.node_page import NodePage, NodePageSources  # noqa: PLC0415
-
-            sources = self._sources
-            page_sources = NodePageSources(
-                sources.node,
-                sources.inventory,
-                sources.machine_view,
-                sources.explained_health,
-                self._gpu_statuses,
-                sources.statuses,
-                lambda: sources.offering().rails,
-                self._history,
-            )
-            self._node_folder = NodePage(page_sources).folder()
-        return await self._node_folder(request)
-
-    def _scrape(self, accept: str) -> Page:
-        if self._metrics_page is None:
-            # Its import takes 3 ms, and registration with the kubelet comes first.
-            from nodeagent.web.metrics_page import MetricsPage  # noqa: PLC0415
-
-            self._metrics_page = MetricsPage(self.scrape_input, self._settings).page
-        return self._metrics_page(accept)
 
     def scrape_input(self) -> ScrapeInput:
         """Return the values of one scrape."""
