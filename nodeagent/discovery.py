@@ -29,19 +29,19 @@ from nodeagent.host.nvml import Nvml
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kubelet.rail_memory import RailMemory
+from nodeagent.measurements.reader_status import ReaderStatus
+from nodeagent.measurements.sample import Sample
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
+from nodeagent.sources.link_selection import SelectedLink
 from nodeagent.sources.machine_access import NoDriver, has_netdevs, hints, is_recorded, permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.sources.scan_hints import ScanRequest
 
-if TYPE_CHECKING:  # loaded after registration
-    from nodeagent.measurements.reader_status import ReaderStatus
-    from nodeagent.measurements.sample import Sample
+if TYPE_CHECKING:  # loaded after registration; the figures stand where each is imported
     from nodeagent.sampling.sampler import Sampler
-    from nodeagent.sources.link_selection import SelectedLink
     from nodeagent.sources.lldp_receiver import LldpReceiver
     from nodeagent.sources.neighbor_view import NeighborListing
 
@@ -165,7 +165,7 @@ class Discovery:
 
     def neighbor_view(self) -> NeighborListing:
         """Return the links with their neighbors, for ``nodeagent neighbors``."""
-        from nodeagent.sources import neighbor_view  # noqa: PLC0415
+        from nodeagent.sources import neighbor_view  # noqa: PLC0415 - 21 ms of the agent's start
 
         snapshot = self._inventory.snapshot
         runs = receives_lldp(self._config, self._tree)
@@ -279,7 +279,7 @@ class Discovery:
 
     async def _watch_lldp(self) -> None:
         await self._after_registration()
-        from nodeagent.sources import lldp_source  # noqa: PLC0415
+        from nodeagent.sources import lldp_source  # noqa: PLC0415 - 29 ms of the agent's start, 0.5 MiB
 
         with LinkEvents(self._may_be_lldp_link()) as events:
             await lldp_source.watch(
@@ -316,7 +316,7 @@ class Discovery:
 
     async def _watch_infiniband(self) -> None:
         await self._after_registration()
-        from nodeagent.sources import infiniband_source  # noqa: PLC0415
+        from nodeagent.sources import infiniband_source  # noqa: PLC0415 - 16 ms of the agent's start
 
         names = self._config.infiniband.node_names
         folder = self._tree.path(self._config.health.state_directory)
@@ -351,7 +351,7 @@ class Discovery:
 
     async def _sample(self) -> None:
         await self._after_registration()
-        from nodeagent.sampling.sampler import Sampler  # noqa: PLC0415
+        from nodeagent.sampling.sampler import Sampler  # noqa: PLC0415 - 25 ms of the agent's start, 0.4 MiB
 
         self._sampler = Sampler(
             self._tree,

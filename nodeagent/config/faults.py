@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from typing import NamedTuple, NoReturn
 
 Path = tuple[str | int, ...]
@@ -128,8 +129,6 @@ def most_similar(word: str, options: Iterable[str]) -> str | None:
     if len(word) > _COMPARED_MAX:
         return None
     folded = {_fold(option): option for option in options}
-    from difflib import get_close_matches  # noqa: PLC0415 - a good file needs no hint
-
     similar = get_close_matches(_fold(word), folded, n=1)
     return folded[similar[0]] if similar else None
 

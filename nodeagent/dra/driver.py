@@ -24,6 +24,7 @@ from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.dra.resource_claim import ResourceClaim
 from nodeagent.facts.model import Holding
 from nodeagent.kinds import Refused
+from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import RESOURCE_CLAIMS
 from nodeagent.kubelet.device_info import DeviceInfoFiles
@@ -32,7 +33,6 @@ from nodeagent.kubelet.rpc_stats import RpcStats
 
 if TYPE_CHECKING:
     from nodeagent.dra.kubelet_service import DraService
-    from nodeagent.kube.access import Access
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class DraDriver:
         return await self._client.get(CLAIMS, name, namespace=namespace)
 
     async def _serve(self) -> None:
-        from nodeagent.dra.kubelet_service import DraService  # noqa: PLC0415
+        from nodeagent.dra.kubelet_service import DraService  # noqa: PLC0415 - protobuf: 43 ms and 1.4 MiB
 
         service = DraService(self._kubelet_dir, self._node, self.claims, self._offer, self._stats)
         make_folder(service.folder, 0o750)

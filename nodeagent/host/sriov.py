@@ -219,7 +219,7 @@ class VfNetlink:
 
     def _rtnl(self) -> IPRoute:
         if self._route is None:
-            from pyroute2 import IPRoute  # noqa: PLC0415
+            from pyroute2 import IPRoute  # noqa: PLC0415 - 171 ms and 9 MiB
 
             self._route = IPRoute(ext_ack=True)
         return self._route
@@ -281,6 +281,6 @@ def _netlink_sentence(error: Any, function: str, what: str, value: object) -> st
 
 
 def _netlink_error() -> Any:
-    from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415
+    from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415 - as above
 
     return NetlinkError

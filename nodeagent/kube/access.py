@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
 from nodeagent.base.regular_file import read_regular
 
@@ -100,8 +101,6 @@ def in_cluster(root: Path = Path("/")) -> Access | None:
 
 def kubeconfig(path: Path | None = None, context: str | None = None) -> Access:
     """The access of a kubeconfig; ``None`` is ``$KUBECONFIG`` or ``~/.kube/config``."""
-    import yaml  # noqa: PLC0415 - a pod has no kubeconfig and does without YAML here
-
     if path is None:
         files = [file for file in os.environ.get("KUBECONFIG", "").split(os.pathsep) if file]
         path = Path(files[0] if files else "~/.kube/config").expanduser()

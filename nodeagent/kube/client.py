@@ -19,20 +19,19 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from nodeagent import __version__
 from nodeagent.base.backoff import JITTER, Backoff
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.kube import answer_bounds
 from nodeagent.kube.access import Access
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import PODS, Json, Resource, WatchEvent
-
-if TYPE_CHECKING:
-    from nodeagent.kube.transport import ApiCall, ApiRequest, Transport
-    from nodeagent.kube.watch_stream import WatchStream
+from nodeagent.kube.transport import ApiCall, ApiRequest, Transport
+from nodeagent.kube.watch_stream import WatchStream
 
 __all__ = ["ApiClient", "ApiError", "Listing"]
 
@@ -209,8 +208,6 @@ class ApiClient:
             "resourceVersion": resource_version,
             "timeoutSeconds": str(seconds),
         }
-        from nodeagent.kube.watch_stream import WatchStream  # noqa: PLC0415
-
         request = self._request("watch", "GET", resource, namespace, query=query)
         call = self._call(request, seconds + GRACE_S)
         stream = WatchStream(self._opened(), call, self._decoder(resource.struct), self._no_data_s)
@@ -312,8 +309,6 @@ class ApiClient:
         query: dict[str, str] | None = None,
         body: Json | None = None,
     ) -> ApiRequest:
-        from nodeagent.kube.transport import ApiRequest  # noqa: PLC0415
-
         accept = "application/json"
         if resource.metadata_only:
             accept = _PARTIAL.format("List" if verb == "list" else "")
@@ -332,15 +327,10 @@ class ApiClient:
 
     def _opened(self) -> Transport:
         if self._transport is None:
-            from nodeagent import __version__  # noqa: PLC0415
-            from nodeagent.kube.transport import Transport  # noqa: PLC0415
-
             self._transport = Transport(self.access, f"nodeagent/{__version__}")
         return self._transport
 
     def _call(self, request: ApiRequest, seconds: float) -> ApiCall:
-        from nodeagent.kube.transport import ApiCall  # noqa: PLC0415
-
         return ApiCall(request, time.monotonic() + seconds)
 
     async def _send(self, request: ApiRequest, *, repeat: bool = True) -> bytearray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -72,8 +73,6 @@ class Resource(Generic[T]):
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
         """The path on the server, with each part escaped."""
-        from urllib.parse import quote  # noqa: PLC0415 - loaded with the rest of urllib
-
         parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
         if namespace is not None:
             if not self.namespaced:

@@ -203,7 +203,7 @@ class Plugin:
     async def _prefer(self, request: bytes, context: Any) -> bytes:
         with self._stats.call(self.resource, "GetPreferredAllocation") as call:
             try:
-                from nodeagent.kubelet import messages  # noqa: PLC0415
+                from nodeagent.kubelet import messages  # noqa: PLC0415 - protobuf: 24 ms and 1.2 MiB
 
                 questions = messages.read_preferred_request(request)
                 answers = [
@@ -254,7 +254,7 @@ class Plugin:
         raise AssertionError("abort never returns")
 
     async def _grant(self, request: bytes) -> bytes:
-        from nodeagent.kubelet import messages  # noqa: PLC0415
+        from nodeagent.kubelet import messages  # noqa: PLC0415 - protobuf: 24 ms and 1.2 MiB
 
         allocations = []
         for ids in messages.read_allocate_request(request):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 
 import grpc
@@ -99,6 +100,4 @@ def socket_name(resource: str, folder: Path) -> str:
     name = f"nodeagent-{resource.replace('/', '_')}.sock"
     if len(os.fsencode(folder / name)) <= PATH_MAX:
         return name
-    from hashlib import blake2b  # noqa: PLC0415
-
     return f"nodeagent-{blake2b(resource.encode(), digest_size=8).hexdigest()}.sock"

@@ -26,12 +26,12 @@ from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.removed_devices import RemovedDevices
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.kubelet.withheld import UnwritableFile, Withheld
+from nodeagent.kubelet.withheld import Withheld
 from nodeagent.offering.decision import decide, offered_pools
 from nodeagent.offering.kept_rails import KeptRails
 from nodeagent.offering.offer import Offer, prefix
 from nodeagent.offering.readiness import gpu_remarks
-from nodeagent.web.machine_view import MachineView, Trouble, machine_view
+from nodeagent.web.machine_view import MachineView, OfferView, Trouble, machine_view
 
 log = logging.getLogger(__name__)
 
@@ -93,19 +93,17 @@ class DeviceOffering:
     def rails(self) -> Mapping[str, int]:
         return self._offer.rails
 
-    @property
-    def troubles(self) -> tuple[Trouble, ...]:
-        """The devices that the configuration asks for and that this machine lacks."""
-        return self._lacks.troubles
-
-    @property
-    def examined(self) -> bool:
-        """Whether the first offer has been made and its troubles are known."""
-        return self._lacks.known
-
-    @property
-    def unwritable(self) -> tuple[UnwritableFile, ...]:
-        return self._files.unwritable
+    def shown(self) -> OfferView:
+        """The offer as pages show it."""
+        return OfferView(
+            self.offered,
+            self.withheld,
+            self._files.unwritable,
+            self._lacks.troubles,
+            self.remarks,
+            self.rails,
+            self._lacks.known,
+        )
 
     def view(self) -> MachineView:
         """The facts of now with the devices that the kubelet is offered."""

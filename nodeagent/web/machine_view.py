@@ -12,6 +12,7 @@ from nodeagent.dra.devices import DraDevice, GpuDevice
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
+from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -27,6 +28,24 @@ class Trouble(msgspec.Struct, frozen=True):
     ready: bool = True
     source: str = "pci"
     key: Literal["idle", "slices"] = "idle"
+
+
+class OfferView(msgspec.Struct, frozen=True):
+    """The resources that the kubelet is offered now, and those that it is not.
+
+    ``withheld``: the resources that are not offered. ``unwritable``: the files that containers need and that cannot be
+    written. ``troubles``: the devices that the configuration asks for and that this machine lacks. ``remarks``: the
+    resources that are offered in another way than configured; the agent is ready nevertheless. ``rails``: the rail of
+    each PF, by PCI address. ``examined``: whether the first offer has been made and its troubles are known.
+    """
+
+    offered: tuple[DeviceKind, ...] = ()
+    withheld: tuple[Withheld, ...] = ()
+    unwritable: tuple[UnwritableFile, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+    remarks: tuple[str, ...] = ()
+    rails: Mapping[str, int] = {}
+    examined: bool = True
 
 
 class ClaimDevice(msgspec.Struct, frozen=True):

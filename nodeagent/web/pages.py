@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,127 +21,38 @@ from nodeagent.facts.model import Snapshot
 from nodeagent.host.clock import boottime
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
-from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import ClusterWrites, DeviceCount, HealthFigures, ScrapeInput
-from nodeagent.sharing.gpu_accounts import GpuAccount
+from nodeagent.sharing.cgroup_limits import CgroupLimits
+from nodeagent.sharing.gpu_accounting import GpuAccounting
+from nodeagent.sharing.mps_watch import MpsWatch
+from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.web import local_socket
 from nodeagent.web.auth import AccessControl
 from nodeagent.web.gpu_statuses import GpuStatuses, gpu_statuses
-from nodeagent.web.machine_view import MachineView
+from nodeagent.web.machine_view import MachineView, OfferView
+from nodeagent.web.metrics_page import MetricsPage
+from nodeagent.web.node_page import NodePage, NodePageSources
 from nodeagent.web.sample_history import EVERY_S, SampleHistory
-from nodeagent.web.server import FolderHandler, Page, PageHandler, PageRequest, WebServer
+from nodeagent.web.server import Page, PageHandler, WebServer
 from nodeagent.web.web_settings import WebSettings
-
-if TYPE_CHECKING:
-    from nodeagent.web.metrics_page import MetricsPage
 
 MIB = 1024 * 1024
 NOTHING_CONFIGURED = "resources is empty: no device is configured to be offered"
-
-
-class OfferTrouble(Protocol):
-    """``ready``: the agent is ready nevertheless."""
-
-    @property
-    def message(self) -> str: ...
-    @property
-    def ready(self) -> bool: ...
-
-
-class Offering(Protocol):
-    """The resources that the kubelet is offered now."""
-
-    @property
-    def offered(self) -> tuple[DeviceKind, ...]: ...
-    @property
-    def withheld(self) -> tuple[Withheld, ...]:
-        """The resources that are not offered."""
-        ...
-
-    @property
-    def unwritable(self) -> tuple[UnwritableFile, ...]:
-        """The files that containers need and that cannot be written."""
-        ...
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """The resources that are offered in another way than configured. The agent is ready nevertheless."""
-        ...
-
-    @property
-    def troubles(self) -> Sequence[OfferTrouble]:
-        """The devices that the configuration asks for and that this machine lacks."""
-        ...
-
-    @property
-    def rails(self) -> Mapping[str, int]: ...
-
-    @property
-    def examined(self) -> bool:
-        """Whether the first offer has been made and its troubles are known."""
-        ...
-
-
-class NicMeasurements(Protocol):
-    """The samples of the NICs, and the state of their collectors."""
-
-    def samples(self) -> Iterable[Sample]: ...
-    def reader_statuses(self) -> Iterable[ReaderStatus]: ...
-    def overruns(self) -> Mapping[str, int]: ...
-    def last_lldp(self) -> Mapping[str, float]: ...
-
-
-class GpuMeasurements(Protocol):
-    """The XIDs and samples of the GPUs, by UUID; times are CLOCK_BOOTTIME."""
-
-    @property
-    def xids(self) -> Mapping[tuple[str, int], int]: ...
-    @property
-    def xid_times(self) -> Mapping[tuple[str, int], float]: ...
-    def samples(self) -> Iterable[Sample]: ...
-    def reader_statuses(self) -> Iterable[ReaderStatus]: ...
-
-
-class ClusterState(Protocol):
-    """The writes to the API server, and a remark for each part whose writes fail or are incomplete."""
-
-    def writes(self) -> tuple[ClusterWrites, ...]: ...
-    def remarks(self) -> tuple[str, ...]: ...
-
-
-class Accounting(Protocol):
-    """The pods on each GPU. ``obstacle`` is the reason if they are unknown."""
-
-    @property
-    def obstacle(self) -> str | None: ...
-    def accounts(self) -> tuple[GpuAccount, ...]: ...
-
-
-class LimitFigures(Protocol):
-    """The limits of GPU memory that the agent sets itself: the shares by state, and the limits set so far."""
-
-    def counts(self) -> Mapping[str, int]: ...
-    @property
-    def writes(self) -> int: ...
-
-
-class MpsEnds(Protocol):
-    """How often the MPS daemon of each GPU has ended, by UUID."""
-
-    @property
-    def ends(self) -> Mapping[str, int]: ...
 
 
 class PageSources(NamedTuple):
     """The parts of the agent that the pages read."""
 
     inventory: Inventory
-    offering: Offering
+    offering: Callable[[], OfferView]
     rpc_stats: RpcStats
-    nics: NicMeasurements
-    gpus: GpuMeasurements
+    nic_samples: Callable[[], Iterable[Sample]]
+    nic_readers: Callable[[], Iterable[ReaderStatus]]
+    overruns: Callable[[], Mapping[str, int]]
+    last_lldp: Callable[[], Mapping[str, float]]
+    gpus: GpuPublisher
     statuses: Callable[[], tuple[ResourceStatus, ...]]
     health_figures: Callable[[], Mapping[str, HealthFigures]]
     explained_health: Callable[[], bytes]
@@ -153,10 +64,12 @@ class PageSources(NamedTuple):
     configuration_fault: Callable[[], str]
     """The first fault of the configuration file; empty while its content is in force."""
     stuck_threads: Callable[[], int]
-    cluster: ClusterState
-    accounting: Accounting
-    limits: LimitFigures
-    mps: MpsEnds
+    cluster_writes: Callable[[], tuple[ClusterWrites, ...]]
+    cluster_remarks: Callable[[], tuple[str, ...]]
+    """A line for each part whose writes to the API server fail or are incomplete."""
+    accounting: GpuAccounting
+    limits: CgroupLimits
+    mps: MpsWatch
     node: str = ""
     """The name of this node, for people."""
     claims: Callable[[], ClaimFigures | None] = lambda: None
@@ -178,9 +91,19 @@ class Pages:
             (),
             (),
         )
-        self._metrics: MetricsPage | None = None
-        self._node_folder: FolderHandler | None = None
+        self._metrics_page = MetricsPage(self.scrape_input, settings)
         self._history = SampleHistory()
+        page_sources = NodePageSources(
+            sources.node,
+            sources.inventory,
+            sources.machine_view,
+            sources.explained_health,
+            self._gpu_statuses,
+            sources.statuses,
+            lambda: sources.offering().rails,
+            self._history,
+        )
+        self._ui = NodePage(page_sources).folder()
         self.access = AccessControl(settings)
 
     async def serve(self, listen: str, listening: Callable[[int], None]) -> None:
@@ -188,7 +111,7 @@ class Pages:
         probes: dict[str, PageHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
         folders = {"/ui/": self._ui} if self._settings.ui else {}
         server = WebServer(
-            {"/metrics": self._scrape, "/health": self._health, **probes}, self.access, folders
+            {"/metrics": self._metrics_page.page, "/health": self._health, **probes}, self.access, folders
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(server.run(*host_port(listen), listening))
@@ -213,56 +136,29 @@ class Pages:
         while True:
             await asyncio.sleep(EVERY_S)
             sources = self._sources
-            self._history.take((*sources.nics.samples(), *sources.gpus.samples()), boottime())
-
-    async def _ui(self, request: PageRequest) -> Page:
-        if self._node_folder is None:
-            # Loaded at the first request: its code and its answers take no memory before.
-            from nodeagent.web.node_page import NodePage, NodePageSources  # noqa: PLC0415
-
-            sources = self._sources
-            page_sources = NodePageSources(
-                sources.node,
-                sources.inventory,
-                sources.machine_view,
-                sources.explained_health,
-                self._gpu_statuses,
-                sources.statuses,
-                lambda: sources.offering.rails,
-                self._history,
-            )
-            self._node_folder = NodePage(page_sources).folder()
-        return await self._node_folder(request)
-
-    def _scrape(self, accept: str) -> Page:
-        if self._metrics is None:
-            # Its import takes 3 ms, and registration with the kubelet comes first.
-            from nodeagent.web.metrics_page import MetricsPage  # noqa: PLC0415
-
-            self._metrics = MetricsPage(self.scrape_input, self._settings)
-        return self._metrics.page(accept)
+            self._history.take((*sources.nic_samples(), *sources.gpus.samples()), boottime())
 
     def scrape_input(self) -> ScrapeInput:
         """Return the values of one scrape."""
         sources, settings = self._sources, self._settings
-        snapshot, nics, gpus = sources.inventory.snapshot, sources.nics, sources.gpus
+        snapshot, gpus, offering = sources.inventory.snapshot, sources.gpus, sources.offering()
         return ScrapeInput(
             snapshot=snapshot,
-            samples=(*nics.samples(), *gpus.samples()),
+            samples=(*sources.nic_samples(), *gpus.samples()),
             device_counts=self._device_counts(snapshot),
-            reader_statuses=(*nics.reader_statuses(), *gpus.reader_statuses()),
+            reader_statuses=(*sources.nic_readers(), *gpus.reader_statuses()),
             health_figures=sources.health_figures(),
             statuses=sources.statuses(),
-            withheld=sources.offering.withheld,
-            unwritable=sources.offering.unwritable,
+            withheld=offering.withheld,
+            unwritable=offering.unwritable,
             unwritable_state=sources.unwritable_state(),
             rpc_stats=sources.rpc_stats,
             claims=sources.claims(),
             restarts=supervise.restarts,
             xids=gpus.xids,
             xid_times=gpus.xid_times,
-            overruns=nics.overruns(),
-            last_lldp=nics.last_lldp(),
+            overruns=sources.overruns(),
+            last_lldp=sources.last_lldp(),
             configuration_fault=sources.configuration_fault(),
             stuck_threads=sources.stuck_threads(),
             hanging={call.source: call.seconds for call in hanging_calls()},
@@ -270,8 +166,8 @@ class Pages:
             certificate=(self.access.ends_at or 0.0, self.access.fresh)
             if settings.certificate_file
             else None,
-            cluster_writes=sources.cluster.writes(),
-            rails=sources.offering.rails,
+            cluster_writes=sources.cluster_writes(),
+            rails=offering.rails,
             gpu_accounts=sources.accounting.accounts() if sources.accounting.obstacle is None else (),
             accounting_obstacle=sources.accounting.obstacle,
             limit_counts=sources.limits.counts(),
@@ -281,7 +177,7 @@ class Pages:
 
     def _device_counts(self, snapshot: Snapshot) -> tuple[DeviceCount, ...]:
         """Count only when the snapshot or the offer changes: a node may have 80,000 slices."""
-        offered = self._sources.offering.offered
+        offered = self._sources.offering().offered
         if self._counted[0] is not snapshot or self._counted[1] is not offered:
             self._counted = (snapshot, offered, tuple(device_counts(offered, snapshot)))
         return self._counted[2]
@@ -309,7 +205,7 @@ class Pages:
         return Page(200, b"ok\n")
 
     def _readyz(self, _accept: str) -> Page:
-        offering, statuses = self._sources.offering, self._sources.statuses()
+        offering, statuses = self._sources.offering(), self._sources.statuses()
         pools = self._sources.pools()
         lines = [_readiness(status) for status in statuses]
         lines += [_pool_readiness(pool) for pool in pools]
@@ -321,7 +217,7 @@ class Pages:
         lines += [*offering.remarks, *(trouble.message for trouble in offering.troubles if trouble.ready)]
         if state := self._sources.unwritable_state():
             lines.append(unwritable_remark(state))
-        lines += self._sources.cluster.remarks()
+        lines += self._sources.cluster_remarks()
         if fault := self._sources.configuration_fault():
             lines.append(f"configuration: refused, the running one stays: {fault}")
         lines += [

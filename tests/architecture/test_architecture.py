@@ -358,16 +358,15 @@ def test_no_test_uses_mock() -> None:
         ("nodeagent.agent", {"google", "prometheus_client", "pyroute2", "pynvml"}),
         (
             "nodeagent.agent",
-            {"dataclasses", "difflib", "email", "http", "shutil", "tempfile"},
+            {"dataclasses", "email", "http", "shutil", "tempfile"},
         ),
-        ("nodeagent.agent", {"nodeagent.kube.client", "nodeagent.lldp", "nodeagent.sampling.sampler"}),
+        ("nodeagent.agent", {"nodeagent.kube.client", "nodeagent.lldp.lldpdu", "nodeagent.sampling.sampler"}),
         (
             "nodeagent.agent",
             {
                 "rich",
                 "h11",
                 "nodeagent.commands",
-                "nodeagent.web.metrics_page",
                 "nodeagent.fabric",
                 "nodeagent.doctor",
                 "nodeagent_lab.sim",

@@ -169,7 +169,7 @@ async def test_troubles_are_found_although_news_comes_without_end(
                 await asyncio.sleep(0)
 
         publishing = asyncio.create_task(publish())
-        await until(lambda: made.troubles)
+        await until(lambda: made.shown().troubles)
         publishing.cancel()
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from msgspec.structs import replace
 
@@ -16,7 +15,6 @@ from nodeagent.health.service import HealthService
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import RpcStats
-from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics.agent_metrics import AGENT_FAMILIES
@@ -25,49 +23,26 @@ from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.sharing.mps_watch import MpsWatch
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverVitals
-from nodeagent.web.machine_view import Trouble, machine_view
-from nodeagent.web.pages import GpuMeasurements, Pages, PageSources, device_counts
+from nodeagent.web.machine_view import OfferView, machine_view
+from nodeagent.web.pages import Pages, PageSources, device_counts
 from nodeagent.web.web_settings import WebSettings
 from tests.support.scrape_inputs import facts
-
-
-class Nics:
-    """No sampler runs."""
-
-    def samples(self) -> tuple[Sample, ...]:
-        return ()
-
-    def reader_statuses(self) -> tuple[ReaderStatus, ...]:
-        return ()
-
-    def overruns(self) -> dict[str, int]:
-        return {}
-
-    def last_lldp(self) -> dict[str, float]:
-        return {}
-
-
-class Offered(NamedTuple):
-    offered: tuple[DeviceKind, ...] = ()
-    withheld: tuple[Withheld, ...] = ()
-    unwritable: tuple[UnwritableFile, ...] = ()
-    troubles: tuple[Trouble, ...] = ()
-    remarks: tuple[str, ...] = ()
-    rails: Mapping[str, int] = {}
-    examined: bool = True
 
 
 def pages_of(
     inventory: Inventory | None = None,
     *,
-    gpus: GpuMeasurements | None = None,
+    gpus: GpuPublisher | Gpus | None = None,
     offered: tuple[DeviceKind, ...] = (),
 ) -> Pages:
     sources = PageSources(
         inventory=inventory or Inventory(),
-        offering=Offered(offered),
+        offering=lambda: OfferView(offered),
         rpc_stats=RpcStats(),
-        nics=Nics(),
+        nic_samples=tuple,
+        nic_readers=tuple,
+        overruns=dict,
+        last_lldp=dict,
         gpus=gpus or GpuPublisher(HealthService()),
         statuses=lambda: (),
         health_figures=dict,
@@ -76,7 +51,8 @@ def pages_of(
         neighbor_view=lambda: b"{}\n",
         configuration_fault=lambda: "",
         stuck_threads=lambda: 0,
-        cluster=Deliveries(),
+        cluster_writes=Deliveries().writes,
+        cluster_remarks=Deliveries().remarks,
         accounting=GpuAccounting(GpuSettings(), Snapshot, lambda: {}),
         limits=CgroupLimits(Tree("/"), "/var/log/pods", Inventory(), lambda: None),
         mps=MpsWatch(Path("/mps"), Inventory(), tuple, exclusive_process=False),

@@ -19,7 +19,7 @@ import pytest
 from nodeagent.base.supervise import Fatal
 from nodeagent.web import connections, listening, server
 from nodeagent.web.auth import AccessControl
-from nodeagent.web.port_owner import port_owner
+from nodeagent.web.listening import port_owner
 from nodeagent.web.server import Page, PageHandler, WebServer
 from nodeagent.web.web_settings import WebSettings
 from tests.support.certificates import Authority
