@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.health import adapter_rules, gpu_rules, link_rules
-from nodeagent.health.nic_rules import DEFAULTS
+from nodeagent.health.rules import NIC_RULES, adapters, gpu_rules, infiniband_rules, links
 from nodeagent.measurements.family import SCOPE_LABELS, Family, row
 from nodeagent.measurements.gpu_rows import GPU_ROWS
 from nodeagent.measurements.sample import Source
@@ -58,18 +57,16 @@ def test_a_name_with_a_key_is_known_only_where_the_table_has_one() -> None:
 
 def test_the_rules_of_a_row_exist_and_each_rule_names_its_counters_there() -> None:
     rows = NIC_ROWS + GPU_ROWS
-    nic_rules = {rule.key: rule for rule in DEFAULTS}
+    nic_rules = {rule.key: rule for rule in NIC_RULES}
     assert {rule for family in NIC_ROWS for rule in family.rules} <= nic_rules.keys()
-    assert {rule for family in GPU_ROWS for rule in family.rules} == {
-        fault.value for fault in gpu_rules.MeasuredFault
-    }
+    assert {rule for family in GPU_ROWS for rule in family.rules} == set(gpu_rules.MEASURED_KEYS)
     readers = {number.name: family.rules for family in rows for number in family.measurements}
     for key, rule in nic_rules.items():
-        for counter in (*rule.counters, *rule.loads):
+        for counter in rule.counters:
             assert key in readers[counter], f"the row of {counter} does not name the rule {key}"
     read_by_rules = {
         literal.value
-        for module in (link_rules, adapter_rules, gpu_rules)
+        for module in (links, adapters, infiniband_rules, gpu_rules)
         for literal in ast.walk(ast.parse(Path(module.__file__).read_text()))
         if isinstance(literal, ast.Constant) and literal.value in MEASUREMENTS
     }
