@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from hack.docs.markdown import table
 from nodeagent.commands.health.device_health import rule_row
 from nodeagent.config.setting import wire
-from nodeagent.health.gpu_rules import measured_rules
 from nodeagent.health.gpu_settings import GpuHealthSettings
 from nodeagent.health.rule import Rule
-from nodeagent.health.xids import FATAL, IGNORE, WATCH
+from nodeagent.health.rules.gpu_rules import measured_rules
+from nodeagent.health.rules.xids import FATAL, IGNORE, WATCH
 
 
 def rules_table(declared: Iterable[Rule]) -> str:

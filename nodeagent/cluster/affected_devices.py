@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Health, Reason, Snapshot, State
-from nodeagent.health.gpu_presence import MISMATCH
+from nodeagent.health.rules.gpu_rules import MISMATCH
 
 FAILED = (State.DOWN, State.UNHEALTHY)
 QUIET = (State.HEALTHY, State.UNKNOWN, State.UNUSED)

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import structs
 
 from nodeagent.facts.model import GpuFunction, Health, Reason, State
-from nodeagent.health.gpu_presence import Whereabouts
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.gpu_state import GpuRules, GpuState
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import GuardSettings
 from nodeagent.health.record import GpuRecord
+from nodeagent.health.rules.gpu_rules import Whereabouts
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 
 KNOWN_MAX = 64

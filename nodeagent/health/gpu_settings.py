@@ -1,19 +1,14 @@
-"""Settings of the GPUs: the driver, XIDs, and the limits of measured values. ``gpu_rules`` uses the limits."""
+"""Settings of the GPUs: the driver, XIDs, and the limits of measured values. ``rules.gpu_rules`` uses the limits."""
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from nodeagent.config.faults import Conflict
 from nodeagent.config.setting import AbsolutePath, Seconds, Settings, listed, setting, wire
-from nodeagent.health.gpu_rules import MeasuredFault
-
-if TYPE_CHECKING:
-    FaultKey = str  # mypy accepts only a Literal whose values stand in the source
-else:
-    FaultKey = Literal[tuple(fault.value for fault in MeasuredFault)]
+from nodeagent.health.rules.gpu_rules import UNHEALTHY, FaultKey
 
 Xid = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 READINGS_MISSED = 4
@@ -77,17 +72,7 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
     unhealthy: Annotated[
         tuple[FaultKey, ...],
         listed("Faults that make the devices of the GPU Unhealthy. Other faults are shown as degraded."),
-    ] = (
-        "remap_failed",
-        "remap_limit",
-        "sram_uncorrectable",
-        "sram_threshold",
-        "fabric_not_ready",
-        "fabric_failed",
-        "fabric_misconfigured",
-        "nvlink_down",
-        "fabric_unhealthy",
-    )
+    ] = UNHEALTHY
     ignore: Annotated[tuple[FaultKey, ...], listed("Faults that are not checked.")] = ()
     processes: Annotated[
         bool,

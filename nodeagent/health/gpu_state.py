@@ -11,27 +11,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import structs
 
 from nodeagent.facts.model import Health, Reason, State
-from nodeagent.health.gpu_presence import EXCLUDED, LOST, MISMATCH, PASSTHROUGH, Whereabouts
-from nodeagent.health.gpu_rules import (
-    MIG_ENABLED,
-    NVLINK_ERRORS,
-    RECOVERY_PREFIX,
-    UNREADABLE_AFTER_S,
-    GpuView,
-    MeasuredFault,
-    measured_rules,
-    nvlinks_up,
-    recovery_rule,
-    unreadable_rule,
-    wanted_action,
-)
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.history import Counter, is_ones
 from nodeagent.health.hold import Hold
 from nodeagent.health.judged_device import DeviceFigures, JudgedDevice, gravest
 from nodeagent.health.record import GpuRecord, MeasuredHold, MeasuredRecord, XidFault
 from nodeagent.health.rule import Measured, Rule
-from nodeagent.health.xids import NO_EVENT, Severity, event, severity, xid_rule
+from nodeagent.health.rules.gpu_rules import (
+    EXCLUDED,
+    FABRIC_NOT_READY,
+    LOST,
+    MIG_ENABLED,
+    MISMATCH,
+    NVLINK_ERRORS,
+    PASSTHROUGH,
+    RECOVERY_PREFIX,
+    UNREADABLE,
+    GpuView,
+    Whereabouts,
+    measured_rules,
+    nvlink_states,
+    recovery_rule,
+    wanted_action,
+)
+from nodeagent.health.rules.xids import NO_EVENT, Severity, event, severity, xid_rule
 from nodeagent.host.gpu_driver import GpuReading, GpuVitals
 
 _ERRORS_MAX_PER_S = 1e12
@@ -45,7 +48,6 @@ class GpuRules:
         self.settings = settings
         self.measured = measured_rules(settings.health)
         self.measured_in_mig_mode = measured_rules(settings.health, mig=True)
-        self.unreadable = unreadable_rule(UNREADABLE_AFTER_S)
 
 
 class GpuState(JudgedDevice):
@@ -138,7 +140,7 @@ class GpuState(JudgedDevice):
                 hold.end()
 
     def _step_reading(self, now: float) -> None:
-        rules = (*self._announced(), self._shared.unreadable, MIG_ENABLED)
+        rules = (*self._announced(), UNREADABLE, MIG_ENABLED)
         keys = {rule.key for rule in rules}
         for key in [key for key in self.holds if key.startswith(RECOVERY_PREFIX) and key not in keys]:
             del self.holds[key]
@@ -152,12 +154,12 @@ class GpuState(JudgedDevice):
         """A GPU that is first seen without its fabric has not worked yet, and is not offered before it does. Its
         measured values may come a second later; the kubelet may have a pod for it by then."""
         for rule in self.measured_rules:
-            if rule.key == MeasuredFault.FABRIC_NOT_READY and rule.enabled:
+            if rule.key == FABRIC_NOT_READY and rule.enabled:
                 self.step_rule(structs.replace(rule, enter_for_s=0.0), rule.measure(view), now)
 
     def take_vitals(self, vitals: GpuVitals, now: float) -> None:
         self.measured_values = vitals.values
-        self.links |= nvlinks_up(vitals.values)
+        self.links |= {link for link, up in nvlink_states(vitals.values).items() if up}
         self._count_nvlink_errors(vitals.values, now)
         view = self._view()
         for rule in self.measured_rules:
@@ -210,7 +212,7 @@ class GpuState(JudgedDevice):
             *self._announced(),
             *(rule for rule in xids if rule.withdraws),
             *(rule for rule in measured if rule.withdraws),
-            self._shared.unreadable,
+            UNREADABLE,
             *(rule for rule in xids if not rule.withdraws),
             *(rule for rule in measured if not rule.withdraws),
             MIG_ENABLED,
@@ -226,8 +228,8 @@ class GpuState(JudgedDevice):
         for rule in (*self._announced(), *self._xids.values()):
             if self.is_active(rule.key):
                 yield rule, None
-        if self.in_doubt or self.is_active(self._shared.unreadable.key):
-            yield self._shared.unreadable, self._shared.unreadable.measure(self._view())
+        if self.in_doubt or self.is_active(UNREADABLE.key):
+            yield UNREADABLE, UNREADABLE.measure(self._view())
         view = self._view()
         for rule in self.measured_rules:
             yield rule, rule.measure(view)
@@ -235,13 +237,13 @@ class GpuState(JudgedDevice):
     @property
     def in_doubt(self) -> bool:
         """Its calls fail, but not for long enough to make it Unhealthy."""
-        hold = self.holds.get(self._shared.unreadable.key)
+        hold = self.holds.get(UNREADABLE.key)
         return hold is not None and hold.since is not None and not hold.active
 
     def witnesses(self) -> frozenset[str]:
         rules = [fault.rule for fault in self.active]
         if self.in_doubt:
-            rules.append(self._shared.unreadable)
+            rules.append(UNREADABLE)
         return frozenset().union(*(rule.witnesses for rule in rules))
 
     def health(self) -> Health:
@@ -251,7 +253,7 @@ class GpuState(JudgedDevice):
         if self.in_doubt:
             slight = sum(fault.rule.withdraws for fault in self.active)
             sentence = f"The driver cannot read this GPU: {self.reading.fault}."
-            reasons.insert(slight, Reason(self._shared.unreadable.key, sentence))
+            reasons.insert(slight, Reason(UNREADABLE.key, sentence))
             state = State.UNHEALTHY if state is State.UNHEALTHY else State.UNKNOWN
         return Health(state, tuple(reasons), allocatable=not self.withdraws)
 
@@ -262,7 +264,7 @@ class GpuState(JudgedDevice):
 
     def record(self) -> GpuRecord:
         holds = [
-            MeasuredHold(MeasuredFault(rule.key), detail=hold.text, since=hold.since)
+            MeasuredHold(rule.key, detail=hold.text, since=hold.since)
             for rule in self.measured_rules
             if (hold := self.holds.get(rule.key)) is not None and hold.active
         ]
@@ -278,7 +280,7 @@ class GpuState(JudgedDevice):
         )
 
     def _unreadable_since(self) -> float | None:
-        rule = self._shared.unreadable
+        rule = UNREADABLE
         hold = self.holds.get(rule.key)
         if hold is None or hold.since is None:
             return None
@@ -294,7 +296,7 @@ class GpuState(JudgedDevice):
         for hold in record.measured.holds:
             gpu.holds[hold.fault] = Hold(active=True, since=hold.since, text=hold.detail)
         if record.unreadable_since is not None:
-            gpu.holds[rules.unreadable.key] = Hold(since=record.unreadable_since)
+            gpu.holds[UNREADABLE.key] = Hold(since=record.unreadable_since)
         gpu._step_reading(record.read_at)
         return gpu
 

@@ -9,8 +9,8 @@ from nodeagent.config.faults import Conflict, Path
 from nodeagent.config.setting import SECONDS_MAX, AbsolutePath, Glob, Settings, listed, setting
 from nodeagent.health.carrier_losses import SETTLE_S
 from nodeagent.health.hold import ceiling
-from nodeagent.health.nic_rules import KEYS, default
 from nodeagent.health.rule import Rule, apply
+from nodeagent.health.rules import KEYS, default
 
 if TYPE_CHECKING:
     RuleKey = str  # mypy accepts only a Literal whose values stand in the source

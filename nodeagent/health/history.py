@@ -40,8 +40,6 @@ _LOSSES_MAX_PER_S = 1000.0
 """A link that trains needs milliseconds, so it cannot be lost more often."""
 _LOSSES = frozenset({"carrier_down", "ext_down", "link_down_events"})
 _RESETS_MAX = 4
-_SETTLED = 2
-"""After so many further samples an unchanged counter has the same count in each window."""
 STALE_GAPS = 5
 """A source is stale after this many of its own periods …"""
 STALE_MIN_S = 30.0
@@ -67,7 +65,6 @@ class Counter:
         self.source = source
         self.total = 0.0
         self.window_s = window_s
-        self._takes = 0
         self.at = at  # of the last plausible value
         self._ats = [at]
         self._totals = [0.0]
@@ -100,18 +97,8 @@ class Counter:
             self._before_resets = []
         self.raw = raw
         self.total += added
-        self._takes += 1
         self._note(at)
         return added
-
-    def rests(self, raw: float, at: float) -> bool:
-        """Take the present value if it is that of a counter that rests, as most do. If this is false, ``take`` it."""
-        if raw != self.raw or self._totals[0] != self.total or self._takes < _SETTLED:
-            return False
-        if self._implausible is not None:
-            return False
-        self._note(at)
-        return True
 
     def _note(self, at: float) -> None:
         self.at, ats, totals = at, self._ats, self._totals
@@ -122,11 +109,6 @@ class Counter:
             totals.append(self.total)
         while len(ats) > 2 and ats[1] <= at - self.window_s:
             del ats[0], totals[0]
-
-    @property
-    def moves(self) -> bool:
-        """Whether the count of any window may have changed since the last sample."""
-        return self._totals[0] != self.total or self._takes < _SETTLED
 
     def over(self, window_s: float, begin: float = -math.inf) -> tuple[float, float]:
         """Return the increase in the last ``window_s`` before the last sample, and the seconds that it covers.
@@ -158,13 +140,6 @@ class History:
         self._of: dict[str, Source] = {}
         self._counters: dict[str, dict[str, Counter]] = {}
         self._named: dict[Source, _Named] = {}
-        self._moving: set[str] = set()
-        self.changed = True
-        """A level or the freshness of a source has changed since this was last set to false."""
-        self.version = 0
-        """Increases whenever ``level`` may return another value than before."""
-        self.counted: set[str] = set()
-        """The heads whose windows may have changed since this was last cleared."""
         self.implausible = 0
         """Values of counters that were dropped."""
         self.line_mbps: float | None = None
@@ -187,29 +162,17 @@ class History:
             gap = min(at - before, self._patience(source))
             self._gap[source] = max(gap, 0.75 * self._gap.get(source, gap))
         self._at[source] = at
-        if source not in self._fresh:
-            self._fresh.add(source)
-            self._change()
+        self._fresh.add(source)
         named = self._named.get(source)
         if named is None or named.names != values.keys():
             named = self._name(sample)
         for name, head in named.levels:
-            value, levels = values[name], self._levels[head]
-            if levels.get(name) == value and of.get(name) is source:
-                continue  # usually nothing has changed
-            if math.isfinite(value):
-                of[name] = source
-                self.version += 1
-                if levels.get(name) != value:
-                    levels[name] = value
-                    self.changed = True
+            if math.isfinite(value := values[name]):
+                of[name], self._levels[head][name] = source, value
         added = {}
         for name, head in named.counters:
-            value, counters = values[name], self._counters.get(head)
-            counter = None if counters is None else counters.get(name)
-            if counter is not None and counter.source is source and counter.rests(value, at):
-                of[name] = source
-            elif is_ones(value):
+            value = values[name]
+            if is_ones(value):
                 self.implausible += 1
             elif value >= 0:  # not NaN
                 of[name] = source
@@ -217,13 +180,8 @@ class History:
                     added[name] = increase
         return added
 
-    def _change(self) -> None:
-        self.changed = True
-        self.version += 1
-
     def _name(self, sample: Sample) -> _Named:
         """Choose the names to keep. A name that the source no longer reports is dropped, with its value."""
-        self._change()
         for name in [name for name, source in self._of.items() if source is sample.source]:
             if name not in sample.values:
                 del self._of[name]
@@ -248,22 +206,14 @@ class History:
         counter = counters.get(name)
         added = 0.0
         if counter is None or counter.source not in (None, sample.source):
-            self.counted.add(head)
-            counter = counters[name] = Counter(value, sample.at, self._windows[head], sample.source)
+            counters[name] = Counter(value, sample.at, self._windows[head], sample.source)
         else:
             counter.source = sample.source
-            most = self._most(head) if value > counter.raw else math.inf  # usually nothing has happened
-            taken = counter.take(value, sample.at, most)
+            taken = counter.take(value, sample.at, self._most(head))
             if taken is None:
                 self.implausible += 1
                 return 0.0
             added = taken
-        if counter.moves:
-            self._moving.add(name)
-            self.counted.add(head)
-        elif name in self._moving:
-            self._moving.remove(name)
-            self.counted.add(head)
         return added
 
     def _most(self, head: str) -> float:
@@ -277,7 +227,6 @@ class History:
     def begin(self, heads: Iterable[str], at: float) -> None:
         """Let the windows of these counters begin at ``at``, which may be in the future."""
         self._begins.update(dict.fromkeys(heads, at))
-        self.changed = True
 
     def resume(self, name: str, raw: float, at: float) -> None:
         """Continue from the value before a restart."""
@@ -288,15 +237,10 @@ class History:
         """Whether a source still reports this counter."""
         return name in self._of and self.fresh(self._of[name])
 
-    def follows(self, heads: Iterable[str]) -> bool:
-        """Whether any of these counters is known."""
-        return not self._counters.keys().isdisjoint(heads)
-
     def follow(self, windows: Mapping[str, float]) -> None:
         """Apply changed windows; known values stay."""
         self._windows = windows
         self._named.clear()
-        self.changed = True
         for head in [head for head in self._counters if head not in windows]:
             del self._counters[head]
         for head, counters in self._counters.items():
@@ -306,14 +250,11 @@ class History:
     def set_time(self, now: float) -> None:
         """Decide as of ``now`` which sources are fresh."""
         self._now = now
-        fresh = {
+        self._fresh = {
             source
             for source, at in self._at.items()
             if source in _ON_EVENT or now < at + self._patience(source)
         }
-        if fresh != self._fresh:
-            self._fresh = fresh
-            self._change()
 
     def fresh(self, source: Source) -> bool:
         return source in self._fresh
@@ -380,10 +321,6 @@ class History:
     def at(self, source: Source) -> float | None:
         """The time of the last sample of a source; ``None``: never, or stale."""
         return self._at.get(source) if self.fresh(source) else None
-
-    def last_at(self, source: Source) -> float | None:
-        """The time of the last sample of a source, stale or not; ``None``: never."""
-        return self._at.get(source)
 
     def counted_at(self, name: str) -> float | None:
         """The time of the last plausible value of a counter; ``None``: never."""

@@ -24,11 +24,11 @@ from nodeagent.health import cabling
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
 from nodeagent.health.judged_device import gravest
-from nodeagent.health.nic_rules import effective, traffic
 from nodeagent.health.nic_state import NicState
 from nodeagent.health.nic_view import NicContext
 from nodeagent.health.record import NicRecord
 from nodeagent.health.rule import Rule
+from nodeagent.health.rules import effective
 from nodeagent.health.structural import NO_FAULTS, Fault, Faults, sentence
 from nodeagent.measurements.sample import Sample
 
@@ -50,9 +50,6 @@ class NicJudge:
         self._plan: cabling.Plan = {}
         self._guard = Guard(self.settings.guard.share, self.settings.guard.seconds)
         self._records: dict[str, NicRecord] = {}
-        self._applied: dict[str, tuple[NicContext, bool, bool]] = {}
-        """The influence of the rest of the node on the last evaluation of each PF, its gate included. A PF without a
-        change of it and without news is not evaluated again."""
         self._judged: dict[str, tuple[Function, Health, Function]] = {}
 
     # --- inputs ---------------------------------------------------------------------------------------
@@ -93,15 +90,6 @@ class NicJudge:
                 urgent |= nic.take_sample(sample)
         return urgent
 
-    @property
-    def has_news(self) -> bool:
-        """Whether samples since the last evaluation may change the health. Changes by time are in ``due``."""
-        quiet = traffic(self.rules)
-        return any(
-            nic.has_news or nic.history.changed or not nic.history.counted <= quiet
-            for nic in self.nics.values()
-        )
-
     def take_roles(self, roles: Mapping[str, str]) -> None:
         """PFs of one role are compared with each other. By PCI address."""
         self.role_of = roles
@@ -124,29 +112,20 @@ class NicJudge:
 
     # --- evaluation -----------------------------------------------------------------------------------
 
-    def judge(self, now: float, *, facts_only: bool = False) -> tuple[Function, ...]:
+    def judge(self, now: float, *, only_news: bool = False) -> tuple[Function, ...]:
         """Return all functions with their health, in the order of the facts.
 
-        ``facts_only``: a PF whose samples have no news of its link waits for the next evaluation.
+        ``only_news``: a PF without news waits for the next evaluation, so that a lost carrier waits for no other PF.
         """
         self.now = now = max(now, self.now)
-        waiting: set[str] = set()
-        for address, nic in self.nics.items():
-            if facts_only and not (nic.has_news or _is_due(nic, now)):
-                waiting.add(address)
-            else:
-                nic.refresh(now)
+        for nic in self.nics.values():
+            nic.refresh(now)
         self._apply_gate()
         speeds = self._expected_speeds()
         for address, nic in self.nics.items():
-            context = NicContext(speeds.get(address), *self._compare_cabling(nic))
-            applied = context, nic.watched, nic.unused
-            all_rules = nic.has_news or applied != self._applied.get(address)
-            if address in waiting and all_rules:
-                nic.refresh(now)
-            if all_rules or (nic.sampled and address not in waiting) or _is_due(nic, now):
-                nic.step(context, all_rules=all_rules)
-                self._applied[address] = applied
+            nic.take_context(NicContext(speeds.get(address), *self._compare_cabling(nic)))
+            if nic.has_news or not only_news:
+                nic.step()
         devices = Counter(function.parent for function in self._functions if function.parent is not None)
         weights = {address: max(1, devices[address]) for address in self.nics}
         self._guard.judge(dict(sorted(self.nics.items())), weights, now)
@@ -155,7 +134,7 @@ class NicJudge:
 
     def due(self) -> float | None:
         """Return the time of the next evaluation if there is no news before."""
-        moments = [*(nic.next_at for nic in self.nics.values()), *self._guard.due()]
+        moments = [*self._guard.due(), *(moment for nic in self.nics.values() for moment in nic.due())]
         return min((moment for moment in moments if moment is not None and moment > self.now), default=None)
 
     # --- the gate and the majority --------------------------------------------------------------------
@@ -189,6 +168,7 @@ class NicJudge:
             for role, nics in self._by_role().items()
         }
         for nic in self.nics.values():
+            before = nic.watched
             if nic.unused:
                 nic.watched = False
             elif self._expected(nic) is not None:
@@ -197,6 +177,7 @@ class NicJudge:
                 nic.watched = False
             else:
                 nic.watched = nic.once_up or present[self._role(nic)]
+            nic.has_news |= nic.watched != before
 
     def _expected_speeds(self) -> dict[str, float]:
         """The configured speed, or the speed of more than half of three or more links of the same role."""
@@ -273,11 +254,6 @@ class NicJudge:
             # It disappeared with its PF: this is no second witness.
             own = tuple(reason for reason in own if reason.key != Fault.DEVICE_MISSING)
         return Health(State.DOWN, (*own, *pf.reasons), allocatable=False) if own else pf
-
-
-def _is_due(nic: NicState, now: float) -> bool:
-    """Whether time alone may have changed its health since its last evaluation."""
-    return nic.next_at is not None and now >= nic.next_at
 
 
 def _majority(nics: Iterable[NicState]) -> float | None:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from nodeagent.facts.model import Function, Link, Reason, State
-from nodeagent.health.adapter_rules import is_slow
 from nodeagent.health.carrier_losses import (
     COUNTERS,
     DAY_S,
@@ -26,13 +24,19 @@ from nodeagent.health.carrier_losses import (
 from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
 from nodeagent.health.judged_device import DeviceFigures, JudgedDevice
-from nodeagent.health.link_rules import QUIET_S
-from nodeagent.health.nic_rules import counting, damping, settling, windows
 from nodeagent.health.nic_view import SYSFS, NicContext, NicView
 from nodeagent.health.record import SPEED_MAX_MBPS, NicFault, NicRecord
 from nodeagent.health.rule import Measured, Rule
+from nodeagent.health.rules import damping, settling, windows
+from nodeagent.health.rules.links import QUIET_S
 from nodeagent.health.structural import Fault, name_of, sentence
 from nodeagent.measurements.sample import Sample, Source
+
+_OLDER_S = 2.0
+"""Facts that are older than a sample by more than this were not read after the event that the sample shows."""
+_LEVELS = ("admin_up", "carrier", "rdma_port_active", "speed_mbps")
+LINK_SOURCES = frozenset({Source.LINK, Source.MODES, Source.RDMA})
+"""The sources of these levels."""
 
 
 class NicState(JudgedDevice):
@@ -44,23 +48,19 @@ class NicState(JudgedDevice):
         self.link: Link | None = None
         self.reasons: tuple[Reason, ...] = ()
         """Its structural faults."""
-        self._has_facts = False
         self.has_news = True
-        """A fact or a sample since the last evaluation may change the value of any rule."""
-        self.sampled = False
-        """A sample has arrived since the last evaluation, perhaps without news."""
-        self.next_at: float | None = None
-        """The time at which the health may change without news."""
+        """A fact, news of its link by a sample, or another context came after the last evaluation of its rules."""
+        self._facts_at: float | None = None
+        """When the facts were last published, new or not."""
+        self._faults: frozenset[str] = frozenset()
+        """The keys of its structural faults."""
         self.netdev: str | None = None
         """The last known name of its netdev."""
-        self._rules, self._counting = rules, counting(rules)
+        self._rules = rules
         self.history = History(windows(rules))
         self.context = NicContext()
         self.expected_mbps: float | None = None
         self.losses = CarrierLosses(damping(rules), settle_s)
-        self._observer = LinkObserver(self.history)
-        self._noted_link: ObservedLink | None = None
-        """The state of the link when the settings were noted last."""
         self._had_carrier: bool | None = None
         self._now = 0.0
         self.once_up = False
@@ -73,47 +73,43 @@ class NicState(JudgedDevice):
     def take_facts(
         self, function: Function, link: Link | None, faults: tuple[Reason, ...], now: float
     ) -> None:
-        before, keys = self._up, frozenset(reason.key for reason in faults)
-        self._observer.take_facts(function, keys, now)
-        unchanged = function == self.function and link == self.link and faults == self.reasons
-        if unchanged and self._has_facts:
+        known = (self.function, self.link, self.reasons) if self._facts_at is not None else None
+        before, self._facts_at = self._up, now
+        if known == (function, link, faults):
             # A scan that is newer than the last sample has priority again.
-            self.has_news = self.has_news or self._up != before
+            self.has_news |= self._up != before
             return
         self.has_news = True
         self.function, self.link, self.reasons = function, link, faults
-        self._has_facts = True
+        self._faults = frozenset(reason.key for reason in faults)
         self.netdev = link.netdev if link is not None else self.netdev
         self._note_settings(now)
 
     def take_sample(self, sample: Sample) -> bool:
         """Return whether the sample has news of the link, which is evaluated at once. Counters can wait."""
-        self.sampled = True
         on_link = sample.source in LINK_SOURCES
-        before = self._observer.link
+        before = self._link_state if on_link else None
         counted = {name: self.history.counted_at(name) for name in COUNTERS if name in sample.values}
         added = self.history.take(sample)
-        link = self._observer.link if on_link else before
-        if link is not self._noted_link and on_link:
+        if on_link:
             self._note_settings(sample.at)
-            self._noted_link = link
         counter = self.losses.counter(self.history, self._now)
         read = counter in counted and self.history.counted_at(counter) == sample.at
         lost = self.losses.take(sample, added, counted.get(counter), counter if read else None)
         if lost or added.get(KERNEL_COUNTER, 0.0) > 0:
-            lost = self.has_news = True
+            lost = True
             self._train_again(sample.at)
             if (hold := self.holds.get(Fault.CARRIER_DOWN)) is not None:
                 hold.interrupt()
-        changed = link is not before and link.levels != before.levels
-        self.has_news |= changed or (sample.source is Source.PCIE and is_slow(self.history))
-        return lost or changed
+        news = lost or (on_link and self._link_state != before)
+        self.has_news |= news
+        return news
 
     def _note_settings(self, now: float) -> None:
         """Note what an administrator may have changed."""
         mtu = self.history.level("mtu_bytes") or (self.link.mtu if self.link is not None else None)
         settings = CarrierSettings(mtu, self.function.num_vfs, self.function.driver or "", self.admin_up)
-        self.has_news |= self.losses.compare(settings, now)
+        self.losses.compare(settings, now)
 
     def _follow_carrier(self, now: float) -> None:
         """Let the windows of bit errors begin again after the carrier returned. A link that has carrier at the start of
@@ -127,7 +123,7 @@ class NicState(JudgedDevice):
         self.history.begin(settling(self._rules), at + self.losses.settle_s if self.carrier else math.inf)
 
     def follow_rules(self, rules: Sequence[Rule], settle_s: float) -> None:
-        self._rules, self._counting = rules, counting(rules)
+        self._rules = rules
         self.losses.follow(damping(rules), settle_s)
         self.history.follow(windows(rules))
         self.has_news = True
@@ -141,7 +137,33 @@ class NicState(JudgedDevice):
     @property
     def _up(self) -> tuple[bool | None, bool | None]:
         """Whether the link has carrier, and whether it is admin up."""
-        return self._observer.link.up
+        if self._has_fault(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND):
+            return None, None
+        read = self._sampled if self._has_fault(Fault.LINK_UNSEEN) else self._not_overruled
+        admin_up = False if self._has_fault(Fault.ADMIN_DOWN) else read("admin_up")
+        if admin_up is False:
+            return None, admin_up
+        return False if self._has_fault(Fault.CARRIER_DOWN) else read("carrier"), admin_up
+
+    @property
+    def _link_state(self) -> tuple[float | bool | None, ...]:
+        """The values whose change is news of the link."""
+        return *self._up, *map(self.history.level, _LEVELS)
+
+    def _has_fault(self, *faults: Fault) -> bool:
+        """Whether the facts have one of these structural faults."""
+        return not self._faults.isdisjoint(faults)
+
+    def _sampled(self, name: str) -> bool | None:
+        """Whether the level is not 0; ``None``: unknown."""
+        value = self.history.level(name)
+        return None if value is None else value != 0
+
+    def _not_overruled(self, name: str) -> bool:
+        """Whether no sample after the last scan has the value 0. IPoIB may be down while its port works."""
+        is_off = self.history.level(name) == 0 and self.function.link_type != "infiniband"
+        at = self.history.at(Source.LINK) if is_off else None
+        return at is None or at <= (self._facts_at or 0.0) + _OLDER_S
 
     @property
     def address(self) -> str:
@@ -156,7 +178,7 @@ class NicState(JudgedDevice):
 
     @property
     def gone(self) -> bool:
-        return self._observer.has(Fault.DEVICE_MISSING)
+        return self._has_fault(Fault.DEVICE_MISSING)
 
     @property
     def carrier(self) -> bool | None:
@@ -184,7 +206,7 @@ class NicState(JudgedDevice):
     @property
     def link_unknown(self) -> bool:
         """The state of its link is unknown."""
-        gone = self._observer.has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND)
+        gone = self._has_fault(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND)
         return not gone and self._up in ((None, None), (None, True))
 
     def set_time(self, now: float) -> None:
@@ -196,7 +218,6 @@ class NicState(JudgedDevice):
         """As ``set_time``, and keep the best values of this boot."""
         self.set_time(now)
         self._follow_carrier(now)
-        self.has_news |= self.history.changed
         speed_mbps = self.speed_mbps or 0.0
         self.history.line_mbps = max(speed_mbps, self.history.level("supported_mbps") or 0.0) or None
         if self._had_carrier:
@@ -208,9 +229,9 @@ class NicState(JudgedDevice):
         return NicView(
             history=self.history,
             infiniband=self.function.link_type == "infiniband",
-            present=not self._observer.has(Fault.DEVICE_MISSING),
-            answers=not self._observer.has(Fault.NOT_ANSWERING),
-            bound=not self._observer.has(Fault.DRIVER_UNBOUND),
+            present=not self._has_fault(Fault.DEVICE_MISSING),
+            answers=not self._has_fault(Fault.NOT_ANSWERING),
+            bound=not self._has_fault(Fault.DRIVER_UNBOUND),
             admin_up=admin_up,
             carrier=carrier,
             carrier_witnesses=self._carrier_witnesses(),
@@ -223,31 +244,28 @@ class NicState(JudgedDevice):
         )
 
     def _carrier_witnesses(self) -> frozenset[str]:
-        witnesses = {SYSFS} if self._observer.has(Fault.CARRIER_DOWN) else set()
-        if self._observer.sampled("carrier") is False:
+        witnesses = {SYSFS} if self._has_fault(Fault.CARRIER_DOWN) else set()
+        if self._sampled("carrier") is False:
             witnesses.add(Source.LINK.value)
-        if self._observer.sampled("rdma_port_active") is False:
+        if self._sampled("rdma_port_active") is False:
             witnesses.add(Source.RDMA.value)
         return frozenset(witnesses)
 
     # --- evaluation -----------------------------------------------------------------------------------
 
-    def step(self, context: NicContext, *, all_rules: bool = True) -> None:
-        """Apply all rules, or only those whose value counters or time may have changed."""
+    def take_context(self, context: NicContext) -> None:
+        self.has_news |= context != self.context
         self.context = context
+
+    def step(self) -> None:
+        """Apply all rules."""
+        context = self.context
         self.expected_mbps = context.expected_mbps or self.best_mbps
         if self.gone:  # it cannot have another fault
             self.holds = {key: hold for key, hold in self.holds.items() if key == Fault.DEVICE_MISSING}
         self.losses.end_explained(self._rules, self.holds)
-        if rules := self._rules if all_rules else self._may_change():
-            self._apply(rules, self.view(context))
-        self.next_at = self._due(self._now)
-        self.has_news = self.sampled = self.history.changed = False
-        self.history.counted.clear()
-
-    def _apply(self, rules: Sequence[Rule], view: NicView) -> None:
-        now = self._now
-        for rule in rules:
+        view, now = self.view(context), self._now
+        for rule in self._rules:
             if not (rule.enabled and self.applies(rule)):
                 self.holds.pop(rule.key, None)
                 self.values.pop(rule.key, None)
@@ -261,21 +279,7 @@ class NicState(JudgedDevice):
                 continue
             sampled_at = None if rule.source is None else self.history.at(rule.source)
             self.step_rule(rule, measured, now if sampled_at is None else sampled_at)
-
-    @property
-    def _running(self) -> list[str]:
-        """The keys of the rules whose fault is active or about to start. Usually there is none."""
-        return [key for key, hold in self.holds.items() if hold.active or hold.since is not None]
-
-    def _may_change(self) -> list[Rule]:
-        """The rules whose value counters or time may have changed."""
-        history, points, keys = self.history, self.losses.penalty.points, set(self._running)
-        counted, values = history.counted, self.values
-        for rule in self._counting:  # a counter has no rate until it was read for some time
-            unknown = rule.key not in values and history.follows(rule.counters)
-            if unknown or (counted and not counted.isdisjoint(rule.counters)) or (points > 0 and rule.decays):
-                keys.add(rule.key)
-        return [rule for rule in self._rules if rule.key in keys] if keys else []
+        self.has_news = False
 
     def measure(self, rule: Rule, view: NicView) -> Measured | None:
         view.window_s = rule.window_s or 0.0
@@ -320,19 +324,19 @@ class NicState(JudgedDevice):
                 detail += f" (held until {rule.clear_for_s:g} s after its end)"
         return Reason(rule.key, detail, warning=rule.state is State.HEALTHY)
 
-    def _due(self, now: float) -> float | None:
-        """Return the time at which the health may change without news."""
-        moments: list[float | None] = [self.history.stale_at(), self.losses.uncounted_until]
-        for rule in self._rules if self._running else ():
+    def due(self) -> Iterator[float | None]:
+        """The times at which the health may change without news."""
+        yield self.history.stale_at()
+        yield self.losses.uncounted_until
+        for rule in self._rules:
             if (hold := self.holds.get(rule.key)) is None:
                 continue
-            moments.append(hold.due(rule))
+            yield hold.due(rule)
             if hold.active and rule.decays == "penalty":
-                moments.append(self.losses.penalty.reaches(rule.clear, rule.window_s or 1.0))
+                yield self.losses.penalty.reaches(rule.clear, rule.window_s or 1.0)
             if hold.active and rule.decays == "losses":
-                moments += [at + DAY_S for at, _ in self.losses.times]
-                moments += [at + QUIET_S for at, _ in self.losses.times[-1:]]
-        return min((moment for moment in moments if moment is not None and moment > now), default=None)
+                yield from (at + DAY_S for at, _ in self.losses.times)
+                yield from (at + QUIET_S for at, _ in self.losses.times[-1:])
 
     def figures(self, now: float) -> DeviceFigures:
         keys = (rule.key for rule in self._rules if rule.has_threshold)  # the state shows the others
@@ -381,85 +385,3 @@ class NicState(JudgedDevice):
             self.losses.uncounted_until = now + STALE_MIN_S
         for fault in record.faults:
             self.holds[fault.rule] = Hold(True, fault.since, fault.good_since, fault.text)
-
-
-_OLDER_S = 2.0
-"""Facts that are older than a sample by more than this were not read after the event that the sample shows."""
-_LEVELS = ("admin_up", "carrier", "rdma_port_active", "speed_mbps")
-LINK_SOURCES = frozenset({Source.LINK, Source.MODES, Source.RDMA})
-"""The sources of these levels."""
-
-
-class ObservedLink(NamedTuple):
-    """The state of a link. It changes with the facts, with a level, and, while a level is 0, with each sample of the
-    link."""
-
-    up: tuple[bool | None, bool | None]
-    """Whether the link has carrier, and whether it is admin up."""
-    levels: tuple[float | bool | None, ...]
-    """The values whose change is news of the link."""
-    version: int
-    """The version of the levels."""
-    off_at: float | None
-    """The time of the sample of the link, while a level is 0."""
-
-
-class LinkObserver:
-    """Keeps the state of a link until a part of it changes: most samples change nothing."""
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self._facts_at = 0.0
-        self._infiniband = False
-        self._faults: frozenset[str] = frozenset()
-        self._known: ObservedLink | None = None
-
-    def take_facts(self, function: Function, faults: frozenset[str], now: float) -> None:
-        """Facts at the time of their publication, new or not. ``faults`` are the keys of the structural faults."""
-        self._facts_at, self._infiniband, self._faults = now, function.link_type == "infiniband", faults
-        self._known = None
-
-    @property
-    def link(self) -> ObservedLink:
-        """The same object as before if nothing has changed."""
-        known, history = self._known, self._history
-        if (
-            known is not None
-            and known.version == history.version
-            and (known.off_at is None or known.off_at == history.last_at(Source.LINK))
-        ):
-            return known
-        self._known = self.read()
-        return self._known
-
-    def read(self) -> ObservedLink:
-        """Read the state from the facts and levels."""
-        history, up = self._history, self._read_up()
-        levels = tuple([history.level(name) for name in _LEVELS])
-        is_off = 0 in (history.level("admin_up"), history.level("carrier"))
-        off_at = history.last_at(Source.LINK) if is_off else None
-        return ObservedLink(up, (*up, *levels), history.version, off_at)
-
-    def has(self, *faults: Fault) -> bool:
-        """Whether the facts have one of these structural faults."""
-        return bool(self._faults and not self._faults.isdisjoint(faults))  # usually there is none
-
-    def sampled(self, name: str) -> bool | None:
-        """Whether the level is not 0; ``None``: unknown."""
-        value = self._history.level(name)
-        return None if value is None else value != 0
-
-    def _read_up(self) -> tuple[bool | None, bool | None]:
-        if self.has(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND):
-            return None, None
-        read = self.sampled if self.has(Fault.LINK_UNSEEN) else self._not_overruled
-        admin_up = False if self.has(Fault.ADMIN_DOWN) else read("admin_up")
-        if admin_up is False:
-            return None, admin_up
-        return False if self.has(Fault.CARRIER_DOWN) else read("carrier"), admin_up
-
-    def _not_overruled(self, name: str) -> bool:
-        """Whether no sample after the last scan has the value 0. IPoIB may be down while its port works."""
-        is_off = self._history.level(name) == 0 and not self._infiniband
-        at = self._history.at(Source.LINK) if is_off else None
-        return at is None or at <= self._facts_at + _OLDER_S

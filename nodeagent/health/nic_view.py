@@ -1,8 +1,6 @@
 """One PF as the measures of its rules read it, and what measures have in common. Pure.
 
 A measure returns a value with its words, or ``None`` where the value is unknown: that neither starts nor ends a fault.
-The docstrings of measures are printed by ``nodeagent health rules``. Their second paragraph names the source of the
-default threshold.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from nodeagent.health.history import History
-from nodeagent.health.rule import Measured
+from nodeagent.health.rule import Measure, Measured
 from nodeagent.measurements.sample import Source
 
 SYSFS = "sysfs"
@@ -63,17 +61,27 @@ def yes_or_no(bad: bool | None, words: str, good: str, witnesses: frozenset[str]
     return None if bad is None else Measured(float(bad), words if bad else good, witnesses)
 
 
-def count_in_window(name: str, source: Source, view: NicView) -> Measured | None:
-    counted = view.history.over(name, view.window_s)
-    if counted is None:
-        return None
-    events, seconds = counted
-    return Measured(events, f"{events:.0f} in {seconds:.0f} s", by(source.value))
+def count_in_window(name: str, source: Source) -> Measure:
+    """Measure the events that this counter counted in the window of the rule."""
+
+    def measure(view: NicView) -> Measured | None:
+        counted = view.history.over(name, view.window_s)
+        if counted is None:
+            return None
+        events, seconds = counted
+        return Measured(events, f"{events:.0f} in {seconds:.0f} s", by(source.value))
+
+    return measure
 
 
-def per_second(name: str, source: Source, view: NicView) -> Measured | None:
-    rate = view.history.rate(name, view.window_s)
-    return None if rate is None else Measured(rate, f"{rate:.3g}/s", by(source.value))
+def per_second(name: str, source: Source) -> Measure:
+    """Measure the rate of this counter over the window of the rule."""
+
+    def measure(view: NicView) -> Measured | None:
+        rate = view.history.rate(name, view.window_s)
+        return None if rate is None else Measured(rate, f"{rate:.3g}/s", by(source.value))
+
+    return measure
 
 
 def percent(share: float) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import msgspec
 
 from nodeagent.health.carrier_losses import PHY_COUNTERS, CarrierSettings
-from nodeagent.health.gpu_rules import MeasuredFault
+from nodeagent.health.rules.gpu_rules import FaultKey
 from nodeagent.host.gpu_driver import GpuReading
 
 READING_NEWS_S = 300.0
@@ -82,7 +82,7 @@ class MeasuredHold(msgspec.Struct, frozen=True, rename={"fault": "mark"}):
     """An active fault of a GPU by its measured values. ``bad``, ``at`` and ``held_s`` are not used; earlier versions
     of the file have them."""
 
-    fault: MeasuredFault
+    fault: FaultKey
     bad: bool = True
     at: float | None = None
     held_s: float = 0.0

@@ -41,17 +41,19 @@ class Measured(NamedTuple):
     sentence: str | None = None
 
 
+WARNING = State.HEALTHY
+"""The state of a device whose only fault is a warning."""
+
 Measure = Callable[[Any], Measured | None]
 """Reads a value from a ``NicView`` or a ``GpuView``. ``None``: the value is unknown."""
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """``state`` is the state of a device with only this fault; ``HEALTHY`` makes it a warning. With ``withdraws`` the
-    fault makes the devices Unhealthy for the kubelet.
+class Rule(msgspec.Struct, frozen=True):
+    """``state`` is the state of a device with only this fault. With ``withdraws`` the fault makes the devices Unhealthy
+    for the kubelet. ``meaning`` is the fault in words, and ``origin`` the source of the default thresholds.
 
     ``below``: the value is bad when it is less than ``enter``. ``counters``: the counters whose history over
-    ``window_s`` the rule needs. ``loads``: the same, for counters that cause no evaluation by themselves because they
-    advance with any traffic. ``limit`` and ``clears`` replace the thresholds in the tables.
+    ``window_s`` the rule needs. ``limit`` and ``clears`` replace the thresholds in the tables.
 
     ``gap_s``: only time between two known values counts, and only if they are at most so far apart; ``None``: time
     counts by the clock. ``patient``: an unknown value pauses the time to enter instead of restarting it. ``follows``:
@@ -69,6 +71,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     state: State
     measure: Measure
+    meaning: str = ""
+    origin: str = ""
     unit: str = YES_OR_NO
     enter: float = 1.0
     clear: float = 0.0
@@ -79,7 +83,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool = True
     below: bool = False
     counters: tuple[str, ...] = ()
-    loads: tuple[str, ...] = ()
     limit: str | None = None
     clears: str | None = None
     gap_s: float | None = None
@@ -116,15 +119,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     def looser(self) -> bool:
         """Whether the clear is looser than the enter."""
         return self.clear < self.enter if self.below else self.clear > self.enter
-
-    @property
-    def meaning(self) -> str:
-        return (self.measure.__doc__ or "").strip().partition("\n\n")[0].replace("\n    ", " ")
-
-    @property
-    def origin(self) -> str:
-        """The source of the default thresholds."""
-        return (self.measure.__doc__ or "").strip().partition("\n\n")[2].strip().replace("\n    ", " ")
 
 
 def apply(rule: Rule, settings: RuleSettings) -> Rule:

@@ -2,9 +2,9 @@
 
 All timers of health are here: holds expire, penalties decay, data becomes stale. ``NicJudge`` returns the time of
 the next evaluation, and ``run`` evaluates then. Facts and GPU events are evaluated in the call that brings them, so
-that a lost carrier and an XID reach the kubelet without delay; so are samples with news of a link. Other samples
-arrive source by source within milliseconds and are evaluated together, ``GATHER_S`` after the first; facts that
-arrive in between do not wait for their evaluation.
+that a lost carrier and an XID reach the kubelet without delay; so are samples with news of a link, each for the PFs
+that have news. ``run`` evaluates all PFs ``GATHER_S`` later, because samples arrive source by source within
+milliseconds.
 
 Belongs to one event loop. Times are CLOCK_BOOTTIME.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -39,11 +40,10 @@ _R = TypeVar("_R", NicRecord, GpuRecord)
 
 NIC_SECTION = "nic"
 GPU_SECTION = "gpu"
-GATHER_S = 0.1
 _LEAST_S = 0.01
 """Between two evaluations that only time requires."""
-STORE_AFTER_S = 0.05
-"""The kubelet has the news first, then the state file."""
+GATHER_S = 0.05
+"""The kubelet has the news first; then come the other samples, and the state file."""
 
 
 class HealthService:
@@ -76,8 +76,6 @@ class HealthService:
         self._neighbors: tuple[Neighbor, ...] = ()
         self._logged: set[str] = set()
         """Names in the cabling plan that were logged as unknown."""
-        self._gathered_at: float | None = None
-        """When the samples since the last evaluation are due."""
         self._wake = asyncio.Event()
         if self._with_gpus:
             self._restore_gpus()
@@ -88,20 +86,17 @@ class HealthService:
 
     async def run(self) -> None:
         """Evaluate the NICs when this is due, and update the state file, until cancelled. The records are encoded
-        here, ``STORE_AFTER_S`` later, so that a fact does not wait for it."""
+        here, so that a fact does not wait for it."""
         try:
             while True:
-                self._wake.clear()
                 self.store()
-                if self._gathered_at is not None and self._gathered_at <= self._clock():
-                    self.judge_nics()  # news without end must not put the samples off
-                due = min(filter(None, (self._gathered_at, self.nics.due())), default=None)
-                try:
+                due = self.nics.due()
+                with suppress(TimeoutError):
                     async with asyncio.timeout(None if due is None else max(_LEAST_S, due - self._clock())):
                         await self._wake.wait()
-                except TimeoutError:
-                    self.judge_nics()
-                await asyncio.sleep(STORE_AFTER_S)
+                        await asyncio.sleep(GATHER_S)
+                self._wake.clear()
+                self._judge_and_publish()
         finally:
             self.store(last=True)
 
@@ -128,7 +123,8 @@ class HealthService:
         self.nics.now = max(self.nics.now, self._clock())
         self.nics.take_facts(functions, links, faults)
         self.nics.take_roles(roles(functions, tuple(gpus)))
-        return self._judge(facts_only=True)
+        self._wake.set()
+        return self._judge(only_news=True)
 
     def take_gpus(self, gpus: Iterable[Gpu]) -> None:
         """The PFs near a GPU have a role of their own."""
@@ -139,10 +135,8 @@ class HealthService:
 
     def take_samples(self, samples: Iterable[Sample]) -> None:
         if self.nics.take_samples(samples):
-            self.judge_nics()
-        elif self._gathered_at is None and self.nics.has_news:
-            self._gathered_at = self._clock() + GATHER_S
-            self._wake.set()
+            self._judge_and_publish(only_news=True)
+        self._wake.set()
 
     def take_neighbors(self, neighbors: Iterable[Neighbor]) -> None:
         self._neighbors = tuple(neighbors)
@@ -159,18 +153,19 @@ class HealthService:
 
     def judge_nics(self) -> None:
         """Evaluate now, and publish the functions if their health has changed."""
+        self._wake.set()
+        self._judge_and_publish()
+
+    def _judge_and_publish(self, *, only_news: bool = False) -> None:
         before = self._functions
-        if self._judge() != before:
+        if self._judge(only_news=only_news) != before:
             self._publish_functions(self._functions)
 
-    def _judge(self, *, facts_only: bool = False) -> tuple[Function, ...]:
-        if not facts_only:
-            self._gathered_at = None
-        self._functions = self.nics.judge(self._clock(), facts_only=facts_only)
+    def _judge(self, *, only_news: bool = False) -> tuple[Function, ...]:
+        self._functions = self.nics.judge(self._clock(), only_news=only_news)
         for function in self._functions:
             if function.parent is None:
                 self._log_nic(function)
-        self._wake.set()
         return self._functions
 
     def _log_nic(self, pf: Function) -> None:

@@ -1,6 +1,6 @@
 """The GPUs that no resource can offer, with their health: NVML does not name them, or cannot read what a device needs.
 
-Pure. They are not under the rules of ``gpu_rules``: without a UUID they are no device of the kubelet, and no pod can
+Pure. No rule of ``gpu_rules`` reads them: without a UUID they are no device of the kubelet, and no pod can
 hold them.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from nodeagent.facts.model import GpuFunction, Health, Reason, State, UnusableGpu
-from nodeagent.health.gpu_presence import DRIVER, LOST, MISMATCH, Whereabouts
+from nodeagent.health.rules.gpu_rules import DRIVER, LOST, MISMATCH, Whereabouts
 from nodeagent.host.gpu_driver import GpuReading
 
 

@@ -9,7 +9,7 @@ from nodeagent.cluster.deliveries import Delivery
 from nodeagent.dra.devices import GPU
 from nodeagent.dra.offered import DraOffer, PoolStatus
 from nodeagent.facts.model import Snapshot
-from nodeagent.health.gpu_presence import MISMATCH
+from nodeagent.health.rules.gpu_rules import MISMATCH
 
 if TYPE_CHECKING:
     from nodeagent.dra.driver import DraDriver

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from nodeagent.facts.gpu_usage import GpuUsage
 from nodeagent.facts.model import Gpu, GpuFunction, UnusableGpu
+from nodeagent.health.rules.xids import severity
 from nodeagent.health.service import HealthService
 from nodeagent.health.unusable_gpus import DriverTrouble, find_unusable
-from nodeagent.health.xids import severity
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.reader_status import ReaderStatus

@@ -17,7 +17,7 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.config.formats import host_port
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
 from nodeagent.fabric.nodelinks import NodeLink, VfHolder
-from nodeagent.health.rule_words import rule_words
+from nodeagent.health.rules import rule_words
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease
 from nodeagent.kube.resource import NODELINKS

@@ -4,9 +4,9 @@ import pytest
 
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
-from nodeagent.health.gpu_rules import MeasuredFault, measured_rules
 from nodeagent.health.gpu_settings import GpuHealthSettings
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
+from nodeagent.health.rules.gpu_rules import MEASURED_KEYS, measured_rules
 from nodeagent.health.service import HealthService
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
@@ -19,7 +19,7 @@ def health(text):
 def test_the_defaults_withdraw_a_gpu_for_grave_faults_only():
     withdrawing = {rule.key for rule in measured_rules(GpuHealthSettings()) if rule.withdraws}
     assert withdrawing == set(GpuHealthSettings().unhealthy)
-    assert {fault.value for fault in MeasuredFault} - withdrawing == {
+    assert set(MEASURED_KEYS) - withdrawing == {
         "nvlink_errors",
         "remap_pending",
         "fabric_degraded",

@@ -22,10 +22,10 @@ from msgspec.structs import replace
 from nodeagent.controller import Progress
 from nodeagent.fabric import compute
 from nodeagent.facts.model import Holding
-from nodeagent.health import gpu_judge, gpu_presence, gpu_rules, gpu_state, unusable_gpus, xids
-from nodeagent.health.gpu_rules import RECOVERY_PREFIX, MeasuredFault
+from nodeagent.health import gpu_judge, gpu_state, unusable_gpus
 from nodeagent.health.nic_judge import keys
-from nodeagent.health.nic_rules import DEFAULTS
+from nodeagent.health.rules import NIC_RULES, gpu_rules, xids
+from nodeagent.health.rules.gpu_rules import MEASURED_KEYS, RECOVERY_PREFIX
 from nodeagent.metrics.controller_metrics import ControllerInput, render
 from nodeagent.metrics.exposition import CATALOG
 from tests.support.findings import one_item
@@ -121,21 +121,18 @@ def test_the_runbook_covers_every_alert_and_every_reason_and_nothing_else() -> N
     section = RUNBOOK.partition("## Reasons")[2].partition("## Links")[0]
     cells = re.findall(r"^\| (`.*?) \|", section, re.M)
     named = {name for cell in cells for name in re.findall(r"`([a-z_]+\*?)`", cell)}
-    reasons = keys(DEFAULTS) | gpu_reasons()
+    reasons = keys(NIC_RULES) | gpu_reasons()
     assert not {reason for reason in reasons if not any(fnmatchcase(reason, pattern) for pattern in named)}
     assert not {pattern for pattern in named if not any(fnmatchcase(reason, pattern) for reason in reasons)}
 
 
 def gpu_reasons() -> set[str]:
     """Return every key that a reason of a GPU may have; a key with a number or an action ends in ``*``."""
-    found = {fault.value for fault in MeasuredFault} | {f"{RECOVERY_PREFIX}*"}
-    for module in (gpu_judge, gpu_presence, gpu_rules, gpu_state, unusable_gpus, xids):
+    found = set(MEASURED_KEYS) | {f"{RECOVERY_PREFIX}*"}
+    for module in (gpu_judge, gpu_state, unusable_gpus, gpu_rules, xids):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Reason":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Reason", "Rule"):
                 found |= texts(node.args[0])
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Rule":
-                (key,) = (keyword.value for keyword in node.keywords if keyword.arg == "key")
-                found |= texts(key)
     assert {"gpu_lost", "gpu_unavailable", "driver_silent", "mig_enabled", "xid_*"} <= found
     return found
 

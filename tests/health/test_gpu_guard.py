@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from nodeagent.facts.model import Gpu, State
 from nodeagent.health.gpu_judge import GpuJudge
-from nodeagent.health.gpu_presence import EXCLUDED, LOST
-from nodeagent.health.gpu_rules import measured_rules
 from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
+from nodeagent.health.rules.gpu_rules import EXCLUDED, LOST, measured_rules
+from nodeagent.health.rules.xids import xid_rule
 from nodeagent.health.service import HealthService
-from nodeagent.health.xids import xid_rule
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverReading

@@ -2,8 +2,8 @@
 
 from nodeagent.facts.model import State
 from nodeagent.health.explain import explain_gpus
-from nodeagent.health.gpu_rules import MeasuredFault
 from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
+from nodeagent.health.rules.gpu_rules import MEASURED_KEYS
 from nodeagent.host.gpu_driver import GpuEvent, GpuVitals
 from tests.support.judged_gpus import GpuBench, gpu
 
@@ -15,7 +15,7 @@ def views(bench):
 
 def test_a_sound_gpu_has_every_rule_with_its_value_and_its_threshold():
     rules, view = views(GpuBench().tick().tick())
-    assert set(rules) == {fault.value for fault in MeasuredFault}
+    assert set(rules) == set(MEASURED_KEYS)
     assert {rule.phase for rule in rules.values()} == {"quiet"}
     assert rules["remap_limit"].measured == "0 rows"
     assert rules["remap_limit"].threshold == "≥ 513 rows"
@@ -42,7 +42,7 @@ def test_each_phase_of_a_fault_has_its_remaining_time():
 
 
 def test_a_missing_value_is_unknown_and_an_ignored_rule_is_off():
-    bench = GpuBench.with_limits(GpuHealthSettings(ignore=(MeasuredFault.PCIE_WIDTH,))).read()
+    bench = GpuBench.with_limits(GpuHealthSettings(ignore=("pcie_width",))).read()
     rules, _ = views(bench)
     assert rules["pcie_width"].phase == "off"
     assert {rule.phase for key, rule in rules.items() if key != "pcie_width"} == {"unknown"}
@@ -56,9 +56,7 @@ def test_events_and_readings_are_first_with_what_clears_them():
     bench.read(recovery_action="gpu_reset", lost=True, fault="nvmlDeviceGetName: Unknown Error")
     rules, _ = views(bench)
     announced = [
-        (rule.rule, rule.state, rule.withdraws)
-        for rule in rules.values()
-        if rule.rule not in list(MeasuredFault)
+        (rule.rule, rule.state, rule.withdraws) for rule in rules.values() if rule.rule not in MEASURED_KEYS
     ]
     assert announced == [
         ("gpu_lost", State.UNHEALTHY, True),

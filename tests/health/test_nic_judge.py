@@ -13,9 +13,9 @@ from nodeagent.facts.model import HEALTHY, Identifier, Neighbor, State
 from nodeagent.health.cabling import Port
 from nodeagent.health.health_settings import ExpectedLinks, GuardSettings, HealthSettings, RuleSettings
 from nodeagent.health.nic_judge import NicJudge
-from nodeagent.health.nic_rules import DEFAULTS
+from nodeagent.health.rules import NIC_RULES
 from nodeagent.health.structural import find_faults
-from nodeagent.measurements.sample import Sample, Source
+from nodeagent.measurements.sample import Source
 from tests.support.findings import one_item
 from tests.support.judged_machine import Bench, pf, vf, with_rules
 
@@ -551,7 +551,7 @@ def test_every_rule_is_explained_with_its_threshold() -> None:
     first = bench.explained()[0]
     assert (first.name, first.state, first.allocatable) == ("eth1", State.DOWN, False)
     rules = {rule.rule: rule for rule in first.rules}
-    assert list(rules) == [rule.key for rule in DEFAULTS]
+    assert list(rules) == [rule.key for rule in NIC_RULES]
     carrier, flapping = rules["carrier_down"], rules["flapping"]
     assert (carrier.phase, carrier.in_s, carrier.clears) == ("clearing", 50.0, "when it ends, for 60 s")
     assert (flapping.phase, flapping.threshold, flapping.clears) == (
@@ -603,7 +603,7 @@ def test_an_empty_node_and_a_pf_without_a_link_are_evaluated() -> None:
     assert engine.judge(2.0)[0].health.state is State.UNKNOWN
 
 
-@one_item("rule", DEFAULTS, ids=lambda rule: rule.key)
+@one_item("rule", NIC_RULES, ids=lambda rule: rule.key)
 def test_no_default_clears_looser_than_it_enters(rule: Any) -> None:
     assert not rule.looser
     assert rule.meaning.endswith(".")
@@ -626,22 +626,3 @@ def test_a_speed_that_changes_without_a_loss_is_that_of_the_sample() -> None:
     for i in range(4):
         bench.sample(Source.MODES, at=1000 + 5 * i, speed_mbps=200_000)
     assert bench.reasons() == ["speed_reduced"]
-
-
-def test_traffic_alone_causes_no_evaluation_and_errors_or_a_slow_pcie_link_do() -> None:
-    bench, address = Bench().look(), pf(1).pci_address
-    for turn in range(1, 5):
-        bench.sample(Source.LINK, at=1000 + 5 * turn, rx_bytes=1e9 * turn, tx_bytes=0, crc_errors=0)
-        bench.sample(Source.PCIE, at=1001 + 5 * turn, pcie_gts=32, pcie_expected_gts=32)
-
-    def news(at: float, source: Source, **values: float) -> bool:
-        bench.engine.take_samples([Sample(at, address, source, values)])
-        has_news = bench.engine.has_news
-        bench.wait(at - bench.now)
-        return has_news
-
-    assert not news(1025, Source.LINK, rx_bytes=9e9, tx_bytes=5e9, crc_errors=0)
-    assert news(1030, Source.LINK, rx_bytes=10e9, tx_bytes=5e9, crc_errors=1)
-    assert not news(1031, Source.PCIE, pcie_gts=32, pcie_expected_gts=32)
-    assert news(1036, Source.PCIE, pcie_gts=16, pcie_expected_gts=32)
-    assert news(1041, Source.PCIE, pcie_gts=16, pcie_expected_gts=32), "the load may have changed"

@@ -13,8 +13,8 @@ from nodeagent.config.faults import ConfigError
 from nodeagent.facts.model import HEALTHY, State
 from nodeagent.health.health_settings import GuardSettings, HealthSettings, RuleSettings
 from nodeagent.health.history import History
-from nodeagent.health.nic_rules import DEFAULTS, KEYS, default, effective
 from nodeagent.health.rule import Rule, clears, threshold
+from nodeagent.health.rules import KEYS, NIC_RULES, default, effective
 from nodeagent.health.structural import Fault
 from nodeagent.measurements.sample import Sample, Source
 from tests.support.findings import one_item
@@ -341,7 +341,7 @@ def settings(text: str) -> HealthSettings:
     return load(f"{head}health:\n  rules:\n{text}", name="file").health
 
 
-@one_item("rule", DEFAULTS, ids=lambda rule: rule.key)
+@one_item("rule", NIC_RULES, ids=lambda rule: rule.key)
 def test_every_part_of_every_rule_can_be_changed(rule: object) -> None:
     known = default(rule.key)
     lines = [
@@ -367,7 +367,7 @@ def test_every_part_of_every_rule_can_be_changed(rule: object) -> None:
     assert changed.enter == (0.5 if known.has_threshold else known.enter)
     assert changed.window_s == (9 if "windowSeconds: 9" in lines else known.window_s)
     assert [each for each in effective(read.rules) if each.key != known.key] == [
-        each for each in DEFAULTS if each.key != known.key
+        each for each in NIC_RULES if each.key != known.key
     ]
 
 
@@ -461,8 +461,8 @@ def test_a_rule_is_changed_in_one_place() -> None:
 
 def test_every_rule_gives_a_state_of_a_link_and_the_fields_of_losses_fit_together() -> None:
     """The metric of a link has no state Unhealthy, which GPUs alone have."""
-    assert {rule.state for rule in DEFAULTS} == {State.DOWN, State.DEGRADED, State.MISCABLED, State.HEALTHY}
-    assert [rule.key for rule in DEFAULTS if rule.decays == "penalty"] == ["flapping"]
-    assert all(rule.by_losses and rule.window_s for rule in DEFAULTS if rule.decays is not None)
-    assert all(rule.on_facts for rule in DEFAULTS if rule.ungated)
-    assert {rule.key for rule in DEFAULTS if rule.on_facts} == set(Fault) - {Fault.LINK_UNSEEN}
+    assert {rule.state for rule in NIC_RULES} == {State.DOWN, State.DEGRADED, State.MISCABLED, State.HEALTHY}
+    assert [rule.key for rule in NIC_RULES if rule.decays == "penalty"] == ["flapping"]
+    assert all(rule.by_losses and rule.window_s for rule in NIC_RULES if rule.decays is not None)
+    assert all(rule.on_facts for rule in NIC_RULES if rule.ungated)
+    assert {rule.key for rule in NIC_RULES if rule.on_facts} == set(Fault) - {Fault.LINK_UNSEEN}

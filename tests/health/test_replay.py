@@ -13,8 +13,8 @@ from hack.docs.health_rules import rules_table
 from nodeagent.cli import main
 from nodeagent.commands.health.replay import Transition, replay
 from nodeagent.health.health_settings import HealthSettings
-from nodeagent.health.nic_rules import DEFAULTS
 from nodeagent.health.recording import Header, Subject, decode, encode
+from nodeagent.health.rules import NIC_RULES
 from nodeagent.measurements.sample import Sample, Source
 
 PFS = [f"0000:{number:02x}:00.0" for number in (0x18, 0x2A, 0x3A, 0x5D)]
@@ -200,7 +200,7 @@ def test_the_documented_rules_are_those_of_the_code() -> None:
     page = Path(__file__).parents[2] / "docs/reference/nic-rules.md"
     head, mark, rest = page.read_text().partition("<!-- rules -->\n")
     _, end, tail = rest.partition("<!-- end -->\n")
-    text = f"{head}{mark}{rules_table(DEFAULTS)}{end}{tail}"
+    text = f"{head}{mark}{rules_table(NIC_RULES)}{end}{tail}"
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         page.write_text(text)
     assert page.read_text() == text

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from nodeagent.facts.model import HEALTHY
 from nodeagent.health.hold import Hold
-from nodeagent.health.nic_rules import DEFAULTS
+from nodeagent.health.rules import NIC_RULES
 from nodeagent.measurements.sample import Source
 from tests.support.examples import examples
 from tests.support.judged_machine import Bench
@@ -154,7 +154,7 @@ class NicHistory(RuleBasedStateMachine):
         holds = self.holds
         starting = self.starting()
         ending = {key for key, hold in holds.items() if hold.good_since is not None}
-        ending |= {rule.key for rule in DEFAULTS if rule.decays}
+        ending |= {rule.key for rule in NIC_RULES if rule.decays}
         before = self.faults()
         self.bench.wait(seconds)
         after = self.faults()

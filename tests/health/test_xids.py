@@ -12,7 +12,7 @@ from hack.docs.health_rules import gpu_rules_table, xids_table
 from nodeagent.facts.model import HEALTHY, State
 from nodeagent.health.gpu_judge import unknown
 from nodeagent.health.gpu_settings import GpuSettings
-from nodeagent.health.xids import FATAL, IGNORE, WATCH, Severity, severity
+from nodeagent.health.rules.xids import FATAL, IGNORE, WATCH, Severity, severity
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading
 from tests.support.judged_gpus import GpuBench, gpu
 

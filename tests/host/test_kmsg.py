@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.health.link_rules import FATAL_PATTERNS
+from nodeagent.health.rules.links import FATAL_PATTERNS
 from nodeagent.host.kmsg import PATTERNS, FirmwareEvent, KernelLog, KernelLogForbiddenError, events_of
 
 NIC = "0000:1a:00.0"

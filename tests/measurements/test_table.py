@@ -7,8 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from hack.docs.metrics import note_of
-from nodeagent.health import adapter_rules, gpu_rules, link_rules
-from nodeagent.health.nic_rules import DEFAULTS
+from nodeagent.health.rules import NIC_RULES, adapters, gpu_rules, infiniband_rules, links
 from nodeagent.measurements.family import SCOPE_LABELS, Family, row
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import GPU_ROWS, MEASUREMENTS, NIC_ROWS, SAMPLED, measurement
@@ -55,20 +54,18 @@ def test_the_rules_of_a_row_exist_and_each_rule_names_its_counters_there() -> No
         return note_of(family).rules.split()
 
     rows = NIC_ROWS + GPU_ROWS
-    nic_rules = {rule.key: rule for rule in DEFAULTS}
+    nic_rules = {rule.key: rule for rule in NIC_RULES}
     assert {rule for family in NIC_ROWS for rule in rules_of(family)} <= nic_rules.keys()
-    assert {rule for family in GPU_ROWS for rule in rules_of(family)} == {
-        fault.value for fault in gpu_rules.MeasuredFault
-    }
+    assert {rule for family in GPU_ROWS for rule in rules_of(family)} == set(gpu_rules.MEASURED_KEYS)
     readers = {number.name: rules_of(family) for family in rows for number in family.measurements}
     for key, rule in nic_rules.items():
-        for counter in (*rule.counters, *rule.loads):
+        for counter in rule.counters:
             assert key in readers[counter], (
                 f"the note of {counter} in hack/docs/metric_notes.py does not name {key}"
             )
     read_by_rules = {
         literal.value
-        for module in (link_rules, adapter_rules, gpu_rules)
+        for module in (links, adapters, infiniband_rules, gpu_rules)
         for literal in ast.walk(ast.parse(Path(module.__file__).read_text()))
         if isinstance(literal, ast.Constant) and literal.value in MEASUREMENTS
     }

@@ -8,7 +8,7 @@ from nodeagent.facts.model import Function, Health, Link
 from nodeagent.health.explain import DeviceView, explain_nics
 from nodeagent.health.health_settings import HealthSettings, RuleSettings
 from nodeagent.health.nic_judge import NicJudge
-from nodeagent.health.nic_rules import settling
+from nodeagent.health.rules import settling
 from nodeagent.health.structural import find_faults, with_hanging
 from nodeagent.measurements.sample import Sample, Source
 

@@ -30,8 +30,8 @@ from nodeagent.commands.running_sources import RunningSources, sentences, unansw
 from nodeagent.commands.terminal import PLAIN, Screen, joined, note, remarks, screen, section, watching
 from nodeagent.facts.model import StaleSource, State
 from nodeagent.health.explain import DeviceView, RuleView
-from nodeagent.health.nic_rules import effective
 from nodeagent.health.rule import YES_OR_NO, Rule, clears, threshold
+from nodeagent.health.rules import effective
 
 ALONE = "this is a short look of the command itself, without earlier samples, holds and penalties"
 _VIEWS = msgspec.json.Decoder(tuple[DeviceView, ...])

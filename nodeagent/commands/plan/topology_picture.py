@@ -24,7 +24,7 @@ from nodeagent.fabric.fabric_view import ViewReport, fabric_view
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK, NVLINK_DOMAIN, HyperNode, tier_name
 from nodeagent.fabric.reports import shown
 from nodeagent.fabric.switch_keys import digest
-from nodeagent.health.rule_words import rule_words
+from nodeagent.health.rules import rule_words
 from nodeagent.web.ui_files import self_contained
 
 AnomalyKinds = dict[tuple[str, str], str]

@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from nodeagent.facts.model import State
-from nodeagent.health.gpu_rules import GpuView
 from nodeagent.health.rule import Measured, Rule
 
 if TYPE_CHECKING:
@@ -97,18 +96,14 @@ def severity(xid: int | None, settings: GpuSettings) -> Severity:
     return Severity.FATAL if xid in FATAL else Severity.WATCH
 
 
-def _measure_event(_: GpuView) -> None:
-    """An event has no present value."""
-
-
 def xid_rule(xid: int | None, settings: GpuSettings) -> Rule:
     """Return the rule that an XID starts, or with ``None`` an unavailable GPU."""
     fatal = severity(xid, settings) is Severity.FATAL
     never = settings.xid_clear_s == float("inf")
     return Rule(
-        key="gpu_unavailable" if xid is None else f"xid_{xid}",
-        state=State.UNHEALTHY if fatal else State.DEGRADED,
-        measure=_measure_event,
+        "gpu_unavailable" if xid is None else f"xid_{xid}",
+        State.UNHEALTHY if fatal else State.DEGRADED,
+        lambda _view: None,  # an event has no present value
         withdraws=fatal,
         clear_for_s=settings.xid_clear_s,
         limit="any",

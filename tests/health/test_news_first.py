@@ -1,17 +1,12 @@
-"""A rule engine that skips what has not changed gives the same results as one that skips nothing."""
+"""The PFs with news are evaluated first. The results are those of an evaluation of all PFs at once."""
 
 from __future__ import annotations
 
-from functools import partial
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.facts.model import Function
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
-from nodeagent.health.history import Counter
-from nodeagent.health.nic_state import LinkObserver
 from nodeagent.measurements.sample import Sample, Source
 from tests.support.judged_machine import Bench
 
@@ -34,25 +29,6 @@ def sampled(draw: st.DrawFn) -> tuple[Source, dict[str, float]]:
     return source, {name: draw(_NUMBERS) for name in names}
 
 
-_STEPS = st.lists(
-    st.tuples(
-        st.sampled_from([0.0, 1.0, 5.0, 5.0, 15.0, 70.0, 400.0]),
-        st.one_of(sampled(), st.booleans()),
-        st.integers(1, 4),
-    ),
-    max_size=25,
-)
-
-
-class _AllRulesBench(Bench):
-    """Applies every rule of every PF at each evaluation."""
-
-    def wait(self, seconds: float) -> Bench:
-        for pf in self.engine.nics.values():
-            pf.has_news = True
-        return super().wait(seconds)
-
-
 HALF_LIFE_S = 600.0
 
 
@@ -62,81 +38,6 @@ def measured(bench: Bench) -> list[dict[str, float]]:
         pf.values | {"flapping": round(pf.losses.penalty.now(bench.engine.now, HALF_LIFE_S), 6)}
         for pf in bench.engine.nics.values()
     ]
-
-
-@given(_STEPS)
-def test_skipping_rules_changes_no_health_value_or_hold(
-    steps: list[tuple[float, tuple[Source, dict[str, float]] | bool, int]],
-) -> None:
-    with_skips, without_skips = Bench().look(), _AllRulesBench().look()
-    for seconds, step, times in steps:
-        for _ in range(times):
-            for bench in (with_skips, without_skips):
-                bench.wait(seconds)
-                if isinstance(step, bool):
-                    bench.up() if step else bench.down()
-                else:
-                    bench.take(*step)
-            assert with_skips.judged == without_skips.judged
-            assert measured(with_skips) == measured(without_skips)
-            assert [pf.holds for pf in with_skips.engine.nics.values()] == [
-                pf.holds for pf in without_skips.engine.nics.values()
-            ]
-
-
-def results(steps: list[tuple[float, tuple[Source, dict[str, float]] | bool, int]]) -> list[object]:
-    """The results of each step, and what they come from."""
-    bench, found = Bench().look(), list[object]()
-    for seconds, step, times in steps:
-        for _ in range(times):
-            bench.wait(seconds)
-            if isinstance(step, bool):
-                bench.up() if step else bench.down()
-            else:
-                address, (source, values) = bench.pfs[0].pci_address, step
-                sample = Sample(bench.now, address, source, values)
-                pf = bench.engine.nics[address]
-                found.append((pf.take_sample(sample), pf.carrier, pf.admin_up))
-                bench.wait(0)
-            found.append((bench.judged, measured(bench)))
-            for pf in bench.engine.nics.values():
-                found.append((dict(pf.holds), pf.carrier, pf.admin_up, pf.next_at, pf.history.implausible))
-                for names in _SAMPLES.values():
-                    windows = (
-                        pf.history.over(name, seconds) for name in names for seconds in (1.0, 60.0, 900.0)
-                    )
-                    found.append((*windows, *map(pf.history.level, names)))
-    return found
-
-
-@given(_STEPS)
-def test_a_counter_that_rests_and_the_state_that_is_kept_give_the_same_results(
-    steps: list[tuple[float, tuple[Source, dict[str, float]] | bool, int]],
-) -> None:
-    with_skips = results(steps)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Counter, "rests", lambda *_: False)
-        patch.setattr(LinkObserver, "link", property(LinkObserver.read))
-        assert results(steps) == with_skips
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([1.0, 5.0, 100.0]), st.sampled_from([0.0, 0.0, 1.0, 150.0, 149.0, 1e18])),
-        max_size=30,
-    )
-)
-def test_a_counter_that_rests_counts_as_one_that_is_taken(steps: list[tuple[float, float]]) -> None:
-    now, rests, taken = 0.0, Counter(0.0, 0.0, 60.0), Counter(0.0, 0.0, 60.0)
-    for seconds, raw in steps:
-        now += seconds
-        _ = rests.rests(raw, now) or rests.take(raw, now, 1000.0)
-        taken.take(raw, now, 1000.0)
-        for counted in (
-            lambda counter: counter.moves,
-            *(partial(Counter.over, window_s=w) for w in (1.0, 30.0, 60.0)),
-        ):
-            assert counted(rests) == counted(taken)
 
 
 class _GatheringBench(Bench):
@@ -160,7 +61,7 @@ class _FactsFirstBench(_GatheringBench):
     first: tuple[Function, ...] = ()
 
     def wait(self, seconds: float) -> Bench:
-        self.first = self.engine.judge(self.now, facts_only=True)
+        self.first = self.engine.judge(self.now, only_news=True)
         return super().wait(seconds)
 
 

@@ -1,0 +1,386 @@
+"""The rules of GPUs: on the driver's list, on its readings, and on measured values. Pure.
+
+* Time to enter and to clear counts only between two readings of the same kind: hours without a reading are no
+  evidence.
+* Every measured fault ends when the readings were good for its time to clear, or with the first good reading after a
+  reset.
+* The text of a reason is the value at which the fault started. It changes only where the fault itself changes (which
+  NVLinks are down): a growing number would publish a new fact at each reading.
+
+Defaults of nodeagent: 600 s to clear, 60 s for PCIe, 30 s for the fabric and for an NVLink that is down. A slow PCIe
+link counts after 15 minutes of load, because an idle GPU slows its link down and trains it again many times a minute.
+
+The registration with the fabric is a state and no error that may come again: its faults clear as soon as they start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+
+from nodeagent.facts.model import GpuFunction, State
+from nodeagent.health.rule import Measure, Measured, Rule
+from nodeagent.host.gpu_driver import GpuReading
+
+if TYPE_CHECKING:
+    from nodeagent.health.gpu_settings import GpuHealthSettings
+
+UNREADABLE_AFTER_S = 30.0
+"""A GPU whose calls fail is first in doubt, and Unhealthy after this time (our own choice)."""
+DRIVER = "nvidia"
+"""The kernel driver whose GPUs NVML reads."""
+EXCLUDED_BY = "NVreg_ExcludedGpus"
+"""The parameter of its kernel module that leaves GPUs out."""
+_BY_READING = frozenset({"reading"})
+_BY_VALUES = frozenset({"vitals"})
+
+
+class Whereabouts(NamedTuple):
+    """Where a GPU is that NVML does not list: whether it is on the PCI bus (``None``: unknown), and what is there."""
+
+    on_bus: bool | None = None
+    function: GpuFunction | None = None
+
+    @classmethod
+    def on(cls, bus: Mapping[str, GpuFunction], address: str) -> Whereabouts:
+        return cls(address in bus, bus.get(address))
+
+    @property
+    def intended(self) -> Rule | None:
+        """The rule of a GPU that a person has kept from pods; ``None`` if it is lost."""
+        if self.function is None:
+            return None
+        if self.function.excluded:
+            return EXCLUDED
+        return PASSTHROUGH if self.function.for_guests else None
+
+    def sentence(self) -> str:
+        """Return why NVML does not list it, with the remedy."""
+        driver = None if self.function is None else self.function.driver
+        if self.intended is EXCLUDED:
+            return f"The driver leaves this GPU out; take it out of {EXCLUDED_BY} to offer it."
+        if self.intended is PASSTHROUGH:
+            return f"This GPU is bound to {driver} for virtual machines, so pods cannot get it."
+        if self.on_bus is False:
+            return "This GPU is not on the PCI bus; reseat it or reboot the node."
+        if self.on_bus and driver is None:
+            return (
+                "No kernel driver is bound to this GPU; check the kernel log (NVRM), then reset or reseat it."
+            )
+        if self.on_bus and driver != DRIVER:
+            return f"This GPU is bound to {driver}, so NVML cannot read it; bind it to {DRIVER}."
+        return "The driver no longer reaches this GPU; reset it or reboot the node."
+
+
+class GpuView(NamedTuple):
+    """One GPU as the measures of its rules read it. ``values`` are the last measured ones, ``links`` the NVLinks
+    that were up in this boot. ``limits`` are the thresholds of the measured values. ``mismatch`` is the sentence about
+    a driver whose library and kernel module have different versions. ``nvlink_errors_per_s``: the rate between the
+    last two readings."""
+
+    reading: GpuReading
+    values: Mapping[str, float]
+    links: frozenset[int]
+    limits: GpuHealthSettings
+    whereabouts: Whereabouts = Whereabouts()
+    mismatch: str | None = None
+    nvlink_errors_per_s: float | None = None
+
+
+# --- the driver's list and its readings -------------------------------------------------------------------
+
+
+def _absent(view: GpuView, rule: Rule | None) -> Measured:
+    where = view.whereabouts
+    return Measured(float(view.reading.lost and where.intended is rule), "", sentence=where.sentence())
+
+
+def _mismatch(view: GpuView) -> Measured:
+    return Measured(float(view.mismatch is not None), "", sentence=view.mismatch or "")
+
+
+def _unreadable(view: GpuView) -> Measured:
+    fault = view.reading.fault
+    sentence = f"The driver cannot read this GPU: {fault}."
+    bad = fault is not None and not view.reading.lost
+    return Measured(math.nan, fault or "", bad=bad, sentence=sentence)
+
+
+def _mig(view: GpuView) -> Measured:
+    sentence = "MIG divides this GPU: only its MIG devices are offered."
+    return Measured(float(view.reading.mig), "", sentence=sentence)
+
+
+def _recovery(view: GpuView) -> Measured:
+    action = wanted_action(view.reading) or ""
+    words = action.replace("_", " ")
+    return Measured(float(bool(action)), "", sentence=f"The driver asks for a recovery action: {words}.")
+
+
+def wanted_action(reading: GpuReading) -> str | None:
+    """Return the recovery action that the driver asks for."""
+    return None if reading.recovery_action == "none" else reading.recovery_action
+
+
+# A person has bound or excluded it, or it is certain for all GPUs at once: two witnesses, so the guard lets it pass.
+MISMATCH = Rule("driver_version_mismatch", State.UNHEALTHY, _mismatch,
+                limit="library and kernel module differ", clears="their versions are equal", withdraws=True,
+                follows=True, witnesses=frozenset({"library", "module"}))  # fmt: skip
+LOST = Rule("gpu_lost", State.UNHEALTHY, lambda view: _absent(view, None),
+            limit="reported by the driver", clears="the driver lists it again", withdraws=True,
+            follows=True, witnesses=_BY_READING)  # fmt: skip
+PASSTHROUGH: Rule = Rule("gpu_passthrough", State.UNUSED, lambda view: _absent(view, PASSTHROUGH),
+                   limit="bound to vfio-pci", clears="the driver lists it again", withdraws=True,
+                   follows=True, witnesses=_BY_READING | {"person"})  # fmt: skip
+EXCLUDED: Rule = Rule("gpu_excluded", State.UNUSED, lambda view: _absent(view, EXCLUDED),
+                limit="excluded by a setting of the driver", clears="the driver lists it again", withdraws=True,
+                follows=True, witnesses=_BY_READING | {"person"})  # fmt: skip
+UNREADABLE = Rule("gpu_unreadable", State.UNHEALTHY, _unreadable,
+                  limit=f"for {UNREADABLE_AFTER_S:g} s", clears="its calls no longer fail", withdraws=True,
+                  enter_for_s=UNREADABLE_AFTER_S, follows=True, witnesses=_BY_READING)  # fmt: skip
+MIG_ENABLED = Rule("mig_enabled", State.HEALTHY, _mig, witnesses=_BY_READING)
+RECOVERY_PREFIX = "recovery_"
+
+
+def recovery_rule(action: str) -> Rule:
+    return Rule(f"{RECOVERY_PREFIX}{action}", State.UNHEALTHY, _recovery,
+                limit="reported by the driver", clears="the driver no longer requests it", withdraws=True,
+                witnesses=_BY_READING)  # fmt: skip
+
+
+# --- measured values --------------------------------------------------------------------------------------
+
+
+def nvlink_states(values: Mapping[str, float]) -> dict[int, bool]:
+    """Return whether each NVLink is up, by its number."""
+    return {
+        int(name.partition("/")[2]): value == 1
+        for name, value in values.items()
+        if name.startswith("gpu_nvlink_up/")
+    }
+
+
+def _set(value: float | None, sentence: str) -> Measured | None:
+    if value is None:
+        return None
+    return Measured(value, "set" if value else "not set", bad=value == 1, sentence=sentence)
+
+
+def _flag(name: str, sentence: str) -> Measure:
+    """Measure whether the driver sets this value."""
+    return lambda view: _set(view.values.get(name), sentence)
+
+
+def _count(name: str, unit: str, least: Callable[[GpuHealthSettings], float], sentence: str) -> Measure:
+    """Measure a count; the fault starts at ``least``."""
+
+    def measure(view: GpuView) -> Measured | None:
+        value, limit = view.values.get(name), least(view.limits)
+        if value is None:
+            return None
+        words = sentence.format(value=value, least=limit)
+        return Measured(value, _number(value, unit), bad=value >= limit, sentence=words)
+
+    return measure
+
+
+def _number(count: float, unit: str) -> str:
+    return f"{count:g} {unit}" if count == 1 else f"{count:g} {unit}s"
+
+
+def _too_many_rows(limits: GpuHealthSettings) -> int:
+    return limits.remapped_rows + 1
+
+
+def _nvlink_down(view: GpuView) -> Measured | None:
+    states = nvlink_states(view.values)
+    if not states:
+        return None
+    up, required = sum(states.values()), view.limits.nvlinks
+    if required is not None:
+        sentence = f"{up} NVLinks are up where {required} should be."
+        return Measured(max(0, required - up), f"{up} up", bad=up < required, sentence=sentence)
+    # A link that the driver does not report now is evidence in neither direction.
+    down = sorted(link for link in view.links if states.get(link) is False)
+    if not down and not states.keys() >= view.links:
+        return None
+    names = ", ".join(map(str, down))
+    verb = "is" if len(down) == 1 else "are"
+    sentence = f"NVLink{'s' * (len(down) > 1)} {names} {verb} down; {up} are up."
+    return Measured(len(down), f"{up} up, {len(down)} down", bad=bool(down), sentence=sentence)
+
+
+def _fabric_not_ready(view: GpuView) -> Measured | None:
+    """Before the first measured values the driver's reading decides."""
+    value = view.values.get("gpu_fabric_not_ready")
+    if value is None and not view.values and view.reading.fabric_pending is not None:
+        value = float(view.reading.fabric_pending)
+    sentence = "The GPU is not registered with its NVLink fabric yet, so CUDA programs fail (error 802)."
+    return _set(value, sentence)
+
+
+NVLINK_ERRORS = ("gpu_nvlink_crc_errors", "gpu_nvlink_replays", "gpu_nvlink_recoveries")
+
+
+def _nvlink_errors(view: GpuView) -> Measured | None:
+    rate, least = view.nvlink_errors_per_s, view.limits.nvlink_errors_per_second
+    if rate is None:
+        return None
+    sentence = f"The NVLinks met {rate:.0f} errors per second; {least:g} are too many."
+    return Measured(rate, f"{rate:.3g} per second", bad=rate >= least, sentence=sentence)
+
+
+def _pcie_width(view: GpuView) -> Measured | None:
+    width, most = view.values.get("gpu_pcie_width"), view.values.get("gpu_pcie_width_max")
+    if width is None or most is None:
+        return None
+    words = f"{width:g} of {most:g} lanes"
+    return Measured(width, words, bad=width < most, sentence=f"The PCIe link has {words}.")
+
+
+def _pcie_speed(view: GpuView) -> Measured | None:
+    """A link at full speed is good at any time."""
+    values = view.values
+    generation, most = values.get("gpu_pcie_generation"), values.get("gpu_pcie_generation_max")
+    if generation is None or most is None:
+        return None
+    loaded = values.get("gpu_performance_state") == 0 or values.get("gpu_utilization", 0) > 0
+    if generation < most and not loaded:
+        return None
+    words = f"generation {generation:g} of {most:g}"
+    sentence = f"Under load the PCIe link runs as generation {generation:g}, not {most:g}."
+    return Measured(generation, words, bad=generation < most, sentence=sentence)
+
+
+class MeasuredRow(msgspec.Struct, frozen=True):
+    """One rule on a measured value, before the settings apply.
+
+    ``limit`` is the threshold in words. ``enter`` and ``clear`` name the settings with the time to enter and the time
+    to clear. ``withdraws``: the fault is in the default of ``unhealthy``. ``nvlinks``: it reads NVLinks, which MIG mode
+    switches off.
+    """
+
+    key: str
+    measure: Measure
+    limit: str | Callable[[GpuHealthSettings], str]
+    meaning: str
+    origin: str = ""
+    enter: str | None = None
+    clear: str = "clear_seconds"
+    withdraws: bool = False
+    nvlinks: bool = False
+    follows: bool = False
+    patient: bool = False
+
+    def rule(self, limits: GpuHealthSettings, *, enabled: bool) -> Rule:
+        """Return the rule with the thresholds and times of the settings."""
+        limit = self.limit if isinstance(self.limit, str) else self.limit(limits)
+        enter_s: float = getattr(limits, self.enter) if self.enter else 0.0
+        clear_s: float = getattr(limits, self.clear)
+        withdraws = self.key in limits.unhealthy
+        return Rule(
+            self.key,
+            State.UNHEALTHY if withdraws else State.DEGRADED,
+            self.measure,
+            self.meaning,
+            self.origin,
+            withdraws=withdraws,
+            enter_for_s=enter_s,
+            clear_for_s=clear_s,
+            enabled=enabled,
+            limit=limit + (f" for {enter_s:g} s" if enter_s else ""),
+            clears=f"clean for {clear_s:g} s, or clean after a reset",
+            gap_s=limits.gap_s,
+            resets=True,
+            witnesses=_BY_VALUES,
+            follows=self.follows,
+            patient=self.patient,
+        )
+
+
+FABRIC_NOT_READY = "fabric_not_ready"
+
+MEASURED_RULES: tuple[MeasuredRow, ...] = (
+    MeasuredRow("remap_failed",
+                _flag("gpu_row_remap_failed", "A bad row of the GPU's memory could not be remapped."), "set",
+                "A row of the memory could not be remapped.", "Azure's node health checks.", withdraws=True),
+    MeasuredRow("remap_limit",
+                _count("gpu_remapped_uncorrectable", "row", _too_many_rows,
+                       "{value:g} rows of the GPU's memory were remapped for uncorrectable errors; {least:g} are too "
+                       "many."),
+                lambda limits: f"≥ {_number(_too_many_rows(limits), 'row')}",
+                "Too many rows of the memory were remapped for uncorrectable errors.",
+                "More than 512: Azure's node health checks.", withdraws=True),
+    MeasuredRow("sram_uncorrectable",
+                _count("gpu_ecc_uncorrectable_sram", "error", lambda limits: limits.sram_uncorrectable,
+                       "The GPU met {value:g} uncorrectable SRAM errors since it was reset; {least:g} is too many."),
+                lambda limits: f"≥ {_number(limits.sram_uncorrectable, 'error')}",
+                "The SRAM met uncorrectable errors since the last reset.",
+                "One: NVIDIA, GPU memory error management, RMA policy.", withdraws=True),
+    MeasuredRow("sram_threshold",
+                _flag("gpu_sram_threshold_exceeded", "The driver reports that the GPU's SRAM errors passed their "
+                      "threshold; the GPU is to be replaced."), "set",
+                "The driver reports that the SRAM errors passed its own threshold.",
+                "NVIDIA, GPU memory error management, RMA policy.", withdraws=True),
+    MeasuredRow(FABRIC_NOT_READY, _fabric_not_ready, "set",
+                "The GPU has a place in an NVLink fabric and is not registered there yet: each CUDA program fails.",
+                enter="fabric_seconds", clear="fabric_seconds", withdraws=True, nvlinks=True),
+    MeasuredRow("fabric_failed",
+                _flag("gpu_fabric_failed", "The registration of the GPU with its NVLink fabric failed, so it has no "
+                      "peer-to-peer traffic."), "set",
+                "The registration of the GPU with its NVLink fabric ended with an error: it has no peers.",
+                enter="fabric_seconds", clear="fabric_seconds", withdraws=True, nvlinks=True),
+    MeasuredRow("fabric_misconfigured",
+                _flag("gpu_fabric_misconfigured", "The NVLink fabric reports that this GPU is configured incorrectly; "
+                      "nvidia-smi -q names how."), "set",
+                "The NVLink fabric reports that the GPU is configured incorrectly.",
+                enter="fabric_seconds", clear="fabric_seconds", withdraws=True, nvlinks=True),
+    MeasuredRow("nvlink_down", _nvlink_down,
+                lambda limits: (
+                    "any that was up is down" if limits.nvlinks is None else f"< {limits.nvlinks} up"
+                ),
+                "An NVLink that was up in this boot is down, or fewer NVLinks than required are up.",
+                enter="nvlink_down_seconds", withdraws=True, nvlinks=True, follows=True),
+    MeasuredRow("fabric_unhealthy",
+                _flag("gpu_fabric_route_unhealthy", "The NVLink fabric has no sound route to this GPU."), "set",
+                "The NVLink fabric has no sound route to the GPU.",
+                enter="fabric_seconds", withdraws=True, nvlinks=True),
+    MeasuredRow("nvlink_errors", _nvlink_errors,
+                lambda limits: f"≥ {limits.nvlink_errors_per_second:g} per second",
+                "The NVLinks of the GPU meet too many errors per second: CRC errors, replays and recoveries.",
+                "100: DCGM's limit for CRC errors; fewer are corrected and do not matter.", nvlinks=True),
+    MeasuredRow("remap_pending",
+                _flag("gpu_row_remap_pending", "A bad row of the GPU's memory is remapped at its next reset."), "set",
+                "A row of the memory is remapped at the next reset.",
+                "It needs a reset: NVIDIA, GPU memory error management."),
+    MeasuredRow("fabric_degraded",
+                _flag("gpu_fabric_degraded_bandwidth", "The NVLink fabric gives this GPU less than its bandwidth."),
+                "set", "The NVLink fabric gives the GPU less than its bandwidth.",
+                enter="fabric_seconds", nvlinks=True),
+    MeasuredRow("pcie_width", _pcie_width, "less than possible",
+                "The PCIe link has fewer lanes than the GPU and its slot support.", "For 10 s: DGX health checks.",
+                enter="pcie_width_seconds", clear="pcie_clear_seconds", follows=True),
+    MeasuredRow("pcie_speed", _pcie_speed, "less than possible under load",
+                "Under load the PCIe link runs as a lower generation than the GPU and its slot support.",
+                enter="pcie_speed_seconds", clear="pcie_clear_seconds", patient=True),
+)  # fmt: skip
+"""The gravest first; the reasons of a GPU have this order."""
+
+MEASURED_KEYS: tuple[str, ...] = tuple(row.key for row in MEASURED_RULES)
+if TYPE_CHECKING:
+    FaultKey = str  # mypy accepts only a Literal whose values stand in the source
+else:
+    FaultKey = Literal[MEASURED_KEYS]
+UNHEALTHY: tuple[str, ...] = tuple(row.key for row in MEASURED_RULES if row.withdraws)
+
+
+def measured_rules(limits: GpuHealthSettings, *, mig: bool = False) -> tuple[Rule, ...]:
+    """Return the rules on measured values with the settings applied, the gravest first. ``mig``: the GPU is in MIG
+    mode, which switches its NVLinks off; that is not a fault."""
+    return tuple(
+        row.rule(limits, enabled=row.key not in limits.ignore and not (mig and row.nvlinks))
+        for row in MEASURED_RULES
+    )
