@@ -28,7 +28,6 @@ import msgspec
 
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.facts.model import Function, State
-from nodeagent.host import recorded_gpus
 from nodeagent.host.clock import boottime
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.reader_status import ReaderStatus
@@ -40,6 +39,7 @@ from nodeagent.sampling.reader import FORBIDDEN_ERRORS, READ_ERRORS, PfNetdevs, 
 from nodeagent.sampling.recorded_samples import RecordedSamplesReader
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sampling.transceiver_reader import TransceiverReader
+from nodeagent.sources.machine_access import is_recorded
 from nodeagent.sources.scan_hints import ScanHint
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Sampler:
         self._hints: tuple[ScanHint, ...] = ()
         self._hinted = asyncio.Event()
         self._link_changed = asyncio.Event()  # its speed and FEC may have changed too
-        self._recorded = RecordedSamplesReader(tree) if tree.exists(recorded_gpus.PATH) else None
+        self._recorded = RecordedSamplesReader(tree) if is_recorded(tree) else None
         self._pf_netdevs = PfNetdevs()
         self._readers: list[SampleReader] = []
         self._busy: set[SampleReader] = set()
