@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.base.file_writing import replace_changed_file, replace_file, unwritable_because
+from nodeagent.base.file_writing import make_folder, replace_changed_file, replace_file, unwritable_because
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 
 
@@ -70,3 +70,9 @@ def test_a_file_with_the_content_is_not_replaced_and_anything_else_is(tmp_path: 
     os.mkfifo(path)
     assert replace_changed_file(path, b"two")
     assert path.read_bytes() == b"two"
+
+
+def test_a_file_where_the_folder_should_be_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "file")
