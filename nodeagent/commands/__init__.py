@@ -46,7 +46,7 @@ VERBS: dict[str, str] = {
     "plan": "plan.add_plan",
     "explain": "plan.add_explain",
     "topology": "plan.add_topology",
-    "cabling": "hall_cabling.add",
+    "cabling": "plan.add_cabling",
     "capture": "capture.add",
     "controller": "controller.add",
     "completion": "completion.add",

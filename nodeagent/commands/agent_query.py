@@ -92,8 +92,8 @@ async def follow(
     Raises ``AgentQueryError`` when the agent ends."""
     while True:
         yield answer
-        before = answer
-        while answer is before or same(before, answer):
+        before, answer = answer, await _again(fetch, AGAIN_S)
+        while same(before, answer):
             answer = await _again(fetch, AGAIN_S)
 
 

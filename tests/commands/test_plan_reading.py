@@ -102,3 +102,20 @@ async def test_the_verb_reads_the_cluster_of_a_kubeconfig(server: ApiServer, tmp
     assert await asyncio.to_thread(cli.main, ["plan", "--json", "--kubeconfig", str(file)]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert [one["verb"] for one in planned["writes"]] == ["create"]
+
+
+@pytest.mark.parametrize(
+    ("document", "what"),
+    [
+        ({"kind": "Pod"}, "an object of kind 'Pod'"),
+        ({"kind": None}, "an object of kind null"),
+        ({"a": 1}, "an object without kind"),
+    ],
+)
+def test_a_file_of_other_objects_is_refused_with_what_the_first_one_is(
+    document: dict[str, object], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "others.json"
+    file.write_text(json.dumps([document, {"kind": "Secret"}]))
+    assert cli.main(["plan", "--from", str(file)]) == 2
+    assert f"others.json:1: {what}; expected NodeLinks" in capsys.readouterr().err

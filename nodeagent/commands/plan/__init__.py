@@ -1,4 +1,4 @@
-"""The verbs plan, explain and topology: the HyperNodes that would be written, the reasons, and a picture."""
+"""The verbs of a fabric: plan (the HyperNodes that would be written), explain, topology (a picture) and cabling."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import FAILED, GOOD, Add
+from nodeagent.commands.options import FAILED, GOOD, Add, json_option, seconds
 from nodeagent.commands.terminal import note, screen
 
 
@@ -51,6 +51,32 @@ def add_topology(add: Add) -> None:
     parser.add_argument(
         "--whole", action="store_true", help="show each node of the tree on a line of its own"
     )
+
+
+def add_cabling(add: Add) -> None:
+    parser = add(
+        "cabling",
+        _cabling,
+        "compare every link of the hall with a cabling plan: planned, elsewhere, missing, without LLDP or slow",
+        "Without --plan, links are compared with the leaf groups that the reports lead to. The result is 0 if every\n"
+        "link is as planned, 1 if one is not, and 2 if the input cannot be read.",
+    )
+    source_options(parser)
+    parser.add_argument(
+        "--plan",
+        metavar="FILE",
+        help="the cabling plan: YAML, .csv (also NetBox's) or .dot (docs/topology.md, The cabling of a hall)",
+    )
+    form = parser.add_mutually_exclusive_group()
+    json_option(form)  # type: ignore[arg-type]
+    form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
+    form.add_argument(
+        "--watch",
+        type=seconds,
+        metavar="SECONDS",
+        help="read again after this time, and print each link that changed",
+    )
+    parser.add_argument("--all", action="store_true", help="list links that are as planned too")
 
 
 def source_options(parser: argparse.ArgumentParser, *, current: bool = False) -> None:
@@ -118,3 +144,10 @@ def _topology(options: argparse.Namespace) -> int:
     drawing = topology_picture.draw(preview, options.format, whole=options.whole)
     print(topology_picture.wrap(drawing, screen().width) if options.format == "tree" else drawing)
     return GOOD
+
+
+def _cabling(options: argparse.Namespace) -> int:
+    from nodeagent.commands.plan import hall_report
+
+    log_to_stderr("warning")
+    return hall_report.show(options)

@@ -19,9 +19,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from nodeagent.base.plain_text import one_line
-from nodeagent.commands.hall_cabling import planned_cables
-from nodeagent.commands.hall_cabling.planned_cables import CablingPlan
 from nodeagent.commands.options import FAILED, GOOD
+from nodeagent.commands.plan import planned_cables
+from nodeagent.commands.plan.planned_cables import CablingPlan
 from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
 from nodeagent.commands.terminal import columns, screen
 from nodeagent.commands.user_files import UserFileError
