@@ -10,7 +10,7 @@ from nodeagent.cluster.affected_devices import reported_devices
 from nodeagent.cluster.agent_events import AgentEvents
 from nodeagent.cluster.cluster_settings import ClusterSettings, TaintSettings
 from nodeagent.cluster.device_marks import DeviceMarker, StateTimes
-from nodeagent.cluster.node_marks import LINKS_LABEL, LINKS_TAINT
+from nodeagent.cluster.node_marks import LINKS_LABEL, LINKS_TAINT, NodeMarks
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import State
 from nodeagent.kube.resource import NODES
@@ -309,3 +309,13 @@ async def test_the_first_write_waits_so_that_not_all_nodes_write_after_an_update
     await server.until(lambda: server.counts["patch", "nodes/status"])
     written = {seen.name for seen in server.requests if seen.resource.startswith("nodes")}
     assert written == {"gpu-1"}
+
+
+async def test_taints_that_are_as_wanted_are_not_written(server, client):
+    marks = NodeMarks(client)
+    for _ in range(2):
+        await marks.set_taint("gpu-0", LINKS_TAINT, on=True)
+    assert not await marks.remove_taint("gpu-0", "nodeagent.io/starting")
+    assert server.counts["patch", "nodes"] == 1
+    assert await marks.remove_taint("gpu-0", LINKS_TAINT.key)
+    assert not server.find("nodes", "gpu-0")["spec"].get("taints")
