@@ -34,7 +34,6 @@ from nodeagent.measurements.sample import Sample
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
-from nodeagent.sources.link_selection import SelectedLink
 from nodeagent.sources.machine_access import NoDriver, has_netdevs, hints, is_recorded, permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.remembered_gpus import RememberedGpus
@@ -42,6 +41,7 @@ from nodeagent.sources.scan_hints import ScanRequest
 
 if TYPE_CHECKING:  # loaded after registration; the figures stand where each is imported
     from nodeagent.sampling.sampler import Sampler
+    from nodeagent.sources.link_selection import SelectedLink
     from nodeagent.sources.lldp_receiver import LldpReceiver
     from nodeagent.sources.neighbor_view import NeighborListing
 
