@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nodeagent.base.stored_file import SIZE_MAX, StoredFile, StoredForm
+from nodeagent.base.stored_file import SIZE_MAX, StoredFile, StoredForm, unwritable
 from tests.support.dead_files import dead
 
 FORM = StoredForm(
@@ -168,10 +168,12 @@ async def test_a_failed_write_is_logged_once_until_one_succeeds(
     assert not await stored.save({"a": 1})
     assert not await stored.save({"a": 2})
     assert len(caplog.records) == 1
-    assert stored.unwritable is not None
+    (fault,) = unwritable([stored, StoredFile(None, FORM)])
+    assert (fault.path, fault.loss) == (str(stored.path), "a changed number is not noticed")
+    assert fault.reason == stored.unwritable
     folder.unlink()
     assert await stored.save({"a": 2})
-    assert stored.unwritable is None
+    assert (stored.unwritable, stored.fault()) == (None, None)
     folder.rename(tmp_path / "aside")
     folder.write_text("")
     assert not await stored.save({"a": 3})
