@@ -208,3 +208,14 @@ async def test_a_missing_right_stops_the_evictions(server, client, running):
     assert await evictions._evict() >= FORBIDDEN_FIRST_S * FORBIDDEN_JITTER[0]
     assert not evictions.queue.not_before
     assert deliveries.remarks()
+
+
+async def test_one_pod_is_evicted_in_ten_seconds(server, client):
+    inventory = Inventory()
+    publish(inventory, snapshot([DOWN, DOWN], [None]))
+    evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0")
+    causes = {("default", name): EvictionCause("GPU-0", "it has used too much", -60.0) for name in "ab"}
+    evictions.queue.observe(causes, 0.0)
+    for _ in range(2):
+        assert 0 < await evictions._evict() <= 10
+    assert server.counts["create", "pods/eviction"] == 1
