@@ -10,12 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from nodeagent.kube.failure import ApiError
 from nodeagent.metrics.scrape_input import ClusterWrites
-
-if TYPE_CHECKING:
-    from nodeagent.kube.failure import ApiError
 
 LEFT_OUT_SHOWN = 10
 SLICES = "slices"

@@ -188,6 +188,8 @@ async def test_without_a_certificate_no_connection_is_accepted_until_it_exists(
         assert "no connection is accepted until it is fixed" in caplog.text
         with pytest.raises((ConnectionError, ssl.SSLError)):
             await get(port, authority.client())
+        with pytest.raises((ConnectionError, IndexError)):
+            await get(port, None)  # no page without TLS meanwhile
         place.put(first)
         access.load()
         assert await get(port, authority.client()) == (200, "first")

@@ -83,6 +83,17 @@ def test_a_free_device_is_healthy_and_unheld_and_unknown_before_podresources_has
     assert found[NIC, str(vfs[0].parent)].free == 7
 
 
+def test_the_counts_of_a_scrape_follow_the_facts() -> None:
+    snapshot, offer = facts()
+    inventory = Inventory()
+    pages = pages_of(inventory, offered=tuple(offer.kinds(snapshot)))
+    assert pages.scrape_input().device_counts == ()
+    inventory.publish("gpus", gpus=snapshot.gpus)
+    assert {one.parent for one in pages.scrape_input().device_counts} == {gpu.uuid for gpu in snapshot.gpus}
+    inventory.publish("gpus", gpus=snapshot.gpus[:1])
+    assert {one.parent for one in pages.scrape_input().device_counts} == {snapshot.gpus[0].uuid}
+
+
 class Gpus:
     xids: ClassVar = {("GPU-0", 79): 1}
     xid_times: ClassVar = {("GPU-0", 79): 5.0}

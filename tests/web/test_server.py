@@ -604,9 +604,10 @@ async def test_a_page_that_fails_is_logged_and_the_next_is_answered(caplog: pyte
         raise KeyError("carrier")
 
     async with serving({**PAGES, "/metrics": broken}) as port:
-        assert await dropped(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        for _ in range(2):
+            assert await dropped(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await ask(port, HEALTHZ))[1] == b"ok\n"
-    assert "A request could not be answered. reason=\"KeyError: 'carrier'\"" in caplog.text
+    assert caplog.text.count("A request could not be answered. reason=\"KeyError: 'carrier'\"") == 1
 
 
 async def test_a_host_without_an_address_is_fatal_and_names_the_setting() -> None:
