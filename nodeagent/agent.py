@@ -27,7 +27,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,13 +35,13 @@ from nodeagent import discovery
 from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load, without_effect
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.ending import end_at
-from nodeagent.base.stored_file import unwritable
+from nodeagent.base.stored_file import StoredFile, unwritable
 from nodeagent.base.supervise import ending_signals, first_cause, keep
 from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import SLICES, Deliveries
 from nodeagent.config.faults import ConfigError
 from nodeagent.config.followed_configuration import FollowedConfiguration, configuration_text
-from nodeagent.dra.earlier_records import has_records
+from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding
 from nodeagent.health.state_file import StateFile
@@ -55,6 +55,7 @@ from nodeagent.kubelet.rail_memory import CHECKPOINT, RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.slice_sizes import SliceSizes
+from nodeagent.offering.claim_driver import ClaimDriver
 from nodeagent.offering.device_offering import DeviceOffering
 from nodeagent.offering.readiness import pool_statuses
 from nodeagent.sharing.cgroup_limits import CgroupLimits
@@ -66,9 +67,6 @@ from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import is_recorded
 from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.web.pages import Pages, PageSources
-
-if TYPE_CHECKING:
-    from nodeagent.dra.driver import DraDriver
 
 log = logging.getLogger(__name__)
 
@@ -101,126 +99,165 @@ class AgentOptions(msgspec.Struct, frozen=True):
     """Namespace and name of the agent's pod."""
 
 
+class Stored(NamedTuple):
+    """The files that an earlier agent left, and their folder."""
+
+    folder: Path
+    faults: StateFile
+    gpus: RememberedGpus
+    rails: RailMemory
+    sizes: SliceSizes
+
+    @classmethod
+    def open(cls, config: Config, options: AgentOptions, read_holdings: Callable[[], object]) -> Stored:
+        """Blocks. ``read_holdings`` makes the kubelet be asked what pods hold."""
+        folder = Tree(options.root).path(config.health.state_directory)
+        rails = RailMemory(
+            folder,
+            options.kubelet_dir / CHECKPOINT,
+            pod_resources=config.kubelet.pod_resources,
+            read_holdings=read_holdings,
+        )
+        return cls(folder, StateFile.open(folder), RememberedGpus(folder), rails, SliceSizes(folder))
+
+    @property
+    def files(self) -> tuple[StoredFile[Any], ...]:
+        """The files whose loss is reported."""
+        return self.rails.file, self.sizes.file, self.gpus.file, self.faults.file
+
+
+class Sharing(NamedTuple):
+    """The parts that keep containers within their shares of GPU memory, and compare use with grants."""
+
+    accounting: GpuAccounting
+    limits: CgroupLimits
+    mps: MpsWatch
+
+
 class Agent:
-    """One node's agent. ``on_listen`` takes the port of the web server."""
+    """One node's agent, in layers: what is stored, the sources, the offer, the shares of GPUs, the outputs.
+
+    Each part is whole when it is made, from parts above it. ``on_listen`` takes the port of the web server.
+    """
 
     def __init__(
         self, config: Config, options: AgentOptions, on_listen: Callable[[int], None] = lambda _port: None
     ) -> None:
-        tree = Tree(options.root)
-        state_folder = tree.path(config.health.state_directory)
-        state_file = StateFile.open(state_folder)
-        files = OfferFiles(
-            DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(tree.path(config.cdi.directory))
-        )
-        self._config = config
-        self._options = options
-        self._on_listen = on_listen
-        self.deliveries = Deliveries()
-        self._read_pods = asyncio.Event()
-        self.file: FollowedConfiguration[Config] | None = None
-        if (path := options.config_file) is not None:
-            self.file = FollowedConfiguration(
-                config,
-                lambda: load(configuration_text(path), name=str(path)),
-                self._adopt,
-                lambda: [path.parent],
-            )
+        self._config, self._options, self._on_listen = config, options, on_listen
+        self._tree = Tree(options.root)
         self.settled = asyncio.Event()
         """Set when the kubelet has the devices and everything is imported."""
         self.inventory = Inventory()
-        self.health = discovery.health_service(config, state_file)
-        remembered_gpus = RememberedGpus(state_folder)
-        gpu_publisher = GpuPublisher(self.health, remembered_gpus)
-        rails = self._rails = RailMemory(
-            state_folder,
-            options.kubelet_dir / CHECKPOINT,
-            pod_resources=config.kubelet.pod_resources,
-            read_holdings=self._read_pods.set,
-        )
+        self.deliveries = Deliveries()
+        self._read_pods = asyncio.Event()
+        self.stored = Stored.open(config, options, self._read_pods.set)
+        self.health = discovery.health_service(config, self.stored.faults)
+        self._gpus = GpuPublisher(self.health, self.stored.gpus)
         self.sources = discovery.Discovery(
             self.inventory,
             config,
             options.root,
             node_name=options.node_name,
-            gpu_publisher=gpu_publisher,
+            gpu_publisher=self._gpus,
             sampled=True,
             stores=True,
-            rails=rails,
+            rails=self.stored.rails,
         )
-        rpc_stats, sizes = RpcStats(), SliceSizes(state_folder)
-        self.stored = (rails.file, sizes.file, remembered_gpus.file, state_file.file)
-        """The files whose loss is reported."""
+        self._make_offer()
+        self.sharing = self._sharing()
+        self._gpus.publish_usage_to(self.sharing.accounting.take_usage)
+        self.file = self._configuration_file()
+        self.pages = self._pages()
+
+    def _make_offer(self) -> None:
+        tree, options = self._tree, self._options
+        cdi_folder = tree.path(self._config.cdi.directory)
+        files = OfferFiles(DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(cdi_folder))
+        self._rpc_stats, dra_offer, news = RpcStats(), DraOffer(), asyncio.Event()
         self.plugins = DevicePlugins(
-            options.kubelet_dir,
-            files=files,
-            stats=rpc_stats,
-            on_allocate=self._take_allocation,
+            options.kubelet_dir, files=files, stats=self._rpc_stats, on_allocate=self._take_allocation
+        )
+        self.claims = ClaimDriver(
+            self.inventory,
+            dra_offer,
+            news.set,
+            kubelet_dir=options.kubelet_dir,
+            records=self.stored.folder / "claims",
+            cdi_folder=cdi_folder,
+            device_info=files.device_info,
+            stats=self._rpc_stats,
         )
         self.offering = DeviceOffering(
-            config,
+            self._config,
             self.inventory,
             self.plugins,
             files,
-            sizes,
-            rails,
+            self.stored.sizes,
+            self.stored.rails,
             self.sources.forget_nics,
-            lambda: () if self.dra is None else self.dra.holdings,
+            self.claims.holdings,
+            dra_offer,
+            news,
         )
-        self.dra: DraDriver | None = None
-        """The DRA driver, once a kind has mode dra or claims of an earlier agent are prepared."""
-        self._device_info = files.device_info
-        self._rpc_stats = rpc_stats
-        self._pod_holdings: tuple[Holding, ...] | None = None
-        self.accounting = GpuAccounting(
-            config.gpu,
-            lambda: self.inventory.snapshot,
-            lambda: {
-                kind.resource: kind.device_mib << 20
-                for kind in (*self.offering.offered, *(it.kind for it in self.offering.dra.current.known()))
-                if kind.device_mib is not None
-            },
+
+    def _sharing(self) -> Sharing:
+        config, inventory, offering = self._config, self.inventory, self.offering
+        return Sharing(
+            GpuAccounting(config.gpu, lambda: inventory.snapshot, offering.device_bytes),
+            CgroupLimits(
+                self._tree,
+                config.gpu.accounting.pod_logs,
+                inventory,
+                lambda: shares_of(offering.offered, inventory.snapshot, "nvml-limits"),
+            ),
+            MpsWatch(
+                self.stored.folder / MPS_FOLDER,
+                inventory,
+                offering.mps_kinds,
+                exclusive_process=config.gpu.mps.exclusive_process,
+            ),
         )
-        gpu_publisher.publish_usage_to(self.accounting.take_usage)
-        self.cgroup_limits = CgroupLimits(
-            tree,
-            config.gpu.accounting.pod_logs,
-            self.inventory,
-            lambda: shares_of(self.offering.offered, self.inventory.snapshot, "nvml-limits"),
+
+    def _configuration_file(self) -> FollowedConfiguration[Config] | None:
+        if (path := self._options.config_file) is None:
+            return None
+        return FollowedConfiguration(
+            self._config,
+            lambda: load(configuration_text(path), name=str(path)),
+            self._adopt,
+            lambda: [path.parent],
         )
-        self.mps = MpsWatch(
-            state_folder / MPS_FOLDER,
-            self.inventory,
-            self.offering.mps_kinds,
-            exclusive_process=config.gpu.mps.exclusive_process,
-        )
-        self.pages = Pages(
-            config.web,
+
+    def _pages(self) -> Pages:
+        file, sources, claims = self.file, self.sources, self.claims
+        offer, deliveries = self.offering.dra, self.deliveries
+        return Pages(
+            self._config.web,
             PageSources(
                 inventory=self.inventory,
                 offering=self.offering.shown,
-                rpc_stats=rpc_stats,
-                nic_samples=self.sources.samples,
-                nic_readers=self.sources.reader_statuses,
-                overruns=self.sources.overruns,
-                last_lldp=self.sources.last_lldp,
-                gpus=gpu_publisher,
+                rpc_stats=self._rpc_stats,
+                nic_samples=sources.samples,
+                nic_readers=sources.reader_statuses,
+                overruns=sources.overruns,
+                last_lldp=sources.last_lldp,
+                gpus=self._gpus,
                 statuses=self.plugins.statuses,
                 health_figures=self.health.figures,
                 explained_health=self.health.explain_json,
                 machine_view=self.offering.view,
-                neighbor_view=lambda: msgspec.json.encode(self.sources.neighbor_view()),
-                configuration_fault=lambda: self.file.fault if self.file is not None else "",
+                neighbor_view=lambda: msgspec.json.encode(sources.neighbor_view()),
+                configuration_fault=lambda: file.fault if file is not None else "",
                 stuck_threads=gpu_source.stuck_threads,
-                cluster_writes=self.deliveries.writes,
-                cluster_remarks=self.deliveries.remarks,
-                accounting=self.accounting,
-                claims=lambda: None if self.dra is None else self.dra.figures,
-                pools=lambda: tuple(pool_statuses(self.offering.dra, self.dra, self.deliveries.of(SLICES))),
-                limits=self.cgroup_limits,
-                mps=self.mps,
-                unwritable_state=partial(unwritable, self.stored),
-                node=options.node_name or socket.gethostname(),
+                cluster_writes=deliveries.writes,
+                cluster_remarks=deliveries.remarks,
+                accounting=self.sharing.accounting,
+                claims=claims.figures,
+                pools=lambda: tuple(pool_statuses(offer, claims.driver, deliveries.of(SLICES))),
+                limits=self.sharing.limits,
+                mps=self.sharing.mps,
+                unwritable_state=partial(unwritable, self.stored.files),
+                node=self._options.node_name or socket.gethostname(),
             ),
         )
 
@@ -233,7 +270,7 @@ class Agent:
                 sources = group.create_task(self.sources.run())
                 await discovery.first_facts(self.inventory)
                 access = agent_tasks.node_access(self._config.cluster, self._options.node_name)
-                if access is not None and self._rails.lost:
+                if access is not None and self.stored.rails.lost:
                     self.offering.recall(await agent_tasks.reported_rails(access, self._config.resources))
                 self.offering.check(str(self._options.config_file or "the default configuration"))
                 for name, task in self._tasks(access).items():
@@ -248,23 +285,20 @@ class Agent:
         tasks: dict[str, Callable[[], Awaitable[object]]] = {
             "offer": self.offering.run,
             "rails": self.offering.follow_rails,
-            "mps": self.mps.run,
+            "mps": self.sharing.mps.run,
             "kubelet": self.plugins.run,
-            "local": partial(
-                self.pages.serve_locally, Tree(self._options.root).path(config.health.state_directory)
-            ),
+            "local": partial(self.pages.serve_locally, self.stored.folder),
         }
         if self.file is not None:
             tasks["config"] = self.file.run
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
-            if not is_recorded(Tree(self._options.root)):
-                tasks["limits"] = self.cgroup_limits.run
+            if not is_recorded(self._tree):
+                tasks["limits"] = self.sharing.limits.run
         if listen := config.listen if self._options.listen is None else self._options.listen:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)
-        if has_records(self._claim_records):
-            self._open_dra(access)
-        tasks["dra"] = partial(self._run_dra, access)
+        self.claims.recover(access)
+        tasks["dra"] = partial(self._serve_claims, access)
         if access is not None:
             state = agent_tasks.AgentState(
                 config.cluster,
@@ -272,10 +306,8 @@ class Agent:
                 self.inventory,
                 self.offering,
                 self.deliveries,
-                self.accounting,
-                self.cgroup_limits,
-                self.mps,
-                partial(unwritable, self.stored),
+                *self.sharing,
+                partial(unwritable, self.stored.files),
                 by_volcano(config),
             )
             tasks["cluster"] = partial(agent_tasks.run, state, access, self.settled)
@@ -331,54 +363,12 @@ class Agent:
             self.offering.refresh()
 
     def _publish_holdings(self, holdings: tuple[Holding, ...]) -> None:
-        self._pod_holdings = holdings
-        self.inventory.publish("pods", holdings=self._all_holdings(holdings))
+        self.claims.publish_holdings(holdings)
         self.offering.holdings_read()
 
-    def _all_holdings(self, of_plugins: tuple[Holding, ...]) -> tuple[Holding, ...]:
-        of_claims = () if self.dra is None else self.dra.claims.holdings
-        return tuple(sorted((*of_plugins, *of_claims), key=lambda it: (it.namespace, it.pod)))
-
-    # --- Dynamic Resource Allocation ------------------------------------------------------------------
-
-    @property
-    def _claim_records(self) -> Path:
-        return Tree(self._options.root).path(self._config.health.state_directory) / "claims"
-
-    def _open_dra(self, access: agent_tasks.NodeAccess | None) -> DraDriver:
-        """Make the driver, and read what claims of an earlier agent hold. Without an API server it only ends them."""
-        if access is None:
-            log.warning(
-                "Resources with mode dra are not offered, and no claim is prepared: the agent has no API server, or "
-                "not the name of this Node. Pods with claims of an earlier agent can end."
-            )
-        from nodeagent.dra.driver import DraDriver  # noqa: PLC0415 - 100 ms and 3 MiB with urllib3
-
-        tree = Tree(self._options.root)
-        self.dra = DraDriver(
-            None if access is None else access.access,
-            socket.gethostname() if access is None else access.node,
-            self.offering.dra,
-            kubelet_dir=self._options.kubelet_dir,
-            record_folder=self._claim_records,
-            cdi_folder=tree.path(self._config.cdi.directory),
-            device_info=self._device_info,
-            stats=self._rpc_stats,
-            on_change=self._claims_changed,
-        )
-        self.dra.read_records()
-        return self.dra
-
-    async def _run_dra(self, access: agent_tasks.NodeAccess | None) -> None:
+    async def _serve_claims(self, access: agent_tasks.NodeAccess | None) -> None:
         await self.settled.wait()
-        while self.dra is None and not (offer := self.offering.dra).current.pools:
-            await offer.changed(offer.revision)
-        await (self.dra or self._open_dra(access)).run()
-
-    def _claims_changed(self) -> None:
-        if self._pod_holdings is not None:
-            self.inventory.publish("claims", holdings=self._all_holdings(self._pod_holdings))
-        self.offering.claims_changed()
+        await self.claims.run(access)
 
     def _adopt(self, config: Config) -> None:
         """Apply a changed configuration. Raises ``ConfigError``."""

@@ -54,9 +54,14 @@ class DeviceOffering:
         rails: RailMemory,
         forget_nics: Callable[[Iterable[str]], None],
         claim_holdings: Callable[[], Iterable[Holding] | None] = tuple,
+        dra: DraOffer | None = None,
+        news: asyncio.Event | None = None,
     ) -> None:
-        """``claim_holdings`` returns what prepared claims hold, ``None`` while their records cannot be read."""
-        self.dra = DraOffer()
+        """``claim_holdings`` returns what prepared claims hold, ``None`` while their records cannot be read.
+
+        ``news`` is set where there may be something else to offer.
+        """
+        self.dra = dra or DraOffer()
         """The devices that claims allocate. The kubelet gets none of them from a device plugin."""
         self._claim_holdings = claim_holdings
         self.offered: tuple[DeviceKind, ...] = ()
@@ -79,8 +84,7 @@ class DeviceOffering:
             self._offer.recall(awaits_holdings=rails.content.names_unknown)
         self.begun = asyncio.Event()
         """Set once the plugins have the first offer."""
-        self._news = asyncio.Event()
-        """There may be something else to offer."""
+        self._news = news or asyncio.Event()
         self._prepared: tuple[DeviceKind, ...] = ()
         """The kinds of the last offer, those too whose files cannot be written."""
 
@@ -152,9 +156,10 @@ class DeviceOffering:
         """Give the plugins the latest facts now: the next request of the kubelet may arrive before the next round."""
         self._plugins.update(self.offered, self._inventory.snapshot, self._removed.gone)
 
-    def claims_changed(self) -> None:
-        """A claim was prepared or ended."""
-        self._news.set()
+    def device_bytes(self) -> dict[str, int]:
+        """Return the memory of one device of each resource that has a share of a GPU's memory."""
+        kinds = (*self.offered, *(device.kind for device in self.dra.current.known()))
+        return {kind.resource: kind.device_mib << 20 for kind in kinds if kind.device_mib is not None}
 
     def holdings_read(self) -> None:
         """The kubelet has listed what pods hold."""

@@ -73,7 +73,7 @@ def test_the_page_has_a_row_for_each_stored_file() -> None:
 
 async def test_the_agent_reports_each_file_that_cannot_be_written_or_there_is_a_reason(machine: Path) -> None:
     agent = Agent(Config(), AgentOptions(machine, machine / "kubelet"))
-    reported = {file.form.name for file in agent.stored}
+    reported = {file.form.name for file in agent.stored.files}
     assert reported | UNREPORTED.keys() == FORMS.keys(), (
         "add the file to `Agent.stored`, or the reason to UNREPORTED"
     )

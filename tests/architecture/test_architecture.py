@@ -26,7 +26,6 @@ ATTRIBUTES_MAX, METHODS_MAX = 15, 25
 COMPOSED = "composition of the agent or the controller: to become layers"
 OPTIONS = "one statement for each option or part of a verb"
 LONG_FUNCTIONS = {
-    "nodeagent/agent.py:Agent.__init__": COMPOSED,
     "hack/lab/nodeagent_lab/demo/__init__.py:add": OPTIONS,
     "nodeagent/fabric/fabric_view.py:fabric_view": "one expression for each field of the document",
     "nodeagent/fabric/reports.py:ReportReader.read": "one check for each field of a report from another machine",

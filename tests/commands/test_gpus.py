@@ -90,7 +90,7 @@ async def test_the_agent_answers_with_shares_use_and_pods(capsys) -> None:
         await n.allocatable(f"{HEAD}/gpu-mem", 158)
         assert (await n.kubelet.admit(PodSpec.single("p", {f"{HEAD}/gpu-mem": 40}))).admitted
         await n.until(lambda: n.agent.inventory.snapshot.holdings)
-        await n.until(lambda: n.agent.accounting.obstacle is None)
+        await n.until(lambda: n.agent.sharing.accounting.obstacle is None)
 
         async def gpus(*options: str) -> tuple[str, str]:
             code = await asyncio.to_thread(main, ["gpus", "--root", str(n.root), *options])

@@ -186,9 +186,9 @@ async def test_an_update_of_the_agent_keeps_slices_and_claims(
             await kubelet.until(lambda: kubelet.dra.registered(DRIVER), 20)
             await kubelet.dra.prepare("starting", [claims["starting"]])
             vfs = [
-                node.agent.dra.claims.records[claim.uid].devices[1].vfs
+                node.agent.claims.driver.claims.records[claim.uid].devices[1].vfs
                 for claim in claims.values()
-                if node.agent is not None and node.agent.dra is not None
+                if node.agent is not None and node.agent.claims.driver is not None
             ]
             assert len(set(vfs)) == 2, "the record of the first claim holds its VF"
             assert kubelet.dra.states["default/running"].devices == given

@@ -127,7 +127,7 @@ async def test_without_what_it_needs_accounting_is_off_and_names_the_reason(
         await n.kubelet.start()
         await n.start_agent(n.configure(f"gpu: {{health: {{processes: {setting}, readSeconds: 1}}}}\n"))
         await n.allocatable(f"{HEAD}/gpu-mem", 158)
-        await n.until(lambda: reason in (n.agent.accounting.obstacle or ""))
+        await n.until(lambda: reason in (n.agent.sharing.accounting.obstacle or ""))
         _, page = await n.get("/metrics")
         assert "nodeagent_gpu_accounting_on 0" in page
         assert "nodeagent_gpu_pod_memory" not in page

@@ -1,0 +1,123 @@
+"""The claims of this node, and what pods hold through them and through device plugins.
+
+The DRA driver is made once a kind has mode ``dra``, or at the start if an earlier agent left prepared claims.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nodeagent.base.bounded_calls import within
+from nodeagent.cluster.agent_tasks import NodeAccess
+from nodeagent.dra.offered import DraOffer
+from nodeagent.dra.prepared_claim import ClaimFigures
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Holding
+from nodeagent.kubelet.device_info import DeviceInfoFiles
+from nodeagent.kubelet.rpc_stats import RpcStats
+
+if TYPE_CHECKING:
+    from nodeagent.dra.driver import DraDriver
+
+log = logging.getLogger(__name__)
+
+START_S = 1.0
+
+
+class ClaimDriver:
+    """``changed`` is called when a claim was prepared or ended. ``records`` is the folder of prepared claims."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        offer: DraOffer,
+        changed: Callable[[], object],
+        *,
+        kubelet_dir: Path,
+        records: Path,
+        cdi_folder: Path,
+        device_info: DeviceInfoFiles,
+        stats: RpcStats,
+    ) -> None:
+        self.driver: DraDriver | None = None
+        self._inventory = inventory
+        self._offer = offer
+        self._changed = changed
+        self._kubelet_dir = kubelet_dir
+        self._records = records
+        self._cdi_folder = cdi_folder
+        self._device_info = device_info
+        self._stats = stats
+        self._of_plugins: tuple[Holding, ...] | None = None
+
+    def holdings(self) -> tuple[Holding, ...] | None:
+        """Return what prepared claims hold, ``None`` while their records cannot be read."""
+        return () if self.driver is None else self.driver.holdings
+
+    def figures(self) -> ClaimFigures | None:
+        return None if self.driver is None else self.driver.figures
+
+    def publish_holdings(self, of_plugins: tuple[Holding, ...]) -> None:
+        """The kubelet has listed what pods hold through device plugins."""
+        self._of_plugins = of_plugins
+        self._inventory.publish("pods", holdings=self._with_claims(of_plugins))
+
+    def recover(self, access: NodeAccess | None) -> None:
+        """Make the driver if an earlier agent left prepared claims. Blocks for at most ``START_S``.
+
+        A disk that hangs must not keep a node without claims from serving: with a kind of mode dra the driver reads the
+        records later.
+        """
+        try:
+            found = within("records of claims", START_S, lambda: any(self._records.glob("*")))
+        except OSError as error:
+            log.warning(
+                "Records of claims of an earlier agent cannot be looked for. folder=%s reason=%r",
+                self._records,
+                str(error),
+            )
+            return
+        if found:
+            self._open(access)
+
+    async def run(self, access: NodeAccess | None) -> None:
+        """Run the driver once it is needed, until cancelled."""
+        while self.driver is None and not self._offer.current.pools:
+            await self._offer.changed(self._offer.revision)
+        await (self.driver or self._open(access)).run()
+
+    def _open(self, access: NodeAccess | None) -> DraDriver:
+        """Make the driver, and read what claims of an earlier agent hold. Without an API server it only ends them."""
+        if access is None:
+            log.warning(
+                "Resources with mode dra are not offered, and no claim is prepared: the agent has no API server, or "
+                "not the name of this Node. Pods with claims of an earlier agent can end."
+            )
+        from nodeagent.dra.driver import DraDriver  # noqa: PLC0415 - 100 ms and 3 MiB with urllib3
+
+        self.driver = DraDriver(
+            None if access is None else access.access,
+            socket.gethostname() if access is None else access.node,
+            self._offer,
+            kubelet_dir=self._kubelet_dir,
+            record_folder=self._records,
+            cdi_folder=self._cdi_folder,
+            device_info=self._device_info,
+            stats=self._stats,
+            on_change=self._take_change,
+        )
+        self.driver.read_records()
+        return self.driver
+
+    def _take_change(self) -> None:
+        if self._of_plugins is not None:
+            self._inventory.publish("claims", holdings=self._with_claims(self._of_plugins))
+        self._changed()
+
+    def _with_claims(self, of_plugins: tuple[Holding, ...]) -> tuple[Holding, ...]:
+        of_claims = () if self.driver is None else self.driver.claims.holdings
+        return tuple(sorted((*of_plugins, *of_claims), key=lambda it: (it.namespace, it.pod)))
