@@ -11,7 +11,7 @@ from hack.incidents import BEGIN_S, INCIDENTS, Incident
 from nodeagent.commands.health.replay import Transition, replay
 from nodeagent.facts.model import HEALTHY
 from nodeagent.health.health_settings import HealthSettings
-from nodeagent.health.judged_device import gravest
+from nodeagent.health.judge import gravest
 from nodeagent.health.recording import decode
 
 

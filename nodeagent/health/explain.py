@@ -12,10 +12,10 @@ from typing import Literal
 import msgspec
 
 from nodeagent.facts.model import Health, Reason, State, UnusableGpu
-from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.gpu import GpuJudge
 from nodeagent.health.hold import Hold
-from nodeagent.health.judged_device import JudgedDevice, gravity
-from nodeagent.health.nic_judge import NicJudge
+from nodeagent.health.judge import JudgedDevice, gravity
+from nodeagent.health.nic import NicJudge
 from nodeagent.health.rule import Measured, Rule, clears, threshold
 
 Phase = Literal["active", "entering", "clearing", "quiet", "unknown", "off"]
@@ -57,7 +57,7 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
 def explain_nics(judge: NicJudge, health: dict[str, Health], now: float) -> tuple[DeviceView, ...]:
     """Return the views of all PFs, the gravest first. ``health``: the last result, by PCI address."""
     views = []
-    for nic in judge.nics.values():
+    for nic in judge.devices.values():
         nic.set_time(now)
         view = _device(nic, nic.address, nic.netdev or nic.address, health.get(nic.address, Health()), now)
         stale_sources = tuple(source.value for source in nic.history.stale())
@@ -68,7 +68,7 @@ def explain_nics(judge: NicJudge, health: dict[str, Health], now: float) -> tupl
 def explain_gpus(judge: GpuJudge, now: float) -> tuple[DeviceView, ...]:
     """Return the views of all GPUs, by index."""
     return tuple(
-        _device(gpu, uuid, f"GPU{gpu.index}", judge.health(uuid), now) for uuid, gpu in judge.gpus.items()
+        _device(gpu, uuid, f"GPU{gpu.index}", judge.health(uuid), now) for uuid, gpu in judge.devices.items()
     )
 
 

@@ -8,27 +8,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-
-class Guarded(Protocol):
-    """A device under the guard."""
-
-    @property
-    def withdraws(self) -> bool:
-        """Whether a fault makes it Unhealthy for the kubelet."""
-        ...
-
-    @property
-    def over(self) -> bool:
-        """Whether its faults have ended and only wait for their time to clear."""
-        ...
-
-    def witnesses(self) -> frozenset[str]:
-        """The sources that report its faults."""
-        ...
+if TYPE_CHECKING:
+    from nodeagent.health.judge import JudgedDevice
 
 
 class Guard(msgspec.Struct):
@@ -42,7 +27,7 @@ class Guard(msgspec.Struct):
     _withdrawn: dict[str, tuple[float, int]] = {}
     _held_since: dict[str, float] = {}
 
-    def judge(self, devices: Mapping[str, Guarded], weights: Mapping[str, int], now: float) -> None:
+    def judge(self, devices: Mapping[str, JudgedDevice], weights: Mapping[str, int], now: float) -> None:
         """Decide for each device whether it is allocatable now. A device without a weight counts 1."""
         budget = max(self.least, self.share * sum(weights.get(key, 1) for key in devices))
         self._withdrawn = {
@@ -67,7 +52,7 @@ class Guard(msgspec.Struct):
             self._held_since.pop(key, None)
             self._allocatable[key] = False
 
-    def _has_lasted(self, key: str, device: Guarded, now: float) -> bool:
+    def _has_lasted(self, key: str, device: JudgedDevice, now: float) -> bool:
         if device.over:
             self._held_since[key] = now
         return now >= self._held_since.setdefault(key, now) + self.seconds

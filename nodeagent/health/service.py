@@ -22,12 +22,13 @@ import msgspec
 from nodeagent.facts.model import HEALTHY, Function, Gpu, GpuFunction, Health, Link, Neighbor, UnusableGpu
 from nodeagent.health.cabling import EMPTY, Plan, is_switch
 from nodeagent.health.explain import DeviceView, explain_gpus, explain_nics, explain_unusable
-from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.gpu import GpuJudge, JudgedGpus
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import HealthSettings
-from nodeagent.health.judged_device import DeviceFigures
-from nodeagent.health.nic_judge import NicJudge, roles
+from nodeagent.health.judge import DeviceFigures
+from nodeagent.health.nic import NicJudge, roles
 from nodeagent.health.record import GpuRecord, NicRecord
+from nodeagent.health.rules.xids import Severity, severity
 from nodeagent.health.state_file import DeviceIdentity, StateFile
 from nodeagent.health.structural import NO_FAULTS, Faults
 from nodeagent.host.clock import boottime
@@ -128,7 +129,7 @@ class HealthService:
 
     def take_gpus(self, gpus: Iterable[Gpu]) -> None:
         """The PFs near a GPU have a role of their own."""
-        new_roles = roles((nic.function for nic in self.nics.nics.values()), tuple(gpus))
+        new_roles = roles((nic.function for nic in self.nics.devices.values()), tuple(gpus))
         if new_roles != self.nics.role_of:
             self.nics.take_roles(new_roles)
             self.judge_nics()
@@ -188,11 +189,11 @@ class HealthService:
 
     def _log_unknown_names(self) -> None:
         """Log each link and switch of the cabling plan that this node does not have, once."""
-        links = {nic.netdev for nic in self.nics.nics.values()} | set(self.nics.nics)
+        links = {nic.netdev for nic in self.nics.devices.values()} | set(self.nics.devices)
         fresh = [neighbor for neighbor in self._neighbors if not neighbor.stale]
         with_neighbor = {neighbor.link for neighbor in fresh}
         for link, port in self._plan.items():
-            if self.nics.nics and link not in links and link not in self._logged:
+            if self.nics.devices and link not in links and link not in self._logged:
                 self._logged.add(link)
                 log.warning("The cabling plan names a link that this node does not have. link=%r", link)
             known = any(is_switch(port.switch, neighbor) for neighbor in fresh)
@@ -214,9 +215,10 @@ class HealthService:
         vitals: Iterable[GpuVitals] = (),
         bus: Mapping[str, GpuFunction] | None = None,
         mismatch: str | None = None,
-    ) -> None:
-        """Evaluate the GPUs after events, a reading of all GPUs, and measured values of some. ``bus`` and ``mismatch``
-        belong to the reading. Without one, ``bus`` is news, and a mismatch keeps the driver from answering."""
+    ) -> JudgedGpus:
+        """Return the GPUs with their health after events, a reading of all GPUs, and measured values of some; the
+        caller publishes them. ``bus`` and ``mismatch`` belong to the reading. Without one, ``bus`` is news, and a
+        mismatch keeps the driver from answering."""
         now = self._clock()
         self.gpus.take_events(events, now)
         if readings is not None:
@@ -230,10 +232,20 @@ class HealthService:
         for uuid, health in self.gpus.judge(now).items():
             self._log_gpu(uuid, health)
         self._wake.set()
+        return self.judged_gpus()
 
-    def lose_gpu_driver(self, why: str) -> None:
+    def xid_severity(self, xid: int) -> Severity:
+        """Return the effect of an XID, for the log."""
+        return severity(xid, self.gpus.settings)
+
+    def judged_gpus(self) -> JudgedGpus:
+        """Return the GPUs with their last health, those of an earlier agent too."""
+        return self.gpus.judged()
+
+    def lose_gpu_driver(self, why: str) -> JudgedGpus:
         """Record that the driver does not answer: the state is unknown, and ``allocatable`` does not change."""
         self.gpus.lose_driver(why, self._clock())
+        return self.judged_gpus()
 
     def recall_gpus(self, readings: Iterable[GpuReading]) -> None:
         """Take the GPUs of an earlier agent: until the driver lists one of them again, it is lost."""
@@ -284,8 +296,8 @@ class HealthService:
     def figures(self) -> dict[str, DeviceFigures]:
         """Return the figures of PFs by PCI address and of GPUs by UUID."""
         now = self._clock()
-        nics = {address: nic.figures(now) for address, nic in self.nics.nics.items()}
-        gpus = {uuid: gpu.figures() for uuid, gpu in self.gpus.gpus.items() if gpu.changed_at is not None}
+        nics = {address: nic.figures(now) for address, nic in self.nics.devices.items()}
+        gpus = {uuid: gpu.figures() for uuid, gpu in self.gpus.devices.items() if gpu.changed_at is not None}
         return {**nics, **gpus}
 
     # --- over a restart -------------------------------------------------------------------------------
@@ -336,7 +348,7 @@ class HealthService:
         restored: dict[str, NicRecord] = {}
         for function in functions:
             address = function.pci_address
-            if function.parent is not None or address in self.nics.nics:
+            if function.parent is not None or address in self.nics.devices:
                 continue
             device = self._identity(address)
             for known, record in self._nic_records.items():

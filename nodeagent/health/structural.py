@@ -7,7 +7,7 @@
 * A function that was known and is no longer listed stays in the answer as missing. Its device ID must not
   disappear while a pod may hold it.
 
-A VF carries only its own faults here; ``nic_judge`` adds the health of its PF.
+A VF carries only its own faults here; ``nic`` adds the health of its PF.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from nodeagent.facts.gpu_usage import GpuUsage
 from nodeagent.facts.model import Gpu, GpuFunction, UnusableGpu
-from nodeagent.health.rules.xids import severity
 from nodeagent.health.service import HealthService
 from nodeagent.health.unusable_gpus import DriverTrouble, find_unusable
 from nodeagent.host.clock import boottime
@@ -48,6 +47,8 @@ class GpuPublisher:
         """By UUID and number, ignored ones too; ``nodeagent_gpu_xid_errors_total``."""
         self.xid_times: dict[tuple[str, int], float] = {}
         """The time of the last event of each, in seconds since boot."""
+        self._judged = health.judged_gpus()
+        """The GPUs that the driver listed, or an earlier agent, with the last health of each."""
         self._publish: Callable[[tuple[Gpu, ...]], object] = lambda _gpus: None
         self._publish_samples: Callable[[tuple[Sample, ...]], object] = lambda _samples: None
         self._publish_usage: Callable[[Mapping[str, GpuUsage], str | None], object] = lambda _usage, _why: (
@@ -92,20 +93,22 @@ class GpuPublisher:
     def take_event(self, event: GpuEvent) -> None:
         if event.unavailable:
             log.warning("The driver has given a GPU up as unavailable. uuid=%s", event.uuid)
-            self.health.judge_gpus(events=(event,))
-            self._publish(self._gpus())
+            self._judge_event(event)
         if event.xid is None:
             return
-        uuid = event.uuid if event.uuid in self.health.gpus.gpus else ""
-        self.xids[uuid or "", event.xid] += 1
-        self.xid_times[uuid or "", event.xid] = boottime()
+        uuid = event.uuid if event.uuid is not None and event.uuid in self._judged.gpus else ""
+        self.xids[uuid, event.xid] += 1
+        self.xid_times[uuid, event.xid] = boottime()
         log.warning(
             "A GPU reports an XID. uuid=%s xid=%d severity=%s",
             event.uuid,
             event.xid,
-            severity(event.xid, self.health.gpus.settings),
+            self.health.xid_severity(event.xid),
         )
-        self.health.judge_gpus(events=(event,))
+        self._judge_event(event)
+
+    def _judge_event(self, event: GpuEvent) -> None:
+        self._judged = self.health.judge_gpus(events=(event,))
         self._publish(self._gpus())
 
     def take_functions(self, functions: tuple[GpuFunction, ...]) -> None:
@@ -113,7 +116,7 @@ class GpuPublisher:
         not lost before the driver has had time to list it."""
         first, self._functions = self._functions is None, functions
         if first and self._has_driver_news:
-            self.health.judge_gpus(bus=self._bus())
+            self._judged = self.health.judge_gpus(bus=self._bus())
             self._take_all()
 
     def take_reading(self, reading: DriverReading) -> None:
@@ -126,19 +129,20 @@ class GpuPublisher:
         answers = f"The GPU driver answers. version={reading.version!r} gpus={len(reading.readings)}"
         self.log_change("driver", answers, logging.INFO)
         self._trouble, self._excluded = None, reading.excluded
-        self.health.judge_gpus(readings=reading.readings, bus=self._bus(), mismatch=reading.mismatch)
+        self._judged = self.health.judge_gpus(
+            readings=reading.readings, bus=self._bus(), mismatch=reading.mismatch
+        )
         self.remembered.update(self._take_all())
 
     def _take_all(self) -> tuple[Gpu, ...]:
         """Publish the GPUs, find those that are unusable, and return the others."""
         gpus = self._gpus()
         known = {gpu.uuid for gpu in gpus}
-        states = self.health.gpus.gpus.items()
         self.unusable = find_unusable(
             (self._bus() or {}).values(),
             (gpu.pci_address for gpu in gpus),
-            self.health.gpus.unnamed,
-            (state.reading for uuid, state in states if uuid not in known),
+            self._judged.unnamed,
+            (gpu.reading for uuid, gpu in self._judged.gpus.items() if uuid not in known),
             self._trouble,
         )
         self.health.take_unusable(self.unusable)
@@ -169,19 +173,19 @@ class GpuPublisher:
         if self.remembered.was_read:
             # A command may have removed a GPU while no agent ran; the state file has its faults.
             kept = {gpu.uuid for gpu in self.remembered.gpus}
-            for uuid in [
-                uuid for uuid, state in self.health.gpus.gpus.items() if uuid not in kept and state.lost
-            ]:
-                self.health.forget_gpu(uuid)
+            for uuid, judged in self._judged.gpus.items():
+                if uuid not in kept and judged.lost:
+                    self.health.forget_gpu(uuid)
         self.health.recall_gpus(gpu.reading for gpu in self.remembered.gpus)
 
     def forget(self, uuids: Iterable[str]) -> None:
         """Forget lost GPUs that a command has removed from the file. A GPU that the driver lists stays."""
         for uuid in uuids:
-            state = self.health.gpus.gpus.get(uuid)
-            if state is not None and state.reading.lost:
+            gpu = self._judged.gpus.get(uuid)
+            if gpu is not None and gpu.reading.lost:
                 self.health.forget_gpu(uuid)
                 log.warning("A lost GPU is forgotten, because a command has removed it. uuid=%s", uuid)
+        self._judged = self.health.judged_gpus()
         self.remembered.update(self._take_all())
 
     def _bus(self) -> dict[str, GpuFunction] | None:
@@ -202,7 +206,7 @@ class GpuPublisher:
             return
         self._logged.pop("vitals", None)
         self._status.succeeded(measured.at, measured.seconds)
-        known = [vitals for vitals in measured.vitals if vitals.uuid in self.health.gpus.gpus]
+        known = [vitals for vitals in measured.vitals if vitals.uuid in self._judged.gpus]
         for vitals in known:
             unusable = sorted(
                 {*vitals.absurd, *(name for name in vitals.values if measurement(name) is None)}
@@ -216,7 +220,7 @@ class GpuPublisher:
         self._samples |= {sample.device: sample for sample in samples}
         if samples:
             self._publish_samples(samples)
-        self.health.judge_gpus(vitals=measured.vitals)
+        self._judged = self.health.judge_gpus(vitals=measured.vitals)
         self._publish(self._gpus())
         users = {vitals.uuid: vitals.usage for vitals in known if vitals.usage is not None}
         self._publish_usage(users, measured.users_unknown)
@@ -229,14 +233,14 @@ class GpuPublisher:
         self._status = ReaderStatus(Source.GPU)
         sentence = f"No GPU driver is loaded, so NVML cannot name this GPU: {why}."
         self._trouble = DriverTrouble(sentence, absent=True)
-        self.health.judge_gpus(readings=(), bus=self._bus())
+        self._judged = self.health.judge_gpus(readings=(), bus=self._bus())
         self._take_all()
 
     def take_driver_failure(self, why: str) -> None:
         """The driver does not answer."""
         self._status.failed(why)
         self.log_change("driver", f"The GPU driver does not answer; the last facts of its GPUs stay. {why}")
-        self.health.lose_gpu_driver(why)
+        self._judged = self.health.lose_gpu_driver(why)
         if gpus := self._gpus():
             self._publish(gpus)
 
@@ -247,7 +251,7 @@ class GpuPublisher:
         self.log_change("driver", f"The GPU driver was upgraded; new pods get no GPU until this ends. {why}")
         sentence = f"The driver was upgraded and cannot be used: {why}."
         self._trouble = DriverTrouble(sentence)
-        self.health.judge_gpus(mismatch=sentence)
+        self._judged = self.health.judge_gpus(mismatch=sentence)
         self._take_all()
 
     # --- to the inventory -----------------------------------------------------------------------------
@@ -255,7 +259,7 @@ class GpuPublisher:
     def _sample(self, at: float, vitals: GpuVitals) -> Sample:
         values = {name: value for name, value in vitals.values.items() if measurement(name) is not None}
         values |= {f"gpu_xids/{xid}": n for (uuid, xid), n in self.xids.items() if uuid == vitals.uuid}
-        gpu = self.health.gpus.gpus.get(vitals.uuid)
+        gpu = self._judged.gpus.get(vitals.uuid)
         action = None if gpu is None else gpu.reading.recovery_action
         texts = {"gpu_driver": self.version, "gpu_recovery_action": action}
         known = {name: text for name, text in texts.items() if text is not None}
@@ -264,23 +268,23 @@ class GpuPublisher:
     def _gpus(self) -> tuple[Gpu, ...]:
         """The GPUs with known memory and PCI address."""
         gpus: list[Gpu] = []
-        for uuid, state in self.health.gpus.gpus.items():
-            reading = state.reading
+        for uuid, judged in self._judged.gpus.items():
+            reading = judged.reading
             if reading.pci_address is None or reading.memory_mib is None:
                 continue
             numa_node, pci_path = self._places.get(reading.pci_address, NOWHERE)
             gpus.append(
                 Gpu(
                     uuid=uuid,
-                    index=state.index,
+                    index=judged.index,
                     # Another GPU may have the minor number of a GPU that the driver does not list.
-                    minor=reading.minor if state.listed else None,
+                    minor=reading.minor if judged.listed else None,
                     name=reading.name or "",
                     pci_address=reading.pci_address,
                     memory_mib=reading.memory_mib,
                     numa_node=numa_node,
                     pci_path=pci_path,
-                    health=self.health.gpus.health(uuid),
+                    health=judged.health,
                     lost=reading.lost,
                     nvlink_domain=self._domains.of(uuid),
                     mig=reading.mig,

@@ -155,7 +155,7 @@ def test_another_uuid_at_each_reading_does_not_make_the_lists_grow(address: str,
         other = structs.replace(sound(1), uuid=f"GPU-flip-{n}", pci_address=address.format(n=n))
         publisher.take_reading(DriverReading("580", plausible([sound(0), other]), {}))
     assert len(published[-1]) <= longest
-    assert len(publisher.health.gpus.gpus) <= longest
+    assert len(publisher.health.gpus.devices) <= longest
     assert published[-1][0].health.allocatable
 
 

@@ -27,7 +27,7 @@ def restarted(bench: Bench, at: float, *, vfs: int = 2) -> Bench:
 
 
 def penalty(bench: Bench) -> float:
-    return bench.engine.nics[bench.pfs[0].pci_address].losses.penalty.points
+    return bench.engine.devices[bench.pfs[0].pci_address].losses.penalty.points
 
 
 # --- garbage and resets -------------------------------------------------------------------------------------

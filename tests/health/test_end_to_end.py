@@ -168,7 +168,7 @@ async def test_faults_by_samples_reach_the_kubelet_and_end() -> None:
         await ready(n, config)
         assert n.agent is not None
         await n.until(
-            lambda: n.agent is not None and bool(n.agent.health.nics.nics[PF0].values.get("pcie_width"))
+            lambda: n.agent is not None and bool(n.agent.health.nics.devices[PF0].values.get("pcie_width"))
         )
         n.machine.flap(0, 4)
         await n.until(lambda: "flapping" in keys(n, PF0))
@@ -186,7 +186,7 @@ async def test_a_restart_of_the_switch_withdraws_all_devices_when_two_sources_ag
         await ready(n, held(0))
         assert n.agent is not None
         await n.until(lambda: n.agent is not None and tuple(n.agent.sources.reader_statuses()))
-        await n.until(lambda: n.agent is not None and "flapping" in n.agent.health.nics.nics[PF0].values)
+        await n.until(lambda: n.agent is not None and "flapping" in n.agent.health.nics.devices[PF0].values)
         for nic in (0, 1):
             n.machine.set_link(nic, up=False)
         await n.allocatable(NIC0, 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.gpu import GpuJudge
 from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
 from nodeagent.host.gpu_driver import GpuVitals
 from tests.host import test_nvml as library

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.facts.model import Gpu, State
-from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.gpu import GpuJudge
 from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import GuardSettings, HealthSettings

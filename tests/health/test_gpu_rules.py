@@ -240,7 +240,7 @@ def test_an_unavailable_gpu_is_unhealthy_until_a_reset_or_a_clean_time():
 
 def test_measured_values_of_a_gpu_that_was_never_read_are_dropped():
     bench = GpuBench().take(0, vitals=[GpuVitals("GPU-9", {"gpu_row_remap_failed": 1})])
-    assert bench.judge.gpus == {}
+    assert bench.judge.devices == {}
 
 
 # Over a restart

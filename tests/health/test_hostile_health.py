@@ -249,7 +249,7 @@ class AllRulesBench(Bench):
         return super().wait(seconds)
 
     def _mark_news(self) -> None:
-        for nic in self.engine.nics.values():
+        for nic in self.engine.devices.values():
             nic.has_news = True
 
 

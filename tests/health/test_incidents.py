@@ -22,7 +22,7 @@ def up() -> Bench:
 
 
 def losses(bench: Bench, *, number: int = 1) -> float:
-    return bench.engine.nics[bench.pfs[number - 1].pci_address].losses.penalty.points
+    return bench.engine.devices[bench.pfs[number - 1].pci_address].losses.penalty.points
 
 
 # --- administration -----------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_registers_of_ones_raise_no_alarm(ones: float) -> None:
     bench.sample(S.DRIVER, at=1020, symbol_errors=ones, pause_storm_errors=ones, link_down_events=ones)
     bench.sample(S.DRIVER, at=1035, symbol_errors=4, pause_storm_errors=0, link_down_events=2)
     assert bench.health() == HEALTHY
-    assert bench.engine.nics[bench.pfs[0].pci_address].figures(1035).implausible == 3
+    assert bench.engine.devices[bench.pfs[0].pci_address].figures(1035).implausible == 3
 
 
 def test_a_reset_of_the_counters_raises_no_alarm() -> None:

@@ -36,7 +36,7 @@ def measured(bench: Bench) -> list[dict[str, float]]:
     """Return the values of the rules. The penalty decays by time alone, so it is computed for the same moment."""
     return [
         pf.values | {"flapping": round(pf.losses.penalty.now(bench.engine.now, HALF_LIFE_S), 6)}
-        for pf in bench.engine.nics.values()
+        for pf in bench.engine.devices.values()
     ]
 
 
@@ -96,8 +96,8 @@ def test_facts_that_are_evaluated_before_the_samples_change_no_result(
             continue
         assert facts_first.judged == all_at_once.judged
         assert measured(facts_first) == measured(all_at_once)
-        assert [pf.holds for pf in facts_first.engine.nics.values()] == [
-            pf.holds for pf in all_at_once.engine.nics.values()
+        assert [pf.holds for pf in facts_first.engine.devices.values()] == [
+            pf.holds for pf in all_at_once.engine.devices.values()
         ]
         if isinstance(step, bool) and step is not had:
             first = {function.pci_address: function.health for function in facts_first.first}

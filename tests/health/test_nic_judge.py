@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nodeagent.facts.model import HEALTHY, Identifier, Neighbor, State
 from nodeagent.health.cabling import Port
 from nodeagent.health.health_settings import ExpectedLinks, GuardSettings, HealthSettings, RuleSettings
-from nodeagent.health.nic_judge import NicJudge
+from nodeagent.health.nic import NicJudge
 from nodeagent.health.rules import NIC_RULES
 from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Source
@@ -283,7 +283,7 @@ def test_losses_before_the_start_of_the_agent_are_not_counted() -> None:
 
 def test_a_counter_that_was_reset_is_a_new_baseline() -> None:
     bench = flaps(two_up(), (1001, 4000), (1006, 40))
-    assert bench.engine.nics[bench.pfs[0].pci_address].losses.penalty.points == 0
+    assert bench.engine.devices[bench.pfs[0].pci_address].losses.penalty.points == 0
     assert bench.reasons() == []
 
 
@@ -321,7 +321,7 @@ def test_a_restart_during_suppression_keeps_the_penalty() -> None:
     assert after.look().reasons() == ["flapping"]
     assert after.health().allocatable is False
     flaps(after, (1101, 14))
-    points = after.engine.nics[after.pfs[0].pci_address].losses.penalty.points
+    points = after.engine.devices[after.pfs[0].pci_address].losses.penalty.points
     assert points > 3500, "the losses during the restart count"
 
 

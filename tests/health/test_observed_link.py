@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.facts.model import Function, Link
-from nodeagent.health.nic_state import NicState
+from nodeagent.health.nic import NicState
 from nodeagent.health.rules import NIC_RULES
 from nodeagent.measurements.sample import Sample, Source
 

@@ -54,12 +54,12 @@ def restored(folder: Path) -> HealthService:
 
 def test_the_faults_of_gpus_are_active_before_the_first_reading(folder: Path) -> None:
     health = restored(folder)
-    assert {uuid: health.gpus.health(uuid).allocatable for uuid in health.gpus.gpus} == {
+    assert {uuid: health.gpus.health(uuid).allocatable for uuid in health.gpus.devices} == {
         "GPU-0": False,
         "GPU-1": False,
         "GPU-2": False,
     }
-    assert [[reason.key for reason in health.gpus.health(uuid).reasons] for uuid in health.gpus.gpus] == [
+    assert [[reason.key for reason in health.gpus.health(uuid).reasons] for uuid in health.gpus.devices] == [
         ["nvlink_down"],
         ["recovery_gpu_reset", "gpu_unavailable", "xid_79", "gpu_unreadable", "xid_63"],
         ["gpu_lost"],

@@ -63,7 +63,7 @@ class NicHistory(RuleBasedStateMachine):
 
     @property
     def holds(self) -> dict[str, Hold]:
-        return self.bench.engine.nics[self.bench.pfs[0].pci_address].holds
+        return self.bench.engine.devices[self.bench.pfs[0].pci_address].holds
 
     def faults(self) -> set[str]:
         return {key for key in self.bench.reasons() if key != "data_stale"}
@@ -356,7 +356,7 @@ def test_losses_that_the_kernel_counted_are_not_counted_again_after_garbage_of_t
     history.a_withdrawn_device_has_evidence()
     history.read_garbage({"link_down_events"}, garbage)
     history.a_withdrawn_device_has_evidence()
-    assert history.bench.engine.nics[history.bench.pfs[0].pci_address].losses.within_day(history.now) == 3
+    assert history.bench.engine.devices[history.bench.pfs[0].pci_address].losses.within_day(history.now) == 3
     history.flap(1)
     history.pass_time(15)
     history.a_withdrawn_device_has_evidence()

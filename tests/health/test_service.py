@@ -16,7 +16,7 @@ from nodeagent.facts.affinity import Affinity, affinity, root_port
 from nodeagent.facts.model import HEALTHY, Function, Gpu, Identifier, Link, Neighbor, State
 from nodeagent.health.cabling import PlanError, Port
 from nodeagent.health.health_settings import RuleSettings
-from nodeagent.health.nic_judge import roles
+from nodeagent.health.nic import roles
 from nodeagent.health.record import READING_NEWS_S, NicRecord
 from nodeagent.health.service import HealthService
 from nodeagent.health.state_file import StateFile

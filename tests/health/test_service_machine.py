@@ -104,7 +104,7 @@ class HealthHistory(RuleBasedStateMachine):
 
     def allocatable(self) -> dict[str, bool]:
         nics = {function.pci_address: function.health.allocatable for function in self.functions}
-        return nics | {uuid: self.health.gpus.health(uuid).allocatable for uuid in self.health.gpus.gpus}
+        return nics | {uuid: self.health.gpus.health(uuid).allocatable for uuid in self.health.gpus.devices}
 
     # --- events ---------------------------------------------------------------------------------------
 
@@ -158,10 +158,10 @@ class HealthHistory(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         before = self.allocatable()
-        held_back = {uuid for uuid in self.health.gpus.gpus if self.is_held_back(uuid)}
+        held_back = {uuid for uuid in self.health.gpus.devices if self.is_held_back(uuid)}
         self.health.store()
         self.start()
-        restored = {uuid: self.health.gpus.health(uuid).allocatable for uuid in self.health.gpus.gpus}
+        restored = {uuid: self.health.gpus.health(uuid).allocatable for uuid in self.health.gpus.devices}
         assert all(before[uuid] == now for uuid, now in restored.items() if uuid not in held_back)
         self.look()
 
@@ -187,12 +187,12 @@ class HealthHistory(RuleBasedStateMachine):
         before = self.allocatable()
         self.health.lose_gpu_driver("the driver hangs")
         assert self.allocatable() == before
-        assert {self.health.gpus.health(uuid).state for uuid in self.health.gpus.gpus} == {State.UNKNOWN}
+        assert {self.health.gpus.health(uuid).state for uuid in self.health.gpus.devices} == {State.UNKNOWN}
 
     @rule(number=NUMBERS)
     def measure_nothing(self, number: int) -> None:
         self.health.judge_gpus()
-        if self.health.gpus.gpus[f"GPU-{number}"].record().reset:
+        if self.health.gpus.devices[f"GPU-{number}"].record().reset:
             return  # after a reset, values that are no longer read have no fault
         before = self.allocatable()
         self.health.judge_gpus(vitals=[GpuVitals(f"GPU-{number}", {})])
@@ -203,11 +203,11 @@ class HealthHistory(RuleBasedStateMachine):
     @invariant()
     def health_is_consistent(self) -> None:
         verdicts = [function.health for function in self.functions]
-        verdicts += [self.health.gpus.health(uuid) for uuid in self.health.gpus.gpus]
+        verdicts += [self.health.gpus.health(uuid) for uuid in self.health.gpus.devices]
         for health in verdicts:
             keys = [reason.key for reason in health.reasons]
             assert health == HEALTHY or keys
-        assert len(self.health.explain()) == len(self.health.nics.nics) + len(self.health.gpus.gpus)
+        assert len(self.health.explain()) == len(self.health.nics.devices) + len(self.health.gpus.devices)
 
     def teardown(self) -> None:
         self.recover()
@@ -221,7 +221,7 @@ class HealthHistory(RuleBasedStateMachine):
         assert all(self.allocatable().values())
         self.pass_time(24 * 3600.0, step_s=1800.0)
         assert {function.health for function in self.functions} == {HEALTHY}
-        assert {self.health.gpus.health(uuid) for uuid in self.health.gpus.gpus} == {HEALTHY}
+        assert {self.health.gpus.health(uuid) for uuid in self.health.gpus.devices} == {HEALTHY}
 
     def fail_everything(self) -> None:
         """Every device has a fault by a single witness."""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nodeagent.facts.model import HEALTHY, Function, Health, Link, Reason, State
 from nodeagent.health.health_settings import ExpectedLinks, GuardSettings, HealthSettings, RuleSettings
-from nodeagent.health.nic_judge import NicJudge
+from nodeagent.health.nic import NicJudge
 from nodeagent.health.structural import Fault, find_faults, with_hanging
 
 PF = Function(

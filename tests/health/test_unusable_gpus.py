@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from nodeagent.facts.model import Gpu, GpuFunction, Snapshot, State
-from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.gpu import GpuJudge
 from nodeagent.health.service import HealthService
 from nodeagent.health.unusable_gpus import DriverTrouble, find_unusable
 from nodeagent.host.gpu_driver import GpuReading
@@ -73,31 +73,31 @@ def test_a_reading_without_a_uuid_is_of_the_gpu_at_its_address_whatever_its_inde
         bus={f"0000:0{n}:00.0": GpuFunction(f"0000:0{n}:00.0", "nvidia") for n in (0, 2)},
     )
     health = judge.judge(1)
-    assert [health[uuid].reasons[0].key if health[uuid].reasons else "" for uuid in judge.gpus] == [
+    assert [health[uuid].reasons[0].key if health[uuid].reasons else "" for uuid in judge.devices] == [
         "",
         "gpu_lost",
         "gpu_unreadable",
     ]
-    assert [gpu.index for gpu in judge.gpus.values()] == [0, 1, 2]
+    assert [gpu.index for gpu in judge.devices.values()] == [0, 1, 2]
 
 
 def test_indexes_follow_the_driver_again_when_every_gpu_is_listed() -> None:
     judge = GpuJudge()
     judge.recall([reading(0, "GPU-a"), reading(1, "GPU-b"), reading(2, "GPU-c")], 0)
     judge.take_readings([reading(0, "GPU-b", 1), reading(1, "GPU-c", 2)], 1)
-    assert {uuid: gpu.index for uuid, gpu in judge.gpus.items()} == {"GPU-a": 0, "GPU-b": 1, "GPU-c": 2}
+    assert {uuid: gpu.index for uuid, gpu in judge.devices.items()} == {"GPU-a": 0, "GPU-b": 1, "GPU-c": 2}
     judge.take_readings([reading(0, "GPU-b", 1), reading(1, "GPU-c", 2), reading(2, "GPU-new", 7)], 2)
-    assert {gpu.index for gpu in judge.gpus.values()} == {0, 1, 2, 3}
+    assert {gpu.index for gpu in judge.devices.values()} == {0, 1, 2, 3}
     judge.forget("GPU-a")
     judge.take_readings([reading(0, "GPU-b", 1), reading(1, "GPU-c", 2), reading(2, "GPU-new", 7)], 3)
-    assert {uuid: gpu.index for uuid, gpu in judge.gpus.items()} == {"GPU-b": 0, "GPU-c": 1, "GPU-new": 2}
+    assert {uuid: gpu.index for uuid, gpu in judge.devices.items()} == {"GPU-b": 0, "GPU-c": 1, "GPU-new": 2}
 
 
 def test_a_lost_gpu_keeps_its_index_whatever_the_order_of_the_uuids() -> None:
     judge = GpuJudge()
     judge.recall([reading(0, "GPU-z"), reading(1, "GPU-a")], 0)
     judge.take_readings([reading(0, "GPU-a", 1)], 1)
-    assert {uuid: gpu.index for uuid, gpu in judge.gpus.items()} == {"GPU-z": 0, "GPU-a": 1}
+    assert {uuid: gpu.index for uuid, gpu in judge.devices.items()} == {"GPU-z": 0, "GPU-a": 1}
 
 
 def test_the_minor_number_of_a_gpu_that_is_not_listed_is_unknown() -> None:
@@ -134,7 +134,7 @@ def test_a_known_gpu_at_the_address_of_a_lost_one_replaces_nothing() -> None:
     judge = GpuJudge()
     judge.recall([reading(0, "GPU-a"), reading(1, "GPU-b")], 0)
     judge.take_readings([reading(0, "GPU-b", 0)], 1)
-    assert set(judge.gpus) == {"GPU-a", "GPU-b"}
+    assert set(judge.devices) == {"GPU-a", "GPU-b"}
     assert judge.replaced == []
 
 

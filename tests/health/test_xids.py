@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hack.docs.health_rules import gpu_rules_table, xids_table
 from nodeagent.facts.model import HEALTHY, State
-from nodeagent.health.gpu_judge import unknown
+from nodeagent.health.gpu import unknown
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.rules.xids import FATAL, IGNORE, WATCH, Severity, severity
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading
@@ -214,12 +214,12 @@ STEPS = st.lists(
 def test_every_gpu_recovers_from_any_events_and_readings(steps):
     bench = GpuBench(gpu(0), gpu(1))
     for wait, events, readings in steps:
-        before = set(bench.judge.gpus)
+        before = set(bench.judge.devices)
         bench.take(bench.now + wait, events=events, readings=readings)
-        assert before <= set(bench.judge.gpus)
-        order = [(state.index, uuid) for uuid, state in bench.judge.gpus.items()]
+        assert before <= set(bench.judge.devices)
+        order = [(state.index, uuid) for uuid, state in bench.judge.devices.items()]
         assert order == sorted(order)
-        for uuid in bench.judge.gpus:
+        for uuid in bench.judge.devices:
             health = bench.health(uuid)
             assert (health.state is State.HEALTHY and health.allocatable) or health.reasons
             assert len(bench.reasons(uuid)) == len(set(bench.reasons(uuid)))

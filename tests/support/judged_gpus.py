@@ -7,9 +7,8 @@ import math
 import msgspec
 
 from nodeagent.facts.model import Health
-from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.gpu import GpuJudge, GpuState
 from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
-from nodeagent.health.gpu_state import GpuState
 from nodeagent.health.health_settings import GuardSettings
 from nodeagent.health.record import GpuRecord
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
@@ -114,13 +113,13 @@ class GpuBench:
         return self
 
     def state(self, uuid: str = "GPU-0") -> GpuState:
-        return self.judge.gpus[uuid]
+        return self.judge.devices[uuid]
 
     def health(self, uuid: str = "GPU-0") -> Health:
         return self.judge.health(uuid)
 
     def healths(self) -> list[Health]:
-        return [self.judge.health(uuid) for uuid in self.judge.gpus]
+        return [self.judge.health(uuid) for uuid in self.judge.devices]
 
     def reasons(self, uuid: str = "GPU-0") -> list[str]:
         return [reason.key for reason in self.health(uuid).reasons]

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from nodeagent.facts.model import Function, Health, Link
 from nodeagent.health.explain import DeviceView, explain_nics
 from nodeagent.health.health_settings import HealthSettings, RuleSettings
-from nodeagent.health.nic_judge import NicJudge
+from nodeagent.health.nic import NicJudge
 from nodeagent.health.rules import settling
 from nodeagent.health.structural import find_faults, with_hanging
 from nodeagent.measurements.sample import Sample, Source
@@ -74,7 +74,7 @@ class Bench:
         self.wait(0)
         if self._settled:
             self._settled = False
-            for nic in self.engine.nics.values():
+            for nic in self.engine.devices.values():
                 nic.history.begin(settling(nic.rules), 0.0)
         return self
 

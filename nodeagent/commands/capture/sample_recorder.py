@@ -22,7 +22,7 @@ from nodeagent.base.supervise import beside, keep
 from nodeagent.commands.capture.machine_capture import CaptureError
 from nodeagent.commands.health.replay import DRIVER, PRESENT, VFS
 from nodeagent.facts.model import Function, Gpu, Link
-from nodeagent.health.gpu_state import GpuState
+from nodeagent.health.gpu import GpuState
 from nodeagent.health.recording import Header, Subject, encode
 from nodeagent.host.clock import boottime
 from nodeagent.host.gpu_driver import GpuEvent
@@ -104,7 +104,7 @@ async def _record(
             pass
     failed = [f"{source}: {status.reason}" for source, status in sampler.statuses.items() if status.reason]
     failed += [f"gpu: {gpus.why}"] if gpus.why is not None else []
-    devices = f"{len(pfs)} PFs and {len(gpus.health.gpus.gpus)} GPUs"
+    devices = f"{len(pfs)} PFs and {len(gpus.health.gpus.devices)} GPUs"
     lines = [f"{file}: {count} samples of {devices} in {seconds:g} s"]
     if failed:
         lines.append("These readers failed:")
@@ -196,7 +196,7 @@ class GpuRecorder(GpuPublisher):
         super().take_reading(reading)
         self.why = None
         at = boottime()
-        self._record(tuple(_reading_sample(at, gpu) for gpu in self.health.gpus.gpus.values()))
+        self._record(tuple(_reading_sample(at, gpu) for gpu in self.health.gpus.devices.values()))
         self.answered.set()
 
     def take_event(self, event: GpuEvent) -> None:
@@ -244,7 +244,7 @@ async def gpu_recorder(
 def gpu_subjects(recorder: GpuRecorder) -> Iterator[Subject]:
     """The GPUs for the header of the recording."""
     places = {gpu.uuid: (gpu.numa_node, gpu.pci_path) for gpu in recorder.offered}
-    for uuid, gpu in recorder.health.gpus.gpus.items():
+    for uuid, gpu in recorder.health.gpus.devices.items():
         numa_node, path = places.get(uuid, (None, ()))
         yield Subject(uuid, "gpu", index=gpu.index, numa_node=numa_node, path=path)
 

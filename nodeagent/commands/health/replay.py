@@ -20,10 +20,10 @@ from nodeagent.commands.options import GOOD
 from nodeagent.commands.terminal import PLAIN, Screen, screen, section
 from nodeagent.commands.user_files import UserFileError
 from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link
-from nodeagent.health.gpu_judge import GpuJudge
+from nodeagent.health.gpu import GpuJudge
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import GuardSettings, HealthSettings
-from nodeagent.health.nic_judge import NicJudge, roles
+from nodeagent.health.nic import NicJudge, roles
 from nodeagent.health.recording import Header, RecordingError, Subject, decode, lines
 from nodeagent.health.structural import Faults, find_faults
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
@@ -160,7 +160,7 @@ class RecordedDriver:
             self._read(sample)
         if of_gpus:
             self._sampled_at = self.now
-        due = self.now - max((gpu.read_at for gpu in self._judge.gpus.values()), default=0.0) >= READ_S
+        due = self.now - max((gpu.read_at for gpu in self._judge.devices.values()), default=0.0) >= READ_S
         # Without samples for some time the driver does not answer, and its GPUs are not read: no fault ends.
         gap_s = self._judge.settings.health.gap_s
         answers = self._sampled_at is not None and self.now - self._sampled_at <= gap_s

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nodeagent.health.carrier_losses import ADMINISTRATION, COUNTERS
-from nodeagent.health.judged_device import gravity
+from nodeagent.health.judge import gravity
 from nodeagent.health.rule import Rule, apply_all, clears, threshold
 from nodeagent.health.rules.adapters import ADAPTER_RULES
 from nodeagent.health.rules.infiniband_rules import INFINIBAND_RULES

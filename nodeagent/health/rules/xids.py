@@ -113,7 +113,7 @@ def xid_rule(xid: int | None, settings: GpuSettings) -> Rule:
     )
 
 
-def event(xid: int | None) -> Measured:
+def measured_event(xid: int | None) -> Measured:
     """Return the value that an event of this XID gives to its rule."""
     if xid is None:
         sentence = "The driver has given this GPU up as unavailable; reset it or reboot the node."

@@ -1,17 +1,27 @@
-"""One PF under rules: its facts and samples, its link, its damping. Pure.
+"""The PFs of a node under their rules: facts and samples in, the health of every PF and VF out. Pure.
 
-A sample of the same thing as a fact is the second witness.
-
-A fact from sysfs has priority over a sample of the same thing: sysfs is read at once after every event. A sample
-replaces a missing fact (in a replay) and an older fact (when a scan hangs).
+* It reads no clock: every call brings ``now`` (CLOCK_BOOTTIME in seconds), and ``due`` is the time of the next useful
+  call. A clock that steps back stands still here.
+* A VF has the health of its PF, and is worse where it has structural faults of its own.
+* An unknown value changes nothing that is allocatable.
+* The gate: a link that was never up and is not expected is no fault, unless most links of the same role were up.
+* A sample of the same thing as a fact is the second witness. A fact from sysfs has priority over it, because sysfs is
+  read at once after every event. A sample replaces a missing fact (in a replay) and an older fact (when a scan hangs).
+* Equal facts give equal answers, to the second and to the byte.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 
-from nodeagent.facts.model import Function, Link, Reason, State
+from msgspec.structs import replace
+
+from nodeagent.facts.affinity import root_port
+from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link, Neighbor, Reason, State
+from nodeagent.health import cabling
 from nodeagent.health.carrier_losses import (
     COUNTERS,
     DAY_S,
@@ -21,16 +31,20 @@ from nodeagent.health.carrier_losses import (
     CarrierLosses,
     CarrierSettings,
 )
+from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
 from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
-from nodeagent.health.judged_device import DeviceFigures, JudgedDevice
+from nodeagent.health.judge import ActiveFault, DeviceFigures, Judge, JudgedDevice, gravest
 from nodeagent.health.nic_view import SYSFS, NicContext, NicView
 from nodeagent.health.record import SPEED_MAX_MBPS, NicFault, NicRecord
-from nodeagent.health.rule import Measured, Rule
-from nodeagent.health.rules import damping, settling, windows
+from nodeagent.health.rule import WARNING, Measured, Rule
+from nodeagent.health.rules import damping, effective, settling, windows
 from nodeagent.health.rules.links import QUIET_S
-from nodeagent.health.structural import Fault, name_of, sentence
+from nodeagent.health.structural import NO_FAULTS, Fault, Faults, name_of, sentence
 from nodeagent.measurements.sample import Sample, Source
+
+ROLE_SHARE = 0.75
+"""Of the links of a role. gpud and NVSentinel have no such gate and report ports that were never connected."""
 
 _OLDER_S = 2.0
 """Facts that are older than a sample by more than this were not read after the event that the sample shows."""
@@ -40,6 +54,8 @@ LINK_SOURCES = frozenset({Source.LINK, Source.MODES, Source.RDMA})
 
 
 class NicState(JudgedDevice):
+    """One PF under rules: its facts and samples, its link, its damping."""
+
     kind = "nic"
 
     def __init__(self, function: Function, rules: Sequence[Rule], settle_s: float = SETTLE_S) -> None:
@@ -316,13 +332,34 @@ class NicState(JudgedDevice):
     def over(self) -> bool:
         return super().over and not self.idle
 
-    def reason(self, rule: Rule, hold: Hold) -> Reason:
+    def reason(self, fault: ActiveFault) -> Reason:
+        rule, hold = fault
         detail = f"{self.name}: {hold.text}"
         if rule.on_facts:
             detail = sentence(Fault(rule.key), self.function, self.netdev)
             if rule.clear_for_s:
                 detail += f" (held until {rule.clear_for_s:g} s after its end)"
-        return Reason(rule.key, detail, warning=rule.state is State.HEALTHY)
+        return Reason(rule.key, detail, warning=rule.state is WARNING)
+
+    def guard_sentence(self, seconds: float) -> str:
+        why = "its devices stay Healthy until a second source confirms the fault or it has lasted"
+        return f"{self.name}: {why} for {seconds:g} s"
+
+    def remark(self, state: State, reasons: list[Reason]) -> State:
+        if self.idle and not self.active:
+            reasons.append(
+                Reason("unused", f"{self.name} has had no link since the boot, and none is expected")
+            )
+            return State.UNUSED
+        if self.link_unknown:
+            reason = self.structural_reason(Fault.LINK_UNSEEN)
+            why = reason.detail if reason else sentence(Fault.LINK_UNSEEN, self.function, self.netdev)
+            reasons.append(Reason(Fault.LINK_UNSEEN.value, why))
+            return gravest((state, State.UNKNOWN))
+        if self.watched and not self.gone and (stale := self.history.stale()):
+            names = ", ".join(stale)
+            reasons.append(Reason("data_stale", f"{self.name}: no new samples from {names}", warning=True))
+        return state
 
     def due(self) -> Iterator[float | None]:
         """The times at which the health may change without news."""
@@ -385,3 +422,208 @@ class NicState(JudgedDevice):
             self.losses.uncounted_until = now + STALE_MIN_S
         for fault in record.faults:
             self.holds[fault.rule] = Hold(True, fault.since, fault.good_since, fault.text)
+
+
+class NicJudge(Judge[NicState]):
+    def __init__(self, settings: HealthSettings | None = None) -> None:
+        self.settings = settings or HealthSettings()
+        super().__init__(self.settings.guard)
+        self.rules = effective(self.settings.rules)
+        self.now = 0.0
+        self.role_of: Mapping[str, str] = {}
+        self._functions: tuple[Function, ...] = ()
+        self._faults: Faults = NO_FAULTS
+        self._neighbors: dict[str, list[Neighbor]] = {}
+        self._plan: cabling.Plan = {}
+        self._records: dict[str, NicRecord] = {}
+
+    # --- inputs ---------------------------------------------------------------------------------------
+
+    def adopt(self, settings: HealthSettings) -> None:
+        """Apply changed settings. An active fault stays until its rule clears it or is gone."""
+        self.settings, self.rules = settings, effective(settings.rules)
+        self.adopt_guard(settings.guard)
+        for nic in self.devices.values():
+            nic.follow_rules(self.rules, settings.settle_seconds)
+
+    def take_facts(
+        self, functions: Iterable[Function], links: Iterable[Link], faults: Faults = NO_FAULTS
+    ) -> None:
+        """All functions, the missing ones too, and their faults as ``structural.find_faults`` returns them."""
+        self._functions, self._faults = tuple(functions), faults
+        by_pf = {link.pci_address: link for link in links}
+        for function in self._functions:
+            if function.parent is None:
+                address = function.pci_address
+                nic = self._nic(function)
+                nic.take_facts(function, by_pf.get(address), faults.get(address, ()), self.now)
+
+    def _nic(self, function: Function) -> NicState:
+        nic = self.devices.get(function.pci_address)
+        if nic is None:
+            nic = NicState(function, self.rules, self.settings.settle_seconds)
+            self.devices = dict(sorted({**self.devices, function.pci_address: nic}.items()))
+            if (record := self._records.pop(function.pci_address, None)) is not None:
+                nic.restore(record, self.now)
+        return nic
+
+    def take_samples(self, samples: Iterable[Sample]) -> bool:
+        """Return whether any has news of a link, which is evaluated at once. Only samples of PFs are used."""
+        urgent = False
+        for sample in samples:
+            if (nic := self.devices.get(sample.device)) is not None:
+                urgent |= nic.take_sample(sample)
+        return urgent
+
+    def take_roles(self, roles: Mapping[str, str]) -> None:
+        """PFs of one role are compared with each other. By PCI address."""
+        self.role_of = roles
+
+    def take_neighbors(self, neighbors: Iterable[Neighbor]) -> None:
+        self._neighbors = {}
+        for neighbor in neighbors:
+            self._neighbors.setdefault(neighbor.link, []).append(neighbor)
+
+    def take_plan(self, plan: cabling.Plan) -> None:
+        self._plan = plan
+
+    def restore(self, records: Mapping[str, NicRecord]) -> None:
+        """Records by PCI address, before the first facts."""
+        self._records = dict(records)
+
+    def records(self) -> dict[str, NicRecord]:
+        """The record of each PF, and restored records of PFs that have not appeared since."""
+        return {**self._records, **{address: nic.record() for address, nic in self.devices.items()}}
+
+    # --- evaluation -----------------------------------------------------------------------------------
+
+    def judge(self, now: float, *, only_news: bool = False) -> tuple[Function, ...]:
+        """Return all functions with their health, in the order of the facts.
+
+        ``only_news``: a PF without news waits for the next evaluation, so that a lost carrier waits for no other PF.
+        """
+        self.now = now = max(now, self.now)
+        for nic in self.devices.values():
+            nic.refresh(now)
+        self._apply_gate()
+        speeds = self._expected_speeds()
+        for address, nic in self.devices.items():
+            nic.take_context(NicContext(speeds.get(address), *self._compare_cabling(nic)))
+            if nic.has_news or not only_news:
+                nic.step()
+        devices = Counter(function.parent for function in self._functions if function.parent is not None)
+        weights = {address: max(1, devices[address]) for address in self.devices}
+        health = self._judge_devices(now, weights)
+        return tuple(self._with_health(function, health) for function in self._functions)
+
+    def due(self) -> float | None:
+        """Return the time of the next evaluation if there is no news before."""
+        moments = [*self._guard.due(), *(moment for nic in self.devices.values() for moment in nic.due())]
+        return min((moment for moment in moments if moment is not None and moment > self.now), default=None)
+
+    # --- the gate and the majority --------------------------------------------------------------------
+
+    def _matches(self, nic: NicState, globs: Iterable[str]) -> bool:
+        names = [nic.address, *([nic.link.netdev] if nic.link else [])]
+        return any(fnmatchcase(name, glob) for glob in globs for name in names)
+
+    def _expected(self, nic: NicState) -> ExpectedLinks | None:
+        return next(
+            (expected for expected in self.settings.expected if self._matches(nic, expected.links)), None
+        )
+
+    def _by_role(self) -> dict[str, list[NicState]]:
+        """The PFs of each role. The NIC with the default route is not compared with others."""
+        roles: dict[str, list[NicState]] = {}
+        for nic in self.devices.values():
+            if not nic.default_route and not nic.unused:
+                roles.setdefault(self._role(nic), []).append(nic)
+        return roles
+
+    def _role(self, nic: NicState) -> str:
+        return self.role_of.get(nic.address, "")
+
+    def _apply_gate(self) -> None:
+        for nic in self.devices.values():
+            nic.unused = self._matches(nic, self.settings.unused)
+        # Count links that have ever been up, so that a mass failure does not turn the rest into unused ones.
+        present = {
+            role: len(nics) > 1 and sum(nic.once_up for nic in nics) >= ROLE_SHARE * len(nics)
+            for role, nics in self._by_role().items()
+        }
+        for nic in self.devices.values():
+            before = nic.watched
+            if nic.unused:
+                nic.watched = False
+            elif self._expected(nic) is not None:
+                nic.watched = True
+            elif nic.default_route:
+                nic.watched = False
+            else:
+                nic.watched = nic.once_up or present[self._role(nic)]
+            nic.has_news |= nic.watched != before
+
+    def _expected_speeds(self) -> dict[str, float]:
+        """The configured speed, or the speed of more than half of three or more links of the same role."""
+        majority = {role: _majority(nics) for role, nics in self._by_role().items()}
+        speeds: dict[str, float] = {}
+        for nic in self.devices.values():
+            expected = self._expected(nic)
+            speed: float | None = expected.speed_mbps if expected is not None else None
+            if speed is None:
+                speed = majority.get(self._role(nic))
+            if speed is not None:
+                speeds[nic.address] = speed
+        return speeds
+
+    def _compare_cabling(self, nic: NicState) -> tuple[bool | None, str | None]:
+        netdev = nic.link.netdev if nic.link else None
+        planned = self._plan.get(nic.address) or self._plan.get(netdev or "")
+        if planned is None or netdev is None:
+            return None, None
+        return cabling.compare(planned, self._neighbors.get(netdev, ()))
+
+    # --- the health of PFs and VFs --------------------------------------------------------------------
+
+    def _with_health(self, function: Function, health: Mapping[str, Health]) -> Function:
+        if function.parent is None:
+            judged = health[function.pci_address]
+        else:
+            judged = self._health_of_vf(function, health.get(function.parent))
+        return function if function.health == judged else replace(function, health=judged)
+
+    def _health_of_vf(self, vf: Function, pf: Health | None) -> Health:
+        """The health of its PF, and worse where it has faults of its own."""
+        own = self._faults.get(vf.pci_address, ())
+        if pf is None or vf.parent is None:
+            return Health(State.DOWN, own, allocatable=False) if own else HEALTHY
+        if self._guard.holds_back(vf.parent) and self.devices[vf.parent].gone:
+            # It disappeared with its PF: this is no second witness.
+            own = tuple(reason for reason in own if reason.key != Fault.DEVICE_MISSING)
+        return Health(State.DOWN, (*own, *pf.reasons), allocatable=False) if own else pf
+
+
+def _majority(nics: Iterable[NicState]) -> float | None:
+    speeds = [speed for nic in nics if (speed := nic.speed_mbps) and nic.carrier]
+    if len(speeds) < 3:
+        return None
+    speed, votes = Counter(speeds).most_common(1)[0]
+    return speed if 2 * votes > len(speeds) else None
+
+
+def roles(functions: Iterable[Function], gpus: Iterable[Gpu]) -> dict[str, str]:
+    """Return the role of each PF: its model, and whether it is behind the PCIe switch of a GPU (compute) or not
+    (storage, frontend)."""
+    of_gpus = {root_port(gpu.pci_path) for gpu in gpus} - {None}
+    return {
+        pf.pci_address: (
+            f"{pf.vendor}:{pf.device} {'compute' if root_port(pf.pci_path) in of_gpus else 'other'}"
+        )
+        for pf in functions
+        if pf.parent is None
+    }
+
+
+def keys(rules: Sequence[Rule]) -> frozenset[str]:
+    """Return every key that a reason of a PF may have."""
+    return frozenset({rule.key for rule in rules} | {"guard", "unused", "link_unseen", "data_stale"})

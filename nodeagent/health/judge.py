@@ -1,16 +1,27 @@
-"""A device under rules, a PF or a GPU: its holds, its active faults, its state and the changes of that state. Pure."""
+"""The judge of the PFs or GPUs of a node: rules → holds → faults → health. Pure.
+
+* A rule (``rule.py``) reads one value of a device, and its hold (``hold.py``) decides when a fault starts and ends.
+* The reasons of a device are its active faults, the gravest first; its state is the gravest of theirs.
+* The guard (``guard.py``) keeps most devices of a node Healthy while a single source reports their faults.
+
+``nic.py`` and ``gpu.py`` have what the rules of PFs and of GPUs read, and the remarks that no rule makes.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from nodeagent.facts.model import State
+from nodeagent.facts.model import Health, Reason, State
+from nodeagent.health.guard import Guard
 from nodeagent.health.hold import Hold
 from nodeagent.health.rule import Measured, Rule
+
+if TYPE_CHECKING:
+    from nodeagent.health.health_settings import GuardSettings
 
 _GRAVITY = (
     State.HEALTHY,
@@ -50,7 +61,7 @@ class DeviceFigures(msgspec.Struct, frozen=True):
 
 
 class JudgedDevice:
-    """The state that a PF and a GPU have in common."""
+    """A PF or a GPU: its holds, its active faults, its state and the changes of that state."""
 
     kind: Literal["nic", "gpu"]
     watched = False
@@ -74,6 +85,30 @@ class JudgedDevice:
         """Every rule to explain, with its present value."""
         raise NotImplementedError
 
+    def witnesses(self) -> frozenset[str]:
+        """The sources that report its faults."""
+        raise NotImplementedError
+
+    def reason(self, fault: ActiveFault) -> Reason:
+        return Reason(fault.rule.key, fault.hold.text)
+
+    def guard_sentence(self, seconds: float) -> str:
+        """Return why the guard keeps it Healthy, which lasts for at most so many seconds."""
+        raise NotImplementedError
+
+    def remark(self, state: State, reasons: list[Reason]) -> State:
+        """Add the reasons that no rule gives. Return the state with them."""
+        raise NotImplementedError
+
+    def health(self, guard: Guard, key: str) -> Health:
+        """Return the health after the guard, which has the device by this key."""
+        active = self.active
+        reasons = [self.reason(fault) for fault in active]
+        if guard.holds_back(key):
+            reasons.append(Reason("guard", self.guard_sentence(guard.seconds), warning=True))
+        state = self.remark(gravest(fault.rule.state for fault in active), reasons)
+        return Health(state, tuple(reasons), allocatable=guard.holds_back(key) or not self.withdraws)
+
     def step_rule(self, rule: Rule, measured: Measured | None, now: float, *, reset: bool = False) -> None:
         """Apply one value of one rule."""
         hold = self.holds.get(rule.key)
@@ -96,6 +131,7 @@ class JudgedDevice:
 
     @property
     def withdraws(self) -> bool:
+        """Whether a fault makes the device Unhealthy for the kubelet."""
         return any(fault.rule.withdraws for fault in self.active)
 
     @property
@@ -109,3 +145,30 @@ class JudgedDevice:
         if self.changed_at is not None:
             self.transitions[self.state.value, state.value] += 1
         self.state, self.changed_at = state, now
+
+
+_Device = TypeVar("_Device", bound=JudgedDevice)
+
+
+class Judge(Generic[_Device]):
+    """The judge of all devices of one kind."""
+
+    least = 0.0
+    """The guard lets so many devices pass in any case."""
+
+    def __init__(self, guard: GuardSettings) -> None:
+        self.devices: dict[str, _Device] = {}
+        """PFs by PCI address, GPUs by UUID in the order of the driver."""
+        self._guard = Guard(guard.share, guard.seconds, self.least)
+
+    def adopt_guard(self, guard: GuardSettings) -> None:
+        """Apply changed settings of the guard, from the next evaluation on."""
+        self._guard.share, self._guard.seconds = guard.share, guard.seconds
+
+    def _judge_devices(self, now: float, weights: Mapping[str, int] | None = None) -> dict[str, Health]:
+        """Return the health of each device by its present faults. A device without a weight counts 1."""
+        self._guard.judge(self.devices, weights or {}, now)
+        judged = {key: device.health(self._guard, key) for key, device in self.devices.items()}
+        for key, health in judged.items():
+            self.devices[key].set_state(health.state, now)
+        return judged
