@@ -59,7 +59,7 @@ def read(target: Target) -> MpsFacts:
         return MpsFacts()
     files = MpsFiles(target.tree.path(config.health.state_directory) / MPS_FOLDER)
     try:
-        runs, wanted = files.is_locked(), files.read_wanted().gpus
+        runs, wanted = files.is_locked(), files.read_wanted().gpus if files.has_wanted() else ()
         states = {state.uuid: state for state in files.read_states().daemons}
     except (OSError, ValueError) as error:
         return MpsFacts(runs=False, error=str(error))

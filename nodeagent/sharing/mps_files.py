@@ -75,12 +75,11 @@ class MpsFiles:
         self._write(WANTED, wanted)
 
     def read_wanted(self) -> WantedDaemons:
-        """Return an empty list without a file. Raises ``ValueError`` for a file that is not valid."""
-        try:
-            content = self._read(WANTED)
-        except FileNotFoundError:
-            return WantedDaemons()
-        return msgspec.json.decode(content, type=WantedDaemons)
+        """Raises ``FileNotFoundError`` without a file, and ``ValueError`` for a file that is not valid."""
+        return msgspec.json.decode(self._read(WANTED), type=WantedDaemons)
+
+    def has_wanted(self) -> bool:
+        return os.path.lexists(self.folder / WANTED)
 
     def write_states(self, states: DaemonStates) -> None:
         self._write(STATES, states)

@@ -131,7 +131,10 @@ class MpsSupervisor:
             if wanted.gpus:
                 self._files.guard()
         except (OSError, ValueError) as error:
-            log.warning("The list of the GPUs that need a daemon cannot be read. reason=%r", str(error))
+            if self._daemons or not isinstance(
+                error, FileNotFoundError
+            ):  # the agent may not have started yet
+                log.warning("The list of the GPUs that need a daemon cannot be read. reason=%r", str(error))
             modes = (daemon.exclusive or daemon.state.exclusive for daemon in self._daemons.values())
             return WantedDaemons(tuple(self._daemons), any(modes))
         return wanted

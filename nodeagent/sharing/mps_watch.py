@@ -107,7 +107,7 @@ class MpsWatch:
             return  # an empty list would end the daemons of an earlier agent
         wanted = WantedDaemons(self._gpus(), self._exclusive)
         try:
-            if wanted != self._wanted:
+            if wanted != self._wanted or not await self._calls.run(self._files.has_wanted):
                 await self._calls.run(self._files.write_wanted, wanted)
                 self._wanted = wanted
             runs = await self._calls.run(self._files.is_locked)

@@ -156,9 +156,9 @@ def test_a_program_of_a_pod_is_not_taken_for_a_daemon(
     assert control.running() is None, "it only sends a command"
 
 
-@pytest.mark.parametrize("content", [b"", b'{"gpus": [7]}'])
+@pytest.mark.parametrize("content", [b"", b'{"gpus": [7]}', None])
 async def test_a_list_of_gpus_that_cannot_be_read_ends_no_daemon(
-    node: MpsNode, content: bytes, monkeypatch: pytest.MonkeyPatch
+    node: MpsNode, content: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.want(ONE)
     task = asyncio.create_task(node.supervisor().run())
@@ -171,7 +171,10 @@ async def test_a_list_of_gpus_that_cannot_be_read_ends_no_daemon(
         return read(files)
 
     monkeypatch.setattr(MpsFiles, "read_wanted", read_wanted)
-    replace_file(node.folder / "wanted.json", content)
+    if content is None:
+        (node.folder / "wanted.json").unlink()
+    else:
+        replace_file(node.folder / "wanted.json", content)
     await asyncio.wait_for(looked.wait(), 20)
     node.want(ONE, TWO)
     await node.ready(TWO)

@@ -146,6 +146,16 @@ async def test_a_broken_file_is_no_daemon(files: MpsFiles) -> None:
     assert list(dict(inventory.snapshot.mps_obstacles).values()) == [NOT_YET, NOT_YET]
 
 
+async def test_a_list_that_was_deleted_is_written_again(files: MpsFiles) -> None:
+    inventory = Inventory()
+    inventory.publish("gpus", gpus=(gpu(0),))
+    watch = watch_of(files, inventory)
+    await watch.look()
+    (files.folder / "wanted.json").unlink()
+    await watch.look()
+    assert files.read_wanted().gpus == ("GPU-0",)
+
+
 async def test_an_agent_without_a_list_of_gpus_ends_no_daemon(files: MpsFiles) -> None:
     """At its start, for as long as the driver hangs: the programs of the GPUs run on."""
     wanted = WantedDaemons(("GPU-0", "GPU-1"), exclusive_process=True)
