@@ -334,7 +334,7 @@ class NicHistory(RuleBasedStateMachine):
         assert self.bench.health() == HEALTHY
 
 
-TestNicHistory = NicHistory.TestCase
+TestNicHistory = pytest.mark.timeout(180)(NicHistory.TestCase)
 TestNicHistory.settings = settings(
     max_examples=examples(8),
     stateful_step_count=20,

@@ -3,6 +3,7 @@ guard delays without forbidding."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -234,7 +235,7 @@ class HealthHistory(RuleBasedStateMachine):
         assert not any(self.allocatable().values()), WITHDRAWN
 
 
-TestHealthHistory = HealthHistory.TestCase
+TestHealthHistory = pytest.mark.timeout(180)(HealthHistory.TestCase)
 TestHealthHistory.settings = settings(
     max_examples=examples(12),
     stateful_step_count=15,
