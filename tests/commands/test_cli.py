@@ -283,7 +283,7 @@ def test_the_manual_page_is_that_of_the_declared_options(monkeypatch: pytest.Mon
     page = manual_page()
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         PAGE.write_text(page)
-    assert PAGE.read_text() == page
+    assert PAGE.read_text() == page, "make golden, and look at what changed"
 
 
 def test_an_option_that_a_verb_has_already_is_refused_with_the_name_of_the_verb(

@@ -164,6 +164,13 @@ def test_each_configuration_is_valid_and_stands_in_its_config_map(name: str) -> 
     assert held == CONFIGS[name].read_text()
 
 
+def test_the_configuration_of_each_overlay_is_valid() -> None:
+    found = sorted((DAEMONSET / "overlays").glob("**/nodeagent.yaml"))
+    assert found
+    for path in found:
+        load(path.read_text(), name=str(path.relative_to(DAEMONSET)))
+
+
 def test_the_base_changes_no_machine_and_needs_no_right_that_it_lacks() -> None:
     assert config().vfs == ()
     cluster = config().cluster

@@ -167,4 +167,4 @@ def test_the_applied_manifests_run_the_pushed_image(page: str) -> None:
 def test_every_overlay_is_listed() -> None:
     text = (DAEMONSET / "README.md").read_text()
     for folder in (DAEMONSET / "overlays").iterdir():
-        assert f"`overlays/{folder.name}`" in text
+        assert f"`overlays/{folder.name}`" in text, f"daemonset/README.md does not list {folder.name}"

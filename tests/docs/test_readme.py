@@ -48,7 +48,7 @@ def test_the_readme_lists_every_verb() -> None:
     listed = re.findall(r"^nodeagent ([a-z]+)", commands.partition("\n## ")[0], re.M)
     (verbs,) = (one for one in cli._parser()._actions if isinstance(one, argparse._SubParsersAction))
     assert list(verbs.choices) == [*VERBS, *joined()]
-    assert set(verbs.choices) == set(listed)
+    assert set(verbs.choices) == set(listed), "list it under Commands in README.md"
 
 
 @one_item(

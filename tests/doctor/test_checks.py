@@ -548,7 +548,7 @@ def test_facts_give_the_expected_finding(expected: str, found: Iterable[Finding]
 def test_every_finding_with_a_remedy_has_a_case() -> None:
     wanted = {key for topic in doctor.TOPICS for key, entry in topic.entries.items() if entry.why}
     whole_reports = {"check_hung", "check_failed", "not_known", "no_node"}  # tests/doctor/test_doctor.py
-    assert {case[0].split()[1] for case in (*CASES, *CLUSTER_CASES)} == wanted - whole_reports
+    assert {case[0].split()[1] for case in (*CASES, *CLUSTER_CASES)} == wanted - whole_reports, "add a case"
 
 
 def levels(found: Iterable[Finding]) -> set[str]:

@@ -181,7 +181,7 @@ class Feed:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {case.rule for case in CASES} | ELSEWHERE == set(KEYS)
+    assert {case.rule for case in CASES} | ELSEWHERE == set(KEYS), "add a case to CASES"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)

@@ -576,8 +576,8 @@ def test_every_tlv_names_the_clause_of_its_standard():
 
 def test_the_strategies_draw_every_field_and_know_every_tlv():
     mandatory = {"chassis_id", "port_id", "ttl", "warnings"}
-    assert optional.keys() | mandatory == set(Lldpdu.__struct_fields__)
-    assert known == {spec.key for spec in ORGANIZATIONAL}
+    assert optional.keys() | mandatory == set(Lldpdu.__struct_fields__), "add its strategy to `optional`"
+    assert known == {spec.key for spec in ORGANIZATIONAL}, "add its key to `known`"
 
 
 @pytest.mark.parametrize("field", sorted(optional))
@@ -586,4 +586,5 @@ def test_the_strategies_draw_every_field_and_know_every_tlv():
 def test_every_field_is_in_the_description(field, data):
     value = data.draw(optional[field].filter(lambda value: value not in (None, ())))
     bare = Lldpdu(ChassisId(4, MAC), PortId(5, b"swp1"), 120)
-    assert describe(structs.replace(bare, **{field: value})) != describe(bare)
+    described = describe(structs.replace(bare, **{field: value}))
+    assert described != describe(bare), f"add {field} to nodeagent/lldp/describe.py"
