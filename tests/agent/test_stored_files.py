@@ -28,7 +28,7 @@ UNREPORTED = {
     "infiniband.json": "a switch is asked three more times",
     "claims/UID.json": "the claim is refused, and the Event of its pod has the reason",
 }
-"""Files that are not in ``Agent.stored``."""
+"""Files that are not in ``Stored.files``."""
 UNSHOWN = {
     "health.json": "`nodeagent health` shows the faults, and each of them has a way to clear",
     "slices.json": "`/readyz` shows a size that stays",
@@ -75,7 +75,7 @@ async def test_the_agent_reports_each_file_that_cannot_be_written_or_there_is_a_
     agent = Agent(Config(), AgentOptions(machine, machine / "kubelet"))
     reported = {file.form.name for file in agent.stored.files}
     assert reported | UNREPORTED.keys() == FORMS.keys(), (
-        "add the file to `Agent.stored`, or the reason to UNREPORTED"
+        "add the file to `Stored.files`, or the reason to UNREPORTED"
     )
     assert not reported & UNREPORTED.keys()
 

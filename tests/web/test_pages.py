@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,11 +19,13 @@ from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics.agent_metrics import AGENT_FAMILIES
+from nodeagent.metrics.scrape_input import ScrapeInput
 from nodeagent.sharing.cgroup_limits import CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.sharing.mps_watch import MpsWatch
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.nvml_session import DriverVitals
+from nodeagent.web import pages
 from nodeagent.web.machine_view import OfferView, machine_view
 from nodeagent.web.pages import Pages, PageSources, device_counts
 from nodeagent.web.web_settings import WebSettings
@@ -149,3 +152,16 @@ def test_a_scrape_shows_the_parts_of_the_agent() -> None:
     )
     assert shown.xids == Gpus.xids
     assert shown.certificate is None
+
+
+def test_the_pages_fill_each_value_of_a_scrape() -> None:
+    """A family without its value would be absent from every node."""
+    calls = [
+        node
+        for node in ast.walk(ast.parse(Path(pages.__file__).read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ScrapeInput"
+    ]
+    filled = {keyword.arg for call in calls for keyword in call.keywords}
+    by_the_renderer = {"facts", "dropped"}
+    missing = set(ScrapeInput.__struct_fields__) - filled - by_the_renderer
+    assert not missing, "nodeagent/web/pages.py makes a ScrapeInput without them"
