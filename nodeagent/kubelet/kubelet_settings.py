@@ -12,7 +12,8 @@ class KubeletSettings(Settings, frozen=True, kw_only=True):
         Literal["socket", "plugins_registry"] | None,
         setting(
             "Without effect, and refused by the next release: the agent registers at the kubelet's socket. Remove "
-            "this setting."
+            "this setting.",
+            retired=True,
         ),
     ] = None
     pod_resources: Annotated[
