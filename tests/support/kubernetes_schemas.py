@@ -1,5 +1,6 @@
 """Validate manifests: with the schemas of each Kubernetes version, and for other definitions with the small schemas
 in ``tests/schemas/``, which hold the fields that our manifests use and refuse every other field.
+``tests/schemas/compare.py`` holds them against their sources.
 
 In a small schema ``x-pod: spec`` marks a PodSpec and ``x-pod: template`` a PodTemplateSpec: Kubernetes' own schema
 validates these. ``x-quantities: true`` marks a map of resource names to amounts.
@@ -49,7 +50,7 @@ def small_schemas() -> dict[tuple[str, str], dict[str, Any]]:
         for document in yaml.safe_load_all(path.read_text()):
             schema = {
                 "type": "object",
-                "required": ["apiVersion", "kind", "metadata"],
+                "required": ["apiVersion", "kind", "metadata", *document.get("required", ())],
                 "properties": {
                     "apiVersion": {"type": "string"},
                     "kind": {"type": "string"},
