@@ -200,6 +200,10 @@ def test_health_events_go_to_a_socket_in_a_folder_of_the_host() -> None:
     folder = str(PurePosixPath(settings.nv_sentinel.socket or "").parent)
     assert mount["mountPath"] == f"/host{folder}"
     assert volume(spec, mount["name"])["hostPath"]["path"] == folder
+    token = PurePosixPath(settings.nv_sentinel.token_file or "")
+    (source,) = volume(spec, mount_of(daemon, str(token))["name"])["projected"]["sources"]
+    assert source["serviceAccountToken"]["path"] == token.name
+    assert source["serviceAccountToken"]["audience"] == "platform-connector.nvsentinel.nvidia.com"
 
 
 def test_agents_that_only_observe_offer_nothing_and_have_no_folder_of_the_kubelet() -> None:
