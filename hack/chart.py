@@ -93,7 +93,9 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
     cluster, node = build("base/cluster", kubectl), build("base/node", kubectl)
     pods = {part: pod_of(build(f"overlays/{folder}", kubectl)) for part, folder in PARTS.items()}
     (token,) = (one for one in pods["nvSentinel"]["volumes"] if one["name"] == "nvsentinel-token")
-    token["projected"]["sources"][0]["serviceAccountToken"]["audience"] = "@value@$.Values.nvSentinel.audience@"
+    token["projected"]["sources"][0]["serviceAccountToken"]["audience"] = (
+        "@value@$.Values.nvSentinel.audience@"
+    )
     files = {
         "templates/namespace.yaml": when(
             "namespace.create", write([namespace(manifest) for manifest in of_kind(cluster, "Namespace")])

@@ -18,6 +18,7 @@ import yaml
 from nodeagent.cli import main
 from nodeagent.cluster.node_marks import LINKS_TAINT
 from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER
+from tests.support.findings import one_item
 from tests.support.manifests import DAEMONSET, ROOT, Manifest, files, of_kind, parsed
 
 EXAMPLES = DAEMONSET / "examples"
@@ -71,14 +72,44 @@ def test_the_rule_of_the_first_match_is_strict() -> None:
     assert action(shadowed, "worker", "PodFailed", 3) == "RestartPod"
 
 
-def test_an_exit_code_of_the_program_restarts_the_job_and_any_other_failure_one_pod() -> None:
-    job = named("volcano", "Job", "pretrain")
-    assert action(job, "worker", "PodFailed", 3) == "RestartJob"
-    assert action(job, "worker", "PodFailed", 1) == "RestartPod"
-    assert action(job, "worker", "PodFailed", 137) == "RestartPod"
-    assert action(job, "worker", "PodEvicted", 143) == "RestartJob"
-    assert action(job, "worker", "PodPending") == "RestartJob"
-    assert action(job, "worker", "TaskCompleted") == "CompleteJob"
+@one_item("job", ("pretrain", "finetune", "hall1", "hall2"))
+def test_a_gang_is_restarted_as_a_whole_and_waiting_is_no_failure(job: str) -> None:
+    """Volcano sends PodPending when a pod is created, before a node is chosen (addPod in job_controller_handler.go).
+    Each restart raises RetryCount, which nothing lowers (running.go, pending.go)."""
+    jobs = {one["metadata"]["name"]: one for one in of_kind(objects("volcano"), "Job")}
+    for part in named("volcano-global", "HyperJob", "pretrain")["spec"]["replicatedJobs"]:
+        jobs[part["name"]] = {"spec": part["templateSpec"]}
+    for code in (1, 137):
+        assert action(jobs[job], "worker", "PodFailed", code) == "RestartJob"
+    assert action(jobs[job], "worker", "PodEvicted", 143) == "RestartJob"
+    assert action(jobs[job], "worker", "PodPending") is None
+    assert action(jobs[job], "worker", "TaskCompleted") == "CompleteJob"
+    assert jobs[job]["spec"]["maxRetry"] >= 20
+
+
+def test_a_job_of_kubernetes_survives_more_failed_pods_than_it_has_and_does_not_count_evictions() -> None:
+    """An eviction by the API writes the condition DisruptionTarget (Kubernetes, "Pod disruption conditions")."""
+    for folder in ("kueue", "kube-scheduler"):
+        spec = named(folder, "Job", "pretrain")["spec"]
+        assert spec["backoffLimit"] >= 4 * spec["completions"]
+        assert (
+            spec["template"]["spec"]["restartPolicy"] == "Never"
+        )  # Kubernetes demands it for a podFailurePolicy
+        (rule,) = spec["podFailurePolicy"]["rules"]
+        assert rule == {
+            "action": "Ignore",
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        }
+
+
+def test_every_torchrun_has_restarts_of_its_own() -> None:
+    """Without them each agent ends some seconds after a worker of another pod died, and all pods fail."""
+    for path, manifest, _, arguments in torchruns():
+        if manifest["kind"] == "PyTorchJob":
+            assert manifest["spec"]["elasticPolicy"]["maxRestarts"] > 0
+        else:
+            given = [one for one in arguments if one.startswith("--max-restarts=")]
+            assert [int(one.partition("=")[2]) > 0 for one in given] == [True], path
 
 
 def test_no_policy_of_a_volcano_job_is_unreachable() -> None:
@@ -101,13 +132,24 @@ def scheduler() -> tuple[list[str], dict[str, Any]]:
 
 def test_the_scheduler_has_the_plugins_and_actions_that_the_volcano_example_needs() -> None:
     """The plugin ``capacity`` reads capability, deserved and guarantee of a queue. It excludes ``proportion``. The
-    action ``reclaim`` takes back what exceeds ``deserved`` (Volcano, "Queue resource management"). The plugin
+    actions ``gangreclaim`` and ``gangpreempt`` (since 1.15) take back what exceeds ``deserved`` and what has a lower
+    priority, and exclude ``reclaim`` and ``preempt`` (Volcano, "Gang-aware eviction"). The plugin
     ``network-topology-aware`` reads ``networkTopology`` of a job (Volcano, "Network topology aware scheduling").
     ``allocate`` is the action that places pods; without ``enqueue`` no PodGroup leaves Pending."""
     actions, plugins = scheduler()
     assert actions[:2] == ["enqueue", "allocate"]
     assert any("deserved" in queue["spec"] for queue in of_kind(objects("volcano"), "Queue"))
-    assert "reclaim" in actions
+    assert {"gangpreempt", "gangreclaim"} <= {*actions}
+    assert not {"preempt", "reclaim"} & {*actions}
+    arguments = plugins["network-topology-aware"]["arguments"]
+    packed = [one.strip() for one in arguments["hypernode.binpack.resources"].split(",")]
+    limits = named("volcano", "Job", "pretrain")["spec"]["tasks"][0]["template"]["spec"]["containers"][0][
+        "resources"
+    ]["limits"]
+    assert {*packed} <= limits.keys()
+    assert all(
+        arguments[f"hypernode.binpack.resources.{one}"] > arguments["hypernode.binpack.cpu"] for one in packed
+    )
     assert "capacity" in plugins
     assert "proportion" not in plugins
     assert any("networkTopology" in job["spec"] for job in of_kind(objects("volcano"), "Job"))

@@ -6,9 +6,10 @@ Give the script checkouts of these repositories, plain or bare::
 
     python -m tests.schemas.compare kubernetes-sigs/kueue=~/src/kueue volcano-sh/volcano=~/src/volcano@v1.15.0
 
-Without ``@revision`` it reads HEAD. For each kind it says whether the file is that of the extract, and lists each field,
-type, value and required field in which the extract accepts more than the project. It checks our own objects of the kind
-strictly, bounds included: an unknown field is an error. Exit code 1 if something was found, 2 if a checkout is missing.
+Without ``@revision`` it reads HEAD. For each kind it says whether the file is that of the extract, and lists each
+field, type, value and required field in which the extract accepts more than the project. It checks our own objects of
+the kind strictly, bounds included: an unknown field is an error. Exit code 1 if something was found, 2 if a checkout is
+missing.
 """
 
 from __future__ import annotations
