@@ -256,6 +256,24 @@ def test_a_module_name_is_unique() -> None:
     assert all(len(files) == 2 for files in repeated.values()), repeated
 
 
+def test_a_stand_in_says_which_real_thing_it_was_compared_with() -> None:
+    """The first lines of a stand-in for another program name the program and its version, or say that it met none."""
+    files = [
+        one
+        for folder in ("hack", "tests")
+        for one in (ROOT / folder).rglob("*")
+        if one.suffix in (".py", ".c", "")
+    ]
+    texts = {one: one.read_bytes().decode(errors="replace") for one in files if one.is_file()}
+    found = {
+        one: text[:3000]
+        for one, text in texts.items()
+        if re.match(r'(#!.*\n)?("""|/\* )A stand-in for', text)
+    }
+    assert len(found) >= 10
+    assert not [one for one, text in found.items() if not re.search("[Cc]ompared|[Hh]eld against", text)]
+
+
 def test_no_file_holds_a_todo() -> None:
     written = [*SOURCES, *OTHERS, *(ROOT / "protos").iterdir(), ROOT / "Makefile", ROOT / "pyproject.toml"]
     assert not [name(path) for path in written if LATER.search(path.read_text())]

@@ -137,7 +137,7 @@ def own_objects(extract: dict[str, Any]) -> Iterator[tuple[str, Manifest]]:
 
 
 def refused(extract: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
-    """What the project's definition says against our own objects of this kind."""
+    """Each finding of the project's definition in our own objects of this kind."""
     schema = closed(theirs)
     schema["properties"]["metadata"] = {"type": "object"}
     validator = jsonschema.Draft202012Validator(schema)

@@ -1,5 +1,8 @@
 """A stand-in for a switch with gNMI: an in-process server with a tree of openconfig-lldp and the behavior of several
-vendors. Its answers follow the models and the specification, not a real switch."""
+vendors.
+
+Compared with the OpenConfig models, the gNMI specification and the source of sonic-gnmi; never with a switch.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ It decodes the bytes itself, by the field numbers of NVSentinel's data-models/pr
 number in our copy does not decode. The conditions follow platform-connectors/pkg/connectors/kubernetes: a fatal event
 adds its message, a healthy one removes the messages that name one of its entities, or all without entities; messages
 are joined with ``;`` and split there again. ``restart`` loses what the connector has in memory.
+
+Compared with NVSentinel's source alone: health_event.proto of 264bfab8, on 2026-11-26.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ volcano, pkg/scheduler/api/devices/nvidia/vgpu (``decodeNodeDevices``, ``resourc
 ``checkNodeGPUSharingPredicateAndScore``, ``Allocate``) and pkg/scheduler/plugins/util/nodelock. Its unpleasant parts
 are copied. It reads the health of a GPU and does not use it. It goes through the GPUs from the last to the first, and
 counts a pod by its annotations until the pod is gone. A lock whose time it cannot read is never released.
+
+Compared with the source of Volcano ed72c7c8 (2026-08-20) alone, on 2026-11-24.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@ A stand-in for the kernel's ib_umad and for the management agents of switches, w
 a port without an answer gives status 110 (ETIMEDOUT) with the first 24 octets of the question only, a removed device
 ends its descriptor, and answers come late, twice, cut, or about something else. It follows
 ``drivers/infiniband/core/user_mad.c`` and the InfiniBand Architecture Specification (14.2), and shares no code with the
-agent. One thread serves all sockets. It proves nothing about real switches: ``tests/infiniband`` uses ibsim and
-``smpquery`` for that.
+agent. One thread serves all sockets.
+
+Compared with the kernel's source alone. It proves nothing about real switches: ``tests/infiniband`` uses ibsim 0.10 and
+``smpquery`` 44.0 for that.
 """
 
 from __future__ import annotations

@@ -2,7 +2,10 @@
 
 It behaves like the real one wherever a client can see it: resource versions, pages that expire, watches with
 bookmarks and 410, conflicts, server-side apply with managed fields, status subresources, structural schemas, RBAC and
-PartialObjectMetadata. The differences:
+PartialObjectMetadata.
+
+Compared with kube-apiserver 1.36.2: by its source (registry, validation, server-side apply), and by hand with the real
+one for each writer of agent and controller until 2026-11-24 (docs/reference/verified.md). The differences:
 
 * one version of each kind, no conversion, no CEL, no protobuf, no tables, no OpenAPI, no aggregation;
 * admission only checks that the namespace exists, plus what a test adds with ``admit`` and ``fail``;

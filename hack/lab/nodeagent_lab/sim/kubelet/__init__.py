@@ -4,6 +4,9 @@ It serves the real gRPC interfaces on real sockets (``device-plugins/kubelet.soc
 ``pod-resources/kubelet.sock`` under one directory). Its sets, orders, races and leaks are those of kubelet 1.36. It
 runs no container: an admitted pod counts as started with the answers of the plugins.
 
+Compared with kubelet 1.36.2: by its source (pkg/kubelet/cm/devicemanager, pkg/kubelet/cm/dra), and by hand with the
+real one at registration, allocation, restart and podresources until 2026-11-24 (docs/reference/verified.md).
+
 It lacks:
 
 * a scheduler beyond ``insufficient``, and the predicates after the allocation ("OutOf<resource>");
