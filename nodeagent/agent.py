@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from nodeagent import discovery
-from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load, without_effect
+from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.ending import end_at
 from nodeagent.base.stored_file import StoredFile, unwritable
@@ -223,7 +223,7 @@ class Agent:
             return None
         return FollowedConfiguration(
             self._config,
-            lambda: load(configuration_text(path), name=str(path)),
+            lambda remark: load(configuration_text(path), name=str(path), remark=remark),
             self._adopt,
             lambda: [path.parent],
         )
@@ -263,8 +263,6 @@ class Agent:
 
     async def run(self) -> None:
         """Run until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
-        for sentence in without_effect(self._config):
-            log.warning("%s", sentence)
         try:
             async with asyncio.TaskGroup() as group:
                 sources = group.create_task(self.sources.run())
