@@ -50,6 +50,7 @@ from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
+from nodeagent.kubelet.grown_requests import RequestNotes
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import CHECKPOINT, RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
@@ -107,6 +108,7 @@ class Stored(NamedTuple):
     gpus: RememberedGpus
     rails: RailMemory
     sizes: SliceSizes
+    requests: RequestNotes
 
     @classmethod
     def open(cls, config: Config, options: AgentOptions, read_holdings: Callable[[], object]) -> Stored:
@@ -118,7 +120,14 @@ class Stored(NamedTuple):
             pod_resources=config.kubelet.pod_resources,
             read_holdings=read_holdings,
         )
-        return cls(folder, StateFile.open(folder), RememberedGpus(folder), rails, SliceSizes(folder))
+        return cls(
+            folder,
+            StateFile.open(folder),
+            RememberedGpus(folder),
+            rails,
+            SliceSizes(folder),
+            RequestNotes(folder),
+        )
 
     @property
     def files(self) -> tuple[StoredFile[Any], ...]:
@@ -175,7 +184,11 @@ class Agent:
         files = OfferFiles(DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(cdi_folder))
         self._rpc_stats, dra_offer, news = RpcStats(), DraOffer(), asyncio.Event()
         self.plugins = DevicePlugins(
-            options.kubelet_dir, files=files, stats=self._rpc_stats, on_allocate=self._take_allocation
+            options.kubelet_dir,
+            files=files,
+            stats=self._rpc_stats,
+            requests=self.stored.requests,
+            on_allocate=self._take_allocation,
         )
         self.claims = ClaimDriver(
             self.inventory,
@@ -285,6 +298,7 @@ class Agent:
             "rails": self.offering.follow_rails,
             "mps": self.sharing.mps.run,
             "kubelet": self.plugins.run,
+            "requests": self.stored.requests.run,
             "local": partial(self.pages.serve_locally, self.stored.folder),
         }
         if self.file is not None:
