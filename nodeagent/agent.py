@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from nodeagent import discovery
-from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load, without_effect
+from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.ending import end_at
 from nodeagent.base.stored_file import StoredFile, unwritable
@@ -50,6 +50,7 @@ from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
+from nodeagent.kubelet.grown_requests import RequestNotes
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import CHECKPOINT, RailMemory
 from nodeagent.kubelet.registration import DevicePlugins
@@ -107,6 +108,7 @@ class Stored(NamedTuple):
     gpus: RememberedGpus
     rails: RailMemory
     sizes: SliceSizes
+    requests: RequestNotes
 
     @classmethod
     def open(cls, config: Config, options: AgentOptions, read_holdings: Callable[[], object]) -> Stored:
@@ -118,7 +120,14 @@ class Stored(NamedTuple):
             pod_resources=config.kubelet.pod_resources,
             read_holdings=read_holdings,
         )
-        return cls(folder, StateFile.open(folder), RememberedGpus(folder), rails, SliceSizes(folder))
+        return cls(
+            folder,
+            StateFile.open(folder),
+            RememberedGpus(folder),
+            rails,
+            SliceSizes(folder),
+            RequestNotes(folder),
+        )
 
     @property
     def files(self) -> tuple[StoredFile[Any], ...]:
@@ -175,7 +184,11 @@ class Agent:
         files = OfferFiles(DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(cdi_folder))
         self._rpc_stats, dra_offer, news = RpcStats(), DraOffer(), asyncio.Event()
         self.plugins = DevicePlugins(
-            options.kubelet_dir, files=files, stats=self._rpc_stats, on_allocate=self._take_allocation
+            options.kubelet_dir,
+            files=files,
+            stats=self._rpc_stats,
+            requests=self.stored.requests,
+            on_allocate=self._take_allocation,
         )
         self.claims = ClaimDriver(
             self.inventory,
@@ -223,7 +236,7 @@ class Agent:
             return None
         return FollowedConfiguration(
             self._config,
-            lambda: load(configuration_text(path), name=str(path)),
+            lambda remark: load(configuration_text(path), name=str(path), remark=remark),
             self._adopt,
             lambda: [path.parent],
         )
@@ -263,8 +276,6 @@ class Agent:
 
     async def run(self) -> None:
         """Run until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""
-        for sentence in without_effect(self._config):
-            log.warning("%s", sentence)
         try:
             async with asyncio.TaskGroup() as group:
                 sources = group.create_task(self.sources.run())
@@ -287,6 +298,7 @@ class Agent:
             "rails": self.offering.follow_rails,
             "mps": self.sharing.mps.run,
             "kubelet": self.plugins.run,
+            "requests": self.stored.requests.run,
             "local": partial(self.pages.serve_locally, self.stored.folder),
         }
         if self.file is not None:

@@ -16,9 +16,10 @@ from nodeagent.cluster.cluster_settings import (
     nvsentinel_conflicts,
 )
 from nodeagent.config.faults import ConfigError, ConfigFault, Conflict, dotted
+from nodeagent.config.former_keys import FORMER_KEYS
 from nodeagent.config.setting import ENTRIES_MAX, SECONDS_MAX, Address, Prefix, Settings, setting
-from nodeagent.config.settings_file import Built, entries, read_settings, section
-from nodeagent.config.yaml_tree import locate
+from nodeagent.config.settings_file import Built, Remark, entries, read_settings, section, unsaid
+from nodeagent.config.yaml_tree import YamlNode, locate
 from nodeagent.health.gpu_settings import (
     GpuAccountingSettings,
     GpuHealthSettings,
@@ -115,9 +116,7 @@ class Config(Settings, frozen=True, kw_only=True):
     expect: Annotated[
         ExpectSettings, setting("What this node must offer for its agent to be ready (/readyz).")
     ] = ExpectSettings()
-    kubelet: Annotated[
-        KubeletSettings, setting("How the agent registers with the kubelet and reads what pods hold.")
-    ] = KubeletSettings()
+    kubelet: Annotated[KubeletSettings, setting("How the agent reads what pods hold.")] = KubeletSettings()
     cdi: Annotated[CdiSettings, setting("Container Device Interface specs.")] = CdiSettings()
     gpu: Annotated[GpuSettings, setting("How the agent finds and watches GPUs.")] = GpuSettings()
     links: Annotated[LinksSettings, setting("Which netdevs are links.")] = LinksSettings()
@@ -166,28 +165,21 @@ def by_volcano(config: Config) -> bool:
     return any(isinstance(entry, GpuMemResource) and entry.volcano for entry in config.resources)
 
 
-def without_effect(config: Config) -> Iterator[str]:
-    """The settings that the next release refuses, each with what to do."""
-    if config.kubelet.registration is not None:
-        yield (
-            "kubelet.registration has no effect: the agent registers at the kubelet's socket. Remove the setting; the "
-            "next release refuses it."
-        )
-
-
 def digest(config: Config) -> str:
     """Equal configurations, and only these, have equal digests."""
     return blake2b(msgspec.json.encode(config), digest_size=16).hexdigest()
 
 
-def load(text: str, *, name: str) -> Config:
+def load(text: str, *, name: str, remark: Remark = unsaid) -> Config:
     """The configuration in a file's text. Raises ``ConfigError`` with all faults of the file."""
-    return read_settings(text, Config, name=name, conflicts=_conflicts)[0]
+    return _read(text, name, remark)[0]
 
 
-def check(text: str, *, name: str, gpu_memories_mib: Sequence[int] | None = None) -> Config:
+def check(
+    text: str, *, name: str, gpu_memories_mib: Sequence[int] | None = None, remark: Remark = unsaid
+) -> Config:
     """``load``, and check the size of the device lists on the given GPUs, or on assumed ones."""
-    config, root = read_settings(text, Config, name=name, conflicts=_conflicts)
+    config, root = _read(text, name, remark)
     faults = [
         ConfigFault(dotted(path), *locate(root, path), message)
         for (path, *_), message, _ in size_conflicts(config.resources, gpu_memories_mib)
@@ -195,6 +187,11 @@ def check(text: str, *, name: str, gpu_memories_mib: Sequence[int] | None = None
     if faults:
         raise ConfigError(name, faults)
     return config
+
+
+def _read(text: str, name: str, remark: Remark) -> tuple[Config, YamlNode]:
+    former = FORMER_KEYS["NodeAgentConfig"]
+    return read_settings(text, Config, name=name, former=former, remark=remark, conflicts=_conflicts)
 
 
 def _conflicts(built: Built) -> Iterator[Conflict]:

@@ -43,18 +43,21 @@ def check_file(path: Path, root: Path | None) -> CheckedFile:
         if meant is None:
             raise _of_another_kind(text, kind, str(path))
         kind = meant
+    notes: list[str] = []
     if kind == "FabricConfig":
-        config, topology = read_at_start(path, partial(read_fabric, path))
+        config, topology = read_at_start(path, partial(read_fabric, path, notes.append))
         named = [name for name in (config.topology, config.infiniband_cables) if name is not None]
-        return CheckedFile(", ".join(["configuration of the controller", *named, *_counts(topology)]))
+        content = ", ".join(["configuration of the controller", *named, *_counts(topology)])
+        return CheckedFile(content, tuple(notes))
     if kind == "FabricTopology":
-        return CheckedFile(", ".join(["fabric topology", *_counts(load_topology(text, name=str(path)))]))
+        topology = load_topology(text, name=str(path), remark=notes.append)
+        return CheckedFile(", ".join(["fabric topology", *_counts(topology)]), tuple(notes))
     if "apiVersion" not in document and kind is None and _is_plan(document):
         return _check_plan(document, str(path))
     from nodeagent.commands.scan import listing
 
-    agent, notes, unchecked = listing.check(text, root, name=str(path))
-    return CheckedFile(f"{len(agent.resources)} resources configured", notes, unchecked)
+    agent, remarks, unchecked = listing.check(text, root, name=str(path))
+    return CheckedFile(f"{len(agent.resources)} resources configured", remarks, unchecked)
 
 
 def _of_another_kind(text: str, kind: str, name: str) -> ConfigError:

@@ -25,6 +25,9 @@ GAP = "  "
 WIDTH_MIN = 40
 """Minimum number of columns of a table; the terminal wraps what is wider than itself."""
 
+OLD = "(old)"
+"""The end of a cell whose value is not measured any more: gray where there are colors."""
+
 _COLORS = {
     "green": "healthy Healthy live current planned present unchanged ok up",
     "yellow": "degraded miscabled warning unknown stale expired entering clearing slow no-lldp held differs warn",
@@ -230,6 +233,8 @@ def _width(widths: Sequence[int]) -> int:
 
 
 def _style(head: str, text: str) -> str:
+    if text.endswith(OLD):
+        return "dim"
     word = re.match(r"[\w-]*", text)
     return _COLOR_OF.get(word.group(), "") if word and head in _STATE_HEADS else ""
 

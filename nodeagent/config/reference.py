@@ -43,8 +43,7 @@ def schema(settings: type[Settings], title: str) -> dict[str, Any]:
 
 def _settings(struct: msgspec.Struct, type_: inspect.StructType, path: tuple[str, ...]) -> Iterator[str]:
     """A struct as the lines of a block mapping, without indentation."""
-    shown = (field for field in type_.fields if not bare(field.type)[1].get("retired"))
-    for i, field in enumerate(shown):
+    for i, field in enumerate(type_.fields):
         if i and not path:
             yield ""
         yield from _comment(meaning(field), _allowed(field.type))

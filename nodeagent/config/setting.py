@@ -35,18 +35,14 @@ def setting(
     required: bool = False,
     exponent: bool = False,
     example: tuple[str, msgspec.Struct] | None = None,
-    retired: bool = False,
     **bounds: Any,
 ) -> msgspec.Meta:
     """Declare a setting with its meaning and bounds.
 
     ``required``: the file must hold the key although the struct has a default. ``exponent``: the number may be
     written as 1e-12. ``example``: a line of text and an entry that the commented default shows for a list.
-    ``retired``: the next release refuses the key, so the commented default leaves it out and the schema marks it.
     """
-    extra = {"required": required, "exponent": exponent, "example": example, "retired": retired}
-    if retired:
-        bounds["extra_json_schema"] = {"deprecated": True}
+    extra = {"required": required, "exponent": exponent, "example": example}
     return msgspec.Meta(description=meaning, extra=extra, **bounds)
 
 

@@ -1,21 +1,13 @@
-"""Settings of the agent's side of the kubelet: registration, podresources and CDI specs."""
+"""Settings of the agent's side of the kubelet: podresources and CDI specs."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from nodeagent.config.setting import AbsolutePath, Settings, setting
 
 
 class KubeletSettings(Settings, frozen=True, kw_only=True):
-    """How the agent registers with the kubelet and reads what pods hold."""
+    """How the agent reads what pods hold."""
 
-    registration: Annotated[
-        Literal["socket", "plugins_registry"] | None,
-        setting(
-            "Without effect, and refused by the next release: the agent registers at the kubelet's socket. Remove "
-            "this setting.",
-            retired=True,
-        ),
-    ] = None
     pod_resources: Annotated[
         bool,
         setting(

@@ -29,6 +29,7 @@ from nodeagent.facts.model import Snapshot
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.device_list import register_request
+from nodeagent.kubelet.grown_requests import RequestNotes
 from nodeagent.kubelet.node_lock import node_lock
 from nodeagent.kubelet.plugin import AllocationFiles, Plugin, RecentFunctions
 from nodeagent.kubelet.registration_state import NOT_YET, Event, KubeletId, Registration
@@ -66,12 +67,14 @@ class DevicePlugins:
         *,
         files: AllocationFiles,
         stats: RpcStats,
+        requests: RequestNotes,
         on_allocate: Callable[[str, Sequence[str]], None] = lambda _resource, _ids: None,
     ) -> None:
         self._folder = kubelet_dir / "device-plugins"
         self._kubelet = self._folder / "kubelet.sock"
         self._files = files
         self._stats = stats
+        self._requests = requests
         self._on_allocate = on_allocate
         self._recent = RecentFunctions()
         self._resources: dict[str, _Resource] = {}
@@ -121,7 +124,13 @@ class DevicePlugins:
     def _new(self, kind: DeviceKind) -> _Resource:
         name = kind.resource
         plugin = Plugin(
-            kind, self._files, self._recent, self._stats, lambda: self._stream_lost(name), self._on_allocate
+            kind,
+            self._files,
+            self._recent,
+            self._stats,
+            self._requests.of(name),
+            lambda: self._stream_lost(name),
+            self._on_allocate,
         )
         return _Resource(plugin, self._stats)
 

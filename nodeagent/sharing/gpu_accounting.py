@@ -34,6 +34,7 @@ class GpuAccounting:
         self.revision = 0
         self._changed = asyncio.Event()
         self.obstacle: str | None = NOT_YET if settings.health.processes else OFF
+        self.settings = settings
         self.grace_s = settings.accounting.grace_seconds
         self.evict_s = settings.accounting.evict_seconds
         self.enabled = settings.health.processes
@@ -74,11 +75,26 @@ class GpuAccounting:
 
     def _log(self, before: set[tuple[str, str, str]]) -> None:
         for key, over in self._over.active.items():
-            if key not in before:
-                sizes = (over.used_bytes / GIB, over.granted_bytes / GIB)
+            if key in before:
+                continue
+            used_gib, granted_gib = over.used_bytes / GIB, over.granted_bytes / GIB
+            if not over.pod:
                 log.warning(
-                    "GPU memory is used beyond its share. pod=%s/%s gpu=%s used_gib=%.1f granted_gib=%.1f processes=%r",
-                    *(over.namespace, over.pod, over.uuid, *sizes, over.processes),
+                    "GPU memory is used by processes in no pod. gpu=%s used_gib=%.1f processes=%r",
+                    *(over.uuid, used_gib, over.processes),
                 )
+                continue
+            log.warning(
+                "GPU memory is used beyond its share. pod=%s gpu=%s used_gib=%.1f granted_gib=%.1f",
+                *(_name(over.namespace, over.pod), over.uuid, used_gib, granted_gib),
+            )
         for namespace, pod, uuid in before - self._over.active.keys():
-            log.info("GPU memory is within its share again. pod=%s/%s gpu=%s", namespace, pod, uuid)
+            if pod:
+                log.info("GPU memory is within its share again. pod=%s gpu=%s", _name(namespace, pod), uuid)
+            else:
+                log.info("Processes in no pod use no more GPU memory than is tolerated. gpu=%s", uuid)
+
+
+def _name(namespace: str, pod: str) -> str:
+    """The pod as kubectl names it; its UID where the kubelet's folder of logs does not name it."""
+    return f"{namespace}/{pod}" if namespace else f"uid:{pod}"

@@ -44,6 +44,11 @@ class OverUse(msgspec.Struct, frozen=True):
         return self.namespace, self.pod, self.uuid
 
 
+def exceeds(used_bytes: int, granted_bytes: int, tolerance_bytes: int) -> bool:
+    """Whether a pod uses more than its share and the tolerance."""
+    return used_bytes > granted_bytes + tolerance_bytes
+
+
 class OverUses:
     """Which pods exceed their share. Times are seconds of a clock that never goes back."""
 
@@ -69,7 +74,7 @@ class OverUses:
 
     def _judge(self, use: OverUse, now: float) -> None:
         key = use.key
-        if use.used_bytes <= use.granted_bytes + self._tolerance:
+        if not exceeds(use.used_bytes, use.granted_bytes, self._tolerance):
             self._end(key)
             return
         if self._uids.get(key, use.uid) != use.uid:

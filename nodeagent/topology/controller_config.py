@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflicts
 from nodeagent.config import formats
 from nodeagent.config.faults import Conflict
+from nodeagent.config.former_keys import FORMER_KEYS
 from nodeagent.config.setting import setting
-from nodeagent.config.settings_file import read_settings
+from nodeagent.config.settings_file import Remark, read_settings, unsaid
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.topology.switches.switch_settings import SwitchesSettings, switch_conflicts
 from nodeagent.web.web_settings import AccessSettings, web_conflicts
@@ -62,9 +63,12 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
     ] = False
 
 
-def load_fabric(text: str, *, name: str) -> FabricConfig:
+def load_fabric(text: str, *, name: str, remark: Remark = unsaid) -> FabricConfig:
     """The configuration in a file's text. Raises ``ConfigError`` with all faults of the file."""
-    return read_settings(text, FabricConfig, name=name, conflicts_of_valid=_conflicts)[0]
+    former = FORMER_KEYS["FabricConfig"]
+    return read_settings(
+        text, FabricConfig, name=name, former=former, remark=remark, conflicts_of_valid=_conflicts
+    )[0]
 
 
 def _conflicts(config: FabricConfig) -> Iterator[Conflict]:

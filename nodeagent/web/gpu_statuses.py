@@ -11,6 +11,7 @@ import msgspec
 
 from nodeagent.facts.gpu_usage import OutsideProcess
 from nodeagent.facts.model import Snapshot
+from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount
 from nodeagent.sharing.gpu_accounts import GpuAccount, PodAccount
@@ -27,8 +28,9 @@ class MigStatus(msgspec.Struct, frozen=True):
 
 class GpuStatus(msgspec.Struct, frozen=True):
     """One GPU. ``slices`` are all its devices of ``resource`` (one, if it is offered whole), ``free`` those that no pod
-    holds, and ``largest`` the largest request that it can serve: 0 on an unhealthy GPU. A GPU in MIG mode has ``mig``
-    in place of them."""
+    holds, and ``largest`` the largest request that it can serve: both are 0 on an unhealthy GPU. A GPU in MIG mode has
+    ``mig`` in place of them. ``old_seconds``: the age of ``used_bytes``, ``utilization`` and ``celsius``, if the GPU is
+    not measured any more."""
 
     index: int
     uuid: str
@@ -44,6 +46,7 @@ class GpuStatus(msgspec.Struct, frozen=True):
     used_bytes: int | None = None
     utilization: float | None = None
     celsius: float | None = None
+    old_seconds: float | None = None
     pods: tuple[PodAccount, ...] = ()
     outside: tuple[OutsideProcess, ...] = ()
     mig: tuple[MigStatus, ...] = ()
@@ -51,11 +54,12 @@ class GpuStatus(msgspec.Struct, frozen=True):
 
 class GpuStatuses(msgspec.Struct, frozen=True):
     """All GPUs of the node, by index. ``obstacle``: why the use by pods is not known, if it is not. ``silent``: why the
-    GPUs are those of the last answer, or none."""
+    GPUs are those of the last answer, or none. A pod exceeds its share with more than ``tolerance_bytes`` beyond it."""
 
     gpus: tuple[GpuStatus, ...]
     obstacle: str | None = None
     silent: str | None = None
+    tolerance_bytes: int = 0
 
 
 def gpu_statuses(
@@ -64,10 +68,13 @@ def gpu_statuses(
     samples: Iterable[Sample],
     accounts: Iterable[GpuAccount],
     obstacle: str | None,
+    *,
+    settings: GpuSettings,
+    now: float,
 ) -> GpuStatuses:
-    """Put together what the agent has of each GPU."""
+    """Put together what the agent has of each GPU. ``now``: by the clock of the samples."""
     count_of = {count.parent: count for count in counts}
-    values: Mapping[str, Mapping[str, float]] = {sample.device: sample.values for sample in samples}
+    sample_of = {sample.device: sample for sample in samples}
     account_of = {account.uuid: account for account in accounts}
     held = _held(snapshot)
     holders = {
@@ -79,7 +86,10 @@ def gpu_statuses(
     lines = []
     for gpu in snapshot.gpus:
         count = None if gpu.mig else count_of.get(gpu.uuid)
-        measured = values.get(gpu.uuid, {})
+        sample = sample_of.get(gpu.uuid)
+        measured: Mapping[str, float] = {} if sample is None else sample.values
+        age = None if sample is None else now - sample.at
+        old = age is not None and (gpu.lost or age > settings.health.gap_s)
         account = account_of.get(gpu.uuid, GpuAccount(gpu.uuid, ()))
         used = measured.get("gpu_memory_used_bytes")
         lines.append(
@@ -92,12 +102,13 @@ def gpu_statuses(
                 resource=count.resource if count else None,
                 slices=count.devices if count else None,
                 slice_bytes=count.each_bytes if count else None,
-                free=count.devices - held.get((count.resource, gpu.uuid), 0) if count and known else None,
+                free=_free(count, held.get((count.resource, gpu.uuid), 0)) if count and known else None,
                 largest=count.free if count else None,
                 granted_bytes=sum(pod.granted_bytes for pod in account.pods) if known else None,
                 used_bytes=None if used is None else int(used),
                 utilization=measured.get("gpu_utilization"),
                 celsius=measured.get("gpu_celsius"),
+                old_seconds=age if old else None,
                 pods=account.pods,
                 outside=account.outside,
                 mig=tuple(
@@ -107,7 +118,13 @@ def gpu_statuses(
             )
         )
     silent = (entry.reason for entry in snapshot.stale_sources if entry.source == "gpus")
-    return GpuStatuses(tuple(lines), obstacle, next(silent, None))
+    tolerance_bytes = settings.accounting.tolerance_mib << 20
+    return GpuStatuses(tuple(lines), obstacle, next(silent, None), tolerance_bytes)
+
+
+def _free(count: DeviceCount, held: int) -> int:
+    """The devices that a pod can still get: none of a GPU that is withdrawn."""
+    return count.devices - held if count.allocatable else 0
 
 
 def _held(snapshot: Snapshot) -> dict[tuple[str, str], int]:

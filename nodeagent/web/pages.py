@@ -198,7 +198,15 @@ class Pages:
         sources = self._sources
         snapshot, accounting = sources.inventory.snapshot, sources.accounting
         counts, samples = self._device_counts(snapshot), sources.gpus.samples()
-        return gpu_statuses(snapshot, counts, samples, accounting.accounts(), accounting.obstacle)
+        return gpu_statuses(
+            snapshot,
+            counts,
+            samples,
+            accounting.accounts(),
+            accounting.obstacle,
+            settings=accounting.settings,
+            now=boottime(),
+        )
 
     def _healthz(self, _accept: str) -> Page:
         """Answer: this proves that the event loop runs."""

@@ -26,11 +26,13 @@ FORMS = {
 UNREPORTED = {
     "neighbors.json": "the neighbors are learned again from their frames",
     "infiniband.json": "a switch is asked three more times",
+    "requests.json": "one request of each size goes to the emptiest GPU",
     "claims/UID.json": "the claim is refused, and the Event of its pod has the reason",
 }
 """Files that are not in ``Stored.files``."""
 UNSHOWN = {
     "health.json": "`nodeagent health` shows the faults, and each of them has a way to clear",
+    "requests.json": "it only helps to choose a GPU",
     "slices.json": "`/readyz` shows a size that stays",
     "neighbors.json": "`nodeagent neighbors` shows the neighbors",
     "infiniband.json": "`nodeagent neighbors` shows a port whose peer does not answer",

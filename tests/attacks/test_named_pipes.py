@@ -33,6 +33,7 @@ FILES = {
     "the product's name": "r/sys/class/dmi/id/product_name",
     "the health of an earlier agent": "r/var/lib/nodeagent/health.json",
     "the slice sizes of an earlier agent": "r/var/lib/nodeagent/slices.json",
+    "the requests of an earlier agent": "r/var/lib/nodeagent/requests.json",
     "the rails of an earlier agent": "r/var/lib/nodeagent/rails.json",
     "the socket for the verbs": "r/var/lib/nodeagent/agent.sock",
     "a CDI spec of the agent": "r/var/run/cdi/nodeagent-gpu.json",

@@ -171,7 +171,7 @@ resources:
    preferred: pack}
 - {kind: gpu-mem, name: m, sliceMiB: 512, reservedMiB: 0, select: {indexes: [2-7]}, passDeviceNodes: true}
 - {kind: gpu, select: {indexes: [0, 1]}, deviceListStrategy: envvar}
-kubelet: {registration: plugins_registry, podResources: false}
+kubelet: {podResources: false}
 cdi: {generate: false, directory: /etc/cdi}
 gpu: {driver: none, timeoutSeconds: 2.5, ignoreXids: [], xidClearSeconds: null}
 vfs:
@@ -195,7 +195,7 @@ log: {level: debug}
     assert memory.pass_device_nodes
     assert isinstance(gpu, GpuResource)
     assert (gpu.select.indexes, gpu.device_list_strategy) == (("0", "1"), "envvar")
-    assert (read.kubelet.registration, read.kubelet.pod_resources) == ("plugins_registry", False)
+    assert read.kubelet.pod_resources is False
     assert (read.cdi.generate, read.cdi.directory) == (False, "/etc/cdi")
     assert (read.gpu.driver, read.gpu.timeout_seconds, read.gpu.ignore_xids) == ("none", 2.5, ())
     assert read.gpu.xid_clear_seconds is None

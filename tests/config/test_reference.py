@@ -43,16 +43,8 @@ def test_the_default_file_reads_back_as_the_default() -> None:
 
 
 def test_the_default_file_shows_every_setting_at_its_default() -> None:
-    """An ordinary YAML reader finds every setting in it, except those that the next release refuses."""
-    shown = plain(Config())
-    del shown["kubelet"]["registration"]
-    assert yaml.safe_load(default_file()) == shown
-
-
-def test_the_default_file_names_no_setting_that_the_next_release_refuses() -> None:
-    """A file that was made from it stays valid."""
-    assert "registration:" not in default_file()
-    assert json_schema()["$defs"]["KubeletSettings"]["properties"]["registration"]["deprecated"] is True
+    """An ordinary YAML reader finds every setting in it."""
+    assert yaml.safe_load(default_file()) == plain(Config())
 
 
 @pytest.mark.parametrize("key", ["resources", "vfs"])
@@ -92,7 +84,7 @@ def test_the_schema_is_valid_and_accepts_the_default() -> None:
         {"listen": ""},
         {"kubelet": "socket"},
         {"kubelet": None},
-        {"kubelet": {"registration": "sockets"}},
+        {"kubelet": {"podResources": "socket"}},
         {"resourcePrefix": "NVIDIA"},
         {"resourcePrefix": "a" * 245},
         {"gpu": {"ignoreXids": [13, 13]}},

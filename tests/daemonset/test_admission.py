@@ -416,7 +416,20 @@ WRONG_FOR_ALL: dict[str, Callable[[dict[str, Any]], object]] = {
     "an unknown mark": lambda made: made["status"]["conditions"].append(condition("nodeagent.io/Other")),
     "an unknown taint": lambda made: made["spec"]["taints"].append(OWN_TAINT | {"key": "nodeagent.io/other"}),
 }
+
+
+def many(mark: dict[str, Any]) -> list[dict[str, Any]]:
+    return [mark | {"value": str(n)} for n in range(100)]
+
+
 WRONG_FOR_AGENTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "its taint a hundred times": lambda made: made["spec"]["taints"].extend(many(OWN_TAINT)),
+    "a list of GPUs without end": lambda made: made["metadata"]["annotations"].update(
+        {"volcano.sh/node-vgpu-register": "a" * 200_000}
+    ),
+    "an answer without end": lambda made: made["metadata"]["annotations"].update(
+        {"volcano.sh/node-vgpu-handshake": "a" * 1025}
+    ),
     "a tree label": lambda made: made["metadata"]["labels"].update({"topology.nodeagent.io/tier-1": "x"}),
     "the controller's taint": lambda made: made["spec"]["taints"].append(MARK),
     "the controller's condition": lambda made: made["status"]["conditions"].append(condition(FABRIC)),
@@ -426,6 +439,10 @@ WRONG_FOR_AGENTS: dict[str, Callable[[dict[str, Any]], object]] = {
     ),
 }
 WRONG_FOR_THE_CONTROLLER: dict[str, Callable[[dict[str, Any]], object]] = {
+    "its taint a hundred times": lambda made: made["spec"]["taints"].extend(many(MARK)),
+    "a hundred labels of the tree": lambda made: made["metadata"]["labels"].update(
+        {f"topology.nodeagent.io/tier-{n}": "x" for n in range(100)}
+    ),
     "the agent's label": lambda made: made["metadata"]["labels"].update({"nodeagent.io/link-degraded": "1"}),
     "the agent's other label": lambda made: made["metadata"]["labels"].update(
         {"nodeagent.io/gpu-mem-largest": "1"}
@@ -483,6 +500,23 @@ def test_the_controller_removes_the_start_up_taint_and_never_sets_it(everything:
         assert refusals(everything, replace(removing, user=AGENT))
 
 
+def test_marks_that_are_too_many_already_do_not_block_other_changes(everything: list[Manifest]) -> None:
+    """Another client may have added them."""
+
+    def full(made: dict[str, Any]) -> None:
+        made["spec"]["taints"] += [*many(OWN_TAINT), *many(MARK)]
+        made["metadata"]["labels"].update({f"topology.nodeagent.io/tier-{n}": "x" for n in range(100)})
+        made["metadata"]["annotations"].update({"volcano.sh/node-vgpu-register": "a" * 200_000})
+
+    def labeled(made: dict[str, Any], key: str) -> None:
+        full(made)
+        made["metadata"]["labels"][key] = "2"
+
+    for user, key in ((AGENT, "nodeagent.io/link-degraded"), (CONTROLLER, "topology.nodeagent.io/tier-1")):
+        request = replace(patch(user, lambda made, key=key: labeled(made, key)), old=node(full))
+        assert refusals(everything, request) == []
+
+
 def test_an_agent_does_not_remove_the_marks_of_the_controller(everything: list[Manifest]) -> None:
     taint = patch(AGENT, lambda made: made["spec"]["taints"].append(MARK))
     mark = patch(AGENT, lambda made: made["status"]["conditions"].append(OWN_CONDITION), "nodes/status")
@@ -513,10 +547,12 @@ def test_the_controller_neither_creates_nor_deletes_nodes(everything: list[Manif
 # HyperNodes
 
 
-def hypernode(operation: str, source: str | None = "nodeagent", before: str | None = "nodeagent") -> Request:
-    def made(value: str | None) -> dict[str, Any]:
+def hypernode(
+    operation: str, source: str | None = "nodeagent", before: str | None = "nodeagent", **notes: str
+) -> Request:
+    def made(value: str | None, **more: Any) -> dict[str, Any]:
         labels = {} if value is None else {"labels": {SOURCE_LABEL: value}}
-        return {"metadata": {"name": "su-1", **labels}, "spec": {"tier": 1}}
+        return {"metadata": {"name": "su-1", **labels, **more}, "spec": {"tier": 1}}
 
     return Request(
         operation,
@@ -524,7 +560,7 @@ def hypernode(operation: str, source: str | None = "nodeagent", before: str | No
         "su-1",
         CONTROLLER,
         {},
-        None if operation == "DELETE" else made(source),
+        None if operation == "DELETE" else made(source, annotations=notes),
         None if operation == "CREATE" else made(before),
     )
 
@@ -538,6 +574,8 @@ WRONG_HYPERNODES: dict[str, Request] = {
     "its own, given away": hypernode("UPDATE", "ufm"),
     "made in another's name": hypernode("CREATE", "ufm"),
     "made without a name": hypernode("CREATE", None),
+    "an endless annotation": hypernode("UPDATE", x="a" * 200_000),
+    "annotations without end": hypernode("CREATE", **{f"x{n}": "" for n in range(17)}),
     "another's condition": replace(
         hypernode("UPDATE", "ufm", "ufm"), resource="topology.volcano.sh:hypernodes/status"
     ),
@@ -546,7 +584,7 @@ WRONG_HYPERNODES: dict[str, Request] = {
 
 def test_the_controller_changes_no_hypernode_of_another_owner(everything: list[Manifest]) -> None:
     for operation in ("CREATE", "UPDATE", "DELETE"):
-        assert refusals(everything, hypernode(operation)) == []
+        assert refusals(everything, hypernode(operation, switches="a" * 60_000)) == []
     for case, request in WRONG_HYPERNODES.items():
         assert refusals(everything, request), case
 

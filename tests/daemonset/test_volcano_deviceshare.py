@@ -89,6 +89,7 @@ WRONG: dict[str, Request] = {
     "the choice": update(AGENT, note(**{notes.TO_ALLOCATE: "y"})),
     "another annotation": update(AGENT, note(x="y")),
     "an annotation gone": update(AGENT, lambda made: made["metadata"]["annotations"].pop("note")),
+    "a time without end": update(AGENT, note(**{notes.PLACED_AT: "1" * 65})),
     "a phase of its own": update(AGENT, note(**{notes.BIND_PHASE: "x"})),
     "a label": update(AGENT, lambda made: made["metadata"]["labels"].update(app="b")),
     "an owner": update(AGENT, lambda made: made["metadata"].update(ownerReferences=[{"uid": "1"}])),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.kubelet.plugin import NOTED_MAX, SAME_POD_S, SIZES_MAX, GrownRequests
+from nodeagent.kubelet.grown_requests import NOTED_MAX, SAME_POD_S, SIZES_MAX, GrownRequests
 
 
 def ids(first: int, count: int) -> list[str]:

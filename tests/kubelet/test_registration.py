@@ -26,6 +26,7 @@ from nodeagent.host.inotify import InotifyError
 from nodeagent.kinds import Refused
 from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.kubelet import node_lock, plugin, registration, registration_state, socket_probe
+from nodeagent.kubelet.grown_requests import RequestNotes
 from nodeagent.kubelet.registration import DevicePlugins
 from nodeagent.kubelet.registration_state import KubeletId
 from nodeagent.kubelet.rpc_stats import RpcStats
@@ -90,7 +91,9 @@ class World:
         self.directory = directory
         self.kubelet = Kubelet(directory, seed=1, reconcile_s=0.02)
         self.written: list[Allocation] = []
-        self.plugins = DevicePlugins(directory, files=Written(self.written.append), stats=RpcStats())
+        self.plugins = DevicePlugins(
+            directory, files=Written(self.written.append), stats=RpcStats(), requests=RequestNotes()
+        )
         self.task: asyncio.Task[None] | None = None
 
     def run(self) -> None:
@@ -370,7 +373,7 @@ async def test_a_full_disk_refuses_the_allocation_and_names_the_file() -> None:
         def full(_allocation: Allocation) -> None:
             raise OSError(28, "No space left on device", "/var/run/k8s.cni.cncf.io/devinfo/dp/x-device.json")
 
-        w.plugins = DevicePlugins(w.directory, files=Written(full), stats=RpcStats())
+        w.plugins = DevicePlugins(w.directory, files=Written(full), stats=RpcStats(), requests=RequestNotes())
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
         w.run()
@@ -388,7 +391,7 @@ async def test_a_write_that_hangs_is_refused_at_the_deadline(monkeypatch: pytest
         def hang(_allocation: Allocation) -> None:
             asyncio.run_coroutine_threadsafe(released.wait(), loop).result(5)
 
-        w.plugins = DevicePlugins(w.directory, files=Written(hang), stats=RpcStats())
+        w.plugins = DevicePlugins(w.directory, files=Written(hang), stats=RpcStats(), requests=RequestNotes())
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
         w.run()

@@ -16,10 +16,12 @@ from nodeagent.commands.agent_query import AGAIN_S, ask_for, follow, origin
 from nodeagent.commands.options import FAILED, GOOD
 from nodeagent.commands.running_sources import RunningSources, known_kinds
 from nodeagent.commands.scan.listing import beginnings
-from nodeagent.commands.terminal import PLAIN, Screen, joined, note, remarks, screen, section, watching
+from nodeagent.commands.terminal import OLD, PLAIN, Screen, joined, note, remarks, screen, section, watching
+from nodeagent.host.clock import boottime
 from nodeagent.offering.offer import Offer
 from nodeagent.sharing.gpu_accounting import GpuAccounting
-from nodeagent.web.gpu_statuses import GpuStatus, GpuStatuses, gpu_statuses
+from nodeagent.sharing.over_use import exceeds
+from nodeagent.web.gpu_statuses import GpuStatuses, gpu_statuses
 from nodeagent.web.pages import device_counts
 
 ALONE = "this is a short look of the command itself: it does not show what pods hold"
@@ -55,18 +57,26 @@ async def _own(config: Config, root: Path) -> AsyncIterator[GpuStatuses]:
             snapshot = sources.inventory.snapshot
             counts = device_counts(known_kinds(offer, snapshot), snapshot)
             samples = sources.gpu_publisher.samples()
-            yield gpu_statuses(snapshot, counts, samples, accounting.accounts(), accounting.obstacle)
+            yield gpu_statuses(
+                snapshot,
+                counts,
+                samples,
+                accounting.accounts(),
+                accounting.obstacle,
+                settings=config.gpu,
+                now=boottime(),
+            )
             await asyncio.sleep(AGAIN_S)
 
 
 def as_table(lines: GpuStatuses, on: Screen = PLAIN) -> str:
     """UUIDs are shortened on a screen that is narrower than the table."""
     uuids = [gpu.uuid for gpu in lines.gpus]
-    short = [str(row[1]) for row in _rows(lines.gpus, beginnings(uuids))]
+    short = [str(row[1]) for row in _rows(lines, beginnings(uuids))]
     table = section(
         "GPUS",
         HEADS,
-        _rows(lines.gpus, uuids),
+        _rows(lines, uuids),
         on,
         shorter={"UUID": short},
         optional=("TEMP", "LARGEST"),
@@ -74,21 +84,27 @@ def as_table(lines: GpuStatuses, on: Screen = PLAIN) -> str:
     )
     notes = [] if lines.silent is None else [f"source gpus has failed: {lines.silent}"]
     notes += [f"the use by pods is not known: {lines.obstacle}"] if lines.obstacle else []
-    notes += [f"GPU{gpu.index}: {gpu.state}: {', '.join(gpu.reasons)}" for gpu in lines.gpus if gpu.reasons]
+    for gpu in lines.gpus:
+        if gpu.reasons:
+            notes.append(f"GPU{gpu.index}: {gpu.state}: {', '.join(gpu.reasons)}")
+        if gpu.old_seconds is not None:
+            age = f"{gpu.old_seconds:.0f} s"
+            notes.append(f"GPU{gpu.index}: its values are {age} old, because it is not measured any more")
     return joined(table, remarks("REMARKS", notes, on))
 
 
-def _rows(gpus: Sequence[GpuStatus], uuids: Sequence[str]) -> Iterator[Sequence[object]]:
-    for gpu, uuid in zip(gpus, uuids, strict=True):
+def _rows(lines: GpuStatuses, uuids: Sequence[str]) -> Iterator[Sequence[object]]:
+    for gpu, uuid in zip(lines.gpus, uuids, strict=True):
+        old = gpu.old_seconds is not None
         yield (
             gpu.index,
             uuid,
             _memory(gpu.granted_bytes),
-            _memory(gpu.used_bytes),
+            _measured(_memory(gpu.used_bytes), old),
             None if gpu.free is None else f"{gpu.free}/{gpu.slices}",
             gpu.largest,
-            _percent(gpu.utilization),
-            None if gpu.celsius is None else f"{gpu.celsius:g} °C",
+            _measured(_percent(gpu.utilization), old),
+            _measured(None if gpu.celsius is None else f"{gpu.celsius:g} °C", old),
             gpu.state,
         )
         for device in gpu.mig:
@@ -97,12 +113,17 @@ def _rows(gpus: Sequence[GpuStatus], uuids: Sequence[str]) -> Iterator[Sequence[
             yield "", f"  {device.uuid}", granted, "", "", "", "", "", f"{device.profile}, {state}"
         for pod in gpu.pods:
             name = f"{pod.namespace}/{pod.pod}" if pod.namespace else f"pod {pod.pod}"
-            over = pod.used_bytes is not None and pod.used_bytes > pod.granted_bytes
+            used = pod.used_bytes
+            over = used is not None and exceeds(used, pod.granted_bytes, lines.tolerance_bytes)
             numbers = (_memory(pod.granted_bytes), _memory(pod.used_bytes), "", "", _percent(pod.utilization))
             yield "", f"  {name}", *numbers, "", "above its share" if over else ""
         for process in gpu.outside:
             name = f"  {process.name or '?'} ({process.pid}), in no pod"
             yield "", name, "", _memory(process.memory_bytes), "", "", "", "", ""
+
+
+def _measured(value: str | None, old: bool) -> str | None:
+    return f"{value} {OLD}" if old and value is not None else value
 
 
 def _memory(size: int | None) -> str | None:

@@ -25,6 +25,7 @@ from nodeagent.commands.user_files import name_of
 from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link, Snapshot
 from nodeagent.health.explain import DeviceView
 from nodeagent.health.recording import Header, Subject
+from nodeagent.host.clock import boottime
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.offering.offer import Offer
 from nodeagent.web.gpu_statuses import gpu_statuses
@@ -64,7 +65,10 @@ async def read_document(config: Config, root: Path) -> tuple[bytes, bool]:
         offer = Offer(config, sources.rails.content.numbering)
         machine = view_of(offer, snapshot)
         counts = device_counts(known_kinds(offer, snapshot), snapshot)
-        gpus = gpu_statuses(snapshot, counts, sources.gpu_publisher.samples(), (), "no agent runs here")
+        samples = sources.gpu_publisher.samples()
+        gpus = gpu_statuses(
+            snapshot, counts, samples, (), "no agent runs here", settings=config.gpu, now=boottime()
+        )
         health = _HEALTH.decode(sources.gpu_publisher.health.explain_json())
     view = node_view(
         machine,
@@ -132,7 +136,15 @@ def recording_document(header: Header, samples: Iterable[Sample], config: Config
     view = node_view(
         machine_view((), snapshot, ()),
         (),
-        gpu_statuses(snapshot, (), latest.samples.values(), (), "a recording has no pods"),
+        gpu_statuses(
+            snapshot,
+            (),
+            latest.samples.values(),
+            (),
+            "a recording has no pods",
+            settings=config.gpu,
+            now=latest.at,
+        ),
         (),
         {},
         latest.history.curves(latest.at, taken),

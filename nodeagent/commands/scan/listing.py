@@ -19,7 +19,7 @@ from msgspec import json as msgspec_json
 from msgspec import structs, to_builtins
 
 from nodeagent import discovery
-from nodeagent.agent_config import Config, digest, load, without_effect
+from nodeagent.agent_config import Config, digest, load
 from nodeagent.agent_config import check as check_config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside
@@ -143,20 +143,23 @@ def check(text: str, root: Path | None, *, name: str) -> tuple[Config, tuple[str
     Without a machine, or its GPUs, the length of the device lists is checked for eight GPUs of 80 GB, and a fault names
     this assumption. Raises ``ConfigError``.
     """
+    remarks: list[str] = []
     if root is None:
-        config = check_config(text, name=name)
-        return config, (*without_effect(config), *status_remarks(config.resources)), ()
+        config = check_config(text, name=name, remark=remarks.append)
+        return config, (*remarks, *status_remarks(config.resources)), ()
     view = asyncio.run(scan_once(load(text, name=name), root))
     silent = unanswered(view.snapshot.stale_sources)
     known = not any(entry.source == "gpus" for entry in silent)
     memories = [gpu.memory_mib for gpu in view.snapshot.gpus]
-    config = check_config(text, name=name, gpu_memories_mib=memories if known else None)
+    config = check_config(
+        text, name=name, gpu_memories_mib=memories if known else None, remark=remarks.append
+    )
     faults = [
         ConfigFault("resources", None, None, trouble.message) for trouble in view.troubles if trouble.fatal
     ]
     if faults:
         raise ConfigError(name, faults)
-    notes = (*without_effect(config), *(trouble.message for trouble in view.troubles))
+    notes = (*remarks, *(trouble.message for trouble in view.troubles))
     return config, notes, tuple(sentences(silent))
 
 

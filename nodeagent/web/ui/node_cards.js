@@ -29,7 +29,8 @@ export function gpuCards(node) {
         reasonList(place?.reasons ?? []),
         pairs(
           ["Model", place?.name],
-          ["Load", gpu.utilization !== null && amount(gpu.utilization, "of the time")],
+          ["Load", gpu.utilization !== null && (gpu.old_seconds === null ? amount(gpu.utilization, "of the time")
+            : el("span", { class: "quiet", text: `${amount(gpu.utilization, "of the time")} ${age(gpu)}` }))],
           ["Devices", gpu.resource && `${gpu.slices} of ${gpu.resource}${gpu.free === null ? "" : `, ${gpu.free} free`}`],
           ["PCI address", place?.address],
           ["UUID", el("span", { class: "mono", text: gpu.uuid })],
@@ -37,6 +38,11 @@ export function gpuCards(node) {
         curves(node, gpu.uuid));
     })),
   ];
+}
+
+/** The age of the values of a GPU that is not measured any more. */
+function age(gpu) {
+  return `(${duration(gpu.old_seconds)} old)`;
 }
 
 /** The memory of a GPU: what each pod was granted, with a mark at what it uses. */
@@ -53,7 +59,7 @@ function memoryBar(gpu) {
     }
     bar.append(part);
   });
-  const used = gpu.used_bytes === null ? "" : `${gib(gpu.used_bytes)} used · `;
+  const used = gpu.used_bytes === null ? "" : `${gib(gpu.used_bytes)} used${gpu.old_seconds === null ? "" : ` ${age(gpu)}`} · `;
   const granted = gpu.granted_bytes === null ? "" : `${gib(gpu.granted_bytes)} granted · `;
   return el("div", {}, bar, el("p", { class: "quiet", text: `${used}${granted}${gib(gpu.memory_bytes)}` }),
     el("ul", { class: "pods" }, gpu.pods.map((pod, i) => el("li", {}, el("span", { class: `part pattern${i % 4}` }), ` ${[pod.namespace, pod.pod].filter(Boolean).join("/")}`,
