@@ -53,6 +53,9 @@ class NoDriver:
     def vitals(self) -> tuple[GpuVitals, ...]:
         return ()
 
+    def any_lost(self) -> bool:
+        return False
+
     def has_events(self) -> bool:
         return False
 
