@@ -65,7 +65,6 @@ from nodeagent.sharing.mps_watch import MpsWatch
 from nodeagent.sharing.shares import shares_of
 from nodeagent.sources import gpu_source
 from nodeagent.sources.gpu_publisher import GpuPublisher
-from nodeagent.sources.machine_access import is_recorded
 from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.web.pages import Pages, PageSources
 
@@ -305,7 +304,7 @@ class Agent:
             tasks["config"] = self.file.run
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
-            if not is_recorded(self._tree):
+            if not self._tree.recorded:
                 tasks["limits"] = self.sharing.limits.run
         if listen := config.listen if self._options.listen is None else self._options.listen:
             tasks["web"] = partial(self.pages.serve, listen, self._on_listen)

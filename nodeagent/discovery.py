@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.agent_config import Config
-from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, within
 from nodeagent.base.supervise import keep
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Gpu, Link, Neighbor, Remark
@@ -34,7 +34,7 @@ from nodeagent.measurements.sample import Sample
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
-from nodeagent.sources.machine_access import NoDriver, has_netdevs, hints, is_recorded, permanent_macs
+from nodeagent.sources.machine_access import NoDriver, has_netdevs, hints, permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities
 from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.sources.scan_hints import ScanRequest
@@ -51,6 +51,8 @@ FIRST_SOURCES = ("pci", "gpus", "paths")
 """The sources that publish at once. LLDP is not among them: a switch sends a frame every 30 s."""
 FACT_SOURCES = frozenset({"pci", "gpus", "paths", "lldp", "infiniband"})
 """The sources that publish at every start. If one fails, its facts are marked as old until it publishes again."""
+START_S = 10.0
+"""How long the start waits for a sysfs that does not answer."""
 LATER_S = 0.5
 """Between the first facts and the import of what registration does not need."""
 NETLINK_S = 2.0
@@ -63,7 +65,7 @@ def driver(tree: Tree, settings: GpuSettings) -> nvml_session.Driver:
     """Make a new driver for one session."""
     if settings.driver == "none":
         return NoDriver()
-    return RecordedGpuDriver(tree.root) if is_recorded(tree) else Nvml(processes=settings.health.processes)
+    return RecordedGpuDriver(tree.root) if tree.recorded else Nvml(processes=settings.health.processes)
 
 
 def health_service(config: Config, state_file: StateFile | None = None) -> HealthService:
@@ -114,7 +116,7 @@ class Discovery:
         earlier agent offered; those that are gone are missing.
         """
         self._tree = Tree(root)
-        if not self._tree.exists("/sys"):
+        if not within("sysfs", START_S, partial(self._tree.exists, "/sys")):
             raise SysfsError(
                 f"{root} has no /sys: --root takes the root of a machine, a capture or a simulation"
             )
@@ -141,7 +143,7 @@ class Discovery:
         self._pci_reads = BoundedScan("pci", self._tree, self._scan_request.request)
         self._path_reads = BoundedScan("paths", self._tree)
         self._netlink = BoundedCalls("netlink", NETLINK_S)
-        self._nics = NicIdentities(None if is_recorded(self._tree) else self._read_macs)
+        self._nics = NicIdentities(None if self._tree.recorded else self._read_macs)
         self._lldp_hint = ScanRequest()
         self._infiniband_hint = ScanRequest()
         self._neighbors: dict[str, tuple[tuple[Neighbor, ...], tuple[Remark, ...]]] = {}

@@ -12,7 +12,7 @@ from nodeagent.config.setting import wire
 from nodeagent.health.gpu_settings import GpuHealthSettings
 from nodeagent.health.rule import Rule
 from nodeagent.health.rules.gpu_rules import measured_rules
-from nodeagent.health.rules.xids import FATAL, IGNORE, WATCH
+from nodeagent.health.rules.xids import FATAL, IGNORE, RECOVERY_ACTION_CHANGED, WATCH
 
 
 def rules_table(declared: Iterable[Rule]) -> str:
@@ -58,5 +58,7 @@ def _xids() -> Iterator[tuple[str, str, str]]:
     for effect, meanings in (("fatal", FATAL), ("watch", WATCH)):
         for xid, meaning in sorted(meanings.items()):
             yield str(xid), effect, meaning
+    changed = "The recovery action changed. It is fatal only if the driver does not report the action (before r565)."
+    yield str(RECOVERY_ACTION_CHANGED), "as the action", changed
     ignored = "The application caused it, or it has no effect on the GPU's hardware."
     yield ", ".join(map(str, sorted(IGNORE))), "ignore", ignored

@@ -6,6 +6,7 @@ any kind.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,30 @@ class UserFileError(Exception):
         super().__init__(f"{place}: {fault}; expected {expected}")
 
 
+class _UserFile(io.RawIOBase):
+    """A file whose failed reading names it: a file of ``/proc`` is regular, and may refuse to be read."""
+
+    def __init__(self, descriptor: int, source: str, expected: str) -> None:
+        self._descriptor, self._source, self._expected = descriptor, source, expected
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        try:
+            return os.readv(self._descriptor, [buffer])
+        except OSError as error:
+            raise UserFileError(self._source, error.strerror or str(error), self._expected) from error
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
+
+
 @contextmanager
 def opened(source: str, expected: str) -> Iterator[BinaryIO]:
     """Open a regular file, or ``-``. Raises ``UserFileError``."""
@@ -37,7 +62,7 @@ def opened(source: str, expected: str) -> Iterator[BinaryIO]:
         descriptor = open_regular(source)
     except OSError as error:
         raise UserFileError(source, error.strerror or str(error), expected) from error
-    with os.fdopen(descriptor, "rb") as file:
+    with io.BufferedReader(_UserFile(descriptor, source, expected)) as file:
         yield file
 
 

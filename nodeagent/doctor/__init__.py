@@ -43,7 +43,6 @@ from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.offering.offer import Offer
 from nodeagent.sources import host_paths
-from nodeagent.sources.machine_access import is_recorded
 
 __all__ = [
     "TIMEOUT_S",
@@ -149,7 +148,7 @@ def examine(place: DoctorOptions) -> DoctorReport:
         {"configuration": ReadTask(lambda: configuration_checks.read(place.config_file), place.timeout_s)}
     )
     configured = first["configuration"].value or ConfigurationFacts("the default configuration", Config())
-    recorded = is_recorded(tree)
+    recorded = tree.recorded
     target = Target(
         tree,
         configured.config,

@@ -6,7 +6,8 @@ claim's by the allocation. A repeated Prepare writes what is missing and gives t
 
 Unprepare needs nothing but the record. A claim whose object is gone, or that has other devices by now, is ended by the
 agent itself: the kubelet may never ask. The kubelet's own search for ended pods comes first (``GONE_S``), because the
-containers of a pod that was deleted by force may still run.
+containers of a pod that was deleted by force may still run. The claim that gets the devices of such a pod waits for
+their end in its Prepare (``ENDING_S``): the kubelet would ask again only after a minute.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ READ_AGAIN_S = 1.0
 DEVICES_S = 10.0
 """How long a claim waits for devices that are not known yet, as right after the start of the agent. A refusal would
 cost the pod some ten seconds: the kubelet repeats a failed pod after its back-off (kubelet.go, backOffPeriod)."""
+ENDING_S = 35.0
+"""How long a Prepare lasts at most while a claim without an object holds its devices; below the deadline of the call
+(``kubelet_service.py``), so that the refusal names that claim's share."""
 COMPARE_S = 600.0
 CONFLICT_S = 30.0
-"""How soon the next comparison comes if a claim was refused because another one holds its devices: that one may be
-gone. The kubelet repeats the refused one about every ten seconds."""
+"""How soon the next comparison comes if another claim holds the devices of one: that one may be gone."""
 GONE_S = 120.0
 """The kubelet looks for ended pods every 60 s, and unprepares their claims."""
 
@@ -91,6 +94,8 @@ class PreparedClaims:
         """The calls that prepare a claim now. Unprepare empties them."""
         self._gone_since: dict[str, float] = {}
         self._conflict = asyncio.Event()
+        self._ended = asyncio.Event()
+        """Set, and replaced by another one, when a claim ends."""
         self._sequence = 0
 
     @property
@@ -119,7 +124,7 @@ class PreparedClaims:
         uid = reference.uid
         if not valid_uid(uid):
             raise Refused(f"{ascii_name(uid)} is no UID", invalid=True)
-        call = object()
+        call, until = object(), asyncio.get_running_loop().time() + ENDING_S
         self._preparing.setdefault(uid, set()).add(call)
         try:
             claim = await self._read(reference)
@@ -127,7 +132,7 @@ class PreparedClaims:
                 await self._wait_for_devices(claim)
                 claim = await self._read(reference)
             self._refuse_ended(uid, call)
-            record = self._decide(claim)
+            record = await self._decide_once_free(claim, reference, call, until)
             await self._write(record)
             self._refuse_ended(uid, call)
         finally:
@@ -149,14 +154,12 @@ class PreparedClaims:
         """Compare the records with the API server, and end those whose claim is gone for ``GONE_S``."""
         for record in tuple(self.records.values()):
             try:
-                claim: ResourceClaim | None = await self._read_claim(record.namespace, record.name)
-            except ApiError as error:
-                if not error.missing:
-                    continue
-                claim = None
+                claim = await self._claim_of(record)
+            except ApiError:
+                continue
             if self.records.get(record.uid) is not record:
                 continue
-            if claim is not None and claim.metadata.uid == record.uid and _allocates(claim, record):
+            if claim is not None:
                 self._gone_since.pop(record.uid, None)
                 self._take_pods(claim, record)
             elif self._now() - self._gone_since.setdefault(record.uid, self._now()) >= GONE_S:
@@ -217,6 +220,52 @@ class PreparedClaims:
                 while self._awaits_devices(claim):
                     await self._offer.changed(self._offer.revision)
 
+    async def _claim_of(self, record: PreparedClaim) -> ResourceClaim | None:
+        """Return the claim of a record; ``None`` if it is gone or has other devices. Raises ``ApiError``."""
+        try:
+            claim = await self._read_claim(record.namespace, record.name)
+        except ApiError as error:
+            if error.missing:
+                return None
+            raise
+        return claim if claim.metadata.uid == record.uid and _allocates(claim, record) else None
+
+    async def _decide_once_free(
+        self, claim: ResourceClaim, reference: ClaimReference, call: object, until: float
+    ) -> PreparedClaim:
+        """Decide. While a claim that is gone holds devices of this one, wait for its end."""
+        try:
+            async with asyncio.timeout_at(until):
+                while True:
+                    ended = self._ended
+                    try:
+                        return self._decide(claim)
+                    except Occupied as occupied:
+                        refusal = occupied
+                    self._conflict.set()
+                    if not await self._is_one_gone(claim):
+                        break
+                    log.info(
+                        "A claim waits for the end of another one. claim=%s why=%r", reference, str(refusal)
+                    )
+                    await ended.wait()
+                    claim = await self._read(reference)
+                    self._refuse_ended(reference.uid, call)
+        except TimeoutError:
+            pass
+        self.conflicts += 1
+        raise refusal
+
+    async def _is_one_gone(self, claim: ResourceClaim) -> bool:
+        """Whether one of the claims on the devices of this one has no object any more."""
+        names = {result.device for result in claim.results_of(DRIVER)}
+        for record in tuple(self.records.values()):
+            if record.uid != claim.metadata.uid and not names.isdisjoint(it.device for it in record.devices):
+                with suppress(ApiError):
+                    if await self._claim_of(record) is None:
+                        return True
+        return False
+
     def _decide(self, claim: ResourceClaim) -> PreparedClaim:
         """Return the record of a claim, and hold its devices from now on."""
         uid = claim.metadata.uid
@@ -236,8 +285,6 @@ class PreparedClaims:
                 sequence=self._sequence + 1,
             )
         except Occupied:
-            self.conflicts += 1
-            self._conflict.set()
             raise
         except Refused as refusal:
             if unknown and not refusal.invalid:
@@ -271,6 +318,8 @@ class PreparedClaims:
         if self.records.pop(record.uid, None) is None:
             return
         self._gone_since.pop(record.uid, None)
+        self._ended.set()
+        self._ended = asyncio.Event()
         self._on_change()
         async with self._disk:
             if record.uid not in self.records:

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from nodeagent.base.backoff import Backoff
 from nodeagent.base.bounded_calls import Unanswered
@@ -139,8 +140,8 @@ class DraService:
                 type="DRAPlugin", name=DRIVER, endpoint=str(self._endpoint), supported_versions=VERSIONS
             ).SerializeToString()
 
-        async def notify(request: bytes, _context: Any) -> bytes:
-            status = registration.RegistrationStatus.FromString(request)
+        async def notify(request: bytes, context: Any) -> bytes:
+            status = await _decoded(registration.RegistrationStatus, request, context)
             self._stats.registrations[DRIVER, "OK" if status.plugin_registered else "error"] += 1
             if status.plugin_registered:
                 log.info("The DRA driver is registered. driver=%s", DRIVER)
@@ -166,8 +167,8 @@ class DraService:
     # --- claims ---------------------------------------------------------------------------------------
 
     def _claims_handler(self, version: str, pb: ModuleType) -> grpc.GenericRpcHandler:
-        async def prepare(request: bytes, _context: Any) -> bytes:
-            claims = pb.NodePrepareResourcesRequest.FromString(request).claims
+        async def prepare(request: bytes, context: Any) -> bytes:
+            claims = (await _decoded(pb.NodePrepareResourcesRequest, request, context)).claims
             answer = pb.NodePrepareResourcesResponse()
             for uid, record, error in await self._each(claims, "NodePrepareResources", self._claims.prepare):
                 entry = answer.claims[uid]
@@ -177,8 +178,8 @@ class DraService:
                     entry.devices.extend(_devices(pb, record))
             return bytes(answer.SerializeToString())
 
-        async def unprepare(request: bytes, _context: Any) -> bytes:
-            claims = pb.NodeUnprepareResourcesRequest.FromString(request).claims
+        async def unprepare(request: bytes, context: Any) -> bytes:
+            claims = (await _decoded(pb.NodeUnprepareResourcesRequest, request, context)).claims
             answer = pb.NodeUnprepareResourcesResponse()
             for uid, _, error in await self._each(claims, "NodeUnprepareResources", self._claims.unprepare):
                 answer.claims[uid].error = error
@@ -263,6 +264,16 @@ class DraService:
                 )
             )
         return bytes(answer.SerializeToString())
+
+
+async def _decoded(message: Any, request: bytes, context: Any) -> Any:
+    """Return the request, or end the call with INVALID_ARGUMENT."""
+    try:
+        return message.FromString(request)
+    except DecodeError as error:
+        reason = f"the request is no {message.DESCRIPTOR.name}: {error}"
+        log.warning("A call of the DRA driver is refused. reason=%r", reason)
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
 
 
 def _devices(pb: ModuleType, record: PreparedClaim) -> Iterator[Any]:

@@ -106,7 +106,10 @@ class GpuState(JudgedDevice):
     # --- events, readings, measured values ------------------------------------------------------------
 
     def take_event(self, xid: int | None, now: float) -> None:
-        if severity(xid, self._shared.settings) is Severity.IGNORE:
+        effect = severity(xid, self._shared.settings)
+        if effect is Severity.IGNORE or (
+            effect is Severity.ACTION and self.reading.recovery_action is not None
+        ):
             return
         self._latch(xid, now)
 

@@ -3,8 +3,8 @@
 A reading may be partial: a field that could not be read is ``None``, and ``fault`` has the reason. These values
 contain no health state; ``health/`` derives it.
 
-Both drivers offer ``open``, ``close``, ``version``, ``gpus``, ``excluded``, ``vitals`` and ``wait``. They belong
-to the thread that opened them and raise only ``DriverError``.
+Both drivers offer ``open``, ``close``, ``version``, ``gpus``, ``any_lost``, ``excluded``, ``vitals`` and ``wait``. They
+belong to the thread that opened them and raise only ``DriverError``.
 """
 
 from __future__ import annotations

@@ -167,6 +167,19 @@ class Nvml:
         """The limits of GPU memory by cgroup, until ``close``."""
         return MemoryLimits(self._opened())
 
+    def any_lost(self) -> bool:
+        """Whether a GPU that answered the last ``gpus`` is lost: one call for each, up to the first that is.
+
+        The amount of memory in use is asked from the kernel each time; names and numbers may come from the library.
+        """
+        lib = self._opened()
+        for handle in self._handles.values():
+            gpu = _GpuCalls(lib)
+            gpu.call("nvmlDeviceGetMemoryInfo", lambda handle=handle: lib.nvmlDeviceGetMemoryInfo(handle))  # type: ignore[misc]
+            if gpu.lost:
+                return True
+        return False
+
     def has_events(self) -> bool:
         """Whether each GPU that answered the last ``gpus`` is registered for events."""
         return self._events is not None and self._handles.keys() <= set(self._uuids.values())

@@ -20,9 +20,9 @@ import msgspec
 from nodeagent.base.regular_file import read_regular
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuProcess, GpuReading, GpuVitals
 from nodeagent.host.nvml_vitals import plausible
+from nodeagent.host.sysfs import GPUS
 
-PATH = "/.nodeagent/gpus.json"
-"""The path of the recording in the machine's root."""
+PATH = GPUS
 
 _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_DELETE = 0x08, 0x80, 0x200
 _IN_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
@@ -127,6 +127,10 @@ class RecordedGpuDriver:
             for gpu in sorted(recording.gpus, key=lambda gpu: gpu.index)
             if gpu.uuid is not None and not gpu.lost
         )
+
+    def any_lost(self) -> bool:
+        """A replaced file ends a wait, so there is nothing to look for."""
+        return False
 
     def has_events(self) -> bool:
         """A replaced file ends a wait."""

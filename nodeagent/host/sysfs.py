@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from errno import EINVAL, ENODEV, EOPNOTSUPP
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -30,6 +31,8 @@ _LINKS_MAX = 40  # the kernel's own limit (MAXSYMLINKS, include/linux/namei.h)
 _ABSENT = (FileNotFoundError, NotADirectoryError)
 _ATTRIBUTE_MAX = 4096  # an attribute is a page
 
+GPUS = "/.nodeagent/gpus.json"
+"""The GPUs of a captured or simulated machine (``recorded_gpus.py``)."""
 UNREADABLE = "/.nodeagent/unreadable"
 """Lines of an errno's name, a space and a real path."""
 
@@ -50,6 +53,11 @@ class Tree:
         for line in (self.text(UNREADABLE) or "").splitlines() if self._prefix else ():
             name, _, path = line.partition(" ")
             self._unreadable[path] = getattr(errno, name, errno.EIO)
+
+    @cached_property
+    def recorded(self) -> bool:
+        """Whether this is a captured or simulated machine. Looked up once."""
+        return self.exists(GPUS)
 
     def path(self, path: str) -> Path:
         """The path on the host of a path of the machine, with every symbolic link resolved.
@@ -207,8 +215,11 @@ class OpenAttributes:
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self._live = is_live(tree)
         self._open: dict[str, int] = {}
+
+    @cached_property
+    def _live(self) -> bool:
+        return is_live(self.tree)  # at the first reading, whose thread may block
 
     def close(self) -> None:
         for fd in self._open.values():

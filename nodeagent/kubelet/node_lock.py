@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.base.file_writing import unwritable_because
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.regular_file import refuse_irregular
@@ -28,6 +29,7 @@ from nodeagent.base.regular_file import refuse_irregular
 LOCK = "nodeagent.lock"
 OPEN_AGAIN_S = 1.0
 LOCK_AGAIN_S = 0.1
+HOLDER_S = 2.0
 LOOK_AGAIN_S = 1.0
 """Between looks at the holder, which seldom changes."""
 
@@ -96,12 +98,15 @@ async def node_lock(
     """
     path = folder / LOCK
     lock = NodeLock(path, await _open(path, on_blocked))
+    calls = BoundedCalls("holder of the lock", HOLDER_S)  # /proc of a process may hang
     try:
         looked_at = float("-inf")
         while not lock.take():
             if time.monotonic() - looked_at >= LOOK_AGAIN_S:
                 looked_at = time.monotonic()
-                holder = lock.holder()
+                holder = None
+                with suppress(Unanswered):
+                    holder = await calls.run(lock.holder)
                 named = "" if holder is None else f" It is {holder}."
                 on_wait(
                     f"Another agent of this node still serves; waiting for it to end.{named} "

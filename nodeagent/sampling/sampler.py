@@ -39,7 +39,6 @@ from nodeagent.sampling.reader import FORBIDDEN_ERRORS, READ_ERRORS, PfNetdevs, 
 from nodeagent.sampling.recorded_samples import RecordedSamplesReader
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sampling.transceiver_reader import TransceiverReader
-from nodeagent.sources.machine_access import is_recorded
 from nodeagent.sources.scan_hints import ScanHint
 
 log = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ class Sampler:
         self._hints: tuple[ScanHint, ...] = ()
         self._hinted = asyncio.Event()
         self._link_changed = asyncio.Event()  # its speed and FEC may have changed too
-        self._recorded = RecordedSamplesReader(tree) if is_recorded(tree) else None
+        self._recorded = RecordedSamplesReader(tree) if tree.recorded else None
         self._pf_netdevs = PfNetdevs()
         self._readers: list[SampleReader] = []
         self._busy: set[SampleReader] = set()

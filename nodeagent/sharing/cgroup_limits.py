@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -91,9 +91,9 @@ class CgroupLimits:
         with FolderWatch() as watch:
             while True:
                 snapshot, shares = self._inventory.snapshot, self._shares()
-                for folder in await self._keep(shares or ()):
-                    with suppress(InotifyError):  # the pod has ended
-                        watch.add(self._tree.path(folder))
+                folders = await self._keep(shares or ())
+                with suppress(Unanswered):
+                    await self._calls.run(self._watch, watch, folders)
                 starting = any(state.word == "waiting" for state in self.states) and idle < STARTING_PASSES
                 pause_s = min(STARTING_S, self._interval_s) if starting else self._interval_s
                 idle = 0 if await self._woken(watch, snapshot.revision, shares, pause_s) else idle + 1
@@ -120,6 +120,12 @@ class CgroupLimits:
         self.writes += writes
         self._take(states)
         return folders
+
+    def _watch(self, watch: FolderWatch, folders: Iterable[str]) -> None:
+        """Blocks."""
+        for folder in folders:
+            with suppress(InotifyError):  # the pod has ended
+                watch.add(self._tree.path(folder))
 
     async def _woken(
         self, watch: FolderWatch, revision: int, shares: tuple[Share, ...] | None, pause_s: float

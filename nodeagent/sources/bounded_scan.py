@@ -2,7 +2,7 @@
 
 A driver may hang in one attribute of one device. The thread that reads it is abandoned, the file is refused as a broken
 one (``Tree.hanging``), and the scan starts again. When the file answers, it is read again. Too many hanging files, or a
-call that is not the reading of a file, end the scan with ``Unanswered``.
+call that is not the reading of a file, end the scan with ``Unanswered``. Two scans of one tree may meet the same file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BoundedScan:
                 return await self._calls.run(work, *arguments)
             except Unanswered as error:
                 path = error.step
-                if not path or path in self._tree.hanging or len(self._left_out) >= HANGING_MAX:
+                if not path or path in self._left_out or len(self._left_out) >= HANGING_MAX:
                     raise
                 self._left_out.add(path)
                 self._tree.hanging.add(path)

@@ -14,7 +14,6 @@ from nodeagent.facts import cdi
 from nodeagent.facts.model import HostPaths, LimitSupport, Mount
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.sources.gpu_users import hidden_processes
-from nodeagent.sources.machine_access import is_recorded
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +113,7 @@ _CAP_SYS_ADMIN = 21  # include/uapi/linux/capability.h
 
 def limit_support(tree: Tree, pod_logs: str) -> LimitSupport:
     """Return what is missing for each level. Of a captured machine the rights of its agent are not known."""
-    recorded = is_recorded(tree)
+    recorded = tree.recorded
     cgroup2 = tree.exists(f"{CGROUPS}/cgroup.controllers") or (None if recorded else False)
     return LimitSupport(
         cgroup2,

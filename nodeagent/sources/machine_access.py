@@ -27,11 +27,6 @@ log = logging.getLogger(__name__)
 _DRIVER_FILE = PurePosixPath(PATH).name
 
 
-def is_recorded(tree: Tree) -> bool:
-    """Whether the root is a captured or simulated machine."""
-    return tree.exists(PATH)
-
-
 class NoDriver:
     """A driver without GPUs, for ``gpu.driver: none``."""
 
@@ -52,6 +47,9 @@ class NoDriver:
 
     def vitals(self) -> tuple[GpuVitals, ...]:
         return ()
+
+    def any_lost(self) -> bool:
+        return False
 
     def has_events(self) -> bool:
         return False
@@ -81,7 +79,7 @@ def hints(tree: Tree, known: Callable[[], Iterable[Function]] | None = None) -> 
     """
     with ExitStack() as stack:
         opened: list[ScanHint] = []
-        if is_recorded(tree):
+        if tree.recorded:
             watch = stack.enter_context(FolderWatch())
             watch.add(tree.path("/.nodeagent"), CONTENT)
             opened.append(FolderHint(watch))
@@ -109,7 +107,7 @@ def is_netdev_of(functions: Callable[[], Iterable[Function]], name: str) -> bool
 def has_netdevs(tree: Tree, wanted: LinkSelect) -> bool:
     """Whether the links are netdevs of this host. Those of a captured or simulated machine are not, unless the settings
     name netdevs."""
-    return not is_recorded(tree) or bool(wanted.netdevs)
+    return not tree.recorded or bool(wanted.netdevs)
 
 
 def permanent_macs(tree: Tree, links: Iterable[Link] = ()) -> dict[str, str | None]:
@@ -118,7 +116,7 @@ def permanent_macs(tree: Tree, links: Iterable[Link] = ()) -> dict[str, str | No
     The result is empty if the kernel does not answer. A captured or simulated machine has the current addresses of its
     ``links`` alone.
     """
-    if is_recorded(tree):
+    if tree.recorded:
         return {link.pci_address: link.mac for link in links}
     try:
         with Netdevs() as netdevs:

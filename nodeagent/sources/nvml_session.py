@@ -30,7 +30,8 @@ from nodeagent.sources.mig_nodes import with_nodes
 log = logging.getLogger(__name__)
 
 WAIT_S = 3.0
-"""The longest single wait in the driver: a hint and the end of the session take at most this long."""
+"""The longest single wait in the driver: a hint and the end of the session take at most this long. After each wait
+the driver is asked whether a GPU is lost, because not each loss has an event."""
 POD_LOGS = "/var/log/pods"
 SPACING_S = 0.1
 """Readings are at least this far apart, so that a storm of events does not become a storm of readings."""
@@ -53,6 +54,7 @@ class Driver(Protocol):
     def close(self) -> None: ...
     def version(self) -> str | None: ...
     def gpus(self) -> tuple[GpuReading, ...]: ...
+    def any_lost(self) -> bool: ...
     def excluded(self) -> frozenset[str]: ...
     def vitals(self) -> Iterable[GpuVitals]: ...
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]: ...
@@ -162,6 +164,10 @@ class Session(threading.Thread):
             timeout_s = max(0.0, min(WAIT_S, min(due, vitals_due) - time.monotonic()))
             self._enter("wait", timeout_s)
             events = self.driver.wait(timeout_s)
+            if not events and time.monotonic() < due:
+                self._enter("presence")
+                if self.driver.any_lost():
+                    due = 0.0
             if events:
                 self._post(*events)
                 is_fault = all(event.unavailable or event.xid is not None for event in events)

@@ -21,11 +21,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from math import inf
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nodeagent.base.bounded_calls import Unanswered
+from nodeagent.base.supervise import either, end_tasks
 from nodeagent.facts.affinity import path_of
 from nodeagent.facts.model import Function, GpuFunction, Link, Rdma
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults, with_hanging
@@ -231,8 +234,8 @@ async def watch(
 ) -> None:
     """Publish the facts and their faults now, after each hint and every ``interval_s``, until cancelled.
 
-    After a hint the links are read first, because a lost link is urgent, then the whole machine. Files are read in
-    a thread, one reading at a time: drivers may hold a lock for seconds. Each scan is published, a sweep only if it
+    After a hint the links are read first, because a lost link is urgent, then the whole machine. A hint during a scan
+    does not wait for its end: 4,000 VFs take seconds. Files are read in threads: drivers may hold a lock for seconds. Each scan is published, a sweep only if it
     differs. Raises the errors of ``scan`` and the hints. ``before`` are the last facts of an earlier watch: with
     them a restarted watch keeps missing functions and the values that a pod took along. ``reads`` of an earlier watch
     keep the files that hang. If all functions of ``before`` are missing, they are those of an earlier agent.
@@ -243,7 +246,8 @@ async def watch(
             for hint in hints:
                 group.create_task(forward(hint, woken))
             reads = reads or BoundedScan("pci", tree, woken.set)
-            scanner = PciScanner(tree, before or PciFacts(), reads, nics or NicIdentities())
+            sweeps = BoundedScan("links", tree, woken.set)
+            scanner = PciScanner(tree, before or PciFacts(), reads, sweeps, nics or NicIdentities())
             await _watch(scanner, woken, publish, interval_s, sweep)
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
@@ -261,7 +265,7 @@ async def _watch(
     scan_by = inf  # changes do not put the scan off beyond this; the first hint since the last scan decides
     while True:
         if now() >= scan_at:
-            publish(await scanner.scan())
+            await _scan_and_sweep(scanner, woken, publish, sweep)
             scanned_at = now()
             scan_at, scan_by = scanned_at + interval_s, inf
         elif (swept := await scanner.sweep()) is not None:
@@ -281,11 +285,33 @@ async def _watch(
         scan_at = min(scan_at, max(now() + sweep.every_s, scanned_at + sweep.scan_gap_s))
 
 
+async def _scan_and_sweep(
+    scanner: PciScanner, woken: asyncio.Event, publish: Callable[[PciFacts], None], sweep: Sweep
+) -> None:
+    """Publish a scan. From the first hint meanwhile the links are read beside it, and again after it: the scan may
+    have read a link before its change."""
+    scanning = asyncio.create_task(scanner.scan())
+    try:
+        await either(asyncio.wait((scanning,)), woken.wait())
+        hinted = woken.is_set()
+        while not scanning.done():
+            with suppress(Unanswered):  # the scan leaves that file out
+                if (swept := await scanner.sweep()) is not None:
+                    publish(swept)
+            await asyncio.wait((scanning,), timeout=sweep.every_s)
+        facts = await scanning
+        publish((hinted and await scanner.sweep()) or facts)
+    finally:
+        await end_tasks((scanning,))
+
+
 class PciScanner:
     """The last facts, and the functions in them that are not missing."""
 
-    def __init__(self, tree: Tree, facts: PciFacts, reads: BoundedScan, nics: NicIdentities) -> None:
-        self._tree, self._reads, self._nics = tree, reads, nics
+    def __init__(
+        self, tree: Tree, facts: PciFacts, reads: BoundedScan, sweeps: BoundedScan, nics: NicIdentities
+    ) -> None:
+        self._tree, self._reads, self._sweeps, self._nics = tree, reads, sweeps, nics
         self._facts = facts
         self._present = tuple(function for function in facts.functions if not function.missing)
 
@@ -300,8 +326,9 @@ class PciScanner:
 
     async def sweep(self) -> PciFacts | None:
         """Return the facts if the links have changed."""
-        facts = await self._reads.run(_sweep, self._tree, self._facts, self._present)
-        if facts is self._facts:
+        before = self._facts
+        facts = await self._sweeps.run(_sweep, self._tree, before, self._present)
+        if facts is before or self._facts is not before:  # a scan has ended meanwhile
             return None
         self._facts = facts
         return facts

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.base.bounded_calls import Unanswered, hanging_calls
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.dead_files import dead
 from tests.support.running_agent import Node, node
@@ -120,6 +121,36 @@ async def test_a_hanging_file_of_a_link_leaves_the_carrier_of_the_others_visible
             await n.allocatable(NIC1, 4)
             await n.allocatable(NIC0, 0)
         await n.allocatable(NIC0, 4)
+
+
+@pytest.mark.slow
+async def test_while_all_of_sysfs_hangs_probes_and_the_kubelet_have_their_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The event loop itself touches no file of the machine: the samplers, which start here, neither."""
+    monkeypatch.setattr("nodeagent.discovery.LATER_S", 3.0)
+    async with node() as n:
+        config = n.configure(f"{RULES}scanSeconds: 5\n")
+        await n.kubelet.start()
+        await n.start_agent(config)
+        await counts(n, 4, 4, 158)
+        with dead(n.root / "sys"):
+            await n.until(lambda: n.agent.sources.reader_statuses())
+            await n.until(lambda: "pci" in {call.source for call in hanging_calls()})
+            assert (await n.get("/healthz"))[0] == 200
+            assert "no answer" in (await n.get("/readyz"))[1]
+            await n.kubelet.restart()
+            await n.allocatable(MEMORY, 158)
+            assert (await n.kubelet.admit(PodSpec.single("one", {MEMORY: 3}))).admitted
+        await counts(n, 4, 4, 158)
+
+
+@pytest.mark.slow
+async def test_a_start_while_all_of_sysfs_hangs_ends_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeagent.discovery.START_S", 0.3)
+    async with node() as n:
+        with dead(n.root / "sys"), pytest.raises(Unanswered, match=r"sysfs: no answer within 0\.3 s"):
+            await n.start_agent()
 
 
 @pytest.mark.slow

@@ -146,7 +146,9 @@ class NodeHistory(RuleBasedStateMachine):
         rails = RailMemory(self.root / STATE, self.checkpoint, read_holdings=self.ask)
         self.nics = NicIdentities()
         known = rails.known_nics(config.resources)
-        self.scanner = PciScanner(tree, known, BoundedScan("pci", tree), self.nics)
+        self.scanner = PciScanner(
+            tree, known, BoundedScan("pci", tree), BoundedScan("links", tree), self.nics
+        )
         files = OfferFiles(DeviceInfoFiles(self.folder / "devinfo"), CdiSpecFiles(self.folder / "cdi"))
         self.offering = DeviceOffering(
             config,

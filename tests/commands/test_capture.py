@@ -25,7 +25,6 @@ from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.resource_settings import PfSelect, VfsEntry
 from nodeagent.sources import host_paths, nvml_session, pci_source
-from nodeagent.sources.machine_access import is_recorded
 from nodeagent_lab.sim.machine import Machine
 from tests.support import drawn_trees
 
@@ -109,7 +108,7 @@ def test_the_real_machine_can_be_captured(tmp_path: Path) -> None:
     capture(Path("/"), tmp_path / "c", scramble=False)
     assert pci_source.scan(Tree(tmp_path / "c")) == pci_source.scan(Tree("/"))
     assert host_paths.find(Tree(tmp_path / "c"), CDI) == host_paths.find(Tree("/"), CDI)
-    assert is_recorded(Tree(tmp_path / "c")), "else a replay would query the local driver"
+    assert Tree(tmp_path / "c").recorded, "else a replay would query the local driver"
 
 
 def test_a_file_that_could_not_be_read_fails_again_in_the_capture(tmp_path: Path) -> None:

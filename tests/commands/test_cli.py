@@ -585,3 +585,9 @@ def test_an_unknown_machine_is_an_error_that_lists_the_known_ones() -> None:
     done = run("demo", "--machine", "dgx-h1000", "--once")
     assert done.returncode == 1
     assert "dgx-h100" in done.stderr
+
+
+@pytest.mark.parametrize("verb", [("plan", "--from"), ("decode",), ("health", "replay")])
+def test_a_file_that_refuses_to_be_read_is_named(capsys, verb):
+    assert cli.main([*verb, "/proc/self/mem"]) == 2
+    assert capsys.readouterr().err.startswith("nodeagent: /proc/self/mem: Input/output error; expected ")

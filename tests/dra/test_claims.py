@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from nodeagent.dra import claim_files
 from nodeagent.dra.claim_preparation import Occupied
 from nodeagent.dra.claims import COMPARE_S, GONE_S, ClaimReference
+from nodeagent.dra.kubelet_service import DEADLINE_S
 from nodeagent.dra.resource_claim import ResourceClaim
 from nodeagent.kinds import Refused
 from nodeagent.kube.failure import ApiError
@@ -118,18 +120,65 @@ async def test_a_claim_with_other_devices_by_now_is_prepared_again(tmp_path: Pat
     await claims.prepare(reference(store.put(small("b", 80896))))
 
 
-async def test_what_a_pod_deleted_by_force_still_holds_is_refused_until_it_is_ended(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("virtual_time")
+async def test_the_successor_of_a_pod_deleted_by_force_gets_its_gpu_when_the_kubelet_has_ended_that_pod(
+    tmp_path: Path,
+) -> None:
     store = ClaimStore()
     claims = claims_of(tmp_path, offer_of(FACTS), store)
-    old = store.put(small("a", 80896))
-    await claims.prepare(reference(old))
+    old, other = store.put(small("a", 80896)), store.put(claim_of("c", result(gpus_of(FACTS)[1], 1024, "g")))
+    for claim in (old, other):
+        await claims.prepare(reference(claim))
     del store.claims["a"]
+    began = time.monotonic()
+    waiting = asyncio.create_task(claims.prepare(reference(store.put(small("b", 1024)))))
+    await asyncio.sleep(2)
+    await claims.unprepare(reference(other))
+    await asyncio.sleep(1)
+    assert not waiting.done(), "the end of a claim on another GPU is no help"
+    await claims.unprepare(reference(old))
+    assert (await waiting).devices
+    assert time.monotonic() - began < 4
+    assert claims.conflicts == 0
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_claim_on_what_a_gone_claim_holds_is_refused_before_the_kubelet_stops_waiting(
+    tmp_path: Path,
+) -> None:
+    store = ClaimStore()
+    claims = claims_of(tmp_path, offer_of(FACTS), store)
+    await claims.prepare(reference(store.put(small("a", 80896))))
+    store.put(claim_of("a", result(GPU, 1024, "g")))  # its successor has its name
     new = reference(store.put(small("b", 1024)))
+    began = time.monotonic()
     with pytest.raises(Refused, match="other claims hold 80896Mi"):
         await claims.prepare(new)
+    assert 30 < time.monotonic() - began < DEADLINE_S
     assert claims.conflicts == 1
-    await claims.unprepare(reference(old))
-    assert (await claims.prepare(new)).devices
+    waiting = asyncio.create_task(claims.prepare(new))
+    await asyncio.sleep(1)
+    await claims.unprepare(new)
+    await claims.unprepare(next(iter(ClaimReference("default", "a", uid) for uid in claims.records)))
+    with pytest.raises(Refused, match="was unprepared meanwhile"):
+        await waiting
+
+
+@pytest.mark.parametrize("status", [0, 500])
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_claim_on_what_a_living_claim_holds_is_refused_at_once(tmp_path: Path, status: int) -> None:
+    """So is one whose neighbors cannot be read: nothing shows that a wait would help."""
+    store = ClaimStore()
+    claims = claims_of(tmp_path, offer_of(FACTS), store)
+    store.put(small("a", 80896))
+    await claims.prepare(reference(store.claims["a"]))
+    new = store.put(small("b", 1024))
+    if status:
+        store.failures["a"] = ApiError("get", "/a", status, "InternalError", "no leader")
+    began = time.monotonic()
+    with pytest.raises(Refused, match="other claims hold 80896Mi"):
+        await claims.prepare(reference(new))
+    assert time.monotonic() - began < 1
 
 
 async def test_a_claim_that_the_kubelet_never_ends_blocks_nothing_without_end(tmp_path: Path) -> None:
@@ -317,29 +366,24 @@ async def test_a_claim_waits_for_devices_that_are_not_known_yet_and_is_refused_i
         await claims.prepare(reference(store.put(small("e"))))
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_a_claim_that_waits_for_a_record_without_a_claim_gets_its_devices_in_minutes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """The kubelet has lost its state, and never asks for the end of the first claim."""
-    monkeypatch.setattr("nodeagent.dra.claims.CONFLICT_S", 0.0)
-    store, clock = ClaimStore(), Clock()
-    claims = claims_of(tmp_path, offer_of(FACTS), store, clock=clock)
+    store = ClaimStore()
+    claims = claims_of(tmp_path, offer_of(FACTS), store, clock=lambda: time.monotonic())  # noqa: PLW0108 - the clock of the test
     await claims.prepare(reference(store.put(small("a", 80896))))
     following = asyncio.create_task(claims.follow())
-    compared = store.reads
-    await until(lambda: store.reads > compared, pause_s=0)
+    await asyncio.sleep(1)
     del store.claims["a"]
-    waiting = reference(store.put(small("b")))
-    async with asyncio.timeout(20):
-        while True:
-            with suppress(Occupied):
-                await claims.prepare(waiting)
-                break
-            reads = store.reads
-            while store.reads == reads and claims.records:
-                await asyncio.sleep(0)  # the comparison that the conflict brings
-            clock.seconds += GONE_S / 2
-    assert clock.seconds - 1000 <= 2 * GONE_S
+    waiting, began = reference(store.put(small("b"))), time.monotonic()
+    while True:
+        with suppress(Occupied):
+            await claims.prepare(waiting)
+            break
+        await asyncio.sleep(64)  # the kubelet's back-off
+    assert time.monotonic() - began < 2 * GONE_S
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
 

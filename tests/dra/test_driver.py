@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from msgspec.structs import replace
 
@@ -113,6 +115,31 @@ async def test_one_refused_claim_of_a_request_leaves_the_others_their_answer(nod
     gone = PodClaim("default", "gone", "00000000-0000-4000-8000-0000000000ff", (DRIVER,))
     with pytest.raises(SandboxError, match="the claim default/gone does not exist"):
         await node.kubelet.dra.prepare("other", [gone])
+
+
+@pytest.mark.parametrize(
+    ("socket", "method"),
+    [
+        (f"plugins/{DRIVER}/dra.sock", "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"),
+        (
+            f"plugins/{DRIVER}/dra.sock",
+            "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources",
+        ),
+        (
+            f"plugins_registry/{DRIVER}-reg.sock",
+            "pluginregistration.Registration/NotifyRegistrationStatus",
+        ),
+    ],
+)
+async def test_a_message_that_is_no_request_is_refused_with_one_line(
+    node: DraNode, caplog: pytest.LogCaptureFixture, socket: str, method: str
+) -> None:
+    async with grpc.aio.insecure_channel(f"unix:{node.folder}/k/{socket}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await channel.unary_unary(f"/{method}")(b"\xff\xff\xff garbage")
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    (line,) = (record for record in caplog.records if record.levelname != "INFO")
+    assert (line.exc_info, "is refused" in line.message) == (None, True)
 
 
 async def test_a_defect_in_one_claim_leaves_the_others_their_answer(

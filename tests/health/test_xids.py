@@ -12,7 +12,7 @@ from hack.docs.health_rules import gpu_rules_table, xids_table
 from nodeagent.facts.model import HEALTHY, State
 from nodeagent.health.gpu import unknown
 from nodeagent.health.gpu_settings import GpuSettings
-from nodeagent.health.rules.xids import FATAL, IGNORE, WATCH, Severity, severity
+from nodeagent.health.rules.xids import FATAL, IGNORE, RECOVERY_ACTION_CHANGED, WATCH, Severity, severity
 from nodeagent.host.gpu_driver import GpuEvent, GpuReading
 from tests.support.judged_gpus import GpuBench, gpu
 
@@ -36,10 +36,11 @@ def test_the_documented_tables_are_those_of_the_code(name, table):
 
 def test_no_xid_has_two_severities():
     assert not set(FATAL) & set(WATCH)
-    assert not (set(FATAL) | set(WATCH)) & IGNORE
+    assert not (set(FATAL) | set(WATCH) | {RECOVERY_ACTION_CHANGED}) & IGNORE
+    assert RECOVERY_ACTION_CHANGED not in {**FATAL, **WATCH}
 
 
-@pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 94, 154])
+@pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 94])
 def test_an_xid_of_the_application_leaves_the_gpu_healthy(xid):
     assert GpuBench(gpu()).xid(1, xid).health() == HEALTHY
 
@@ -57,6 +58,25 @@ def test_a_fatal_xid_makes_its_gpu_unhealthy_and_no_other(xid):
 def test_a_watched_or_unknown_xid_is_shown_and_withdraws_nothing(xid):
     health = GpuBench(gpu()).xid(1, xid).health()
     assert (health.state, health.allocatable) == (State.DEGRADED, True)
+
+
+@pytest.mark.parametrize(("action", "reasons"), [("none", []), ("node_reboot", ["recovery_node_reboot"])])
+def test_xid_154_means_the_action_that_the_driver_reports(action, reasons):
+    bench = GpuBench(gpu()).xid(1, 154)
+    assert bench.health() == HEALTHY
+    assert bench.read_at(2, gpu(recovery_action=action)).reasons() == reasons
+
+
+def test_xid_154_counts_itself_where_the_driver_reports_no_action():
+    bench = GpuBench(gpu(recovery_action=None)).xid(1, 154).read_at(2, gpu(recovery_action=None))
+    assert (bench.reasons(), bench.health().allocatable) == (["xid_154"], False)
+    assert "kernel log" in bench.health().reasons[0].detail
+    assert bench.read_at(601, gpu(recovery_action=None)).health() == HEALTHY
+
+
+def test_settings_decide_about_xid_154_first():
+    assert severity(154, GpuSettings(fatal_xids=(154,))) is Severity.FATAL
+    assert severity(154, GpuSettings(ignore_xids=(154,))) is Severity.IGNORE
 
 
 def test_a_configuration_overrides_the_table_and_fatal_wins():

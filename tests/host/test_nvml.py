@@ -498,6 +498,16 @@ def test_end_to_end_a_fatal_xid_and_a_reset_are_published(agent, machine):
     assert agent.end() == "stuck 0"
 
 
+def test_end_to_end_xid_154_means_the_action_of_field_230_or_counts_itself(agent, machine):
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+    machine.set(gpu(0), gpu(1, action=2), f"event 1 1 {XID} 154")
+    agent.until("GPU-0=healthy: GPU-1=unhealthy:recovery_node_reboot")
+    machine.set(gpu(0, action=-1), gpu(1))
+    agent.until("GPU-0=healthy: GPU-1=healthy:")
+    machine.set(gpu(0, action=-1), gpu(1), f"event 2 0 {XID} 154")
+    agent.until("GPU-0=unhealthy:xid_154 GPU-1=healthy:")
+
+
 def test_end_to_end_a_lost_gpu_affects_only_itself_and_recovers(agent, machine):
     agent.until("GPU-0=healthy: GPU-1=healthy:")
     machine.set(gpu(0), gpu(1, lost=1))
@@ -510,6 +520,25 @@ def test_end_to_end_a_lost_gpu_affects_only_itself_and_recovers(agent, machine):
     machine.set(gpu(0), gpu(1))
     agent.until("GPU-0=healthy: GPU-1=healthy:")
     assert agent.end() == "stuck 0"
+
+
+def test_a_loss_that_no_wait_reports_shows_in_one_call(nvml, machine):
+    machine.set(gpu(0), gpu(1), "quiet")
+    nvml.open()
+    nvml.gpus()
+    assert nvml.ask("any_lost") is False
+    machine.set(gpu(0), gpu(1, lost=1), "quiet")
+    assert nvml.wait(0.01) == ()
+    assert nvml.ask("any_lost") is True
+    nvml.gpus()
+    assert nvml.ask("any_lost") is False  # it is known by now
+
+
+def test_a_gpu_without_memory_of_its_own_is_not_lost(nvml, machine):
+    machine.set(gpu(0), "fail nvmlDeviceGetMemoryInfo 3", "quiet")
+    nvml.open()
+    nvml.gpus()
+    assert nvml.ask("any_lost") is False
 
 
 def test_end_to_end_a_failed_wait_causes_no_fault(agent, machine):

@@ -20,6 +20,7 @@
  *   mig <index> <slot> <uuid> <gpu instance> <compute instance> <MiB> <slices> <compute slices> <name>
  *                                            a MIG device of that GPU, which has <mig> 1; slots may have gaps
  *   sample <index> <pid> <time in us> <percent>  the utilization of the SMs by that process
+ *   quiet                                    a wait does not fail for a lost GPU
  *   forgetful                                a memory limit is accepted and not kept
  *   misc                                     memory limits are kept by the driver; without it, by the controller dmem
  *   charged <index> <bytes>                  with misc: memory that each cgroup with a limit of its own has used since
@@ -789,7 +790,7 @@ int nvmlEventSetWait_v2(EventSet *set, EventData *data, unsigned timeout_ms) {
         result = enter(&m, "nvmlEventSetWait_v2", -1);
         if (result != OK || next_event(&m, set, data)) break;
         for (int i = 0; i < m.gpus; i++)
-            if (set->mask[i] && m.gpu[i].lost) result = GPU_IS_LOST;
+            if (set->mask[i] && m.gpu[i].lost && !has_word("quiet")) result = GPU_IS_LOST;
         if (result == OK && now_ms() >= until) result = TIMEOUT;
         if (result != OK) break;
         nap();

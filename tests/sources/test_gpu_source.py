@@ -464,6 +464,7 @@ class Scripted:
         self.waited = threading.Event()
         self.closed = threading.Event()
         self.listed = 0
+        self.lost = False
 
     def enter(self, call):
         if call in self.hold:
@@ -484,7 +485,11 @@ class Scripted:
     def gpus(self):
         self.enter("list")
         self.listed += 1
-        return (GpuReading(0, "GPU-0", 0, "H100", "0000:1b:00.0", 81559, fault=self.fault),)
+        return (GpuReading(0, "GPU-0", 0, "H100", "0000:1b:00.0", 81559, fault=self.fault, lost=self.lost),)
+
+    def any_lost(self):
+        self.enter("presence")
+        return self.lost
 
     def excluded(self):
         return frozenset()
@@ -502,8 +507,23 @@ class Scripted:
         return ()
 
 
-@pytest.mark.parametrize("call", ["open", "list", "wait"])
-async def test_a_call_that_hangs_is_abandoned_reported_and_replaced(tmp_path, call):
+async def test_a_gpu_that_is_lost_without_an_event_is_read_after_the_next_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(nvml_session, "WAIT_S", 0.01)
+    driver = Scripted(events=True)
+    hour = {"interval_s": 3600, "with_events_s": 3600, "vitals_s": 3600}
+    async with watching(lambda: driver, tmp_path, **hour) as published:
+        await published.keys("")
+        driver.lost = True
+        await published.keys("gpu_lost")
+
+
+def test_a_loss_without_an_event_is_found_within_five_seconds():
+    assert nvml_session.WAIT_S + nvml_session.SPACING_S < 5
+
+
+@pytest.mark.parametrize("call", ["open", "list", "wait", "presence"])
+async def test_a_call_that_hangs_is_abandoned_reported_and_replaced(tmp_path, call, monkeypatch):
+    monkeypatch.setattr(nvml_session, "WAIT_S", 0.01)  # presence is asked between two readings
     hung, sound = Scripted(hold=(call,)), Scripted()
     drivers = iter([hung, sound])
     async with watching(lambda: next(drivers), tmp_path, timeout_s=0.1) as published:

@@ -120,11 +120,12 @@ def missing(name: str) -> ApiError:
 
 
 class ClaimStore:
-    """The claims of an API server, without one. ``failure`` is raised by each read."""
+    """The claims of an API server, without one. ``failure`` is raised by each read, ``failures`` by those of a name."""
 
     def __init__(self) -> None:
         self.claims: dict[str, dict[str, Any]] = {}
         self.failure: ApiError | None = None
+        self.failures: dict[str, ApiError] = {}
         self.reads = 0
 
     def put(self, claim: dict[str, Any]) -> dict[str, Any]:
@@ -137,6 +138,8 @@ class ClaimStore:
         await asyncio.sleep(0)
         if self.failure is not None:
             raise self.failure
+        if name in self.failures:
+            raise self.failures[name]
         if name not in self.claims:
             raise missing(name)
         return decoded(self.claims[name])

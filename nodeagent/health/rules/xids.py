@@ -25,6 +25,8 @@ class Severity(StrEnum):
     """A person should look at it; the GPU still works."""
     FATAL = "fatal"
     """The GPU does not work correctly until it is reset."""
+    ACTION = "recovery action"
+    """The recovery action that the driver asks for decides. A driver that does not report it: as fatal."""
 
 
 FATAL = {
@@ -73,12 +75,17 @@ WATCH = {
 action stands in registers that NVML's event does not carry. There the driver's own recovery action decides, as it does
 for newer XIDs without an action."""
 
+RECOVERY_ACTION_CHANGED = 154
+"""Catalog: its message sums up the action that other XIDs require; NVML's event does not carry it. The reading that
+follows each event has it (``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``). Where the driver does not support that field, the
+XID itself counts: the driver starts with the action "None", so its first change always asks for one."""
+
 IGNORE = frozenset(
     {8, 11, 13, 14, 25, 31, 32, 37, 38, 39, 40, 41, 43, 44, 45, 60, 66, 67, 68, 69, 70, 71, 72, 75, 76, 77}
-    | {80, 82, 83, 84, 85, 86, 88, 89, 94, *range(96, 108), *range(126, 136), 139, 152, 153, 154}
+    | {80, 82, 83, 84, 85, 86, 88, 89, 94, *range(96, 108), *range(126, 136), 139, 152, 153}
 )
 """Catalog: RESTART_APP (13, 31, 94: contained to one application), or IGNORE without an effect on the GPU's
-hardware (43, 45 follow another fault). 154 reports a changed recovery action, which each reading contains anyway.
+hardware (43, 45 follow another fault).
 NVIDIA's device plugin ignores 109 and not 94; the catalog has RESET_GPU for 109 and RESTART_APP for 94. This table
 follows the catalog in both (k8s-device-plugin issue 1974)."""
 
@@ -93,12 +100,14 @@ def severity(xid: int | None, settings: GpuSettings) -> Severity:
         return Severity.FATAL
     if xid in settings.ignore_xids or xid in IGNORE:
         return Severity.IGNORE
+    if xid == RECOVERY_ACTION_CHANGED:
+        return Severity.ACTION
     return Severity.FATAL if xid in FATAL else Severity.WATCH
 
 
 def xid_rule(xid: int | None, settings: GpuSettings) -> Rule:
     """Return the rule that an XID starts, or with ``None`` an unavailable GPU."""
-    fatal = severity(xid, settings) is Severity.FATAL
+    fatal = severity(xid, settings) in (Severity.FATAL, Severity.ACTION)
     never = settings.xid_clear_s == float("inf")
     return Rule(
         "gpu_unavailable" if xid is None else f"xid_{xid}",
@@ -117,6 +126,11 @@ def measured_event(xid: int | None) -> Measured:
     """Return the value that an event of this XID gives to its rule."""
     if xid is None:
         sentence = "The driver has given this GPU up as unavailable; reset it or reboot the node."
+    elif xid == RECOVERY_ACTION_CHANGED:
+        sentence = (
+            "XID 154: The driver asks for a recovery action and does not report which: look for this XID in the kernel "
+            "log (NVRM), then reset the GPU or reboot the node."
+        )
     else:
         meaning = FATAL.get(xid) or WATCH.get(xid) or "NVIDIA's Xid catalog has its meaning."
         sentence = f"XID {xid}: {meaning}"
