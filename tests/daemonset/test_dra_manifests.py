@@ -307,7 +307,10 @@ def claims_of(path: Any) -> list[Manifest]:
     ]
 
 
-@one_item("path", files(EXAMPLES), ids=lambda path: path.name)
+MONITORING = EXAMPLES / "monitoring.yaml"
+
+
+@one_item("path", [path for path in files(EXAMPLES) if path != MONITORING], ids=lambda path: path.name)
 def test_the_claim_of_each_example_is_allocated_on_a_dgx(path: Any, manifests: list[Manifest]) -> None:
     slices = Node(dgx()).stored()
     classes = of_kind(manifests, "DeviceClass")
@@ -340,6 +343,37 @@ def test_the_ninth_share_of_40_gib_does_not_fit(manifests: list[Manifest]) -> No
         allocated.append({**claim, "status": {"allocation": allocation}})
     with pytest.raises(AllocationError, match="0/1 nodes"):
         allocate(claim, slices, classes, allocated)
+
+
+def test_a_monitoring_pod_gets_all_devices_of_a_full_node_and_takes_nothing(
+    manifests: list[Manifest],
+) -> None:
+    """As Kubernetes 1.36 does it: without an amount of 0 the devices in use are left out silently."""
+    slices, classes = Node(with_health(dgx(), DOWN, pfs=1)).stored(), of_kind(manifests, "DeviceClass")
+    (whole,) = claims_of(EXAMPLES / "shared-gpu.yaml")
+    del whole["spec"]["devices"]["requests"][0]["exactly"]["capacity"]
+    allocated: list[Manifest] = []
+
+    def give(claim: Manifest) -> list[Manifest]:
+        _, allocation = allocate(claim, slices, classes, allocated)
+        allocated.append({**claim, "status": {"allocation": allocation}})
+        results: list[Manifest] = allocation["devices"]["results"]
+        return results
+
+    (claim,) = claims_of(MONITORING)
+    for _ in range(7):
+        give(whole)
+    results = give(claim)
+    assert [result["request"] for result in results] == ["gpus"] * 8 + ["nics"] * 8
+    assert all(result["adminAccess"] for result in results)
+    assert {str(amount) for result in results for amount in result["consumedCapacity"].values()} == {"0"}
+    give(whole)
+    with pytest.raises(AllocationError):
+        give(whole)
+    careless = json.loads(json.dumps(claim))
+    del careless["spec"]["devices"]["requests"][0]["exactly"]["capacity"]
+    with pytest.raises(AllocationError):
+        give(careless)
 
 
 @pytest.mark.parametrize(
