@@ -16,7 +16,7 @@ import msgspec
 from nodeagent.base.quantities import quantity
 from nodeagent.dra import DRIVER
 from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice, gpu_name, plugin_holders, pool_name
-from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares
+from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares, VfInterface
 from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim
 from nodeagent.facts.allocation import Allocation, DeviceInfo
 from nodeagent.facts.cdi import ContainerEdits
@@ -104,7 +104,7 @@ def prepare_claim(
         for share in group:
             name = f"{uid}-{len(prepared)}"
             edits[name] = _edits(allocation, share, group)
-            prepared.append(_prepared(share, f"{CDI_KIND}={name}", allocation))
+            prepared.append(_prepared(share, f"{CDI_KIND}={name}", allocation, snapshot))
     return PreparedClaim(
         uid,
         claim.metadata.namespace,
@@ -323,7 +323,7 @@ def _edits(allocation: Allocation, share: _Share, group: Sequence[_Share]) -> Co
     return ContainerEdits((*allocation.env, *env), allocation.device_nodes, allocation.mounts)
 
 
-def _prepared(share: _Share, cdi_name: str, allocation: Allocation) -> PreparedDevice:
+def _prepared(share: _Share, cdi_name: str, allocation: Allocation, snapshot: Snapshot) -> PreparedDevice:
     device, result = share.device, share.result
     kind, uuid, slices = device.kind, "", 0
     names = [cdi_name]
@@ -342,6 +342,11 @@ def _prepared(share: _Share, cdi_name: str, allocation: Allocation) -> PreparedD
         share.vfs,
         uuid,
         slices,
+        tuple(
+            VfInterface(vf.pci_address, vf.netdev, vf.mac, vf.rdma.device if vf.rdma else None)
+            for vf in snapshot.functions
+            if vf.pci_address in share.vfs
+        ),
     )
 
 
