@@ -64,7 +64,7 @@ class ClaimStatusWriter:
         self._stored: dict[_Key, list[Json]] = {}
         """Our entries in the API server, as far as they are known."""
         self._refused: dict[_Key, list[Json]] = {}
-        """What the server has refused: it is not sent again before it changes."""
+        """Entries that the server has refused: they are not sent again before they change."""
         self._due: dict[_Key, float] = {}
         """When a change of written entries is written."""
 

@@ -1,4 +1,4 @@
-"""What the driver says of the devices of a prepared claim, as ``status.devices`` has it (KEP-4817). Pure.
+"""The status of the devices of a prepared claim, as ``status.devices`` has it (KEP-4817). Pure.
 
 Each result of the allocation has one entry: whether it is prepared, its health, and for a VF what a reader of the
 cluster cannot know otherwise: which VF of the PF it is, its MAC address and its netdev on the host. The facts of a VF

@@ -183,7 +183,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
         each = str(mib)
         limits = (("NVIDIA_GPU_MEMORY_REQUEST", each), ("NVIDIA_GPU_MEMORY_LIMIT", each))
         allocation = self.show(gpus, limits if self.limits(snapshot) else ())
-        memory = (f"NODEAGENT_GPU_MEM_MIB{self._end}", each)
+        memory = (f"NODEAGENT_GPU_MEM_MIB{_end(self.number)}", each)
         allocation = msgspec.structs.replace(allocation, env=(*allocation.env, memory))
         return allocation if len(gpus) > 1 else self._through_mps(allocation, gpus[0], mib)
 
@@ -194,13 +194,8 @@ class GpuMemory(msgspec.Struct, frozen=True):
             strategy=self.strategy,
             cdi_kind=self.cdi_kind,
             control_nodes=self.control_nodes if self.pass_device_nodes else (),
-            env=(*env, (f"NODEAGENT_GPU_UUID{self._end}", ",".join(gpu.uuid for gpu in gpus))),
+            env=(*env, (f"NODEAGENT_GPU_UUID{_end(self.number)}", ",".join(gpu.uuid for gpu in gpus))),
         )
-
-    @property
-    def _end(self) -> str:
-        """The end of the names of the variables."""
-        return "" if self.number is None else f"_{self.number}"
 
     def _through_mps(self, allocation: Allocation, gpu: Gpu, mib: int) -> Allocation:
         """Add the variables and mounts of a share of one GPU. A container has one daemon."""
@@ -322,6 +317,11 @@ def _best_fit(
         return (*((far, left) if preferred == "nic-affinity" else (left, far)), block.gpu.index)
 
     return [min(fitting, key=rank)]
+
+
+def _end(number: int | None) -> str:
+    """Return the end of the names of the variables."""
+    return "" if number is None else f"_{number}"
 
 
 def _listed(blocks: Sequence[_GpuSlices]) -> str:

@@ -33,7 +33,7 @@ def conditions(entry: dict[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def stored_errors(claim: dict[str, Any], entries: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """What the API server refuses of a claim with these entries."""
+    """Return the fields that the API server refuses of a claim with these entries."""
     claim["spec"]["devices"]["requests"] = [
         {
             "name": it["request"],
