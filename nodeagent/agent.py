@@ -320,6 +320,7 @@ class Agent:
                 *self.sharing,
                 partial(unwritable, self.stored.files),
                 by_volcano(config),
+                self.claims.records,
             )
             tasks["cluster"] = partial(agent_tasks.run, state, access, self.settled)
         if config.nv_sentinel.socket is not None:

@@ -24,6 +24,7 @@ from nodeagent.base.unwritable_memory import UnwritableMemory
 from nodeagent.cluster.cluster_settings import ClusterSettings, NvSentinelSettings
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.dra.offered import DraOffer
+from nodeagent.dra.prepared_claim import PreparedClaim
 from nodeagent.dra.published_pools import PublishedPools
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot
@@ -108,7 +109,8 @@ class AgentOffer(Protocol):
 
 
 class AgentState(NamedTuple):
-    """The parts of the agent whose state is written. ``volcano``: Volcano's deviceshare places pods by GPU."""
+    """The parts of the agent whose state is written. ``volcano``: Volcano's deviceshare places pods by GPU. ``claims``
+    are the prepared ones by UID."""
 
     settings: ClusterSettings
     health: HealthSettings
@@ -120,6 +122,7 @@ class AgentState(NamedTuple):
     mps: MpsWatch
     unwritable: Callable[[], Sequence[UnwritableMemory]]
     volcano: bool
+    claims: Callable[[], Mapping[str, PreparedClaim]]
 
 
 class Writing(NamedTuple):
@@ -202,6 +205,21 @@ async def _publish_slices(to: Writing) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(keep("leaf group", label.run), name="leaf group")
         group.create_task(keep("slices", publisher.run), name="slices")
+
+
+def _claim_statuses(to: Writing) -> Task:
+    return partial(_write_claim_statuses, to)
+
+
+async def _write_claim_statuses(to: Writing) -> None:
+    """Write the status of claims from the moment when the driver serves."""
+    offer = to.agent.offer.dra
+    while not offer.served:
+        await offer.changed(offer.revision)
+    from nodeagent.cluster.claim_statuses import ClaimStatusWriter  # noqa: PLC0415 - 80 ms, 2.8 MiB
+
+    delivery = to.agent.deliveries.of("claims")
+    await ClaimStatusWriter(to.client, to.agent.inventory, offer, to.agent.claims, delivery=delivery).run()
 
 
 def _report(to: Writing) -> Task:
@@ -325,6 +343,7 @@ def _writes_events(agent: AgentState) -> bool:
 
 PARTS = (
     AgentPart("slices", lambda _: True, _slices),
+    AgentPart("claims", lambda agent: agent.settings.claim_status, _claim_statuses),
     AgentPart("nodelinks", lambda agent: agent.settings.report, _report),
     AgentPart("events", _writes_events, _events),
     AgentPart("state", _writes_events, _state_notices),

@@ -104,6 +104,14 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
     events: Annotated[
         bool, setting("Write Events for faults, on the Node and on pods that hold a failed device.")
     ] = True
+    claim_status: Annotated[
+        bool,
+        setting(
+            "Write the devices of each claim into its status (status.devices): the VFs with PCI address, MAC address "
+            "and netdev on the host, and the health as a condition. Only with mode dra; it needs the rights of "
+            "overlays/dra."
+        ),
+    ] = True
     conditions: Annotated[
         bool,
         setting(

@@ -81,5 +81,8 @@ DRA_RIGHTS = (
         "to publish GPUs and PFs",
     ),
     NeededRight("resource.k8s.io", "resourceclaims", ("get",), "to hand out the devices of a claim"),
+    NeededRight(
+        "resource.k8s.io", "resourceclaims/status", ("patch",), "to write the status of a claim's devices"
+    ),
 )
 """Rights of an agent beside its ``NEEDED_RIGHTS`` where a resource has mode dra."""

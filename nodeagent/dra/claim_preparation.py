@@ -16,7 +16,7 @@ import msgspec
 from nodeagent.base.quantities import quantity
 from nodeagent.dra import DRIVER
 from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice, gpu_name, plugin_holders, pool_name
-from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares
+from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares, VfInterface
 from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim
 from nodeagent.facts.allocation import Allocation, DeviceInfo
 from nodeagent.facts.cdi import ContainerEdits
@@ -39,12 +39,17 @@ class Occupied(Refused):
 
 
 class _Share(msgspec.Struct):
-    """One result of the allocation, with its device and amount."""
+    """One result of the allocation, with its device and amount. ``admin``: access as an administrator, which takes
+    nothing of the device (``amount`` 0)."""
 
     result: DeviceResult
     device: DraDevice
     amount: int
     vfs: tuple[str, ...] = ()
+
+    @property
+    def admin(self) -> bool:
+        return bool(self.result.admin_access)
 
     @property
     def request(self) -> str:
@@ -84,11 +89,13 @@ def prepare_claim(
     by_name: dict[tuple[str, str], DraDevice] = {(device.pool, device.name): device for device in devices}
     in_mig_mode = {gpu_name(gpu.uuid) for gpu in snapshot.gpus if gpu.mig}
     shares = [_share(result, by_name, node, in_mig_mode) for result in claim.results_of(DRIVER)]
-    _check_devices(shares, snapshot)
-    _check_sums(shares, Shares(others))
-    _check_limits(shares, snapshot)
-    _check_clients(shares, others)
-    _choose_vfs(shares, Shares(others), snapshot)
+    # What an administrator sees may be held, sick, gone, or full.
+    using = [share for share in shares if not share.admin]
+    _check_devices(using, snapshot)
+    _check_sums(using, Shares(others))
+    _check_limits(using, snapshot)
+    _check_clients(using, others)
+    _choose_vfs(using, Shares(others), snapshot)
     uid = claim.metadata.uid
     granted = [_grant(group, snapshot) for group in _by_request(shares)]
     edits: dict[str, ContainerEdits] = {}
@@ -97,7 +104,7 @@ def prepare_claim(
         for share in group:
             name = f"{uid}-{len(prepared)}"
             edits[name] = _edits(allocation, share, group)
-            prepared.append(_prepared(share, f"{CDI_KIND}={name}", allocation))
+            prepared.append(_prepared(share, f"{CDI_KIND}={name}", allocation, snapshot))
     return PreparedClaim(
         uid,
         claim.metadata.namespace,
@@ -118,14 +125,14 @@ def _share(
     in_mig_mode: Collection[str],
 ) -> _Share:
     shown = f"{ascii_name(result.pool)}/{ascii_name(result.device)}"
-    if result.admin_access:
-        raise Refused(f"{shown}: access as an administrator is not supported", invalid=True)
     own, _, pool = result.pool.rpartition("/")
     device = by_name.get((pool, result.device)) if own == node else None
     if device is None or pool_name(node, device.pool) != result.pool:
         if result.device in in_mig_mode:
             raise Refused(f"{shown} is in MIG mode now, and claims share whole GPUs alone", invalid=False)
         raise Refused(f"{shown} is no device of this node", invalid=False)
+    if result.admin_access:
+        return _Share(result, device, 0)
     capacity = device.capacity
     consumed = result.consumed_capacity or {}
     asked = consumed.get(capacity.name, consumed.get(f"{DRIVER}/{capacity.name}"))
@@ -208,7 +215,7 @@ def _through_mps(shares: Iterable[_Share]) -> Iterator[tuple[GpuDevice, MpsShare
 def _check_clients(shares: Iterable[_Share], others: Sequence[PreparedClaim]) -> None:
     """A daemon has so many clients, and the containers of a claim count as one."""
     for device, mps in _through_mps(shares):
-        clients = sum(any(it.device == device.name for it in other.devices) for other in others)
+        clients = sum(any(it.device == device.name and it.amount for it in other.devices) for other in others)
         if clients >= mps.clients:
             raise Occupied(f"{device.name} has {clients} claims, and gpu.mps.clients is {mps.clients}")
 
@@ -268,6 +275,8 @@ def _by_request(shares: Iterable[_Share]) -> list[list[_Share]]:
 
 def _grant(group: Sequence[_Share], snapshot: Snapshot) -> Allocation:
     first = group[0].device
+    if group[0].admin:
+        return _admin_grant([share.device for share in group], snapshot)
     if isinstance(first, GpuDevice):
         gpus = [share.device.gpu for share in group if isinstance(share.device, GpuDevice)]
         return first.kind.grant(snapshot, gpus, group[0].amount)
@@ -278,6 +287,21 @@ def _grant(group: Sequence[_Share], snapshot: Snapshot) -> Allocation:
         if isinstance(share.device, PfDevice) and _tolerates(share):
             snapshot = _forgiven(snapshot, share.device)
     return pool.allocate(snapshot, [vf for share in group for vf in share.vfs])
+
+
+def _admin_grant(devices: Sequence[DraDevice], snapshot: Snapshot) -> Allocation:
+    """Return what a monitoring container gets: the devices without a share, a limit or an MPS daemon.
+
+    A device that is gone is left out, so that the container starts and sees the others.
+    """
+    first = devices[0]
+    if isinstance(first, GpuDevice):
+        gpus = [device.gpu for device in devices if isinstance(device, GpuDevice) and not device.gpu.lost]
+        return first.kind.show(gpus)
+    nodes = [
+        node for device in devices if isinstance(device, PfDevice) for node in device.kind.show(snapshot)
+    ]
+    return Allocation(device_nodes=tuple(dict.fromkeys(nodes)))
 
 
 def _pfs(device: DraDevice) -> tuple[str, ...]:
@@ -292,12 +316,14 @@ def _edits(allocation: Allocation, share: _Share, group: Sequence[_Share]) -> Co
     end = re.sub(r"[^A-Z0-9]", "_", share.request.upper())
     if isinstance(share.device, GpuDevice):
         env = [(f"{name}_{end}", value) for name, value in allocation.env if name.startswith("NODEAGENT_")]
+    elif share.admin:
+        env = [(f"NODEAGENT_PFS_{end}", ",".join(pf for it in group for pf in _pfs(it.device)))]
     else:
         env = [(f"NODEAGENT_VFS_{end}", ",".join(vf for it in group for vf in it.vfs))]
     return ContainerEdits((*allocation.env, *env), allocation.device_nodes, allocation.mounts)
 
 
-def _prepared(share: _Share, cdi_name: str, allocation: Allocation) -> PreparedDevice:
+def _prepared(share: _Share, cdi_name: str, allocation: Allocation, snapshot: Snapshot) -> PreparedDevice:
     device, result = share.device, share.result
     kind, uuid, slices = device.kind, "", 0
     names = [cdi_name]
@@ -316,6 +342,11 @@ def _prepared(share: _Share, cdi_name: str, allocation: Allocation) -> PreparedD
         share.vfs,
         uuid,
         slices,
+        tuple(
+            VfInterface(vf.pci_address, vf.netdev, vf.mac, vf.rdma.device if vf.rdma else None)
+            for vf in snapshot.functions
+            if vf.pci_address in share.vfs
+        ),
     )
 
 

@@ -135,14 +135,15 @@ def _place(address: str, path: Sequence[str], numa_node: int | None) -> dict[str
 
 
 def _capacity(capacity: Capacity) -> Json:
-    """The capacity with its policy. The server refuses a step that is as large as the whole (min + step > value)."""
+    """The capacity with its policy. The least amount is 0, for access as an administrator: the scheduler wants room for
+    the default of the capacity even then (allocator_incubating.go, CmpRequestOverCapacity)."""
     total, step = capacity.quantity(capacity.total), capacity.quantity(capacity.step)
-    valid = {"min": step, "max": total}
-    if capacity.total >= 2 * capacity.step:
-        valid["step"] = step
     return {
         "value": total,
-        "requestPolicy": {"default": capacity.quantity(capacity.default), "validRange": valid},
+        "requestPolicy": {
+            "default": capacity.quantity(capacity.default),
+            "validRange": {"min": "0", "max": total, "step": step},
+        },
     }
 
 

@@ -15,10 +15,21 @@ from nodeagent.facts.cdi import ContainerEdits
 from nodeagent.facts.model import Holding
 
 
-class PreparedDevice(msgspec.Struct, frozen=True):
-    """One share of one device. ``amount`` is in the unit of its capacity, MiB or VFs.
+class VfInterface(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A VF as the host saw it when the claim was prepared: a CNI plugin may move and rename its netdev afterwards."""
 
-    ``requests`` are requests of the claim without sub-requests. ``vfs`` are the chosen VFs; ``uuid`` is the GPU's.
+    pci_address: str
+    netdev: str | None = None
+    mac: str | None = None
+    rdma: str | None = None
+
+
+class PreparedDevice(msgspec.Struct, frozen=True):
+    """One share of one device. ``amount`` is in the unit of its capacity, MiB or VFs; 0 is access as an administrator,
+    which takes nothing of the device.
+
+    ``requests`` are requests of the claim without sub-requests. ``vfs`` are the chosen VFs, ``interfaces`` what the
+    host knows of them; ``uuid`` is the GPU's.
     ``resource`` is the name by which a device plugin would offer it, ``slices`` the number of its slices of GPU memory.
     """
 
@@ -33,6 +44,7 @@ class PreparedDevice(msgspec.Struct, frozen=True):
     vfs: tuple[str, ...] = ()
     uuid: str = ""
     slices: int = 0
+    interfaces: tuple[VfInterface, ...] = ()
 
 
 class PreparedClaim(msgspec.Struct, frozen=True):
@@ -75,7 +87,8 @@ class Shares:
 
 
 def holdings(claims: Iterable[PreparedClaim]) -> tuple[Holding, ...]:
-    """Return what the claims hold as facts, by pod. A claim that several pods share counts for the first."""
+    """Return what the claims hold as facts, by pod. A claim that several pods share counts for the first, and access as
+    an administrator holds nothing."""
     return tuple(
         Holding(
             claim.namespace,
@@ -89,6 +102,7 @@ def holdings(claims: Iterable[PreparedClaim]) -> tuple[Holding, ...]:
         )
         for claim in sorted(claims, key=lambda it: (it.namespace, it.name, it.uid))
         for device in claim.devices
+        if device.amount
     )
 
 

@@ -150,8 +150,8 @@ class Function(msgspec.Struct, frozen=True):
     on a VF, that of its PF. ``vdpa`` is the character device ``/dev/vhost-vdpa-<n>``. ``pci_path`` lists the
     components of the real path under ``/sys/devices``, root complex first and the function itself last:
     ``("pci0000:15", "0000:15:01.0", "0000:17:00.0")``. ``num_vfs`` and ``total_vfs`` are ``None`` where
-    the function has no SR-IOV capability. ``missing``: the function is not on the bus now, and these are its last
-    values.
+    the function has no SR-IOV capability. ``mac`` is the address of a VF's netdev; that of a PF is in its ``Link``.
+    ``missing``: the function is not on the bus now, and these are its last values.
     """
 
     pci_address: str
@@ -171,6 +171,7 @@ class Function(msgspec.Struct, frozen=True):
     total_vfs: int | None = None
     health: Health = HEALTHY
     missing: bool = False
+    mac: str | None = None
 
     @property
     def link_state(self) -> str:

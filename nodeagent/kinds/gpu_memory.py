@@ -181,20 +181,21 @@ class GpuMemory(msgspec.Struct, frozen=True):
     def grant(self, snapshot: Snapshot, gpus: Sequence[Gpu], mib: int) -> Allocation:
         """Return what a container gets that may use ``mib`` of EACH of the GPUs."""
         each = str(mib)
-        end = "" if self.number is None else f"_{self.number}"
         limits = (("NVIDIA_GPU_MEMORY_REQUEST", each), ("NVIDIA_GPU_MEMORY_LIMIT", each))
-        allocation = gpu_access.grant(
+        allocation = self.show(gpus, limits if self.limits(snapshot) else ())
+        memory = (f"NODEAGENT_GPU_MEM_MIB{_end(self.number)}", each)
+        allocation = msgspec.structs.replace(allocation, env=(*allocation.env, memory))
+        return allocation if len(gpus) > 1 else self._through_mps(allocation, gpus[0], mib)
+
+    def show(self, gpus: Sequence[Gpu], env: tuple[tuple[str, str], ...] = ()) -> Allocation:
+        """Return what a container gets that sees the GPUs and has no share of them."""
+        return gpu_access.grant(
             gpus,
             strategy=self.strategy,
             cdi_kind=self.cdi_kind,
             control_nodes=self.control_nodes if self.pass_device_nodes else (),
-            env=(
-                *(limits if self.limits(snapshot) else ()),
-                (f"NODEAGENT_GPU_UUID{end}", ",".join(gpu.uuid for gpu in gpus)),
-                (f"NODEAGENT_GPU_MEM_MIB{end}", each),
-            ),
+            env=(*env, (f"NODEAGENT_GPU_UUID{_end(self.number)}", ",".join(gpu.uuid for gpu in gpus))),
         )
-        return allocation if len(gpus) > 1 else self._through_mps(allocation, gpus[0], mib)
 
     def _through_mps(self, allocation: Allocation, gpu: Gpu, mib: int) -> Allocation:
         """Add the variables and mounts of a share of one GPU. A container has one daemon."""
@@ -316,6 +317,11 @@ def _best_fit(
         return (*((far, left) if preferred == "nic-affinity" else (left, far)), block.gpu.index)
 
     return [min(fitting, key=rank)]
+
+
+def _end(number: int | None) -> str:
+    """Return the end of the names of the variables."""
+    return "" if number is None else f"_{number}"
 
 
 def _listed(blocks: Sequence[_GpuSlices]) -> str:

@@ -150,6 +150,16 @@ class VfPool(msgspec.Struct, frozen=True):
             device_info=tuple(self._device_info(vf) for vf in vfs),
         )
 
+    def show(self, snapshot: Snapshot) -> tuple[DeviceNode, ...]:
+        """Return the RDMA device nodes of the PFs and VFs that are on the host now, for a container that watches them.
+
+        To open the vfio or vdpa node of a VF would take the VF from its pod.
+        """
+        pfs = [function for function in snapshot.functions if function.pci_address in self.pfs]
+        functions = (*pfs, *self._vfs(snapshot).values())
+        seen = (it for it in functions if it.rdma is not None and it.vdpa is None and not _is_vfio(it))
+        return tuple(dict.fromkeys(node for function in seen for node in self._nodes(function)))
+
     def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
         """Return the device nodes of each VF that has any, by its address."""
         if not self.cdi:

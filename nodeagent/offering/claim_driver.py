@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.base.bounded_calls import within
 from nodeagent.cluster.agent_tasks import NodeAccess
 from nodeagent.dra.offered import DraOffer
-from nodeagent.dra.prepared_claim import ClaimFigures
+from nodeagent.dra.prepared_claim import ClaimFigures, PreparedClaim
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding
 from nodeagent.kubelet.device_info import DeviceInfoFiles
@@ -57,6 +57,10 @@ class ClaimDriver:
     def holdings(self) -> tuple[Holding, ...] | None:
         """Return what prepared claims hold, ``None`` while their records cannot be read."""
         return () if self.driver is None else self.driver.holdings
+
+    def records(self) -> Mapping[str, PreparedClaim]:
+        """Return the prepared claims by UID."""
+        return {} if self.driver is None else self.driver.claims.records
 
     def figures(self) -> ClaimFigures | None:
         return None if self.driver is None else self.driver.figures

@@ -443,6 +443,7 @@ def _function(
         vf_index=vf_index,
         num_vfs=sysfs.read(tree.integer, f"{folder}/sriov_numvfs") if sriov else None,
         total_vfs=sysfs.read(tree.integer, f"{folder}/sriov_totalvfs") if sriov else None,
+        mac=sysfs.netdev(tree.text, netdev, "address") if parent is not None and netdev is not None else None,
     )
 
 

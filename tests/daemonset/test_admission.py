@@ -19,7 +19,7 @@ import pytest
 from nodeagent.cluster.node_marks import OWN_MARKS, STARTING_TAINT
 from nodeagent.fabric.hypernode import SOURCE_LABEL
 from nodeagent.kube.failure import ApiError
-from tests.daemonset.test_dra_manifests import WRONG_SLICES
+from tests.daemonset.test_dra_manifests import WRONG_CLAIMS, WRONG_SLICES
 from tests.daemonset.test_schemas import REPORT
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.cel_types import type_errors
@@ -614,6 +614,7 @@ POLICIES = {
     "nodeagent-controller-hypernodes": list(WRONG_HYPERNODES.values()),
     "nodeagent-evictions": list(WRONG_EVICTIONS.values()),
     "nodeagent-slices": list(WRONG_SLICES.values()),
+    "nodeagent-claims": list(WRONG_CLAIMS.values()),
     "nodeagent-node-conditions": [
         *(patch(AGENT, change) for change in (WRONG_FOR_ALL | WRONG_FOR_AGENTS).values()),
         replace(patch(AGENT, lambda _made: None), name="x"),
@@ -628,7 +629,7 @@ POLICIES = {
 @pytest.fixture(scope="module")
 def every_policy(everything: list[Manifest]) -> list[Manifest]:
     more = [*built("overlays/evictions"), *built("overlays/dra")]
-    names = ("nodeagent-evictions", "nodeagent-slices")
+    names = ("nodeagent-evictions", "nodeagent-slices", "nodeagent-claims")
     return [*everything, *(one for one in more if one["metadata"]["name"] in names)]
 
 

@@ -97,6 +97,62 @@ WRONG_SLICES = {
 }
 
 
+OTHERS_ENTRY = {"driver": "gpu.nvidia.com", "pool": "dgx-001", "device": "gpu-0"}
+OWN_ENTRY = {"driver": DRIVER, "pool": "dgx-001/gpu", "device": "gpu-0", "conditions": []}
+RESULTS = {"devices": {"results": [{"driver": DRIVER, "pool": "dgx-001/gpu", "device": "gpu-0"}]}}
+
+
+def claim_written(*devices: Manifest, **status: Any) -> Request:
+    """An agent writes the status of a claim that has an entry of its own and one of another driver."""
+    before = {"allocation": RESULTS, "reservedFor": [{"uid": "1"}], "devices": [OTHERS_ENTRY, OWN_ENTRY]}
+    claims = [
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "c"},
+            "status": one,
+        }
+        for one in (before, before | {"devices": list(devices)} | status)
+    ]
+    resource, extra = "resource.k8s.io:resourceclaims/status", {NODE: ["dgx-001"], UID: ["6a1f"]}
+    return Request("UPDATE", resource, "c", AGENT, extra, claims[1], claims[0], "default")
+
+
+NEW_ENTRY = OWN_ENTRY | {"conditions": [{"type": "Ready"}]}
+WRONG_CLAIMS = {
+    "without a node in the token": replace(claim_written(OTHERS_ENTRY, NEW_ENTRY), extra={}),
+    "an empty node": replace(
+        claim_written(OTHERS_ENTRY, OWN_ENTRY, OWN_ENTRY | {"pool": "/gpu"}), extra={NODE: [""]}
+    ),
+    "another allocation": claim_written(OTHERS_ENTRY, OWN_ENTRY, allocation={"devices": {"results": []}}),
+    "no allocation": claim_written(OTHERS_ENTRY, OWN_ENTRY, allocation=None),
+    "another pod": claim_written(OTHERS_ENTRY, OWN_ENTRY, reservedFor=[{"uid": "2"}]),
+    "another driver's entry": claim_written(OTHERS_ENTRY | {"data": {}}, OWN_ENTRY),
+    "another driver's entry removed": claim_written(OWN_ENTRY),
+    "the pool of another node": claim_written(OTHERS_ENTRY, OWN_ENTRY, OWN_ENTRY | {"pool": "dgx-0012/gpu"}),
+}
+
+
+@pytest.mark.needs("cel_expr_python")
+@one_item("case", WRONG_CLAIMS)
+def test_a_forged_status_of_a_claim_is_refused(case: str, manifests: list[Manifest]) -> None:
+    assert refusals(manifests, WRONG_CLAIMS[case])
+
+
+@pytest.mark.needs("cel_expr_python")
+def test_an_agent_writes_the_status_of_its_devices_alone(manifests: list[Manifest]) -> None:
+    for devices in ((OTHERS_ENTRY, NEW_ENTRY), (OTHERS_ENTRY, OWN_ENTRY), (OTHERS_ENTRY,)):
+        assert refusals(manifests, claim_written(*devices)) == []
+    fresh = claim_written(NEW_ENTRY)
+    assert fresh.old is not None
+    del fresh.old["status"]["devices"], fresh.old["status"]["reservedFor"]
+    assert fresh.object is not None
+    del fresh.object["status"]["reservedFor"]
+    assert refusals(manifests, fresh) == []
+    scheduler = replace(WRONG_CLAIMS["another allocation"], user="system:kube-scheduler", extra={})
+    assert refusals(manifests, scheduler) == []
+
+
 @pytest.mark.needs("cel_expr_python")
 @one_item("case", WRONG_SLICES)
 def test_a_forged_slice_is_refused(case: str, manifests: list[Manifest]) -> None:
@@ -181,8 +237,10 @@ async def test_the_rights_are_enough_to_create_change_and_delete_slices(manifest
     granted = {
         (rule["apiGroups"][0], rule["resources"][0], verb) for rule in role["rules"] for verb in rule["verbs"]
     }
-    # The driver reads a claim when the kubelet names it.
-    assert granted - used == {("resource.k8s.io", "resourceclaims", "get")}
+    # The driver reads a claim when the kubelet names it, and writes its status.
+    claims = {("resourceclaims", "get"), ("resourceclaims/status", "patch")}
+    claims |= {("resourceclaims/driver", "associated-node:patch")}
+    assert granted - used == {("resource.k8s.io", *right) for right in claims}
 
 
 @pytest.mark.parametrize("verb", ["list", "watch", "create"])
@@ -307,7 +365,10 @@ def claims_of(path: Any) -> list[Manifest]:
     ]
 
 
-@one_item("path", files(EXAMPLES), ids=lambda path: path.name)
+MONITORING = EXAMPLES / "monitoring.yaml"
+
+
+@one_item("path", [path for path in files(EXAMPLES) if path != MONITORING], ids=lambda path: path.name)
 def test_the_claim_of_each_example_is_allocated_on_a_dgx(path: Any, manifests: list[Manifest]) -> None:
     slices = Node(dgx()).stored()
     classes = of_kind(manifests, "DeviceClass")
@@ -340,6 +401,37 @@ def test_the_ninth_share_of_40_gib_does_not_fit(manifests: list[Manifest]) -> No
         allocated.append({**claim, "status": {"allocation": allocation}})
     with pytest.raises(AllocationError, match="0/1 nodes"):
         allocate(claim, slices, classes, allocated)
+
+
+def test_a_monitoring_pod_gets_all_devices_of_a_full_node_and_takes_nothing(
+    manifests: list[Manifest],
+) -> None:
+    """As Kubernetes 1.36 does it: without an amount of 0 the devices in use are left out silently."""
+    slices, classes = Node(with_health(dgx(), DOWN, pfs=1)).stored(), of_kind(manifests, "DeviceClass")
+    (whole,) = claims_of(EXAMPLES / "shared-gpu.yaml")
+    del whole["spec"]["devices"]["requests"][0]["exactly"]["capacity"]
+    allocated: list[Manifest] = []
+
+    def give(claim: Manifest) -> list[Manifest]:
+        _, allocation = allocate(claim, slices, classes, allocated)
+        allocated.append({**claim, "status": {"allocation": allocation}})
+        results: list[Manifest] = allocation["devices"]["results"]
+        return results
+
+    (claim,) = claims_of(MONITORING)
+    for _ in range(7):
+        give(whole)
+    results = give(claim)
+    assert [result["request"] for result in results] == ["gpus"] * 8 + ["nics"] * 8
+    assert all(result["adminAccess"] for result in results)
+    assert {str(amount) for result in results for amount in result["consumedCapacity"].values()} == {"0"}
+    give(whole)
+    with pytest.raises(AllocationError):
+        give(whole)
+    careless = json.loads(json.dumps(claim))
+    del careless["spec"]["devices"]["requests"][0]["exactly"]["capacity"]
+    with pytest.raises(AllocationError):
+        give(careless)
 
 
 @pytest.mark.parametrize(

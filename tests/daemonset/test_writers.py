@@ -20,6 +20,7 @@ from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.resource import PODS, Resource
 from nodeagent.topology import startup_taint
 from nodeagent_lab.sim.apiserver import ApiServer
+from tests.cluster import test_claim_statuses as claim_stage
 from tests.cluster.test_slice_publisher import OWNER as STAGE_OWNER
 from tests.daemonset import test_volcano_deviceshare as deviceshare
 from tests.daemonset.test_dra_manifests import change_slices, publishing_to
@@ -35,6 +36,7 @@ from tests.daemonset.test_rbac import (
     startup_taint_at_work,
 )
 from tests.support.admission import Request, refusals
+from tests.support.dra_node import NODE as CLAIM_NODE
 from tests.support.manifests import OVERLAYS, ROOT, Manifest, built, key
 
 pytestmark = pytest.mark.needs("kubectl", "cel_expr_python")
@@ -53,9 +55,17 @@ async def slices(server: ApiServer) -> None:
         await change_slices(stage)
 
 
+async def claims(server: ApiServer) -> None:
+    stage = claim_stage.Stage(server, AGENT)
+    stage.prepare("a")
+    async with claim_stage.writing(server, stage):
+        await server.until(lambda: stage.health("a") == "True")
+
+
 WORK: tuple[tuple[Callable[[ApiServer], Awaitable[None]], NodeClaim], ...] = (
     (agent, GPU_0),
     (slices, STAGE_OWNER),
+    (claims, NodeClaim(CLAIM_NODE, "u-n1")),
     (deviceshare.work, GPU_0),
     (controller_at_work, GPU_0),
     (marks_at_work, GPU_0),

@@ -164,6 +164,61 @@ def test_a_daemon_has_so_many_clients() -> None:
         prepared(claim_of("e", result(gpu, 1024, "x"), result(other, 1024, "y")), facts, text=text)
 
 
+ADMIN = {"adminAccess": True}
+
+
+def test_an_administrator_sees_devices_that_are_full_sick_or_held_and_takes_nothing_of_them() -> None:
+    """A monitoring pod must start on the node whose devices are in trouble."""
+    facts = machine()
+    (gpu, other), (pf, _) = gpus_of(facts), pfs_of(facts)
+    whole = prepared(claim_of("a", result(gpu, 80896, "g"), result(pf, 4, "r")), facts)
+    holding = Holding("default", "p", "c", "nvidia-dgx-h100/gpu-mem", (f"{other.gpu.uuid}::0",))
+    sick = tuple(replace(it, health=SICK) for it in facts.gpus)
+    facts = replace(facts, gpus=sick, holdings=(holding,))
+    results = (
+        result(gpu, 0, "all", **ADMIN),
+        result(other, 0, "all", **ADMIN),
+        result(pf, 0, "nics", **ADMIN),
+    )
+    record = prepared(claim_of("m", *results), facts, (whole,))
+    uuids = f"{gpu.gpu.uuid},{other.gpu.uuid}"
+    assert env_of(record) == {"NODEAGENT_GPU_UUID": uuids, "NODEAGENT_GPU_UUID_ALL": uuids}
+    assert [it.cdi_devices[1:] for it in record.devices] == [
+        (f"nodeagent.io/gpu={gpu.gpu.uuid}",),
+        (f"nodeagent.io/gpu={other.gpu.uuid}",),
+        (),
+    ]
+    assert env_of(record, 2) == {"NODEAGENT_PFS_NICS": pf.pf.pci_address}
+    assert len(record.edits[f"{record.uid}-2"].device_nodes) >= 4, "the RDMA nodes of the VFs"
+    assert (holdings((record,)), record.device_info) == ((), ())
+    spec(CDI_KIND, record.edits)
+    again = machine()
+    prepared(claim_of("b", result(gpu, 80896, "g"), result(pf, 4, "r")), again, (record,))
+
+
+def test_an_administrator_has_no_limit_and_is_no_client_of_the_mps_daemon() -> None:
+    text = MPS + "gpu: {mps: {clients: 1}}\n"
+    facts = machine()
+    facts = replace(facts, mps_obstacles=tuple((gpu.uuid, "") for gpu in facts.gpus))
+    gpu, other, *_ = devices_of(facts, text)
+    claim = claim_of("m", result(gpu, 0, "all", **ADMIN), result(other, 0, "all", **ADMIN))
+    record = prepared(claim, facts, text=text)
+    assert set(env_of(record)) == {"NODEAGENT_GPU_UUID", "NODEAGENT_GPU_UUID_ALL"}
+    assert record.edits[f"{record.uid}-0"].mounts == ()
+    prepared(claim_of("a", result(gpu, 1024, "g")), facts, (record,), text=text)
+
+
+def test_a_gpu_that_is_gone_is_left_out_of_what_an_administrator_sees() -> None:
+    facts = machine()
+    gpu, other = gpus_of(facts)
+    gone = replace(facts, gpus=tuple(replace(it, lost=it.uuid == gpu.gpu.uuid) for it in facts.gpus))
+    claim = claim_of("m", result(gpu, 0, "all", **ADMIN), result(other, 0, "all", **ADMIN))
+    record = prepared(claim, gone)
+    assert env_of(record)["NODEAGENT_GPU_UUID"] == other.gpu.uuid
+    assert len(record.devices[0].cdi_devices) == 1, "its node does not exist"
+    spec(CDI_KIND, record.edits)
+
+
 def test_a_claim_without_an_amount_gets_the_whole_gpu_and_one_vf() -> None:
     facts = machine()
     bare = {"consumedCapacity": None, "shareID": None}
@@ -180,7 +235,6 @@ def test_a_claim_without_an_amount_gets_the_whole_gpu_and_one_vf() -> None:
         ({"pool": "other-node/gpu"}, "is no device of this node"),
         ({"pool": f"{NODE}/nic"}, "is no device of this node"),
         ({"device": "gpu-gone"}, "is no device of this node"),
-        ({"adminAccess": True}, "administrator"),
         ({"consumedCapacity": {"memory": "-1Gi"}}, "no amount of memory"),
         ({"consumedCapacity": {"memory": "a" * 10_000}}, "no amount of memory"),
         ({"consumedCapacity": {"memory": "1e99"}}, "more than the 80896Mi that the device has now"),

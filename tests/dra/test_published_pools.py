@@ -129,7 +129,7 @@ def test_a_gpu_and_a_pf_have_attributes_of_kind_and_place() -> None:
     }
     assert gpu["capacity"]["memory"]["requestPolicy"] == {
         "default": "80896Mi",
-        "validRange": {"min": "1024Mi", "max": "80896Mi", "step": "1024Mi"},
+        "validRange": {"min": "0", "max": "80896Mi", "step": "1024Mi"},
     }
     assert values(nic) == {
         "kind": "nic",

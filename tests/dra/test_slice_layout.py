@@ -127,7 +127,7 @@ def test_quantities_in_the_form_of_the_server_and_times_of_taints_are_no_differe
         "value": "80896Mi",
         "requestPolicy": {
             "default": "80896Mi",
-            "validRange": {"min": "1024Mi", "max": "80896Mi", "step": "1024Mi"},
+            "validRange": {"min": "0", "max": "80896Mi", "step": "1024Mi"},
         },
     }
     one = device("gpu-0", taints=[taint], capacity={"memory": memory}, allowMultipleAllocations=True)

@@ -6,8 +6,9 @@ complete pools of the highest generation count. Taints, tolerations, consumable 
 be met costs all combinations of those before it. The differences:
 
 * selectors are conjunctions of comparisons, as in the shipped classes; another expression is an error;
-* ``allocationMode`` ``All``, ``firstAvailable``, ``adminAccess``, counters, binding conditions and node selectors are
-  errors;
+* ``firstAvailable``, counters, binding conditions and node selectors are errors;
+* ``allocationMode`` ``All`` takes the devices that match, as far as they have room for the request, as Kubernetes does;
+  that a pool is being updated is no error;
 * ``distinctAttribute`` compares all devices; Kubernetes 1.36.2 compares only the latest within one request.
 
 Compared with the scheduler of Kubernetes 1.36.2: by its source (dynamic-resource-allocation/structured), and by hand
@@ -110,18 +111,17 @@ class _DeviceRequest:
     driver_expressions: tuple[str, ...]
     amounts: dict[str, Fraction]
     tolerations: tuple[Json, ...]
+    count: int | None
+    """``None``: all devices."""
+    admin: bool = False
 
 
 def _requests(claim: Json, classes: dict[str, Json]) -> list[_DeviceRequest]:
     found = []
     for request in claim["spec"]["devices"]["requests"]:
         exactly = request.get("exactly")
-        if (
-            exactly is None
-            or exactly.get("adminAccess")
-            or exactly.get("allocationMode", "ExactCount") != "ExactCount"
-        ):
-            raise AllocationError(f"request {request['name']}: the stand-in allocates exact counts only")
+        if exactly is None:
+            raise AllocationError(f"request {request['name']}: the stand-in allocates exact requests only")
         device_class = classes.get(exactly["deviceClassName"])
         if device_class is None:
             raise AllocationError(f"device class {exactly['deviceClassName']} does not exist")
@@ -130,13 +130,16 @@ def _requests(claim: Json, classes: dict[str, Json]) -> list[_DeviceRequest]:
             name: quantity(amount) or Fraction(0)
             for name, amount in ((exactly.get("capacity") or {}).get("requests") or {}).items()
         }
-        one = _DeviceRequest(
-            request["name"],
-            tuple(selector["cel"]["expression"] for selector in selectors),
-            amounts,
-            tuple(exactly.get("tolerations") or ()),
+        found.append(
+            _DeviceRequest(
+                request["name"],
+                tuple(selector["cel"]["expression"] for selector in selectors),
+                amounts,
+                tuple(exactly.get("tolerations") or ()),
+                None if exactly.get("allocationMode") == "All" else exactly.get("count", 1),
+                bool(exactly.get("adminAccess")),
+            )
         )
-        found += [one] * exactly.get("count", 1)
     return found
 
 
@@ -149,14 +152,20 @@ class _Search:
         taken: TakenCapacity,
         steps_max: int,
     ) -> None:
-        self._requests, self._constraints, self._devices = requests, constraints, devices
+        self._constraints, self._devices = constraints, devices
         self._taken, self._steps_left = taken, steps_max
+        counts = (self._all(request) if request.count is None else request.count for request in requests)
+        self._requests = [
+            request for request, count in zip(requests, counts, strict=True) for _ in range(count)
+        ]
+        self._lacks = any(request not in self._requests for request in requests)
+        """A request for all devices matches none here."""
         self._chosen: list[tuple[PoolDevice, dict[str, Fraction] | None]] = []
 
     def results(self) -> list[Json] | None:
         """The results of the claim on this node; ``None`` if it does not fit. Raises ``AllocationError`` after too
         many steps, as the timeout of the scheduler does."""
-        if not self._fill(0):
+        if self._lacks or not self._fill(0):
             return None
         results = []
         for request, (device, amounts) in zip(self._requests, self._chosen, strict=True):
@@ -168,8 +177,19 @@ class _Search:
                 result["consumedCapacity"] = {name: _text(amount) for name, amount in amounts.items()}
             if request.tolerations:
                 result["tolerations"] = list(request.tolerations)
+            if request.admin:
+                result["adminAccess"] = True
             results.append(result)
         return results
+
+    def _all(self, request: _DeviceRequest) -> int:
+        """The number of devices that a request for all of them gets: a device without room is silently left out, and
+        one with a taint makes the request fail."""
+        return sum(
+            all(matches(expression, device) for expression in request.driver_expressions)
+            and self._amounts(request, device)[0]
+            for device in self._devices
+        )
 
     def _fill(self, index: int, first: int = 0) -> bool:
         if index == len(self._requests):
@@ -205,7 +225,7 @@ class _Search:
             return False, None
         if not device.body.get("allowMultipleAllocations"):
             enough = all(amount <= totals[name] for name, amount in request.amounts.items())
-            return enough and device.key not in self._taken.whole, None
+            return enough and (request.admin or device.key not in self._taken.whole), None
         amounts: dict[str, Fraction] = {}
         held = self._taken.consumed.get(device.key, {})
         for name, capacity in capacities.items():
@@ -256,6 +276,8 @@ def _taken(claims: Sequence[Json]) -> TakenCapacity:
     for claim in claims:
         allocation = (claim.get("status") or {}).get("allocation") or {}
         for result in (allocation.get("devices") or {}).get("results") or ():
+            if result.get("adminAccess"):
+                continue
             key = result["driver"], result["pool"], result["device"]
             consumed = result.get("consumedCapacity")
             amounts = (

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeagent_lab.sim.apiserver import authorization as policy
+from nodeagent_lab.sim.apiserver import resource_claims
 from nodeagent_lab.sim.apiserver.http import (
     HEAD_MAX,
     ClosedError,
@@ -22,7 +23,7 @@ from nodeagent_lab.sim.apiserver.injected_faults import InjectedFault, InjectedF
 from nodeagent_lab.sim.apiserver.request_target import RequestTarget, parse_target
 from nodeagent_lab.sim.apiserver.resource_slices import SINCE_1_36
 from nodeagent_lab.sim.apiserver.resource_types import BUILT_IN, INSTALLED, MINOR, ApiKind, kinds_of_crd
-from nodeagent_lab.sim.apiserver.responses import ApiRefusedError
+from nodeagent_lab.sim.apiserver.responses import ApiRefusedError, invalid
 from nodeagent_lab.sim.apiserver.routes import Routes
 from nodeagent_lab.sim.apiserver.store import Store, decode, encode, key_of
 from nodeagent_lab.sim.apiserver.tls import Certificates
@@ -100,7 +101,7 @@ class ApiServer:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._event = asyncio.Event()
-        self._user = ""
+        self._user = self._verb = ""
         self._port = 0
         self._load_kinds()
         for name in namespaces:
@@ -263,9 +264,34 @@ class ApiServer:
                 self._kinds[kind.group, kind.version, kind.plural] = kind
 
     def _admission(self, verb: str, resource: str, old: Json | None, new: Json | None) -> None:
+        if self.rbac and resource == "resourceclaims/status":
+            self._authorize_drivers(new or {}, old or {})
         for admission in self.admit:
             if (why := admission(self._user, verb, resource, old, new)) is not None:
                 raise ApiRefusedError(403, why)
+
+    def _authorize_drivers(self, new: Json, old: Json) -> None:
+        """The gate DRAResourceClaimGranularStatusAuthorization: a right for each driver whose entries change. A missing
+        one is an invalid field (422). Every user counts as one of the node of the claim."""
+        for driver in sorted(resource_claims.changed_drivers(new, old)):
+            target = RequestTarget(
+                f"associated-node:{self._verb}",
+                "",
+                "resource.k8s.io",
+                "v1",
+                "resourceclaims",
+                new["metadata"]["namespace"],
+                driver,
+                "driver",
+            )
+            user = self._user_of(self._user)
+            if not policy.allowed(self._store, user, target):
+                why = (
+                    f'Forbidden: changing status.devices requires resource="resourceclaims/driver", '
+                    f'verb="[{target.verb}]" permission: {policy.forbidden(user, target)}'
+                )
+                name = new["metadata"]["name"]
+                raise invalid("resource.k8s.io", "ResourceClaim", name, [("status.devices", why)])
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -311,7 +337,7 @@ class ApiServer:
                     policy.forbidden(user, right),
                     details={"group": target.group, "kind": target.plural},
                 )
-        self._user = user.name  # for _admission; no await until the write is done
+        self._user, self._verb = user.name, target.verb  # for _admission; no await until the write is done
         if fault is not None and fault.how == "drip":
             return HttpAnswer(200, stream=_drip())
         answer = self._routes.answer(request, target, user)

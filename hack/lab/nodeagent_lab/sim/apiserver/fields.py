@@ -78,9 +78,10 @@ def keys_of(kind: ApiKind, steps: Steps) -> tuple[str, ...] | None:
 def step_of(item: Any, keys: tuple[str, ...]) -> str:
     if not keys:
         return "v:" + json.dumps(item)
-    if not isinstance(item, dict) or any(key not in item for key in keys):
+    present = [key for key in keys if isinstance(item, dict) and key in item]
+    if not present:
         raise ApiRefusedError(400, f"an item of a list lacks its key {', '.join(keys)}")
-    return "k:" + json.dumps({key: item[key] for key in keys}, separators=(",", ":"))
+    return "k:" + json.dumps({key: item[key] for key in present}, separators=(",", ":"))
 
 
 def at(value: Any, path: Path) -> Any:

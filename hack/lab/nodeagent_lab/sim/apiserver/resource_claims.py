@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import uuid
 from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any
@@ -33,6 +34,8 @@ from nodeagent_lab.sim.apiserver.resource_slices import (
 
 REQUESTS_MAX, CONSTRAINTS_MAX, CONFIGURATIONS_MAX, RESULTS_MAX = 32, 32, 32, 32
 SELECTORS_MAX, ALTERNATIVES_MAX, TOLERATIONS_MAX, CONSUMERS_MAX = 32, 8, 16, 256
+CONDITIONS_MAX = 8
+CONDITION_REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 EXPRESSION_MAX = PARAMETERS_MAX = 10 * 1024
 """Bytes of a CEL expression, and of the opaque parameters of one configuration."""
 
@@ -73,6 +76,25 @@ def _exact_requests(spec: Json) -> Iterator[Json]:
         if request.get("exactly") is not None:
             yield request["exactly"]
         yield from request.get("firstAvailable") or ()
+
+
+def drop_deallocated(obj: Json, live: Json) -> None:
+    """Remove the entries of ``status.devices`` whose device this write takes from the claim."""
+    status = obj.get("status") or {}
+    gone = set(_allocated(live.get("status") or {})) - set(_allocated(status))
+    kept = [entry for entry in status.get("devices") or () if _device_key(entry) not in gone]
+    if kept:
+        status["devices"] = kept
+    else:
+        status.pop("devices", None)
+
+
+def changed_drivers(obj: Json, live: Json) -> set[str]:
+    """The drivers whose entries in ``status.devices`` a write adds, changes or removes."""
+    before, after = ((it.get("status") or {}).get("devices") or [] for it in (live, obj))
+    changed = [entry for entry in after if entry not in before]
+    changed += [entry for entry in before if entry not in after]
+    return {str(entry.get("driver")) for entry in changed}
 
 
 def errors(obj: Json, live: Json | None) -> Iterator[FieldError]:
@@ -246,7 +268,10 @@ def _status_errors(obj: Json, before: Json) -> Iterator[FieldError]:
         if any(_uid(consumer) not in known for consumer in status.get("reservedFor") or ()):
             yield "status.reservedFor", "Forbidden: no entries may be added while `deletionTimestamp` is set"
     if allocation is None:
+        if status.get("devices"):
+            yield "status.devices", "Invalid value: must be an allocated device in the claim"
         return
+    yield from _device_status_errors(status)
     if before.get("allocation") is not None:
         if allocation != before["allocation"]:
             yield path, "Invalid value: field is immutable"
@@ -277,6 +302,53 @@ def _status_errors(obj: Json, before: Json) -> Iterator[FieldError]:
 
     yield from _each(devices, "results", path, RESULTS_MAX, result_errors)
     yield from _each(devices, "config", path, 2 * CONFIGURATIONS_MAX, configuration_errors)
+
+
+def _device_status_errors(status: Json) -> Iterator[FieldError]:
+    allocated = set(_allocated(status))
+
+    def entry_errors(entry: Json, path: str) -> Iterator[FieldError]:
+        if _device_key(entry) not in allocated:
+            yield path, "Invalid value: must be an allocated device in the claim"
+        yield from _each(
+            entry, "conditions", path, CONDITIONS_MAX, _condition_errors, lambda it: it.get("type")
+        )
+        data = entry.get("data")
+        if data is not None and not isinstance(data, dict):
+            yield f"{path}.data", "Invalid value: must be a valid JSON object"
+        elif len(json.dumps(data, separators=(",", ":")).encode()) > PARAMETERS_MAX:
+            yield f"{path}.data", f"Too long: may not be more than {PARAMETERS_MAX} bytes"
+        network = entry.get("networkData") or {}
+        for name, most in (("interfaceName", 256), ("hardwareAddress", 128)):
+            if len(network.get(name) or "") > most:
+                yield f"{path}.networkData.{name}", f"Too long: may not be more than {most} bytes"
+
+    yield from _each(status, "devices", "status", RESULTS_MAX, entry_errors, _device_key)
+
+
+def _condition_errors(condition: Json, path: str) -> Iterator[FieldError]:
+    """As ``ValidateConditions`` of k8s.io/apimachinery."""
+    if condition.get("status") not in ("True", "False", "Unknown"):
+        yield f"{path}.status", f'Unsupported value: "{condition.get("status") or ""}"'
+    if not condition.get("lastTransitionTime"):
+        yield f"{path}.lastTransitionTime", "Required value: must be set"
+    reason = condition.get("reason") or ""
+    if len(reason) > 1024 or not CONDITION_REASON.fullmatch(reason):
+        yield (
+            f"{path}.reason",
+            f'Invalid value: "{reason}": a condition reason must start with alphabetic character',
+        )
+    if len(condition.get("message") or "") > 32768:
+        yield f"{path}.message", "Too long: may not be more than 32768 bytes"
+
+
+def _allocated(status: Json) -> list[tuple[str, ...]]:
+    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+    return [_device_key(result) for result in results]
+
+
+def _device_key(entry: Json) -> tuple[str, ...]:
+    return tuple(str(entry.get(name) or "") for name in ("driver", "pool", "device", "shareID"))
 
 
 def _consumer_errors(consumer: Json, path: str) -> Iterator[FieldError]:

@@ -30,6 +30,10 @@ CRD_LISTS: dict[Steps, tuple[str, ...]] = {
     ("status", "conditions"): ("type",),
     ("spec", "versions"): ("name",),
 }
+CLAIM_LISTS: dict[Steps, tuple[str, ...]] = {
+    ("status", "devices"): ("driver", "device", "pool", "shareID"),
+    ("status", "devices", "*", "conditions"): ("type",),
+}
 OWNERS: dict[Steps, tuple[str, ...]] = {("metadata", "ownerReferences"): ("uid",)}
 
 
@@ -103,6 +107,7 @@ BUILT_IN = (
         "ResourceClaim",
         True,
         status=True,
+        keyed=CLAIM_LISTS,
         since=34,
         prepare=resource_claims.prepare,
         errors=resource_claims.errors,

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from nodeagent_lab.sim.apiserver import fields, patches
+from nodeagent_lab.sim.apiserver import fields, patches, resource_claims
 from nodeagent_lab.sim.apiserver.resource_types import ApiKind
 from nodeagent_lab.sim.apiserver.responses import ApiRefusedError, conflict, exists, invalid, not_found
 from nodeagent_lab.sim.apiserver.schema import apply_schema
@@ -235,6 +235,8 @@ class WriteVerbs:
             if field in live["metadata"]:
                 meta[field] = live["metadata"][field]
         new["apiVersion"], new["kind"] = kind.api_version, kind.kind
+        if kind.plural == "resourceclaims" and write.subresource:
+            resource_claims.drop_deallocated(new, live)
         self._fit(write, new, live)
         if managers is None:
             managers = fields.read(live)

@@ -1,0 +1,142 @@
+"""The status of the devices of a prepared claim, as ``status.devices`` has it (KEP-4817). Pure.
+
+Each result of the allocation has one entry: whether it is prepared, its health, and for a VF what a reader of the
+cluster cannot know otherwise: which VF of the PF it is, its MAC address and its netdev on the host. The facts of a VF
+are those of the moment when the claim was prepared. Addresses of IP are not known: a CNI plugin sets them later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nodeagent.dra import DRIVER
+from nodeagent.dra.devices import DraDevice
+from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice
+from nodeagent.facts.model import Function, Health, State
+
+Json = dict[str, Any]
+
+VFS_MAX = 16
+"""VFs that the data of one entry names; its limit is 10 KiB (types.go, AllocatedDeviceStatusDataMaxLength)."""
+MESSAGE_MAX = 1024
+READY, HEALTHY = "Ready", "Healthy"
+_NO_MAC = "00:00:00:00:00:00"
+
+
+def device_statuses(
+    record: PreparedClaim, devices: Mapping[str, DraDevice], functions: Mapping[str, Function]
+) -> list[Json]:
+    """Return the entries of a claim, without the times of their conditions.
+
+    ``devices`` are those of the node by name, ``functions`` its PCI functions by address.
+    """
+    entries: dict[tuple[Any, ...], Json] = {}
+    for device in record.devices:
+        entry: Json = {"driver": DRIVER, "pool": device.pool, "device": device.device}
+        if device.share_id is not None:
+            entry["shareID"] = device.share_id
+        health = _health(device, devices.get(device.device), functions)
+        conditions = [_condition(READY, "True", "Prepared", "the container gets the device by CDI"), health]
+        entry |= {"conditions": conditions, "data": _data(device)}
+        if network := _network(device):
+            entry["networkData"] = network
+        entries.setdefault(key(entry), entry)
+    return list(entries.values())
+
+
+def key(entry: Json) -> tuple[Any, ...]:
+    """Return what identifies an entry in ``status.devices``."""
+    return entry.get("driver"), entry.get("pool"), entry.get("device"), entry.get("shareID")
+
+
+def own_entries(claim: Json) -> list[Json]:
+    """Return the entries of this driver in a claim as the API server stores it."""
+    entries = (claim.get("status") or {}).get("devices") or ()
+    return [entry for entry in entries if entry.get("driver") == DRIVER]
+
+
+def same(entries: Iterable[Json], stored: Iterable[Json]) -> bool:
+    """Whether the entries differ in nothing but the times of conditions and their order."""
+    return _timeless(entries) == _timeless(stored)
+
+
+def with_times(entries: Sequence[Json], stored: Iterable[Json], now: str) -> list[Json]:
+    """Return the entries with the time since when each condition has its status: the stored one, or ``now``."""
+    known = {
+        (key(entry), condition.get("type"), condition.get("status")): condition.get("lastTransitionTime")
+        for entry in stored
+        for condition in entry.get("conditions") or ()
+    }
+    return [
+        {
+            **entry,
+            "conditions": [
+                {
+                    **it,
+                    "lastTransitionTime": known.get((key(entry), it["type"], it["status"])) or now,
+                }
+                for it in entry["conditions"]
+            ],
+        }
+        for entry in entries
+    ]
+
+
+def _timeless(entries: Iterable[Json]) -> dict[tuple[Any, ...], Json]:
+    found = {}
+    for entry in entries:
+        conditions = [
+            {name: value for name, value in condition.items() if name != "lastTransitionTime"}
+            for condition in entry.get("conditions") or ()
+        ]
+        found[key(entry)] = {**entry, "conditions": sorted(conditions, key=lambda it: str(it.get("type")))}
+    return found
+
+
+def _health(device: PreparedDevice, offered: DraDevice | None, functions: Mapping[str, Function]) -> Json:
+    """The health of a share: that of its VFs, or of its device."""
+    found: list[Health] = []
+    if device.vfs:
+        found = [functions[vf].health for vf in device.vfs if vf in functions]
+    elif offered is not None:
+        found = [offered.health]
+    if len(found) < max(1, len(device.vfs)):
+        return _condition(HEALTHY, "Unknown", "NotFound", "the agent does not see the device now")
+    health = next(
+        (it for it in found if not it.allocatable), next((it for it in found if it.reasons), found[0])
+    )
+    status = "True" if health.allocatable else "False"
+    if health.allocatable and health.state is State.UNKNOWN:
+        status = "Unknown"
+    text = "; ".join(f"{reason.key}: {reason.detail}" for reason in health.reasons)
+    return _condition(HEALTHY, status, health.reasons[0].key if health.reasons else "NoFault", text)
+
+
+def _condition(kind: str, status: str, reason: str, message: str) -> Json:
+    message = message.encode(errors="backslashreplace")[:MESSAGE_MAX].decode(errors="ignore")
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def _data(device: PreparedDevice) -> Json:
+    if not device.amount:
+        return {"adminAccess": True}
+    if device.uuid:
+        return {"uuid": device.uuid, "memoryMiB": device.amount}
+    known = {it.pci_address: it for it in device.interfaces}
+    vfs = []
+    for address in device.vfs[:VFS_MAX]:
+        it = known.get(address)
+        facts = {"netdev": it.netdev, "mac": it.mac, "rdmaDevice": it.rdma} if it is not None else {}
+        vfs.append({"pciAddress": address, **{name: value for name, value in facts.items() if value}})
+    more = {"more": len(device.vfs) - VFS_MAX} if len(device.vfs) > VFS_MAX else {}
+    return {"vfs": vfs, **more}
+
+
+def _network(device: PreparedDevice) -> Json:
+    """The network data of a share with one VF; there is room for one interface alone."""
+    if len(device.vfs) != 1 or not device.interfaces:
+        return {}
+    (interface,) = device.interfaces
+    values = {"interfaceName": interface.netdev, "hardwareAddress": interface.mac}
+    return {name: value for name, value in values.items() if value and value != _NO_MAC}
