@@ -1,9 +1,10 @@
 """The parts of the agent that write: those at the API server, as a table, and the health events for NVSentinel.
 
 ``PARTS`` has a row for each part, with the setting that enables it and the function that makes its task. The parts run
-only where the configuration and the machine give access to an API server; otherwise none of their modules is
-loaded: urllib3 is most of the 80 ms and 2.8 MiB that each import of ``kube.client`` in a function saves the start.
-Each task is supervised alone: one that lacks a right logs it and does not affect the others.
+only where the configuration and the machine give access to an API server. Their modules are imported when they start:
+a node without an API server is spared 80 ms and 2.8 MiB, most of it for urllib3, and one without NVSentinel's socket
+35 ms and 1.3 MiB for gRPC's client. Each task is supervised alone: one that lacks a right logs it and does not affect
+the others.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from nodeagent.sharing.cgroup_limits import CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.sharing.mps_watch import MpsWatch
 
-if TYPE_CHECKING:  # loaded with an API server; the figures stand where each is imported
+if TYPE_CHECKING:  # loaded with an API server
     from nodeagent.cluster.affected_devices import Offered
     from nodeagent.cluster.event_writer import NoticeBoard
     from nodeagent.cluster.evictions import Causes
@@ -63,7 +64,7 @@ def node_access(settings: ClusterSettings, node_name: str | None) -> NodeAccess 
     """``None`` without an API server or a Node name. Raises ``Fatal`` if the configured access does not exist."""
     if settings.access == "none":
         return None
-    from nodeagent.kube.access import AccessError, in_cluster, kubeconfig, node_of  # noqa: PLC0415 - 5 ms
+    from nodeagent.kube.access import AccessError, in_cluster, kubeconfig, node_of
 
     try:
         if settings.access == "kubeconfig":
@@ -92,7 +93,7 @@ async def reported_rails(node_access: NodeAccess, resources: Iterable[ResourceSe
     """Return the rails of this node's report; none if no resource has rails, or without an answer in some seconds."""
     if not any(isinstance(entry, VfResource) for entry in resources):
         return ()
-    from nodeagent.cluster.node_report import read_rails  # noqa: PLC0415 - 80 ms, 2.8 MiB
+    from nodeagent.cluster.node_report import read_rails
 
     return await read_rails(node_access.access, node_access.node)
 
@@ -164,10 +165,10 @@ class AgentPart(NamedTuple):
 async def run(agent: AgentState, node_access: NodeAccess, settled: asyncio.Event) -> None:
     """Run the enabled parts until cancelled. They start once the agent has ``settled``: the kubelet comes first."""
     await settled.wait()
-    from nodeagent.cluster.event_writer import NoticeBoard  # noqa: PLC0415 - 80 ms, 2.8 MiB
-    from nodeagent.cluster.evictions import PER_S  # noqa: PLC0415 - 80 ms, 2.8 MiB
-    from nodeagent.kube.access import node_of  # noqa: PLC0415 - 5 ms
-    from nodeagent.kube.client import ApiClient  # noqa: PLC0415 - 80 ms, 2.8 MiB
+    from nodeagent.cluster.event_writer import NoticeBoard
+    from nodeagent.cluster.evictions import PER_S
+    from nodeagent.kube.access import node_of
+    from nodeagent.kube.client import ApiClient
 
     access, node = node_access.access, node_access.node
     client = ApiClient(access)
@@ -194,7 +195,7 @@ async def _publish_slices(to: Writing) -> None:
     offer, health = to.agent.offer.dra, to.agent.health
     while not offer.current.pools and not offer.served:
         await offer.changed(offer.revision)
-    from nodeagent.cluster.slice_publisher import LeafGroupLabel, SlicePublisher  # noqa: PLC0415 - 80 ms, 2.8 MiB
+    from nodeagent.cluster.slice_publisher import LeafGroupLabel, SlicePublisher
 
     pools = PublishedPools(
         to.agent.inventory, offer, to.node, no_execute=health.no_execute, share=health.guard.share
@@ -223,8 +224,8 @@ async def _write_claim_statuses(to: Writing) -> None:
 
 
 def _report(to: Writing) -> Task:
-    from nodeagent.cluster.largest_block import levels_in_force  # noqa: PLC0415 - 0.9 MiB
-    from nodeagent.cluster.node_report import NodeReporter  # noqa: PLC0415 - 80 ms, 2.8 MiB
+    from nodeagent.cluster.largest_block import levels_in_force
+    from nodeagent.cluster.node_report import NodeReporter
 
     offer = to.agent.offer
     return NodeReporter(
@@ -240,40 +241,40 @@ def _report(to: Writing) -> Task:
 
 
 def _events(to: Writing) -> Task:
-    from nodeagent.cluster.agent_events import AgentEvents  # noqa: PLC0415 - 80 ms, 2.8 MiB
+    from nodeagent.cluster.agent_events import AgentEvents
 
     delivery = to.agent.deliveries.of("events")
     return AgentEvents(*to.node_facts, to.devices, board=to.board, delivery=delivery).run
 
 
 def _state_notices(to: Writing) -> Task:
-    from nodeagent.cluster.agent_events import follow_state  # noqa: PLC0415 - 80 ms, 2.8 MiB
+    from nodeagent.cluster.agent_events import follow_state
 
     return partial(follow_state, to.agent.unwritable, to.node, to.board)
 
 
 def _over_use_notices(to: Writing) -> Task:
-    from nodeagent.cluster.agent_events import follow, over_use_notices  # noqa: PLC0415 - 80 ms, 2.8 MiB
+    from nodeagent.cluster.agent_events import follow, over_use_notices
 
     accounting, inventory = to.agent.accounting, to.agent.inventory
     return partial(follow, "accounting", accounting, over_use_notices, inventory, to.node, to.board)
 
 
 def _limit_notices(to: Writing) -> Task:
-    from nodeagent.cluster.agent_events import follow, limit_notices  # noqa: PLC0415 - 80 ms, 2.8 MiB
+    from nodeagent.cluster.agent_events import follow, limit_notices
 
     return partial(follow, "limits", to.agent.limits, limit_notices, to.agent.inventory, to.node, to.board)
 
 
 def _mps_notices(to: Writing) -> Task:
-    from nodeagent.cluster.agent_events import follow, mps_notices  # noqa: PLC0415 - 80 ms, 2.8 MiB
+    from nodeagent.cluster.agent_events import follow, mps_notices
 
     return partial(follow, "mps", to.agent.mps, mps_notices, to.agent.inventory, to.node, to.board)
 
 
 def _marks(to: Writing) -> Task:
-    from nodeagent.cluster.device_marks import DeviceMarker  # noqa: PLC0415 - 80 ms, 2.8 MiB
-    from nodeagent.cluster.largest_block import free_block, level_in_force  # noqa: PLC0415 - 0.9 MiB
+    from nodeagent.cluster.device_marks import DeviceMarker
+    from nodeagent.cluster.largest_block import free_block, level_in_force
 
     offer = to.agent.offer
     return DeviceMarker(
@@ -287,7 +288,7 @@ def _marks(to: Writing) -> Task:
 
 
 def _volcano(to: Writing) -> Task:
-    from nodeagent.cluster.volcano_deviceshare import VolcanoDeviceshare  # noqa: PLC0415 - 80 ms, 2.8 MiB
+    from nodeagent.cluster.volcano_deviceshare import VolcanoDeviceshare
 
     def placed() -> GpuMemory | None:
         return next((kind.memory for kind in to.agent.offer.offered if isinstance(kind, VgpuPlaces)), None)
@@ -296,7 +297,7 @@ def _volcano(to: Writing) -> Task:
 
 
 def _evictions(to: Writing) -> Task:
-    from nodeagent.cluster.evictions import Evictions, failed_device_causes  # noqa: PLC0415 - 80 ms, 2.8 MiB
+    from nodeagent.cluster.evictions import Evictions, failed_device_causes
 
     after_s = to.agent.settings.evict.after_seconds
     return Evictions(
@@ -312,7 +313,7 @@ def _evictions(to: Writing) -> Task:
 
 
 def _over_use_evictions(to: Writing) -> Task:
-    from nodeagent.cluster.evictions import Evictions, over_use_causes  # noqa: PLC0415 - 80 ms, 2.8 MiB
+    from nodeagent.cluster.evictions import Evictions, over_use_causes
 
     accounting, offer, seen = to.agent.accounting, to.agent.offer, 0
 
@@ -379,7 +380,7 @@ async def tell_nvsentinel(
         delivery.missed("the name of this Node is not known. Set NODE_NAME or --node-name", refused=False)
         await asyncio.Event().wait()
         return
-    from nodeagent.cluster.nvsentinel.platform_connector import PlatformConnector  # noqa: PLC0415 - 35 ms and 1.3 MiB
+    from nodeagent.cluster.nvsentinel.platform_connector import PlatformConnector
 
     await PlatformConnector(
         inventory,

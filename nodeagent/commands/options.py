@@ -51,7 +51,8 @@ def config_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def json_option(parser: argparse.ArgumentParser) -> None:
+def json_option(parser: argparse._ActionsContainer) -> None:
+    """``parser`` may also be a group of a parser, such as one of options that exclude each other."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 

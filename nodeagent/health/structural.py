@@ -52,7 +52,7 @@ def find_faults(
     listed = dict(present)
     for function in known:
         if function.pci_address not in present:
-            listed[function.pci_address] = function if function.missing else replace(function, missing=True)
+            listed[function.pci_address] = replace(function, missing=True)
             faults[function.pci_address] = (_missing(function, present),)
     for address, function in present.items():
         if function.parent is None:

@@ -56,7 +56,7 @@ class Family(msgspec.Struct, frozen=True, eq=False):
     @property
     def base(self) -> str:
         """The family's name in OpenMetrics, where ``_total`` belongs to the series."""
-        return self.name.removesuffix("_total") if self.type == "counter" else self.name
+        return self.name.removesuffix("_total")
 
     @property
     def unit(self) -> str | None:

@@ -318,7 +318,8 @@ async def _read_request(reader: asyncio.StreamReader, received: bytes) -> tuple[
     import h11  # noqa: PLC0415 - saves 19 ms of the agent's start
 
     parser = h11.Connection(h11.SERVER, REQUEST_MAX_BYTES)
-    parser.receive_data(received)
+    # RFC 9112, 2.2: an empty line before a request is ignored; clients send one after the body of the request before.
+    parser.receive_data(received.removeprefix(b"\r\n") or await reader.read(REQUEST_MAX_BYTES))
     try:
         while (event := parser.next_event()) is h11.NEED_DATA:
             parser.receive_data(await reader.read(REQUEST_MAX_BYTES))

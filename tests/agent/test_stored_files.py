@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,8 @@ FORMS = {
     for name in re.findall(r'StoredForm\(\s*name="([^"]+)"', path.read_text())
 }
 """The module of each form, by the name of its file."""
+
+OLDER = ROOT / "tests/golden/stored"
 
 UNREPORTED = {
     "neighbors.json": "the neighbors are learned again from their frames",
@@ -63,6 +67,25 @@ def test_a_name_has_one_form() -> None:
     assert sum(path.read_text().count("= StoredForm(") for path in PACKAGE.rglob("*.py")) == len(found), (
         "a form begins with its name"
     )
+
+
+@pytest.mark.parametrize("name", sorted(FORMS))
+def test_the_file_of_an_older_agent_is_read_without_a_loss(name: str) -> None:
+    """These files are never written again: a change of a type must read what an agent before it has stored."""
+    older = OLDER / name
+    assert older.is_file(), f"store the file as this agent writes it in {older.relative_to(ROOT)}"
+    form = import_module(".".join(FORMS[name].with_suffix("").parts)).FORM
+    text = older.read_text()
+    assert not lost(json.loads(text), json.loads(form.encode(form.decode(text))))
+
+
+def lost(older: Any, newer: Any) -> list[Any]:
+    """The values of the older document that the newer one does not have."""
+    if isinstance(older, dict) and isinstance(newer, dict):
+        return [one for key, value in older.items() for one in lost(value, newer.get(key))]
+    if isinstance(older, list) and isinstance(newer, list) and len(older) == len(newer):
+        return [one for pair in zip(older, newer, strict=True) for one in lost(*pair)]
+    return [] if older == newer else [older]
 
 
 def test_the_page_has_a_row_for_each_stored_file() -> None:

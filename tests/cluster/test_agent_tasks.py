@@ -239,6 +239,17 @@ def parts(*, accounted: bool = False, volcano: bool = False, **settings: object)
     return " ".join(part.name for part in agent_tasks.PARTS if part.enabled(agent))
 
 
+def test_each_function_that_makes_a_task_has_a_row():
+    makers = {
+        function
+        for function in vars(agent_tasks).values()
+        if getattr(function, "__annotations__", {}).get("return") == "Task"
+    }
+    missing = makers - {part.make for part in agent_tasks.PARTS}
+    assert makers
+    assert not missing, f"enter it in agent_tasks.PARTS: {sorted(maker.__name__ for maker in missing)}"
+
+
 def test_the_settings_enable_the_parts():
     assert parts() == "slices nodelinks events state over-use limits mps"
     assert parts(report=False, events=False) == "slices"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from nodeagent.base.backoff import RateLimit
 from nodeagent.cluster import device_marks
 from nodeagent.cluster.affected_devices import reported_devices
@@ -220,6 +222,29 @@ async def test_a_restart_changes_no_mark_of_links_that_stay_down(server, client,
     assert node["status"]["conditions"][0]["status"] == "False"
     assert node["status"]["conditions"][0]["lastTransitionTime"] == "2026-01-01T00:00:00Z"
     assert server.counts["patch", "nodes"] == 0, "the label and the taint were there"
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        {"metadata": {"name": "gpu-0", "labels": {LINKS_LABEL: "2"}}},
+        {
+            "metadata": {"name": "gpu-0"},
+            "spec": {"taints": [{"key": LINKS_TAINT.key, "effect": "NoSchedule"}]},
+        },
+    ],
+    ids=["label", "taint"],
+)
+async def test_links_that_are_down_count_at_once_if_an_earlier_agent_has_one_mark_of_them(
+    server, client, running, earlier
+):
+    server.put({"apiVersion": "v1", "kind": "Node", **earlier})
+    inventory = Inventory()
+    publish(inventory, snapshot([DOWN, DOWN]))
+    running(DeviceMarker(client, inventory, "gpu-0", taint_at(2), rails=lambda: RAILS, jitter_s=0).run())
+    await server.until(lambda: server.counts["patch", "nodes/status"])
+    (condition,) = server.find("nodes", "gpu-0")["status"]["conditions"]
+    assert (condition["type"], condition["status"]) == ("nodeagent.io/LinkHealthy", "False")
 
 
 async def test_a_restart_with_the_marks_of_before_writes_nothing(server, client, running):

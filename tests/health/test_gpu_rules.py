@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.facts.model import HEALTHY, State
+from nodeagent.health.gpu import KNOWN_MAX
 from nodeagent.health.gpu_settings import GpuHealthSettings
 from nodeagent.health.record import GpuRecord, XidFault
 from nodeagent.health.rules.gpu_rules import MEASURED_KEYS, MEASURED_RULES
@@ -271,6 +272,16 @@ def test_a_gpu_that_was_lost_before_the_restart_and_no_longer_reports_its_uuid_i
     bench.read_at(bench.now, lost)
     assert bench.reasons() == ["gpu_lost"]
     assert bench.state().reading.memory_mib == 81559
+
+
+def test_a_driver_with_another_uuid_at_each_reading_does_not_make_the_list_grow():
+    bench = GpuBench()
+    for n in range(KNOWN_MAX):
+        bench.read_at(n, gpu(uuid=f"GPU-of-reading-{n}"))
+    last = f"GPU-of-reading-{KNOWN_MAX - 1}"
+    assert list(bench.judge.devices) == [last], "each replaces the one before in its slot"
+    bench.read_at(KNOWN_MAX, gpu(uuid="GPU-of-one-reading-more"))
+    assert list(bench.judge.devices) == [last]
 
 
 def test_the_links_that_were_up_before_the_restart_are_expected_after_it():

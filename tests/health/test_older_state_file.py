@@ -15,27 +15,9 @@ from nodeagent.health.structural import find_faults
 from nodeagent.measurements.sample import Sample, Source
 from tests.support.judged_gpus import gpu
 from tests.support.judged_machine import link, pf
+from tests.support.manifests import ROOT
 
-OLDER = r"""
-{"version":1,"boot_id":"BOOT","entries":[
-{"room":"gpu","pci_address":"0000:10:00.0","identity":"GPU-0","value":{"reading":{"index":0,"uuid":"GPU-0","minor":0,
-"name":"H100","pci_address":"0000:10:00.0","memory_mib":81559,"mig":false,"recovery_action":"none","lost":false,
-"fault":null},"read_at":95,"faults":[],"lost":false,"unreadable_since":null,"chart":{"holds":[{"mark":"nvlink_down",
-"bad":true,"at":null,"held_s":0.0,"detail":"NVLink 1 is down; 1 are up.","since":45}],"links":[0,1]},"reset":false}},
-{"room":"gpu","pci_address":"0000:11:00.0","identity":"GPU-1","value":{"reading":{"index":1,"uuid":"GPU-1","minor":1,
-"name":"H100","pci_address":"0000:11:00.0","memory_mib":81559,"mig":false,"recovery_action":"gpu_reset","lost":false,
-"fault":"x"},"read_at":95,"faults":[{"xid":null,"at":60},{"xid":63,"at":60},{"xid":79,"at":60}],"lost":false,
-"unreadable_since":61,"chart":{"holds":[],"links":[]},"reset":false}},
-{"room":"gpu","pci_address":"0000:12:00.0","identity":"GPU-2","value":{"reading":{"index":2,"uuid":"GPU-2","minor":2,
-"name":"H100","pci_address":"0000:12:00.0","memory_mib":81559,"mig":false,"recovery_action":"none","lost":true,
-"fault":null},"read_at":95,"faults":[],"lost":true,"unreadable_since":null,"chart":{"holds":[],"links":[]},
-"reset":false}},
-{"room":"nic","pci_address":"0000:01:00.0","identity":"02:00:00:00:00:01","value":{"penalty":2994.5,"penalty_at":90.0,
-"downs":13.0,"losses":[[80.0,2.0],[90.0,1.0]],"once_up":true,"best_mbps":400000.0,"faults":[
-{"rule":"carrier_down","since":91.0,"good_since":95.0,"said":"no carrier"},
-{"rule":"flapping","since":90.0,"said":"penalty 2994, limit 2500 points"}]}}
-]}
-"""
+OLDER = ROOT / "tests/golden/stored/health.json"
 NOW = 100.0
 
 
@@ -44,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     boot = boot_id()
     if boot is None:
         pytest.skip("the kernel does not report its boot ID")
-    (tmp_path / "health.json").write_text(OLDER.replace("BOOT", boot))
+    (tmp_path / "health.json").write_text(OLDER.read_text().replace("BOOT", boot))
     return tmp_path
 
 

@@ -349,6 +349,20 @@ def test_new_numbers_reuse_the_lines_and_a_new_name_makes_another() -> None:
     assert made == [True, False, True]
 
 
+def test_names_that_come_and_go_are_not_kept_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeagent.metrics.exposition.KEPT_MAX", 10)
+    snapshot = facts()[0]
+    device, netdev = snapshot.links[1].pci_address, snapshot.links[1].netdev
+    exposition = Exposition(100)
+    for n in range(40):
+        sample = Sample(1, device, Source.LINK, {"rx_bytes": n, f"of_container/{n}": 1})
+        shown = "".join(
+            exposition.pieces(ScrapeInput(snapshot=snapshot, samples=(sample,)), openmetrics=False)
+        )
+        assert f'receive_bytes_total{{device="{netdev}"}} {n}\n' in shown
+        assert len(exposition._shown[device]) <= 12
+
+
 def test_no_piece_of_the_page_is_long() -> None:
     """Other tasks of the event loop wait for one piece; the facts of a DGX are the longest."""
     pieces = list(Exposition(10_000).pieces(scrape_input(), openmetrics=False))

@@ -173,6 +173,8 @@ HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
         (b"GET http://node-1:9808 HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 404 Not Found"),
         (b"GET /healthz HTTP/1.1\r\n\r\n", b"HTTP/1.1 400 Bad Request"),  # RFC 9112, 3.2: without Host
         (b"GET /healthz HTTP/1.x\r\n\r\n", b"HTTP/1.1 400 Bad Request"),
+        (b"\r\n" + HEALTHZ, b"HTTP/1.1 200 OK"),  # RFC 9112, 2.2: an empty line before it is ignored
+        (b"\r\n" * 2 + HEALTHZ, b"HTTP/1.1 400 Bad Request"),
         (b"GET /healthz HTTP/2.0\r\nHost: x\r\n\r\n", b"HTTP/1.1 400 Bad Request"),
     ],
 )
@@ -271,6 +273,16 @@ async def test_concurrent_scrapes_are_all_answered() -> None:
         request = b"GET /long HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\n\r\n"
         answers = await asyncio.gather(*(ask(port, request) for _ in range(connections.ANSWERED_MAX)))
         assert {len(gzip.decompress(body)) for _, body in answers} == {2_000_000}
+
+
+async def test_a_client_may_send_an_empty_line_before_its_next_request() -> None:
+    async with serving(PAGES) as port:
+        client = await Client.open(port)
+        assert (await client.ask(HEALTHZ))[1] == b"ok\n"
+        client.writer.write(b"\r\n")
+        await client.writer.drain()
+        assert (await client.ask(HEALTHZ))[1] == b"ok\n"
+        client.writer.close()
 
 
 async def test_a_request_that_is_too_long_is_refused_before_it_ends_and_others_are_answered() -> None:

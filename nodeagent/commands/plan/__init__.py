@@ -68,7 +68,7 @@ def add_cabling(add: Add) -> None:
         help="the cabling plan: YAML, .csv (also NetBox's) or .dot (docs/topology.md, The cabling of a hall)",
     )
     form = parser.add_mutually_exclusive_group()
-    json_option(form)  # type: ignore[arg-type]
+    json_option(form)
     form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
     form.add_argument(
         "--watch",
