@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.cli import main
-from nodeagent.commands.plan.topology_picture import hostlist
+from nodeagent.commands.plan.node_lists import block_sizes, hostlist
 from tests.commands.test_plan import BISECTION, objects
 from tests.support.fabrics import rails
 
@@ -105,6 +108,119 @@ def test_slurm_gets_the_nodes_of_nvlink_domains_in_their_leaf_group(
     )
     assert len(racks) == len(plain) == 4
     assert leaf_groups(racks) == leaf_groups(plain)
+
+
+@pytest.fixture
+def racks(tmp_path: Path) -> tuple[str, str]:
+    """Three leaf groups of twelve nodes in NVLink domains of four; the last domain has lost one node."""
+    items = objects(rails(3, 12))
+    for number, item in enumerate(items[:-1]):
+        uuid = f"9c6f5af3-4f59-4f8d-bb27-f3a2a3f1c5{number // 4:02x}"
+        item["nvlinkDomains"] = [{"clusterUUID": uuid, "cliqueID": 0}]
+    file, fabric = tmp_path / "racks.json", tmp_path / "racks.yaml"
+    file.write_text(json.dumps({"kind": "List", "items": items}))
+    fabric.write_text(BISECTION.replace("{", "{nvlink: auto, "))
+    return str(file), str(fabric)
+
+
+def read_blocks(text: str) -> tuple[dict[str, list[str]], list[int]]:
+    """Blocks and sizes of a topology.conf for topology/block."""
+    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    *blocks, (sizes,) = rows
+    pairs = [[word.partition("=")[::2] for word in row] for row in blocks]
+    assert all([key for key, _ in row] == ["BlockName", "Nodes"] for row in pairs)
+    return {row[0][1]: list(expand(row[1][1])) for row in pairs}, [
+        int(one) for one in sizes.partition("=")[2].split(",")
+    ]
+
+
+def test_the_blocks_are_the_nvlink_domains(
+    racks: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks, sizes = read_blocks(topology(capsys, racks, "slurm-block"))
+    assert sorted(map(len, blocks.values())) == [3, *[4] * 8]
+    assert sizes == [4, 8, 16, 32]
+    nodes = [node for block in blocks.values() for node in block]
+    # Slurm joins consecutive blocks to larger ones, so those of a leaf group stand behind each other.
+    assert [node.partition("-")[0] for node in nodes] == ["su000"] * 12 + ["su001"] * 12 + ["su002"] * 11
+    assert len(set(nodes)) == 35
+
+
+def test_topology_yaml_has_the_tree_and_the_blocks(
+    racks: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree, nvlink = yaml.safe_load(topology(capsys, racks, "slurm-yaml"))
+    conf = read_topology_conf(topology(capsys, racks, "slurm"))
+    words = {"nodes": "nodes", "children": "switches"}
+    found = {}
+    for switch in tree["tree"]["switches"]:
+        name = switch.pop("switch")
+        ((kind, names),) = switch.items()
+        found[name] = (words[kind], list(expand(names)))
+    assert found == conf
+    assert tree["cluster_default"] is True
+    blocks, sizes = read_blocks(topology(capsys, racks, "slurm-block"))
+    assert nvlink["block"]["block_sizes"] == sizes
+    assert {one["block"]: list(expand(one["nodes"])) for one in nvlink["block"]["blocks"]} == blocks
+
+
+def test_without_domains_there_are_no_blocks(
+    reports: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["topology", "--from", reports[0], "--format", "slurm-block"]) == 2
+    assert "tiers.nvlink: auto" in capsys.readouterr().err
+    assert len(yaml.safe_load(topology(capsys, reports, "slurm-yaml"))) == 1
+
+
+def test_only_the_nodes_that_are_given_are_in_a_list(
+    racks: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = "su002-n001,su000-n003 su000-n000"
+    assert topology(capsys, racks, "hostfile", "--nodes", given).split() == [
+        "su000-n000",
+        "su000-n003",
+        "su002-n001",
+    ]
+    assert sorted(
+        node
+        for group in leaf_groups(read_topology_conf(topology(capsys, racks, "slurm", "--nodes", given)))
+        for node in group
+    ) == ["su000-n000", "su000-n003", "su002-n001"]
+    blocks, _ = read_blocks(topology(capsys, racks, "slurm-block", "--nodes", given))
+    assert sorted(map(len, blocks.values())) == [1, 2]
+    monkeypatch.setattr("sys.stdin", io.StringIO("su001-n002\nother\n"))
+    assert (
+        main(["topology", "--from", racks[0], "--fabric", racks[1], "--format", "hostfile", "--nodes", "-"])
+        == 1
+    )
+    out, err = capsys.readouterr()
+    assert out == "su001-n002\n"
+    assert "not in the tree: other" in err
+    assert main(["topology", "--from", racks[0], "--nodes", "su001-n002"]) == 2
+    assert "--format slurm" in capsys.readouterr().err
+
+
+def test_ranks_are_consecutive_under_each_leaf_group_and_domain(
+    racks: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [line.split("\t") for line in topology(capsys, racks, "ranks").splitlines()]
+    assert [int(rank) for rank, _, _ in rows] == list(range(36))
+    groups = [group for _, _, group in rows]
+    assert len([1 for one, following in pairwise(groups) if one != following]) == 2
+    place = {node: rank for rank, (_, node, _) in enumerate(rows)}
+    blocks, _ = read_blocks(topology(capsys, racks, "slurm-block"))
+    for nodes in blocks.values():
+        ranks = sorted(place[node] for node in nodes)
+        assert ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=70))
+def test_each_block_size_is_twice_the_one_before_and_fits(sizes: list[int]) -> None:
+    found = block_sizes({str(i): ["n"] * size for i, size in enumerate(sizes)})
+    assert found[0] in sizes
+    assert all(sizes.count(found[0]) >= sizes.count(one) for one in sizes)
+    assert all(following == 2 * one for one, following in pairwise(found))
+    assert found[-1] <= found[0] * len(sizes) < 2 * found[-1]
 
 
 HOSTILE = ('a"]:::x', "end", "; click n0 evil", "x\ny", "%%{init}", "<b>", "`|", "\\")

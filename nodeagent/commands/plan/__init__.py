@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import FAILED, GOOD, Add, json_option, seconds
 from nodeagent.commands.terminal import note, screen
+from nodeagent.commands.user_files import UserFileError
+
+if TYPE_CHECKING:
+    from nodeagent.commands.plan.preview import Preview
+
+LISTS = ("slurm", "slurm-block", "slurm-yaml", "hostfile", "ranks")
+"""Forms of `topology` that are lists of nodes (`node_lists`)."""
 
 
 def add_plan(add: Add) -> None:
@@ -38,15 +48,27 @@ def add_explain(add: Add) -> None:
 
 def add_topology(add: Add) -> None:
     parser = add(
-        "topology", _topology, "draw the fabric: leaf groups, their switches and nodes, and every cable"
+        "topology",
+        _topology,
+        "draw the fabric: leaf groups, their switches and nodes, and every cable; or write it for Slurm and MPI",
+        "The lists of nodes: slurm is a topology.conf for topology/tree, slurm-block one for topology/block with\n"
+        "the NVLink domains, slurm-yaml a topology.yaml (Slurm 25.05) with both. hostfile has the nodes, those under\n"
+        "the same switches behind each other; ranks adds their numbers and leaf groups, separated by tabs.",
     )
     source_options(parser, current=True)
     parser.add_argument(
         "--format",
-        choices=("tree", "dot", "json", "slurm", "html"),
+        metavar="FORM",
+        choices=("tree", "dot", "json", "html", *LISTS),
         default="tree",
-        help="tree shows anomalies; dot and json every cable; slurm is a topology.conf; html is the fabric "
-        "map as one file for a browser (default: %(default)s)",
+        help="tree shows anomalies; dot and json every cable; html is the fabric map as one file for a browser; "
+        f"lists of nodes: {', '.join(LISTS)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--nodes",
+        metavar="NAMES|-",
+        help="only these nodes in a list: separated by commas or spaces, - reads them from the standard input, as "
+        "`sinfo -hN -o %%N` prints them",
     )
     parser.add_argument(
         "--whole", action="store_true", help="show each node of the tree on a line of its own"
@@ -141,8 +163,26 @@ def _topology(options: argparse.Namespace) -> int:
 
     log_to_stderr(options.log_level or "warning")
     preview = read_preview(options, whole_reports=options.format == "html")
+    if options.format in LISTS:
+        return _node_list(preview, options)
+    if options.nodes is not None:
+        raise UserFileError("--nodes", "it chooses the nodes of a list", f"--format {', '.join(LISTS)}")
     drawing = topology_picture.draw(preview, options.format, whole=options.whole)
     print(topology_picture.wrap(drawing, screen().width) if options.format == "tree" else drawing)
+    return GOOD
+
+
+def _node_list(preview: Preview, options: argparse.Namespace) -> int:
+    from nodeagent.commands.plan.node_lists import NodeLists
+
+    names = sys.stdin.read() if options.nodes == "-" else options.nodes
+    lists = NodeLists(preview, None if names is None else frozenset(re.split(r"[\s,]+", names.strip())))
+    print(lists.written(options.format))
+    if unknown := lists.unknown():
+        note(
+            f"not in the tree: {', '.join(unknown[:10])}{f' and {len(unknown) - 10} more' if unknown[10:] else ''}"
+        )
+        return FAILED
     return GOOD
 
 
