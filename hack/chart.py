@@ -46,6 +46,9 @@ LIVE = tuple(
 )
 """The settings that running agents apply. The init container reads `vfs`, once."""
 
+VERSION = Config().api_version
+"""Of every configuration file."""
+
 _OWN_DEFINITION = """\
 {{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "nodelinks.nodeagent.io" }}
 {{- with $found }}
@@ -112,7 +115,11 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
         ),
         "templates/agent.yaml": each_pool(write([agent(manifest, pods) for manifest in node])),
         "templates/controller.yaml": when(
-            "controller.enabled", write([controller(manifest) for manifest in build("controller", kubectl)])
+            "controller.enabled",
+            checked(
+                "$fabric", ".Values.controller.fabric", "fabric.yaml", "FabricConfig", "of the controller"
+            )
+            + write([controller(manifest) for manifest in build("controller", kubectl)]),
         ),
         "templates/mps.yaml": when(
             "mps.enabled", write([mps_daemons(manifest) for manifest in build("mps", kubectl)])
@@ -420,13 +427,30 @@ def each_pool(text: str) -> str:
         f'{HEADER}{{{{- range $name, $pool := (.Values.pools | default (dict "" (dict "config" .Values.config))) }}}}\n'
         '{{- $suffix := empty $name | ternary "" (printf "-%s" $name) }}\n'
         "{{- $affinity := empty $name | ternary $.Values.agent.affinity nil }}\n"
-        "{{- $settings := $pool.config }}\n"
-        '{{- if not (kindIs "map" $settings) }}\n'
-        '{{- $settings = fromYaml ($settings | default ($.Files.Get "files/nodeagent.yaml")) }}\n'
-        '{{- with $settings.Error }}{{ fail (printf "the configuration of the agents is no YAML: %s" .) }}{{ end }}\n'
-        "{{- end }}\n"
-        f"{{{{- $startSettings := omit $settings {live} | toJson | sha256sum | trunc 16 | quote }}}}\n"
+        + checked("$settings", "$pool.config", "nodeagent.yaml", "NodeAgentConfig", "of the agents")
+        + f"{{{{- $startSettings := omit $settings {live} | toJson | sha256sum | trunc 16 | quote }}}}\n"
         f"---\n{text}{{{{- end }}}}\n"
+    )
+
+
+def checked(variable: str, value: str, file: str, kind: str, whose: str) -> str:
+    """Set ``variable`` to the configuration, and refuse one that is no YAML or of another kind or version.
+
+    An agent or controller that runs refuses such a file and stays as it is; the upgrade would restart it with the file.
+    """
+    head = " ".join(f'"{key}" "{wanted}"' for key, wanted in (("apiVersion", VERSION), ("kind", kind)))
+    return (
+        f"{{{{- {variable} := {value} }}}}\n"
+        f'{{{{- if not (kindIs "map" {variable}) }}}}\n'
+        f'{{{{- {variable} = fromYaml ({variable} | default ($.Files.Get "files/{file}")) }}}}\n'
+        f"{{{{- with {variable}.Error }}}}"
+        f'{{{{ fail (printf "the configuration {whose} is no YAML: %s" .) }}}}{{{{ end }}}}\n'
+        "{{- end }}\n"
+        f"{{{{- range $key, $wanted := dict {head} }}}}\n"
+        f"{{{{- $found := get {variable} $key | toString }}}}\n"
+        f'{{{{- if ne $found $wanted }}}}{{{{ fail (printf "the configuration {whose} has %s: %q, it must be %s: '
+        '`nodeagent config check FILE` names every fault of the file" $key $found $wanted) }}{{ end }}\n'
+        "{{- end }}\n"
     )
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build the image with the first installed builder: hack/image.sh [--lab] [NAME:TAG] [OPTION …]
+# Build the image with the first builder that answers: hack/image.sh [--lab] [NAME:TAG] [OPTION …]
 # --lab builds the image with the simulated machines, for overlays/kind; its name is nodeagent-lab.
 # NODEAGENT_BUILDER=podman selects one; it gets the options unchanged (--push, --platform linux/arm64).
 set -eu
@@ -19,13 +19,25 @@ revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 # The time of the commit, so that the same source gives the same image.
 created=$(git log -1 --format=%cI 2>/dev/null || echo unknown)
 
+# Whether a builder can build here: docker and buildctl are clients of a daemon, and podman may be one.
+answers() {
+    case $1 in
+    docker) docker version ;;
+    buildctl) buildctl debug workers ;;
+    *) "$1" info ;;
+    esac >/dev/null 2>&1
+}
+
 builder=${NODEAGENT_BUILDER:-}
+silent=
 if [ -z "$builder" ]; then
     for candidate in docker podman buildah buildctl; do
-        if command -v "$candidate" >/dev/null 2>&1; then
+        command -v "$candidate" >/dev/null 2>&1 || continue
+        if answers "$candidate"; then
             builder=$candidate
             break
         fi
+        silent="$silent $candidate"
     done
 fi
 
@@ -56,6 +68,10 @@ buildctl)
         --opt "build-arg:CREATED=$created" --output "type=image,name=$name" "$@"
     ;;
 "")
+    if [ -n "$silent" ]; then
+        echo "No builder answers:$silent cannot be used here. Start its daemon, or install another one of docker, podman, buildah or buildctl." >&2
+        exit 1
+    fi
     echo "No builder found: install docker, podman, buildah or buildctl, or name one in NODEAGENT_BUILDER." >&2
     exit 1
     ;;

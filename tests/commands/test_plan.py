@@ -124,7 +124,7 @@ def strip(hypernode: dict[str, Any]) -> str:
 def test_the_same_bytes_for_any_order_form_and_hash_seed(reports: Path, tmp_path: Path) -> None:
     items = json.loads(reports.read_text())["items"]
     said = set()
-    for seed in range(4):
+    for seed in range(5):
         random.Random(seed).shuffle(items)
         file = tmp_path / "shuffled.yaml"
         match seed:
@@ -134,8 +134,10 @@ def test_the_same_bytes_for_any_order_form_and_hash_seed(reports: Path, tmp_path
                 file.write_text("\n".join(map(json.dumps, items)))
             case 2:
                 file.write_text(json.dumps({"kind": "NodeLinksList", "items": items}))
-            case _:
+            case 3:
                 file.write_text(json.dumps(items, indent=1))
+            case _:
+                file.write_text("\n" + "\n".join(json.dumps(item, indent=4) for item in items) + "\n")
         done = subprocess.run(
             [sys.executable, "-m", "nodeagent", "plan", "--json", "--from", str(file)],
             capture_output=True,
@@ -295,6 +297,26 @@ def test_a_file_that_is_none_is_refused(
     assert said in error
     assert str(file) in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ('{\n"kind": "NodeLinks",\n"nodeName" "x"\n}', "in.json:7: not JSON: Expecting ':' delimiter"),
+        ('{\n"kind": "NodeLinks"\n', "in.json:7: not JSON: Expecting ',' delimiter"),
+        ("[" * 100_000, "nested too deep"),
+        ('{\n"kind": "Pod"\n}\n"x"', "in.json:8: 'x' is no Kubernetes object"),
+        ('{\n"kind": "NodeLinks",\n"apiVersion": "v9"\n}', "in.json:5: NodeLinks of apiVersion 'v9'"),
+    ],
+    ids=["a fault", "half an object", "deep", "no object", "another version"],
+)
+def test_a_fault_after_the_first_of_several_json_objects_is_named_with_its_line(
+    second: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "in.json"
+    file.write_text(f'\n{{\n"kind": "Node"\n}}\n{second}')
+    assert main(["plan", "--from", str(file)]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["[]", '{"kind": "List", "items": []}', "kind: NodeLinksList\nitems: []\n"])

@@ -238,14 +238,43 @@ def test_a_configuration_that_is_no_yaml_is_refused_before_it_restarts_an_agent(
         render({"config": "vfs: [}"})
 
 
+@pytest.mark.parametrize(
+    "config", ["apiVersion: nonsense", {"kind": "NodeAgentConfig"}, HEADER | {"kind": "FabricConfig"}]
+)
+def test_a_configuration_of_another_kind_or_version_is_refused_before_it_restarts_an_agent(
+    config: Any,
+) -> None:
+    import helm_python as helm
+
+    pool = {"nodeSelector": {"pool": "a"}, "config": config}
+    for values in ({"config": config}, {"pools": {"a": pool}}):
+        with pytest.raises(
+            helm.HelmError, match=r"the configuration of the agents has (apiVersion|kind): .*, it must be "
+        ):
+            render(values)
+
+
+@pytest.mark.parametrize("fabric", ["apiVersion: nonsense", HEADER, "minLinks: [}"])
+def test_a_configuration_of_another_kind_is_refused_before_it_restarts_a_controller(fabric: Any) -> None:
+    import helm_python as helm
+
+    with pytest.raises(helm.HelmError, match=r"the configuration of the controller (has|is no YAML)"):
+        render({"controller": {"enabled": True, "fabric": fabric}})
+    render({"controller": {"enabled": False, "fabric": fabric}})
+
+
 # Values
 
 
 def test_a_map_for_a_configuration_causes_no_warning(capfd: pytest.CaptureFixture[str]) -> None:
     """Helm warns if a value and its default are a map and something else."""
-    for values in ({"config": HEADER}, {"config": yaml.safe_dump(HEADER)}, {}):
-        fabric = dict(values).get("config")
-        render({**values, "controller": {"enabled": True, "fabric": fabric}})
+    fabric = HEADER | {"kind": "FabricConfig"}
+    for values, of_controller in (
+        ({"config": HEADER}, fabric),
+        ({"config": yaml.safe_dump(HEADER)}, yaml.safe_dump(fabric)),
+        ({}, None),
+    ):
+        render({**values, "controller": {"enabled": True, "fabric": of_controller}})
     assert capfd.readouterr().err == ""
 
 

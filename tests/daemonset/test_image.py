@@ -289,6 +289,35 @@ def test_the_script_builds_the_laboratory_with_each_builder(builder: str, tmp_pa
     assert "lab" not in built_with(builder, tmp_path).replace(str(tmp_path), "")
 
 
+PROBES = {"docker": "version", "podman": "info", "buildah": "info", "buildctl": "debug"}
+
+
+def chosen(answering: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script with all builders installed, of which these answer. The one that builds prints its name."""
+    for name in ("dirname", "sed", "git"):
+        (folder / name).symlink_to(which(name) or name)
+    for builder, probe in PROBES.items():
+        program = folder / builder
+        answer = 0 if builder in answering else 1
+        program.write_text(f'#!/bin/sh\n[ "$1" = {probe} ] && exit {answer}\necho "$0 $1"\n')
+        program.chmod(0o755)
+    script = ["/bin/sh", ROOT / "hack" / "image.sh"]
+    return subprocess.run(script, env={"PATH": str(folder)}, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_the_first_builder_that_answers_builds(builder: str, tmp_path: Path) -> None:
+    """The command of docker is often there without its daemon."""
+    done = chosen(BUILDERS[BUILDERS.index(builder) :], tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/{builder} build\n"), done.stderr
+
+
+def test_builders_that_do_not_answer_are_named(tmp_path: Path) -> None:
+    done = chosen((), tmp_path)
+    assert done.returncode == 1
+    assert "docker podman buildah buildctl cannot be used here. Start its daemon" in done.stderr
+
+
 def test_without_a_builder_the_script_names_those_it_can_use(tmp_path: Path) -> None:
     for name in ("dirname", "sed", "git"):
         (tmp_path / name).symlink_to(which(name) or name)

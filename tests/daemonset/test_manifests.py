@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -169,6 +170,38 @@ def test_the_configuration_of_each_overlay_is_valid() -> None:
     assert found
     for path in found:
         load(path.read_text(), name=str(path.relative_to(DAEMONSET)))
+
+
+@pytest.mark.parametrize(
+    ("text", "starts"), [("apiVersion: nonsense", False), (CONFIGS["base"].read_text(), True)]
+)
+def test_the_init_container_ends_the_start_of_an_agent_whose_configuration_has_faults(
+    text: str, starts: bool, init: Manifest, tmp_path: Path, root: Path
+) -> None:
+    """The pod is then not available, and the rollout stops. The faults are in the status of the pod."""
+    file, program = tmp_path / "nodeagent.yaml", tmp_path / "nodeagent"
+    file.write_text(text)
+    words = [sys.executable, "-m", "nodeagent", "vfs", "apply", "--root", str(root), "--config", str(file)]
+    program.write_text(f"#!/bin/sh\nexec {shlex.join(words)}\n")
+    program.chmod(0o755)
+    paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        init["command"], env=ENVIRONMENT | paths, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 0) is starts, done.stderr
+    assert ("must be nodeagent.io/v1alpha1" in done.stderr) is not starts
+    assert init["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+@pytest.mark.parametrize(("code", "starts"), [(0, True), (1, True), (137, True), (2, False)])
+def test_a_pf_that_cannot_be_changed_does_not_end_the_start(
+    code: int, starts: bool, init: Manifest, tmp_path: Path
+) -> None:
+    program = tmp_path / "nodeagent"
+    program.write_text(f"#!/bin/sh\nexit {code}\n")
+    program.chmod(0o755)
+    paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert (subprocess.run(init["command"], env=paths, check=False).returncode == 0) is starts
 
 
 def test_the_base_changes_no_machine_and_needs_no_right_that_it_lacks() -> None:

@@ -1,13 +1,15 @@
 """Read Kubernetes objects from files and streams.
 
-The input is YAML or JSON: one object, several documents, or lists of any depth, in any order. Anything else is refused
-with its position. An object with errors is a refused report, and the other objects count. YAML scalars stay text until
-their type is known, because YAML 1.1 reads some MAC addresses as numbers to base 60. Aliases are refused, and nothing
-recurses, because the input is not trusted.
+The input is YAML or JSON: one object, several documents or values, or lists of any depth, in any order. Anything else
+is refused with its position. An object with errors is a refused report, and the other objects count. YAML scalars stay
+text until their type is known, because YAML 1.1 reads some MAC addresses as numbers to base 60. Aliases are refused,
+and nothing recurses, because the input is not trusted.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 BEGINNING = 4 << 20
 """Bytes that are read first. A text that has more, and whose first line is JSON, has one value in each line."""
 _NULLS = ("", "~", "null", "Null", "NULL")
+_BETWEEN = re.compile(r"[ \t\r\n]*")
 
 
 EXPECTED = (
@@ -130,11 +133,11 @@ def _read_whole(name: str, raw: bytes, objects: Objects) -> UserFileError | None
     user_files.refuse_unless_utf8(raw, name, EXPECTED)
     others: UserFileError | None = None
     documents = 0
-    for number, (document, lax) in enumerate(_documents(name, raw)):
+    for document, lax, origin in _documents(name, raw):
         if document is None:  # nothing between two lines of hyphens
             continue
         documents += 1
-        other = _store_all(document, objects, _Origin(name, raw, number), lax=lax)
+        other = _store_all(document, objects, origin, lax=lax)
         others = others or other
     if not documents:
         raise UserFileError(name, "the file is empty", EXPECTED, 1)
@@ -198,24 +201,27 @@ def _files(source: str) -> Iterator[str]:
     yield from map(str, files)
 
 
-def _documents(name: str, raw: bytes) -> Iterator[tuple[Any, bool]]:
-    """Each document, and whether all its scalars are text."""
+def _documents(name: str, raw: bytes) -> Iterator[tuple[Any, bool, _Origin]]:
+    """Each document, whether all its scalars are text, and where it comes from."""
     text = raw.lstrip(b"\xef\xbb\xbf \t\r\n")
     json_fault = ""
     if text[:1] in (b"{", b"["):
         try:
-            yield msgspec.json.decode(text), False
+            yield msgspec.json.decode(text), False, _Origin(name, raw, 0)
             return
         except msgspec.DecodeError as error:
-            # The text may be JSON lines, or YAML that begins with a brace.
+            # The text may be JSON lines, JSON values one after the other, or YAML that begins with a brace.
             if values := _json_lines(text):
-                yield from ((value, False) for value in values)
+                yield from ((value, False, _Origin(name, raw, i)) for i, value in enumerate(values))
                 return
             json_fault = f"not JSON: {error}"
         except RecursionError:
             raise UserFileError(name, "values are nested too deep", EXPECTED) from None
+        if several := _json_values(name, raw, text):
+            yield from ((value, False, origin) for value, origin in several)
+            return
     try:
-        yield from ((document, True) for document in _yaml(raw))
+        yield from ((document, True, _Origin(name, raw, i)) for i, document in enumerate(_yaml(raw)))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         fault = json_fault or f"not YAML: {error.problem or error.context}"
@@ -233,6 +239,33 @@ def _json_lines(text: bytes) -> list[Any]:
         return [msgspec.json.decode(line) for line in text.splitlines() if line.strip()]
     except (msgspec.DecodeError, RecursionError):
         return []
+
+
+def _json_values(name: str, raw: bytes, text: bytes) -> list[tuple[Any, _Origin]]:
+    """The values of a text like that of ``kubectl get -o json`` in a loop: one after the other, each in many lines.
+
+    Empty for a text that may be YAML. Raises ``UserFileError`` for a fault after the first value.
+    """
+    whole = text.decode()
+    lines = raw.count(b"\n", 0, len(raw) - len(text))
+    values: list[tuple[Any, _Origin]] = []
+    decode, start = json.JSONDecoder().raw_decode, 0
+    while start < len(whole):
+        try:
+            value, end = decode(whole, start)
+        except RecursionError:
+            raise UserFileError(name, "values are nested too deep", EXPECTED) from None
+        except ValueError as error:
+            if not values or whole[start] not in "{[":  # --- between two values is YAML
+                return []
+            line = lines + getattr(error, "lineno", 1) - whole.count("\n", 0, start)
+            raise UserFileError(name, f"not JSON: {getattr(error, 'msg', error)}", EXPECTED, line) from None
+        values.append((value, _Origin(name, whole[start:end].encode(), 0, lines)))
+        following = _BETWEEN.match(whole, end)
+        end = end if following is None else following.end()
+        lines += whole.count("\n", start, end)
+        start = end
+    return values
 
 
 def _yaml(raw: bytes) -> Iterator[Any]:
