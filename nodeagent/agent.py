@@ -35,7 +35,7 @@ from nodeagent import discovery
 from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.ending import end_at
-from nodeagent.base.stored_file import StoredFile, unwritable
+from nodeagent.base.stored_file import StoredFile, keep_files, unwritable
 from nodeagent.base.supervise import ending_signals, first_cause, keep
 from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import SLICES, Deliveries
@@ -298,6 +298,7 @@ class Agent:
             "mps": self.sharing.mps.run,
             "kubelet": self.plugins.run,
             "requests": self.stored.requests.run,
+            "stored": partial(keep_files, self.stored.files),
             "local": partial(self.pages.serve_locally, self.stored.folder),
         }
         if self.file is not None:

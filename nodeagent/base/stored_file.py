@@ -9,6 +9,7 @@ is lost without it. Everything else is the same for all of them:
   is not the first start of a fresh node.
 * A write replaces the file in one step, in a daemon thread that the process does not wait for. A disk that hangs
   delays the caller by a limited time. A write that fails is logged once, until one succeeds.
+* A file that was deleted under a running agent is written again: its memory is still good.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ SIZE_MAX = 4 * 1024 * 1024
 READ_S = 2.0
 WRITE_S = 1.0
 """A local file is written in a millisecond; a disk that hangs must not delay bad news for the kubelet."""
+RESTORE_S = 60.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -170,6 +172,14 @@ class StoredFile(Generic[T]):
         self._written = found
         return value
 
+    async def restore(self) -> None:
+        """Write the file again if it was deleted."""
+        if self.path is None or not self._written or self._hangs():
+            return
+        call = self._call = in_thread(partial(_restore, self.path, self._written))
+        call.add_done_callback(partial(self._settle, self._written))
+        await self._ended(WRITE_S)
+
     def fault(self) -> UnwritableMemory | None:
         """Return why the last write failed, if it did."""
         reason = self.unwritable
@@ -204,6 +214,20 @@ class StoredFile(Generic[T]):
                 reason,
             )
         self.unwritable = reason
+
+
+def _restore(path: Path, text: bytes) -> None:
+    if not path.exists():
+        replace_file(path, text, durable=True)
+        log.warning("A stored file was deleted, and is written again. file=%s", path)
+
+
+async def keep_files(files: Iterable[StoredFile[Any]]) -> None:
+    """Restore the files every ``RESTORE_S``, until cancelled."""
+    while True:
+        await asyncio.sleep(RESTORE_S)
+        for file in files:
+            await file.restore()
 
 
 def unwritable(files: Iterable[StoredFile[Any]]) -> tuple[UnwritableMemory, ...]:

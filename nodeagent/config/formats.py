@@ -208,6 +208,11 @@ MIG_TEMPLATE = form(
     at_most=NAME_MAX,
     check=lambda template: _template_complaint(template, MIG_FIELDS),
 )
+HOST_NAME = form(
+    r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?",
+    "a host name without scheme and port, such as fabric.example.com",
+    at_most=253,
+)
 LISTEN = form(
     r"(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:\[\]/]*):[0-9]{1,5}", "an address such as :9808", check=_listen_complaint
 )

@@ -235,10 +235,12 @@ async def watch(
     """Publish the facts and their faults now, after each hint and every ``interval_s``, until cancelled.
 
     After a hint the links are read first, because a lost link is urgent, then the whole machine. A hint during a scan
-    does not wait for its end: 4,000 VFs take seconds. Files are read in threads: drivers may hold a lock for seconds. Each scan is published, a sweep only if it
-    differs. Raises the errors of ``scan`` and the hints. ``before`` are the last facts of an earlier watch: with
-    them a restarted watch keeps missing functions and the values that a pod took along. ``reads`` of an earlier watch
-    keep the files that hang. If all functions of ``before`` are missing, they are those of an earlier agent.
+    does not wait for its end: 4,000 VFs take seconds. Files are read in threads: drivers may hold a lock for seconds.
+    Each scan is published, a sweep only if it differs. Raises the errors of ``scan`` and the hints.
+
+    ``before`` are the last facts of an earlier watch: with them a restarted watch keeps missing functions and the
+    values that a pod took along. If all functions of ``before`` are missing, they are those of an earlier agent.
+    ``reads`` of an earlier watch keep the files that hang.
     """
     woken = asyncio.Event()
     try:

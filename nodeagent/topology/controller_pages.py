@@ -88,11 +88,13 @@ class ControllerPages:
             folders[PREFIX] = UiPages(
                 "fabric", self.live, {"node.json": self._node, "pods.json": self._pods}
             ).answer
-        server = WebServer({"/metrics": self.metrics, **probes}, AccessControl(self._settings), folders)
+        access = AccessControl(self._settings)
+        server = WebServer({"/metrics": self.metrics, **probes}, access, folders)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.run(*host_port(listen), listening))
             if self._settings.probe_listen is not None:
-                group.create_task(WebServer(probes).run(*host_port(self._settings.probe_listen)))
+                plain = AccessControl(AccessSettings(host_names=tuple(access.names)))
+                group.create_task(WebServer(probes, plain).run(*host_port(self._settings.probe_listen)))
 
     # --- the map --------------------------------------------------------------------------------------------
 

@@ -1,9 +1,13 @@
-"""The access control of the web server: certificate, client CA and bearer tokens, and their renewal.
+"""The access control of the web server: certificate, client CA and bearer tokens, their renewal, and the Host.
 
 The credentials in force stay until better ones can be loaded. If files are missing, half written, expired, or do not
 belong together, this is logged once and nothing changes. Certificate and key come from one reading, so that half a
 renewal is refused as a whole. Without credentials in force no connection is accepted: a late file must not make the
 pages readable without TLS.
+
+A page of another site can make its own name an address of this node (DNS rebinding), and a browser then reads our pages
+for it. It cannot make an address, a name without a dot, or a name of the cluster its own. So without TLS these are
+answered, and other names only if they are known here. With TLS the browser itself compares name and certificate.
 """
 
 from __future__ import annotations
@@ -13,8 +17,11 @@ import asyncio
 import base64
 import hmac
 import logging
+import re
+import socket
 import ssl
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
@@ -31,6 +38,11 @@ READ_S = 2.0
 FILE_MAX = 1 << 20
 
 
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[^\]]*)?\]|[^:\[\]]*)(?::[0-9]*)?")
+_OF_CLUSTER = (".svc", ".svc.cluster.local")
+"""No one can register a name with these ends."""
+
+
 class CertificateError(Exception):
     """A file cannot be used; the message names the file and the cause."""
 
@@ -38,8 +50,10 @@ class CertificateError(Exception):
 class AccessControl:
     """Decides which requests the web server answers, by certificate, client CA and tokens."""
 
-    def __init__(self, settings: AccessSettings) -> None:
+    def __init__(self, settings: AccessSettings, names: Iterable[str] = ()) -> None:
+        """``names`` are further names of this server."""
         self.settings = settings
+        self.names = {name.lower() for name in ("localhost", *settings.host_names, *names)}
         self.context: ssl.SSLContext | None = None
         self.ends_at: float | None = None
         """When the certificate in force ends, Unix time."""
@@ -91,6 +105,19 @@ class AccessControl:
     def trusts(self, context: ssl.SSLContext | None) -> bool:
         """Whether a connection with this context may continue: not if its client CA has been replaced."""
         return self.settings.client_ca_file is None or context is self.context
+
+    def answers_for(self, host: str) -> bool:
+        """Whether a request with this value of the Host header is answered."""
+        if self.settings.certificate_file is not None or not host:
+            return True
+        match = _HOST.fullmatch(host)
+        if match is None:
+            return False
+        name = match[1].lower()
+        if name[:1] == "[" or "." not in name or _is_address(name):
+            return True
+        name = name.removesuffix(".")
+        return name in self.names or name.endswith(_OF_CLUSTER)
 
     def status_for(self, probe: bool, authorization: str, certified: bool) -> int:
         """Return 200, or the status of the refusal. ``certified``: the client's certificate was verified."""
@@ -152,6 +179,14 @@ def ends_at(pem: bytes, name: str) -> float:
             return float(ssl.cert_time_to_seconds(certificate["notAfter"]))
     except (ssl.SSLError, ValueError) as error:
         raise CertificateError(f"{name} has a certificate that cannot be read: {error}") from error
+
+
+def _is_address(text: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET, text)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _received_token(authorization: str) -> bytes:

@@ -18,8 +18,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from nodeagent.base.bounded_calls import BoundedCalls
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.base.file_writing import make_folder
+from nodeagent.base.supervise import either
 from nodeagent.web.server import FolderHandler, PageHandler, WebServer
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,11 @@ BIND_S = 3.0
 BODY_MAX = 1 << 26
 """Bytes; a node with 80,000 slices answers with 3 MiB."""
 AGAIN_S = 10.0
-"""Between two tries to bind. The folder may be full or read-only, or another agent may still serve."""
+"""Between two tries to bind, and between two looks at the socket. The folder may be full or read-only, another agent
+may still serve, and someone may clean the folder."""
+
+Place = tuple[int, int, int]
+"""Device, inode and time of change: a new file may have the inode of the old one."""
 
 
 async def serve(
@@ -37,12 +42,13 @@ async def serve(
     pages: dict[str, PageHandler],
     folders: Mapping[str, FolderHandler] = MappingProxyType({}),
 ) -> None:
-    """Serve the pages until cancelled. A folder that takes no socket is logged once and tried again."""
+    """Serve the pages until cancelled. A folder that takes no socket is logged once and tried again. A socket that was
+    removed, or replaced, is bound again."""
     logged = ""
     binding = BoundedCalls("agent.sock", BIND_S)
     while True:
         try:
-            listening = await binding.run(_bind, folder)
+            listening, place = await binding.run(_bind, folder)
         except OSError as error:
             reason = error.strerror or str(error)
             if reason != logged:
@@ -56,7 +62,26 @@ async def serve(
             await asyncio.sleep(AGAIN_S)
             continue
         with listening:
-            await WebServer(pages, folders=folders).accept_from(listening)
+            await either(
+                WebServer(pages, folders=folders).accept_from(listening), _moved(binding, folder, place)
+            )
+        logged = ""
+
+
+async def _moved(calls: BoundedCalls, folder: Path, place: Place | None) -> None:
+    """Return when another file, or none, is in the place of the socket."""
+    while True:
+        await asyncio.sleep(AGAIN_S)
+        with suppress(Unanswered):
+            if await calls.run(_place, folder) != place:
+                return
+
+
+def _place(folder: Path) -> Place | None:
+    with suppress(OSError):
+        status = (folder / NAME).lstat()
+        return status.st_dev, status.st_ino, status.st_ctime_ns
+    return None
 
 
 def connect(folder: Path, timeout_s: float) -> socket.socket:
@@ -89,7 +114,7 @@ def fetch(folder: Path, page: str, timeout_s: float) -> bytes:
     return body
 
 
-def _bind(folder: Path) -> socket.socket:
+def _bind(folder: Path) -> tuple[socket.socket, Place | None]:
     make_folder(folder)
     try:
         connect(folder, 1.0).close()
@@ -106,7 +131,7 @@ def _bind(folder: Path) -> socket.socket:
         _at(folder, lambda path: Path(path).chmod(0o600))
         listening.listen(16)
         opened.pop_all()
-    return listening
+    return listening, _place(folder)
 
 
 def _at(folder: Path, use: Callable[[str], object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -36,7 +37,7 @@ from nodeagent.web.metrics_page import MetricsPage
 from nodeagent.web.node_page import NodePage, NodePageSources
 from nodeagent.web.sample_history import EVERY_S, SampleHistory
 from nodeagent.web.server import Page, PageHandler, WebServer
-from nodeagent.web.web_settings import WebSettings
+from nodeagent.web.web_settings import AccessSettings, WebSettings
 
 MIB = 1024 * 1024
 NOTHING_CONFIGURED = "resources is empty: no device is configured to be offered"
@@ -104,7 +105,7 @@ class Pages:
             self._history,
         )
         self._ui = NodePage(page_sources).folder()
-        self.access = AccessControl(settings)
+        self.access = AccessControl(settings, (sources.node, socket.gethostname()))
 
     async def serve(self, listen: str, listening: Callable[[int], None]) -> None:
         """Serve until cancelled. ``listening`` takes the port."""
@@ -116,7 +117,8 @@ class Pages:
         async with asyncio.TaskGroup() as group:
             group.create_task(server.run(*host_port(listen), listening))
             if self._settings.probe_listen is not None:
-                group.create_task(WebServer(probes).run(*host_port(self._settings.probe_listen)))
+                plain = AccessControl(AccessSettings(host_names=tuple(self.access.names)))
+                group.create_task(WebServer(probes, plain).run(*host_port(self._settings.probe_listen)))
 
     async def serve_locally(self, folder: Path) -> None:
         """Serve the verbs of this node on a socket in this folder, until cancelled."""

@@ -57,6 +57,7 @@ _REASONS = {
     403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
+    421: "Misdirected Request",
     503: "Service Unavailable",
 }
 
@@ -78,6 +79,7 @@ class Page(msgspec.Struct, frozen=True):
     headers: tuple[str, ...] = ()
 
 
+_NOT_OURS = b"this server does not know the name in the address; use an IP address, or add the name to web.hostNames\n"
 _BUSY = Page(503, b"too many connections; try again\n")
 PageHandler = Callable[[str], Page]
 """Takes the value of the Accept header."""
@@ -116,6 +118,7 @@ class WebServer:
     async def run(self, host: str, port: int, ready: Callable[[int], None] = lambda _port: None) -> None:
         """Serve until cancelled; an empty host is all addresses. ``ready`` takes the port, which the kernel chooses
         if ``port`` is 0."""
+        self._access.names.add(host.lower())
         await self._access.read()
         listening = await listen(host, port)
         try:
@@ -293,6 +296,8 @@ class WebServer:
     async def _page(self, request: PageRequest | None, writer: asyncio.StreamWriter) -> Page:
         if request is None:
             return Page(400, b"this is an HTTP server\n")
+        if not self._access.answers_for(request.headers.get("host", "")):
+            return Page(421, _NOT_OURS)
         if request.method not in ("GET", "HEAD"):
             return Page(405, b"only GET and HEAD\n")
         certified = bool(writer.get_extra_info("peercert"))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from nodeagent.config.faults import Conflict
-from nodeagent.config.setting import AbsolutePath, Address, Settings, setting
+from nodeagent.config.setting import AbsolutePath, Address, HostName, Settings, listed, setting
 
 
 class AccessSettings(Settings, frozen=True, kw_only=True):
@@ -51,6 +51,15 @@ class AccessSettings(Settings, frozen=True, kw_only=True):
             "does not restart the agent. null: no second address."
         ),
     ] = None
+    host_names: Annotated[
+        tuple[HostName, ...],
+        listed(
+            "Further names for which a port without TLS answers, as of a proxy: the name in the address that a "
+            "browser shows, without the port. Addresses, localhost, names without a dot, names that end in .svc or "
+            ".svc.cluster.local, and the name of the node are known. Others get 421, because a page of another "
+            "site can make its own name an address of this node."
+        ),
+    ] = ()
     ui: Annotated[
         bool,
         setting(

@@ -135,7 +135,7 @@ async def test_while_all_of_sysfs_hangs_probes_and_the_kubelet_have_their_answer
         await n.start_agent(config)
         await counts(n, 4, 4, 158)
         with dead(n.root / "sys"):
-            await n.until(lambda: n.agent.sources.reader_statuses())
+            await n.until(n.agent.sources.reader_statuses)
             await n.until(lambda: "pci" in {call.source for call in hanging_calls()})
             assert (await n.get("/healthz"))[0] == 200
             assert "no answer" in (await n.get("/readyz"))[1]

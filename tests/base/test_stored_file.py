@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import threading
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from nodeagent.base.stored_file import SIZE_MAX, StoredFile, StoredForm, unwritable
+from nodeagent.base.stored_file import RESTORE_S, SIZE_MAX, StoredFile, StoredForm, keep_files, unwritable
 from tests.support.dead_files import dead
 
 FORM = StoredForm(
@@ -157,6 +159,24 @@ async def test_a_disk_that_hangs_delays_the_caller_once_and_is_used_again_when_i
             await asyncio.sleep(0.01)
     assert stored.unwritable is None
     assert value_at(path).read() == {"a": 3}
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_deleted_file_is_written_again_and_one_that_never_was_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    stored, empty = value_at(folder / "numbers.json"), StoredFile(folder, replace(FORM, name="others.json"))
+    assert await stored.save({"a": 1})
+    keeping = asyncio.create_task(keep_files((stored, empty)))
+    shutil.rmtree(folder)
+    folder.write_text("in its place")
+    await asyncio.sleep(RESTORE_S + 1)
+    assert unwritable((stored,)) != ()
+    folder.unlink()
+    await asyncio.sleep(RESTORE_S + 1)
+    assert unwritable((stored,)) == ()
+    assert value_at(stored.path).read() == {"a": 1}
+    assert [path.name for path in folder.iterdir()] == ["numbers.json"]
+    keeping.cancel()
 
 
 async def test_a_failed_write_is_logged_once_until_one_succeeds(

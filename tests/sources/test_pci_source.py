@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from nodeagent.facts.model import Function, Rdma
 from nodeagent.health.structural import Fault
 from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.sources import pci_source
 from nodeagent.sources.pci_source import PciFacts, keep_pod_values, scan, sweep_links, watch
 from nodeagent.sources.scan_hints import ScanHint, ScanRequest, Sweep
 from tests.support.dead_files import dead
@@ -522,6 +524,31 @@ async def test_the_sweep_finds_a_carrier_lost_after_the_hint(machine: Machine, s
     machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "1")
     facts = await published.get()
     assert faults(facts) == [[], [], []]
+
+
+async def test_a_carrier_lost_during_a_scan_does_not_wait_for_its_end(
+    machine: Machine, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published, request = await start(interval_s=0.05)
+    read, go_on = threading.Event(), threading.Event()
+
+    def slow(tree: Tree) -> PciFacts:
+        facts = scan(tree)
+        read.set()
+        assert go_on.wait(20)
+        return facts
+
+    monkeypatch.setattr(pci_source, "scan", slow)
+    try:
+        assert await asyncio.to_thread(read.wait, 20)
+        while not published.empty():
+            published.get_nowait()
+        machine.draw(f"{machine.folders[PF]}/net/enp26s0f0np0/carrier", "0")
+        request.request()
+        assert faults(await published.get()) == [[Fault.CARRIER_DOWN], [], []]
+    finally:
+        go_on.set()
+    assert faults(await published.get()) == [[Fault.CARRIER_DOWN], [], []], "the scan read it before its loss"
 
 
 @virtual

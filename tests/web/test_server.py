@@ -320,6 +320,49 @@ async def test_a_request_that_never_ends_is_dropped_and_others_are_answered(
         assert await mute
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        "10.0.0.1:9808", "127.0.0.1", "[::1]:9808", "[fe80::1%25eth0]:9808", "localhost:80", "gpu-1:9808",
+        "nodeagent-controller.nodeagent.svc:9809", "c.nodeagent.svc.cluster.local", "Ip-10-0-0-1.ec2.internal:9808",
+        "fabric.example.com", "FABRIC.EXAMPLE.COM.:80",
+    ],
+)  # fmt: skip
+async def test_a_plain_port_answers_for_addresses_and_known_names(host: str) -> None:
+    access = AccessControl(WebSettings(host_names=("fabric.Example.com",)), ("ip-10-0-0-1.ec2.internal",))
+    async with serving(PAGES, Tls(access)) as port:
+        for version in ("1.0", "1.1"):
+            head, _ = await ask(port, f"GET /metrics HTTP/{version}\r\nHost: {host}\r\n\r\n".encode())
+            assert head.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example:9808", "10.0.0.1.evil.example", "x.svc.evil.example", "10.0.0.1@evil.example", "127.1", "ai.",
+        "[evil.example]", "a:b:c", "evil.example\\", "evil.example:80,10.0.0.1",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/ui/", "/none"])
+async def test_a_plain_port_tells_nothing_for_the_name_of_another_site(host: str, path: str) -> None:
+    async with serving(PAGES, Tls(AccessControl(WebSettings()))) as port:
+        for target in (path, f"http://10.0.0.1{path}"):
+            head, body = await ask(port, f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            assert head.split()[1] == b"421"
+            assert b"web.hostNames" in body
+            assert b"evil" not in head + body
+
+
+@pytest.mark.needs("openssl")
+async def test_with_tls_the_browser_compares_the_name(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = map(str, authority.sign("server"))
+    tls = Tls(AccessControl(WebSettings(certificate_file=certificate, key_file=key)), authority.client())
+    async with serving(PAGES, tls) as port:
+        head, _ = await ask(port, b"GET /healthz HTTP/1.1\r\nHost: fabric.example.com\r\n\r\n", tls)
+    assert head.startswith(b"HTTP/1.1 200")
+
+
 async def dropped(port: int, request: bytes) -> bool:
     client = await Client.open(port)
     client.writer.write(request)
