@@ -186,6 +186,7 @@ class Agent:
             cdi_folder=cdi_folder,
             device_info=files.device_info,
             stats=self._rpc_stats,
+            metadata=self._config.cdi.device_metadata,
         )
         self.offering = DeviceOffering(
             self._config,
