@@ -188,7 +188,7 @@ def _check_devices(shares: Iterable[_Share], snapshot: Snapshot) -> None:
         holder = next(plugin_holders(device, snapshot), None)
         if holder is not None:
             raise Occupied(str(held_by(device.name, device.name, holder)))
-        lost = device.gpu.lost if isinstance(device, GpuDevice) else device.pf.missing
+        lost = device.gpu.lost if isinstance(device, GpuDevice) else device.missing
         # The VFs of a PF have their own health, which the choice of VFs checks.
         sick = isinstance(device, GpuDevice) and not device.health.allocatable and not _tolerates(share)
         if lost or sick:

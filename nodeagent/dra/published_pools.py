@@ -12,7 +12,7 @@ import msgspec
 from nodeagent.base.supervise import either
 from nodeagent.dra.device_attributes import LinkMemory, published
 from nodeagent.dra.device_taints import blocked, marked_no_execute, taints
-from nodeagent.dra.devices import DraDevice, pool_name
+from nodeagent.dra.devices import DraDevice, PfDevice, pool_name
 from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.inventory import Inventory
 
@@ -67,6 +67,7 @@ class PublishedPools:
             self._links.adopt(stored)
             self._adopted = True
         places = self._links.places(snapshot)
+        for_multus = any(isinstance(it, PfDevice) and it.vf is not None for it in current.known())
         before = marked_no_execute(stored)
         known: dict[str, list[Json]] = {}
         unknown = []
@@ -80,7 +81,7 @@ class PublishedPools:
                 if device.name in current.obstacles:
                     found.setdefault(device.name, blocked())
             known[name] = [
-                published(device, snapshot, places, self._links.leaf_group)
+                published(device, snapshot, places, self._links.leaf_group, for_multus=for_multus)
                 | ({"taints": found[device.name]} if device.name in found else {})
                 for device in devices
             ]

@@ -47,10 +47,10 @@ resources:
 class Node:
     """The published pools of one node."""
 
-    def __init__(self, facts: Snapshot, **options: Any) -> None:
+    def __init__(self, facts: Snapshot, config: str = CONFIG, **options: Any) -> None:
         self.inventory, self.offer = Inventory(), DraOffer()
         self.published = PublishedPools(self.inventory, self.offer, NODE, **options)
-        self.maker = Offer(load(CONFIG, name="test"))
+        self.maker = Offer(load(config, name="test"))
         self.take(facts)
 
     def take(self, facts: Snapshot, obstacles: dict[str, str] | None = None) -> None:
