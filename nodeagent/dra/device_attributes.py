@@ -82,8 +82,12 @@ def published(
     leaf_group: str | None = None,
     *,
     for_multus: bool = False,
+    near_nodes: Mapping[int, tuple[int, ...]] = {},
 ) -> Json:
-    """The device as ResourceSlices have it, without taints. ``for_multus``: Multus reads the devices of this node."""
+    """The device as ResourceSlices have it, without taints. ``for_multus``: Multus reads the devices of this node.
+
+    ``near_nodes`` are the NUMA nodes near each one, for a list in place of one number.
+    """
     links = {link.pci_address: link for link in snapshot.links}
     if isinstance(device, GpuDevice):
         attributes = _gpu_attributes(device)
@@ -93,10 +97,10 @@ def published(
         attributes = _pf_attributes(device, links.get(pf.pci_address), place, leaf_group)
     if for_multus:
         attributes |= {CNI_DEVICE: attributes[PCI_BUS_ID], CNI_RESOURCE: device.kind.resource}
-    body: Json = {
-        "name": device.name,
-        "attributes": {name: _value(value) for name, value in attributes.items() if value is not None},
-    }
+    values = {name: _value(value) for name, value in attributes.items() if value is not None}
+    if (near := near_nodes.get(values.get(NUMA_NODES[0], {}).get("int", -1))) is not None:
+        values[NUMA_NODES[0]] = {"ints": list(near)}
+    body: Json = {"name": device.name, "attributes": values}
     if isinstance(device, PfDevice) and device.vf is not None:
         return body
     capacity = {device.capacity.name: _capacity(device.capacity)}

@@ -27,7 +27,8 @@ class SlicePools(msgspec.Struct, frozen=True):
 
 
 class PublishedPools:
-    """``no_execute`` are globs on the keys of reasons, ``share`` is that of ``device_taints``."""
+    """``no_execute`` are globs on the keys of reasons, ``share`` is that of ``device_taints``. ``near_nodes`` are the
+    NUMA nodes near each one, to be published as lists; empty: as one number."""
 
     def __init__(
         self,
@@ -37,9 +38,11 @@ class PublishedPools:
         *,
         no_execute: Collection[str] = (),
         share: float = 0.5,
+        near_nodes: Mapping[int, tuple[int, ...]] = {},
     ) -> None:
         self._inventory, self._offer, self._node = inventory, offer, node
         self._no_execute, self._share = tuple(no_execute), share
+        self.near_nodes = near_nodes
         self._links = LinkMemory()
         self._adopted = False
         self._seen = (-1, -1)
@@ -81,7 +84,14 @@ class PublishedPools:
                 if device.name in current.obstacles:
                     found.setdefault(device.name, blocked())
             known[name] = [
-                published(device, snapshot, places, self._links.leaf_group, for_multus=for_multus)
+                published(
+                    device,
+                    snapshot,
+                    places,
+                    self._links.leaf_group,
+                    for_multus=for_multus,
+                    near_nodes=self.near_nodes,
+                )
                 | ({"taints": found[device.name]} if device.name in found else {})
                 for device in devices
             ]
