@@ -45,6 +45,7 @@ from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding
 from nodeagent.health.state_file import StateFile
+from nodeagent.host.numa_nodes import near_nodes
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
@@ -198,6 +199,7 @@ class Agent:
             cdi_folder=cdi_folder,
             device_info=files.device_info,
             stats=self._rpc_stats,
+            metadata=self._config.cdi.device_metadata,
         )
         self.offering = DeviceOffering(
             self._config,
@@ -322,6 +324,7 @@ class Agent:
                 partial(unwritable, self.stored.files),
                 by_volcano(config),
                 self.claims.records,
+                near_nodes(self._tree) if config.cluster.numa_node_list else {},
             )
             tasks["cluster"] = partial(agent_tasks.run, state, access, self.settled)
         if config.nv_sentinel.socket is not None:

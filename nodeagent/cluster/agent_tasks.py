@@ -111,7 +111,7 @@ class AgentOffer(Protocol):
 
 class AgentState(NamedTuple):
     """The parts of the agent whose state is written. ``volcano``: Volcano's deviceshare places pods by GPU. ``claims``
-    are the prepared ones by UID."""
+    are the prepared ones by UID, ``near_nodes`` the NUMA nodes near each one, if they are published as lists."""
 
     settings: ClusterSettings
     health: HealthSettings
@@ -124,6 +124,7 @@ class AgentState(NamedTuple):
     unwritable: Callable[[], Sequence[UnwritableMemory]]
     volcano: bool
     claims: Callable[[], Mapping[str, PreparedClaim]]
+    near_nodes: Mapping[int, tuple[int, ...]]
 
 
 class Writing(NamedTuple):
@@ -198,7 +199,12 @@ async def _publish_slices(to: Writing) -> None:
     from nodeagent.cluster.slice_publisher import LeafGroupLabel, SlicePublisher
 
     pools = PublishedPools(
-        to.agent.inventory, offer, to.node, no_execute=health.no_execute, share=health.guard.share
+        to.agent.inventory,
+        offer,
+        to.node,
+        no_execute=health.no_execute,
+        share=health.guard.share,
+        near_nodes=to.agent.near_nodes,
     )
     label = LeafGroupLabel(to.client, to.node, pools.set_leaf_group)
     delivery = to.agent.deliveries.of("slices")

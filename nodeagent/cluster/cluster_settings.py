@@ -112,6 +112,15 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
             "overlays/dra."
         ),
     ] = True
+    numa_node_list: Annotated[
+        bool,
+        setting(
+            "Publish the attribute resource.kubernetes.io/numaNode of devices of mode dra as a list: the device's NUMA "
+            "node, then the nodes of its socket that are equally near. It needs the feature gate DRAListTypeAttributes "
+            "on API server and scheduler; an API server without it gets one number. Selectors that compare the "
+            "attribute with a number fail with a list."
+        ),
+    ] = False
     conditions: Annotated[
         bool,
         setting(

@@ -29,6 +29,7 @@ from nodeagent.cluster.deliveries import Deliveries, Delivery
 from nodeagent.cluster.node_marks import LEAF_GROUP_LABEL
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.dra import DRIVER
+from nodeagent.dra.device_attributes import NUMA_NODES
 from nodeagent.dra.published_pools import PublishedPools, SlicePools
 from nodeagent.dra.slice_layout import (
     AnsweredDevices,
@@ -186,6 +187,8 @@ class SlicePublisher:
                 wrote = True
                 complete.add(pool)
             except ApiError as error:
+                if self._gave_up_lists(error):
+                    return 0.0
                 failure = error
                 if error.refused or error.status == 403:
                     refused.add(pool)
@@ -200,6 +203,17 @@ class SlicePublisher:
         if wrote or self._retry.reason is not None:
             self._retry.succeeded(sorted(self._dropped))
         return min(waits_s)
+
+    def _gave_up_lists(self, error: ApiError) -> bool:
+        """Whether the server refuses the lists of NUMA nodes, and is to get one number from now on."""
+        if not self._pools.near_nodes or not any(NUMA_NODES[0] in cause.field for cause in error.causes):
+            return False
+        self._pools.near_nodes = {}
+        log.warning(
+            "The API server stores no lists in ResourceSlices: its feature gate DRAListTypeAttributes is off. NUMA "
+            "nodes are published as one number; set cluster.numaNodeList to false."
+        )
+        return True
 
     def _planned(self, pools: SlicePools, stored: Mapping[str, Json]) -> list[SliceWrite]:
         wanted = wanted_slices(self._node, pools.devices)

@@ -73,12 +73,13 @@ DEVICE_CLASSES: Resource[Json] = Resource(
 @dataclass(frozen=True, slots=True)
 class PublishedDevice:
     """A device in a slice of our driver. ``kind`` is ``gpu`` or ``nic``, ``number`` the index of the GPU or the rail of
-    the NIC, ``taint`` the first taint as text."""
+    the NIC, ``taint`` the first taint as text. ``of_vf``: it is one VF."""
 
     name: str
     kind: str
     number: int | None = None
     taint: str = ""
+    of_vf: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,7 @@ def _device(device: Json) -> PublishedDevice:
         kind,
         number if isinstance(number, int) else None,
         f"{taint.get('value', '')}:{taint.get('effect', '')}" if taint else "",
+        "vfIndex" in attributes,
     )
 
 
@@ -176,8 +178,9 @@ def findings(
     yield from _offered_by_drivers(facts.foreign, hardware)
     if facts.devices:
         kinds = {kind: sum(device.kind == kind for device in facts.devices) for kind in ("gpu", "nic")}
+        nic = "VF" if any(device.of_vf for device in facts.devices) else "PF"
         yield TOPIC.ok(
-            "published", f"{count(kinds['gpu'], 'GPU')} and {count(kinds['nic'], 'PF')} in ResourceSlices"
+            "published", f"{count(kinds['gpu'], 'GPU')} and {count(kinds['nic'], nic)} in ResourceSlices"
         )
     elif by_claim:
         yield TOPIC.fix("not_published", "no device of this node is in a ResourceSlice")

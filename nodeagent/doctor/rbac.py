@@ -82,7 +82,10 @@ DRA_RIGHTS = (
     ),
     NeededRight("resource.k8s.io", "resourceclaims", ("get",), "to hand out the devices of a claim"),
     NeededRight(
-        "resource.k8s.io", "resourceclaims/status", ("patch",), "to write the status of a claim's devices"
+        "resource.k8s.io",
+        "resourceclaims/status",
+        ("patch",),
+        "to write the status of a claim's devices (cluster.claimStatus)",
     ),
 )
 """Rights of an agent beside its ``NEEDED_RIGHTS`` where a resource has mode dra."""

@@ -1,4 +1,4 @@
-"""The files of prepared claims: their records, their CDI specs, and the device-info files of their VFs.
+"""The files of prepared claims: records, CDI specs, device-info files of VFs, and metadata files for containers.
 
 * One record for each claim, replaced in one step and synced: a damaged file concerns one claim. The record has the
   boot in which it was made; after a reboot no container runs, and the kubelet prepares its claims again.
@@ -54,11 +54,20 @@ FORM = StoredForm(
 
 
 class ClaimFiles:
-    """``records`` is the agent's folder for them, ``specs`` the folder of CDI specs that runtimes read."""
+    """``records`` is the agent's folder for them, ``specs`` the folder of CDI specs that runtimes read. ``metadata`` is
+    the folder of metadata files; ``None``: claims get none."""
 
-    def __init__(self, records: Path, specs: Path, device_info: DeviceInfoFiles, boot_id: str | None) -> None:
+    def __init__(
+        self,
+        records: Path,
+        specs: Path,
+        device_info: DeviceInfoFiles,
+        boot_id: str | None,
+        metadata: Path | None = None,
+    ) -> None:
         self._records, self._specs, self._device_info = records, specs, device_info
         self._boot_id = boot_id or ""
+        self.metadata = metadata
 
     def read(self) -> list[PreparedClaim]:
         """Return the records of this boot, and remove those of an earlier one. Another agent may still write records.
@@ -87,6 +96,7 @@ class ClaimFiles:
         replace_changed_file(self._record(claim.uid), text, durable=True)
         if not claim.edits:  # all its devices are another driver's
             return
+        self._write_metadata(claim)
         document = cdi.spec(CDI_KIND, claim.edits)
         if len(_ANNOTATION) + len(text) <= ANNOTATIONS_MAX:
             document["annotations"] = {_ANNOTATION: text.decode()}
@@ -99,6 +109,8 @@ class ClaimFiles:
         self._spec(claim.uid).unlink(missing_ok=True)
         for info in claim.device_info:
             (self._device_info.folder / info.name).unlink(missing_ok=True)
+        if self.metadata is not None:
+            _remove_folder(self.metadata / claim.uid)
         self._record(claim.uid).unlink(missing_ok=True)
 
     def remove_others(self, uids: frozenset[str]) -> None:
@@ -111,6 +123,17 @@ class ClaimFiles:
                 if path.stem not in uids:
                     path.unlink(missing_ok=True)
         self._remove_specs(uids)
+        with suppress(FileNotFoundError):
+            for folder in self.metadata.iterdir() if self.metadata is not None else ():
+                if folder.name not in uids:
+                    _remove_folder(folder)
+
+    def _write_metadata(self, claim: PreparedClaim) -> None:
+        """Write the files that the CDI spec mounts: without one of them no container starts."""
+        for request, text in claim.metadata.items():
+            if self.metadata is not None:
+                path = self.metadata / claim.uid / f"{request}.json"
+                replace_changed_file(path, text.encode(), mode=0o644, folder_mode=PUBLIC_FOLDER)
 
     def _record(self, uid: str) -> Path:
         return self._records / f"{uid}.json"
@@ -158,3 +181,11 @@ class ClaimFiles:
             path.unlink(missing_ok=True)
         except OSError as error:
             log.warning("A file of an ended claim cannot be removed. file=%s reason=%r", path, error.strerror)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a folder of metadata files. Raises ``OSError``."""
+    with suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            path.unlink(missing_ok=True)
+        folder.rmdir()

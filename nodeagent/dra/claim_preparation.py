@@ -15,6 +15,8 @@ import msgspec
 
 from nodeagent.base.quantities import quantity
 from nodeagent.dra import DRIVER
+from nodeagent.dra.device_attributes import LinkMemory, published
+from nodeagent.dra.device_metadata import POD_CLAIM_NAME, ClaimName, metadata_files, metadata_mount
 from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice, gpu_name, plugin_holders, pool_name
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares, VfInterface
 from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim
@@ -75,10 +77,12 @@ def prepare_claim(
     snapshot: Snapshot,
     others: Sequence[PreparedClaim],
     sequence: int,
+    metadata_folder: str | None = None,
 ) -> PreparedClaim:
     """Return the record of a claim that is allocated to devices of this node. Raises ``Refused``.
 
-    ``others`` are the claims that are prepared now, without this one.
+    ``others`` are the claims that are prepared now, without this one. The metadata files of the claim are in
+    ``metadata_folder``; ``None``: it has none.
     """
     if claim.status.allocation is None:
         raise Refused("the claim is not allocated", invalid=False)
@@ -105,7 +109,7 @@ def prepare_claim(
             name = f"{uid}-{len(prepared)}"
             edits[name] = _edits(allocation, share, group)
             prepared.append(_prepared(share, f"{CDI_KIND}={name}", allocation, snapshot))
-    return PreparedClaim(
+    record = PreparedClaim(
         uid,
         claim.metadata.namespace,
         claim.metadata.name,
@@ -116,6 +120,34 @@ def prepare_claim(
         tuple(_infos(granted)),
         claim.pods,
     )
+    return (
+        record
+        if metadata_folder is None
+        else _with_metadata(record, claim, shares, snapshot, metadata_folder)
+    )
+
+
+def _with_metadata(
+    record: PreparedClaim, claim: ResourceClaim, shares: Sequence[_Share], snapshot: Snapshot, folder: str
+) -> PreparedClaim:
+    """Return the record with the metadata file of each request, which every CDI device of the request mounts."""
+    meta = claim.metadata
+    name = ClaimName(meta.namespace, meta.name, meta.uid, (meta.annotations or {}).get(POD_CLAIM_NAME))
+    places = LinkMemory().places(snapshot)
+    attributes = {
+        share.device.name: published(share.device, snapshot, places)["attributes"] for share in shares
+    }
+    ordered = [share for group in _by_request(shares) for share in group]
+    references = zip((share.result.request for share in ordered), record.devices, strict=True)
+    texts = metadata_files(name, references, attributes)
+    edits = dict(record.edits)
+    for cdi_name, device in zip(record.edits, record.devices, strict=True):
+        mount = metadata_mount(name, device.request, f"{folder}/{meta.uid}/{device.request}.json")
+        if mount is not None and device.request in texts:
+            edits[cdi_name] = msgspec.structs.replace(
+                edits[cdi_name], mounts=(*edits[cdi_name].mounts, mount)
+            )
+    return msgspec.structs.replace(record, edits=edits, metadata=texts)
 
 
 def _share(
@@ -156,7 +188,7 @@ def _check_devices(shares: Iterable[_Share], snapshot: Snapshot) -> None:
         holder = next(plugin_holders(device, snapshot), None)
         if holder is not None:
             raise Occupied(str(held_by(device.name, device.name, holder)))
-        lost = device.gpu.lost if isinstance(device, GpuDevice) else device.pf.missing
+        lost = device.gpu.lost if isinstance(device, GpuDevice) else device.missing
         # The VFs of a PF have their own health, which the choice of VFs checks.
         sick = isinstance(device, GpuDevice) and not device.health.allocatable and not _tolerates(share)
         if lost or sick:

@@ -12,7 +12,7 @@ from typing import Any
 
 from nodeagent.dra import DRIVER
 from nodeagent.dra.devices import DraDevice
-from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice
+from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, VfInterface
 from nodeagent.facts.model import Function, Health, State
 
 Json = dict[str, Any]
@@ -137,6 +137,10 @@ def _network(device: PreparedDevice) -> Json:
     """The network data of a share with one VF; there is room for one interface alone."""
     if len(device.vfs) != 1 or not device.interfaces:
         return {}
-    (interface,) = device.interfaces
+    return network_data(device.interfaces[0])
+
+
+def network_data(interface: VfInterface) -> Json:
+    """Return the ``networkData`` of one VF; empty if the host knows nothing of it."""
     values = {"interfaceName": interface.netdev, "hardwareAddress": interface.mac}
     return {name: value for name, value in values.items() if value and value != _NO_MAC}

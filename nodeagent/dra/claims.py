@@ -283,6 +283,7 @@ class PreparedClaims:
                 snapshot=self._offer.snapshot,
                 others=[other for other in self.records.values() if other.uid != uid],
                 sequence=self._sequence + 1,
+                metadata_folder=None if self._files.metadata is None else str(self._files.metadata),
             )
         except Occupied:
             raise

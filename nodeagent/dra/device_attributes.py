@@ -25,6 +25,10 @@ NUMA_NODES = ("resource.kubernetes.io/numaNode", "dra.net/numaNode")
 """The name of KEP-6072, and the one that drivers of NICs use."""
 COMPUTE = "compute"
 LEAF, LEAF_GROUP, SPEED = "leaf", "leafGroup", "speedMbps"
+PF_ADDRESS = "pfPciAddress"
+CNI_DEVICE, CNI_RESOURCE = "k8s.cni.cncf.io/deviceID", "k8s.cni.cncf.io/resourceName"
+"""The attributes by which Multus finds the device of a network. It fails the network of a pod that has one device
+without them in any claim (multus-cni, pkg/draclient), so GPUs have them too."""
 
 
 class LinkPlace(msgspec.Struct, frozen=True):
@@ -51,7 +55,7 @@ class LinkMemory:
         for obj in slices:
             for device in obj["spec"].get("devices") or ():
                 attributes = device.get("attributes") or {}
-                address = (attributes.get(PCI_BUS_ID) or {}).get("string")
+                address = (attributes.get(PF_ADDRESS) or attributes.get(PCI_BUS_ID) or {}).get("string")
                 leaf = (attributes.get(LEAF) or {}).get("string")
                 self.leaf_group = self.leaf_group or (attributes.get(LEAF_GROUP) or {}).get("string")
                 speed = (attributes.get(SPEED) or {}).get("int")
@@ -76,8 +80,14 @@ def published(
     snapshot: Snapshot,
     places: Mapping[str, LinkPlace] = {},
     leaf_group: str | None = None,
+    *,
+    for_multus: bool = False,
+    near_nodes: Mapping[int, tuple[int, ...]] = {},
 ) -> Json:
-    """The device as ResourceSlices have it, without taints."""
+    """The device as ResourceSlices have it, without taints. ``for_multus``: Multus reads the devices of this node.
+
+    ``near_nodes`` are the NUMA nodes near each one, for a list in place of one number.
+    """
     links = {link.pci_address: link for link in snapshot.links}
     if isinstance(device, GpuDevice):
         attributes = _gpu_attributes(device)
@@ -85,12 +95,16 @@ def published(
         pf = device.pf
         place = places.get(pf.pci_address, LinkPlace())
         attributes = _pf_attributes(device, links.get(pf.pci_address), place, leaf_group)
-    return {
-        "name": device.name,
-        "attributes": {name: _value(value) for name, value in attributes.items() if value is not None},
-        "allowMultipleAllocations": True,
-        "capacity": {device.capacity.name: _capacity(device.capacity)},
-    }
+    if for_multus:
+        attributes |= {CNI_DEVICE: attributes[PCI_BUS_ID], CNI_RESOURCE: device.kind.resource}
+    values = {name: _value(value) for name, value in attributes.items() if value is not None}
+    if (near := near_nodes.get(values.get(NUMA_NODES[0], {}).get("int", -1))) is not None:
+        values[NUMA_NODES[0]] = {"ints": list(near)}
+    body: Json = {"name": device.name, "attributes": values}
+    if isinstance(device, PfDevice) and device.vf is not None:
+        return body
+    capacity = {device.capacity.name: _capacity(device.capacity)}
+    return body | {"allowMultipleAllocations": True, "capacity": capacity}
 
 
 def _gpu_attributes(device: GpuDevice) -> dict[str, str | int | bool | None]:
@@ -107,11 +121,14 @@ def _gpu_attributes(device: GpuDevice) -> dict[str, str | int | bool | None]:
 def _pf_attributes(
     device: PfDevice, link: Link | None, place: LinkPlace, leaf_group: str | None
 ) -> dict[str, str | int | bool | None]:
-    pf = device.pf
+    pf, vf = device.pf, device.vf
+    function = vf or pf
     in_fabric = device.rail is not None and not (link and link.default_route)
     return {
         "kind": device.pool,
-        "pciAddress": pf.pci_address,
+        "pciAddress": function.pci_address,
+        PF_ADDRESS: pf.pci_address if vf is not None else None,
+        "vfIndex": vf.vf_index if vf is not None else None,
         "product": f"{pf.vendor}:{pf.device}",
         "rail": device.rail,
         "linkType": pf.link_type,
@@ -120,7 +137,7 @@ def _pf_attributes(
         "fabric": COMPUTE if in_fabric else None,
         LEAF: place.leaf,
         LEAF_GROUP: leaf_group if in_fabric else None,
-        **_place(pf.pci_address, pf.pci_path, pf.numa_node),
+        **_place(function.pci_address, pf.pci_path, pf.numa_node),
     }
 
 

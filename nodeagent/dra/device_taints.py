@@ -65,7 +65,7 @@ def marked_no_execute(slices: Sequence[Json]) -> frozenset[str]:
 
 def _failure(device: DraDevice) -> str | None:
     """The key of the reason why a device may not be given to a claim; ``None``: it may."""
-    gone = device.gpu.lost if isinstance(device, GpuDevice) else device.pf.missing
+    gone = device.gpu.lost if isinstance(device, GpuDevice) else device.missing
     if device.health.allocatable and not gone:
         return None
     return _key(device.health) or _MISSING

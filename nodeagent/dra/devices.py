@@ -1,7 +1,8 @@
-"""The devices of a node as a DRA driver publishes them: one for each GPU, and one for each PF.
+"""The devices of a node as a DRA driver publishes them: one for each GPU, and one for each PF, or for each VF.
 
 A GPU has the capacity ``memory``, a PF the capacity ``vfs``. Many claims share a device, and each consumes a part of
-its capacity. One device for each VF would make the scheduler try all combinations of VFs (``docs/dra.md``).
+its capacity. With one device for each VF (``vfDevices``) Multus finds the VF of a claim, but the scheduler tries all
+combinations of VFs (``docs/dra.md``).
 
 Health is no part of the capacity: a sick VF or GPU keeps its place, and the health is published beside it.
 """
@@ -71,7 +72,7 @@ class GpuDevice(msgspec.Struct, frozen=True):
 class PfDevice(msgspec.Struct, frozen=True):
     """A PF whose VFs are shared by claims. ``kind`` is the pool of its VFs alone, ``vfs`` are their PCI addresses.
 
-    ``rail`` is ``None`` if the entry's name has no ``{rail}``.
+    ``rail`` is ``None`` if the entry's name has no ``{rail}``. ``vf``: this one VF is the device, for one claim.
     """
 
     name: str
@@ -79,6 +80,7 @@ class PfDevice(msgspec.Struct, frozen=True):
     kind: VfPool
     vfs: tuple[str, ...]
     rail: int | None = None
+    vf: Function | None = None
 
     @property
     def pool(self) -> Literal["nic"]:
@@ -90,23 +92,29 @@ class PfDevice(msgspec.Struct, frozen=True):
 
     @property
     def health(self) -> Health:
-        return self.pf.health
+        return (self.vf or self.pf).health
+
+    @property
+    def missing(self) -> bool:
+        """Whether it is not on the bus now."""
+        return self.pf.missing or (self.vf is not None and self.vf.missing)
 
     @property
     def hardware(self) -> frozenset[str]:
-        """The IDs by which device plugins know the PF and its VFs."""
-        return frozenset((self.pf.pci_address, *self.vfs))
+        """The IDs by which device plugins know the PF and its VFs, or the one VF."""
+        return frozenset(self.vfs if self.vf is not None else (self.pf.pci_address, *self.vfs))
 
 
 DraDevice = GpuDevice | PfDevice
 
 
 class NumberedPool(msgspec.Struct, frozen=True):
-    """The VFs of one PF with its rail, if it has one."""
+    """The VFs of one PF with its rail, if it has one. ``vf_devices``: each VF is a device."""
 
     kind: VfPool
     pci_address: str
     rail: int | None
+    vf_devices: bool = False
 
 
 def pool_name(node: str, pool: str) -> str:
@@ -115,22 +123,24 @@ def pool_name(node: str, pool: str) -> str:
 
 
 def devices_of(
-    kinds: Iterable[tuple[str, DeviceKind]], rails: Mapping[str, int], snapshot: Snapshot
+    kinds: Iterable[tuple[str, DeviceKind, bool]], rails: Mapping[str, int], snapshot: Snapshot
 ) -> tuple[DraDevice, ...]:
-    """Return the devices of these kinds, GPUs first. Each kind comes with the configured name of its entry.
+    """Return the devices of these kinds, GPUs first. Each kind comes with the configured name of its entry, and whether
+    each of its VFs is a device.
 
     ``rails`` has the number of each PF by PCI address; a PF gets it if ``{rail}`` is in the name of its entry.
     """
     gpus: list[DraDevice] = []
     pools: list[NumberedPool] = []
-    for name, kind in kinds:
+    for name, kind, vf_devices in kinds:
         if isinstance(kind, GpuMemory):
             gpus += gpu_devices(kind, snapshot)
         elif isinstance(kind, VfPool):
             for address in sorted(kind.pfs):
                 # Without cdi: the container gets the device nodes by the CDI spec of its claim.
                 pool = msgspec.structs.replace(kind, pfs=(address,), cdi=False)
-                pools.append(NumberedPool(pool, address, rails.get(address) if "{rail}" in name else None))
+                rail = rails.get(address) if "{rail}" in name else None
+                pools.append(NumberedPool(pool, address, rail, vf_devices))
     return (*gpus, *pf_devices(pools, snapshot))
 
 
@@ -151,14 +161,24 @@ def gpu_devices(kind: GpuMemory, snapshot: Snapshot) -> tuple[GpuDevice, ...]:
 
 
 def pf_devices(pools: Iterable[NumberedPool], snapshot: Snapshot) -> tuple[PfDevice, ...]:
-    """Return the PFs that have VFs to offer, by rail and PCI address."""
+    """Return the PFs that have VFs to offer, by rail and PCI address; or their VFs, by index too."""
     functions = {function.pci_address: function for function in snapshot.functions}
     devices = []
     for pool in pools:
         vfs = tuple(id_ for entry in pool.kind.devices(snapshot) for id_ in entry.ids)
-        if vfs and (pf := functions.get(pool.pci_address)) is not None:
+        pf = functions.get(pool.pci_address)
+        if pf is None or not vfs:
+            continue
+        if pool.vf_devices:
+            devices += [PfDevice(vf_name(vf), pf, pool.kind, (vf,), pool.rail, functions[vf]) for vf in vfs]
+        else:
             devices.append(PfDevice(pf_name(pool.pci_address), pf, pool.kind, vfs, pool.rail))
-    return tuple(sorted(devices, key=lambda it: (it.rail is None, it.rail or 0, it.pf.pci_address)))
+    return tuple(sorted(devices, key=_preference))
+
+
+def _preference(device: PfDevice) -> tuple[object, ...]:
+    index = -1 if device.vf is None or device.vf.vf_index is None else device.vf.vf_index
+    return device.rail is None, device.rail or 0, device.pf.pci_address, index, device.name
 
 
 def gpu_name(uuid: str) -> str:
@@ -175,6 +195,14 @@ def pf_name(pci_address: str) -> str:
     'nic-0000-18-00-0'
     """
     return _label("nic-" + re.sub(r"[:.]", "-", pci_address))
+
+
+def vf_name(pci_address: str) -> str:
+    """
+    >>> vf_name("0000:18:00.2")
+    'vf-0000-18-00-2'
+    """
+    return _label("vf-" + re.sub(r"[:.]", "-", pci_address))
 
 
 def plugin_holders(device: DraDevice, snapshot: Snapshot) -> Iterator[Holding]:

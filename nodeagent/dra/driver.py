@@ -16,6 +16,7 @@ from nodeagent.base.bounded_calls import BoundedCalls, within
 from nodeagent.base.file_writing import make_folder
 from nodeagent.base.stored_file import boot_id
 from nodeagent.base.supervise import either, end_tasks, keep
+from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claims import PreparedClaims
 from nodeagent.dra.devices import pool_name
@@ -45,12 +46,14 @@ API_S = 8.0
 LINGER_S = 1.0
 """The answer to the last Unprepare must leave before the service ends."""
 CLAIMS = RESOURCE_CLAIMS.typed(ResourceClaim)
+METADATA_FOLDER = "dra-device-metadata"
+"""In the driver's folder of the kubelet, whose path is the same on the host and in the agent's container."""
 
 
 class DraDriver:
     """``access`` is how the API server is reached (a ``kube.access.Access``). ``None``: it is not; then no claim can be
-    prepared, and those of an earlier agent can end. ``node`` is the name of this Node. ``on_change`` is called when a
-    claim was prepared or ended."""
+    prepared, and those of an earlier agent can end. ``node`` is the name of this Node. ``metadata``: containers get
+    files with the metadata of their devices. ``on_change`` is called when a claim was prepared or ended."""
 
     def __init__(
         self,
@@ -63,12 +66,14 @@ class DraDriver:
         cdi_folder: Path,
         device_info: DeviceInfoFiles,
         stats: RpcStats,
+        metadata: bool = False,
         on_change: Callable[[], object] = lambda: None,
     ) -> None:
         self._node, self._offer = node, offer
         self._kubelet_dir, self._stats = kubelet_dir, stats
         self._on_change = on_change
-        self._files = ClaimFiles(record_folder, cdi_folder, device_info, boot_id())
+        folder = kubelet_dir / "plugins" / DRIVER / METADATA_FOLDER if metadata else None
+        self._files = ClaimFiles(record_folder, cdi_folder, device_info, boot_id(), folder)
         self._changed = asyncio.Event()
         self._loaded = False
         self._client = None if access is None else ApiClient(access, timeout_s=API_S)

@@ -50,7 +50,8 @@ class PreparedDevice(msgspec.Struct, frozen=True):
 class PreparedClaim(msgspec.Struct, frozen=True):
     """``allocation`` identifies the devices that the scheduler gave: with other ones the claim is prepared again.
 
-    ``sequence`` grows with each record of this node. ``edits`` are the CDI devices by name.
+    ``sequence`` grows with each record of this node. ``edits`` are the CDI devices by name, ``metadata`` the texts of
+    the metadata files by request.
     """
 
     uid: str
@@ -62,6 +63,7 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     edits: dict[str, ContainerEdits]
     device_info: tuple[DeviceInfo, ...] = ()
     pods: tuple[str, ...] = ()
+    metadata: dict[str, str] = {}
 
 
 class ClaimFigures(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 from nodeagent.base.supervise import either
 from nodeagent.dra.device_attributes import LinkMemory, published
 from nodeagent.dra.device_taints import blocked, marked_no_execute, taints
-from nodeagent.dra.devices import DraDevice, pool_name
+from nodeagent.dra.devices import DraDevice, PfDevice, pool_name
 from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.inventory import Inventory
 
@@ -27,7 +27,8 @@ class SlicePools(msgspec.Struct, frozen=True):
 
 
 class PublishedPools:
-    """``no_execute`` are globs on the keys of reasons, ``share`` is that of ``device_taints``."""
+    """``no_execute`` are globs on the keys of reasons, ``share`` is that of ``device_taints``. ``near_nodes`` are the
+    NUMA nodes near each one, to be published as lists; empty: as one number."""
 
     def __init__(
         self,
@@ -37,9 +38,11 @@ class PublishedPools:
         *,
         no_execute: Collection[str] = (),
         share: float = 0.5,
+        near_nodes: Mapping[int, tuple[int, ...]] = {},
     ) -> None:
         self._inventory, self._offer, self._node = inventory, offer, node
         self._no_execute, self._share = tuple(no_execute), share
+        self.near_nodes = near_nodes
         self._links = LinkMemory()
         self._adopted = False
         self._seen = (-1, -1)
@@ -67,6 +70,7 @@ class PublishedPools:
             self._links.adopt(stored)
             self._adopted = True
         places = self._links.places(snapshot)
+        for_multus = any(isinstance(it, PfDevice) and it.vf is not None for it in current.known())
         before = marked_no_execute(stored)
         known: dict[str, list[Json]] = {}
         unknown = []
@@ -80,7 +84,14 @@ class PublishedPools:
                 if device.name in current.obstacles:
                     found.setdefault(device.name, blocked())
             known[name] = [
-                published(device, snapshot, places, self._links.leaf_group)
+                published(
+                    device,
+                    snapshot,
+                    places,
+                    self._links.leaf_group,
+                    for_multus=for_multus,
+                    near_nodes=self.near_nodes,
+                )
                 | ({"taints": found[device.name]} if device.name in found else {})
                 for device in devices
             ]

@@ -64,6 +64,7 @@ class ClaimMetadata(msgspec.Struct, frozen=True):
     name: str = ""
     namespace: str = ""
     uid: str = ""
+    annotations: dict[str, str] | None = None
 
 
 class ResourceClaim(msgspec.Struct, frozen=True):

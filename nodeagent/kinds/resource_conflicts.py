@@ -220,7 +220,10 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
             )
             yield Conflict(((*path, "mode"), (*path_a, "mode")), message)
         elif entry.mode != "dra":
-            continue
+            if isinstance(entry, VfResource) and entry.vf_devices:
+                yield Conflict(
+                    ((*path, "vfDevices"),), "needs mode: dra; a device plugin offers each VF anyway"
+                )
         elif isinstance(entry, GpuMemResource):
             if entry.device_list_strategy != "cdi":
                 message = "mode dra hands out GPUs by CDI alone; set it to cdi"

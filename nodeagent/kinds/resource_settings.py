@@ -110,6 +110,14 @@ class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"
             "entries of kind vf have one mode, and a PF is in one entry alone."
         ),
     ] = "devicePlugin"
+    vf_devices: Annotated[
+        bool,
+        setting(
+            "With mode dra: one device for each VF, with the attributes by which Multus finds the VF of a claim. "
+            "false: one device for each PF, which the scheduler allocates much faster to pods with several VFs "
+            "(docs/dra.md)."
+        ),
+    ] = False
     vf_driver: Annotated[
         Literal["any", "netdevice", "vfio-pci", "rdma"],
         setting(

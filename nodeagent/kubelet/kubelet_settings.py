@@ -30,3 +30,10 @@ class CdiSettings(Settings, frozen=True, kw_only=True):
             "directory."
         ),
     ] = "/var/run/cdi"
+    device_metadata: Annotated[
+        bool,
+        setting(
+            "Give the containers of claims a file with the attributes of their devices (KEP-5304): "
+            "/var/run/kubernetes.io/dra-device-attributes/. Programs such as KubeVirt read the PCI address there."
+        ),
+    ] = True

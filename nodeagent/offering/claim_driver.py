@@ -42,6 +42,7 @@ class ClaimDriver:
         cdi_folder: Path,
         device_info: DeviceInfoFiles,
         stats: RpcStats,
+        metadata: bool,
     ) -> None:
         self.driver: DraDriver | None = None
         self._inventory = inventory
@@ -52,6 +53,7 @@ class ClaimDriver:
         self._cdi_folder = cdi_folder
         self._device_info = device_info
         self._stats = stats
+        self._metadata = metadata
         self._of_plugins: tuple[Holding, ...] | None = None
 
     def holdings(self) -> tuple[Holding, ...] | None:
@@ -112,6 +114,7 @@ class ClaimDriver:
             cdi_folder=self._cdi_folder,
             device_info=self._device_info,
             stats=self._stats,
+            metadata=self._metadata,
             on_change=self._take_change,
         )
         self.driver.read_records()

@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
+from nodeagent.dra.device_attributes import VALUE_MAX
 from nodeagent.dra.devices import GPU, NIC, DraDevice, devices_of, lacking_enforcement
 from nodeagent.facts.model import Function, Link, Snapshot, State
 from nodeagent.kinds import DeviceKind
@@ -120,7 +121,11 @@ class Offer:
         """Return the GPUs and PFs that claims allocate (``mode: dra``), GPUs first."""
         if not self.dra_pools:
             return ()
-        by_claim = [(entry.name, kind) for entry, kind in self._all_kinds(snapshot) if _by_claim(entry)]
+        by_claim = [
+            (entry.name, kind, isinstance(entry, VfResource) and entry.vf_devices)
+            for entry, kind in self._all_kinds(snapshot)
+            if _by_claim(entry)
+        ]
         return devices_of(by_claim, self.rails, snapshot)
 
     @property
@@ -181,6 +186,7 @@ class Offer:
         finders = (
             self._offered_twice,
             self._pf_in_two_entries,
+            self._cut_names,
             self._refused,
             self._nothing_offered,
             self._less_than_expected,
@@ -207,6 +213,13 @@ class Offer:
         for name, count in Counter(device.name for device in self.dra_devices(snapshot)).items():
             if count > 1:
                 message = f"{name} is in {count} entries of resources; with mode dra each PF is in one"
+                yield Trouble(message, fatal=True)
+
+    def _cut_names(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        """With vfDevices Multus compares the resource's name with an attribute, which holds so many bytes."""
+        for entry, kind in self._all_kinds(snapshot):
+            if isinstance(entry, VfResource) and entry.vf_devices and len(kind.resource) > VALUE_MAX:
+                message = f"{kind.resource} has more than {VALUE_MAX} characters, and vfDevices needs a shorter name"
                 yield Trouble(message, fatal=True)
 
     def _refused(self, snapshot: Snapshot) -> Iterator[Trouble]:

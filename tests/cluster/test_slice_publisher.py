@@ -15,7 +15,7 @@ from nodeagent.cluster.slice_publisher import BURST, LOOK_S, SlicePublisher
 from nodeagent.dra.published_pools import SlicePools
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient
-from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver import ApiServer, resource_slices
 from tests.dra.test_slice_layout import read
 from tests.support.waiting import until
 
@@ -40,6 +40,7 @@ class Stage:
             f"{NODE}/nic": [device("nic-0")],
         }
         self.unknown: tuple[str, ...] = ()
+        self.near_nodes: dict[int, tuple[int, ...]] = {}
         self.deliveries = Deliveries()
         self.stirred = asyncio.Event()
         self.awaited = 0
@@ -399,3 +400,39 @@ async def test_after_any_disorder_the_slices_are_the_wanted_ones_and_then_rest(
             )
 
         await server.until(right, timeout_s=100)
+
+
+NUMA = "resource.kubernetes.io/numaNode"
+
+
+class ListStage(Stage):
+    """Devices whose NUMA nodes are lists, until the publisher gives that up."""
+
+    def __init__(self, server: ApiServer) -> None:
+        super().__init__(server)
+        self.near_nodes = {0: (0, 1)}
+
+    def pools(self, stored: Sequence[Json]) -> SlicePools:
+        value: Json = {"ints": [0, 1]} if self.near_nodes else {"int": 0}
+        self.devices = {
+            f"{NODE}/{kind}": [{"name": f"{kind}-0", "attributes": {NUMA: value}}] for kind in ("gpu", "nic")
+        }
+        return super().pools(stored)
+
+
+@pytest.mark.parametrize(
+    ("gates", "stored"), [((), {"int": 0}), (("DRAListTypeAttributes",), {"ints": [0, 1]})]
+)
+async def test_a_server_without_lists_gets_one_number_and_the_log_says_so(
+    gates: tuple[str, ...], stored: Json, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = await ApiServer(gates=(*resource_slices.SINCE_1_36, *gates)).start()
+    try:
+        async with publishing(server, ListStage(server)) as stage:
+            await server.until(lambda: len(server.objects(SLICES)) == 2)
+            await until(lambda: stage.delivery.reason is None and len(stage.delivery.published) == 2)
+            for kind in ("gpu", "nic"):
+                assert stage.spec(kind)["devices"][0]["attributes"][NUMA] == stored
+    finally:
+        await server.stop()
+    assert ("set cluster.numaNodeList to false" in caplog.text) == (not gates)

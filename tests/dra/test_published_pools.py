@@ -47,10 +47,10 @@ resources:
 class Node:
     """The published pools of one node."""
 
-    def __init__(self, facts: Snapshot, **options: Any) -> None:
+    def __init__(self, facts: Snapshot, config: str = CONFIG, **options: Any) -> None:
         self.inventory, self.offer = Inventory(), DraOffer()
         self.published = PublishedPools(self.inventory, self.offer, NODE, **options)
-        self.maker = Offer(load(CONFIG, name="test"))
+        self.maker = Offer(load(config, name="test"))
         self.take(facts)
 
     def take(self, facts: Snapshot, obstacles: dict[str, str] | None = None) -> None:
@@ -281,3 +281,14 @@ def test_a_pool_is_unknown_before_its_facts() -> None:
     pools = node.published.pools([])
     assert pools.unknown == (f"{NODE}/gpu",)
     assert pools.devices == {f"{NODE}/nic": []}
+
+
+def test_a_numa_node_is_a_list_where_this_is_asked_for() -> None:
+    node = Node(dgx(), near_nodes={0: (0, 1), 1: (1, 0)})
+    for pool in ("gpu", "nic"):
+        for device in node.devices(pool):
+            attributes = device["attributes"]
+            own = attributes["dra.net/numaNode"]["int"]
+            assert attributes["resource.kubernetes.io/numaNode"] == {"ints": [own, 1 - own]}
+    plain = Node(dgx()).devices("gpu")[0]["attributes"]
+    assert plain["resource.kubernetes.io/numaNode"] == plain["dra.net/numaNode"]
