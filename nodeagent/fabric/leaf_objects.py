@@ -6,6 +6,7 @@ object has a link without a neighbor.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from nodeagent.fabric.anomalies import CablingCheck
@@ -125,10 +126,7 @@ class LeafObjects:
 
 
 def _members(place: Mapping[str, str]) -> dict[str, set[str]]:
-    members: dict[str, set[str]] = {}
-    last, same = "", set[str]()
+    members: defaultdict[str, set[str]] = defaultdict(set)
     for node, name in place.items():
-        if name != last:
-            last, same = name, members.setdefault(name, set())
-        same.add(node)
+        members[name].add(node)
     return members

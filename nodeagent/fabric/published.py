@@ -40,7 +40,7 @@ class PublishedMembers:
     def apart(self, member: str, other: str) -> bool:
         """Both members are published, but no object lists both."""
         first, second = self.placed.get(member), self.placed.get(other)
-        if first is None or second is None or first == second:
+        if first is None or second is None:
             return False
         return self._several.get(member, {first}).isdisjoint(self._several.get(other, {second}))
 

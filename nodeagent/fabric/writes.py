@@ -80,9 +80,6 @@ class _Sequence:
         )
         if not nodes and not children:
             return None
-        if old.patterns or old.selectors:
-            # An edited object: the nodes that it selects are not known, so it releases all of them.
-            return msgspec.structs.replace(new, nodes=nodes, children=children)
         return msgspec.structs.replace(old, nodes=nodes, children=children)
 
     def _release(self, old: HyperNode) -> None:
@@ -97,7 +94,7 @@ class _Sequence:
             gone = (*old.nodes, *old.children)
         elif kept.nodes == old.nodes and kept.children == old.children and not old.patterns + old.selectors:
             return
-        else:
+        else:  # also where a hand has added patterns or selectors: what they select is not known
             gone = tuple((set(old.nodes) - set(kept.nodes)) | (set(old.children) - set(kept.children)))
             new = self._wanted[old.name]
             shrunk = msgspec.structs.replace(

@@ -102,6 +102,14 @@ async def test_the_condition_comes_and_goes_with_the_overlap_and_the_count_of_no
         assert writes(server) == 2
 
 
+async def test_the_condition_names_at_most_five_others() -> None:
+    async with stage() as (server, overlaps):
+        await overlaps.mark({"leaf-00": NAMES[1:6], "leaf-01": NAMES[1:7]}, NAMES)
+        five, more = (status(server, name)["conditions"][0]["message"] for name in ("leaf-00", "leaf-01"))
+        assert five.startswith("leaf-01, leaf-02, leaf-03, leaf-04, leaf-05 of another owner")
+        assert more.startswith("leaf-01, leaf-02, leaf-03, leaf-04, leaf-05, … of another owner")
+
+
 async def test_a_new_leader_reads_which_hypernodes_are_marked() -> None:
     async with stage() as (server, overlaps):
         await overlaps.mark({"leaf-00": ("x",), "leaf-01": ("x",)}, NAMES)

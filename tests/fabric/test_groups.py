@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
+from nodeagent.fabric.anomaly_texts import node_to_node
 from tests.support.fabrics import (
     SHAPES,
     Cables,
@@ -244,3 +245,29 @@ def test_the_order_of_reports_does_not_matter(shape: str, seed: int, other: int)
     assert one.unplaced == two.unplaced
     assert one.writes == two.writes
     assert dict(one.labels) == dict(two.labels)
+
+
+def test_a_cable_between_two_nodes_is_one_anomaly_whether_one_end_reports_it_or_both() -> None:
+    def starts(*ends: tuple[str, str]) -> list[str]:
+        return [one.message.partition(": a node is no switch")[0] for one in node_to_node("n0", "n1", ends)]
+
+    assert starts(("n1", "ens2")) == ["ens2 of n1 is cabled to the node n0"]
+    assert starts(("n0", "ens1"), ("n1", "ens2")) == ["ens1 of n0 is cabled to the node n1 (ens2)"]
+    assert starts(("n0", "ens1"), ("n1", "ens2"), ("n1", "ens3")) == [
+        "ens2 of n1 is cabled to the node n0 (ens1)",
+        "ens3 of n1 is cabled to the node n0",
+    ]
+
+
+def test_half_of_the_nodes_join_two_switches_that_are_new_and_none_that_are_published_apart() -> None:
+    def cabled(**far: str) -> Cables:
+        return {
+            node: tuple(End(f"leaf-{switch}", f"{node}-{i}") for i, switch in enumerate(row))
+            for node, row in far.items()
+        }
+
+    before, after = cabled(n1="aa", n2="aa", n3="aa", n4="bb"), cabled(n1="aa", n2="ab", n3="ab", n4="bb")
+    assert partition(plan(after)) == {frozenset(after)}
+    published = plan(before).hypernodes
+    outcome = compute([links(node, row) for node, row in after.items()], published=published, rules=NOW)
+    assert partition(outcome) == {frozenset(("n1", "n2", "n3")), frozenset(("n4",))}

@@ -329,6 +329,7 @@ def test_an_edited_object_is_restored() -> None:
         {"tier_name": "rack"},
         {"annotations": ()},
         {"patterns": ("su0.*",)},
+        {"selectors": ('{"matchLabels":{"zone":"a"}}',)},
     ):
         wrong = HyperNode(**{**{key: getattr(edited, key) for key in edited.__struct_fields__}, **change})
         cluster.tree.objects[name] = render(wrong)

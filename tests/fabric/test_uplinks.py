@@ -145,6 +145,7 @@ def test_capabilities_are_read_in_both_bit_orders():
     assert forwards(b"\x20\x00") is True
     assert forwards(b"\x01") is False  # station only
     assert forwards(b"\x00\x14") is True  # as in the frame: bridge and router
+    assert forwards(b"\x00\x08") is False  # as in the frame: WLAN access point
     assert forwards(b"\x00\x80") is False  # a C-VLAN component alone, as the MIB defines it
     assert forwards(b"") is None
     assert forwards(None) is None

@@ -189,3 +189,12 @@ def test_a_number_that_one_selection_has_twice_in_the_report_is_given_to_neither
     offer.recall((Rail(0, ADDRESS[1]), Rail(0, ADDRESS[2])))
     offer.kinds(seen(frozenset((1, 2)), {}))
     assert rails_of(offer) == {1: 1, 2: 2}
+
+
+def test_a_number_that_another_nic_got_meanwhile_is_not_given_again() -> None:
+    """What pods hold was not known when the NIC beside it was numbered."""
+    offer = Offer(ENTRY)
+    offer.recall((Rail(0, ADDRESS[1]),))
+    offer.kinds(seen(frozenset((1, 2)), None))
+    offer.kinds(seen(frozenset((1, 2, 3)), {3: 1}))
+    assert rails_of(offer) == {1: 0, 2: 1, 3: 2}

@@ -133,6 +133,20 @@ async def test_a_stale_file_that_cannot_be_removed_ends_no_offer(
         await until(lambda: len(plugins.updates) > offers)
 
 
+async def test_files_of_an_earlier_agent_that_cannot_be_listed_in_time_are_one_line_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(offer_files, "SWEEP_S", 0.01)
+    monkeypatch.setattr(DeviceInfoFiles, "remove_stale", lambda *_: (released.wait(), [])[1])
+    try:
+        async with offering(tmp_path):
+            await until(lambda: "stale device-info files" in caplog.text)
+    finally:
+        released.set()
+    assert "Device-info files of an earlier agent stay" not in caplog.text
+
+
 async def test_a_removed_vf_leaves_the_list_without_other_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.agent_config import Config, load
-from nodeagent.facts.model import Function, Gpu, HostPaths, Link, MigDevice, Rdma, Snapshot
+from nodeagent.facts.model import Function, Gpu, GpuFunction, HostPaths, Link, MigDevice, Rdma, Snapshot
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kinds.whole_gpu import WholeGpus
@@ -207,6 +207,16 @@ def test_a_gpu_offered_twice_is_fatal_and_belongs_to_the_first_entry() -> None:
     slices, whole = made.kinds(snapshot)
     assert len(slices.devices(snapshot)[0].ids) == 79
     assert whole.devices(snapshot) == ()
+
+
+def test_only_gpus_that_are_not_kept_for_virtual_machines_are_missed() -> None:
+    made = Offer(configured("resources: [{kind: gpu-mem}]\n"))
+    of_guest, of_pods = GpuFunction("0000:1b:00.0", "vfio-pci"), GpuFunction("0000:1c:00.0", "nvidia")
+    (trouble,) = made.troubles(Snapshot(gpu_functions=(of_guest,)))
+    assert trouble.ready
+    (trouble,) = made.troubles(Snapshot(gpu_functions=(of_guest, of_pods)))
+    assert not trouble.ready
+    assert "the PCI bus has the GPUs 0000:1c:00.0, and NVML" in trouble.message
 
 
 def test_a_name_with_the_index_makes_one_resource_for_each_gpu_which_it_keeps_while_the_gpu_is_lost() -> None:

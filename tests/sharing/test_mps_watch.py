@@ -87,6 +87,17 @@ def watch_of(files: MpsFiles, inventory: Inventory) -> MpsWatch:
     return MpsWatch(files.folder, inventory, lambda: (KIND,), exclusive_process=True)
 
 
+async def test_only_gpus_whose_slices_are_enforced_by_mps_need_a_daemon(files: MpsFiles) -> None:
+    inventory, kinds = Inventory(), [replace(KIND, enforcement="env")]
+    inventory.publish("gpus", gpus=READY.gpus)
+    watch = MpsWatch(files.folder, inventory, lambda: tuple(kinds), exclusive_process=True)
+    await watch.look()
+    assert files.read_wanted().gpus == ()
+    kinds.append(KIND)
+    await watch.look()
+    assert files.read_wanted().gpus == ("GPU-0", "GPU-1")
+
+
 async def test_the_agent_names_the_gpus_and_follows_the_daemons(files: MpsFiles) -> None:
     inventory = Inventory()
     inventory.publish("gpus", gpus=READY.gpus)

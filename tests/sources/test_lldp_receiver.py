@@ -91,6 +91,17 @@ async def test_a_removed_pf_loses_its_neighbors(agent, wire):
     assert agent.receiver.links == {}
 
 
+async def test_frames_that_the_kernel_dropped_are_counted_also_those_of_a_closed_socket(agent, wire):
+    near, _, _ = wire
+    agent.scan(near, others=["ens1"])
+    agent.receiver.links["ens1"].socket.dropped = 3  # as its last reading left it
+    assert agent.receiver.counts("ens1")["dropped"] == 3
+    near.ip("link del ens1")
+    agent.scan(near)
+    assert agent.receiver.links["ens1"].socket is None
+    assert agent.receiver.counts("ens1")["dropped"] == 3
+
+
 async def test_a_software_netdev_that_stays_away_loses_its_neighbors_after_an_hour(agent, wire):
     near, far, _ = wire
     agent.scan(near, others=["ens1"])

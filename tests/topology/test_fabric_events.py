@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.base.backoff import Backoff
-from nodeagent.fabric.outcome import Breaker, Overlap, PlanOutcome
+from nodeagent.fabric.outcome import Breaker, Overlap, PlanOutcome, obstacles
 from nodeagent.topology.hypernodes import FabricEvents
 
 OVERLAP = Overlap("ufm-leaf", "ufm", ("node-00",))
@@ -56,3 +56,12 @@ async def test_a_new_leader_with_the_same_obstacle_needs_no_other_right(server, 
         assert await events.write(outcome(OVERLAP)) is None
     assert len(written(server)) == 2
     assert {verb for verb, resource in server.counts if resource == "events"} == {"create"}
+
+
+def test_an_overlap_names_its_owner_as_far_as_it_has_a_source() -> None:
+    unnamed = Overlap("their-leaf", None, ("node-00",))
+    sentences = obstacles(outcome(OVERLAP, unnamed))
+    assert sentences["overlap/ufm-leaf"].startswith("HyperNode ufm-leaf of ufm holds node-00,")
+    assert sentences["overlap/their-leaf"].startswith(
+        "HyperNode their-leaf of an owner without a source label holds node-00,"
+    )

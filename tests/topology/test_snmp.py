@@ -19,6 +19,7 @@ from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, NodeLinks, Report
 from nodeagent.fabric.uplinks import MANAGEMENT_PORTS
 from nodeagent.kube.access import Access
 from nodeagent.topology.controller_config import FabricConfig
+from nodeagent.topology.switches import snmp as snmp_reader
 from nodeagent.topology.switches.credentials import SwitchCredentials, read_credentials
 from nodeagent.topology.switches.snmp import SnmpReader
 from nodeagent.topology.switches.switch_poller import SwitchError, SwitchPoller
@@ -139,6 +140,32 @@ async def test_a_wrong_credential_fails_and_is_never_printed(
     assert caught.value.result == result
     text = f"{caught.value} {secret!r}"
     assert not any(value in text for value in (*right.values(), *wrong.values()))
+
+
+@pytest.mark.parametrize("key", ["authPassword", "privPassword"])
+def test_a_password_of_v3_has_eight_characters_or_more(key: str):
+    reader = SnmpReader(SnmpSettings())
+    values = {"username": b"reader", "authPassword": b"12345678", "privPassword": b"12345678"}
+    reader._user(SwitchCredentials("/secret", values))
+    with pytest.raises(SwitchError, match=f"/secret/{key} has less than the 8 characters"):
+        reader._user(SwitchCredentials("/secret", values | {key: b"1234567"}))
+
+
+async def test_a_table_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snmp_reader, "ROWS_MAX", 10)
+
+    class Session:
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+        async def getbulk(self, column: str, _: int) -> AsyncIterator[tuple[str, int]]:
+            for row in range(self.rows):
+                yield f"{column}.{row}", row
+
+    deadline = asyncio.get_running_loop().time() + LIMIT_S
+    assert len(await snmp_reader._column(Session(10), "1.0.8802", deadline)) == 10
+    with pytest.raises(SwitchError, match=r"the table 1\.0\.8802 does not end"):
+        await snmp_reader._column(Session(20), "1.0.8802", deadline)
 
 
 async def test_a_missing_switch_is_an_error(rig: Rig):

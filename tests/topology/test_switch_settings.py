@@ -36,6 +36,13 @@ def test_every_setting_of_the_sections_is_read():
 
 
 @pytest.mark.parametrize(
+    "where", ["networks: [10.20.0.0/16]", "addresses: [{switch: leaf1, address: 10.1.0.1}]"]
+)
+def test_switches_are_asked_in_networks_or_at_addresses(where: str):
+    assert load_fabric(HEAD + f"switches: {{method: snmp, {where}}}\n", name="f").switches.method == "snmp"
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("switches: {method: snmp}", "no switch may be asked"),
