@@ -10,7 +10,7 @@ COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-an
 # Without byte code each worker takes three times as long to collect the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all quick check test search test-vm demo bench soak golden monitoring protos lock clean
+.PHONY: all quick check test search test-vm test-cluster demo bench soak golden monitoring protos lock clean
 all: test
 
 $(VENV)/.ready: pyproject.toml hack/lab/pyproject.toml hack/requirements.txt hack/venv.py
@@ -28,6 +28,9 @@ search: $(VENV)/.ready  ## many new examples for the property tests; .hypothesis
 
 test-vm: $(VENV)/.ready  ## boot a machine with real VFs and test the installed agent in it (hack/vm/README.md)
 	$(BIN)/python -m pytest -m vm tests/vm $(ARGS)
+
+test-cluster: $(VENV)/.ready  ## check an installation on the cluster of KUBECONFIG (ARGS=--help; docs/cluster-suite.md)
+	$(BIN)/python -m tests.cluster_suite $(if $(KUBECONFIG),--kubeconfig "$(KUBECONFIG)") $(ARGS)
 
 check: $(VENV)/.ready  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

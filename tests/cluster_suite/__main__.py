@@ -13,6 +13,7 @@ Exit status: 0 if no check failed, 1 if one failed, 2 if the cluster or the inst
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -159,6 +160,8 @@ def terminated(_number: int, _frame: FrameType | None) -> None:
 def main(arguments: list[str]) -> int:
     asked = options(arguments)
     signal.signal(signal.SIGTERM, terminated)
+    if asked.kubeconfig:
+        os.environ["KUBECONFIG"] = asked.kubeconfig  # for kubectl, which --uninstall runs
     try:
         api = ClusterApi.from_kubeconfig(asked.kubeconfig, asked.context)
         version = api.get("/version")["gitVersion"]

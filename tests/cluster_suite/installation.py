@@ -67,7 +67,10 @@ class Agent:
         prefix = self.settings.get("resourcePrefix", "auto")
         default = {"vf": "nic{rail}", "gpu-mem": "gpu-mem", "gpu": "gpu"}.get(entry["kind"], "mig-{profile}")
         words = re.split(r"(\{\w+\})", entry.get("name", default))
-        shape = "".join(r"[\w.-]+" if word.startswith("{") else re.escape(word) for word in words)
+        shapes = {"{rail}": r"\d+"}
+        shape = "".join(
+            shapes.get(word, r"[\w.-]+") if word.startswith("{") else re.escape(word) for word in words
+        )
         pattern = re.compile((r"[\w.-]+" if prefix == "auto" else re.escape(prefix)) + "/" + shape)
         for name, amount in sorted(node["status"].get(field, {}).items()):
             if pattern.fullmatch(name):
