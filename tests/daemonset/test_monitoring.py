@@ -94,6 +94,14 @@ def test_promtool_accepts_the_rules_and_their_tests_pass() -> None:
     assert "SUCCESS" in promtool("test", "rules", "rules_test.yaml")
 
 
+def test_rules_keep_the_clusters_apart() -> None:
+    """Two clusters may have nodes of the same names, behind one Prometheus or Thanos."""
+    text = (FOLDER / "rules.yaml").read_text()
+    groups = re.findall(r"\b(?:by|on) \(([^)]*)\)", text)
+    assert len(groups) > 15
+    assert not [labels for labels in groups if "cluster" not in labels.split(", ")]
+
+
 def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
     tested: dict[str, set[float]] = {}
     for test in yaml.safe_load((FOLDER / "rules_test.yaml").read_text())["tests"]:
