@@ -28,6 +28,7 @@ async def enforcement(on: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     from nodeagent.kinds.mps_clients import MpsShares
     from nodeagent.kubelet.cdi_files import CdiSpecFiles
     from nodeagent.kubelet.device_info import DeviceInfoFiles
+    from nodeagent.kubelet.grown_requests import GrownRequests
     from nodeagent.kubelet.offer_files import OfferFiles
     from nodeagent.kubelet.plugin import Plugin, RecentFunctions
     from nodeagent.kubelet.rpc_stats import RpcStats
@@ -48,7 +49,7 @@ async def enforcement(on: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     for level in LEVELS:
         shares = MpsShares("/var/lib/nodeagent/mps", by_share=True) if level == "mps" else None
         kind = GpuMemory(RESOURCE, enforcement=level, mps=shares)
-        plugin = Plugin(kind, files, RecentFunctions(), RpcStats(), lambda: None)
+        plugin = Plugin(kind, files, RecentFunctions(), RpcStats(), GrownRequests(), lambda: None)
         plugin.update(kind, snapshot)
         socket = on.folder / f"{level}.sock"
         await plugin.start(socket)

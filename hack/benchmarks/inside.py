@@ -101,6 +101,7 @@ async def endpoint(socket: Path, ids: int) -> None:
 
     from nodeagent.facts.model import Gpu, Health, Snapshot, State
     from nodeagent.kinds.gpu_memory import GpuMemory
+    from nodeagent.kubelet.grown_requests import GrownRequests
     from nodeagent.kubelet.plugin import Plugin, RecentFunctions
     from nodeagent.kubelet.rpc_stats import RpcStats
 
@@ -117,7 +118,7 @@ async def endpoint(socket: Path, ids: int) -> None:
         for i in range(8)
     )
     kind = GpuMemory("nodeagent.io/gpu-mem", slice_mib=1)
-    served = Plugin(kind, NoFiles(), RecentFunctions(), RpcStats(), lambda: None)
+    served = Plugin(kind, NoFiles(), RecentFunctions(), RpcStats(), GrownRequests(), lambda: None)
     snapshot = Snapshot(gpus=gpus)
     served.update(kind, snapshot)
     await served.start(socket)

@@ -70,7 +70,7 @@ class GrownRequests:
 
     @property
     def notes(self) -> dict[int, list[int]]:
-        """What requests of each size grew to, each size once."""
+        """The sizes that requests of each size grew to, without repetition."""
         return {size: sorted(set(ends)) for size, ends in self._ends.items()}
 
     def later_sizes(self, size: int) -> tuple[int, ...] | None:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from nodeagent.facts.gpu_usage import OutsideProcess
-from nodeagent.facts.model import Snapshot
+from nodeagent.facts.model import Gpu, Snapshot
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.measurements.sample import Sample
 from nodeagent.metrics.scrape_input import DeviceCount
@@ -77,11 +77,6 @@ def gpu_statuses(
     sample_of = {sample.device: sample for sample in samples}
     account_of = {account.uuid: account for account in accounts}
     held = _held(snapshot)
-    holders = {
-        id_: f"{holding.namespace}/{holding.pod}"
-        for holding in snapshot.holdings or ()
-        for id_ in holding.device_ids
-    }
     known = snapshot.holdings is not None
     lines = []
     for gpu in snapshot.gpus:
@@ -89,7 +84,6 @@ def gpu_statuses(
         sample = sample_of.get(gpu.uuid)
         measured: Mapping[str, float] = {} if sample is None else sample.values
         age = None if sample is None else now - sample.at
-        old = age is not None and (gpu.lost or age > settings.health.gap_s)
         account = account_of.get(gpu.uuid, GpuAccount(gpu.uuid, ()))
         used = measured.get("gpu_memory_used_bytes")
         lines.append(
@@ -108,18 +102,26 @@ def gpu_statuses(
                 used_bytes=None if used is None else int(used),
                 utilization=measured.get("gpu_utilization"),
                 celsius=measured.get("gpu_celsius"),
-                old_seconds=age if old else None,
+                old_seconds=age if age is not None and (gpu.lost or age > settings.health.gap_s) else None,
                 pods=account.pods,
                 outside=account.outside,
-                mig=tuple(
-                    MigStatus(it.uuid, it.profile, it.memory_mib << 20, holders.get(it.uuid))
-                    for it in gpu.mig_devices
-                ),
+                mig=tuple(_mig_statuses(gpu, snapshot)),
             )
         )
     silent = (entry.reason for entry in snapshot.stale_sources if entry.source == "gpus")
     tolerance_bytes = settings.accounting.tolerance_mib << 20
     return GpuStatuses(tuple(lines), obstacle, next(silent, None), tolerance_bytes)
+
+
+def _mig_statuses(gpu: Gpu, snapshot: Snapshot) -> Iterator[MigStatus]:
+    holders = {
+        id_: f"{holding.namespace}/{holding.pod}"
+        for holding in snapshot.holdings or ()
+        for id_ in holding.device_ids
+    }
+    for device in gpu.mig_devices:
+        holder = holders.get(device.uuid)
+        yield MigStatus(device.uuid, device.profile, device.memory_mib << 20, holder)
 
 
 def _free(count: DeviceCount, held: int) -> int:

@@ -13,9 +13,12 @@ import pytest
 from nodeagent.kinds import Refused
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kubelet.grown_requests import FORM, GrownRequests, RequestNotes
+from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.kind_machines import dgx
+from tests.support.running_agent import node
 from tests.support.virtual_time import run
 
+SMALL = "two-gpus-and-two-nics"
 RESOURCE = "nodeagent.io/gpu-mem"
 SLICES = 79
 """Of each of eight GPUs."""
@@ -72,6 +75,20 @@ def test_the_notes_are_saved_after_a_request_and_an_agent_that_starts_again_has_
     again = RequestNotes(tmp_path).of(RESOURCE)
     assert again.later_sizes(16) == (40,)
     assert again.later_sizes(8) is None
+
+
+async def test_an_agent_that_starts_again_knows_the_sizes_that_pods_have_asked_for() -> None:
+    memory = f"{SMALL}/gpu-mem"
+    async with node() as n:
+        file = n.root / "var/lib/nodeagent" / FORM.name
+        await n.kubelet.start()
+        await n.start_agent()
+        await n.allocatable(memory, 158)
+        assert (await n.kubelet.admit(PodSpec.single("p", {memory: 16}))).admitted
+        await n.until(file.exists)
+        await n.stop_agent()
+        await n.start_agent()
+        assert n.agent.stored.requests.of(memory).later_sizes(16) == ()
 
 
 def test_the_file_of_this_version_is_read_by_a_later_one(tmp_path: Path) -> None:
