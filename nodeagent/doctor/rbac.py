@@ -73,6 +73,7 @@ NEEDED_RIGHTS: dict[Role, tuple[NeededRight, ...]] = {
     ),
 }
 
+_CLAIM_STATUS = "to write the status of a claim's devices (cluster.claimStatus)"
 DRA_RIGHTS = (
     NeededRight(
         "resource.k8s.io",
@@ -81,11 +82,13 @@ DRA_RIGHTS = (
         "to publish GPUs and PFs",
     ),
     NeededRight("resource.k8s.io", "resourceclaims", ("get",), "to hand out the devices of a claim"),
+    NeededRight("resource.k8s.io", "resourceclaims/status", ("patch",), _CLAIM_STATUS),
     NeededRight(
         "resource.k8s.io",
-        "resourceclaims/status",
-        ("patch",),
-        "to write the status of a claim's devices (cluster.claimStatus)",
+        "resourceclaims/driver",
+        ("associated-node:patch",),
+        _CLAIM_STATUS,
+        name="nodeagent.io",
     ),
 )
 """Rights of an agent beside its ``NEEDED_RIGHTS`` where a resource has mode dra."""

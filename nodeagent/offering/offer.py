@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from nodeagent.agent_config import Config
@@ -186,7 +186,6 @@ class Offer:
         finders = (
             self._offered_twice,
             self._pf_in_two_entries,
-            self._cut_names,
             self._refused,
             self._nothing_offered,
             self._less_than_expected,
@@ -215,19 +214,13 @@ class Offer:
                 message = f"{name} is in {count} entries of resources; with mode dra each PF is in one"
                 yield Trouble(message, fatal=True)
 
-    def _cut_names(self, snapshot: Snapshot) -> Iterator[Trouble]:
-        """With vfDevices Multus compares the resource's name with an attribute, which holds so many bytes."""
-        for entry, kind in self._all_kinds(snapshot):
-            if isinstance(entry, VfResource) and entry.vf_devices and len(kind.resource) > VALUE_MAX:
-                message = f"{kind.resource} has more than {VALUE_MAX} characters, and vfDevices needs a shorter name"
-                yield Trouble(message, fatal=True)
-
     def _refused(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for kind in self.kinds(snapshot):
             if (refusal := kind.refusal(snapshot)) is not None:
                 yield Trouble(f"{kind.resource.partition('/')[2]}: {refusal}", fatal=True)
         for name, lacking in lacking_enforcement(self.dra_devices(snapshot), snapshot):
             yield Trouble(f"{name.partition('/')[2]}: {lacking}", fatal=True)
+        yield from _cut_names(self._all_kinds(snapshot))
 
     def _nothing_offered(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for entry in self.config.resources:
@@ -443,6 +436,16 @@ def _may_own(entry: VfResource, rail: Rail, snapshot: Snapshot, links: Mapping[s
 
 def _by_claim(entry: ResourceSettings) -> bool:
     return isinstance(entry, VfResource | GpuMemResource) and entry.mode == "dra"
+
+
+def _cut_names(kinds: Iterable[tuple[ResourceSettings, DeviceKind]]) -> Iterator[Trouble]:
+    """With vfDevices Multus compares the name of the resource with an attribute, which holds so many bytes."""
+    for entry, kind in kinds:
+        if isinstance(entry, VfResource) and entry.vf_devices and len(kind.resource) > VALUE_MAX:
+            message = (
+                f"{kind.resource} has more than {VALUE_MAX} characters, and vfDevices needs a shorter name"
+            )
+            yield Trouble(message, fatal=True)
 
 
 def _too_few(setting: str, expected: int, offered: set[str], gone: set[str]) -> Iterator[Trouble]:

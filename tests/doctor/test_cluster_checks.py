@@ -461,6 +461,6 @@ def test_the_rights_of_mode_dra_are_those_of_its_manifest() -> None:
         for obj in yaml.safe_load_all((MANIFESTS / "dra/rbac.yaml").read_text())
         if obj["kind"] == "ClusterRole"
     ]
-    rights = {(one.group, one.resource, verb, "") for one in DRA_RIGHTS for verb in one.verbs}
+    rights = {(one.group, one.resource, verb, one.name) for one in DRA_RIGHTS for verb in one.verbs}
     # Reading its Node is only for the attribute leafGroup.
     assert granted(rule for role in roles for rule in role["rules"]) == rights | {("", "nodes", "get", "")}
