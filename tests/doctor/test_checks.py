@@ -261,6 +261,7 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ("warn mig_empty", gpu_checks.findings(of_gpus(structs.replace(READING, mig=True)), DEFAULT)),
     ("warn gpu_nodes", gpu_checks.findings(of_gpus(nodes=()), DEFAULT)),
     ("note memory_limits_inert", gpu_checks.findings(of_gpus(support=LimitSupport(cgroup2=False)), DEFAULT)),
+    ("note memory_limits_inert", gpu_checks.findings(of_gpus(version="614.99.99"), DEFAULT)),
     ("note runtime_unseen", runtime_checks.findings(runtime_checks.RuntimeFacts(), DEFAULT, ())),
     ("fix runtime_config_broken", runtime_checks.findings(settings(broken="line 3"), DEFAULT, ())),
     ("fix cdi_off", runtime_checks.findings(settings(cdi=False), DEFAULT, ())),
