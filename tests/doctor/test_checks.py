@@ -628,3 +628,8 @@ def test_a_stale_spec_is_written_again_by_its_own_tool(kind: str, tool: str) -> 
     (finding,) = (finding for finding in findings if finding.key == "cdi_stale")
     assert tool in finding.remedy
     assert ("nvidia-ctk" in finding.remedy) == (kind == "nvidia.com/gpu")
+
+
+def test_a_pf_without_a_driver_is_no_vf_without_one() -> None:
+    found = nic_checks.findings(of_nics(structs.replace(PF, driver=None), VF), DEFAULT)
+    assert "vf_unbound" not in {one.key for one in found}
