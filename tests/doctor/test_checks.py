@@ -633,3 +633,10 @@ def test_a_stale_spec_is_written_again_by_its_own_tool(kind: str, tool: str) -> 
 def test_a_pf_without_a_driver_is_no_vf_without_one() -> None:
     found = nic_checks.findings(of_nics(structs.replace(PF, driver=None), VF), DEFAULT)
     assert "vf_unbound" not in {one.key for one in found}
+
+
+@pytest.mark.parametrize(("kind", "defines"), [("nvidia.com/gpu", True), ("nodeagent.io/gpu", False)])
+def test_only_a_spec_of_the_vendors_kind_defines_its_gpus(kind: str, defines: bool) -> None:
+    facts = replace(settings(), specs=(spec(kind=kind),))
+    found = {one.key for one in runtime_checks.findings(facts, NO_SPEC, (GPU,))}
+    assert ("cdi" in found, "cdi_undefined" in found) == (defines, not defines)
