@@ -366,7 +366,7 @@ class Offer:
         """Return the rails with new NICs, by PCI address. A number that another memory has is only for its NIC."""
         literal, nics = literal_addresses(entry.select), nics_of(snapshot.functions, snapshot.links)
         macs = {rail.pci_address: rail.permanent_mac for known in self.numbering.values() for rail in known}
-        number_of = {address: place for place, address in enumerate(literal or ())}
+        number_of = {address: place for place, address in enumerate(literal)}
         reserved: frozenset[int] = frozenset()
         if new and self._recalls and not literal:
             recalled_rails = _recalled(self.config, self._reported, entry, snapshot, links)

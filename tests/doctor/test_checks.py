@@ -261,6 +261,7 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ("warn mig_empty", gpu_checks.findings(of_gpus(structs.replace(READING, mig=True)), DEFAULT)),
     ("warn gpu_nodes", gpu_checks.findings(of_gpus(nodes=()), DEFAULT)),
     ("note memory_limits_inert", gpu_checks.findings(of_gpus(support=LimitSupport(cgroup2=False)), DEFAULT)),
+    ("note memory_limits_inert", gpu_checks.findings(of_gpus(version="614.99.99"), DEFAULT)),
     ("note runtime_unseen", runtime_checks.findings(runtime_checks.RuntimeFacts(), DEFAULT, ())),
     ("fix runtime_config_broken", runtime_checks.findings(settings(broken="line 3"), DEFAULT, ())),
     ("fix cdi_off", runtime_checks.findings(settings(cdi=False), DEFAULT, ())),
@@ -627,3 +628,15 @@ def test_a_stale_spec_is_written_again_by_its_own_tool(kind: str, tool: str) -> 
     (finding,) = (finding for finding in findings if finding.key == "cdi_stale")
     assert tool in finding.remedy
     assert ("nvidia-ctk" in finding.remedy) == (kind == "nvidia.com/gpu")
+
+
+def test_a_pf_without_a_driver_is_no_vf_without_one() -> None:
+    found = nic_checks.findings(of_nics(structs.replace(PF, driver=None), VF), DEFAULT)
+    assert "vf_unbound" not in {one.key for one in found}
+
+
+@pytest.mark.parametrize(("kind", "defines"), [("nvidia.com/gpu", True), ("nodeagent.io/gpu", False)])
+def test_only_a_spec_of_the_vendors_kind_defines_its_gpus(kind: str, defines: bool) -> None:
+    facts = replace(settings(), specs=(spec(kind=kind),))
+    found = {one.key for one in runtime_checks.findings(facts, NO_SPEC, (GPU,))}
+    assert ("cdi" in found, "cdi_undefined" in found) == (defines, not defines)

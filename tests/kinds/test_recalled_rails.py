@@ -192,7 +192,7 @@ def test_a_number_that_one_selection_has_twice_in_the_report_is_given_to_neither
 
 
 def test_a_number_that_another_nic_got_meanwhile_is_not_given_again() -> None:
-    """What pods hold was not known when the NIC beside it was numbered."""
+    """The holdings of pods were not known when the NIC beside it was numbered."""
     offer = Offer(ENTRY)
     offer.recall((Rail(0, ADDRESS[1]),))
     offer.kinds(seen(frozenset((1, 2)), None))

@@ -237,7 +237,7 @@ OF_A_MISSING_NIC = (
     "nodeagent_link_flap",
     "nodeagent_link_rule",
 )
-"""What the page still says about a NIC that is gone: its name, its fault, what it has lost."""
+"""Families that keep their series of a NIC that is gone: its name, its fault, and the state of its rules."""
 
 
 def without(snapshot: Snapshot, *addresses: str) -> Snapshot:

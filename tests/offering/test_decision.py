@@ -1,4 +1,4 @@
-"""What is withheld until its facts are known, and what the log says about NICs that are missing."""
+"""Resources that are withheld until their facts are known, and the sentences about NICs that are missing."""
 
 from __future__ import annotations
 

@@ -178,6 +178,13 @@ def test_a_name_without_a_field_pools_all_nics_and_always_exists() -> None:
     assert pools(made, machine(pf(1), pf(2))) == {"example.com/vfs": ("0000:01:00.0", "0000:02:00.0")}
 
 
+def test_a_name_with_the_netdev_stays_while_the_netdev_is_away() -> None:
+    made = Offer(configured("resources: [{kind: vf, name: 'nic-{netdev}'}]\n"))
+    here, away = machine(pf(1)), machine(replace(pf(1), netdev=None), pf(2))
+    assert [*pools(made, here)] == ["example.com/nic-ens1np0"]
+    assert [*pools(made, away)] == ["example.com/nic-ens1np0", "example.com/nic-ens2np0"]
+
+
 def test_the_vendors_cdi_kind_is_used_where_it_defines_all_gpus() -> None:
     made = Offer(
         configured(

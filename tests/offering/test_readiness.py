@@ -1,4 +1,4 @@
-"""What ``/readyz`` says about the pools of mode dra."""
+"""The pools of mode dra in ``/readyz``."""
 
 from __future__ import annotations
 
