@@ -1,4 +1,4 @@
-"""What is installed: the agents, their nodes and configuration, the resources that the nodes offer, the controller."""
+"""The installation: the agents, their nodes and configuration, the resources that the nodes offer, the controller."""
 
 from __future__ import annotations
 

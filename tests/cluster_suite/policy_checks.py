@@ -1,4 +1,4 @@
-"""What the accounts of agents and controller may write: real tokens, bound to their pods, and dry runs.
+"""The writes that the accounts of agents and controller may make: real tokens, bound to their pods, and dry runs.
 
 A dry run passes authorization and admission, and is not stored. So nothing changes, even if a policy is missing.
 """
@@ -40,7 +40,7 @@ class Attempt:
     query: tuple[tuple[str, str], ...] = ()
 
     def wrong(self, api: ClusterApi) -> str | None:
-        """What is wrong with the answer, or None."""
+        """The answer that breaks the promise, in words; otherwise None."""
         try:
             api.call(self.method, self.path, self.body, content=self.content, **DRY, **dict(self.query))
         except RefusedError as refused:

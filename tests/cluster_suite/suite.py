@@ -1,4 +1,4 @@
-"""What a check gets: the cluster, the installation, a namespace of its own, and the options of the run."""
+"""Everything that a check gets: the cluster, the installation, a namespace of its own, and the options of the run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Suite:
     node: str | None = None
     """The only node on which checks start pods and simulate faults."""
     overlay: str | None = None
-    """What the installation was made of, for its removal."""
+    """The kustomization that the installation was made of, for its removal."""
     undo: list[Callable[[], None]] = field(default_factory=list)
-    """What to take back at the end, whatever happened: the last entry first."""
+    """Called at the end, whatever happened: the last entry first."""
 
     def candidates(self) -> list[Agent]:
         """Agents of nodes that take new pods."""
