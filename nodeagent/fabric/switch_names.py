@@ -67,6 +67,14 @@ class SwitchNames:
         """Some switch uses this name at present."""
         return name in self._by_name
 
+    def announced(self) -> dict[str, tuple[str, ...]]:
+        """The system names that each switch announces, by its key."""
+        names: dict[str, set[str]] = {}
+        for announcement, key in self.keys.items():
+            if announcement.name:
+                names.setdefault(key, set()).add(announcement.name.rstrip("."))
+        return {key: tuple(sorted(same)) for key, same in names.items()}
+
     def key_of(self, name: str) -> str:
         """The key of the switch that uses this system name."""
         whole = full(name)
@@ -118,12 +126,12 @@ class SwitchNames:
                 self._default_chassis.add(chassis)
                 self.record.pop(chassis, None)
                 names = sorted(by_name)
-                value = shown(chassis.partition("=")[2])
+                some = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
                 self._report(
                     AnomalyKind.SHARED_CHASSIS_ID,
                     names[0],
-                    f"{len(names)} switches ({shown(', '.join(names[:4]))}{', …' if len(names) > 4 else ''}) announce one chassis ID, {value}, and are identified "
-                    "by their names: it is a factory default; give every switch its own",
+                    f"{len(names)} switches ({some}) announce one chassis ID, {shown(chassis.partition('=')[2])}, and "
+                    "are identified by their names: it is a factory default; give every switch its own",
                 )
 
     def _name(self, announcement: SwitchAnnouncement) -> str:
