@@ -45,7 +45,7 @@ from nodeagent.topology.controller_pages import ControllerPages, ReplicaWrites
 from nodeagent.topology.fabric_in_force import FabricInForce, FabricParts, make_parts
 from nodeagent.topology.hypernodes import FabricEvents, HyperNodeWriter, TreeResult
 from nodeagent.topology.mirrors import ClusterMirror
-from nodeagent.topology.node_labels import LabelResult, NodeLabeler
+from nodeagent.topology.node_labels import IN_FLIGHT, LabelResult, NodeLabeler
 from nodeagent.topology.write_log import WriteLog
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,10 @@ class Controller:
         """The parts that garbage collection leaves out."""
         write_log = WriteLog()
         self.hypernodes = HyperNodeWriter(self._writer, write_log)
-        self.labels = NodeLabeler(self._writer, write_log)
+        self._labeler = ApiClient(
+            access, manager="nodeagent-controller", guard=self.lease.check, threads=IN_FLIGHT
+        )
+        self.labels = NodeLabeler(self._labeler, write_log)
         self.events = FabricEvents(self._writer, settings.namespace, settings.identity, LEASE)
         self._planned = asyncio.Event()
         self._pause_until = float("-inf")
@@ -159,7 +162,7 @@ class Controller:
         except ExceptionGroup as errors:
             raise first_cause(errors) from None
         finally:
-            for client in (self._elector, self._reader, self._writer):
+            for client in (self._elector, self._reader, self._writer, self._labeler):
                 await client.close()
 
     @property

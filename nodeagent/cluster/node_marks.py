@@ -32,6 +32,7 @@ from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODES, Json, Meta, Partial
 
 TAINT_TRIES = 3
+BEHIND_S = 0.05
 
 LINK_CONDITION, GPU_CONDITION = "nodeagent.io/LinkHealthy", "nodeagent.io/GpuHealthy"
 FABRIC_CONDITION = "nodeagent.io/FabricLinks"
@@ -224,12 +225,13 @@ class NodeMarks:
 
 
 class NodeWrites:
-    """Marks of many Nodes, written one after the other: at most ``per_second`` in a second. ``problem`` is the sentence
-    to log when a write fails, without its full stop."""
+    """Marks of many Nodes: at most ``per_second`` writes in a second. With ``pause`` they go one after the other; with
+    ``turn`` several are in flight. ``problem`` is the sentence to log when a write fails, without its full stop."""
 
     def __init__(self, problem: str, per_second: float) -> None:
         self.failures = FailureLog(problem)
         self._gap_s = 1.0 / per_second
+        self._next = 0.0
 
     async def send(self, name: str, write: Awaitable[object]) -> tuple[str, ApiError | None]:
         """Send a write to the Node ``name``. Return ``ok``, ``gone`` for a Node that was deleted, or ``failed`` with
@@ -244,6 +246,14 @@ class NodeWrites:
         self.failures.succeeded()
         return "ok", None
 
+    async def turn(self) -> None:
+        """Wait until this write may be sent. Turns that passed while nobody could take them are caught up, for a time
+        of ``BEHIND_S``."""
+        now = asyncio.get_running_loop().time()
+        self._next = max(self._next, now - BEHIND_S) + self._gap_s
+        if (wait_s := self._next - now) > 0:
+            await asyncio.sleep(wait_s)
+
     async def pause(self) -> None:
-        """Wait until the next write may be sent."""
+        """Wait until the next write may be sent, after an answer."""
         await asyncio.sleep(self._gap_s)

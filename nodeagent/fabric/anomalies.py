@@ -2,7 +2,10 @@
 
 * A switch serves a rail if the rail has at least a third as many of its links as its first rail, or if no other switch
   of the group has three times as many links of the rail. So a switch may serve several rails.
-* A link is compared with the group that its node's links vote for, wherever the node is published.
+* A link is compared with the group that its node's links vote for, wherever the node is published, and with the nodes
+  of its node's model there.
+* A switch without nodes of its own counts for the group of the nodes that have a link to it. It is foreign instead if
+  another switch of that group serves their rail for more nodes.
 * A link whose LLDP information has expired names no cable, and its rail is not missing. Neither is a link that the node
   reports as unused, nor a rail that a quarter of the group's nodes lacks: such a unit is not cabled yet.
 * One fault is one anomaly, or one at each of its two cables: a rack whose cables are all shifted by one rail, a cable
@@ -20,7 +23,9 @@ from nodeagent.fabric.anomaly_texts import (
     NAMES_MAX,
     GroupRails,
     LinkPlace,
+    RailCounts,
     foreign_leaf,
+    foreign_switch,
     names_of,
     no_leaves,
     node_to_node,
@@ -32,6 +37,7 @@ from nodeagent.fabric.anomaly_texts import (
 from nodeagent.fabric.desired_places import group_of
 from nodeagent.fabric.groups import MAJORITY, CablingPattern, SwitchGroup
 from nodeagent.fabric.naming import GroupNames
+from nodeagent.fabric.node_models import NodeModels
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.reports import CompactReport, shown
 from nodeagent.fabric.switch_keys import ADDRESS, CHASSIS
@@ -39,23 +45,25 @@ from nodeagent.fabric.votes import LinkVotes
 
 
 class CablingCheck:
-    """``adopted`` is the group of each switch whose own group has no nodes. ``anomalies`` are those of nodes, links
-    and groups.
+    """``adopted`` is the group of each switch whose own group has no nodes, except for ``foreign`` switches.
+    ``anomalies`` are those of nodes, links and groups.
     """
 
     def __init__(self, votes: LinkVotes, names: GroupNames, placed: Mapping[str, str]) -> None:
         self._votes = votes
         self._counts = votes.rails
         self.adopted: dict[str, SwitchGroup] = {}
+        self.foreign: set[str] = set()
         self._adoptees: dict[SwitchGroup, set[str]] = {}
-        self._rails: dict[SwitchGroup, GroupRails] = {}
-        self._shifted: dict[tuple[SwitchGroup, int], list[str]] = {}
+        self._models: dict[SwitchGroup, NodeModels] = {}
+        self._rails: dict[tuple[SwitchGroup, int], GroupRails] = {}
+        self._shifted: dict[tuple[GroupRails, int], list[str]] = {}
         self.anomalies: list[Anomaly] = []
         self._check_switches()
         for pattern in votes.patterns:
             self._check_pattern(pattern, names, placed)
-        for (group, steps), nodes in self._shifted.items():
-            self.anomalies.append(rail_shift(sorted(nodes), steps, self._rails[group]))
+        for (rails, steps), nodes in self._shifted.items():
+            self.anomalies.append(rail_shift(sorted(nodes), steps, rails))
         for group in votes.groups:
             self.anomalies += self._undecidable(group)
             if group.leafless:
@@ -66,21 +74,21 @@ class CablingCheck:
         self.anomalies += self._contested_links()
 
     def home(self, leaf: str) -> SwitchGroup | None:
-        """The group that a switch counts for."""
-        return self.adopted.get(leaf) or self._votes.of.get(leaf)
+        """The group that a switch counts for: none, if it is foreign."""
+        return None if leaf in self.foreign else self.adopted.get(leaf) or self._votes.of.get(leaf)
 
     def switches(self, group: SwitchGroup) -> set[str]:
         """The switches of a group, including those that it has adopted."""
         return self._adoptees.get(group, set()).union(group.leaves)
 
-    def served(self, leaf: str) -> tuple[str, ...]:
+    def served(self, leaf: str, counts: RailCounts | None = None) -> tuple[str, ...]:
         """The rails with at least a third as many links to this switch as its first rail."""
-        counts = self._counts.get(leaf, {})
-        if len(counts) == 1:
-            return tuple(counts)
-        least = max(counts.values(), default=0)
+        links = (self._counts if counts is None else counts).get(leaf, {})
+        if len(links) == 1:
+            return tuple(links)
+        least = max(links.values(), default=0)
         return tuple(
-            sorted((rail for rail, count in counts.items() if MAJORITY * count > least), key=rail_order)
+            sorted((rail for rail, count in links.items() if MAJORITY * count > least), key=rail_order)
         )
 
     def rails(self, group: SwitchGroup) -> frozenset[str]:
@@ -88,23 +96,37 @@ class CablingCheck:
         served = map(self.served, group.leaves)
         return frozenset([rails[0] for rails in served if len(rails) == 1])
 
-    def rails_of(self, group: SwitchGroup) -> GroupRails:
-        """All rails of a group."""
-        if (rails := self._rails.get(group)) is None:
-            rails = self._rails[group] = self._count_rails(group)
+    def rails_of(self, group: SwitchGroup, pattern: CablingPattern | None = None) -> GroupRails:
+        """All rails of a group, as the nodes of this pattern's model use them, or those of the usual model."""
+        models = self._models_of(group)
+        model = models.usual if pattern is None else models.of(pattern)
+        if (rails := self._rails.get((group, model))) is None:
+            rails = self._count_rails(group, model, self.switches(group))
+            self._rails[group, model] = rails
         return rails
 
-    def _count_rails(self, group: SwitchGroup) -> GroupRails:
+    def _models_of(self, group: SwitchGroup) -> NodeModels:
+        if (models := self._models.get(group)) is None:
+            models = self._models[group] = NodeModels(group)
+        return models
+
+    def _count_rails(self, group: SwitchGroup, model: int, leaves: Iterable[str]) -> GroupRails:
+        models = self._models_of(group)
+        voters = group.voters
+        counts: RailCounts = self._counts
+        if models.several:
+            voters = [pattern for pattern in voters if models.of(pattern) == model]
+            counts = count_links(voters)
         switch: dict[str, str] = {}
         links: dict[str, int] = {}
-        for leaf in sorted(self.switches(group)):
-            for rail, count in self._counts.get(leaf, {}).items():
+        for leaf in sorted(leaves):
+            for rail, count in counts.get(leaf, {}).items():
                 if count > links.get(rail, 0):
                     switch[rail], links[rail] = leaf, count
         nodes = 0
         cabled: Counter[str] = Counter()
         shared: Counter[tuple[str, str]] = Counter()
-        for pattern in group.voters:
+        for pattern in voters:
             count = len(pattern.nodes)
             nodes += count
             for slot in pattern.cables:
@@ -117,17 +139,14 @@ class CablingCheck:
             if count > links.get(rail, 0):
                 switch[rail], links[rail] = leaf, count
         built = frozenset(rail for rail, count in cabled.items() if 4 * count >= 3 * nodes)
-        return GroupRails(switch, links, built)
+        return GroupRails(switch, links, built, counts)
 
     def _serves(self, key: str, rail: str, rails: GroupRails) -> bool:
         """A link of this rail may go to this switch."""
         if rails.switch.get(rail, key) == key:
             return True
-        count = self._counts.get(key, {}).get(rail, 0)
-        most = rails.links[rail]
-        if count <= 1 and most >= MAJORITY and self.home(key) is not self._votes.of.get(key):
-            return False  # One cable to a switch that no other node has.
-        return most < MAJORITY * count or rail in self.served(key)
+        count = rails.counts.get(key, {}).get(rail, 0)
+        return rails.links[rail] < MAJORITY * count or rail in self.served(key, rails.counts)
 
     def _check_switches(self) -> None:
         of = self._votes.of
@@ -135,7 +154,11 @@ class CablingCheck:
         for pattern in self._votes.patterns:
             columns[pattern] = list(zip(*[report.ports for report in pattern.nodes.values()], strict=True))
         for leaf, group in of.items():
-            if not group.voters and not group.forced and (home := self._adopter(leaf)) is not None:
+            if group.voters or group.forced:
+                continue
+            if self._is_foreign(leaf):
+                self.foreign.add(leaf)
+            elif (home := self._adopter(leaf)) is not None:
                 self.adopted[leaf] = home
                 self._adoptees.setdefault(home, set()).add(leaf)
         for leaf in (*of, *self._votes.shared):
@@ -153,6 +176,23 @@ class CablingCheck:
         if len(patterns) == 1 and len(patterns[0].leaves) == len(patterns[0].keys):
             return [(patterns[0], patterns[0].keys.index(leaf))]
         return [(pattern, i) for pattern in patterns for i, key in enumerate(pattern.keys) if key == leaf]
+
+    def _is_foreign(self, leaf: str) -> bool:
+        """In each group with nodes that have a link to this switch, another one serves the rail of these links."""
+        if leaf in self._votes.pairs.static:
+            return False
+        counts: Counter[tuple[SwitchGroup, int, str]] = Counter()
+        for pattern, i in self._places(leaf):
+            if (group := pattern.best) is not None:
+                if group.leafless:
+                    return False
+                counts[group, self._models_of(group).of(pattern), pattern.shape[i].rail] += len(pattern.nodes)
+        groups = {group for group, _, _ in counts}
+        for (group, model, rail), count in counts.items():
+            most = self._count_rails(group, model, group.leaves).links.get(rail, 0)
+            if most < MAJORITY or (most <= count and len(groups) == 1):
+                return False
+        return bool(counts)
 
     def _adopter(self, leaf: str) -> SwitchGroup | None:
         """The group of most nodes with a link to this switch."""
@@ -179,7 +219,7 @@ class CablingCheck:
 
     def _is_regular(self, pattern: CablingPattern, group: SwitchGroup) -> bool:
         """Each link goes to a switch of its rail in this group, and each rail that is built has a link."""
-        rails, shared, of = self.rails_of(group), self._votes.shared, self._votes.of
+        rails, shared, of = self.rails_of(group, pattern), self._votes.shared, self._votes.of
         switch = rails.switch
         for key, slot in zip(pattern.keys, pattern.shape, strict=True):
             if switch.get(slot.rail) == key and of.get(key) is group:
@@ -196,14 +236,18 @@ class CablingCheck:
     def _of_node(
         self, node: str, report: CompactReport, pattern: CablingPattern, group: SwitchGroup
     ) -> Iterator[Anomaly]:
-        rails = self.rails_of(group)
+        rails = self.rails_of(group, pattern)
         foreign: dict[int, SwitchGroup] = {}
+        strange: list[int] = []
         wrong: list[int] = []
         miscabled: list[int] = []
         for i, slot in enumerate(pattern.shape):
             key = pattern.keys[i]
             home = self.home(key) if key else None
-            if home is not None and home is not group:
+            if key in self.foreign:
+                alone = sum(self._counts[key].values()) == 1
+                (wrong if alone else strange).append(i)
+            elif home is not None and home is not group:
                 # Without a switch of this rail in the node's group, the two groups may share this one, except where
                 # the topology file defines them.
                 if slot.rail in rails.switch or home.static:
@@ -213,12 +257,14 @@ class CablingCheck:
             elif i in report.miscabled:
                 miscabled.append(i)
         served = {slot.rail: key for slot, key in zip(pattern.shape, pattern.keys, strict=True) if key}
-        away = {pattern.keys[i] for i in foreign}
+        away = {pattern.keys[i] for i in (*foreign, *strange)}
         if wrong and (steps := find_shift(served, rails.order, rails.switch, away)):
-            self._shifted.setdefault((group, steps), []).append(node)
+            self._shifted.setdefault((rails, steps), []).append(node)
             return
         for i, home in foreign.items():
             yield foreign_leaf(node, pattern, i, home, rails)
+        for i in strange:
+            yield foreign_switch(node, pattern, i, rails)
         for i in miscabled:
             key, link = pattern.keys[i], shown(pattern.shape[i].link)
             message = f"{node} itself reports {link} as miscabled, at {key or 'no switch'}"
@@ -354,6 +400,17 @@ class CablingCheck:
                 "nodes are cabled to decide; define the groups in the topology file"
             )
             yield Anomaly(AnomalyKind.UNDECIDABLE, "", "", group.anchor, message)
+
+
+def count_links(patterns: Iterable[CablingPattern]) -> RailCounts:
+    """The links of these patterns to each switch, by rail."""
+    counts: dict[str, dict[str, int]] = {}
+    for pattern in patterns:
+        for slot, key in zip(pattern.shape, pattern.keys, strict=True):
+            if key:
+                rails = counts.setdefault(key, {})
+                rails[slot.rail] = rails.get(slot.rail, 0) + len(pattern.nodes)
+    return counts
 
 
 def _has_nodes(part: frozenset[str], voters: Iterable[CablingPattern]) -> bool:

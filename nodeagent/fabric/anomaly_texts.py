@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nodeagent.fabric.groups import CablingPattern, SwitchGroup
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
@@ -10,6 +10,8 @@ from nodeagent.fabric.reports import shown
 
 LinkPlace = tuple[CablingPattern, int]
 """A pattern, and the position of a link in its shape."""
+RailCounts = Mapping[str, Mapping[str, int]]
+"""The number of links to each switch, by rail."""
 NAMES_MAX = 5
 """A text names at most this number of nodes or switches."""
 
@@ -18,13 +20,17 @@ class GroupRails:
     """The rails of a group. ``switch`` is the switch of each rail, of the group or a shared one, with this number of
     ``links`` of the rail; ``order`` are all rails in order.
 
-    ``built`` are the rails with a neighbor at three of four nodes or more.
+    ``built`` are the rails with a neighbor at three of four nodes or more. ``counts`` are the links that all of this
+    was counted from.
     """
 
-    def __init__(self, switch: dict[str, str], links: dict[str, int], built: frozenset[str]) -> None:
+    def __init__(
+        self, switch: dict[str, str], links: dict[str, int], built: frozenset[str], counts: RailCounts
+    ) -> None:
         self.switch = switch
         self.links = links
         self.built = built
+        self.counts = counts
         self.order = sorted(switch, key=rail_order)
 
 
@@ -34,6 +40,16 @@ def foreign_leaf(node: str, pattern: CablingPattern, i: int, home: SwitchGroup, 
     message = (
         f"{link} of {node} is cabled to {key}, a switch of another leaf group ({home.anchor}): move this cable to "
         f"{rails.switch.get(slot.rail, 'a switch of its own group')}, or the node's other cables to that group"
+    )
+    return Anomaly(AnomalyKind.FOREIGN_LEAF, node, link, key, message)
+
+
+def foreign_switch(node: str, pattern: CablingPattern, i: int, rails: GroupRails) -> Anomaly:
+    slot, key = pattern.shape[i], pattern.keys[i]
+    link = shown(slot.link)
+    message = (
+        f"{link} of {node} is cabled to {key}, which is no leaf switch of its group: all other cables of the nodes at "
+        f"{key} go to the same switches as those of the group: move this cable to {rails.switch[slot.rail]}"
     )
     return Anomaly(AnomalyKind.FOREIGN_LEAF, node, link, key, message)
 

@@ -131,8 +131,8 @@ class TierSettings(Settings, frozen=True, kw_only=True):
     name_patterns: Annotated[
         tuple[Pattern, ...],
         listed(
-            "Regular expressions (Python) on the names of leaf switches. The named groups tier2 and tier3 "
-            "match the name of the group above: (?P<tier2>pod[0-9]+)-leaf."
+            "Regular expressions (Python) on the names of leaf switches, as they announce them, with their domain. The "
+            "named groups tier2 and tier3 match the name of the group above: (?P<tier2>pod[0-9]+)-leaf."
         ),
     ] = ()
     assume_full_bisection: Annotated[

@@ -105,7 +105,9 @@ class LeafObjects:
         return tuple(sorted((key, text) for key, text in texts.items() if text))
 
     def _is_elsewhere(self, leaf: str) -> bool:
-        """Reports mention the switch, and it counts for a group with nodes."""
+        """Reports mention the switch, and it counts for a group with nodes, or is foreign."""
+        if leaf in self._cabling.foreign:
+            return True
         group = self._cabling.home(leaf)
         return group is not None and bool(group.voters or group.forced)
 

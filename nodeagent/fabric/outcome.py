@@ -30,6 +30,7 @@ class AnomalyKind(StrEnum):
     NODE_TO_NODE = "node-to-node"
     NO_LEAVES = "no-leaves"
     DUPLICATE_SYSTEM_NAME = "duplicate-system-name"
+    SHARED_CHASSIS_ID = "shared-chassis-id"
     AMBIGUOUS_SWITCH = "ambiguous-switch"
     REPLACED_SWITCH = "replaced-switch"
     SHARED_PORT = "shared-port"

@@ -94,8 +94,9 @@ def compute_plan(rules: FabricRules, levels: Levels, memory: PlanMemory, now: fl
         name: frozenset(leaf.switches) for name, leaf in leaves.objects.items() if not has_other_parent(name)
     }
     uplinks = _uplinks_by_key(levels, votes.names)
+    announced = votes.names.announced() if rules.tiers.name_patterns else {}
     tiers = UpperTiers(
-        rules, levels.topology, switches, uplinks, published, levels.is_taken, memory.tiers, now
+        rules, levels.topology, switches, uplinks, announced, published, levels.is_taken, memory.tiers, now
     )
     outcome = make_outcome(
         rules, levels, foreign, votes.names, desired, nodes, cabling, nvlink, leaves, tiers, now

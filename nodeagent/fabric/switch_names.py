@@ -9,6 +9,8 @@
   the management address does. Without one, the links are ambiguous: they count for no group.
 * A known chassis ID under a new name is a renamed switch: it keeps its recorded key. When the old name has moved to
   another chassis, the names count again.
+* A chassis ID that several names have at once is a factory default, and identifies no switch. Two names are too few
+  for this, unless both announce one port: while a switch is renamed, some reports still have the old name.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class SwitchNames:
         self._by_name: dict[str, Sequence[SwitchAnnouncement]] = {}
         self._name_of_chassis: dict[str, str] = {}
         self._shared_chassis: set[str] = set()
+        self._default_chassis: set[str] = set()
         self._new: set[str] = set()
         self.keys: dict[SwitchAnnouncement, str] = {}
         self.record = dict(record)
@@ -56,12 +59,21 @@ class SwitchNames:
         self.ambiguous: set[SwitchAnnouncement] = set()
         self.anomalies: list[Anomaly] = []
         self._index(patterns)
+        self._find_default_chassis()
         self._resolve()
         self._trim_record()
 
     def is_announced(self, name: str) -> bool:
         """Some switch uses this name at present."""
         return name in self._by_name
+
+    def announced(self) -> dict[str, tuple[str, ...]]:
+        """The system names that each switch announces, by its key."""
+        names: dict[str, set[str]] = {}
+        for announcement, key in self.keys.items():
+            if announcement.name:
+                names.setdefault(key, set()).add(announcement.name.rstrip("."))
+        return {key: tuple(sorted(same)) for key, same in names.items()}
 
     def key_of(self, name: str) -> str:
         """The key of the switch that uses this system name."""
@@ -93,6 +105,35 @@ class SwitchNames:
                 self._shared_chassis.add(announcement.chassis)
         self._by_name = {name: tuple(announcements) for name, announcements in by_name.items()}
 
+    def _find_default_chassis(self) -> None:
+        """Chassis IDs of several switches: at present under three names or more, or on one port under two.
+
+        Expired ports count for the latter, so that a pause of LLDP does not make one switch of several.
+        """
+        if not self._shared_chassis:
+            return
+        ports: dict[str, dict[str, set[str]]] = {chassis: {} for chassis in self._shared_chassis}
+        current: set[tuple[str, str]] = set()
+        for name, announcements in self._by_name.items():
+            for announcement in announcements if name[0] != "=" else ():
+                if announcement.chassis in ports:
+                    fresh, stale = self._ports((announcement,))
+                    ports[announcement.chassis].setdefault(name, set()).update(fresh | stale)
+                    if fresh:
+                        current.add((announcement.chassis, name))
+        for chassis, by_name in sorted(ports.items()):
+            if sum((chassis, name) in current for name in by_name) > 2 or overlap(by_name.values()):
+                self._default_chassis.add(chassis)
+                self.record.pop(chassis, None)
+                names = sorted(by_name)
+                some = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+                self._report(
+                    AnomalyKind.SHARED_CHASSIS_ID,
+                    names[0],
+                    f"{len(names)} switches ({some}) announce one chassis ID, {shown(chassis.partition('=')[2])}, and "
+                    "are identified by their names: it is a factory default; give every switch its own",
+                )
+
     def _name(self, announcement: SwitchAnnouncement) -> str:
         """The short name, or ``=`` and the chassis ID where the name is none or a factory default."""
         whole = full(announcement.name)
@@ -116,14 +157,15 @@ class SwitchNames:
                         named.append(NamedSwitch(distinct_name, same))
                     else:
                         chosen.update(self._assign_separately(distinct_name, same))
-        for switch in join_by_chassis(named):
+        for switch in join_by_chassis(named, self._default_chassis):
             key = self._key(switch)
             for part in switch:
                 self._assign(part.announcements, key)
                 if part.name != key:
                     self.renamed[short(part.name)] = key
                 for announcement in part.announcements:
-                    chosen.setdefault(announcement.chassis, key)
+                    if announcement.chassis not in self._default_chassis:
+                        chosen.setdefault(announcement.chassis, key)
         self._resolve_nameless(nameless, chosen)
 
     def _resolve_nameless(self, nameless: Iterable[SwitchAnnouncement], chosen: Mapping[str, str]) -> None:
@@ -232,10 +274,12 @@ class SwitchNames:
         """Give announcements this key, or that of their chassis ID."""
         for announcement in announcements:
             chosen = chassis_key(announcement.chassis) if key is None else key
+            self.keys[announcement] = chosen
+            if announcement.chassis in self._default_chassis:
+                continue
             if announcement.chassis not in self.record:
                 self._new.add(announcement.chassis)
             self.record[announcement.chassis] = chosen
-            self.keys[announcement] = chosen
 
     def _split_by_domain(
         self, name: str, announcements: Iterable[SwitchAnnouncement]
@@ -311,6 +355,9 @@ class SwitchNames:
     def _key(self, switch: list[NamedSwitch]) -> str:
         names = {part.name for part in switch}
         chassis = {announcement.chassis for part in switch for announcement in part.announcements}
+        chassis -= self._default_chassis
+        if not chassis:
+            return min(names)  # Neither the record nor an alias is about this name: a chassis ID made them.
         recorded = {self.record.get(chassis_id, "") for chassis_id in chassis}
         known = {key for key in recorded if key and not key.startswith((CHASSIS, ADDRESS))}
         # The record is newer than the aliases on published objects, which a write may not have reached yet.
@@ -365,19 +412,23 @@ def join_by_address(announcements: Iterable[SwitchAnnouncement]) -> list[list[Sw
     return list({id(same): same for same in by_address.values()}.values())
 
 
-def join_by_chassis(named: list[NamedSwitch]) -> Iterator[list[NamedSwitch]]:
-    """Names that share a chassis ID, together."""
+def join_by_chassis(named: list[NamedSwitch], except_for: Container[str] = ()) -> Iterator[list[NamedSwitch]]:
+    """Names that share a chassis ID, together. The IDs ``except_for`` join nothing."""
+
+    def identities(part: NamedSwitch) -> list[str]:
+        chassis = (announcement.chassis for announcement in part.announcements)
+        return [f"={part.name}" if one in except_for else one for one in chassis]
+
     home: dict[str, list[NamedSwitch]] = {}
     for switch in named:
         union = [switch]
-        for announcement in switch.announcements:
-            other = home.get(announcement.chassis)
+        for identity in identities(switch):
+            other = home.get(identity)
             if other is not None and other is not union:
                 union += other
                 for member in other:
-                    for known in member.announcements:
-                        home[known.chassis] = union
-            home[announcement.chassis] = union
+                    home.update(dict.fromkeys(identities(member), union))
+            home[identity] = union
     done: set[int] = set()
     for union in home.values():
         if id(union) not in done:

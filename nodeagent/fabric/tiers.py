@@ -4,8 +4,8 @@ Sources of uplinks, the most trusted first: the topology file, the LLDP neighbor
 leaf switches, and the assertion that all groups are one.
 
 * A tier that joins nothing is left out, because each tier costs the scheduler a copy of all nodes.
-* A group without known uplinks stays where it is published, if uplinks from LLDP put it there. A parent that came from
-  configuration goes with that configuration.
+* A group without known uplinks stays where it is published, if uplinks from LLDP put it there, or a pattern and no
+  report mentions its switches. A parent that came from configuration goes with that configuration.
 """
 
 from __future__ import annotations
@@ -51,8 +51,14 @@ class UplinkSources:
     """The known uplinks of each switch, with their source."""
 
     def __init__(
-        self, rules: FabricRules, topology: Topology, uplinks: Mapping[str, tuple[str, ...]]
+        self,
+        rules: FabricRules,
+        topology: Topology,
+        uplinks: Mapping[str, tuple[str, ...]],
+        announced: Mapping[str, tuple[str, ...]],
     ) -> None:
+        """``announced`` are the names of each leaf switch that reports mention."""
+        self._announced = announced
         self._patterns = tuple(map(re.compile, rules.tiers.name_patterns))
         self._by_switch = ((FILE, topology.uplinks), (LLDP, uplinks))
 
@@ -71,9 +77,16 @@ class UplinkSources:
         return frozenset(name for name in names if name), PATTERN
 
     def _group_name(self, tier: int, leaf: str) -> str:
+        """Patterns match a name as it is announced, in lower case, or without its domain."""
         group = f"tier{tier}"
         for pattern in self._patterns:
-            if group in pattern.groupindex and (match := pattern.search(leaf)) and match[group]:
+            if group not in pattern.groupindex:
+                continue
+            for name in self._announced.get(leaf, ()):
+                for form in (name, name.lower()):
+                    if (match := pattern.search(form)) and match[group]:
+                        return match[group].lower()
+            if (match := pattern.search(leaf)) and match[group]:
                 return match[group]
         return ""
 
@@ -90,14 +103,18 @@ class UpperTiers:
         topology: Topology,
         leaves: Mapping[str, frozenset[str]],
         uplinks: Mapping[str, tuple[str, ...]],
+        announced: Mapping[str, tuple[str, ...]],
         published: PublishedTree,
         is_taken: Callable[[str], bool],
         before: Mapping[int, Placement],
         now: float,
     ) -> None:
-        """``leaves`` are the leaf groups with their switches. ``before`` are the last plan's ``placements``."""
+        """``leaves`` are the leaf groups with their switches. ``announced`` are the names of switches that reports
+        mention. ``before`` are the last plan's ``placements``.
+        """
         self._rules, self._published, self._is_taken, self._now = rules, published, is_taken, now
-        self._uplinks = UplinkSources(rules, topology, uplinks)
+        self._uplinks = UplinkSources(rules, topology, uplinks, announced)
+        self._announced = announced
         self._before = before
         self.objects: dict[str, HyperNode] = {}
         self.parent: dict[str, str] = {}
@@ -116,7 +133,10 @@ class UpperTiers:
         known: set[str] = set()
         for level in range(LEAF + 1, len(TIER_NAMES)):
             groups = self._groups(items, level, below)
-            step = _Tier(self._rules, tier, self._published, self._is_taken, frozenset(known))
+            silent = frozenset(
+                name for name, item in items.items() if self._announced.keys().isdisjoint(item.leaves)
+            )
+            step = _Tier(self._rules, tier, self._published, self._is_taken, frozenset(known), silent)
             kept = kept or (not groups and step.keeps_any(items))
             asserted = not groups and not kept and self._rules.tiers.assume_full_bisection and len(items) > 1
             if asserted:
@@ -193,12 +213,14 @@ class _Tier:
         published: PublishedTree,
         is_taken: Callable[[str], bool],
         known: frozenset[str],
+        silent: frozenset[str],
     ) -> None:
-        """``known`` are items with uplinks of a lower level, which did not join them."""
+        """``known`` are items with uplinks of a lower level, which did not join them. ``silent`` are those whose leaf
+        switches no report mentions."""
         self._rules, self._tier = rules, tier
         self._published = published.objects
         self._members = published.tiers[tier]
-        self._is_taken, self._known = is_taken, known
+        self._is_taken, self._known, self._silent = is_taken, known, silent
         self._group: dict[str, _UpperGroup] = {}
 
     def joins(self, items: Mapping[str, TierItem], groups: list[_UpperGroup]) -> bool:
@@ -247,11 +269,14 @@ class _Tier:
         return place(before, self._members, desired, (), self._rules.hysteresis, now, at_once=asserted)
 
     def _keeps(self, item: str) -> bool:
-        """The item stays where uplinks from LLDP have put it, as long as nothing else is known."""
+        """The item stays where uplinks from LLDP have put it, as long as nothing else is known. So does one where
+        names have put it, while its leaf switches are in no report: names with their domain are in reports alone."""
         here = self._members.placed.get(item)
-        return (
-            here is not None and item not in self._known and self._published[here].note(DERIVED_FROM) == LLDP
-        )
+        if here is None or item in self._known:
+            return False
+        source = self._published[here].note(DERIVED_FROM)
+        named = bool(self._rules.tiers.name_patterns) and item in self._silent
+        return source == LLDP or (source == PATTERN and named)
 
 
 def _never_apart(_one: str, _other: str) -> bool:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -136,9 +137,12 @@ class _NeighborKeys:
             domains.setdefault(short(whole), set()).add(whole)
         self._several_domains = {name for name, wholes in domains.items() if len(wholes - {name}) > 1}
         self._leaf: dict[str, str] = {}
+        leaves = tuple(leaves)
+        announced = Counter(chassis for leaf in leaves for chassis in leaf.chassis)
         for leaf in leaves:
             names = {form for name in leaf.names for form in (full(name), short(full(name)))}
-            self._leaf.update(dict.fromkeys((names - generic_names - {""}) | set(leaf.chassis), leaf.key))
+            own = {chassis for chassis in leaf.chassis if announced[chassis] == 1}
+            self._leaf.update(dict.fromkeys((names - generic_names - {""}) | own, leaf.key))
 
     def of(self, neighbor: SwitchNeighbor) -> str:
         whole = full(neighbor.name)

@@ -30,7 +30,7 @@ from nodeagent.kube import answer_bounds
 from nodeagent.kube.access import Access
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import PODS, Json, Resource, WatchEvent
-from nodeagent.kube.transport import ApiCall, ApiRequest, Transport
+from nodeagent.kube.transport import CONNECTIONS, ApiCall, ApiRequest, Transport
 from nodeagent.kube.watch_stream import WatchStream
 
 __all__ = ["ApiClient", "ApiError", "Listing"]
@@ -91,13 +91,15 @@ class ApiClient:
         timeout_s: float = TIMEOUT_S,
         guard: Callable[[], float] | None = None,
         no_data_s: float = NO_DATA_S,
+        threads: int = THREADS,
     ) -> None:
         self.access = access
         self._no_data_s = no_data_s
         self.manager = manager
         self._timeout_s = timeout_s
         self._guard = guard
-        self._threads = asyncio.Semaphore(THREADS)
+        self._threads = asyncio.Semaphore(threads)
+        self._connections = max(CONNECTIONS, threads)
         self._transport: Transport | None = None
         self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
         self._watches: set[WatchStream[Any]] = set()
@@ -327,7 +329,7 @@ class ApiClient:
 
     def _opened(self) -> Transport:
         if self._transport is None:
-            self._transport = Transport(self.access, f"nodeagent/{__version__}")
+            self._transport = Transport(self.access, f"nodeagent/{__version__}", self._connections)
         return self._transport
 
     def _call(self, request: ApiRequest, seconds: float) -> ApiCall:

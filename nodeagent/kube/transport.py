@@ -132,8 +132,10 @@ def _attach(connection: HTTPConnection) -> None:
 class Transport:
     """Thread-safe."""
 
-    def __init__(self, access: Access, user_agent: str) -> None:
+    def __init__(self, access: Access, user_agent: str, connections: int = CONNECTIONS) -> None:
+        """``connections`` are kept open at most."""
         self._access = access
+        self._size = connections
         self._user_agent = user_agent
         self._lock = threading.Lock()
         self._pool: urllib3.HTTPConnectionPool | None = None
@@ -218,7 +220,7 @@ class Transport:
     def _connections(self) -> urllib3.HTTPConnectionPool:
         with self._lock:
             if self._pool is None:
-                self._pool = _pool(self._access)
+                self._pool = _pool(self._access, self._size)
             return self._pool
 
     def _broken(self, call: ApiCall, error: Exception) -> ApiError:
@@ -278,11 +280,11 @@ def _refusal(call: ApiCall, answer: urllib3.BaseHTTPResponse) -> bytes:
     return bytes(body)
 
 
-def _pool(access: Access) -> urllib3.HTTPConnectionPool:
+def _pool(access: Access, size: int) -> urllib3.HTTPConnectionPool:
     url = urllib3.util.parse_url(access.server)
     common: dict[str, Any] = {
         "port": url.port,
-        "maxsize": CONNECTIONS,
+        "maxsize": size,
         "retries": False,
         "socket_options": KEEPALIVE,
     }

@@ -2,8 +2,9 @@
 
 Rules:
 
-* Schedulers and agents watch every Node, so a Node is written once per move, and at most ``PER_SECOND`` Nodes in
-  a second.
+* Schedulers watch every Node, so a Node is written once per move, and at most ``PER_SECOND`` Nodes in a second. At most
+  ``IN_FLIGHT`` writes wait for their answers: a slow API server gets fewer. Where its priority and fairness refuses a
+  write for the moment (429), this write waits as long as it says, and is one of these.
 * Only the given labels are written. A Node that was deleted meanwhile is no failure.
 * The tree does not wait for labels: they are written for a limited time, and the next call continues there.
 * A Node whose labels are refused does not block the others. After several refusals in a row, a timeout or a
@@ -14,15 +15,16 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from nodeagent.cluster.node_marks import NodeMarks, NodeWrites
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.topology.write_log import WriteLog
 
-PER_SECOND = 50.0
+PER_SECOND = 800.0
+IN_FLIGHT = 16
 REFUSED_MAX = 3
 
 
@@ -36,6 +38,8 @@ class LabelResult:
 
 
 class NodeLabeler:
+    """``client`` should have a thread for each write in flight."""
+
     def __init__(self, client: ApiClient, write_log: WriteLog, per_second: float = PER_SECOND) -> None:
         self._node_marks = NodeMarks(client)
         self._write_log = write_log
@@ -57,24 +61,51 @@ class NodeLabeler:
     async def _label(self, relabel: Mapping[str, Mapping[str, str | None]], for_s: float) -> LabelResult:
         names = sorted(relabel)
         first = bisect_right(names, self._last)
-        until = asyncio.get_running_loop().time() + for_s
-        failed, refused = False, 0
-        for done, name in enumerate((*names[first:], *names[:first])):
-            if done and asyncio.get_running_loop().time() >= until:
-                return LabelResult(failed, len(names) - done)
-            self._last = name
-            error = await self._write(name, relabel[name])
-            failed = failed or error is not None
-            refused = 0 if error is None else refused + 1
-            if error is not None and (
-                refused >= REFUSED_MAX or error.status is None or error.retry_after_s is not None
-            ):
-                return LabelResult(True, len(names) - done - 1, error.retry_after_s or 0.0)
-        return LabelResult(failed)
+        labels_round = _Round((*names[first:], *names[:first]), asyncio.get_running_loop().time() + for_s)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(IN_FLIGHT, len(names))):
+                group.create_task(self._write_each(labels_round, relabel))
+        return LabelResult(labels_round.failed, len(labels_round.names), labels_round.retry_after_s)
 
-    async def _write(self, name: str, labels: Mapping[str, str | None]) -> ApiError | None:
-        """Write the labels of one Node. Return the error if a retry may help."""
-        result, error = await self._nodes.send(name, self._node_marks.set_labels(name, labels))
-        self.writes[result] += 1
-        await self._nodes.pause()
-        return error
+    async def _write_each(
+        self, labels_round: _Round, relabel: Mapping[str, Mapping[str, str | None]]
+    ) -> None:
+        """Write one Node after the other, as long as the round goes on."""
+        while name := labels_round.next():
+            self._last = name
+            await self._nodes.turn()
+            result, error = await self._nodes.send(name, self._node_marks.set_labels(name, relabel[name]))
+            self.writes[result] += 1
+            labels_round.answered(error)
+
+
+class _Round:
+    """The Nodes of one call, in order. ``names`` are those that are left."""
+
+    def __init__(self, names: Iterable[str], until: float) -> None:
+        self.names = deque(names)
+        self.failed = False
+        self.retry_after_s = 0.0
+        self._until = until
+        self._begun = False
+        self._stopped = False
+        self._refused = 0
+
+    def next(self) -> str | None:
+        """The next Node. The first one is written even if no time is left."""
+        is_over = self._begun and asyncio.get_running_loop().time() >= self._until
+        if self._stopped or is_over or not self.names:
+            return None
+        self._begun = True
+        return self.names.popleft()
+
+    def answered(self, error: ApiError | None) -> None:
+        """Count an answer. ``error``: a retry may help."""
+        if error is None:
+            self._refused = 0
+            return
+        self.failed = True
+        self._refused += 1
+        self.retry_after_s = max(self.retry_after_s, error.retry_after_s or 0.0)
+        if self._refused >= REFUSED_MAX or error.status is None or error.retry_after_s is not None:
+            self._stopped = True

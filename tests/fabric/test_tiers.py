@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nodeagent.fabric import IMMEDIATE, FabricRules, PlanOutcome
 from nodeagent.fabric.fabric_settings import HysteresisSettings, TierSettings
 from nodeagent.fabric.topology_file import StaticGroup, Topology
-from tests.support.fabrics import Cluster, End, rails, single
+from tests.support.fabrics import Cluster, End, links, rails, single
 
 NOW = FabricRules(hysteresis=IMMEDIATE)
 ASSUMED = TierSettings(assume_full_bisection=True)
@@ -202,3 +204,41 @@ def test_an_asserted_root_gains_new_groups_at_once() -> None:
     cluster.hear(rails(1, 4, first=2))
     assert cluster.rest() == 2
     assert above(cluster.outcome, 2) == {frozenset({"su000", "su001", "su002"})}
+
+
+def pods(*names: str) -> dict[str, tuple[End, ...]]:
+    """Two nodes with one link to each switch of these names."""
+    return {
+        f"{name.replace('.', '-').lower()}-n{number}": (End(name, f"Eth1/{number}"),)
+        for name in names
+        for number in range(2)
+    }
+
+
+@pytest.mark.parametrize("fabric", ["f01", "F01"])
+def test_a_pattern_matches_the_name_with_its_domain(fabric: str) -> None:
+    """Meta's scheme: the pod is a part of the domain."""
+    pattern = rf"^rtsw\d+\.(?P<tier2>p\d+)\.{fabric}$"
+    cluster = Cluster(FabricRules(hysteresis=IMMEDIATE, tiers=TierSettings(name_patterns=(pattern,))))
+    cluster.hear(pods(*(f"rtsw{number:03}.p{1 + number // 2:03}.{fabric}" for number in range(4))))
+    cluster.rest()
+    outcome = cluster.outcome
+    assert above(outcome, 2) == {frozenset({"rtsw000", "rtsw001"}), frozenset({"rtsw002", "rtsw003"})}
+    assert {one.switches for one in outcome.hypernodes if one.tier == 1} == {
+        (f"rtsw{number:03}",) for number in range(4)
+    }
+
+
+def test_a_tier_from_names_with_their_domain_stays_while_no_report_has_them() -> None:
+    rules = FabricRules(tiers=TierSettings(name_patterns=(r"\.(?P<tier2>p\d+)\.",)))
+    cluster = Cluster(rules)
+    cables = pods(*(f"rtsw{number:03}.p001.f01" for number in range(3)))
+    cluster.hear(cables)
+    cluster.rest(61)
+
+    for node in cables:
+        if node.startswith("rtsw002"):
+            cluster.report(links(node, (None,)))
+    for _ in range(2):
+        assert cluster.rest(61) == cluster.rest(3600) == 0
+        cluster.restart()

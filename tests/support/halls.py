@@ -25,7 +25,8 @@ class Hall:
 
     ``unit`` is the unit of each node. ``leaf[unit][rail]`` is the switch of a rail. ``shared`` are rails whose switches
     serve all units. ``chassis_per_port``: each switch port announces a chassis ID of its own. ``names`` are announced
-    system names where they differ. ``addressed``: switches announce their management address.
+    system names where they differ. ``addressed``: switches announce their management address. ``links`` is the number
+    of links of each node that has not one for each rail. ``chassis``: the chassis ID of all switches.
     """
 
     leaf: list[list[str]]
@@ -33,6 +34,7 @@ class Hall:
     shared: int = 0
     chassis_per_port: bool = False
     addressed: bool = True
+    chassis: str = ""
     names: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -46,6 +48,7 @@ class Hall:
             for rail in range(self.rails)
         }
         self.unused: set[tuple[str, int]] = set()
+        self.links: dict[str, int] = {}
         self.expected: Counter[Expected] = Counter()
         self._ports: dict[tuple[str, int, str], int] = {}
         self._shifted: set[int] = set()
@@ -84,7 +87,7 @@ class Hall:
         return NodeLinks(
             metadata=Metadata(name=node),
             node_name=node,
-            links=tuple(self._link(node, rail) for rail in range(self.rails)),
+            links=tuple(self._link(node, rail) for rail in range(self.links.get(node, self.rails))),
         )
 
     def _link(self, node: str, rail: int) -> NodeLink:
@@ -113,7 +116,7 @@ class Hall:
             self._next[end] += 1
             self._ports[node, rail, end] = self._next[end]
         port = self._ports[node, rail, end]
-        chassis = _chassis(end, port if self.chassis_per_port else 0)
+        chassis = self.chassis or _chassis(end, port if self.chassis_per_port else 0)
         return LinkNeighbor(
             chassis_id=ReportedId(subtype="mac", value=chassis),
             port_id=ReportedId(subtype="ifname", value=f"Eth1/{port}"),

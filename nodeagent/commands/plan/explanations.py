@@ -139,7 +139,9 @@ def _switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
     for current, of in sorted(votes.names.renamed.items()):
         if of == key:
             yield f"Its name is {current} now; the chassis ID is the same."
-    if group is not None and home is not group:
+    if key in cabling.foreign:
+        yield "It is foreign: another switch of their group serves the rail of the links that reach it."
+    elif group is not None and home is not group:
         yield "Its own group has no nodes; it belongs to the group of most nodes that are cabled to it."
     rails = cabling.served(key)
     yield (

@@ -187,7 +187,7 @@ def _against_tree(
         return
     place = plan.nodes.place.get(node, "")
     group = plan.names.groups.get(place)
-    switch = {} if group is None else plan.cabling.rails_of(group).switch
+    switch = {} if group is None else plan.cabling.rails_of(group, pattern).switch
     own = tuple(own)
     wrong = {anomaly.link for anomaly in own if anomaly.kind in WRONG_CABLES}
     shifted = any(anomaly.kind is AnomalyKind.RAIL_SHIFT for anomaly in own)

@@ -1,0 +1,221 @@
+"""Halls with one fault each: the groups and the anomalies that it must cause, each once, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from msgspec import structs
+
+from nodeagent.fabric import IMMEDIATE, FabricRules, NodeLinks, compute
+from nodeagent.fabric.fabric_settings import HysteresisSettings
+from nodeagent.fabric.hypernode import ALIASES, SWITCHES
+from tests.support.fabrics import Cluster, partition
+from tests.support.halls import Hall, named
+
+NOW = FabricRules(hysteresis=IMMEDIATE)
+Expected = set[tuple[str, str, str, str]]
+
+
+def hall(units: int = 2, size: int = 16, rails: int = 8) -> Hall:
+    return Hall([[f"su{unit}-leaf{rail}" for rail in range(rails)] for unit in range(units)], size)
+
+
+def add_node(of: Hall, unit: int, name: str, *switches: str) -> None:
+    """A node with one link to each of these switches."""
+    of.unit[name] = unit
+    of.cables.update(((name, rail), switch) for rail, switch in enumerate(switches))
+    of.links[name] = len(switches)
+
+
+def foreign(nodes: int, units: int = 1, switch: str = "oob-sw1") -> Callable[[Hall], Expected]:
+    """Rail 5 of the first nodes of each of the first units ends in this switch."""
+
+    def fault(of: Hall) -> Expected:
+        moved = [node for unit in range(units) for node in of.nodes(unit)[:nodes]]
+        of.cables.update(dict.fromkeys(((node, 5) for node in moved), switch))
+        return {("foreign-leaf", node, "rail5", switch) for node in moved}
+
+    return fault
+
+
+def rack_cut_off(of: Hall) -> Expected:
+    """The leaf switch of the shifted nodes' last rail is foreign too: one shift, and no foreign cables beside it."""
+    rack = of.nodes(0)[:3]
+    for node in rack:
+        for rail in range(8):
+            of.cables[node, rail] = of.leaf[0][rail + 1] if rail < 7 else "spare-leaf"
+    return {("rail-shift", rack[0], "", "su0-leaf1")}
+
+
+def second_leaves(of: Hall) -> Expected:
+    """Half of the nodes of a unit have leaf switches of their own on all rails."""
+    for node in of.nodes(1)[:6]:
+        of.unit[node] = 2
+        of.cables.update(((node, rail), f"su1-leaf{rail}b") for rail in range(8))
+    of.leaf.append([f"su1-leaf{rail}b" for rail in range(8)])
+    return set()
+
+
+def divided_rail(of: Hall) -> Expected:
+    """Three switches share rail 5: none of them serves it for most nodes."""
+    for number, node in enumerate(of.nodes(0)):
+        of.cables[node, 5] = f"su0-leaf5{'abc'[number % 3]}"
+    return set()
+
+
+def two_with_two_links(of: Hall) -> Expected:
+    for number in range(2):
+        add_node(of, 0, f"su0-n{90 + number}", "su0-leaf0", "su0-leaf4")
+    return set()
+
+
+def three_login_nodes(of: Hall) -> Expected:
+    """Their only NIC is at the switch of another rail: of the eight-NIC nodes, which they are not."""
+    for number in range(3):
+        add_node(of, 0, f"su0-n{90 + number}", "su0-leaf3")
+    return set()
+
+
+def four_with_half(of: Hall) -> Expected:
+    for number in range(4):
+        add_node(of, 0, f"su0-n{90 + number}", *(f"su0-leaf{2 * rail}" for rail in range(4)))
+    return set()
+
+
+def gateway(of: Hall) -> Expected:
+    """Its third link is at a border switch. For nodes of this model, no other switch of the group serves that rail."""
+    add_node(of, 0, "su0-n90", "su0-leaf0", "su0-leaf4", "border")
+    return set()
+
+
+def swap_in_the_small_model(of: Hall) -> Expected:
+    """Nodes of the small model are compared with each other."""
+    for number in range(5):
+        add_node(of, 0, f"su0-n{90 + number}", "su0-leaf0", "su0-leaf4")
+    of.cables["su0-n90", 0], of.cables["su0-n90", 1] = "su0-leaf4", "su0-leaf0"
+    return {
+        ("rail-swap", "su0-n90", "rail0", "su0-leaf4"),
+        ("rail-swap", "su0-n90", "rail1", "su0-leaf0"),
+    }
+
+
+def absent_nic(of: Hall) -> Expected:
+    """A NIC that the node does not list any more."""
+    node = of.nodes(0)[3]
+    of.links[node] = 7
+    return {("missing-rail", node, "", "su0-leaf7")}
+
+
+def absent_nics(of: Hall) -> Expected:
+    """A riser is gone: one node with half of its links is no model."""
+    node = of.nodes(0)[3]
+    of.links[node] = 4
+    return {("missing-rail", node, "", f"su0-leaf{rail}") for rail in range(4, 8)}
+
+
+def one_default_chassis_id(of: Hall) -> Expected:
+    """All switches have names of their own, and the MAC address of the image that was written to them."""
+    of.chassis = "02:00:00:00:00:01"
+    return {("shared-chassis-id", "", "", "su0-leaf0")}
+
+
+class Row(NamedTuple):
+    fault: Callable[[Hall], Expected]
+    units: int = 2
+
+
+ROWS = {
+    "two cables in a management switch": Row(foreign(2)),
+    "three cables in a spare leaf": Row(foreign(3, switch="leaf-spare")),
+    "five cables in a spine": Row(foreign(5, switch="spine01")),
+    "the same switch in three units": Row(foreign(1, 3), units=3),
+    "two cables of each of three units": Row(foreign(2, 3), units=3),
+    "a shift that ends in a spare leaf": Row(rack_cut_off),
+    "second leaf switches on all rails": Row(second_leaves),
+    "a rail that three switches share": Row(divided_rail),
+    "two nodes with two links": Row(two_with_two_links),
+    "three nodes with one link": Row(three_login_nodes),
+    "four nodes with half of the links": Row(four_with_half),
+    "a gateway with a link to a border switch": Row(gateway),
+    "a swap in the small model": Row(swap_in_the_small_model),
+    "one chassis ID for all switches": Row(one_default_chassis_id, units=4),
+    "an absent NIC": Row(absent_nic),
+    "four absent NICs": Row(absent_nics),
+}
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_a_fault_is_named_once_and_leaves_the_groups_as_they_are(row: Row) -> None:
+    made = hall(row.units)
+    expected = row.fault(made)
+    outcome = compute(made.reports(), rules=NOW)
+    found = named(outcome.anomalies)
+    assert dict(found) == dict.fromkeys(expected, 1), [odd.message for odd in outcome.anomalies]
+    assert partition(outcome) == made.units()
+    strangers = {switch for kind, _, _, switch in expected if kind == "foreign-leaf"}
+    assert not strangers & {switch for one in outcome.hypernodes for switch in one.switches}
+
+
+def test_a_foreign_switch_leaves_the_published_annotation() -> None:
+    """Earlier versions listed it. It goes, even while another link of the group has no neighbor."""
+    made = hall()
+    foreign(3)(made)
+    del made.cables[made.nodes(0)[9], 2]
+    before = compute(made.reports(), rules=NOW).hypernodes
+    published = [
+        structs.replace(
+            one,
+            annotations=tuple(
+                (key, f"oob-sw1,{text}" if key == SWITCHES else text) for key, text in one.annotations
+            ),
+        )
+        for one in before
+    ]
+    assert any("oob-sw1" in one.switches for one in published)
+    outcome = compute(made.reports(), published=published, rules=NOW)
+    assert not any("oob-sw1" in one.switches for one in outcome.hypernodes)
+    message = next(odd.message for odd in outcome.anomalies if odd.kind == "foreign-leaf")
+    assert "oob-sw1" in message
+    assert message.endswith("move this cable to su0-leaf5")
+
+
+def test_a_pause_of_lldp_moves_nothing_where_all_switches_have_one_chassis_id() -> None:
+    made = hall(3)
+    one_default_chassis_id(made)
+    cluster = Cluster(FabricRules(hysteresis=HysteresisSettings(settle_seconds=0)))
+    for report in made.reports():
+        cluster.report(report)
+    cluster.rest(61)
+    published = cluster.tree.leaves()
+    assert {frozenset(nodes) for nodes in published.values()} == made.units()
+    for node in made.nodes(0) + made.nodes(1)[2:] + made.nodes(2):
+        cluster.report(expired(made.report(node)))
+    for _ in range(2):
+        assert cluster.rest(61) == cluster.rest(3600) == 0
+        cluster.restart()
+    assert cluster.tree.leaves() == published
+
+
+def test_the_aliases_of_an_earlier_version_do_not_join_switches_with_one_chassis_id() -> None:
+    made = hall(3)
+    one_default_chassis_id(made)
+    merged = compute(hall(1).reports(), rules=NOW).hypernodes
+    names = [f"su{unit}-leaf{rail}" for unit in range(3) for rail in range(8)]
+    aliases = ",".join(f"{name}=su0-leaf0" for name in names[1:])
+    published = [
+        structs.replace(one, annotations=((ALIASES, aliases), (SWITCHES, "su0-leaf0"))) for one in merged
+    ]
+    outcome = compute(made.reports(), published=published, rules=NOW)
+    assert {switch for one in outcome.hypernodes for switch in one.switches} == set(names)
+
+
+def expired(report: NodeLinks) -> NodeLinks:
+    """The same report, with expired information alone."""
+    links = (
+        structs.replace(link, neighbor=structs.replace(link.neighbor, stale=True))
+        for link in report.links
+        if link.neighbor is not None
+    )
+    return structs.replace(report, links=tuple(links))
