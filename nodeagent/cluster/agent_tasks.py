@@ -223,7 +223,7 @@ async def _write_claim_statuses(to: Writing) -> None:
     offer = to.agent.offer.dra
     while not offer.served:
         await offer.changed(offer.revision)
-    from nodeagent.cluster.claim_statuses import ClaimStatusWriter  # noqa: PLC0415 - 80 ms, 2.8 MiB
+    from nodeagent.cluster.claim_statuses import ClaimStatusWriter
 
     delivery = to.agent.deliveries.of("claims")
     await ClaimStatusWriter(to.client, to.agent.inventory, offer, to.agent.claims, delivery=delivery).run()
