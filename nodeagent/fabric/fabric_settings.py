@@ -38,6 +38,15 @@ GENERIC_NAMES = (
     "tor",
     "router",
     "bootstrap",
+    "os10",
+    "dellos10",
+    "8325",
+    "8100",
+    "10000",
+    "srlinux",
+    "huawei",
+    "h3c",
+    "amnesiac",
 )
 """Factory-default system names of switches."""
 

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from nodeagent.facts.model import Neighbor
+
+_ADDRESS = re.compile(r"[0-9.]+")
+_INTERFACE = re.compile(r"([a-z-]*[a-z])\s*(\d.*)")
+"""A type and a number. In Junos a hyphen is between them, and its types are other ones."""
+_TYPES = {
+    "ethernet": "eth et",
+    "fastethernet": "fa fas fe",
+    "gigabitethernet": "gi gig gige ge",
+    "tengigabitethernet": "te ten tengig ten-gigabitethernet xge",
+    "twentyfivegige": "twe tf twentyfivegig twentyfivegigabitethernet",
+    "fortygigabitethernet": "fo fge fortygig fortygige",
+    "fiftygigabitethernet": "fi fiftygige",
+    "hundredgigabitethernet": "hu hundredgig hundredgige",
+    "twohundredgigabitethernet": "th twohundredgig twohundredgige",
+    "fourhundredgigabitethernet": "f fourhundredgig fourhundredgige",
+    "management": "ma mgmt",
+    "port-channel": "po portchannel",
+}
+"""The types of interfaces in their long form, with other forms of each."""
+_LONG_TYPES = {form: long for long, forms in _TYPES.items() for form in forms.split()}
 
 
 class PlanError(Exception):
@@ -14,7 +35,8 @@ class PlanError(Exception):
 
 
 class Port(msgspec.Struct, frozen=True):
-    """A switch by its system name (or its chassis ID) and a port by its ID or description, in any case."""
+    """A switch by its system name (or its chassis ID) and a port by its ID or description: see ``same_switch`` and
+    ``same_port``."""
 
     switch: str
     port: str
@@ -29,12 +51,16 @@ EMPTY: Plan = {}
 def of_node(document: object, node: str | None) -> dict[str, Port]:
     """Return the part of a plan document for this node. Raises ``PlanError``.
 
-    A document maps nodes to links to ``{switch: …, port: …}``.
+    A document maps nodes to links to ``{switch: …, port: …}``. The node may be there with its domain or without
+    it, if no other node is meant.
     """
     if document is None:
         return {}
     if not isinstance(document, dict):
         raise PlanError("it must map nodes to links to {switch: …, port: …}")
+    if node not in document and node is not None:
+        forms = [key for key in document if same_name(str(key), node)]
+        node = forms[0] if len(forms) == 1 else node
     links = document.get(node)
     if links is None:
         return {}
@@ -62,11 +88,35 @@ def compare(planned: Port, neighbors: Iterable[Neighbor]) -> tuple[bool | None, 
 
 
 def is_port(planned: Port, neighbor: Neighbor) -> bool:
-    ports = {neighbor.port_id.value.lower(), (neighbor.port_description or "").lower()}
-    return is_switch(planned.switch, neighbor) and planned.port.lower() in ports
+    return is_switch(planned.switch, neighbor) and same_port(
+        planned.port, neighbor.port_id.value, neighbor.port_description
+    )
 
 
 def is_switch(name: str, neighbor: Neighbor) -> bool:
-    """The plan may leave out the domain of the system name."""
-    system = (neighbor.system_name or "").lower()
-    return name.lower() in (system, system.partition(".")[0], neighbor.chassis_id.value.lower())
+    return same_switch(name, neighbor.system_name, neighbor.chassis_id.value)
+
+
+def same_switch(planned: str, system_name: str | None, chassis_id: str) -> bool:
+    """A plan names a switch by its system name or its chassis ID."""
+    return same_name(planned, system_name or "") or planned.lower() == chassis_id.lower()
+
+
+def same_name(one: str, other: str) -> bool:
+    """Two names of one device, in any case: the whole domain, or a part of it, may be missing in either."""
+    less, more = sorted((one.lower().rstrip("."), other.lower().rstrip(".")), key=len)
+    if not less or less == more:
+        return bool(less)
+    return more.startswith(f"{less}.") and _ADDRESS.fullmatch(more) is None
+
+
+def same_port(planned: str, port_id: str, description: str | None) -> bool:
+    """A plan names a port by its ID or its description, in the short or the long form."""
+    return _long_form(planned) in (_long_form(port_id), _long_form(description or ""))
+
+
+def _long_form(interface: str) -> str:
+    """The name of an interface with its type in one spelling. Names with another type stay."""
+    name = interface.strip().lower()
+    parts = _INTERFACE.fullmatch(name)
+    return name if parts is None else _LONG_TYPES.get(parts[1], parts[1]) + parts[2]

@@ -61,14 +61,16 @@ class NodeLabeler:
     async def _label(self, relabel: Mapping[str, Mapping[str, str | None]], for_s: float) -> LabelResult:
         names = sorted(relabel)
         first = bisect_right(names, self._last)
-        labels_round = _Round((*names[first:], *names[:first]), asyncio.get_running_loop().time() + for_s)
+        labels_round = _LabelRound(
+            (*names[first:], *names[:first]), asyncio.get_running_loop().time() + for_s
+        )
         async with asyncio.TaskGroup() as group:
             for _ in range(min(IN_FLIGHT, len(names))):
                 group.create_task(self._write_each(labels_round, relabel))
         return LabelResult(labels_round.failed, len(labels_round.names), labels_round.retry_after_s)
 
     async def _write_each(
-        self, labels_round: _Round, relabel: Mapping[str, Mapping[str, str | None]]
+        self, labels_round: _LabelRound, relabel: Mapping[str, Mapping[str, str | None]]
     ) -> None:
         """Write one Node after the other, as long as the round goes on."""
         while name := labels_round.next():
@@ -79,7 +81,7 @@ class NodeLabeler:
             labels_round.answered(error)
 
 
-class _Round:
+class _LabelRound:
     """The Nodes of one call, in order. ``names`` are those that are left."""
 
     def __init__(self, names: Iterable[str], until: float) -> None:

@@ -251,11 +251,11 @@ def test_each_function_that_makes_a_task_has_a_row():
 
 
 def test_the_settings_enable_the_parts():
-    assert parts() == "slices nodelinks events state over-use limits mps"
-    assert parts(report=False, events=False) == "slices"
-    assert parts(report=False, events=False, evict=EvictSettings(enabled=True)) == "slices evictions"
-    assert parts(report=False, events=False, accounted=True) == "slices over-use evictions"
-    assert parts(report=False, events=False, volcano=True) == "slices volcano"
+    assert parts() == "slices claims nodelinks events state over-use limits mps"
+    assert parts(report=False, events=False) == "slices claims"
+    assert parts(report=False, events=False, evict=EvictSettings(enabled=True)) == "slices claims evictions"
+    assert parts(report=False, events=False, accounted=True) == "slices claims over-use evictions"
+    assert parts(report=False, events=False, volcano=True) == "slices claims volcano"
     enabled = {
         "conditions": True,
         "label": True,
@@ -265,4 +265,4 @@ def test_the_settings_enable_the_parts():
     }
     assert enabled.keys() == ClusterSettings().marks.keys()
     for name, on in enabled.items():
-        assert parts(report=False, events=False, **{name: on}) == "slices nodestate"
+        assert parts(report=False, events=False, **{name: on}) == "slices claims nodestate"

@@ -121,6 +121,52 @@ def test_each_fault_is_listed_with_and_without_a_plan(
     assert states(capsys, "--from", source, *options) == (1, expected)
 
 
+@pytest.mark.parametrize("form", [".yaml", ".csv", ".dot", "netbox.csv"])
+@pytest.mark.parametrize("longer", ["the plan", "the cluster"])
+def test_a_plan_may_have_names_with_or_without_domain_and_interfaces_in_either_form(
+    form: str, longer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = hall()
+    in_plan, in_cluster = (".dc1.example.com", "") if longer == "the plan" else ("", ".dc1.example.com")
+    planned = {
+        f"{node}{in_plan}": {
+            link: {
+                "switch": f"{end['switch'].upper()}{in_plan}",
+                "port": end["port"].replace("Eth", "Ethernet"),
+            }
+            for link, end in ends.items()
+        }
+        for node, ends in plan_of(made).items()
+    }
+    if form == "netbox.csv":
+        rows = [
+            {
+                "side_a_device": end["switch"],
+                "side_a_name": end["port"],
+                "side_b_device": node,
+                "side_b_name": link,
+            }
+            for node, ends in planned.items()
+            for link, end in ends.items()
+        ]
+        plan = write_rows(tmp_path / form, rows)
+    else:
+        plan = write_plan(tmp_path / f"plan{form}", planned)
+    made.names = {switch: f"{switch}{in_cluster}" for leaves in made.leaf for switch in leaves}
+    made.cables["su0-n01", 0] = "su1-leaf0"
+    source = write(tmp_path / "links.json", [renamed(report, in_cluster) for report in made.reports()])
+    code, found = states(capsys, "--from", source, "--plan", plan)
+    assert code == 1
+    assert [(state, node, link) for state, node, link, *_ in found] == [
+        ("elsewhere", f"su0-n01{in_cluster}", "rail0")
+    ]
+
+
+def renamed(report: NodeLinks, domain: str) -> NodeLinks:
+    node = f"{report.node_name}{domain}"
+    return structs.replace(report, metadata=Metadata(name=node), node_name=node)
+
+
 def test_a_plan_finds_a_wrong_port_and_a_node_without_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
 from nodeagent.fabric.naming import NAME_MAX, name_of
 from nodeagent.fabric.switch_keys import chassis_key, safe_key
@@ -40,8 +42,9 @@ def test_an_address_as_name_stays_whole() -> None:
     assert switches(plan({**on("10.0.0.1", 2), **on("10.0.0.2", 2, "m")})) == {"10.0.0.1", "10.0.0.2"}
 
 
-def test_a_factory_default_name_gives_way_to_the_chassis_id() -> None:
-    outcome = plan({**on("sonic", 2, chassis="aa:00"), **on("sonic", 2, "m", chassis="bb:00")})
+@pytest.mark.parametrize("name", ["sonic", "OS10", "DellOS10", "8325", "srlinux", "HUAWEI", "Amnesiac"])
+def test_a_factory_default_name_gives_way_to_the_chassis_id(name: str) -> None:
+    outcome = plan({**on(name, 2, chassis="aa:00"), **on(name, 2, "m", chassis="bb:00")})
     assert switches(outcome) == {"chassis:mac:aa:00", "chassis:mac:bb:00"}
     assert not outcome.anomalies
 

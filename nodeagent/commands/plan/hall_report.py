@@ -30,7 +30,7 @@ from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.nodelinks import NOT_UP, LinkNeighbor, NodeLink, NodeLinks
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.reports import shown
-from nodeagent.health.cabling import Port
+from nodeagent.health.cabling import Port, same_port, same_switch
 from nodeagent.kube.client import ApiError
 
 WRONG_CABLES = frozenset((AnomalyKind.FOREIGN_LEAF, AnomalyKind.RAIL_SWAP, AnomalyKind.MISCABLED))
@@ -172,7 +172,7 @@ def _against_plan(
             continue
         port = left.pop(name)
         neighbor = link.neighbor
-        right = neighbor is not None and _is_switch(port, neighbor) and _is_port(port, neighbor)
+        right = neighbor is not None and _is_at(port, neighbor)
         yield _checked(group, node, link, port.switch, port.port, usual, right=right)
     for name, port in left.items():
         yield _missing(node, "the node reports no such link", name, port)._replace(group=group)
@@ -225,14 +225,11 @@ def _checked(
     return CheckedLink(state, group, "", node, rail, link.name, *at, switch, port, note)
 
 
-def _is_switch(port: Port, neighbor: LinkNeighbor) -> bool:
-    system = (neighbor.system_name or "").lower()
-    return port.switch.lower() in (system, system.partition(".")[0], neighbor.chassis_id.value.lower())
-
-
-def _is_port(port: Port, neighbor: LinkNeighbor) -> bool:
-    ports = (neighbor.port_id.value.lower(), (neighbor.port_description or "").lower())
-    return not port.port or port.port.lower() in ports
+def _is_at(port: Port, neighbor: LinkNeighbor) -> bool:
+    """The neighbor is the planned port, or any port of the switch if the plan names none."""
+    if not same_switch(port.switch, neighbor.system_name, neighbor.chassis_id.value):
+        return False
+    return not port.port or same_port(port.port, neighbor.port_id.value, neighbor.port_description)
 
 
 def _usual_speeds(reports: Iterable[NodeLinks]) -> dict[str, int]:

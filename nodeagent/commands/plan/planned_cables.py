@@ -25,7 +25,7 @@ from typing import NamedTuple
 from nodeagent.commands import user_files
 from nodeagent.commands.user_files import UserFileError
 from nodeagent.config.bounded_yaml import Limits, load_document
-from nodeagent.health.cabling import PlanError, Port, of_node
+from nodeagent.health.cabling import PlanError, Port, of_node, same_name
 
 EXPECTED = "a cabling plan: YAML of nodes, links and {switch, port}, CSV with node,link,switch,port, or DOT"
 COLUMNS = ("node", "link", "switch", "port")
@@ -62,12 +62,13 @@ def read(source: str, nodes: Collection[str], links: Collection[str]) -> Cabling
     content = user_files.read(source, EXPECTED, SIZE_MAX)
     user_files.refuse_unless_utf8(content, source, EXPECTED)
     text = content.decode()
+    known = _NodeNames(nodes)
     if source.endswith(".csv"):
-        plan = _from_csv(text, source, nodes, links)
+        plan = _from_csv(text, source, known, links)
     elif source.endswith((".dot", ".gv")):
-        plan = _from_dot(text, source, nodes)
+        plan = _from_dot(text, source, known)
     else:
-        plan = CablingPlan(_from_yaml(text, source), {})
+        plan = CablingPlan(_from_yaml(text, source, known), {})
     if not any(plan.cables.values()):
         fault = "no cable in it leads from a link of a node to a switch"
         raise UserFileError(
@@ -76,30 +77,54 @@ def read(source: str, nodes: Collection[str], links: Collection[str]) -> Cabling
     return plan
 
 
-def _from_yaml(text: str, source: str) -> PlannedCables:
+class _NodeNames:
+    """Finds the node of the cluster that a plan names, with or without its domain."""
+
+    def __init__(self, nodes: Collection[str]) -> None:
+        self._nodes = frozenset(nodes)
+        self._by_host: dict[str, list[str]] = {}
+        for node in nodes:
+            self._by_host.setdefault(node.partition(".")[0], []).append(node)
+
+    def find(self, name: str) -> str | None:
+        """``None``: no node has this name, or several may be meant."""
+        name = name.lower()
+        if name in self._nodes:
+            return name
+        same = [node for node in self._by_host.get(name.partition(".")[0], ()) if same_name(name, node)]
+        return same[0] if len(same) == 1 else None
+
+
+def _from_yaml(text: str, source: str, known: _NodeNames) -> PlannedCables:
     try:
         document = load_document(text, LIMITS)
         if not isinstance(document, dict):
             raise PlanError("it must map nodes to links to {switch: …, port: …}")
-        return {str(node): of_node(document, node) for node in document}
+        cables: PlannedCables = {}
+        for name in document:
+            node = known.find(str(name)) or str(name)
+            if node in cables:
+                raise PlanError(f"{node} is listed twice, with and without its domain")
+            cables[node] = of_node(document, name)
+        return cables
     except (ValueError, PlanError) as error:
         raise UserFileError(source, str(error), EXPECTED) from error
 
 
-def _from_csv(text: str, source: str, nodes: Collection[str], links: Collection[str]) -> CablingPlan:
+def _from_csv(text: str, source: str, known: _NodeNames, links: Collection[str]) -> CablingPlan:
     rows = csv.DictReader(io.StringIO(text.lstrip("\ufeff")), skipinitialspace=True, strict=True)
     try:
         heads = [(head or "").strip().lower() for head in rows.fieldnames or ()]
         rows.fieldnames = heads
         for ends in NETBOX_ENDS:
             if any(end[1] in heads for end in ends):
-                return _from_netbox(rows, source, ends, nodes, links)
-        return _from_columns(rows, source)
+                return _from_netbox(rows, source, ends, known, links)
+        return _from_columns(rows, source, known)
     except csv.Error as error:
         raise UserFileError(source, str(error), EXPECTED, rows.reader.line_num) from error
 
 
-def _from_columns(rows: csv.DictReader[str], source: str) -> CablingPlan:
+def _from_columns(rows: csv.DictReader[str], source: str, known: _NodeNames) -> CablingPlan:
     heads = rows.fieldnames or ()
     if missing := [column for column in COLUMNS if column not in heads]:
         raise UserFileError(source, f"the header has no column {missing[0]}", EXPECTED, 1)
@@ -110,6 +135,7 @@ def _from_columns(rows: csv.DictReader[str], source: str) -> CablingPlan:
             continue
         if not node or not link or not switch:
             raise UserFileError(source, "a cable needs a node, a link and a switch", EXPECTED, rows.line_num)
+        node = known.find(node) or node
         _add(plan.cables, node, link, Port(switch, port), source, rows.line_num)
         if rack:
             plan.racks[node] = rack
@@ -120,7 +146,7 @@ def _from_netbox(
     rows: csv.DictReader[str],
     source: str,
     ends: tuple[tuple[str, str, str], tuple[str, str, str]],
-    nodes: Collection[str],
+    known: _NodeNames,
     links: Collection[str],
 ) -> CablingPlan:
     for device, termination, _ in ends:
@@ -130,7 +156,6 @@ def _from_netbox(
                     f"the header has no column {column}: export all data of the cables, not the current view"
                 )
                 raise UserFileError(source, fault, EXPECTED, 1)
-    known = {form: node for node in nodes for form in (node.partition(".")[0].lower(), node.lower())}
     plan, left_out = CablingPlan({}, {}), 0
     for row in rows:
         if (row.get("status") or "").strip().lower() == TO_BE_REMOVED:
@@ -144,7 +169,7 @@ def _from_netbox(
         if len(near.devices) != 1 or len(far.devices) != 1:
             fault = "a cable of a node has several devices at one end: list one cable for each of them"
             raise UserFileError(source, fault, EXPECTED, rows.line_num)
-        node = known[near.devices[0].lower()]
+        node = known.find(near.devices[0]) or near.devices[0]
         port = far.terminations[0] if len(far.terminations) == 1 else ""
         for link in near.terminations:
             if link in links:
@@ -172,11 +197,11 @@ def _parts(text: str) -> Iterator[str]:
     return (part.strip() for part in text.split(",") if part.strip())
 
 
-def _has_node(end: _CableEnd, known: dict[str, str]) -> bool:
-    return any(device.lower() in known for device in end.devices)
+def _has_node(end: _CableEnd, known: _NodeNames) -> bool:
+    return any(known.find(device) is not None for device in end.devices)
 
 
-def _from_dot(text: str, source: str, nodes: Collection[str]) -> CablingPlan:
+def _from_dot(text: str, source: str, known: _NodeNames) -> CablingPlan:
     cables: PlannedCables = {}
     left_out = 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -186,12 +211,13 @@ def _from_dot(text: str, source: str, nodes: Collection[str]) -> CablingPlan:
         if cable is None:
             raise UserFileError(source, "this line is no cable", EXPECTED, number)
         ends = (cable[1], cable[2]), (cable[3], cable[4])
-        if ends[0][0] not in nodes:
+        if known.find(ends[0][0]) is None:
             ends = ends[1], ends[0]
-        (node, link), (switch, port) = ends
-        if node not in nodes:
+        (name, link), (switch, port) = ends
+        node = known.find(name)
+        if node is None:
             left_out += 1
-        elif switch not in nodes:
+        elif known.find(switch) is None:
             _add(cables, node, link, Port(switch, port), source, number)
     return CablingPlan(cables, {}, left_out)
 

@@ -1,0 +1,78 @@
+"""The names of a cabling plan: one rule for domains and for the forms of interface names."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.health.cabling import Port, of_node, same_name, same_port
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("leaf1", "leaf1"),
+        ("LEAF1", "leaf1.dc1.example.com"),
+        ("leaf1.dc1.example.com", "leaf1"),
+        ("leaf1.dc1", "leaf1.dc1.example.com."),
+        ("10.0.0.1", "10.0.0.1"),
+    ],
+)
+def test_names_of_one_device(one: str, other: str) -> None:
+    assert same_name(one, other)
+    assert same_name(other, one)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("leaf1", "leaf10"),
+        ("leaf1.dc1.example.com", "leaf1.dc2.example.com"),
+        ("10.0", "10.0.0.1"),
+        ("", ""),
+        ("", "leaf1"),
+    ],
+)
+def test_names_of_two_devices(one: str, other: str) -> None:
+    assert not same_name(one, other)
+    assert not same_name(other, one)
+
+
+@pytest.mark.parametrize(
+    ("planned", "port"),
+    [
+        ("Ethernet1/1", "Eth1/1"),
+        ("Et49/1", "Ethernet49/1"),
+        ("ethernet 1/1/1", "Eth 1/1/1"),
+        ("HundredGigE1/0/1", "Hu1/0/1"),
+        ("Twe1/0/1", "TwentyFiveGigE1/0/1"),
+        ("XGE1/0/1", "Ten-GigabitEthernet1/0/1"),
+        ("swp1s0", "SWP1S0"),
+        ("et-0/0/0", "et-0/0/0"),
+    ],
+)
+def test_forms_of_one_port(planned: str, port: str) -> None:
+    assert same_port(planned, port, None)
+    assert same_port(port, "02:00:00:00:00:01", planned)
+
+
+@pytest.mark.parametrize(
+    ("planned", "port"),
+    [
+        ("Ethernet1/1", "Ethernet1/11"),
+        ("Ethernet1/1", "GigabitEthernet1/1"),
+        ("Te1/0/1", "Twe1/0/1"),
+        ("ge-0/0/0", "GigabitEthernet0/0/0"),
+        ("swp1", "Ethernet1"),
+    ],
+)
+def test_two_ports(planned: str, port: str) -> None:
+    assert not same_port(planned, port, None)
+
+
+def test_a_node_is_found_with_or_without_its_domain_unless_two_may_be_meant() -> None:
+    links = {"eth1": {"switch": "leaf-1", "port": "7"}}
+    ports = {"eth1": Port("leaf-1", "7")}
+    assert of_node({"gpu-1.example.com": links}, "gpu-1") == ports
+    assert of_node({"gpu-1": links}, "gpu-1.example.com") == ports
+    assert of_node({"gpu-1.a": links, "gpu-1.b": links}, "gpu-1") == {}
+    assert of_node({"gpu-10": links}, "gpu-1") == {}
