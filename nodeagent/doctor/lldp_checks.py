@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from nodeagent import discovery
 from nodeagent.agent_config import Config
 from nodeagent.base.supervise import beside
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
@@ -22,6 +21,7 @@ from nodeagent.lldp.link_remarks import LinkSide, missing_frames_reason
 from nodeagent.lldp.lldpd_json import LldpdError
 from nodeagent.sources import lldp_source
 from nodeagent.sources.link_selection import select
+from nodeagent.sources.machine_access import has_netdevs
 from nodeagent.sources.pci_source import scan
 
 TOPIC = Topic(
@@ -80,10 +80,10 @@ class LldpFacts:
 
 async def read(target: Target) -> LldpFacts:
     config, tree = target.config, target.tree
-    if not discovery.receives_lldp(config, tree):
+    wanted = config.links.select
+    if config.lldp.source == "none" or not has_netdevs(tree, wanted):
         return LldpFacts()
     functions = scan(tree).functions
-    wanted = config.links.select
     try:
         with Netdevs() as netdevs:
             links = select(wanted, netdevs.read(), functions)

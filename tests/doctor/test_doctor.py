@@ -103,6 +103,18 @@ def test_this_machine_can_be_examined() -> None:
     assert {"capabilities", "boot_id"} <= keys(report)
 
 
+def test_links_of_this_host_are_not_taken_for_those_of_a_simulated_machine(
+    small: tuple[Machine, Path],
+) -> None:
+    """overlays/kind: a command answers in place of lldpd, and the container has no link of the machine. The doctor
+    said that no link has carrier."""
+    _, root = small
+    config = root.parent / "nodeagent.yaml"
+    config.write_text(f"{HEAD}lldp: {{source: lldpd, command: [cat, /dev/null]}}\n")
+    report = doctor.examine(doctor.DoctorOptions(root, config))
+    assert not [one for one in report.findings if one.key.startswith("lldp_")]
+
+
 def found_with(*, uid: int, kubelet: bool) -> list[Finding]:
     """The findings for a machine whose process has no rights and can write nowhere."""
     refused = {"/var/run/cdi": "no permission to write"}
