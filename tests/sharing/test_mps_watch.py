@@ -178,3 +178,15 @@ async def test_an_agent_without_a_list_of_gpus_ends_no_daemon(files: MpsFiles) -
     inventory.publish("gpus", gpus=(gpu(0),))
     await watch.look()
     assert files.read_wanted().gpus == ("GPU-0",)
+
+
+async def test_the_end_of_a_daemon_without_a_record_is_the_end_of_nodeagent_mps(files: MpsFiles) -> None:
+    inventory = Inventory()
+    inventory.publish("gpus", gpus=READY.gpus)
+    inventory.publish("pods", holdings=(held(0, "a", 0),))
+    watch = watch_of(files, inventory)
+    files.write_states(DaemonStates((DaemonState("GPU-0", "", 7),)))
+    await watch.look()
+    files.write_states(DaemonStates(()))
+    await watch.look()
+    assert watch.hits == (MpsHit("GPU-0", "ns", "a", "nodeagent mps has ended"),)
