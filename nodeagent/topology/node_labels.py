@@ -65,24 +65,30 @@ class NodeLabeler:
             (*names[first:], *names[:first]), asyncio.get_running_loop().time() + for_s
         )
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(IN_FLIGHT, len(names))):
-                group.create_task(self._write_each(labels_round, relabel))
+            await self._write_each(group, labels_round, relabel)
         return LabelResult(labels_round.failed, len(labels_round.names), labels_round.retry_after_s)
 
     async def _write_each(
-        self, labels_round: _LabelRound, relabel: Mapping[str, Mapping[str, str | None]]
+        self,
+        group: asyncio.TaskGroup,
+        labels_round: _LabelRound,
+        relabel: Mapping[str, Mapping[str, str | None]],
     ) -> None:
-        """Write one Node after the other, as long as the round goes on."""
+        """Write one Node after the other, as long as the round goes on. Each success starts another such loop, so that
+        a missing right is not tried for many Nodes at once."""
         while name := labels_round.next():
             self._last = name
             await self._nodes.turn()
             result, error = await self._nodes.send(name, self._node_marks.set_labels(name, relabel[name]))
             self.writes[result] += 1
             labels_round.answered(error)
+            if error is None and labels_round.loops < IN_FLIGHT:
+                labels_round.loops += 1
+                group.create_task(self._write_each(group, labels_round, relabel))
 
 
 class _LabelRound:
-    """The Nodes of one call, in order. ``names`` are those that are left."""
+    """The Nodes of one call, in order. ``names`` are those that are left, and ``loops`` those that write them."""
 
     def __init__(self, names: Iterable[str], until: float) -> None:
         self.names = deque(names)
@@ -92,6 +98,7 @@ class _LabelRound:
         self._begun = False
         self._stopped = False
         self._refused = 0
+        self.loops = 1
 
     def next(self) -> str | None:
         """The next Node. The first one is written even if no time is left."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cluster.node_marks import NodeWrites
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.fabric import NodeLinks
@@ -166,6 +167,7 @@ async def test_slow_labels_do_not_delay_the_tree():
             node(server, f"node-{number}")
             server.put(nodelinks(f"node-{number}", leaves(2)))
         async with impatient(server, label_s=0.2) as controller:
+            controller.labels._nodes = NodeWrites("The labels of a node cannot be written", 20.0)
             await until(lambda: controller.labels.writes["ok"] >= 1)
             server.put(nodelinks("node-03", leaves(1)))
             await until(lambda: ["node-03", *SECOND] in groups(server))

@@ -62,7 +62,7 @@ def read(source: str, nodes: Collection[str], links: Collection[str]) -> Cabling
     content = user_files.read(source, EXPECTED, SIZE_MAX)
     user_files.refuse_unless_utf8(content, source, EXPECTED)
     text = content.decode()
-    known = _NodeNames(nodes)
+    known = _PlanNodes(nodes)
     if source.endswith(".csv"):
         plan = _from_csv(text, source, known, links)
     elif source.endswith((".dot", ".gv")):
@@ -77,7 +77,7 @@ def read(source: str, nodes: Collection[str], links: Collection[str]) -> Cabling
     return plan
 
 
-class _NodeNames:
+class _PlanNodes:
     """Finds the node of the cluster that a plan names, with or without its domain."""
 
     def __init__(self, nodes: Collection[str]) -> None:
@@ -95,7 +95,7 @@ class _NodeNames:
         return same[0] if len(same) == 1 else None
 
 
-def _from_yaml(text: str, source: str, known: _NodeNames) -> PlannedCables:
+def _from_yaml(text: str, source: str, known: _PlanNodes) -> PlannedCables:
     try:
         document = load_document(text, LIMITS)
         if not isinstance(document, dict):
@@ -111,7 +111,7 @@ def _from_yaml(text: str, source: str, known: _NodeNames) -> PlannedCables:
         raise UserFileError(source, str(error), EXPECTED) from error
 
 
-def _from_csv(text: str, source: str, known: _NodeNames, links: Collection[str]) -> CablingPlan:
+def _from_csv(text: str, source: str, known: _PlanNodes, links: Collection[str]) -> CablingPlan:
     rows = csv.DictReader(io.StringIO(text.lstrip("\ufeff")), skipinitialspace=True, strict=True)
     try:
         heads = [(head or "").strip().lower() for head in rows.fieldnames or ()]
@@ -124,7 +124,7 @@ def _from_csv(text: str, source: str, known: _NodeNames, links: Collection[str])
         raise UserFileError(source, str(error), EXPECTED, rows.reader.line_num) from error
 
 
-def _from_columns(rows: csv.DictReader[str], source: str, known: _NodeNames) -> CablingPlan:
+def _from_columns(rows: csv.DictReader[str], source: str, known: _PlanNodes) -> CablingPlan:
     heads = rows.fieldnames or ()
     if missing := [column for column in COLUMNS if column not in heads]:
         raise UserFileError(source, f"the header has no column {missing[0]}", EXPECTED, 1)
@@ -146,7 +146,7 @@ def _from_netbox(
     rows: csv.DictReader[str],
     source: str,
     ends: tuple[tuple[str, str, str], tuple[str, str, str]],
-    known: _NodeNames,
+    known: _PlanNodes,
     links: Collection[str],
 ) -> CablingPlan:
     for device, termination, _ in ends:
@@ -197,11 +197,11 @@ def _parts(text: str) -> Iterator[str]:
     return (part.strip() for part in text.split(",") if part.strip())
 
 
-def _has_node(end: _CableEnd, known: _NodeNames) -> bool:
+def _has_node(end: _CableEnd, known: _PlanNodes) -> bool:
     return any(known.find(device) is not None for device in end.devices)
 
 
-def _from_dot(text: str, source: str, known: _NodeNames) -> CablingPlan:
+def _from_dot(text: str, source: str, known: _PlanNodes) -> CablingPlan:
     cables: PlannedCables = {}
     left_out = 0
     for number, line in enumerate(text.splitlines(), 1):
