@@ -91,14 +91,22 @@ def run(suite: Suite, names: list[str]) -> list[Result]:
                 f"      {results[-1].outcome} in {results[-1].seconds:.1f} s: {results[-1].words}", flush=True
             )
     finally:
-        start = time.monotonic()
-        print(f"Removing the namespace {suite.workspace.namespace} and the simulated faults", flush=True)
         try:
-            suite.clean()
-        except (BrokenError, RefusedError, urllib3.exceptions.HTTPError) as error:
-            words = f"{error}. Remove it: kubectl delete namespace {suite.workspace.namespace}"
-            results.append(Result("cleaning up", "FAILED", time.monotonic() - start, words))
+            print(f"Removing the namespace {suite.workspace.namespace} and the simulated faults", flush=True)
+        finally:
+            results += cleaned(suite)
     return results
+
+
+def cleaned(suite: Suite) -> list[Result]:
+    """One result if something could not be removed."""
+    start = time.monotonic()
+    try:
+        suite.clean()
+    except (BrokenError, RefusedError, urllib3.exceptions.HTTPError) as error:
+        words = f"{error}. Remove it: kubectl delete namespace {suite.workspace.namespace}"
+        return [Result("cleaning up", "FAILED", time.monotonic() - start, words)]
+    return []
 
 
 def show(results: list[Result], left_out: list[str]) -> int:

@@ -37,6 +37,8 @@ class Suite:
         return found
 
     def clean(self) -> None:
-        while self.undo:
-            self.undo.pop()()
-        self.workspace.remove()
+        try:
+            while self.undo:
+                self.undo.pop()()
+        finally:
+            self.workspace.remove()

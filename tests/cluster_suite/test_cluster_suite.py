@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from nodeagent_lab.sim.apiserver import ApiServer
+from tests.cluster_suite import __main__ as main
 from tests.cluster_suite.__main__ import CHECKS, ON_REQUEST, chosen, options, show
 from tests.cluster_suite.cluster_api import BrokenError, RefusedError
 from tests.cluster_suite.fabric_checks import TIER, agreement
 from tests.cluster_suite.installation import Agent, quantity
 from tests.cluster_suite.policy_checks import Attempt
+from tests.cluster_suite.suite import Suite
 from tests.support.admin_access import administered
 from tests.support.manifests import ROOT, Manifest, built, named
 from tests.support.waiting import LIMIT_S, until
@@ -208,6 +210,44 @@ async def test_an_interrupted_run_leaves_no_namespace(cluster: Cluster) -> None:
     assert process.returncode == 1
     assert f"Removing the namespace {space}" in output.decode()
     assert made() == set()
+
+
+class Used:
+    """A namespace that was made."""
+
+    namespace = "nodeagent-suite-0"
+    removed = False
+
+    def remove(self) -> None:
+        self.removed = True
+
+
+class Closed:
+    """A terminal that is gone, as in ``make test-cluster | head``."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        pass
+
+
+def test_the_namespace_goes_where_nobody_reads_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = Used()
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        main.run(Suite(None, None, used), ["agents"])  # type: ignore[arg-type]
+    assert used.removed
+
+
+def test_the_namespace_goes_where_a_fault_cannot_be_taken_back() -> None:
+    def refused() -> None:
+        raise RefusedError(500, "no")
+
+    used = Used()
+    with pytest.raises(RefusedError):
+        Suite(None, None, used, undo=[refused]).clean()  # type: ignore[arg-type]
+    assert used.removed
 
 
 class Tree:
