@@ -21,7 +21,7 @@ from tests.support.kubernetes_schemas import small_schemas
 from tests.support.manifests import Manifest, parsed
 
 CLUSTER_SCOPED = {
-    "AdmissionCheck", "ClusterOverridePolicy", "ClusterPropagationPolicy", "ClusterQueue", "FlowSchema",
+    "Namespace", "AdmissionCheck", "ClusterOverridePolicy", "ClusterPropagationPolicy", "ClusterQueue", "FlowSchema",
     "PriorityLevelConfiguration", "ProvisioningRequestConfig", "Queue", "ResourceFlavor", "Topology",
     "WorkloadPriorityClass",
 }  # fmt: skip

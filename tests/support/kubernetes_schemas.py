@@ -32,7 +32,7 @@ _QUANTITY = re.compile(r"([0-9]+|[0-9]*\.[0-9]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 
 def complaints(manifest: dict[str, Any], version: str) -> list[str]:
     """Return all errors of an object in this version of Kubernetes."""
-    by_claim = "resourceClaims" in manifest.get("spec", {})
+    by_claim = any(isinstance(one, list) for one in _find(manifest, "resourceClaims"))
     if by_claim or manifest["apiVersion"].startswith("resource.k8s.io/"):
         version = max(version, DRA_OLDEST)
     small = small_schemas().get((manifest["apiVersion"], manifest["kind"]))
