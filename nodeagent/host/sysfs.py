@@ -54,9 +54,9 @@ class Tree:
             name, _, path = line.partition(" ")
             self._unreadable[path] = getattr(errno, name, errno.EIO)
 
-    @cached_property
+    @property
     def recorded(self) -> bool:
-        """Whether this is a captured or simulated machine. Looked up once."""
+        """Whether this is a captured or simulated machine with GPUs; the file may appear later."""
         return self.exists(GPUS)
 
     def path(self, path: str) -> Path:

@@ -47,25 +47,26 @@ async def serve(
     logged = ""
     binding = BoundedCalls("agent.sock", BIND_S)
     while True:
-        try:
-            listening, place = await binding.run(_bind, folder)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            if reason != logged:
-                log.warning(
-                    "Verbs such as health and scan cannot ask this agent; mount a writable folder there or set "
-                    "health.stateDirectory. socket=%s reason=%r",
-                    folder / NAME,
-                    reason,
+        # Here and not in the thread that binds it, which may outlive this task.
+        with socket.socket(socket.AF_UNIX) as listening:
+            try:
+                place = await binding.run(_bind, folder, listening)
+            except OSError as error:
+                reason = error.strerror or str(error)
+                if reason != logged:
+                    log.warning(
+                        "Verbs such as health and scan cannot ask this agent; mount a writable folder there or set "
+                        "health.stateDirectory. socket=%s reason=%r",
+                        folder / NAME,
+                        reason,
+                    )
+                logged = reason
+                await asyncio.sleep(AGAIN_S)
+            else:
+                logged = ""
+                await either(
+                    WebServer(pages, folders=folders).accept_from(listening), _moved(binding, folder, place)
                 )
-            logged = reason
-            await asyncio.sleep(AGAIN_S)
-            continue
-        with listening:
-            await either(
-                WebServer(pages, folders=folders).accept_from(listening), _moved(binding, folder, place)
-            )
-        logged = ""
 
 
 async def _moved(calls: BoundedCalls, folder: Path, place: Place | None) -> None:
@@ -114,7 +115,7 @@ def fetch(folder: Path, page: str, timeout_s: float) -> bytes:
     return body
 
 
-def _bind(folder: Path) -> tuple[socket.socket, Place | None]:
+def _bind(folder: Path, listening: socket.socket) -> Place | None:
     make_folder(folder)
     try:
         connect(folder, 1.0).close()
@@ -124,14 +125,11 @@ def _bind(folder: Path) -> tuple[socket.socket, Place | None]:
         raise OSError(errno.EADDRINUSE, "another agent with the same state directory answers there")
     with suppress(FileNotFoundError):
         (folder / NAME).unlink()
-    with ExitStack() as opened:
-        listening = opened.enter_context(socket.socket(socket.AF_UNIX))
-        os.fchmod(listening.fileno(), 0o600)  # bind gives the file this mode, less the umask
-        _at(folder, listening.bind)
-        _at(folder, lambda path: Path(path).chmod(0o600))
-        listening.listen(16)
-        opened.pop_all()
-    return listening, _place(folder)
+    os.fchmod(listening.fileno(), 0o600)  # bind gives the file this mode, less the umask
+    _at(folder, listening.bind)
+    _at(folder, lambda path: Path(path).chmod(0o600))
+    listening.listen(16)
+    return _place(folder)
 
 
 def _at(folder: Path, use: Callable[[str], object]) -> None:

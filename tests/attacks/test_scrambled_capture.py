@@ -27,6 +27,7 @@ from nodeagent.host.sysfs import SysfsScan, Tree
 from nodeagent.sources import pci_source
 from nodeagent.sources.pci_source import default_route_netdevs
 from nodeagent_lab.sim.machine import Machine
+from tests.commands.test_capture import without_mac
 
 V4 = [IPv4Address(text) for text in ("10.31.7.9", "192.168.77.201", "172.16.254.3", "100.64.3.77")]
 V6 = [
@@ -212,7 +213,7 @@ def test_a_scrambled_capture_is_still_the_same_machine(root: Path, tmp_path: Pat
     place = tmp_path / "c"
     assert main(["capture", "--root", str(root), "--scramble", str(place)]) == 0
     before, after = pci_source.scan(Tree(root)), pci_source.scan(Tree(place))
-    assert after.functions == before.functions
+    assert [without_mac(one) for one in after.functions] == [without_mac(one) for one in before.functions]
     assert [link.default_route for link in after.links] == [link.default_route for link in before.links]
     (pf,) = (place / "sys/devices").glob("pci*/**/infiniband/mlx5_0")
     gids = [IPv6Address(path.read_text().strip()) for path in (pf / "ports/1/gids").iterdir()]
