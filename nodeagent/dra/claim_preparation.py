@@ -107,7 +107,7 @@ def prepare_claim(
     for group, allocation in zip(_by_request(shares), granted, strict=True):
         for share in group:
             name = f"{uid}-{len(prepared)}"
-            edits[name] = _edits(allocation, share, group)
+            edits[name] = _edits(allocation, share, shares)
             prepared.append(_prepared(share, f"{CDI_KIND}={name}", allocation, snapshot))
     record = PreparedClaim(
         uid,
@@ -340,18 +340,22 @@ def _pfs(device: DraDevice) -> tuple[str, ...]:
     return (device.pf.pci_address,) if isinstance(device, PfDevice) else ()
 
 
-def _edits(allocation: Allocation, share: _Share, group: Sequence[_Share]) -> ContainerEdits:
+def _edits(allocation: Allocation, share: _Share, shares: Iterable[_Share]) -> ContainerEdits:
     """Return the edits of one share: the variables of its resource, and variables with the name of its request.
 
     A container with two requests of one resource gets both CDI devices, and the second sets the same variables again.
+    So each device of a request with several rails names the VFs or PFs of all rails.
     """
+    request = [it for it in shares if it.request == share.request]
     end = re.sub(r"[^A-Z0-9]", "_", share.request.upper())
     if isinstance(share.device, GpuDevice):
         env = [(f"{name}_{end}", value) for name, value in allocation.env if name.startswith("NODEAGENT_")]
     elif share.admin:
-        env = [(f"NODEAGENT_PFS_{end}", ",".join(pf for it in group for pf in _pfs(it.device)))]
+        env = [
+            (f"NODEAGENT_PFS_{end}", ",".join(dict.fromkeys(pf for it in request for pf in _pfs(it.device))))
+        ]
     else:
-        env = [(f"NODEAGENT_VFS_{end}", ",".join(vf for it in group for vf in it.vfs))]
+        env = [(f"NODEAGENT_VFS_{end}", ",".join(vf for it in request for vf in it.vfs))]
     return ContainerEdits((*allocation.env, *env), allocation.device_nodes, allocation.mounts)
 
 

@@ -88,6 +88,19 @@ def test_several_vfs_of_one_request_are_in_the_variables_of_each_of_its_devices(
     assert env_of(record, 2)["NODEAGENT_VFS_OTHER"] == pf.vfs[3]
 
 
+def test_a_request_with_several_rails_names_the_vfs_of_all_in_each_of_its_devices() -> None:
+    """The runtime merges the variables of a container's CDI devices, and of equal names the last one counts."""
+    facts = machine()
+    one, two = pfs_of(facts)[:2]
+    record = prepared(claim_of("c", result(one, 1, "r"), result(two, 1, "r")), facts)
+    vfs = f"{one.vfs[0]},{two.vfs[0]}"
+    assert [env_of(record, index)["NODEAGENT_VFS_R"] for index in (0, 1)] == [vfs, vfs]
+    admin = claim_of("m", result(one, 0, "all", **ADMIN), result(two, 0, "all", **ADMIN))
+    record = prepared(admin, facts)
+    pfs = {"NODEAGENT_PFS_ALL": f"{one.pf.pci_address},{two.pf.pci_address}"}
+    assert [env_of(record, index) for index in (0, 1)] == [pfs, pfs]
+
+
 def test_devices_of_another_driver_in_the_claim_are_not_touched() -> None:
     facts = machine()
     foreign = {"request": "g", "driver": "gpu.nvidia.com", "pool": NODE, "device": "gpu-0"}
