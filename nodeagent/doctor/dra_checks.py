@@ -53,6 +53,11 @@ TOPIC = Topic(
             "fail in the whole cluster.",
             "remove extendedResourceName from the DeviceClass; pods ask for GPU memory with a claim (nodeagent claim)",
         ),
+        "class_of_plugin": Advice(
+            "The scheduler of Kubernetes 1.36.2 never binds a pod to this node that asks for such a resource by name "
+            "and also has a claim: `nil or empty request mappings`.",
+            "use mode dra for the resource too, or remove extendedResourceName from the DeviceClass until all nodes do",
+        ),
         "not_published": Advice(
             "The configuration has mode dra, and no ResourceSlice has a device of this node: no claim is allocated.",
             "look at /readyz and the log of the agent; apply daemonset/overlays/dra",
@@ -174,6 +179,8 @@ def findings(
     if facts.devices is None:
         return
     yield from _offered_twice(facts.devices, config, node or {})
+    if facts.devices:
+        yield from _classes_of_plugin(facts.classes, node or {})
     yield from _offered_by_others(facts.devices, node or {})
     yield from _offered_by_drivers(facts.foreign, hardware)
     if facts.devices:
@@ -202,6 +209,13 @@ def _classes(facts: DraFacts, config: Config) -> Iterator[Finding]:
     for resource, device_class in sorted(facts.classes.items()):
         if memory.fullmatch(resource.rpartition("/")[2]):
             yield TOPIC.fix("class_of_memory", f"the DeviceClass {device_class} has the name {resource}")
+
+
+def _classes_of_plugin(classes: Mapping[str, str], allocatable: Mapping[str, str]) -> Iterator[Finding]:
+    if both := [name for name in sorted(classes) if allocatable.get(name, "0") != "0"]:
+        yield TOPIC.warn(
+            "class_of_plugin", f"a device plugin offers {shortened(both)}, which a DeviceClass maps"
+        )
 
 
 def _offered_twice(

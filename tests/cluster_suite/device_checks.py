@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.cluster_suite.cluster_api import BrokenError, Object, SkippedError, until
-from tests.cluster_suite.installation import Agent, is_true
+from tests.cluster_suite.installation import Agent, Installation, is_true
 from tests.cluster_suite.suite import Suite
 
 PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -63,7 +63,7 @@ def reports(suite: Suite) -> str:
             raise SkippedError("cluster.report is off")
         name = agent.node_name
         report = until(
-            REPORT_S, f"NodeLinks of {name}", lambda name=name: suite.installation.reports().get(name)
+            REPORT_S, f"NodeLinks of {name}", lambda agent=agent: report_with_rails(suite.installation, agent)
         )
         owners = report["metadata"].get("ownerReferences", [])
         node = suite.installation.node(name)
@@ -71,14 +71,20 @@ def reports(suite: Suite) -> str:
             raise BrokenError(
                 f"NodeLinks {name} is not about its Node: nodeName {report['nodeName']}, owners {owners}"
             )
-        offered = agent.offered(node, "vf")
-        rails = {int(found[1]) for one in offered if (found := re.search(r"/nic(\d+)$", one))}
-        if missing := rails - {one.get("rail") for one in report.get("links", ())}:
-            raise BrokenError(
-                f"{name} offers VFs of the rails {sorted(missing)}, and its NodeLinks has none of these"
-            )
         links += len(report.get("links", ()))
     return f"{links} links"
+
+
+def report_with_rails(installation: Installation, agent: Agent) -> Object | None:
+    name = agent.node_name
+    report = installation.reports().get(name)
+    offered = agent.offered(installation.node(name), "vf")
+    rails = {int(found[1]) for one in offered if (found := re.search(r"/nic(\d+)$", one))}
+    if report and (missing := rails - {one.get("rail") for one in report.get("links", ())}):
+        raise BrokenError(
+            f"{name} offers VFs of the rails {sorted(missing)}, and its NodeLinks has none of these"
+        )
+    return report
 
 
 def request(suite: Suite) -> tuple[Agent, dict[str, int]]:

@@ -182,6 +182,18 @@ async def test_a_broken_promise_fails(cluster: Cluster, check: str, broken: Any,
     assert words in output
 
 
+async def test_a_report_that_has_its_links_later_is_awaited(cluster: Cluster) -> None:
+    """An agent is Ready before its first report has the rails."""
+    server, kubeconfig = cluster
+    report = server.find("nodelinks", "gpu-0", "nodeagent")
+    server.put(report | {"links": []})
+    process = await start(kubeconfig, "--only", "reports")
+    await until(lambda: any(one.resource == "nodelinks" for one in server.requests))
+    server.put(report)
+    output, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    assert process.returncode == 0, output.decode()
+
+
 async def test_an_interrupted_run_leaves_no_namespace(cluster: Cluster) -> None:
     """No kubelet runs the pods, so the check of pods waits until the run is interrupted."""
     server, kubeconfig = cluster

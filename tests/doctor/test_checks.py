@@ -468,6 +468,10 @@ DRA_CASES: list[tuple[str, Iterable[Finding]]] = [
     ("fix offered_by_other_driver", beside_driver(BY_CLAIM, UUID)),
     ("fix offered_by_other_driver", beside_driver(BY_CLAIM, VF.pci_address)),
     ("fix class_of_memory", of_claims(replace(PUBLISHED, classes={"x/gpu-mem": "c", "x/nic0": "nic0"}))),
+    (
+        "warn class_of_plugin",
+        of_claims(replace(PUBLISHED, classes={"nvidia-dgx-h100/nic7": "nic7"}), nic7="8"),
+    ),
     ("fix not_published", of_claims(replace(PUBLISHED, devices=()))),
     ("note tainted", of_claims(replace(PUBLISHED, devices=TAINTED))),
 ]
@@ -482,6 +486,19 @@ def test_claims_are_fine_where_a_resource_of_another_rail_or_nothing_is_counted(
     for found in (of_claims(nic4="8", gpu_mem="0"), of_claims(kubelet="v1.36.0"), *others):
         assert {one.key for one in found} == {"published"}
     assert of_claims(DraFacts((1, 35), {"nvidia.com/gpu": "gpu"}, ()), DEFAULT) == []
+
+
+def test_a_class_of_a_name_that_the_device_plugin_offers_is_no_fault_without_devices_for_claims() -> None:
+    """Pods with claims do not come to such a node."""
+    classes = {f"nvidia-dgx-h100/nic{rail}": f"nic{rail}" for rail in range(8)}
+    (finding,) = (
+        one
+        for one in of_claims(replace(PUBLISHED, classes=classes), nic6="0", nic7="8")
+        if one.key == "class_of_plugin"
+    )
+    assert "nic7" in finding.what
+    assert "nic6" not in finding.what
+    assert of_claims(DraFacts((1, 36), classes, ()), DEFAULT, nic7="8") == []
 
 
 def test_the_device_of_another_driver_is_named_and_others_are_no_fault() -> None:
