@@ -177,7 +177,7 @@ class StoredFile(Generic[T]):
         if self.path is None or not self._written or self._hangs():
             return
         call = self._call = in_thread(partial(_restore, self.path, self._written))
-        call.add_done_callback(partial(self._settle, self._written))
+        call.add_done_callback(partial(self._settle_restored, self._written))
         await self._ended(WRITE_S)
 
     def fault(self) -> UnwritableMemory | None:
@@ -196,12 +196,17 @@ class StoredFile(Generic[T]):
             self._complain(f"the disk did not answer within {limit_s:g} s")
         return not self._hangs()
 
-    def _settle(self, text: bytes, call: asyncio.Future[None]) -> None:
+    def _settle(self, text: bytes, call: asyncio.Future[Any]) -> None:
         error = call.exception()
         if error is None:
             self._written, self.unwritable = text, None
         else:
             self._complain(getattr(error, "strerror", None) or str(error))
+
+    def _settle_restored(self, text: bytes, call: asyncio.Future[bool]) -> None:
+        """A file that is still there says nothing about the last write."""
+        if call.exception() is not None or call.result():
+            self._settle(text, call)
 
     def _complain(self, reason: str) -> None:
         if self.unwritable is None:
@@ -216,10 +221,13 @@ class StoredFile(Generic[T]):
         self.unwritable = reason
 
 
-def _restore(path: Path, text: bytes) -> None:
-    if not path.exists():
-        replace_file(path, text, durable=True)
-        log.warning("A stored file was deleted, and is written again. file=%s", path)
+def _restore(path: Path, text: bytes) -> bool:
+    """Return whether the file was written."""
+    if path.exists():
+        return False
+    replace_file(path, text, durable=True)
+    log.warning("A stored file was deleted, and is written again. file=%s", path)
+    return True
 
 
 async def keep_files(files: Iterable[StoredFile[Any]]) -> None:

@@ -139,7 +139,7 @@ class CablingCheck:
             if count > links.get(rail, 0):
                 switch[rail], links[rail] = leaf, count
         built = frozenset(rail for rail, count in cabled.items() if 4 * count >= 3 * nodes)
-        return GroupRails(switch, links, built, counts)
+        return GroupRails(switch, links, built, counts, cabled)
 
     def _serves(self, key: str, rail: str, rails: GroupRails) -> bool:
         """A link of this rail may go to this switch."""
@@ -189,9 +189,12 @@ class CablingCheck:
                 counts[group, self._models_of(group).of(pattern), pattern.shape[i].rail] += len(pattern.nodes)
         groups = {group for group, _, _ in counts}
         for (group, model, rail), count in counts.items():
-            most = self._count_rails(group, model, group.leaves).links.get(rail, 0)
+            rails = self._count_rails(group, model, group.leaves)
+            most = rails.links.get(rail, 0)
             if most < MAJORITY or (most <= count and len(groups) == 1):
                 return False
+            if 3 * most < 2 * rails.cabled[rail]:
+                return False  # a rail with a switch for each rack, or for each half
         return bool(counts)
 
     def _adopter(self, leaf: str) -> SwitchGroup | None:

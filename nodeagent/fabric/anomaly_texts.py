@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nodeagent.fabric.groups import CablingPattern, SwitchGroup
@@ -21,16 +22,22 @@ class GroupRails:
     ``links`` of the rail; ``order`` are all rails in order.
 
     ``built`` are the rails with a neighbor at three of four nodes or more. ``counts`` are the links that all of this
-    was counted from.
+    was counted from, ``cabled`` those of each rail with a neighbor.
     """
 
     def __init__(
-        self, switch: dict[str, str], links: dict[str, int], built: frozenset[str], counts: RailCounts
+        self,
+        switch: dict[str, str],
+        links: dict[str, int],
+        built: frozenset[str],
+        counts: RailCounts,
+        cabled: Counter[str],
     ) -> None:
         self.switch = switch
         self.links = links
         self.built = built
         self.counts = counts
+        self.cabled = cabled
         self.order = sorted(switch, key=rail_order)
 
 

@@ -19,6 +19,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from nodeagent.base.supervise import first_cause
 from nodeagent.cluster.node_marks import NodeMarks, NodeWrites
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.topology.write_log import WriteLog
@@ -64,8 +65,11 @@ class NodeLabeler:
         labels_round = _LabelRound(
             (*names[first:], *names[:first]), asyncio.get_running_loop().time() + for_s
         )
-        async with asyncio.TaskGroup() as group:
-            await self._write_each(group, labels_round, relabel)
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._write_each(group, labels_round, relabel)
+        except ExceptionGroup as errors:
+            raise first_cause(errors) from None  # the end of the leadership is known by its own type
         return LabelResult(labels_round.failed, len(labels_round.names), labels_round.retry_after_s)
 
     async def _write_each(

@@ -7,6 +7,7 @@ that takes no file.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
@@ -17,6 +18,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from nodeagent.base import stored_file
 from nodeagent.base.stored_file import RESTORE_S, SIZE_MAX, StoredFile, StoredForm, keep_files, unwritable
 from tests.support.dead_files import dead
 
@@ -177,6 +179,22 @@ async def test_a_deleted_file_is_written_again_and_one_that_never_was_is_not(tmp
     assert value_at(stored.path).read() == {"a": 1}
     assert [path.name for path in folder.iterdir()] == ["numbers.json"]
     keeping.cancel()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_an_old_file_that_is_still_there_hides_no_failed_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = value_at(tmp_path / "numbers.json")
+    assert await stored.save({"a": 1})
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(stored_file, "replace_file", full)
+    assert not await stored.save({"a": 2})
+    await stored.restore()
+    assert stored.fault() is not None
 
 
 async def test_a_failed_write_is_logged_once_until_one_succeeds(

@@ -196,6 +196,12 @@ def test_only_the_nodes_that_are_given_are_in_a_list(
     out, err = capsys.readouterr()
     assert out == "su001-n002\n"
     assert "not in the tree: other" in err
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    assert (
+        main(["topology", "--from", racks[0], "--fabric", racks[1], "--format", "slurm", "--nodes", "-"]) == 2
+    )
+    assert "--nodes: there is no name" in capsys.readouterr().err
+    assert topology(capsys, racks, "hostfile", "--nodes", "su001-n002,") == "su001-n002\n"
     assert main(["topology", "--from", racks[0], "--nodes", "su001-n002"]) == 2
     assert "--format slurm" in capsys.readouterr().err
 

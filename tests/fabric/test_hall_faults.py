@@ -65,6 +65,25 @@ def divided_rail(of: Hall) -> Expected:
     return set()
 
 
+def rail_in_two(size: int) -> Callable[[Hall], Expected]:
+    """The first ``size`` nodes have another switch on rail 5. No switch has two thirds of the rail, so this may be a
+    plan."""
+
+    def fault(of: Hall) -> Expected:
+        of.cables.update(((node, 5), "su0-leaf5b") for node in of.nodes(0)[:size])
+        return set()
+
+    return fault
+
+
+def switch_of_each_rack(of: Hall) -> Expected:
+    """A ninth link goes to the switch of the rack; the last rack is not full."""
+    for number, node in enumerate(of.nodes(0)):
+        of.cables[node, 8] = f"rack{number // 6}"
+        of.links[node] = 9
+    return set()
+
+
 def two_with_two_links(of: Hall) -> Expected:
     for number in range(2):
         add_node(of, 0, f"su0-n{90 + number}", "su0-leaf0", "su0-leaf4")
@@ -135,6 +154,10 @@ ROWS = {
     "a shift that ends in a spare leaf": Row(rack_cut_off),
     "second leaf switches on all rails": Row(second_leaves),
     "a rail that three switches share": Row(divided_rail),
+    "a rail in two halves": Row(rail_in_two(8)),
+    "a rail in two parts, seven and nine": Row(rail_in_two(7)),
+    "a rail in two parts, six and ten": Row(rail_in_two(6)),
+    "a switch for each rack, one of them smaller": Row(switch_of_each_rack),
     "two nodes with two links": Row(two_with_two_links),
     "three nodes with one link": Row(three_login_nodes),
     "four nodes with half of the links": Row(four_with_half),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nodeagent.kube.client import ApiError
+from nodeagent.kube.lease import NotLeading
 from nodeagent.topology.node_labels import IN_FLIGHT, PER_SECOND, NodeLabeler
 from nodeagent.topology.write_log import WriteLog
 
@@ -88,6 +89,18 @@ async def test_a_server_that_is_busy_or_silent_ends_the_round(error: ApiError) -
     assert result.retry_after_s == (error.retry_after_s or 0.0)
     assert len(server.names) <= 2 * IN_FLIGHT
     assert result.left_out == 500 - len(server.names)
+
+
+async def test_the_end_of_the_leadership_is_raised_by_its_own_type() -> None:
+    """The controller knows ``NotLeading``, and no group of exceptions."""
+    server = SlowServer(0.01)
+
+    async def lost(*_: object) -> None:
+        raise NotLeading("another replica leads")
+
+    server.patch = lost  # type: ignore[method-assign]
+    with pytest.raises(NotLeading):
+        await labeler(server).label(relabel(40), 10.0)
 
 
 async def test_a_refused_node_does_not_hold_up_the_others() -> None:

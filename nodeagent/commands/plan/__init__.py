@@ -176,7 +176,10 @@ def _node_list(preview: Preview, options: argparse.Namespace) -> int:
     from nodeagent.commands.plan.node_lists import NodeLists
 
     names = sys.stdin.read() if options.nodes == "-" else options.nodes
-    lists = NodeLists(preview, None if names is None else frozenset(re.split(r"[\s,]+", names.strip())))
+    only = None if names is None else frozenset(re.split(r"[\s,]+", names)) - {""}
+    if only is not None and not only:
+        raise UserFileError("--nodes", "there is no name", "names of Nodes, separated by commas or spaces")
+    lists = NodeLists(preview, only)
     print(lists.written(options.format))
     if unknown := lists.unknown():
         note(

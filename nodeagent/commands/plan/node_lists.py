@@ -14,6 +14,7 @@ Sources: topology.conf(5) and topology.yaml(5) of Slurm 26.05.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -122,15 +123,18 @@ class NodeLists:
     def _yaml(self) -> Iterator[str]:
         fabric = self.preview.plan.rules.fabric
         yield f"# The fabric {fabric}, from the LLDP neighbors of its nodes, for topology.yaml of Slurm"
-        yield from (f"- topology: {fabric}", "  cluster_default: true", "  tree:", "    switches:")
+        yield from (f"- topology: {_quoted(fabric)}", "  cluster_default: true", "  tree:", "    switches:")
         for switch in self._switches():
             kind, names = ("nodes", switch.nodes) if switch.nodes else ("children", switch.switches)
-            yield from (f"    - switch: {switch.name}", f"      {kind}: {hostlist(names)}")
+            yield from (f"    - switch: {_quoted(switch.name)}", f"      {kind}: {_quoted(hostlist(names))}")
         if domains := self._domains():
             yield from ("- topology: nvlink", "  cluster_default: false", "  block:")
             yield from (f"    block_sizes: [{', '.join(map(str, block_sizes(domains)))}]", "    blocks:")
             for name, nodes in domains.items():
-                yield from (f"    - block: {_switch(name)}", f"      nodes: {hostlist(nodes)}")
+                yield from (
+                    f"    - block: {_quoted(_switch(name))}",
+                    f"      nodes: {_quoted(hostlist(nodes))}",
+                )
         yield from self._comments()
 
     def _comments(self) -> Iterator[str]:
@@ -195,6 +199,11 @@ def _entries(names: Iterable[str]) -> Iterator[str]:
                 runs.append([number])
         ranges = (f"{run[0]:0{width}}" + (f"-{run[-1]:0{width}}" if len(run) > 1 else "") for run in runs)
         yield f"{stem}[{','.join(ranges)}]"
+
+
+def _quoted(text: str) -> str:
+    """A string of YAML: a node may be called 7 or no."""
+    return json.dumps(text)
 
 
 def _switch(name: str) -> str:
