@@ -26,6 +26,8 @@ from nodeagent.topology.write_log import WriteLog
 
 PER_SECOND = 800.0
 IN_FLIGHT = 16
+SEEN_S = 0.1
+"""After a round, until the watch has brought its writes: a plan before that would ask for the same labels again."""
 REFUSED_MAX = 3
 
 
@@ -70,6 +72,7 @@ class NodeLabeler:
                 await self._write_each(group, labels_round, relabel)
         except ExceptionGroup as errors:
             raise first_cause(errors) from None  # the end of the leadership is known by its own type
+        await asyncio.sleep(SEEN_S)
         return LabelResult(labels_round.failed, len(labels_round.names), labels_round.retry_after_s)
 
     async def _write_each(
