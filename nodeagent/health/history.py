@@ -313,9 +313,12 @@ class History:
     def each(self, head: str, window_s: float) -> dict[str, tuple[float, float]]:
         """Return ``over`` of all counters of ``head/…``, by the part after the slash."""
         counts = {}
-        for name in self._counters.get(head, ()):
-            if (counted := self.over(name, window_s)) is not None:
-                counts[name.partition("/")[2]] = counted
+        begin = self._begins.get(head, -math.inf)
+        for name, counter in self._counters.get(head, {}).items():
+            if self._of.get(name) in self._fresh:
+                added, seconds = counter.over(window_s, begin)
+                if seconds > 0:
+                    counts[name.partition("/")[2]] = added, seconds
         return counts
 
     def at(self, source: Source) -> float | None:
