@@ -43,6 +43,7 @@ VERBS: dict[str, str] = {
     "remembered": "remembered.add",
     "claim": "claim.add",
     "doctor": "doctor.add",
+    "trouble": "plan.add_trouble",
     "plan": "plan.add_plan",
     "explain": "plan.add_explain",
     "topology": "plan.add_topology",

@@ -1,4 +1,4 @@
-"""The verbs of a fabric: plan (the HyperNodes that would be written), explain, topology (a picture) and cabling."""
+"""The verbs of a fabric: trouble, plan (the HyperNodes that would be written), explain, topology and cabling."""
 
 from __future__ import annotations
 
@@ -18,6 +18,24 @@ if TYPE_CHECKING:
 
 LISTS = ("slurm", "slurm-block", "slurm-yaml", "hostfile", "ranks")
 """Forms of `topology` that are lists of nodes (`node_lists`)."""
+
+
+def add_trouble(add: Add) -> None:
+    parser = add(
+        "trouble",
+        _trouble,
+        "what is wrong in the fabric, since when, which pods it concerns, and what to do",
+        "Links with a fault, wrong cables and nodes without a place, what concerns most pods first. Links of a switch\n"
+        "or of a node that went down at once are one trouble. Pods are known where nodes report them\n"
+        "(cluster.reportHolders). The result is 0 if nothing is wrong, 1 if something is, and 2 if the input cannot\n"
+        "be read.",
+    )
+    source_options(parser)
+    form = parser.add_mutually_exclusive_group()
+    json_option(form)
+    form.add_argument(
+        "--watch", type=seconds, metavar="SECONDS", help="read again after this time, until Ctrl-C"
+    )
 
 
 def add_plan(add: Add) -> None:
@@ -123,6 +141,13 @@ def source_options(parser: argparse.ArgumentParser, *, current: bool = False) ->
         parser.add_argument(
             "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
         )
+
+
+def _trouble(options: argparse.Namespace) -> int:
+    from nodeagent.commands.plan import trouble
+
+    log_to_stderr(options.log_level or "warning")
+    return trouble.show(options)
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -1,0 +1,195 @@
+"""trouble: links of one cause are one trouble, pods and remedies, the order, the forms, and the exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from nodeagent.cli import main
+from nodeagent.commands.plan import trouble
+from nodeagent.commands.plan.objects import store_object
+from nodeagent.commands.plan.preview import Preview, make_objects, make_preview
+from nodeagent.fabric import NodeLinks
+from nodeagent.fabric.fabric_settings import FabricRules
+from nodeagent.fabric.nodelinks import HeldVf, NodeLink, VfHolder
+from nodeagent.health.rules.links import LINK_RULES
+from tests.commands.test_cabling import hall, write
+from tests.support.halls import Hall
+
+NOW = 1_800_000_000.0
+AT = "2027-01-15T07:54:43Z"
+"""317 s before ``NOW``."""
+
+
+def at_once(second: int) -> str:
+    return f"2027-01-15T07:54:{43 + second}Z"
+
+
+def changed(made: Hall, fault: Callable[[str, NodeLink], NodeLink]) -> list[NodeLinks]:
+    return [
+        structs.replace(report, links=tuple(fault(report.node_name, link) for link in report.links))
+        for report in made.reports()
+    ]
+
+
+def preview(reports: list[NodeLinks], folder: Path) -> Preview:
+    read = make_objects(FabricRules())
+    read.reports = {}
+    for item in json.loads(write(folder / "reports.json", reports).read_text())["items"]:
+        assert store_object(item, read)
+    return make_preview(read)
+
+
+def found(reports: list[NodeLinks], folder: Path) -> list[trouble.Trouble]:
+    return trouble.troubles(preview(reports, folder))
+
+
+def down(link: NodeLink, at: str = AT) -> NodeLink:
+    neighbor = None if link.neighbor is None else structs.replace(link.neighbor, stale=True)
+    return structs.replace(
+        link,
+        state="down",
+        reasons=("carrier_down",),
+        reason_details=("no carrier",),
+        last_transition_time=at,
+        neighbor=neighbor,
+    )
+
+
+def test_a_hall_without_faults_has_no_trouble(tmp_path: Path) -> None:
+    made = preview(hall().reports(), tmp_path)
+    assert trouble.troubles(made) == []
+    assert trouble.as_text(made, [], NOW) == "No trouble in 16 nodes with 64 links."
+
+
+def test_the_links_of_a_dead_switch_are_one_trouble(tmp_path: Path) -> None:
+    def fault(node: str, link: NodeLink) -> NodeLink:
+        dead = link.neighbor is not None and link.neighbor.system_name == "su0-leaf2"
+        return down(link, at_once(int(node[-1]) % 2)) if dead else link
+
+    (one,) = found(changed(hall(), fault), tmp_path)
+    assert (one.where, one.what) == ("su0-leaf2", "8 links of 8 nodes went down at once")
+    assert len(one.links) == 8
+    assert one.reasons == ("carrier_down",)
+    assert "check the switch su0-leaf2" in one.remedy
+
+
+def test_links_of_a_switch_that_went_down_one_by_one_are_troubles_of_their_own(tmp_path: Path) -> None:
+    def fault(node: str, link: NodeLink) -> NodeLink:
+        dead = link.neighbor is not None and link.neighbor.system_name == "su0-leaf2"
+        return down(link, f"2027-01-15T0{int(node[-1])}:00:00Z") if dead else link
+
+    assert len(found(changed(hall(), fault), tmp_path)) == 8
+
+
+def test_the_links_of_a_node_that_went_down_at_once_are_one_trouble(tmp_path: Path) -> None:
+    reports = changed(hall(), lambda node, link: down(link) if node == "su1-n03" else link)
+    (one,) = found(reports, tmp_path)
+    assert (one.where, one.what, one.details) == (
+        "su1-n03",
+        "4 links went down at once",
+        ("rail0", "rail1", "rail2", "rail3"),
+    )
+
+
+def test_a_dead_switch_takes_its_link_from_a_node_and_leaves_the_others(tmp_path: Path) -> None:
+    def fault(node: str, link: NodeLink) -> NodeLink:
+        dead = link.neighbor is not None and link.neighbor.system_name == "su0-leaf2"
+        return down(link) if dead or node == "su0-n01" else link
+
+    switch, node = found(changed(hall(), fault), tmp_path)
+    assert (switch.where, len(switch.links)) == ("su0-leaf2", 8)
+    assert (node.where, node.details) == ("su0-n01", ("rail0", "rail1", "rail3"))
+
+
+def test_what_concerns_most_pods_comes_first_with_its_remedy(tmp_path: Path) -> None:
+    def fault(node: str, link: NodeLink) -> NodeLink:
+        if (node, link.name) == ("su0-n00", "rail1"):
+            return down(link, "2027-01-15T07:00:00Z")
+        if (node, link.name) == ("su0-n05", "rail3"):
+            return structs.replace(
+                link,
+                netdev="enp220s0np0",
+                state="degraded",
+                reasons=("flapping",),
+                reason_details=("3 losses in 10 min",),
+                last_transition_time=AT,
+            )
+        return link
+
+    reports = changed(hall(), fault)
+    held = tuple(
+        VfHolder(
+            namespace="team-a",
+            pod=f"train-{n}",
+            vfs=(HeldVf(link="rail3", pci_address=f"0000:1b:00.{n}"),),
+            since="2027-01-15T07:00:00Z",
+        )
+        for n in range(10)
+    )
+    reports = [
+        structs.replace(report, holders=held) if report.node_name == "su0-n05" else report
+        for report in reports
+    ]
+    made = preview(reports, tmp_path)
+    first, second = trouble.troubles(made)
+    assert first.pods[:2] == ("team-a/train-0", "team-a/train-1")
+    assert second.where == "su0-n00 rail1 to su0-leaf1 Eth1/1"
+    assert trouble.as_text(made, [first], NOW).splitlines() == [
+        "su0-n05 rail3 (enp220s0np0) to su0-leaf3 Eth1/6: degraded, for 5 min 17 s",
+        "  3 losses in 10 min",
+        "  pods: " + ", ".join(f"team-a/train-{n}" for n in range(8)) + ", and 2 more",
+        "  do: reseat or replace cable and optics",
+        "",
+        "1 trouble in 16 nodes with 64 links.",
+    ]
+
+
+def test_a_wrong_cable_is_told_once(tmp_path: Path) -> None:
+    made = hall()
+    made.cables["su0-n00", 2] = "su1-leaf2"
+    (one,) = found(made.reports(), tmp_path)
+    assert (one.what, one.where, one.remedy) == (
+        "foreign-leaf",
+        "su0-n00 rail2",
+        "move the cable to the switch in the message",
+    )
+    miscabled = changed(
+        made,
+        lambda node, link: (
+            structs.replace(link, state="miscabled", reasons=("miscabled",))
+            if (node, link.name) == ("su0-n00", "rail2")
+            else link
+        ),
+    )
+    assert len(found(miscabled, tmp_path)) == 1
+
+
+@pytest.mark.parametrize(("form", "expected"), [([], "1 trouble in 16"), (["--json"], '"troubles": [')])
+def test_the_verb_fails_if_anything_is_wrong(
+    form: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = changed(
+        hall(), lambda node, link: down(link) if (node, link.name) == ("su0-n00", "rail1") else link
+    )
+    source = str(write(tmp_path / "bad.json", bad))
+    assert main(["trouble", "--from", source, *form]) == 1
+    printed = capsys.readouterr().out
+    assert expected in printed
+    if form:
+        document = json.loads(printed)
+        assert {*document} == {"time", "source", "nodes", "links", "troubles"}
+        assert document["source"] == source
+        (one,) = document["troubles"]
+        assert one["since"] == AT
+        assert one["links"] == [{"node": "su0-n00", "link": "rail1"}]
+    good = str(write(tmp_path / "good.json", hall().reports()))
+    assert main(["trouble", "--from", good, *form]) == 0
+
+
+def test_each_fault_of_a_link_by_facts_has_a_remedy() -> None:
+    assert [rule.key for rule in LINK_RULES if trouble.remedy_of(rule.key) is None] == []
