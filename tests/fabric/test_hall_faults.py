@@ -130,6 +130,16 @@ def storage_of_a_small_unit(of: Hall) -> Expected:
     return {("shared-switch", "", "", "storage")}
 
 
+def storage_of_a_few_nodes(of: Hall) -> Expected:
+    """Four nodes with most of the rails are the begin of a unit."""
+    of.cables.update(dict.fromkeys(((node, 8) for node in of.nodes(0)), "storage"))
+    of.links.update(dict.fromkeys(of.nodes(0), 9))
+    of.leaf.append([f"su1-leaf{rail}" for rail in range(5)])
+    for number in range(4):
+        add_node(of, 1, f"su1-n{80 + number}", *of.leaf[1], "storage")
+    return {("shared-switch", "", "", "storage")}
+
+
 def storage_beside_login_nodes(of: Hall) -> Expected:
     """Five nodes with two links hide no second unit of four nodes."""
     for node in of.nodes(1)[4:]:
@@ -200,6 +210,7 @@ ROWS = {
     "two gateways on one border switch": Row(gateways(2)),
     "five gateways on one border switch": Row(gateways(5)),
     "a storage switch of a unit with small nodes": Row(storage_of_a_small_unit, units=1),
+    "a storage switch of a few nodes with most rails": Row(storage_of_a_few_nodes, units=1),
     "a storage switch of two units and a few small nodes": Row(storage_beside_login_nodes),
     "a swap in the small model": Row(swap_in_the_small_model),
     "one chassis ID for all switches": Row(one_default_chassis_id, units=4),
@@ -258,6 +269,24 @@ def test_a_pause_of_lldp_moves_nothing_where_all_switches_have_one_chassis_id() 
         assert cluster.rest(61) == cluster.rest(3600) == 0
         cluster.restart()
     assert cluster.tree.leaves() == published
+
+
+def test_two_switches_with_one_chassis_id_stay_two_while_one_of_them_pauses() -> None:
+    """No port has two current names then, and two names may be those of one renamed switch."""
+    made = hall(2, rails=1)
+    made.chassis = "02:00:00:00:00:01"
+    cluster = Cluster(FabricRules(hysteresis=HysteresisSettings(settle_seconds=0)))
+    for report in made.reports():
+        cluster.report(report)
+    cluster.rest(61)
+    for node in made.nodes(0):
+        cluster.report(expired(made.report(node)))
+    for _ in range(2):
+        assert cluster.rest(61) == cluster.rest(3600) == 0
+        assert {frozenset(nodes) for nodes in cluster.tree.leaves().values()} == made.units()
+        assert cluster.outcome is not None
+        assert [odd.kind for odd in cluster.outcome.anomalies] == ["shared-chassis-id"]
+        cluster.restart()
 
 
 @pytest.mark.parametrize("restarts", [False, True])
