@@ -45,7 +45,6 @@ from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding
 from nodeagent.health.state_file import StateFile
-from nodeagent.host.numa_nodes import near_nodes
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
@@ -323,8 +322,8 @@ class Agent:
                 *self.sharing,
                 partial(unwritable, self.stored.files),
                 by_volcano(config),
-                self.claims.records,
-                near_nodes(self._tree) if config.cluster.numa_node_list else {},
+                self.claims.written,
+                self._tree,
             )
             tasks["cluster"] = partial(agent_tasks.run, state, access, self.settled)
         if config.nv_sentinel.socket is not None:

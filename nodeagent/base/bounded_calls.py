@@ -133,7 +133,6 @@ class BoundedCalls:
 
     def _came_back(self, call: _Call, future: asyncio.Future[Any]) -> None:
         if not future.cancelled():
-            future.exception()  # an error that comes this late has no reader
             log.info("An abandoned call has returned. source=%s step=%r", self.source, call.step)
             self.returned()
 
@@ -195,6 +194,7 @@ class _Call:
             self.future.set_result(result)
         else:
             self.future.set_exception(error)
+            self.future.exception()  # its caller may be cancelled: then nobody reads it, and asyncio would log that
 
 
 class _CallThread(threading.Thread):

@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 
 TOKEN_S = 2.0
 """For reading the token, which is a file in memory."""
+NUMA_S = 2.0
+"""For reading the kernel's table of NUMA nodes, in some 20 files."""
 
 
 class NodeAccess(msgspec.Struct, frozen=True):
@@ -111,7 +113,7 @@ class AgentOffer(Protocol):
 
 class AgentState(NamedTuple):
     """The parts of the agent whose state is written. ``volcano``: Volcano's deviceshare places pods by GPU. ``claims``
-    are the prepared ones by UID, ``near_nodes`` the NUMA nodes near each one, if they are published as lists."""
+    are the prepared ones by UID whose files are on the disk."""
 
     settings: ClusterSettings
     health: HealthSettings
@@ -124,7 +126,7 @@ class AgentState(NamedTuple):
     unwritable: Callable[[], Sequence[UnwritableMemory]]
     volcano: bool
     claims: Callable[[], Mapping[str, PreparedClaim]]
-    near_nodes: Mapping[int, tuple[int, ...]]
+    tree: Tree
 
 
 class Writing(NamedTuple):
@@ -204,7 +206,7 @@ async def _publish_slices(to: Writing) -> None:
         to.node,
         no_execute=health.no_execute,
         share=health.guard.share,
-        near_nodes=to.agent.near_nodes,
+        near_nodes=await _near_nodes(to.agent) if to.agent.settings.numa_node_list else {},
     )
     label = LeafGroupLabel(to.client, to.node, pools.set_leaf_group)
     delivery = to.agent.deliveries.of("slices")
@@ -212,6 +214,17 @@ async def _publish_slices(to: Writing) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(keep("leaf group", label.run), name="leaf group")
         group.create_task(keep("slices", publisher.run), name="slices")
+
+
+async def _near_nodes(agent: AgentState) -> Mapping[int, tuple[int, ...]]:
+    """The NUMA nodes near each one; none if the kernel does not answer in time."""
+    from nodeagent.host.numa_nodes import near_nodes
+
+    try:
+        return await BoundedCalls("NUMA nodes", NUMA_S).run(near_nodes, agent.tree)
+    except Unanswered as error:
+        log.warning("Devices get one NUMA node, not a list (cluster.numaNodeList). reason=%r", str(error))
+        return {}
 
 
 def _claim_statuses(to: Writing) -> Task:

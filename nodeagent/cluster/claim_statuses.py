@@ -8,16 +8,20 @@ Rules:
 * No pod waits for a write. A change of the health is written after a random part of a minute, and only if it still
   stands: a switch that restarts changes the health of one rail on all nodes at once.
 * The UID is part of each write, so a claim that was made again is not touched.
+* After a conflict the claim is read and written again soon. What the server refuses is sent again seldom, or when it has
+  changed: a webhook may be away for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-from nodeagent.base.backoff import RateLimit, jittered
+from nodeagent.base.backoff import RateLimit, jittered, next_wait_s
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.base.supervise import either
 from nodeagent.cluster.deliveries import Deliveries, Delivery
@@ -35,6 +39,8 @@ log = logging.getLogger(__name__)
 BURST, PER_S = 10, 0.5
 """Of the claims of one node."""
 SPREAD_S = (2.0, 30.0)
+CONFLICT_S, REFUSED_S = (2.0, 120.0), (60.0, 3600.0)
+"""The first and the longest wait before refused entries are sent again."""
 LOOK_S = 60.0
 """How often the facts are compared without any change."""
 DROPPED = "does not keep status.devices: its feature gate DRAResourceClaimDeviceStatus is off"
@@ -43,8 +49,16 @@ _Key = tuple[str, str]
 """The UID of a claim, and its allocation."""
 
 
+class _Refusal(NamedTuple):
+    """Entries that the server has refused. They are not sent again before ``until``, which is ``wait_s`` later."""
+
+    entries: list[Json]
+    until: float
+    wait_s: float = 0.0
+
+
 class ClaimStatusWriter:
-    """``records`` are the claims that are prepared now, by UID."""
+    """``records`` are the claims that are prepared now and have their files, by UID."""
 
     def __init__(
         self,
@@ -63,10 +77,9 @@ class ClaimStatusWriter:
         self._now = now
         self._stored: dict[_Key, list[Json]] = {}
         """Our entries in the API server, as far as they are known."""
-        self._refused: dict[_Key, list[Json]] = {}
-        """Entries that the server has refused: they are not sent again before they change."""
+        self._refused: dict[_Key, _Refusal] = {}
         self._due: dict[_Key, float] = {}
-        """When a change of written entries is written."""
+        """When a change of written entries is written, or refused ones are sent again."""
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -88,11 +101,17 @@ class ClaimStatusWriter:
         wait_s = LOOK_S
         for key, record in records.items():
             entries = device_statuses(record, devices, functions)
-            if self._settled(key, entries):
+            now, refusal = self._now(), self._refused.get(key)
+            settled = same(entries, self._stored.get(key, ()))
+            if settled or (refusal is not None and not same(entries, refusal.entries)):
                 self._due.pop(key, None)
+                self._refused.pop(key, None)
+                refusal = None
+            if settled:
                 continue
-            now = self._now()
-            if key in self._stored:
+            if refusal is not None:
+                self._due[key] = refusal.until
+            elif key in self._stored:
                 self._due.setdefault(key, now + jittered(1.0, *SPREAD_S))
             left_s = max(self._due.get(key, now) - now, self._rate.wait_s(now))
             if left_s > 0:
@@ -104,15 +123,20 @@ class ClaimStatusWriter:
                 passing = error.missing or error.conflict or error.refused
                 if not passing or _lacks_right(error):
                     return self._retry.failed(error, self._now())
-                self._refused[key] = entries
+                if error.conflict:
+                    self._stored.pop(key, None)
+                wait_s = min(wait_s, self._hold(key, entries, CONFLICT_S if error.conflict else REFUSED_S))
                 if error.refused:
                     self._retry.rejected(error)
         return wait_s
 
-    def _settled(self, key: _Key, entries: list[Json]) -> bool:
-        """Whether the server has these entries, or has refused them."""
-        known = (mapping[key] for mapping in (self._stored, self._refused) if key in mapping)
-        return not entries or any(same(entries, stored) for stored in known)
+    def _hold(self, key: _Key, entries: list[Json], waits: tuple[float, float]) -> float:
+        """Do not send refused entries before a wait has passed, which grows from the first to the second. Return it."""
+        last = self._refused.get(key)
+        wait_s = max(waits[0], next_wait_s(0.0 if last is None else last.wait_s, *waits))
+        held_s = jittered(wait_s)
+        self._refused[key] = _Refusal(entries, self._now() + held_s, wait_s)
+        return held_s
 
     async def _write(self, key: _Key, record: PreparedClaim, entries: list[Json]) -> None:
         """Read the claim, or write its entries. Raises ``ApiError``."""
@@ -120,7 +144,7 @@ class ClaimStatusWriter:
         if key not in self._stored:
             claim = await self._client.get(RESOURCE_CLAIMS, record.name, namespace=record.namespace)
             if metadata(claim).uid != record.uid:
-                self._refused[key] = entries
+                self._refused[key] = _Refusal(entries, math.inf)
                 return
             self._stored[key] = own_entries(claim)
             if same(entries, self._stored[key]):
@@ -135,8 +159,8 @@ class ClaimStatusWriter:
         self._stored[key] = own_entries(answer)
         if same(entries, self._stored[key]):
             self._retry.succeeded()
-        else:  # it would differ for ever
-            self._refused[key] = entries
+        else:
+            self._hold(key, entries, REFUSED_S)
             self._delivery.unmet(DROPPED)
 
 

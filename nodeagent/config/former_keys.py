@@ -18,18 +18,21 @@ _BOOLEANS = {True: ("true", "yes", "on"), False: ("false", "no", "off")}
 class FormerKey(NamedTuple):
     """A key that went. ``now``: the key of the same mapping that takes its value; ``None``: the value has no effect.
 
-    ``values``: the present spelling of a former value, in lower case. ``remedy`` is the end of the warning.
+    ``values``: the present spelling of each former value, in lower case; none: its values are those of the present key.
+    ``remedy`` is the end of the warning.
     """
 
     now: str | None
     remedy: str
     values: Mapping[str, str] = MappingProxyType({})
 
-    def present(self, node: YamlNode) -> YamlNode:
-        """The value as the present key takes it."""
-        if not isinstance(node.value, str) or (value := self.values.get(node.value.lower())) is None:
+    def present(self, node: YamlNode) -> YamlNode | None:
+        """The value as the present key takes it; ``None`` if the former key never took it."""
+        if not self.values:
             return node
-        return YamlNode(value, False, node.line, node.column)
+        plain = isinstance(node.value, str) and not node.quoted
+        value = self.values.get(str(node.value).lower()) if plain else None
+        return None if value is None else YamlNode(value, False, node.line, node.column)
 
 
 def _switched(on: str, off: str) -> Mapping[str, str]:

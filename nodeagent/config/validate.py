@@ -126,13 +126,17 @@ class _Validator:
                 continue
             now, stated = key, entry.node
             if key not in known and (former := self._former_key((*path, key))) is not None:
+                if (present := former.present(entry.node)) is None:
+                    wrong = f"must be {_one_of([*former.values])}, is {_named(stated)}; {former.remedy}"
+                    self._faults.add((*path, key), (stated.line, stated.column), wrong)
+                    continue
                 self.remarks.append(
                     f"{dotted((*path, key))} (line {entry.line}) is a key of an earlier version, which the next "
                     f"release refuses: {former.remedy}."
                 )
                 if former.now is None or former.now in node.value:
                     continue
-                now, stated = former.now, former.present(entry.node)
+                now, stated = former.now, present
             if (field := known.get(now)) is None:
                 self._unknown(type_, (*path, key), entry)
                 continue

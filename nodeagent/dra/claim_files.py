@@ -5,6 +5,7 @@
 * The CDI spec has a name of its own for each claim, because runtimes cache specs by name. It holds a copy of the
   record, which is used if the record is damaged. A record that is too large for an annotation has no copy.
 * The record is on the disk before the spec, and the spec before the kubelet gets the answer.
+* A folder in the place of a file is removed, as a container runtime makes one for a mount whose file is missing.
 
 All functions block: call them in a thread.
 """
@@ -16,6 +17,7 @@ import json
 import logging
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -33,6 +35,7 @@ SPEC_PREFIX = "nodeagent-claim-"
 ANNOTATIONS_MAX = 256 * 1024
 """Bytes of all annotations of a CDI spec with their keys; runtimes refuse a spec with more
 (tags.cncf.io/container-device-interface, internal/validation/k8s/objectmeta.go)."""
+PUBLIC = {"mode": 0o644, "folder_mode": PUBLIC_FOLDER}
 _ANNOTATION = "nodeagent.io/record"
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -54,8 +57,8 @@ FORM = StoredForm(
 
 
 class ClaimFiles:
-    """``records`` is the agent's folder for them, ``specs`` the folder of CDI specs that runtimes read. ``metadata`` is
-    the folder of metadata files; ``None``: claims get none."""
+    """``records`` is the agent's folder for them, ``specs`` the folder of CDI specs that runtimes read, ``metadata`` that
+    of metadata files. ``gives_metadata``: claims that are prepared from now on get such files."""
 
     def __init__(
         self,
@@ -63,11 +66,17 @@ class ClaimFiles:
         specs: Path,
         device_info: DeviceInfoFiles,
         boot_id: str | None,
-        metadata: Path | None = None,
+        metadata: Path,
+        *,
+        gives_metadata: bool = True,
     ) -> None:
         self._records, self._specs, self._device_info = records, specs, device_info
         self._boot_id = boot_id or ""
-        self.metadata = metadata
+        self._metadata = metadata
+        self.new_metadata = str(metadata) if gives_metadata else None
+        """The folder for the metadata of new claims."""
+        self.written: dict[str, str] = {}
+        """The allocation of each claim whose files are on the disk, by its UID."""
 
     def read(self) -> list[PreparedClaim]:
         """Return the records of this boot, and remove those of an earlier one. Another agent may still write records.
@@ -83,6 +92,9 @@ class ClaimFiles:
             record = self._read_record(uid, path) if valid_uid(uid) else None
             if record is not None and record.boot_id == self._boot_id and record.claim.uid == uid:
                 claims.append(record.claim)
+                with suppress(OSError):
+                    if not record.claim.edits or all(file.is_file() for file in self._outputs(record.claim)):
+                        self.written[uid] = record.claim.allocation
             else:
                 self._discard(path)
         return claims
@@ -93,47 +105,46 @@ class ClaimFiles:
         if len(text) > SIZE_MAX:  # it could not be read again
             reason = f"the claim needs {len(text)} bytes, more than {SIZE_MAX}; use several claims"
             raise OSError(errno.EFBIG, reason, str(self._record(claim.uid)))
-        replace_changed_file(self._record(claim.uid), text, durable=True)
-        if not claim.edits:  # all its devices are another driver's
-            return
-        self._write_metadata(claim)
-        document = cdi.spec(CDI_KIND, claim.edits)
-        if len(_ANNOTATION) + len(text) <= ANNOTATIONS_MAX:
-            document["annotations"] = {_ANNOTATION: text.decode()}
-        spec = cdi.text(document).encode()
-        replace_changed_file(self._spec(claim.uid), spec, mode=0o644, folder_mode=PUBLIC_FOLDER)
-        self._device_info.write(claim.device_info)
+        _replace(self._record(claim.uid), text, durable=True)
+        if claim.edits:  # else all its devices are another driver's
+            for request, content in claim.metadata.items():  # without one of them no container starts
+                _replace(self._metadata / claim.uid / f"{request}.json", content.encode(), **PUBLIC)
+            document = cdi.spec(CDI_KIND, claim.edits)
+            if len(_ANNOTATION) + len(text) <= ANNOTATIONS_MAX:
+                document["annotations"] = {_ANNOTATION: text.decode()}
+            _replace(self._spec(claim.uid), cdi.text(document).encode(), **PUBLIC)
+            self._device_info.write(claim.device_info)
+        self.written[claim.uid] = claim.allocation
 
     def remove(self, claim: PreparedClaim) -> None:
         """Remove the files of a claim. The record goes last: until then the files are known. Raises ``OSError``."""
-        self._spec(claim.uid).unlink(missing_ok=True)
-        for info in claim.device_info:
-            (self._device_info.folder / info.name).unlink(missing_ok=True)
-        if self.metadata is not None:
-            _remove_folder(self.metadata / claim.uid)
-        self._record(claim.uid).unlink(missing_ok=True)
+        self.written.pop(claim.uid, None)
+        for path in (*self._outputs(claim), self._metadata / claim.uid, self._record(claim.uid)):
+            _remove(path)
 
     def remove_others(self, uids: frozenset[str]) -> None:
         """Remove the records and specs of all claims but these: a write that was given up may have made them.
 
         Only the agent that holds the lock of the node may do this.
         """
+        for uid in self.written.keys() - uids:
+            del self.written[uid]
         with suppress(FileNotFoundError):
             for path in self._records.glob("*.json"):
                 if path.stem not in uids:
-                    path.unlink(missing_ok=True)
+                    _remove(path)
         self._remove_specs(uids)
         with suppress(FileNotFoundError):
-            for folder in self.metadata.iterdir() if self.metadata is not None else ():
+            for folder in self._metadata.iterdir():
                 if folder.name not in uids:
-                    _remove_folder(folder)
+                    _remove(folder)
 
-    def _write_metadata(self, claim: PreparedClaim) -> None:
-        """Write the files that the CDI spec mounts: without one of them no container starts."""
-        for request, text in claim.metadata.items():
-            if self.metadata is not None:
-                path = self.metadata / claim.uid / f"{request}.json"
-                replace_changed_file(path, text.encode(), mode=0o644, folder_mode=PUBLIC_FOLDER)
+    def _outputs(self, claim: PreparedClaim) -> list[Path]:
+        """The CDI spec and the device-info files."""
+        return [
+            self._spec(claim.uid),
+            *(self._device_info.folder / info.name for info in claim.device_info),
+        ]
 
     def _record(self, uid: str) -> Path:
         return self._records / f"{uid}.json"
@@ -178,14 +189,25 @@ class ClaimFiles:
 
     def _discard(self, path: Path) -> None:
         try:
-            path.unlink(missing_ok=True)
+            _remove(path)
         except OSError as error:
             log.warning("A file of an ended claim cannot be removed. file=%s reason=%r", path, error.strerror)
 
 
-def _remove_folder(folder: Path) -> None:
-    """Remove a folder of metadata files. Raises ``OSError``."""
-    with suppress(FileNotFoundError):
-        for path in folder.iterdir():
-            path.unlink(missing_ok=True)
-        folder.rmdir()
+def _replace(path: Path, content: bytes, **how: Any) -> None:
+    """As ``replace_changed_file``."""
+    try:
+        replace_changed_file(path, content, **how)
+    except IsADirectoryError:
+        _remove(path)
+        replace_changed_file(path, content, **how)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it. Raises ``OSError``."""
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        for inner in path.iterdir():
+            _remove(inner)
+        path.rmdir()

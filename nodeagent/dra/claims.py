@@ -99,6 +99,14 @@ class PreparedClaims:
         self._sequence = 0
 
     @property
+    def written(self) -> dict[str, PreparedClaim]:
+        """The records whose files are on the disk, by UID: the kubelet has them, or gets them next."""
+        on_disk = self._files.written
+        return {
+            uid: record for uid, record in self.records.items() if on_disk.get(uid) == record.allocation
+        }
+
+    @property
     def holdings(self) -> tuple[Holding, ...]:
         return holdings(self.records.values())
 
@@ -283,7 +291,7 @@ class PreparedClaims:
                 snapshot=self._offer.snapshot,
                 others=[other for other in self.records.values() if other.uid != uid],
                 sequence=self._sequence + 1,
-                metadata_folder=None if self._files.metadata is None else str(self._files.metadata),
+                metadata_folder=self._files.new_metadata,
             )
         except Occupied:
             raise
@@ -314,6 +322,7 @@ class PreparedClaims:
             if current is None or current.allocation != record.allocation:
                 raise Refused("the claim was ended or allocated again meanwhile", invalid=False)
             await self._calls.run(self._files.write, current)
+        self._offer.wake()
 
     async def _end(self, record: PreparedClaim) -> None:
         if self.records.pop(record.uid, None) is None:

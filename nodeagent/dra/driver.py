@@ -72,8 +72,14 @@ class DraDriver:
         self._node, self._offer = node, offer
         self._kubelet_dir, self._stats = kubelet_dir, stats
         self._on_change = on_change
-        folder = kubelet_dir / "plugins" / DRIVER / METADATA_FOLDER if metadata else None
-        self._files = ClaimFiles(record_folder, cdi_folder, device_info, boot_id(), folder)
+        self._files = ClaimFiles(
+            record_folder,
+            cdi_folder,
+            device_info,
+            boot_id(),
+            kubelet_dir / "plugins" / DRIVER / METADATA_FOLDER,
+            gives_metadata=metadata,
+        )
         self._changed = asyncio.Event()
         self._loaded = False
         self._client = None if access is None else ApiClient(access, timeout_s=API_S)

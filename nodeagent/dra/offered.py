@@ -60,7 +60,7 @@ class DraOffer:
         self.current = OfferedPools()
         self.snapshot = Snapshot()
         self.revision = 0
-        """Grows with each change of ``current``, and when the driver begins to serve."""
+        """Grows with each change of ``current``, when the driver begins to serve, and when a claim's files are written."""
         self.served = False
         """Whether the driver serves or has served. After a change of the mode it does so without any pool, until the
         last claim ends. Meanwhile the kubelet keeps the slices of an earlier agent, so the agent must delete them."""
@@ -70,13 +70,13 @@ class DraOffer:
         self.snapshot = snapshot
         if current != self.current:
             self.current = current
-            self._wake()
+            self.wake()
 
     def serve(self) -> None:
         """The driver begins to serve."""
         if not self.served:
             self.served = True
-            self._wake()
+            self.wake()
 
     async def changed(self, since: int) -> OfferedPools:
         """Wait until the revision is beyond ``since``, and return the latest value."""
@@ -84,7 +84,7 @@ class DraOffer:
             await self._changed.wait()
         return self.current
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         self.revision += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

@@ -204,6 +204,10 @@ class SwitchGraph:
         return shared
 
     def _shared_by(self, leaf: str) -> tuple[str, str] | None:
+        """Two switches of one rail, of which each has most of its members in common with ``leaf``, and few with the other.
+
+        The members of the second one must be two, since one may be a wrong cable, or two thirds of three.
+        """
         by_rail: dict[str, list[tuple[int, str]]] = {}
         for other, both in self._common[leaf].items():
             if self._covers(leaf, other):
@@ -211,12 +215,12 @@ class SwitchGraph:
                     by_rail.setdefault(rail, []).append((-both, other))
         pairs: list[tuple[int, str, str]] = []
         for others in by_rail.values():
-            others.sort()  # The second one needs two members, since one may be a wrong cable, or two thirds of three.
-            _, most = others[0]
+            others.sort()
+            first, most = others[0]
             for both, other in others[1:]:
                 common, deciding = self.overlap(most, other)
-                if 2 * common < deciding:
-                    if both < -1 or others[0][0] == -2:
+                if 2 * common < deciding and not (MAJORITY * both > first and self._has_few_rails(other, most)):
+                    if both < -1 or first == -2:
                         pairs.append((both, most, other))
                     break
         if not pairs:
@@ -226,6 +230,12 @@ class SwitchGraph:
         sharing = {other for other in around if self._covers(other, one) and self._covers(other, another)}
         own = max(self._count_joined(one, sharing), self._count_joined(another, sharing))
         return (one, another) if len(sharing) <= 2 * (own + 1) else None
+
+    def _has_few_rails(self, leaf: str, other: str) -> bool:
+        """Whether the members have less than half of the other's rails, as gateways beside nodes with eight NICs: their
+        rails need not have the same numbers."""
+        rails, others = (max(map(len, self._reached[one])) for one in (leaf, other))
+        return 2 * rails < others
 
     def _count_joined(self, leaf: str, except_for: Collection[str]) -> int:
         pairs = (self.overlap(leaf, other) for other in self._common[leaf].keys() - except_for)

@@ -10,7 +10,8 @@
 * A known chassis ID under a new name is a renamed switch: it keeps its recorded key. When the old name has moved to
   another chassis, the names count again.
 * A chassis ID that several names have at once is a factory default, and identifies no switch. Two names are too few
-  for this, unless both announce one port: while a switch is renamed, some reports still have the old name.
+  for this, unless both announce one port: while a switch is renamed, some reports still have the old name. That of a
+  dead node has it for good, on a port that another node may have by now.
 """
 
 from __future__ import annotations
@@ -108,21 +109,21 @@ class SwitchNames:
     def _find_default_chassis(self) -> None:
         """Chassis IDs of several switches: at present under three names or more, or on one port under two.
 
-        Expired ports count for the latter, so that a pause of LLDP does not make one switch of several.
+        Expired ports count for the latter, so that a pause of LLDP does not make one switch of several. They do not
+        where the names are known as those of one switch: a dead node's report has the old name of a renamed switch.
         """
         if not self._shared_chassis:
             return
-        ports: dict[str, dict[str, set[str]]] = {chassis: {} for chassis in self._shared_chassis}
-        current: set[tuple[str, str]] = set()
+        users: dict[str, dict[str, list[SwitchAnnouncement]]] = {chassis: {} for chassis in self._shared_chassis}
         for name, announcements in self._by_name.items():
             for announcement in announcements if name[0] != "=" else ():
-                if announcement.chassis in ports:
-                    fresh, stale = self._ports((announcement,))
-                    ports[announcement.chassis].setdefault(name, set()).update(fresh | stale)
-                    if fresh:
-                        current.add((announcement.chassis, name))
-        for chassis, by_name in sorted(ports.items()):
-            if sum((chassis, name) in current for name in by_name) > 2 or overlap(by_name.values()):
+                if announcement.chassis in users:
+                    users[announcement.chassis].setdefault(name, []).append(announcement)
+        for chassis, by_name in sorted(users.items()):
+            known = chassis in self.record or len({self._aliases.get(name, name) for name in by_name}) == 1
+            found = [self._ports(same) for same in by_name.values()]
+            ports = [fresh if known else fresh | stale for fresh, stale in found]
+            if sum(bool(fresh) for fresh, _ in found) > 2 or overlap(ports):
                 self._default_chassis.add(chassis)
                 self.record.pop(chassis, None)
                 names = sorted(by_name)

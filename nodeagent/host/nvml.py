@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from nodeagent.facts.model import MigDevice
@@ -175,7 +176,7 @@ class Nvml:
         lib = self._opened()
         for handle in self._handles.values():
             gpu = _GpuCalls(lib)
-            gpu.call("nvmlDeviceGetMemoryInfo", lambda handle=handle: lib.nvmlDeviceGetMemoryInfo(handle))  # type: ignore[misc]
+            gpu.call("nvmlDeviceGetMemoryInfo", partial(lib.nvmlDeviceGetMemoryInfo, handle))
             if gpu.lost:
                 return True
         return False

@@ -60,9 +60,9 @@ class ClaimDriver:
         """Return what prepared claims hold, ``None`` while their records cannot be read."""
         return () if self.driver is None else self.driver.holdings
 
-    def records(self) -> Mapping[str, PreparedClaim]:
-        """Return the prepared claims by UID."""
-        return {} if self.driver is None else self.driver.claims.records
+    def written(self) -> Mapping[str, PreparedClaim]:
+        """Return the prepared claims whose files are on the disk, by UID."""
+        return {} if self.driver is None else self.driver.claims.written
 
     def figures(self) -> ClaimFigures | None:
         return None if self.driver is None else self.driver.figures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -102,6 +103,29 @@ async def test_a_cancelled_caller_leaves_the_call_and_the_next_one_waits_for_it(
     gate.set()
     await following
     assert order == ["first", "second"]
+
+
+async def test_an_error_that_no_caller_reads_any_more_is_not_logged() -> None:
+    """At the end of the agent its callers are cancelled; then its folders may vanish."""
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    may_end, calls = threading.Event(), BoundedCalls("disk", 60.0)
+
+    def fail() -> None:
+        may_end.wait(20)
+        raise FileNotFoundError("the folder is gone")
+
+    caller = asyncio.ensure_future(calls.run(fail))
+    await until(lambda: calls._call)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    may_end.set()
+    await until(lambda: calls._call is not None and calls._call.future.done())
+    del caller
+    calls._call = None
+    gc.collect()
+    assert complaints == []
 
 
 async def test_a_free_thread_serves_the_next_call_and_ends_later(monkeypatch: pytest.MonkeyPatch) -> None:

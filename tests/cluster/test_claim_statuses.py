@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -68,8 +69,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def writing(server: ApiServer, stage: Stage | None = None) -> AsyncIterator[Stage]:
-    stage = stage or Stage(server)
+async def writing(
+    server: ApiServer, stage: Stage, now: Callable[[], float] | None = None
+) -> AsyncIterator[Stage]:
     client = ApiClient(Access(server.url, token=server.token(stage.user)))
     writer = ClaimStatusWriter(
         client,
@@ -77,7 +79,7 @@ async def writing(server: ApiServer, stage: Stage | None = None) -> AsyncIterato
         stage.offer,
         lambda: stage.records,
         delivery=stage.delivery,
-        now=lambda: stage.seconds,
+        now=now or (lambda: stage.seconds),
     )
     task = asyncio.create_task(writer.run())
     try:
@@ -172,6 +174,78 @@ async def test_a_claim_that_was_made_again_or_deallocated_is_left_alone(server: 
         await until(lambda: server.counts["patch", "resourceclaims/status"] == 2)
     assert (stage.entries("again"), stage.entries("ended")) == ([], [])
     assert stage.delivery.results["refused"] == 1
+
+
+async def in_virtual_time(server: ApiServer, stage: Stage) -> float:
+    """Return the seconds until the claim has its status."""
+    stage.prepare("a")
+    began = time.monotonic()
+    async with writing(server, stage, time.monotonic):
+        await until(lambda: stage.delivery.results["ok"], limit_s=86400)
+    assert stage.health("a") == "True"
+    return time.monotonic() - began
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_after_a_conflict_a_claim_is_read_and_written_again_soon(server: ApiServer) -> None:
+    server.fail("409", verb="patch", resource="resourceclaims/status", times=3)
+    stage = Stage(server)
+    took_s = await in_virtual_time(server, stage)
+    assert (2 + 4 + 8) / 2 < took_s < (2 + 4 + 8) * 1.5 + 1
+    assert server.counts["get", "resourceclaims"] == 4
+
+
+@pytest.mark.parametrize("how", ["deny", "403", "400"])
+@pytest.mark.usefixtures("virtual_time")
+async def test_what_a_webhook_refuses_is_sent_again_seldom(server: ApiServer, how: str) -> None:
+    server.fail(how, verb="patch", resource="resourceclaims/status", times=3)
+    stage = Stage(server)
+    took_s = await in_virtual_time(server, stage)
+    assert (60 + 120 + 240) / 2 < took_s < (60 + 120 + 240) * 1.5 + 1
+    assert stage.delivery.reason is None
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_conflict_after_refusals_is_tried_again_soon_and_a_refusal_after_conflicts_seldom(
+    server: ApiServer,
+) -> None:
+    for how, times in (("409", 1), ("deny", 8), ("409", 1)):
+        server.fail(how, verb="patch", resource="resourceclaims/status", times=times)
+    stage = Stage(server)
+    took_s = await in_virtual_time(server, stage)
+    refused_s = 60 + 120 + 240 + 480 + 960 + 1920 + 3600 + 3600
+    assert refused_s / 2 < took_s < refused_s * 1.5 + 3 + 180 + 1
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_the_traffic_of_refused_claims_is_bounded(server: ApiServer) -> None:
+    server.fail("deny", verb="patch", resource="resourceclaims/status", times=None)
+    stage = Stage(server)
+    for number in range(4):
+        stage.prepare(f"c{number}")
+    async with writing(server, stage, time.monotonic):
+        await asyncio.sleep(6 * 3600)
+        assert stage.writes < 4 * (7 + 2 * 6)
+        before = stage.writes
+        stage.set_health(SICK)
+        await asyncio.sleep(claim_statuses.LOOK_S)
+        assert stage.writes == before + 4, "other entries may be accepted"
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_server_that_drops_the_status_is_asked_again_seldom(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(server)
+    stage.prepare("a")
+    with monkeypatch.context() as dropping:
+        dropping.setattr(claim_statuses, "own_entries", lambda _claim: [])
+        async with writing(server, stage, time.monotonic):
+            await until(lambda: stage.delivery.reason == claim_statuses.DROPPED)
+            await asyncio.sleep(7200)
+            assert 2 < stage.writes < 14
+            dropping.undo()
+            await until(lambda: stage.delivery.reason is None, limit_s=7200)
 
 
 async def test_without_the_right_the_reason_is_shown_and_the_status_comes_with_it() -> None:

@@ -7,23 +7,26 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.cli import main
 from nodeagent.commands.plan.node_lists import block_sizes, hostlist
 from tests.commands.test_plan import BISECTION, objects
-from tests.support.fabrics import rails
+from tests.support.examples import examples
+from tests.support.fabrics import End, rails
 
 
 def expand(text: str) -> Iterator[str]:
     """Slurm's hostlist: ``tux[0-3,12,18-20],login``; the width of the first number pads the others."""
-    for entry in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", text):
+    for entry in filter(None, re.findall(r"[^,\[\]]*(?:\[[^\]]*\])?", text)):
         stem, bracket, inner = entry.partition("[")
         if not bracket:
             yield entry
@@ -277,6 +280,60 @@ def test_nodes_without_a_place_are_comments(tmp_path: Path, capsys: pytest.Captu
 )
 def test_a_hostlist_has_the_names(names: list[str]) -> None:
     assert sorted(expand(hostlist(names))) == sorted(names)
+
+
+NOT_TEXT = (
+    "yes", "no", "on", "off", "y", "n", "true", "null", "nan", "7", "08", "0x1f", "0o7", "0b1", "1.5", "1e3", "1.e3",
+    "12e03", "2026-11-27", "1-2",
+)  # fmt: skip
+"""Names of nodes that YAML takes for something else without quotes."""
+SYNTAX = ("a: b", "#x", "- x", "? y", "{a}", "&a", "*a", "!t", "%x", "|", "'", '"', "\\", "ü", "漢", "😀", "\u2028", " ")
+
+
+@settings(max_examples=examples(50))
+@given(
+    nodes=st.lists(
+        st.sampled_from(NOT_TEXT) | st.from_regex(r"[a-z0-9]([-a-z0-9]{0,6}[a-z0-9])?", fullmatch=True),
+        min_size=2,
+        max_size=8,
+        unique=True,
+    ),
+    switches=st.lists(
+        st.sampled_from(NOT_TEXT + SYNTAX) | st.text(max_size=20), min_size=1, max_size=3, unique=True
+    ),
+    fabric=st.sampled_from([name for name in NOT_TEXT if "." not in name]),
+)
+def test_yaml_has_each_name_as_text(nodes: list[str], switches: list[str], fabric: str) -> None:
+    """Read by both readers of PyYAML; one of them is libyaml, with which Slurm reads its topology.yaml."""
+    items = objects(
+        {node: (End(switches[i % len(switches)], f"swp{i}"),) for i, node in enumerate(nodes)}
+    )
+    for item in items:
+        item["links"][0]["fabric"] = fabric
+    with TemporaryDirectory() as folder:
+        file, rules = Path(folder, "links.json"), Path(folder, "fabric.yaml")
+        file.write_text(json.dumps({"kind": "List", "items": items}))
+        rules.write_text(f"{BISECTION}fabric: {json.dumps(fabric)}\n")
+        common = ("--from", str(file), "--fabric", str(rules))
+        texts = {}
+        for verb in (("plan", "--json"), ("plan", "--yaml"), ("topology", "--format", "slurm-yaml")):
+            with redirect_stdout(io.StringIO()) as out:
+                assert main([*verb, *common]) in (0, 1)
+            texts[verb[-1]] = out.getvalue()
+    hypernodes = json.loads(texts["--json"])["hypernodes"]
+    placed = {
+        member["selector"]["exactMatch"]["name"]
+        for one in hypernodes
+        for member in one["spec"]["members"]
+        if member["type"] == "Node"
+    }
+    for loader in (yaml.SafeLoader, yaml.CSafeLoader):
+        assert list(yaml.load_all(texts["--yaml"], loader)) == hypernodes
+        (tree,) = yaml.load(texts["slurm-yaml"], loader)
+        assert tree["topology"] == fabric
+        found = tree["tree"]["switches"] or ()
+        assert {name for one in found for name in expand(one.get("nodes", ""))} == placed
+        assert {one["switch"] for one in found} == {one["metadata"]["name"] for one in hypernodes}
 
 
 def test_a_hostlist_is_short() -> None:

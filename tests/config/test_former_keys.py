@@ -86,6 +86,20 @@ def test_the_present_key_wins_over_the_former_one() -> None:
     assert memory.enforcement == "none"
 
 
+@pytest.mark.parametrize("stated", ["mps", "auto", "none", "perhaps", '"true"', "1", "", "[true]"])
+@pytest.mark.parametrize("beside", ["", "  enforcement: none\n"])
+def test_a_value_that_the_former_key_never_had_is_refused_with_its_place_and_the_remedy(
+    stated: str, beside: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(f"{AGENT}resources:\n- kind: gpu-mem\n{beside}  memoryLimits: {stated}\n", name="f")
+    (fault,) = caught.value.faults
+    assert fault.path == "resources[0].memoryLimits"
+    assert fault.line == (6 if beside else 5)
+    assert "must be one of true, yes, on, false, no, off" in fault.message
+    assert "write enforcement: none instead of memoryLimits: false" in fault.message
+
+
 @one_item(
     "text",
     [

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from nodeagent.cluster import agent_tasks
 from nodeagent.dra import DRIVER
+from nodeagent.dra.claim_files import ClaimFiles
+from nodeagent.dra.device_attributes import NUMA_NODES
+from nodeagent.dra.prepared_claim import PreparedClaim
+from nodeagent.host import numa_nodes
+from nodeagent.host.sysfs import Tree
 from nodeagent.kubelet import holdings
 from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_lab.sim.apiserver.resource_slices import LIST_ATTRIBUTES, SINCE_1_36
 from nodeagent_lab.sim.kubelet import Container, PodSpec
 from nodeagent_lab.sim.kubelet.dra_manager import PodClaim, SandboxError
 from tests.support.dra_node import claim_of, result
 from tests.support.running_agent import HEAD, PROMPT, shorten_holdings
 from tests.support.running_agent import node as running_node
+from tests.support.waiting import LIMIT_S
 
 
 def kubeconfig(folder: Path, server: ApiServer) -> Path:
@@ -74,6 +84,89 @@ async def test_the_agent_prepares_a_claim_and_after_a_change_of_the_mode_its_har
             await kubelet.until(lambda: any(name.endswith("/gpu-mem") for name in kubelet.capacity()), 20)
     finally:
         await server.stop()
+
+
+BY_CLAIM = "resources:\n- {kind: vf, mode: dra}\n- {kind: gpu-mem, mode: dra}\n"
+
+
+async def test_a_claim_whose_files_cannot_be_written_is_not_ready_in_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets its status when the kubelet has asked again and the files are there."""
+    shorten_holdings(monkeypatch)
+    write, faulty = ClaimFiles.write, {"a"}
+
+    def write_others(files: ClaimFiles, claim: PreparedClaim) -> None:
+        if claim.name in faulty:
+            raise OSError(errno.EROFS, "Read-only file system", "/var/run/cdi/x.json")
+        write(files, claim)
+
+    monkeypatch.setattr(ClaimFiles, "write", write_others)
+    server = await ApiServer().start()
+    access = f"access: kubeconfig, kubeconfig: {kubeconfig(tmp_path, server)}"
+
+    def conditions(name: str) -> list[str]:
+        status = (server.find("resourceclaims", name, "default") or {})["status"]
+        return [f"{it['type']}={it['status']}" for one in status.get("devices", ()) for it in one["conditions"]]
+
+    try:
+        async with running_node() as node:
+            cluster = f"cluster: {{{access}, report: false, events: false}}\n"
+            await node.kubelet.start()
+            await node.start_agent(node.configure(HEAD + PROMPT + cluster + BY_CLAIM), node_name="n1")
+            kubelet, agent = node.kubelet, node.agent
+            assert agent is not None
+            await kubelet.until(lambda: kubelet.dra.registered(DRIVER), 20)
+            await server.until(lambda: len(server.objects("resourceslices")) == 2)
+            gpu = next(iter(agent.offering.dra.current.devices()))
+            claims = {}
+            for name in ("a", "b"):
+                claim = server.put(claim_of(name, result(gpu, 20480, "g"), pod=name))
+                claims[name] = PodClaim("default", name, claim["metadata"]["uid"], (DRIVER,))
+            await repeated(lambda: kubelet.dra.prepare("a", [claims["a"]]), "Read-only file system")
+            await kubelet.dra.prepare("b", [claims["b"]])
+            await server.until(lambda: "Ready=True" in conditions("b"))
+            assert conditions("a") == []
+            faulty.clear()
+            await kubelet.dra.prepare("a", [claims["a"]])
+            await server.until(lambda: "Ready=True" in conditions("a"), 20)
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_the_table_of_numa_nodes_is_read_in_a_thread_with_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hangs: bool
+) -> None:
+    shorten_holdings(monkeypatch)
+    monkeypatch.setattr(agent_tasks, "NUMA_S", 0.1 if hangs else 20.0)
+    released = threading.Event()
+
+    def near_nodes(_tree: Tree) -> dict[int, tuple[int, ...]]:
+        if hangs:
+            released.wait(LIMIT_S)
+        return {0: (0, 7), 1: (1, 7)}
+
+    monkeypatch.setattr(numa_nodes, "near_nodes", near_nodes)
+    server = await ApiServer(gates=(*SINCE_1_36, LIST_ATTRIBUTES)).start()
+    access = f"access: kubeconfig, kubeconfig: {kubeconfig(tmp_path, server)}"
+    cluster = f"cluster: {{{access}, report: false, events: false, numaNodeList: true}}\n"
+    try:
+        async with running_node() as node:
+            await node.kubelet.start()
+            await node.start_agent(node.configure(HEAD + PROMPT + cluster + BY_CLAIM), node_name="n1")
+            await server.until(lambda: len(server.objects("resourceslices")) == 2)
+            found = [
+                device["attributes"][NUMA_NODES[0]]
+                for one in server.objects("resourceslices")
+                for device in one["spec"]["devices"]
+            ]
+            assert found
+            assert all(("int" if hangs else "ints") in it for it in found)
+    finally:
+        released.set()
+        await server.stop()
+    assert caplog.text.count("cluster.numaNodeList") == hangs
 
 
 async def repeated(call: Callable[[], Awaitable[object]], expected: str = "") -> None:

@@ -84,6 +84,51 @@ async def test_a_repeated_prepare_gives_the_same_answer_and_restores_a_removed_s
     assert any((tmp_path / "cdi").iterdir())
 
 
+async def test_a_claim_holds_its_devices_at_once_and_counts_as_written_when_its_files_are_there(
+    tmp_path: Path,
+) -> None:
+    """Its status in the cluster says Ready from then on."""
+    store, offer, calls = ClaimStore(), offer_of(FACTS), StepCalls()
+    claims = claims_of(tmp_path, offer, store, calls=calls)
+    claim = store.put(small("a"))
+    uid = claim["metadata"]["uid"]
+    calls.failure, before = OSError(errno.EROFS, "read-only"), offer.revision
+    with pytest.raises(OSError, match="read-only"):
+        await claims.prepare(reference(claim))
+    assert (set(claims.records), claims.written, offer.revision) == ({uid}, {}, before)
+    assert claims.holdings
+    calls.failure = None
+    await claims.prepare(reference(claim))
+    assert set(claims.written) == {uid}
+    assert offer.revision > before, "readers are woken"
+    moved = store.put(claim_of("a", result(gpus_of(FACTS)[1], 1024, "g"), uid=uid))
+    calls.failure = OSError(errno.EROFS, "read-only")
+    with pytest.raises(OSError, match="read-only"):
+        await claims.prepare(reference(moved))
+    assert (set(claims.records), claims.written) == ({uid}, {}), "it has other devices"
+    calls.failure = None
+    await claims.prepare(reference(moved))
+    await claims.unprepare(reference(moved))
+    assert claims.written == {}
+
+
+async def test_a_restarted_agent_counts_a_claim_as_written_if_its_files_are_there(tmp_path: Path) -> None:
+    store, offer = ClaimStore(), offer_of(FACTS)
+    claims = claims_of(tmp_path, offer, store)
+    bare = claim_of("b", {**result(GPU, 1024, "g"), "driver": "other.io"})
+    whole, no_spec, no_info, bare = (
+        store.put(claim) for claim in (small("a"), small("s"), small("i"), bare)
+    )
+    for claim in (whole, no_spec, no_info, bare):
+        await claims.prepare(reference(claim))
+    uids = [claim["metadata"]["uid"] for claim in (whole, no_spec, no_info, bare)]
+    (tmp_path / "cdi" / f"nodeagent-claim-{uids[1]}.json").unlink()
+    (tmp_path / "devinfo" / claims.records[uids[2]].device_info[0].name).unlink()
+    again = claims_of(tmp_path, offer, store)
+    assert set(again.records) == set(uids)
+    assert set(again.written) == {uids[0], uids[3]}
+
+
 async def test_the_end_of_an_unknown_claim_is_a_success(tmp_path: Path) -> None:
     claims = claims_of(tmp_path, offer_of(FACTS), ClaimStore())
     await claims.unprepare(ClaimReference("default", "x", uid_of(1)))

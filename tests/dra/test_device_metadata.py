@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from nodeagent.dra.claim_files import ClaimFiles
@@ -110,9 +111,7 @@ def test_an_administrator_reads_the_attributes_of_each_device() -> None:
 
 def test_the_files_are_there_before_the_spec_and_go_with_the_claim(tmp_path: Path) -> None:
     folder = tmp_path / "dra-device-metadata"
-    files = ClaimFiles(
-        tmp_path / "claims", tmp_path / "cdi", DeviceInfoFiles(tmp_path / "info"), "boot-1", folder
-    )
+    files = files_with(tmp_path, folder)
     record = prepared(claim_of("pair", result(GPU, 1024, "g")), str(folder))
     files.write(record)
     (spec,) = (tmp_path / "cdi").iterdir()
@@ -129,12 +128,75 @@ def test_the_files_are_there_before_the_spec_and_go_with_the_claim(tmp_path: Pat
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_folder_in_the_place_of_a_file_keeps_no_claim_from_its_begin_or_end(
+    tmp_path: Path, inside: bool
+) -> None:
+    """As container runtimes make one for a mount whose file is missing."""
+    folder = tmp_path / "dra-device-metadata"
+    files = files_with(tmp_path, folder)
+    record = prepared(claim_of("pair", result(GPU, 1024, "g"), result(PF, 1, "r")), str(folder))
+    paths = [
+        folder / record.uid / "g.json",
+        tmp_path / "cdi" / f"nodeagent-claim-{record.uid}.json",
+        tmp_path / "claims" / f"{record.uid}.json",
+    ]
+    assert record.device_info
+
+    def obstruct() -> None:
+        for path in paths:
+            path.unlink(missing_ok=True)
+            (path / "inner" if inside else path).mkdir(parents=True)
+            if inside:
+                (path / "file").touch()
+
+    obstruct()
+    files.write(record)
+    assert paths[0].read_text() == record.metadata["g"]
+    assert all(path.is_file() for path in paths)
+    obstruct()
+    (tmp_path / "info" / record.device_info[0].name).unlink()
+    (tmp_path / "info" / record.device_info[0].name).mkdir()
+    files.remove(record)
+    assert [path for path in tmp_path.rglob("*") if path.parent != tmp_path] == []
+    obstruct()
+    files.remove_others(frozenset())
+    assert not any(path.exists() for path in paths)
+
+
+def test_claims_of_an_agent_with_metadata_keep_and_lose_their_files_under_one_without(tmp_path: Path) -> None:
+    folder = tmp_path / "dra-device-metadata"
+    record = prepared(claim_of("pair", result(GPU, 1024, "g")), str(folder))
+    files_with(tmp_path, folder).write(record)
+    (folder / record.uid / "g.json").unlink()
+    (folder / "of-a-claim-that-ended").mkdir()
+    files = files_with(tmp_path, folder, gives_metadata=False)
+    assert (files.new_metadata, files.read()) == (None, [record])
+    files.write(record)
+    assert (folder / record.uid / "g.json").exists(), "its CDI spec mounts it"
+    files.remove_others(frozenset({record.uid}))
+    assert [path.name for path in folder.iterdir()] == [record.uid]
+    files.remove(record)
+    assert list(folder.iterdir()) == []
+
+
+def files_with(tmp_path: Path, folder: Path, *, gives_metadata: bool = True) -> ClaimFiles:
+    return ClaimFiles(
+        tmp_path / "claims",
+        tmp_path / "cdi",
+        DeviceInfoFiles(tmp_path / "info"),
+        "boot-1",
+        folder,
+        gives_metadata=gives_metadata,
+    )
+
+
 def test_a_record_of_an_agent_without_metadata_is_read(tmp_path: Path) -> None:
     claim = claim_of("pair", result(GPU, 1024, "g"))
     bare = prepare_claim(
         decoded(claim), node=NODE, devices=devices_of(FACTS), snapshot=FACTS, others=(), sequence=1
     )
     assert (bare.metadata, mounts(bare)) == ({}, [])
-    files = ClaimFiles(tmp_path / "claims", tmp_path / "cdi", DeviceInfoFiles(tmp_path / "info"), "boot-1")
+    files = files_with(tmp_path, tmp_path / "none", gives_metadata=False)
     files.write(replace(bare))
     assert files.read() == [bare]

@@ -109,6 +109,51 @@ def gateway(of: Hall) -> Expected:
     return set()
 
 
+def gateways(count: int) -> Callable[[Hall], Expected]:
+    """Nodes with two links, the second one at a border switch: their rail 1 is not the rail 1 of the unit."""
+
+    def fault(of: Hall) -> Expected:
+        for number in range(count):
+            add_node(of, 0, f"su0-n{80 + number}", "su0-leaf0", "border")
+        return set()
+
+    return fault
+
+
+def storage_of_a_small_unit(of: Hall) -> Expected:
+    """Many nodes with two links are a unit of their own, which shares the storage switch."""
+    of.cables.update(dict.fromkeys(((node, 8) for node in of.nodes(0)), "storage"))
+    of.links.update(dict.fromkeys(of.nodes(0), 9))
+    for number in range(8):
+        add_node(of, 1, f"su1-n{80 + number}", "cpu-leaf", "storage")
+    of.leaf.append(["cpu-leaf"])
+    return {("shared-switch", "", "", "storage")}
+
+
+def storage_of_a_few_nodes(of: Hall) -> Expected:
+    """Four nodes with most of the rails are the begin of a unit."""
+    of.cables.update(dict.fromkeys(((node, 8) for node in of.nodes(0)), "storage"))
+    of.links.update(dict.fromkeys(of.nodes(0), 9))
+    of.leaf.append([f"su1-leaf{rail}" for rail in range(5)])
+    for number in range(4):
+        add_node(of, 1, f"su1-n{80 + number}", *of.leaf[1], "storage")
+    return {("shared-switch", "", "", "storage")}
+
+
+def storage_beside_login_nodes(of: Hall) -> Expected:
+    """Five nodes with two links hide no second unit of four nodes."""
+    for node in of.nodes(1)[4:]:
+        del of.unit[node]
+        of.cables = {place: switch for place, switch in of.cables.items() if place[0] != node}
+    for node in of.nodes(0) + of.nodes(1):
+        of.cables[node, 8] = "storage"
+        of.links[node] = 9
+    for number in range(5):
+        add_node(of, 2, f"su2-n{80 + number}", "login-leaf", "storage")
+    of.leaf.append(["login-leaf"])
+    return {("shared-switch", "", "", "storage")}
+
+
 def swap_in_the_small_model(of: Hall) -> Expected:
     """Nodes of the small model are compared with each other."""
     for number in range(5):
@@ -162,6 +207,11 @@ ROWS = {
     "three nodes with one link": Row(three_login_nodes),
     "four nodes with half of the links": Row(four_with_half),
     "a gateway with a link to a border switch": Row(gateway),
+    "two gateways on one border switch": Row(gateways(2)),
+    "five gateways on one border switch": Row(gateways(5)),
+    "a storage switch of a unit with small nodes": Row(storage_of_a_small_unit, units=1),
+    "a storage switch of a few nodes with most rails": Row(storage_of_a_few_nodes, units=1),
+    "a storage switch of two units and a few small nodes": Row(storage_beside_login_nodes),
     "a swap in the small model": Row(swap_in_the_small_model),
     "one chassis ID for all switches": Row(one_default_chassis_id, units=4),
     "an absent NIC": Row(absent_nic),
@@ -219,6 +269,53 @@ def test_a_pause_of_lldp_moves_nothing_where_all_switches_have_one_chassis_id() 
         assert cluster.rest(61) == cluster.rest(3600) == 0
         cluster.restart()
     assert cluster.tree.leaves() == published
+
+
+def test_two_switches_with_one_chassis_id_stay_two_while_one_of_them_pauses() -> None:
+    """No port has two current names then, and two names may be those of one renamed switch."""
+    made = hall(2, rails=1)
+    made.chassis = "02:00:00:00:00:01"
+    cluster = Cluster(FabricRules(hysteresis=HysteresisSettings(settle_seconds=0)))
+    for report in made.reports():
+        cluster.report(report)
+    cluster.rest(61)
+    for node in made.nodes(0):
+        cluster.report(expired(made.report(node)))
+    for _ in range(2):
+        assert cluster.rest(61) == cluster.rest(3600) == 0
+        assert {frozenset(nodes) for nodes in cluster.tree.leaves().values()} == made.units()
+        assert cluster.outcome is not None
+        assert [odd.kind for odd in cluster.outcome.anomalies] == ["shared-chassis-id"]
+        cluster.restart()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_last_report_of_a_dead_node_makes_no_default_chassis_id_of_a_renamed_switch(restarts: bool) -> None:
+    """It has the old names, and another node is on its ports by now."""
+    made = hall()
+    cluster = Cluster(FabricRules(hysteresis=HysteresisSettings(settle_seconds=0)))
+    for report in made.reports():
+        cluster.report(report)
+    cluster.rest(61)
+    dead = made.nodes(0)[3]
+    last = expired(made.report(dead))
+    del made.unit[dead]
+    made.names = {switch: f"new-{switch}" for switch in made.leaf[0]}
+    add_node(made, 0, "su0-n90", *made.leaf[0])
+    for place in [place for place in made.ports if place[0] == dead]:
+        made.ports["su0-n90", *place[1:]] = made.ports[place]
+    for report in (*made.reports(), last):
+        cluster.report(report)
+    for _ in range(2):
+        cluster.rest(61)
+        assert cluster.outcome is not None
+        assert not cluster.outcome.anomalies
+        assert {frozenset(nodes) for nodes in cluster.tree.leaves().values()} == {
+            frozenset((*made.nodes(0), dead)),
+            frozenset(made.nodes(1)),
+        }
+        if restarts:
+            cluster.restart()
 
 
 def test_the_aliases_of_an_earlier_version_do_not_join_switches_with_one_chassis_id() -> None:

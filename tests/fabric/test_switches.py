@@ -73,6 +73,17 @@ def test_two_switches_with_one_name_are_identified_by_chassis_id() -> None:
     assert (odd.kind, odd.switch) == (AnomalyKind.DUPLICATE_SYSTEM_NAME, "leaf-x")
 
 
+def test_ports_without_names_of_their_own_are_ambiguous_from_the_second_node_on() -> None:
+    """The links of one node are to a switch each, as far as anybody can know."""
+    first = {"n0": (End("switch", "swp1", chassis="aa"), End("switch", "swp2", chassis="bb"))}
+    outcome = plan(first)
+    assert switches(outcome) == {"chassis:mac:aa", "chassis:mac:bb"}
+    assert not outcome.anomalies
+    outcome = plan({**first, "n1": (End("switch", "swp3", chassis="cc"), End("switch", "swp4", chassis="dd"))})
+    assert not outcome.hypernodes
+    assert [odd.kind for odd in outcome.anomalies] == [AnomalyKind.AMBIGUOUS_SWITCH]
+
+
 def test_two_switches_with_one_name_stay_apart_while_one_of_them_reboots() -> None:
     cluster = Cluster(FabricRules())
     cluster.hear({f"n{i}": (End("leaf-x", f"swp{i}", chassis="aa"),) for i in range(4)})

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from nodeagent.base.file_writing import replace_file
-from nodeagent.host.mps_control import MpsControl
+from nodeagent.host.mps_control import MpsControl, MpsError
 from nodeagent.sharing.mps_files import MpsFiles, WantedDaemons
-from tests.sharing.mps_node import GPUS, MpsNode, Verb, a_silent_client_ends_no_program, ended, mps_node
+from nodeagent.sharing.mps_supervisor import PROBES_MISSED, MpsSupervisor
+from tests.sharing.mps_node import GPUS, PACE, MpsNode, Verb, a_silent_client_ends_no_program, ended, mps_node
 from tests.support.examples import examples
+from tests.support.waiting import until
 
 ONE, TWO = GPUS
 
@@ -84,6 +87,47 @@ async def test_a_daemon_that_does_not_answer_any_more_is_ended(
     assert first not in node.processes()
     hang.unlink()
     assert await node.ready() != first
+    await ended(task)
+
+
+@pytest.mark.parametrize("missed", [PROBES_MISSED - 1, PROBES_MISSED])
+@pytest.mark.parametrize("has_server", [False, True])
+async def test_the_third_probe_without_an_answer_decides(
+    node: MpsNode, monkeypatch: pytest.MonkeyPatch, missed: int, has_server: bool
+) -> None:
+    """The probe after it is answered, once the test has seen what the daemon's state was."""
+    monkeypatch.setattr("nodeagent.sharing.mps_supervisor.ANSWER_S", 0.05)
+    coming: list[str] = []
+    judged = threading.Event()
+
+    class Probed(MpsControl):
+        def probe(self, timeout_s: float) -> None:
+            match coming.pop() if coming else "":
+                case "silent":
+                    raise MpsError("silent")
+                case "answer":
+                    judged.wait(20)
+            super().probe(5)
+
+    def probed(uuid: str, folder: Path) -> MpsControl:
+        return Probed(uuid, folder, program=str(node.bin / "nvidia-cuda-mps-control"))
+
+    node.want(ONE)
+    task = asyncio.create_task(MpsSupervisor(node.folder, lambda *_: None, probed, PACE).run())
+    first = await node.ready()
+    if has_server:
+        node.control(ONE).ask("start_server -uid 0", 10)
+    coming += ["answer", *["silent"] * missed]
+    decided = missed == PROBES_MISSED
+    if decided and has_server:
+        await node.until(lambda: "does not answer" in node.state().obstacle)
+    elif decided:
+        await node.until(lambda: node.state().pid is None)
+    else:
+        await until(lambda: not coming)
+    judged.set()
+    await until(lambda: node.state().pid is not None and not node.state().obstacle)
+    assert (node.state().pid != first) == (decided and not has_server)
     await ended(task)
 
 

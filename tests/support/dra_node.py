@@ -175,7 +175,14 @@ class Clock:
 
 
 def files_of(folder: Path, boot_id: str = "boot-1") -> ClaimFiles:
-    return ClaimFiles(folder / "claims", folder / "cdi", DeviceInfoFiles(folder / "devinfo"), boot_id)
+    return ClaimFiles(
+        folder / "claims",
+        folder / "cdi",
+        DeviceInfoFiles(folder / "devinfo"),
+        boot_id,
+        folder / "metadata",
+        gives_metadata=False,
+    )
 
 
 def claims_of(

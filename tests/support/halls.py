@@ -50,7 +50,7 @@ class Hall:
         self.unused: set[tuple[str, int]] = set()
         self.links: dict[str, int] = {}
         self.expected: Counter[Expected] = Counter()
-        self._ports: dict[tuple[str, int, str], int] = {}
+        self.ports: dict[tuple[str, int, str], int] = {}
         self._shifted: set[int] = set()
         self._next: Counter[str] = Counter()
         self._free = {unit: sorted(self.nodes(unit)) for unit in range(len(self.leaf))}
@@ -112,10 +112,10 @@ class Hall:
             return LinkNeighbor(
                 chassis_id=ReportedId(subtype="mac", value=mac), port_id=ReportedId(subtype="mac", value=mac)
             )
-        if (node, rail, end) not in self._ports:
+        if (node, rail, end) not in self.ports:
             self._next[end] += 1
-            self._ports[node, rail, end] = self._next[end]
-        port = self._ports[node, rail, end]
+            self.ports[node, rail, end] = self._next[end]
+        port = self.ports[node, rail, end]
         chassis = self.chassis or _chassis(end, port if self.chassis_per_port else 0)
         return LinkNeighbor(
             chassis_id=ReportedId(subtype="mac", value=chassis),
