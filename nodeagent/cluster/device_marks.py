@@ -25,7 +25,13 @@ from typing import Any, Final
 from nodeagent.base.backoff import RateLimit, jittered
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.base.supervise import either
-from nodeagent.cluster.affected_devices import FAILED, QUIET, ReportedDevice, reported_devices
+from nodeagent.cluster.affected_devices import (
+    FAILED,
+    QUIET,
+    ReportedDevice,
+    failed_devices,
+    reported_devices,
+)
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.cluster.event_writer import shortened
@@ -335,8 +341,7 @@ class DeviceMarker:
 
     def _failed_devices(self, _: DeviceMarks, _now: float) -> Any:
         snapshot = self._inventory.snapshot
-        failed = {device.key for device in reported_devices(snapshot) if not device.health.allocatable}
-        if self._evict_taint.is_wanted(failed):
+        if self._evict_taint.is_wanted(failed_devices(snapshot)):
             return True
         return UNKNOWN if {it.source for it in snapshot.stale_sources} & {"pci", "gpus"} else None
 

@@ -8,8 +8,8 @@ Rules:
 * Where ``enforcement`` is ``evict``, a pod is evicted after it has used more GPU memory than its share for the
   configured time (``over_use_causes``). A pod without a share is not: its DaemonSet would only make it again.
 * With ``cluster.evict.taint`` the Node has its taint before a pod with a failed device is evicted: a scheduler that
-  replaces nodes does not choose this one again (``EvictionTaint``). Without an answer for ``TAINT_S`` the pod goes
-  nevertheless, because it cannot work where it is.
+  replaces nodes does not choose this one again (``EvictionTaint``). If it is not stored within ``TAINT_S``, the pod
+  goes nevertheless: it cannot work where it is.
 * At most one pod in ten seconds. An eviction that a disruption budget or a policy refuses is requested again later,
   each time after a longer wait, and so is one whose pod does not end. It delays no other; a missing right delays all.
 * An eviction, and a refusal, is an Event on the pod and on the Node.
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from nodeagent.base.backoff import JITTER, Backoff, RateLimit
 from nodeagent.base.supervise import either
-from nodeagent.cluster.affected_devices import Offered, affected_pods, has_failed
+from nodeagent.cluster.affected_devices import Offered, affected_pods, failed_devices, has_failed
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.event_writer import EventTarget, Notice, NoticeBoard
 from nodeagent.cluster.node_marks import DEVICE_TAINT
@@ -126,37 +126,40 @@ class EvictionQueue:
         due = sorted((pod for pod, at in evict_at.items() if at <= now), key=evict_at.__getitem__)
         return due, min(later, default=IDLE_S)
 
-    def devices(self, now: float) -> frozenset[str]:
-        """The devices whose pods have waited long enough, also those of pods that are ending."""
-        return frozenset(
-            cause.about for pod, cause in self.causes.items() if self.since[pod] + self.after_s <= now
-        )
-
 
 class EvictionTaint:
     """What evictions and the marks of the Node share. Evictions ask for the taint; the marks write it, and remove it when
-    pods can get each device again that it was asked for."""
+    pods can get each device again that it was asked for.
+
+    It is asked for when a device has failed under a pod for as long as the pod may keep it, also if the pod has ended
+    meanwhile: Kueue would make it again on this Node.
+    """
 
     def __init__(self) -> None:
         self.asked: frozenset[str] = frozenset()
+        """The devices that ask for it."""
         self.is_stored = False
         self.revision = 0
-        self._devices: frozenset[str] = frozenset()
+        self._since: dict[str, float] = {}
         self._inherited = False
         """An earlier agent has set the taint. For which device is not known: it stands for each one that has failed."""
         self._changed = asyncio.Event()
 
-    def ask(self, devices: frozenset[str]) -> None:
-        """Ask for the taint for these devices, whose pods are to be evicted or end."""
-        if devices != self.asked:
-            self.asked = devices
+    def observe(self, held: Collection[str], failed: Collection[str], now: float, after_s: float) -> float:
+        """``held`` are the failed devices of pods, ``failed`` all that pods cannot get. Return the seconds until one more
+        device asks for the taint."""
+        kept = {device: since for device, since in self._since.items() if device in held or device in failed}
+        self._since = dict.fromkeys(held, now) | kept
+        due = {device: since + after_s for device, since in self._since.items()}
+        asked = frozenset(device for device, at in due.items() if at <= now)
+        if asked != self.asked:
+            self.asked = asked
             self._wake()
+        return min((at - now for at in due.values() if at > now), default=IDLE_S)
 
     def is_wanted(self, failed: Collection[str]) -> bool:
-        """Whether the Node should have the taint. ``failed`` are the devices that pods cannot get."""
-        kept = failed if self._inherited else self._devices.intersection(failed)
-        self._devices = self.asked.union(kept)
-        return bool(self._devices)
+        """Whether the Node should have the taint."""
+        return bool(self.asked) or (self._inherited and bool(failed))
 
     def inherit(self, *, stored: bool) -> None:
         """Take the taint of an earlier agent."""
@@ -219,7 +222,7 @@ class Evictions:
             seen = self._taint.revision if self._taint is not None else 0
             self.queue.observe(self._causes(snapshot), time.monotonic())
             self._forget_recovered()
-            wait = await self._evict()
+            wait = min(self._ask_for_taint(snapshot), await self._evict())
             others = [self._inventory.changed(snapshot.revision)]
             if self._changed is not None:
                 others.append(self._changed())
@@ -230,8 +233,7 @@ class Evictions:
     async def _evict(self) -> float:
         """Evict the next pod that is due. Return the seconds until there is more to do."""
         now = time.monotonic()
-        untainted_s = self._wait_for_taint_s(now)
-        if (wait := max(self._retry.wait_s(now), self._rate.wait_s(now), untainted_s)) > 0:
+        if (wait := max(self._retry.wait_s(now), self._rate.wait_s(now), self._untainted_s(now))) > 0:
             return wait
         pods, wait = self.queue.due(now)
         for pod in pods[:1]:
@@ -248,16 +250,21 @@ class Evictions:
             return self._rate.wait_s(now)
         return wait
 
-    def _wait_for_taint_s(self, now: float) -> float:
-        """Ask for the taint of the Node. Return the seconds until pods are evicted without it."""
+    def _ask_for_taint(self, snapshot: Snapshot) -> float:
+        """Ask for the taint of the Node if it is time. Return the seconds until it may be."""
         if self._taint is None:
-            return 0.0
-        had_asked = bool(self._taint.asked)
-        self._taint.ask(self.queue.devices(now))
-        if self._taint.is_stored or not self._taint.asked:
-            return 0.0
-        if not had_asked:
+            return IDLE_S
+        now, had_asked = time.monotonic(), bool(self._taint.asked)
+        held = {cause.about for cause in self.queue.causes.values()}
+        wait = self._taint.observe(held, failed_devices(snapshot), now, self.queue.after_s)
+        if self._taint.asked and not had_asked:
             self._asked_at = now
+        return wait
+
+    def _untainted_s(self, now: float) -> float:
+        """The seconds until pods are evicted without the taint of the Node that was asked for."""
+        if self._taint is None or self._taint.is_stored or not self._taint.asked:
+            return 0.0
         return max(0.0, self._asked_at + TAINT_S - now)
 
     def _evicted(self, pod: PodName, now: float) -> None:

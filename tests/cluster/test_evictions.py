@@ -233,7 +233,7 @@ OTHER = {"key": "dedicated", "effect": "NoSchedule"}
 class TaintedNode:
     """The evictions and the marks of one agent, with their taint."""
 
-    def __init__(self, server, client, **node):
+    def __init__(self, server, client, after_s=0.01, **node):
         server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0"}, **node})
         self.server, self.inventory, board = server, Inventory(), NoticeBoard()
         taint = EvictionTaint()
@@ -241,7 +241,7 @@ class TaintedNode:
         rate = RateLimit(100, 100)
         marker._rate = rate
         evictions = Evictions(
-            client, self.inventory, failed, 0.01, node="gpu-0", board=board, rate=rate, taint=taint
+            client, self.inventory, failed, after_s, node="gpu-0", board=board, rate=rate, taint=taint
         )
         events = AgentEvents(client, self.inventory, "gpu-0", offered, board=board)
         self.parts = marker.run, evictions.run, events.run
@@ -282,6 +282,20 @@ async def test_a_failed_device_that_no_pod_holds_taints_no_node(server, client, 
     publish(node.inventory, snapshot([None, DOWN, DOWN], [None]))
     await server.until(lambda: node.taints)
     assert server.counts["patch", "nodes"] == 1
+
+
+async def test_a_pod_that_ends_by_itself_leaves_the_taint_to_come(server, client, running):
+    """Kueue makes it again on this Node, and replaces the Node only for a taint."""
+    node = TaintedNode(server, client, after_s=300.0)
+    publish(node.inventory, snapshot([None, DOWN], [None]))
+    began = time.monotonic()
+    for part in node.parts:
+        running(part())
+    await server.until(lambda: any(one["reason"] == "DeviceFailed" for one in server.objects("events")))
+    publish(node.inventory, snapshot([None, DOWN], [None], holdings=()))
+    await server.until(lambda: node.taints, timeout_s=400)
+    assert 300 <= time.monotonic() - began < 310
+    assert server.counts["create", "pods/eviction"] == 0
 
 
 async def test_a_taint_that_the_server_refuses_delays_the_eviction_by_a_minute(server, client, running):
