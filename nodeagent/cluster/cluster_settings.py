@@ -73,8 +73,8 @@ class EvictSettings(Settings, frozen=True, kw_only=True):
     taint: Annotated[
         bool,
         setting(
-            "Set the taint nodeagent.io/device-failed:NoSchedule on this Node before such a pod is evicted, also if the "
-            "pod has ended meanwhile, and remove it when pods can get the device again. No new pod comes here, and "
+            "Set the taint nodeagent.io/device-failed:NoSchedule on this Node before such a pod is evicted, also if "
+            "it has ended meanwhile, and remove it when pods can get the device again. No new pod comes here, and "
             "Kueue 0.17 replaces the node of a gang. A leaf switch that is down for afterSeconds taints each node "
             "whose pods it took a link from. Off by default: it needs a right of its own."
         ),

@@ -223,6 +223,7 @@ class DeviceMarker:
         block: Callable[[Snapshot], FreeBlock | None] = lambda _snapshot: None,
         level: Callable[[Snapshot], str | None] = lambda _snapshot: None,
         evict_taint: EvictionTaint | None = None,
+        rate: RateLimit | None = None,
         jitter_s: float = JITTER_S,
     ) -> None:
         self._rails, self._block, self._level = rails, block, level
@@ -231,7 +232,7 @@ class DeviceMarker:
         self._node_marks, self._inventory = NodeMarks(client), inventory
         self._node, self._settings = node, settings
         self._times = StateTimes()
-        self._rate = RateLimit(1, PER_S)
+        self._rate = rate or RateLimit(1, PER_S)
         self._jitter_s = jitter_s
         deliveries = deliveries or Deliveries()
         self._retry = ApiRetry("The Node cannot be marked", deliveries.of("marks"))

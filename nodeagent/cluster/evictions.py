@@ -128,8 +128,8 @@ class EvictionQueue:
 
 
 class EvictionTaint:
-    """What evictions and the marks of the Node share. Evictions ask for the taint; the marks write it, and remove it when
-    pods can get each device again that it was asked for.
+    """What evictions and the marks of the Node share. Evictions ask for the taint; the marks write it, and remove it
+    when pods can get each device again that it was asked for.
 
     It is asked for when a device has failed under a pod for as long as the pod may keep it, also if the pod has ended
     meanwhile: Kueue would make it again on this Node.
@@ -146,8 +146,8 @@ class EvictionTaint:
         self._changed = asyncio.Event()
 
     def observe(self, held: Collection[str], failed: Collection[str], now: float, after_s: float) -> float:
-        """``held`` are the failed devices of pods, ``failed`` all that pods cannot get. Return the seconds until one more
-        device asks for the taint."""
+        """``held`` are the failed devices of pods, ``failed`` all that pods cannot get. Return the seconds until one
+        more device asks for the taint."""
         kept = {device: since for device, since in self._since.items() if device in held or device in failed}
         self._since = dict.fromkeys(held, now) | kept
         due = {device: since + after_s for device, since in self._since.items()}
@@ -166,7 +166,7 @@ class EvictionTaint:
         self._inherited = stored
         self.store(stored)
 
-    def store(self, stored: bool) -> None:  # noqa: FBT001 - the value of a mark
+    def store(self, stored: bool) -> None:
         """The API server has the taint, or has it no more."""
         self._inherited = self._inherited and stored
         if stored != self.is_stored:
@@ -223,7 +223,7 @@ class Evictions:
             self.queue.observe(self._causes(snapshot), time.monotonic())
             self._forget_recovered()
             wait = min(self._ask_for_taint(snapshot), await self._evict())
-            others = [self._inventory.changed(snapshot.revision)]
+            others: list[Coroutine[Any, Any, object]] = [self._inventory.changed(snapshot.revision)]
             if self._changed is not None:
                 others.append(self._changed())
             if self._taint is not None:

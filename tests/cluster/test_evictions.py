@@ -237,9 +237,10 @@ class TaintedNode:
         server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0"}, **node})
         self.server, self.inventory, board = server, Inventory(), NoticeBoard()
         taint = EvictionTaint()
-        marker = DeviceMarker(client, self.inventory, "gpu-0", TAINTED, evict_taint=taint, jitter_s=0)
         rate = RateLimit(100, 100)
-        marker._rate = rate
+        marker = DeviceMarker(
+            client, self.inventory, "gpu-0", TAINTED, evict_taint=taint, rate=rate, jitter_s=0
+        )
         evictions = Evictions(
             client, self.inventory, failed, after_s, node="gpu-0", board=board, rate=rate, taint=taint
         )
@@ -248,7 +249,9 @@ class TaintedNode:
 
     @property
     def taints(self):
-        return [taint["key"] for taint in self.server.find("nodes", "gpu-0").get("spec", {}).get("taints") or ()]
+        return [
+            taint["key"] for taint in self.server.find("nodes", "gpu-0").get("spec", {}).get("taints") or ()
+        ]
 
     @property
     def label(self):
@@ -320,7 +323,9 @@ async def test_a_taint_that_the_server_refuses_delays_the_eviction_by_a_minute(s
         for one in server.objects("events")
         if (one["involvedObject"]["kind"], one["reason"]) == ("Pod", "PodEvicted")
     )
-    assert told.startswith(f"The pod was evicted without the taint {DEVICE_TAINT.key} of the Node: VF 0000:11:00.1")
+    assert told.startswith(
+        f"The pod was evicted without the taint {DEVICE_TAINT.key} of the Node: VF 0000:11:00.1"
+    )
 
 
 async def test_a_new_agent_keeps_the_taint_until_no_device_has_failed(server, client, running):

@@ -254,7 +254,9 @@ def test_each_flavor_lists_the_covered_resources_in_order() -> None:
 
 def test_quotas_add_up_to_whole_nodes(registered: dict[str, int]) -> None:
     totals: dict[str, int] = {}
-    queues = (one for path, one in manifests() if path.parent.name == "kueue" and one["kind"] == "ClusterQueue")
+    queues = (
+        one for path, one in manifests() if path.parent.name == "kueue" and one["kind"] == "ClusterQueue"
+    )
     for queue in queues:
         for flavor in queue["spec"]["resourceGroups"][0]["flavors"]:
             for one in flavor["resources"]:

@@ -22,8 +22,8 @@ from tests.support.manifests import Manifest, parsed
 
 CLUSTER_SCOPED = {
     "Namespace", "AdmissionCheck", "ClusterOverridePolicy", "ClusterPropagationPolicy", "ClusterQueue", "Cohort",
-    "FlowSchema", "PriorityClass", "PriorityLevelConfiguration", "ProvisioningRequestConfig", "Queue", "ResourceFlavor", "Topology",
-    "WorkloadPriorityClass",
+    "FlowSchema", "PriorityClass", "PriorityLevelConfiguration", "ProvisioningRequestConfig", "Queue", "ResourceFlavor",
+    "Topology", "WorkloadPriorityClass",
 }  # fmt: skip
 """By the definitions of their owners; a namespaced policy for a cluster-scoped Queue would select nothing."""
 
