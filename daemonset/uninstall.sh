@@ -21,7 +21,7 @@ esac
 
 namespace=${1:-nodeagent}
 labels='topology\.nodeagent\.io/[^ ]*|nodeagent\.io/(link-degraded|gpu-mem-largest|gpu-mem-enforcement)'
-taints='nodeagent\.io/(links-down|links-below-minimum|starting):[^ ]*'
+taints='nodeagent\.io/(links-down|device-failed|links-below-minimum|starting):[^ ]*'
 conditions='nodeagent\.io/(LinkHealthy|GpuHealthy|FabricLinks)'
 # Volcano's own device plugin writes the same annotations, so only those of the agents count.
 annotations='volcano\.sh/node-vgpu-(register|handshake)'

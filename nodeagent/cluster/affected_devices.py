@@ -75,6 +75,11 @@ def reported_devices(snapshot: Snapshot) -> tuple[ReportedDevice, ...]:
     return (*links, *gpus)
 
 
+def failed_devices(snapshot: Snapshot) -> frozenset[str]:
+    """The keys of the reported devices that pods cannot get."""
+    return frozenset(device.key for device in reported_devices(snapshot) if not device.health.allocatable)
+
+
 def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ...]:
     """The pods that hold devices which are no longer allocatable.
 

@@ -43,7 +43,7 @@ from nodeagent.sharing.mps_watch import MpsWatch
 if TYPE_CHECKING:  # loaded with an API server
     from nodeagent.cluster.affected_devices import Offered
     from nodeagent.cluster.event_writer import NoticeBoard
-    from nodeagent.cluster.evictions import Causes
+    from nodeagent.cluster.evictions import Causes, EvictionTaint
     from nodeagent.kube.access import Access, NodeClaim
     from nodeagent.kube.client import ApiClient
 
@@ -133,7 +133,7 @@ class Writing(NamedTuple):
     """The agent's state, and the means to write it, which the tasks share.
 
     ``namespace`` is that of the report, and ``owner`` the Node as the token names it. ``evictions`` limits those of all
-    causes together.
+    causes together. ``evict_taint`` comes before those for a failed device.
     """
 
     agent: AgentState
@@ -143,6 +143,7 @@ class Writing(NamedTuple):
     owner: NodeClaim | None
     board: NoticeBoard
     evictions: RateLimit
+    evict_taint: EvictionTaint
 
     @property
     def node_facts(self) -> tuple[ApiClient, Inventory, str]:
@@ -169,14 +170,15 @@ async def run(agent: AgentState, node_access: NodeAccess, settled: asyncio.Event
     """Run the enabled parts until cancelled. They start once the agent has ``settled``: the kubelet comes first."""
     await settled.wait()
     from nodeagent.cluster.event_writer import NoticeBoard
-    from nodeagent.cluster.evictions import PER_S
+    from nodeagent.cluster.evictions import PER_S, EvictionTaint
     from nodeagent.kube.access import node_of
     from nodeagent.kube.client import ApiClient
 
     access, node = node_access.access, node_access.node
     client = ApiClient(access)
     owner = node_of(await BoundedCalls("token", TOKEN_S).run(access.authorization))
-    writing = Writing(agent, client, node, access.namespace, owner, NoticeBoard(), RateLimit(1, PER_S))
+    rate, taint = RateLimit(1, PER_S), EvictionTaint()
+    writing = Writing(agent, client, node, access.namespace, owner, NoticeBoard(), rate, taint)
     tasks = {part.name: part.make(writing) for part in PARTS if part.enabled(agent)}
     log.info("Writing to the API server. node=%s parts=%s", node, ",".join(tasks))
     try:
@@ -303,6 +305,7 @@ def _marks(to: Writing) -> Task:
         rails=lambda: offer.rails,
         block=lambda snapshot: free_block(offer.offered, snapshot),
         level=lambda snapshot: level_in_force(offer.offered, snapshot),
+        evict_taint=to.evict_taint,
     ).run
 
 
@@ -318,7 +321,8 @@ def _volcano(to: Writing) -> Task:
 def _evictions(to: Writing) -> Task:
     from nodeagent.cluster.evictions import Evictions, failed_device_causes
 
-    after_s = to.agent.settings.evict.after_seconds
+    evict = to.agent.settings.evict
+    after_s = evict.after_seconds
     return Evictions(
         to.client,
         to.agent.inventory,
@@ -328,6 +332,7 @@ def _evictions(to: Writing) -> Task:
         board=to.board,
         delivery=to.agent.deliveries.of("evictions"),
         rate=to.evictions,
+        taint=to.evict_taint if evict.taint else None,
     ).run
 
 

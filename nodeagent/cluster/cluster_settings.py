@@ -70,6 +70,15 @@ class EvictSettings(Settings, frozen=True, kw_only=True):
             "Seconds that the device must be Unhealthy. The default leaves a link five minutes to return."
         ),
     ] = 300.0
+    taint: Annotated[
+        bool,
+        setting(
+            "Set the taint nodeagent.io/device-failed:NoSchedule on this Node before such a pod is evicted, also if "
+            "it has ended meanwhile, and remove it when pods can get the device again. No new pod comes here, and "
+            "Kueue 0.17 replaces the node of a gang. A leaf switch that is down for afterSeconds taints each node "
+            "whose pods it took a link from. Off by default: it needs a right of its own."
+        ),
+    ] = False
 
 
 class ClusterSettings(Settings, frozen=True, kw_only=True):
@@ -158,6 +167,7 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
             "taint": self.taint.enabled,
             "gpu_mem_largest": self.gpu_mem_largest.enabled,
             "gpu_mem_enforcement": self.gpu_mem_enforcement,
+            "evict_taint": self.evict.enabled and self.evict.taint,
         }
 
 
@@ -168,8 +178,12 @@ def cluster_conflicts(cluster: ClusterSettings) -> Iterator[Conflict]:
         yield Conflict((("kubeconfig",), ("access",)), message)
     if cluster.report_holders and not cluster.report:
         yield Conflict((("reportHolders",), ("report",)), "needs report: the holders are a part of it")
+    if cluster.evict.taint and not cluster.evict.enabled:
+        path = (("evict", "taint"), ("evict", "enabled"))
+        yield Conflict(path, "needs evict.enabled: the taint comes before an eviction")
     if cluster.access == "none":
         enabled = {**cluster.marks, "evict": cluster.evict.enabled}
+        del enabled["evict_taint"]
         for key in (key for key, on in enabled.items() if on):
             yield Conflict(((wire(key),), ("access",)), "needs an API server, and access is none")
 

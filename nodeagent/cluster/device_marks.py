@@ -1,4 +1,4 @@
-"""The agent's marks on its own Node: conditions, a label and a taint for faults of links and GPUs, and the label of the
+"""The agent's marks on its own Node: conditions, a label and taints for faults of links and GPUs, and the label of the
 largest free block of GPU memory (``largest_block.py``).
 
 Rules:
@@ -9,7 +9,8 @@ Rules:
   agent changes nothing. Until it counts as unknown, its last known state stands. A state that an earlier agent
   has published counts at once.
 * At most one write in ten seconds.
-* The taint counts rails only: a port without a rail never taints the Node.
+* The taint for links counts rails only: a port without a rail never taints the Node. That of the evictions is written
+  when they ask for it (``evictions.py``).
 * Nothing is written before the links are known.
 """
 
@@ -24,13 +25,21 @@ from typing import Any, Final
 from nodeagent.base.backoff import RateLimit, jittered
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.base.supervise import either
-from nodeagent.cluster.affected_devices import FAILED, QUIET, ReportedDevice, reported_devices
+from nodeagent.cluster.affected_devices import (
+    FAILED,
+    QUIET,
+    ReportedDevice,
+    failed_devices,
+    reported_devices,
+)
 from nodeagent.cluster.cluster_settings import ClusterSettings
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.cluster.event_writer import shortened
+from nodeagent.cluster.evictions import EvictionTaint
 from nodeagent.cluster.largest_block import DampedBlock, FreeBlock
 from nodeagent.cluster.node_marks import (
     BLOCK_LABEL,
+    DEVICE_TAINT,
     GPU_CONDITION,
     LEVEL_LABEL,
     LINK_CONDITION,
@@ -38,6 +47,7 @@ from nodeagent.cluster.node_marks import (
     LINKS_TAINT,
     NodeCondition,
     NodeMarks,
+    NodeTaint,
     StoredNode,
 )
 from nodeagent.cluster.retry import ApiRetry
@@ -197,7 +207,8 @@ class DeviceMarker:
     """Keep the marks of this Node up to date. Belongs to one event loop.
 
     ``rails`` returns the rail of each PF that has one, by PCI address. ``block`` returns the free GPU memory of a
-    snapshot, and ``level`` what enforces its limits; ``None`` if this is not known.
+    snapshot, and ``level`` what enforces its limits; ``None`` if this is not known. ``evict_taint`` is shared with the
+    evictions.
     """
 
     def __init__(
@@ -211,14 +222,17 @@ class DeviceMarker:
         rails: Callable[[], Mapping[str, int]] = dict,
         block: Callable[[Snapshot], FreeBlock | None] = lambda _snapshot: None,
         level: Callable[[Snapshot], str | None] = lambda _snapshot: None,
+        evict_taint: EvictionTaint | None = None,
+        rate: RateLimit | None = None,
         jitter_s: float = JITTER_S,
     ) -> None:
         self._rails, self._block, self._level = rails, block, level
+        self._evict_taint = evict_taint or EvictionTaint()
         self._damped = DampedBlock(settings.gpu_mem_largest.step, settings.gpu_mem_largest.rise_seconds)
         self._node_marks, self._inventory = NodeMarks(client), inventory
         self._node, self._settings = node, settings
         self._times = StateTimes()
-        self._rate = RateLimit(1, PER_S)
+        self._rate = rate or RateLimit(1, PER_S)
         self._jitter_s = jitter_s
         deliveries = deliveries or Deliveries()
         self._retry = ApiRetry("The Node cannot be marked", deliveries.of("marks"))
@@ -241,14 +255,19 @@ class DeviceMarker:
 
             return NodeMark(wanted, write, lambda node: node.labels.get(key), right(name), enabled)
 
+        def taint(
+            name: str, key: NodeTaint, wanted: Callable[[DeviceMarks, float], Any], *, enabled: bool
+        ) -> NodeMark:
+            def write(value: bool | None) -> Awaitable[None]:
+                return self._node_marks.set_taint(self._node, key, on=bool(value))
+
+            return NodeMark(wanted, write, lambda node: node.has_taint(key) or None, right(name), enabled)
+
         return {
-            "taint": NodeMark(
-                self._taint,
-                lambda on: self._node_marks.set_taint(self._node, LINKS_TAINT, on=bool(on)),
-                lambda node: node.has_taint(LINKS_TAINT) or None,
-                right("taint"),
-                on.taint.enabled,
+            "evict-taint": taint(
+                "evict-taint", DEVICE_TAINT, self._failed_devices, enabled=on.marks["evict_taint"]
             ),
+            "taint": taint("taint", LINKS_TAINT, self._rails_down, enabled=on.taint.enabled),
             "conditions": NodeMark(
                 self._conditions,
                 self._set_conditions,
@@ -269,9 +288,11 @@ class DeviceMarker:
         """Write marks until cancelled."""
         await asyncio.sleep(jittered(self._jitter_s, 0.2, 1.0))
         while True:
-            snapshot = self._inventory.snapshot
+            snapshot, asked = self._inventory.snapshot, self._evict_taint.revision
             wait = await self._mark(snapshot) if self._inventory.has_published("pci") else HEARTBEAT_S
-            await either(self._inventory.changed(snapshot.revision), timeout_s=wait)
+            await either(
+                self._inventory.changed(snapshot.revision), self._evict_taint.changed(asked), timeout_s=wait
+            )
 
     async def _mark(self, snapshot: Snapshot) -> float:
         """Write one mark that differs. Return the seconds until there is more to do."""
@@ -313,12 +334,19 @@ class DeviceMarker:
                 mark.right.failed(error, now)
             else:
                 mark.wrote(value, now)
+                self._evict_taint.store(self._marks["evict-taint"].present is True)
                 return True
         return False
 
     # --- what the facts ask for ---------------------------------------------------------------------------------
 
-    def _taint(self, marks: DeviceMarks, _: float) -> Any:
+    def _failed_devices(self, _: DeviceMarks, _now: float) -> Any:
+        snapshot = self._inventory.snapshot
+        if self._evict_taint.is_wanted(failed_devices(snapshot)):
+            return True
+        return UNKNOWN if {it.source for it in snapshot.stale_sources} & {"pci", "gpus"} else None
+
+    def _rails_down(self, marks: DeviceMarks, _: float) -> Any:
         if marks.rails_down is None:
             return UNKNOWN
         return True if marks.rails_down >= self._settings.taint.rails_down else None
@@ -369,6 +397,7 @@ class DeviceMarker:
                 self._transitions[condition.type] = (condition.status, condition.last_transition_time)
         for mark in self._marks.values():
             mark.present = mark.stored(node)
+        self._evict_taint.inherit(stored=node.has_taint(DEVICE_TAINT))
         self._damped.adopt(node.labels.get(BLOCK_LABEL))
         bad = {type_ for type_, (status, _) in self._transitions.items() if status != "True"}
         if node.has_taint(LINKS_TAINT) or LINKS_LABEL in node.labels:

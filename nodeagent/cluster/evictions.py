@@ -7,6 +7,9 @@ Rules:
   continue to run.
 * Where ``enforcement`` is ``evict``, a pod is evicted after it has used more GPU memory than its share for the
   configured time (``over_use_causes``). A pod without a share is not: its DaemonSet would only make it again.
+* With ``cluster.evict.taint`` the Node has its taint before a pod with a failed device is evicted: a scheduler that
+  replaces nodes does not choose this one again (``EvictionTaint``). If it is not stored within ``TAINT_S``, the pod
+  goes nevertheless: it cannot work where it is.
 * At most one pod in ten seconds. An eviction that a disruption budget or a policy refuses is requested again later,
   each time after a longer wait, and so is one whose pod does not end. It delays no other; a missing right delays all.
 * An eviction, and a refusal, is an Event on the pod and on the Node.
@@ -14,6 +17,7 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -23,9 +27,10 @@ from typing import Any, NamedTuple
 
 from nodeagent.base.backoff import JITTER, Backoff, RateLimit
 from nodeagent.base.supervise import either
-from nodeagent.cluster.affected_devices import Offered, affected_pods, has_failed
+from nodeagent.cluster.affected_devices import Offered, affected_pods, failed_devices, has_failed
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.event_writer import EventTarget, Notice, NoticeBoard
+from nodeagent.cluster.node_marks import DEVICE_TAINT
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot
@@ -40,6 +45,8 @@ AGAIN_S = 300.0
 """Until the eviction of a pod that does not end is requested again."""
 BUDGET_S = 30.0
 """Until the eviction is requested again for the first time after a disruption budget refused it."""
+TAINT_S = 60.0
+"""How long the first eviction waits for the taint of the Node. Marks are written once in ten seconds."""
 IDLE_S = 3600.0
 GIB = 1 << 30
 
@@ -120,9 +127,67 @@ class EvictionQueue:
         return due, min(later, default=IDLE_S)
 
 
+class EvictionTaint:
+    """What evictions and the marks of the Node share. Evictions ask for the taint; the marks write it, and remove it
+    when pods can get each device again that it was asked for.
+
+    It is asked for when a device has failed under a pod for as long as the pod may keep it, also if the pod has ended
+    meanwhile: Kueue would make it again on this Node.
+    """
+
+    def __init__(self) -> None:
+        self.asked: frozenset[str] = frozenset()
+        """The devices that ask for it."""
+        self.is_stored = False
+        self.revision = 0
+        self._since: dict[str, float] = {}
+        self._inherited = False
+        """An earlier agent has set the taint. For which device is not known: it stands for each one that has failed."""
+        self._changed = asyncio.Event()
+
+    def observe(self, held: Collection[str], failed: Collection[str], now: float, after_s: float) -> float:
+        """``held`` are the failed devices of pods, ``failed`` all that pods cannot get. Return the seconds until one
+        more device asks for the taint."""
+        kept = {device: since for device, since in self._since.items() if device in held or device in failed}
+        self._since = dict.fromkeys(held, now) | kept
+        due = {device: since + after_s for device, since in self._since.items()}
+        asked = frozenset(device for device, at in due.items() if at <= now)
+        if asked != self.asked:
+            self.asked = asked
+            self._wake()
+        return min((at - now for at in due.values() if at > now), default=IDLE_S)
+
+    def is_wanted(self, failed: Collection[str]) -> bool:
+        """Whether the Node should have the taint."""
+        return bool(self.asked) or (self._inherited and bool(failed))
+
+    def inherit(self, *, stored: bool) -> None:
+        """Take the taint of an earlier agent."""
+        self._inherited = stored
+        self.store(stored)
+
+    def store(self, stored: bool) -> None:
+        """The API server has the taint, or has it no more."""
+        self._inherited = self._inherited and stored
+        if stored != self.is_stored:
+            self.is_stored = stored
+            self._wake()
+
+    async def changed(self, revision: int) -> None:
+        """Return when ``revision`` is no longer the present one."""
+        while self.revision == revision:
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        self.revision += 1
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
 class Evictions:
     """``causes`` returns the pods to evict after ``after_s``; it is called at each snapshot, and each time that
-    ``changed`` returns. ``part`` names the notices. ``budget_s`` is the first wait after a refusal."""
+    ``changed`` returns. ``part`` names the notices. ``budget_s`` is the first wait after a refusal. ``taint`` is stored
+    before the first eviction; ``None``: no taint."""
 
     def __init__(
         self,
@@ -138,10 +203,12 @@ class Evictions:
         board: NoticeBoard | None = None,
         delivery: Delivery | None = None,
         budget_s: float = BUDGET_S,
+        taint: EvictionTaint | None = None,
     ) -> None:
         self.queue = EvictionQueue(after_s)
         self._client, self._inventory, self._causes = client, inventory, causes
         self._part, self._changed = part, changed
+        self._taint, self._asked_at = taint, float("-inf")
         self._node, self._board, self._budget_s = node, board or NoticeBoard(), budget_s
         self._rate = rate or RateLimit(1, PER_S)
         self._retry = ApiRetry("A pod cannot be evicted", delivery)
@@ -152,16 +219,21 @@ class Evictions:
         """Evict until cancelled."""
         while True:
             snapshot = self._inventory.snapshot
+            seen = self._taint.revision if self._taint is not None else 0
             self.queue.observe(self._causes(snapshot), time.monotonic())
             self._forget_recovered()
-            wait = await self._evict()
-            other = () if self._changed is None else (self._changed(),)
-            await either(self._inventory.changed(snapshot.revision), *other, timeout_s=wait)
+            wait = min(self._ask_for_taint(snapshot), await self._evict())
+            others: list[Coroutine[Any, Any, object]] = [self._inventory.changed(snapshot.revision)]
+            if self._changed is not None:
+                others.append(self._changed())
+            if self._taint is not None:
+                others.append(self._taint.changed(seen))
+            await either(*others, timeout_s=wait)
 
     async def _evict(self) -> float:
         """Evict the next pod that is due. Return the seconds until there is more to do."""
         now = time.monotonic()
-        if (wait := max(self._retry.wait_s(now), self._rate.wait_s(now))) > 0:
+        if (wait := max(self._retry.wait_s(now), self._rate.wait_s(now), self._untainted_s(now))) > 0:
             return wait
         pods, wait = self.queue.due(now)
         for pod in pods[:1]:
@@ -178,12 +250,31 @@ class Evictions:
             return self._rate.wait_s(now)
         return wait
 
+    def _ask_for_taint(self, snapshot: Snapshot) -> float:
+        """Ask for the taint of the Node if it is time. Return the seconds until it may be."""
+        if self._taint is None:
+            return IDLE_S
+        now, had_asked = time.monotonic(), bool(self._taint.asked)
+        held = {cause.about for cause in self.queue.causes.values()}
+        wait = self._taint.observe(held, failed_devices(snapshot), now, self.queue.after_s)
+        if self._taint.asked and not had_asked:
+            self._asked_at = now
+        return wait
+
+    def _untainted_s(self, now: float) -> float:
+        """The seconds until pods are evicted without the taint of the Node that was asked for."""
+        if self._taint is None or self._taint.is_stored or not self._taint.asked:
+            return 0.0
+        return max(0.0, self._asked_at + TAINT_S - now)
+
     def _evicted(self, pod: PodName, now: float) -> None:
         self._retry.succeeded()
         self._refusals.pop(pod, None)
         self.queue.not_before[pod] = now + AGAIN_S
         log.warning("A pod was evicted. pod=%s/%s reason=%r", *pod, self.queue.causes[pod].why)
-        self._post(pod, "PodEvicted", "was evicted", warning=False)
+        is_untainted = self._taint is not None and not self._taint.is_stored
+        without = f" without the taint {DEVICE_TAINT.key} of the Node" if is_untainted else ""
+        self._post(pod, "PodEvicted", f"was evicted{without}", warning=False)
 
     def _refused(self, pod: PodName, error: ApiError, now: float) -> None:
         self._retry.rejected(error)

@@ -63,8 +63,9 @@ class NodeTaint:
         return (taint.get("key"), taint.get("effect")) == (self.key, self.effect)
 
 
-LINKS_TAINT, FABRIC_TAINT = (
+LINKS_TAINT, DEVICE_TAINT, FABRIC_TAINT = (
     NodeTaint("nodeagent.io/links-down"),
+    NodeTaint("nodeagent.io/device-failed"),
     NodeTaint("nodeagent.io/links-below-minimum"),
 )
 STARTING_TAINT = "nodeagent.io/starting"
@@ -91,6 +92,7 @@ OWN_MARKS = (
     OwnMark("agent", "label", BLOCK_LABEL),
     OwnMark("agent", "label", LEVEL_LABEL),
     OwnMark("agent", "taint", LINKS_TAINT.key),
+    OwnMark("agent", "taint", DEVICE_TAINT.key),
     OwnMark("controller", "condition", FABRIC_CONDITION),
     OwnMark("controller", "label", LEAF_GROUP_LABEL),
     OwnMark("controller", "taint", FABRIC_TAINT.key),

@@ -263,6 +263,8 @@ def test_the_settings_enable_the_parts():
         "gpu_mem_largest": GpuMemLargestSettings(enabled=True),
         "gpu_mem_enforcement": True,
     }
-    assert enabled.keys() == ClusterSettings().marks.keys()
+    tainted = EvictSettings(enabled=True, taint=True)
+    assert parts(report=False, events=False, evict=tainted) == "slices claims nodestate evictions"
+    assert {*enabled, "evict_taint"} == ClusterSettings().marks.keys()
     for name, on in enabled.items():
         assert parts(report=False, events=False, **{name: on}) == "slices claims nodestate"

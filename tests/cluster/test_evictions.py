@@ -9,21 +9,26 @@ from msgspec import structs
 
 from nodeagent.base.backoff import RateLimit
 from nodeagent.cluster.agent_events import AgentEvents
+from nodeagent.cluster.cluster_settings import ClusterSettings, EvictSettings
 from nodeagent.cluster.deliveries import Deliveries
+from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.event_writer import NoticeBoard
 from nodeagent.cluster.evictions import (
     BUDGET_S,
+    TAINT_S,
     EvictionCause,
     EvictionQueue,
     Evictions,
+    EvictionTaint,
     failed_device_causes,
     over_use_causes,
 )
+from nodeagent.cluster.node_marks import DEVICE_TAINT, LINKS_LABEL
 from nodeagent.cluster.retry import FORBIDDEN_FIRST_S, FORBIDDEN_JITTER
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Health, Reason, State
 from nodeagent.sharing.over_use import OverUse
-from tests.support.cluster_node import DOWN, offered, publish, snapshot
+from tests.support.cluster_node import DEGRADED, DOWN, GPU_LOST, offered, publish, snapshot
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -219,3 +224,123 @@ async def test_one_pod_is_evicted_in_ten_seconds(server, client):
     for _ in range(2):
         assert 0 < await evictions._evict() <= 10
     assert server.counts["create", "pods/eviction"] == 1
+
+
+TAINTED = ClusterSettings(label=True, evict=EvictSettings(enabled=True, taint=True))
+OTHER = {"key": "dedicated", "effect": "NoSchedule"}
+
+
+class TaintedNode:
+    """The evictions and the marks of one agent, with their taint."""
+
+    def __init__(self, server, client, after_s=0.01, **node):
+        server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0"}, **node})
+        self.server, self.inventory, board = server, Inventory(), NoticeBoard()
+        taint = EvictionTaint()
+        rate = RateLimit(100, 100)
+        marker = DeviceMarker(
+            client, self.inventory, "gpu-0", TAINTED, evict_taint=taint, rate=rate, jitter_s=0
+        )
+        evictions = Evictions(
+            client, self.inventory, failed, after_s, node="gpu-0", board=board, rate=rate, taint=taint
+        )
+        events = AgentEvents(client, self.inventory, "gpu-0", offered, board=board)
+        self.parts = marker.run, evictions.run, events.run
+
+    @property
+    def taints(self):
+        return [
+            taint["key"] for taint in self.server.find("nodes", "gpu-0").get("spec", {}).get("taints") or ()
+        ]
+
+    @property
+    def label(self):
+        """It is written after the taint."""
+        return self.server.find("nodes", "gpu-0")["metadata"].get("labels", {}).get(LINKS_LABEL)
+
+    @property
+    def pods(self):
+        return [pod["metadata"]["name"] for pod in self.server.objects("pods")]
+
+
+async def test_the_node_has_its_taint_before_the_eviction_and_until_pods_can_get_the_device(
+    server, client, running
+):
+    node = TaintedNode(server, client, spec={"taints": [OTHER]})
+    publish(node.inventory, snapshot([None, DOWN, DOWN], [None]))
+    began = time.monotonic()
+    for part in node.parts:
+        running(part())
+    await server.until(lambda: node.pods == ["a"])
+    assert time.monotonic() - began < 1, "each tells the other"
+    writes = [(seen.verb, seen.resource) for seen in server.requests if seen.status < 400]
+    assert writes.index(("patch", "nodes")) < writes.index(("create", "pods/eviction"))
+    assert node.taints == ["dedicated", DEVICE_TAINT.key]
+    publish(node.inventory, snapshot([None, DOWN, DOWN], [None], holdings=()))
+    await server.until(lambda: any(one["reason"] == "PodEvicted" for one in server.objects("events")))
+    assert node.taints == ["dedicated", DEVICE_TAINT.key], "no pod holds the device, and none can get it"
+    publish(node.inventory, snapshot([None, None, DOWN], [None], holdings=()))
+    await server.until(lambda: node.taints == ["dedicated"])
+
+
+async def test_a_failed_device_that_no_pod_holds_taints_no_node(server, client, running):
+    node = TaintedNode(server, client)
+    publish(node.inventory, snapshot([DEGRADED, None, DOWN], [None]))
+    for part in node.parts:
+        running(part())
+    await server.until(lambda: node.label == "2", timeout_s=40)
+    assert not node.taints
+    publish(node.inventory, snapshot([DEGRADED, DOWN, DOWN], [None]))
+    await server.until(lambda: node.taints)
+
+
+async def test_a_pod_that_ends_by_itself_leaves_the_taint_to_come(server, client, running):
+    """Kueue makes it again on this Node, and replaces the Node only for a taint."""
+    node = TaintedNode(server, client, after_s=300.0)
+    publish(node.inventory, snapshot([None, DOWN], [None]))
+    began = time.monotonic()
+    for part in node.parts:
+        running(part())
+    await server.until(lambda: any(one["reason"] == "DeviceFailed" for one in server.objects("events")))
+    publish(node.inventory, snapshot([None, DOWN], [None], holdings=()))
+    await server.until(lambda: node.taints, timeout_s=400)
+    assert 300 <= time.monotonic() - began < 310
+    assert server.counts["create", "pods/eviction"] == 0
+
+
+async def test_a_taint_that_the_server_refuses_delays_the_eviction_by_a_minute(server, client, running):
+    server.fail("403", verb="patch", resource="nodes", times=None)
+    node = TaintedNode(server, client)
+    publish(node.inventory, snapshot([None, DOWN], [None]))
+    began = time.monotonic()
+    for part in node.parts:
+        running(part())
+    await server.until(lambda: node.pods == ["a"], timeout_s=2 * TAINT_S)
+    assert time.monotonic() - began >= TAINT_S
+    await server.until(lambda: any(one["reason"] == "PodEvicted" for one in server.objects("events")))
+    (told,) = (
+        one["message"]
+        for one in server.objects("events")
+        if (one["involvedObject"]["kind"], one["reason"]) == ("Pod", "PodEvicted")
+    )
+    assert told.startswith(
+        f"The pod was evicted without the taint {DEVICE_TAINT.key} of the Node: VF 0000:11:00.1"
+    )
+
+
+async def test_a_new_agent_keeps_the_taint_until_no_device_has_failed(server, client, running):
+    """It does not know for which device the earlier one has set it, and its first facts have no GPU."""
+    taints = [{"key": DEVICE_TAINT.key, "effect": DEVICE_TAINT.effect}]
+    node = TaintedNode(server, client, spec={"taints": taints})
+
+    node.inventory.publish("pci", functions=snapshot([DEGRADED]).functions)
+    node.inventory.mark_stale("gpus", "the driver does not answer")
+    for part in node.parts:
+        running(part())
+    await server.until(lambda: node.label == "1")
+    assert node.taints == [DEVICE_TAINT.key]
+    publish(node.inventory, snapshot([DEGRADED, DEGRADED], [GPU_LOST], holdings=()))
+    await server.until(lambda: node.label == "2")
+    assert node.taints == [DEVICE_TAINT.key]
+    publish(node.inventory, snapshot([DEGRADED, DEGRADED], [None], holdings=()))
+    await server.until(lambda: not node.taints)

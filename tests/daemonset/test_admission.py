@@ -327,7 +327,9 @@ def patch(
     return Request("UPDATE", f":{part}", name, user, TOKEN if user == AGENT else {}, node(change), node())
 
 
-OWN_TAINT = {"key": "nodeagent.io/links-down", "effect": "NoSchedule"}
+OWN_TAINT, DEVICE_TAINT = (
+    {"key": f"nodeagent.io/{name}", "effect": "NoSchedule"} for name in ("links-down", "device-failed")
+)
 MARK = {"key": "nodeagent.io/links-below-minimum", "effect": "NoSchedule"}
 
 
@@ -353,22 +355,25 @@ def test_the_policies_name_the_marks_of_the_code(
         if mark.writer == writer:
             own[mark.kind].add(mark.key)
     assert set(json.loads(variables["ownConditions"])) == own["condition"]
-    validations = str(spec["validations"])
-    assert [key for key in own["taint"] if f'== "{key}"' not in validations] == []
     if writer == "agent":
         assert set(json.loads(variables["ownLabels"])) == own["label"]
+        assert set(json.loads(variables["ownTaints"])) == own["taint"]
     else:
+        validations = str(spec["validations"])
+        assert [key for key in own["taint"] if f'== "{key}"' not in validations] == []
         assert all(key.startswith("topology.nodeagent.io/") for key in own["label"])
 
 
-def test_an_agent_sets_its_condition_its_taint_and_its_label(everything: list[Manifest]) -> None:
+def test_an_agent_sets_its_conditions_its_taints_and_its_labels(everything: list[Manifest]) -> None:
     def conditions(made: dict[str, Any]) -> None:
         made["status"]["conditions"] += [condition(LINK), condition(GPU)]
 
     marked = patch(AGENT, conditions, "nodes/status")
     assert refusals(everything, marked) == []
     assert refusals(everything, replace(marked, object=marked.old, old=marked.object)) == []
-    assert refusals(everything, patch(AGENT, lambda made: made["spec"]["taints"].append(OWN_TAINT))) == []
+    tainted = patch(AGENT, lambda made: made["spec"]["taints"].extend([OWN_TAINT, DEVICE_TAINT]))
+    assert refusals(everything, tainted) == []
+    assert refusals(everything, replace(tainted, object=tainted.old, old=tainted.object)) == []
     for key in ("link-degraded", "gpu-mem-largest", "gpu-mem-enforcement"):
         label = patch(
             AGENT, lambda made, key=key: made["metadata"]["labels"].update({f"nodeagent.io/{key}": "2"})
@@ -424,6 +429,10 @@ def many(mark: dict[str, Any]) -> list[dict[str, Any]]:
 
 WRONG_FOR_AGENTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "its taint a hundred times": lambda made: made["spec"]["taints"].extend(many(OWN_TAINT)),
+    "its other taint twice": lambda made: made["spec"]["taints"].extend(many(DEVICE_TAINT)[:2]),
+    "its other taint to evict": lambda made: made["spec"]["taints"].append(
+        DEVICE_TAINT | {"effect": "NoExecute"}
+    ),
     "a list of GPUs without end": lambda made: made["metadata"]["annotations"].update(
         {"volcano.sh/node-vgpu-register": "a" * 200_000}
     ),
@@ -504,7 +513,7 @@ def test_marks_that_are_too_many_already_do_not_block_other_changes(everything: 
     """Another client may have added them."""
 
     def full(made: dict[str, Any]) -> None:
-        made["spec"]["taints"] += [*many(OWN_TAINT), *many(MARK)]
+        made["spec"]["taints"] += [*many(OWN_TAINT), *many(DEVICE_TAINT), *many(MARK)]
         made["metadata"]["labels"].update({f"topology.nodeagent.io/tier-{n}": "x" for n in range(100)})
         made["metadata"]["annotations"].update({"volcano.sh/node-vgpu-register": "a" * 200_000})
 

@@ -40,7 +40,7 @@ OWN: dict[str, dict[str, tuple[str, ...]]] = {
             "nodeagent.io/gpu-mem-largest",
             "nodeagent.io/gpu-mem-enforcement",
         ),
-        "taints": ("nodeagent.io/links-down",),
+        "taints": ("nodeagent.io/links-down", "nodeagent.io/device-failed"),
         "conditions": ("nodeagent.io/LinkHealthy", "nodeagent.io/GpuHealthy"),
     },
     CONTROLLER: {

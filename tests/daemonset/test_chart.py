@@ -73,6 +73,7 @@ OVERLAYS: dict[str, dict[str, Any]] = {
     },
     "overlays/evictions": {
         "evictions": {"enabled": True},
+        "nodeConditions": {"enabled": True},
         "config": text("overlays/evictions/nodeagent.yaml"),
     },
     "overlays/gpu-mps": {

@@ -60,6 +60,7 @@ def test_every_supported_system_has_an_example() -> None:
         "autoscaling",
         "dra",
         "gpu-memory",
+        "gpu-service",
         "kube-scheduler",
         "kuberay",
         "kueue",
@@ -253,7 +254,10 @@ def test_each_flavor_lists_the_covered_resources_in_order() -> None:
 
 def test_quotas_add_up_to_whole_nodes(registered: dict[str, int]) -> None:
     totals: dict[str, int] = {}
-    for queue in (one for _, one in manifests() if one["kind"] == "ClusterQueue"):
+    queues = (
+        one for path, one in manifests() if path.parent.name == "kueue" and one["kind"] == "ClusterQueue"
+    )
+    for queue in queues:
         for flavor in queue["spec"]["resourceGroups"][0]["flavors"]:
             for one in flavor["resources"]:
                 if one["name"] in registered:

@@ -21,9 +21,9 @@ from tests.support.kubernetes_schemas import small_schemas
 from tests.support.manifests import Manifest, parsed
 
 CLUSTER_SCOPED = {
-    "Namespace", "AdmissionCheck", "ClusterOverridePolicy", "ClusterPropagationPolicy", "ClusterQueue", "FlowSchema",
-    "PriorityLevelConfiguration", "ProvisioningRequestConfig", "Queue", "ResourceFlavor", "Topology",
-    "WorkloadPriorityClass",
+    "Namespace", "AdmissionCheck", "ClusterOverridePolicy", "ClusterPropagationPolicy", "ClusterQueue", "Cohort",
+    "FlowSchema", "PriorityClass", "PriorityLevelConfiguration", "ProvisioningRequestConfig", "Queue", "ResourceFlavor",
+    "Topology", "WorkloadPriorityClass",
 }  # fmt: skip
 """By the definitions of their owners; a namespaced policy for a cluster-scoped Queue would select nothing."""
 

@@ -215,6 +215,7 @@ def test_an_overlay_with_more_rights_enables_their_use_and_equals_the_base_other
     assert all((marks.cluster.conditions, marks.cluster.label, marks.cluster.taint.enabled))
     assert not marks.cluster.evict.enabled
     assert evictions.cluster.evict.enabled
+    assert evictions.cluster.evict.taint
     assert not evictions.cluster.conditions
     for one in (marks, evictions):
         assert replace(one, cluster=config().cluster) == config()

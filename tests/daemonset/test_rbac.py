@@ -16,10 +16,15 @@ from msgspec import structs
 from nodeagent.base.backoff import RateLimit
 from nodeagent.cluster.affected_devices import Offered
 from nodeagent.cluster.agent_events import AgentEvents
-from nodeagent.cluster.cluster_settings import ClusterSettings, GpuMemLargestSettings, TaintSettings
+from nodeagent.cluster.cluster_settings import (
+    ClusterSettings,
+    EvictSettings,
+    GpuMemLargestSettings,
+    TaintSettings,
+)
 from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.event_writer import NoticeBoard
-from nodeagent.cluster.evictions import Evictions, failed_device_causes, over_use_causes
+from nodeagent.cluster.evictions import Evictions, EvictionTaint, failed_device_causes, over_use_causes
 from nodeagent.cluster.largest_block import FreeBlock
 from nodeagent.cluster.node_marks import FABRIC_CONDITION, FABRIC_TAINT, LINK_CONDITION, STARTING_TAINT
 from nodeagent.cluster.node_report import NodeReporter
@@ -176,10 +181,13 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
             taint=TaintSettings(enabled=True, rails_down=1),
             gpu_mem_largest=GpuMemLargestSettings(enabled=True),
             gpu_mem_enforcement=True,
+            evict=EvictSettings(enabled=True, taint=True),
         )
+        taint = EvictionTaint()
         marker = DeviceMarker(
             client, inventory, "gpu-0", settings, jitter_s=0,
             rails=lambda: RAILS, block=lambda _: FreeBlock(79, 79), level=lambda _: "env",
+            evict_taint=taint,
         )  # fmt: skip
         marker._rate = RateLimit(100, 100)
         # A link that is down when the agent starts has been down for long, by the condition of the Node.
@@ -195,7 +203,7 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
             marker.run(),
             Evictions(
                 client, inventory, lambda facts: failed_device_causes(facts, offered(facts), 0.01), 0.01,
-                node="gpu-0", board=board, rate=rate,
+                node="gpu-0", board=board, rate=rate, taint=taint,
             ).run(),
             Evictions(
                 client, inventory, lambda _: over_use_causes([over], {"GPU-0"}, 0.01), 0.01,
@@ -224,7 +232,7 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
         async with running(*jobs):
             await server.until(lambda: len(stored()["links"]) == 8)
             if marks:
-                await server.until(lambda: node().get("spec", {}).get("taints"))
+                await server.until(lambda: len(node().get("spec", {}).get("taints", ())) == 2)
                 await server.until(lambda: node()["metadata"].get("labels", {}).keys() >= LABELS)
                 await server.until(lambda: "message" in node()["status"]["conditions"][0])
                 await server.until(lambda: not server.objects("pods"))

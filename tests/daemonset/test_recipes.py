@@ -219,7 +219,10 @@ def test_every_torchrun_of_several_nodes_has_a_rendezvous_that_each_pod_finds() 
         assert given["rdzv-backend"] == "c10d", path
         host, _, port = given["rdzv-endpoint"].partition(":")
         name, job = host.split("."), manifest["metadata"]["name"]
-        if manifest["apiVersion"].startswith("batch.volcano.sh"):
+        if manifest["kind"] == "JobTemplate":
+            (flow,) = of_kind(parsed(path.read_text()), "JobFlow")
+            job = f"{flow['metadata']['name']}-{job}"
+        if "volcano.sh" in manifest["apiVersion"]:
             assert "svc" in manifest["spec"]["plugins"]
             (task,) = manifest["spec"]["tasks"]
             assert name == [f"{job}-{task['name']}-0", job]
@@ -239,7 +242,7 @@ def test_every_torchrun_of_several_nodes_has_a_rendezvous_that_each_pod_finds() 
         # A pod is Ready when torchrun runs, which waits for the address.
         assert service["spec"]["publishNotReadyAddresses"] is True
         assert int(port) in [one["port"] for one in service["spec"]["ports"]]
-    assert seen == 4
+    assert seen == 5
 
 
 def test_a_readme_that_searches_the_log_for_the_network_has_a_program_that_logs_it() -> None:

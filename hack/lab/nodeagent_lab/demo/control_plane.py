@@ -9,16 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import shutil
 from asyncio.subprocess import Process
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nodeagent.base.backoff import RateLimit
 from nodeagent.base.supervise import end_tasks
+from nodeagent.cluster.cluster_settings import ClusterSettings, EvictSettings
+from nodeagent.cluster.device_marks import DeviceMarker
+from nodeagent.cluster.evictions import Causes, Evictions, EvictionTaint, failed_device_causes
 from nodeagent.cluster.node_report import NodeReporter, Rails
+from nodeagent.facts.allocation import Devices
 from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient
 from nodeagent_lab.demo.demo_steps import DemoError, command, free_port, printed, running, tail
@@ -26,6 +33,8 @@ from nodeagent_lab.sim.apiserver import ApiServer, RequestRecord
 from nodeagent_lab.sim.apiserver.tls import Certificates
 from nodeagent_lab.sim.simulated_fabric import Fabric
 
+EVICT_S = 1.0
+"""A device may fail for 300 s before its pods are evicted; in the demo for a second."""
 WRITES = ("create", "update", "patch", "delete")
 SHOWN = 3
 
@@ -210,10 +219,37 @@ class DemoCluster:
         inventory.publish("pci", **self.fabric.facts(node))
         self._reports[node] = asyncio.create_task(report.run(), name=f"report {node}"), inventory
 
+    @contextlib.asynccontextmanager
+    async def evicting(self, node: str, pod: str, address: str) -> AsyncIterator[None]:
+        """The pod holds the device ``address``. Let the node's agent taint its Node and evict the pod when it fails."""
+        logging.getLogger(Evictions.__module__).setLevel(logging.ERROR)  # the demo prints it itself
+        inventory, taint = self._reports[node][1], EvictionTaint()
+        inventory.publish("pods", holdings=(Holding("default", pod, "main", "nic", (address,)),))
+        settings = ClusterSettings(evict=EvictSettings(enabled=True, after_seconds=EVICT_S, taint=True))
+
+        def causes(snapshot: Snapshot) -> Causes:
+            pfs = snapshot.functions
+            devices = [Devices(pf.pci_address, (pf.pci_address,), (), pf.health) for pf in pfs]
+            return failed_device_causes(snapshot, [("nic", devices)], EVICT_S)
+
+        marker = DeviceMarker(
+            self._client, inventory, node, settings, evict_taint=taint, rate=RateLimit(1, 10.0), jitter_s=0.0
+        )
+        evictions = Evictions(self._client, inventory, causes, EVICT_S, node=node, taint=taint)
+        tasks = [asyncio.create_task(part.run()) for part in (marker, evictions)]
+        try:
+            yield
+        finally:
+            await end_tasks(tasks)
+
     async def power_off(self, node: str) -> None:
         """Stop the node's agent; its report stays."""
         task, _ = self._reports.pop(node)
         await end_tasks((task,))
+
+    def release(self, node: str) -> None:
+        """No pod holds a device of the node any more."""
+        self._reports[node][1].publish("pods", holdings=())
 
     def rescan(self, nodes: Iterable[str]) -> None:
         """Let the agents of these nodes read the present facts."""
@@ -275,6 +311,10 @@ class DemoCluster:
         stored = self.server.find("nodes", node)
         labels: Json = (stored or {})["metadata"].get("labels", {})
         return {key: value for key, value in labels.items() if "/tier-" in key}
+
+    def taints(self, node: str) -> list[str]:
+        found = (self.server.find("nodes", node) or {}).get("spec", {}).get("taints") or ()
+        return [f"{taint['key']}:{taint['effect']}" for taint in found]
 
     async def until(self, condition: Callable[[], object], description: str) -> None:
         """Wait until the condition is true; it is checked after each request to the API server."""

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from nodeagent_lab.demo.control_plane import LEASE_S, DemoCluster
+from nodeagent_lab.demo.control_plane import EVICT_S, LEASE_S, DemoCluster
 from nodeagent_lab.demo.demo_steps import DemoError, DemoSteps
 from nodeagent_lab.demo.fabric_faults import show_fabric_page
 from nodeagent_lab.sim.machine import Machine
@@ -22,6 +22,7 @@ from nodeagent_lab.sim.simulated_fabric import Fabric
 NODES_MIN, NODES_MAX = 4, 2048
 """At least two units of two nodes. At most as many as the controller labels in about two minutes."""
 WIDTH, LINES = 108, 20
+GANG = 4
 MOVE_S, DEBOUNCE_S = 0.5, 0.3
 """Shorter than the defaults of 60 s and 10 s."""
 STANDS_S = MOVE_S + 2 * DEBOUNCE_S
@@ -35,10 +36,10 @@ hysteresis: {{moveSeconds: {MOVE_S:g}, settleSeconds: {MOVE_S:g}, debounceSecond
 """
 _ABOUT = f"""\
 Simulated: the nodes, their NICs, the switches, the cables and the LLDP neighbors. The API server is a stand-in; it
-refuses any write that puts a node into two HyperNodes. Real: the reporting code of the agents, one task for each
-node, and two replicas of the controller as processes. Shortened: a node moves after {MOVE_S:g} s of evidence (60 s
-by default), the controller plans after {DEBOUNCE_S:g} s without changes (10 s), and a dead leader is replaced after
-{LEASE_S:g} s (15 s)."""
+refuses any write that puts a node into two HyperNodes. Real: the agents' code that reports, taints and evicts,
+in tasks, and two replicas of the controller as processes. Shortened: a node moves after {MOVE_S:g} s of evidence (60 s
+by default), the controller plans after {DEBOUNCE_S:g} s without changes (10 s), a pod is evicted {EVICT_S:g} s after
+its device has failed (300 s), and a dead leader is replaced after {LEASE_S:g} s (15 s)."""
 _PLANS = "nodeagent_fabric_plans_total"
 _FOREIGN = 'nodeagent_fabric_anomalies{kind="foreign-leaf"}'
 _LEADER = "nodeagent_controller_leader"
@@ -80,6 +81,7 @@ class FabricShow(DemoSteps):
                 return
             await self._miscable()
             await self._reboot()
+            await self._survive()
             await self._exchange()
             await self._rerack()
             await self._succeed()
@@ -153,6 +155,39 @@ class FabricShow(DemoSteps):
         await asyncio.sleep(STANDS_S)
         self._written()
         self._unchanged()
+        self.say("")
+
+    async def _survive(self) -> None:
+        cluster, fabric = self._cluster, self._fabric
+        unit, rail = fabric.at(fabric.leaf(0, 0)), min(3, len(fabric.rails) - 1)
+        gang = unit[:-1][:GANG]
+        node, name = gang[-1], f"train-{len(gang) - 1}"
+        self._act(f"Rail {rail} of {node} dies under a training on {len(gang)} nodes")
+        for number, one in enumerate(gang):
+            cluster.server.put(_pod(f"train-{number}", one))
+        async with cluster.evicting(node, name, fabric.rails[rail]):
+            fabric.cut(node, rail)
+            await self._report([node])
+            await cluster.until(
+                lambda: not cluster.server.find("pods", name, "default"), f"{name} is evicted"
+            )
+            cluster.release(node)
+            self._written()
+            writes = [(seen.verb, seen.resource) for seen in cluster.by_agents().done]
+            tainted = writes.index(("patch", "nodes")) < writes.index(("create", "pods/eviction"))
+            self._claim(tainted, "the taint came first")
+            self.say("", f"taint of {node}: {', '.join(cluster.taints(node))}")
+            # Stands in for the job's controller and the scheduler.
+            free = next(one for one in unit if not cluster.taints(one) and one not in gang)
+            cluster.server.put(_pod(name, free))
+            self._claim(
+                cluster.labels(free) == cluster.labels(node), f"{free} is under the same leaf switches"
+            )
+            self.say(f"{name} is made again on {free}, under the same leaf switches")
+            fabric.mend(node, rail)
+            await self._report([node])
+            await cluster.until(lambda: not cluster.taints(node), f"the taint of {node} is gone")
+        self._unchanged(f"The cable is replaced, and {node} has no taint.")
         self.say("")
 
     async def _exchange(self) -> None:
@@ -293,3 +328,8 @@ class FabricShow(DemoSteps):
             raise self._cluster.error(
                 f"this is not true: {statement}; written: {self._cluster.by_controller().lines()}"
             )
+
+
+def _pod(name: str, node: str) -> dict[str, object]:
+    meta = {"name": name, "namespace": "default"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {"nodeName": node}}

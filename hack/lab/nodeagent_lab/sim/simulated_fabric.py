@@ -50,6 +50,7 @@ class Fabric:
         self._used: Counter[str] = Counter()
         self._boxes: Counter[str] = Counter()
         self._without_frames: set[str] = set()
+        self._cut: set[tuple[str, str]] = set()
         self.nodes: list[str] = []
         for number in range(nodes):
             self.add(number * self.units // nodes)
@@ -77,6 +78,13 @@ class Fabric:
         before = self._cables.get((node, self.rails[rail]))
         self._cables[node, self.rails[rail]] = self._free(switch)
         return before.switch if before else ""
+
+    def cut(self, node: str, rail: int) -> None:
+        """Break one cable."""
+        self._cut.add((node, self.rails[rail]))
+
+    def mend(self, node: str, rail: int) -> None:
+        self._cut.discard((node, self.rails[rail]))
 
     def stop_frames(self, switch: str) -> None:
         """Turn a switch off, as in a reboot or power loss: no carrier, no LLDP."""
@@ -108,7 +116,7 @@ class Fabric:
         functions: list[Function] = []
         links: list[Link] = []
         for place, (address, up) in enumerate(self._links.items()):
-            down = self._cables[node, address].switch in self._without_frames
+            down = self._is_dark(node, address)
             link = replace(up, carrier=False, operstate="down", speed_mbps=None) if down else up
             links.append(replace(link, mac=f"02:00:{number >> 8:02x}:{number & 0xFF:02x}:00:{place:02x}"))
             function = self._functions[address]
@@ -129,9 +137,13 @@ class Fabric:
                 system_name=port.switch,
                 port_description=f"to {node}",
                 management_addresses=(self._address(port.switch),),
-                stale=port.switch in self._without_frames,
+                stale=self._is_dark(node, address),
                 confirmed=True,
             )
+
+    def _is_dark(self, node: str, address: str) -> bool:
+        """Whether nothing comes over the cable."""
+        return (node, address) in self._cut or self._cables[node, address].switch in self._without_frames
 
     def _free(self, switch: str) -> LeafPort:
         self._used[switch] += 1
