@@ -4,8 +4,8 @@ Rules:
 
 * The report contains state only: no counter, no TTL, no heartbeat. An equal report is not written.
 * The neighbor of a link is the first one in the snapshot. It is reported at once, but a different one than before, or
-  another name, only once it is confirmed. Without any neighbor the last known one stays and is marked stale: missing frames do not mean
-  another switch.
+  another name, only once it is confirmed. Without any neighbor the last known one stays and is marked stale: missing
+  frames do not mean another switch.
 * After a start, the last report of this node stands for ``PATIENCE_S``, the longest pause between two frames of a
   switch. A restart of all agents therefore writes nothing.
 * Changes are gathered for ``GATHER_S``, and two writes are at least ``GAP_S`` apart. A failed write is repeated with

@@ -46,8 +46,8 @@ class Contender(Wire, frozen=True, kw_only=True):
 class LinkNeighbor(Wire, frozen=True, kw_only=True):
     """The switch port at the other end. ``stale``: its LLDP information has expired, and this was the last.
 
-    ``contested``: another confirmed neighbor sends on the link too. This one has sent for longer. ``contenders`` are the
-    others, at most ``CONTENDERS_MAX``.
+    ``contested``: another confirmed neighbor sends on the link too. This one has sent for longer. ``contenders`` are
+    the others, at most ``CONTENDERS_MAX``.
     """
 
     chassis_id: ReportedId = msgspec.field(name="chassisID")

@@ -28,7 +28,8 @@ class LldpdError(Exception):
 def neighbors_of(answer: bytes) -> tuple[Neighbor, ...]:
     """The neighbors received over LLDP by link, those of a link by age, the oldest first. Raises ``LldpdError``.
 
-    lldpd tells no source MAC, and keeps one name for each chassis and port: the last one. A contender is another chassis.
+    lldpd tells no source MAC, and keeps one name for each chassis and port: the last one. A contender is another
+    chassis.
     """
     try:
         document = json.loads(answer.decode("utf-8", "surrogateescape"))

@@ -5,15 +5,17 @@
   sends from another MAC after a fail-over, is the neighbor when the TTL of its last frame of before has passed.
 * A neighbor is live until its TTL has passed since its last frame. A TTL counts for at most ``ttl_max_s``.
 * A neighbor is confirmed by its second frame. *The* neighbor of a link is the confirmed one that has sent for the
-  longest time, and of equal ones the one that was there first. A switch sends without end, so no later sender takes its
-  place, however many frames it forges. It is the first of its link in ``neighbors()``; NodeLinks and `nodeagent
+  longest time, and of equal ones the one that was there first. A switch sends without end, so no later sender takes
+  its place, however many frames it forges. It is the first of its link in ``neighbors()``; NodeLinks and `nodeagent
   neighbors` both show this one.
 * Time counts up to ``SENIOR_S``, and only that between frames; after the last frame no more than the longest pause
-  before: a long TTL proves nothing. The table keeps the time of up to ``PAST_MAX`` removed neighbors for ``PAST_S``. So a
-  switch that was away while others sent on its link is the neighbor again with its first frame, or after ``SENIOR_S``.
-* A frame with TTL 0 ends a neighbor if it comes from the neighbor's own MAC. *The* neighbor becomes stale, and leaves its
-  place to others when its TTL has passed. If it sends again before, the shutdown was false, and a second one counts for nothing.
-* A *contender* is a neighbor that sends while *the* neighbor sends too: frames of both come in by turns.
+  before: a long TTL proves nothing. The table keeps the time of up to ``PAST_MAX`` removed neighbors for ``PAST_S``.
+  So a switch that was away while others sent on its link is the neighbor again with its first frame, or after
+  ``SENIOR_S`` if it had been there for less.
+* A frame with TTL 0 ends a neighbor if it comes from the neighbor's own MAC. *The* neighbor becomes stale, and leaves
+  its place to others when its TTL has passed. If it sends again before, the shutdown may have been forged, and no
+  other one counts until the neighbor is stale again.
+* A *contender* sends while *the* neighbor sends too: frames of both come in by turns.
 * While no confirmed neighbor is live, the last one stays as *stale*: missing frames do not prove that the cable was
   moved. A confirmed live neighbor removes those past their TTL.
 * A link holds at most ``CAPACITY`` neighbors. A new one on a full link takes the place of another: stale ones first,
@@ -119,7 +121,7 @@ class NeighborEntry:
     ``ttl_s`` is the TTL in use. The neighbor was live for ``live_s`` in all up to its last frame, at most ``SENIOR_S``,
     and ``pause_s`` is the longest time between two frames. ``place`` counts the neighbors of the link in the order in
     which they came. ``hidden``: it took the place of another, and is no fact before its second frame.
-    ``shut``: stale by a shutdown frame alone, with a TTL that has not passed. ``outlived``: it has sent again after one.
+    ``shut``: stale by a shutdown frame, and its TTL has not passed. ``outlived``: it has sent again after one.
     """
 
     neighbor: Neighbor
