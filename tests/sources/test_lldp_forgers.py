@@ -6,19 +6,22 @@ The forger has received a frame of the switch, so it can copy each part of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import pytest
 from msgspec.structs import replace
 
 from nodeagent.cluster.node_report import reported_neighbor
+from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks
 from nodeagent.lldp import link_remarks
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame, parse_frame
 from nodeagent.lldp.lldpdu import ChassisId, Lldpdu, PortId
 from nodeagent.lldp.lldpdu_codec import decode, encode
 from tests.sources.test_lldp_source import OFTEN, Agent, running, wire
-from tests.support.namespaces import Lldpd
+from tests.support.fabrics import Cables, Cluster, End
+from tests.support.namespaces import Lldpd, Netns, veth
 from tests.support.waiting import LIMIT_S
 
 __all__ = ["wire"]
@@ -29,8 +32,8 @@ GHOST = Lldpdu(ChassisId(4, bytes.fromhex("020000000666")), PortId(5, b"p0"), 65
 
 
 class Forger(NamedTuple):
-    """``frames`` makes what it sends each 50 ms from the source MAC and the LLDPDU of the switch, ``once`` what it sends
-    before. ``other``: the neighbor that the remark names beside the switch."""
+    """``frames`` makes what it sends each 50 ms from the source MAC and the LLDPDU of the switch, ``once`` what it
+    sends before. ``other``: the neighbor that the remark names beside the switch."""
 
     what: str
     frames: Callable[[bytes, Lldpdu], list[bytes]]
@@ -101,3 +104,106 @@ async def test_the_switch_stays_the_neighbor_and_the_link_is_contested(wire, for
 
 def contested(agent: Agent) -> list[str]:
     return [remark.detail for remark in agent.remarks if remark.key == link_remarks.CROWDED]
+
+
+# --- all links of a node, through agent and controller ------------------------------------------------------
+
+RAILS = 4
+NODE = "su000-n000"
+
+
+def copy_of_the_other_unit(rail: int, _switch: Lldpdu) -> list[bytes]:
+    """Free ports of the switches of another unit, with their chassis IDs and names."""
+    chassis = ChassisId(4, bytes((2, 0, 0, 0, 1, rail)))
+    return [sent(ELSEWHERE, Lldpdu(chassis, PortId(5, b"swp60"), 120, system_name=f"su001-leaf{rail}"))]
+
+
+def names_of_the_other_unit(rail: int, switch: Lldpdu) -> list[bytes]:
+    return [sent(ELSEWHERE, switch, system_name=f"su001-leaf{rail}")]
+
+
+Forged = Callable[[int, Lldpdu], list[bytes]]
+WHOLE_NODE: tuple[Forged, ...] = (copy_of_the_other_unit, names_of_the_other_unit)
+
+
+def other_nodes(chassis: list[str]) -> Cables:
+    """Two units of eight nodes, without the first node; the switches of the first unit have these chassis IDs."""
+    theirs = [f"02:00:00:00:01:{rail:02x}" for rail in range(RAILS)]
+    return {
+        f"su{unit:03}-n{n:03}": tuple(
+            End(f"su{unit:03}-leaf{rail}", f"swp{n}", chassis=ids[rail]) for rail in range(RAILS)
+        )
+        for unit, ids in ((0, chassis), (1, theirs))
+        for n in range(8)
+        if (unit, n) != (0, 0)
+    }
+
+
+def report_of(agent: Agent, last: NodeLinks | None) -> NodeLinks:
+    before = dict(enumerate(last.links)) if last else {}
+    made = []
+    for rail in range(RAILS):
+        neighbors = [one for one in agent.neighbors if one.link == f"swp{rail}"]
+        neighbor = reported_neighbor(neighbors, before[rail].neighbor if last else None, patient=False)
+        made.append(
+            NodeLink(name=f"rail{rail}", rail=rail, fabric="compute", state="healthy", neighbor=neighbor)
+        )
+    return NodeLinks(metadata=Metadata(name=NODE), node_name=NODE, links=tuple(made))
+
+
+@pytest.mark.parametrize("forged", WHOLE_NODE)
+@pytest.mark.parametrize("first", ["switches", "forgers"])
+async def test_forgers_on_all_links_of_a_node_do_not_move_it(forged: Forged, first: str) -> None:
+    with ExitStack() as stack:
+        near, *far = (stack.enter_context(Netns()) for _ in range(RAILS + 1))
+        for rail in range(RAILS):
+            veth(near, f"swp{rail}", far[rail], "b0")
+        ports = [stack.enter_context(one.raw("b0")) for one in far]
+
+        def start() -> list[Lldpd]:
+            settings = (*OFTEN, "configure lldp portidsubtype ifname")
+            return [
+                stack.enter_context(Lldpd(one, f"su000-leaf{n}", settings=settings))
+                for n, one in enumerate(far)
+            ]
+
+        switches, cluster = start(), Cluster()
+        async with running(near, "swp*") as agent:
+            await agent.until(lambda: confirmed(agent) == RAILS)
+            real = [decode(agent.receiver.entries(f"swp{rail}")[0].frame, 14) for rail in range(RAILS)]
+            report = report_of(agent, None)
+        cluster.hear(other_nodes([link.neighbor.chassis_id.value for link in report.links]))
+        cluster.report(report)
+        cluster.rest(61)
+        before = cluster.tree.leaves()
+        assert cluster.home(NODE) == cluster.home("su000-n001")
+
+        async def send_until(true: Callable[[], object]) -> None:
+            nonlocal report
+            async with asyncio.timeout(LIMIT_S):
+                while not true():
+                    for rail, port in enumerate(ports):
+                        for frame in forged(rail, real[rail]):
+                            port.send(frame)
+                    await asyncio.sleep(0.05)  # paces the forgers; nothing is awaited with it
+                    report = report_of(agent, report)
+                    cluster.report(report)
+                    assert cluster.step(0.05) == 0
+
+        if first == "forgers":
+            for switch in switches:
+                switch.stop()
+        async with running(near, "swp*") as agent:
+            if first == "forgers":
+                await send_until(lambda: confirmed(agent) == RAILS)
+                start()
+            await agent.until(lambda: confirmed(agent) == RAILS)
+            await send_until(lambda: sum(link.neighbor.contested for link in report.links) == RAILS)
+        named = {link.neighbor.system_name for link in report.links}
+        assert named == {f"su00{int(first == 'forgers')}-leaf{rail}" for rail in range(RAILS)}
+        assert cluster.rest(3600) == 0
+        assert cluster.tree.leaves() == before
+
+
+def confirmed(agent: Agent) -> int:
+    return len({one.link for one in agent.neighbors if one.confirmed})
