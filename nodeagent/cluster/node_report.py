@@ -3,9 +3,9 @@
 Rules:
 
 * The report contains state only: no counter, no TTL, no heartbeat. An equal report is not written.
-* The neighbor of a link is the first one in the snapshot. It is reported at once, but a different one than before only
-  once it is confirmed. Without any neighbor the last known one stays and is marked stale: missing frames do not mean
-  another switch.
+* The neighbor of a link is the first one in the snapshot. It is reported at once, but a different one than before, or
+  another name, only once it is confirmed. Without any neighbor the last known one stays and is marked stale: missing
+  frames do not mean another switch.
 * After a start, the last report of this node stands for ``PATIENCE_S``, the longest pause between two frames of a
   switch. A restart of all agents therefore writes nothing.
 * Changes are gathered for ``GATHER_S``, and two writes are at least ``GAP_S`` apart. A failed write is repeated with
@@ -42,7 +42,9 @@ from nodeagent.cluster.event_writer import EventTarget, Notice, NoticeBoard
 from nodeagent.cluster.refused_fields import OLDER_STATES, leave_out, refused_fields
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.fabric.nodelinks import (
+    CONTENDERS_MAX,
     NOT_UP,
+    Contender,
     GpuMemoryLevel,
     HeldVf,
     LinkNeighbor,
@@ -55,7 +57,7 @@ from nodeagent.fabric.nodelinks import (
     convert,
 )
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import LINK_STATES, Function, Link, Neighbor, Snapshot, State
+from nodeagent.facts.model import LINK_STATES, Function, Identifier, Link, Neighbor, Snapshot, State
 from nodeagent.kinds.rail_numbers import Rail
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
@@ -381,6 +383,7 @@ class NodeReporter:
 
 
 ADDRESSES_MAX = 8
+_PORT = attrgetter("chassis_id", "port_id", "system_name")
 
 
 def reported_neighbor(
@@ -390,34 +393,48 @@ def reported_neighbor(
     if not neighbors:
         return last if last is None or patient else msgspec.structs.replace(last, stale=True)
     first = neighbors[0]
-    current = _link_neighbor(first, contested=_is_contested(neighbors))
+    others = [neighbor for neighbor in neighbors[1:] if neighbor.contender and not neighbor.stale]
+    current = _link_neighbor(first, others)
     if last is None:
         return current
-    if (current.chassis_id, current.port_id) == (last.chassis_id, last.port_id):
+    if _PORT(current) == _PORT(last):
         return last if patient and first.stale else current
     return current if first.confirmed else msgspec.structs.replace(last, stale=True)
 
 
-def _is_contested(neighbors: list[Neighbor]) -> bool:
-    """Whether several confirmed chassis are live on a link. A switch that renames its ports while it boots is one."""
-    return (
-        len({neighbor.chassis_id for neighbor in neighbors if neighbor.confirmed and not neighbor.stale}) > 1
-    )
-
-
-def _link_neighbor(neighbor: Neighbor, *, contested: bool) -> LinkNeighbor:
-    port = ReportedId(subtype=neighbor.port_id.subtype, value=neighbor.port_id.value)
+def _link_neighbor(neighbor: Neighbor, contenders: Iterable[Neighbor]) -> LinkNeighbor:
+    port = _reported_id(neighbor.port_id)
+    # Contenders that differ only in their source MAC are one entry, also if they are like the neighbor.
+    others = tuple(dict.fromkeys(map(_contender, contenders)))
     return LinkNeighbor(
-        chassis_id=ReportedId(subtype=neighbor.chassis_id.subtype, value=neighbor.chassis_id.value),
+        chassis_id=_reported_id(neighbor.chassis_id),
         port_id=port,
         system_name=neighbor.system_name,
         # Most switches repeat the port's name as its description; the API server stores these bytes for every link.
         port_description=neighbor.port_description if neighbor.port_description != port.value else None,
-        # Their order means nothing. A switch with hundreds of addresses must not make the report too large.
-        management_addresses=tuple(sorted(set(neighbor.management_addresses))[:ADDRESSES_MAX]),
+        management_addresses=_addresses(neighbor),
         stale=neighbor.stale,
-        contested=contested,
+        contested=bool(others),
+        contenders=others[:CONTENDERS_MAX],
     )
+
+
+def _contender(neighbor: Neighbor) -> Contender:
+    return Contender(
+        chassis_id=_reported_id(neighbor.chassis_id),
+        port_id=_reported_id(neighbor.port_id),
+        system_name=neighbor.system_name,
+        management_addresses=_addresses(neighbor),
+    )
+
+
+def _reported_id(identifier: Identifier) -> ReportedId:
+    return ReportedId(subtype=identifier.subtype, value=identifier.value)
+
+
+def _addresses(neighbor: Neighbor) -> tuple[str, ...]:
+    """Their order means nothing. A switch with hundreds of addresses must not make the report too large."""
+    return tuple(sorted(set(neighbor.management_addresses))[:ADDRESSES_MAX])
 
 
 HOLDERS_MAX = 128

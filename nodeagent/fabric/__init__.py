@@ -22,6 +22,7 @@ A plan goes through these modules, in this order:
     known_neighbors       neighbors of InfiniBand links from a file of the operator
     inputs                the latest state of all objects
     published, foreign    the published tree; HyperNodes of other owners
+    contested           the neighbors of links whose announcements contradict those of other nodes
     switch_keys,
     switch_names          the keys of switches; which announcements come from one switch
     node_peers            which announcements come from nodes, which are no switches

@@ -15,6 +15,9 @@ KIND = "NodeLinks"
 NOT_UP = frozenset(("down", "missing", "unknown", "unused"))
 """The states of a link that passes no traffic, or of which it is not known. A link in any other state is up."""
 
+CONTENDERS_MAX = 4
+"""Contenders of a link in a report: those that were there first."""
+
 
 class ReportError(ValueError):
     """The report cannot be decoded. The message names the field and the reason."""
@@ -31,10 +34,20 @@ class ReportedId(Wire, frozen=True, kw_only=True):
     value: str
 
 
+class Contender(Wire, frozen=True, kw_only=True):
+    """A switch port that announces itself on a link beside the link's neighbor."""
+
+    chassis_id: ReportedId = msgspec.field(name="chassisID")
+    port_id: ReportedId = msgspec.field(name="portID")
+    system_name: str | None = None
+    management_addresses: tuple[str, ...] = ()
+
+
 class LinkNeighbor(Wire, frozen=True, kw_only=True):
     """The switch port at the other end. ``stale``: its LLDP information has expired, and this was the last.
 
-    ``contested``: another confirmed neighbor sends on the link too. This one was confirmed longest.
+    ``contested``: another confirmed neighbor sends on the link too. This one has sent for longer. ``contenders`` are
+    the others, at most ``CONTENDERS_MAX``.
     """
 
     chassis_id: ReportedId = msgspec.field(name="chassisID")
@@ -44,6 +57,7 @@ class LinkNeighbor(Wire, frozen=True, kw_only=True):
     management_addresses: tuple[str, ...] = ()
     stale: bool = False
     contested: bool = False
+    contenders: tuple[Contender, ...] = ()
 
 
 class NodeLink(Wire, frozen=True, kw_only=True):

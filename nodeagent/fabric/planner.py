@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from nodeagent.fabric.anomalies import CablingCheck
+from nodeagent.fabric.contested import settle
 from nodeagent.fabric.desired_places import DesiredPlaces
 from nodeagent.fabric.fabric_settings import IMMEDIATE, FabricRules
 from nodeagent.fabric.foreign import ForeignHyperNodes
@@ -77,6 +78,7 @@ def compute_plan(rules: FabricRules, levels: Levels, memory: PlanMemory, now: fl
 
     published = PublishedTree(levels.own or tree_of_labels(levels.nodes, rules), rules.tier_offset)
     placed = published.tiers[LEAF].placed
+    levels = replace(levels, reports=settle(rules, levels, published))
     votes = LinkVotes(rules, levels, published, memory.chassis)
     groups = [*votes.groups, *votes.static_groups.values()]
     names = GroupNames(rules.fabric, groups, published, levels.is_taken, rules.tier_offset)

@@ -17,7 +17,14 @@ import msgspec
 
 from nodeagent.base.plain_text import one_line
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
-from nodeagent.fabric.nodelinks import NOT_UP, LinkNeighbor, NodeLink, NodeLinks
+from nodeagent.fabric.nodelinks import (
+    CONTENDERS_MAX,
+    NOT_UP,
+    Contender,
+    LinkNeighbor,
+    NodeLink,
+    NodeLinks,
+)
 
 LINKS_MAX = 128
 TEXT_MAX = 1100
@@ -74,7 +81,8 @@ class OtherLink(NamedTuple):
 
 class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
     """``ports[i]`` is the switch port of link ``shape[i]``, and ``stale``, ``contested``, ``miscabled`` and ``unused``
-    contain i if this link is so; ``unused``: the node expects no cable there.
+    contain i if this link is so; ``unused``: the node expects no cable there. ``contenders`` have i, a link to another
+    switch, and the port there, for each neighbor that sends beside that of ``shape[i]``.
 
     ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up. ``macs`` are
     the MAC addresses of all links of the node, of other fabrics too: six octets each. ``domains`` are the NVLink
@@ -96,6 +104,7 @@ class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
     states: str = ""
     others: tuple[OtherLink, ...] = ()
     domains: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    contenders: tuple[tuple[int, LinkSlot, str], ...] = ()
 
     @property
     def domain(self) -> str:
@@ -134,6 +143,7 @@ class ReportReader:
         contested: set[int] = set()
         miscabled: set[int] = set()
         unused: set[int] = set()
+        contenders: list[tuple[int, LinkSlot, str]] = []
         up, incomplete = 0, False
         letters: list[str] = []
         of_fabric = list(self._of_fabric(links))
@@ -151,6 +161,11 @@ class ReportReader:
                 ports.append(pool(neighbor.port_id.value))
                 if neighbor.contested:
                     contested.add(i)
+                    contenders += (
+                        (i, self._slot(link, other), pool(other.port_id.value))
+                        for other in neighbor.contenders[:CONTENDERS_MAX]
+                        if not _is_own(macs, other)
+                    )
                 if neighbor.stale:
                     stale.add(i)
                     incomplete = incomplete or not is_down
@@ -179,9 +194,10 @@ class ReportReader:
             pool("".join(letters)),
             pool(tuple(others)),
             pool(_domains(links)) if links.nvlink_domains else (),
+            tuple(contenders),
         )
 
-    def _slot(self, link: NodeLink, neighbor: LinkNeighbor | None) -> LinkSlot:
+    def _slot(self, link: NodeLink, neighbor: LinkNeighbor | Contender | None) -> LinkSlot:
         pool = self._pool
         switch = None if neighbor is None else pool(_announcement(neighbor))
         rail = link.name if link.rail is None else str(link.rail)
@@ -221,12 +237,12 @@ def _other(link: NodeLink) -> OtherLink:
     return OtherLink(link.name, link.fabric or "", switch)
 
 
-def _announcement(neighbor: LinkNeighbor) -> SwitchAnnouncement:
+def _announcement(neighbor: LinkNeighbor | Contender) -> SwitchAnnouncement:
     chassis, addresses = neighbor.chassis_id, tuple(sorted(neighbor.management_addresses))
     return SwitchAnnouncement(neighbor.system_name or "", f"{chassis.subtype}={chassis.value}", addresses)
 
 
-def _is_own(macs: Container[str | None], neighbor: LinkNeighbor) -> bool:
+def _is_own(macs: Container[str | None], neighbor: LinkNeighbor | Contender) -> bool:
     """The frame is from the node itself, such as its NIC's firmware or a representor.
 
     The name does not decide: a switch may have the name of the node.
@@ -305,9 +321,19 @@ def _has_long_text(link: NodeLink) -> bool:
     name, fabric, neighbor = link.name, link.fabric or "", link.neighbor
     if neighbor is None:
         return max(len(name), len(fabric)) > TEXT_MAX
-    system, chassis, port = neighbor.system_name or "", neighbor.chassis_id, neighbor.port_id
-    addresses = neighbor.management_addresses
-    texts = (name, fabric, system, chassis.subtype, chassis.value, port.subtype, port.value, *addresses)
+    others = neighbor.contenders
+    return _is_long((name, fabric, *_texts(neighbor))) or bool(
+        others and any(map(_is_long, map(_texts, others)))
+    )
+
+
+def _texts(end: LinkNeighbor | Contender) -> tuple[str, ...]:
+    chassis, port = end.chassis_id, end.port_id
+    names = (end.system_name or "", chassis.subtype, chassis.value, port.subtype, port.value)
+    return names + end.management_addresses
+
+
+def _is_long(texts: tuple[str, ...]) -> bool:
     return len("".join(texts)) > TEXT_MAX and max(map(len, texts)) > TEXT_MAX
 
 

@@ -372,7 +372,8 @@ class Neighbor(msgspec.Struct, frozen=True):
     Every text is one line fit for any listener: what does not print is escaped, differently for different
     bytes, so that equal texts were equal on the wire. ``capabilities`` are the enabled ones.
     ``pfc`` lists the priorities with PFC enabled. ``stale``: its TTL has expired, and no other neighbor has been
-    received on the link since. ``confirmed``: more than one frame was received.
+    received on the link since. ``confirmed``: more than one frame was received. ``contender``: it sends while the
+    link's neighbor sends too. ``source`` is the MAC address that its frames come from.
     """
 
     link: str
@@ -389,6 +390,8 @@ class Neighbor(msgspec.Struct, frozen=True):
     ets: Ets | None = None
     stale: bool = False
     confirmed: bool = False
+    contender: bool = False
+    source: str | None = None
 
 
 class Remark(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ No remark contains a duration or a counter: a remark that persists is an equal f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nodeagent.facts.model import Ets, Neighbor, Remark
@@ -62,7 +62,7 @@ class LinkSide:
     ets: Ets | None = None
 
 
-def find_remarks(sides: Iterable[LinkSide], neighbors: Iterable[Neighbor]) -> tuple[Remark, ...]:
+def find_remarks(sides: Iterable[LinkSide], neighbors: Sequence[Neighbor]) -> tuple[Remark, ...]:
     """Remarks sorted by link and key; stale neighbors are ignored."""
     live: dict[str, list[Neighbor]] = {}
     for neighbor in neighbors:
@@ -73,7 +73,7 @@ def find_remarks(sides: Iterable[LinkSide], neighbors: Iterable[Neighbor]) -> tu
         remarks.update(_reception(side))
         for neighbor in live.get(side.link, ()):
             remarks.update(_mismatches(side, neighbor))
-    remarks.update(_several_neighbors(live))
+    remarks.update(_several_neighbors(neighbors))
     return tuple(sorted(remarks, key=lambda remark: (remark.link, remark.key, remark.detail)))
 
 
@@ -130,38 +130,35 @@ def _mismatches(side: LinkSide, neighbor: Neighbor) -> Iterable[Remark]:
 
 
 def find_duplicates(neighbors: Iterable[Neighbor]) -> tuple[tuple[Neighbor, ...], ...]:
-    """Live neighbors with one MSAP on several links: one port cannot hold two cables."""
-    groups: dict[object, list[Neighbor]] = {}
+    """Live neighbors with one MSAP on several links, one for each link: one port cannot hold two cables."""
+    groups: dict[object, dict[str, Neighbor]] = {}
     for neighbor in neighbors:
         if not neighbor.stale:
-            groups.setdefault((neighbor.chassis_id, neighbor.port_id), []).append(neighbor)
-    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+            groups.setdefault((neighbor.chassis_id, neighbor.port_id), {}).setdefault(neighbor.link, neighbor)
+    return tuple(tuple(group.values()) for group in groups.values() if len(group) > 1)
 
 
 def find_crowded(neighbors: Iterable[Neighbor]) -> tuple[tuple[Neighbor, ...], ...]:
-    """Live neighbors of links with several chassis. Two ports of one chassis do not count: a switch that renames
-    its ports while it boots shows both until the TTL of the older one has passed.
-    """
+    """The neighbor of each contested link, and its contenders."""
     groups: dict[str, list[Neighbor]] = {}
     for neighbor in neighbors:
-        if not neighbor.stale:
+        if neighbor.link not in groups or (neighbor.contender and not neighbor.stale):
             groups.setdefault(neighbor.link, []).append(neighbor)
-    return tuple(
-        tuple(group) for group in groups.values() if len({neighbor.chassis_id for neighbor in group}) > 1
-    )
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
-def _several_neighbors(live: Mapping[str, list[Neighbor]]) -> Iterable[Remark]:
-    neighbors = [neighbor for group in live.values() for neighbor in group]
+def _several_neighbors(neighbors: Sequence[Neighbor]) -> Iterable[Remark]:
     for group in find_duplicates(neighbors):
         links = ", ".join(sorted(neighbor.link for neighbor in group))
         detail = f"frames of {name_of(group[0])} come in on {links}: a device forwards LLDP, or two ports have one name"
         for neighbor in group:
             yield Remark(neighbor.link, DUPLICATE, detail)
     for group in find_crowded(neighbors):
-        first, *others = group
-        names = name_of(next(other for other in others if other.chassis_id != first.chassis_id))
-        names += " and others" if len(others) > 1 else ""
+        first, other, *more = group
+        names = name_of(other)
+        if names == name_of(first):
+            names += f" from {other.source} and not from {first.source}"
+        names += " and others" if more else ""
         detail = (
             f"several neighbors on one port: beside {name_of(first)}, confirmed longest, there is {names}: a device "
             "between them forwards LLDP, or a program on this node sends forged frames"

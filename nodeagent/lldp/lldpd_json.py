@@ -26,7 +26,11 @@ class LldpdError(Exception):
 
 
 def neighbors_of(answer: bytes) -> tuple[Neighbor, ...]:
-    """The neighbors received over LLDP by link, those of a link by age, the oldest first. Raises ``LldpdError``."""
+    """The neighbors received over LLDP by link, those of a link by age, the oldest first. Raises ``LldpdError``.
+
+    lldpd tells no source MAC, and keeps one name for each chassis and port: the last one. A contender is another
+    chassis.
+    """
     try:
         document = json.loads(answer.decode("utf-8", "surrogateescape"))
         interfaces = [
@@ -42,7 +46,13 @@ def neighbors_of(answer: bytes) -> tuple[Neighbor, ...]:
             f"the answer is not lldpcli's json0 ({type(error).__name__}): it begins with {start!r}; "
             "the command must be like `lldpcli -f json0 show neighbors details`"
         ) from error
-    return tuple(neighbor for _, neighbor in sorted(neighbors, key=_order))
+    first: dict[str, Neighbor] = {}
+    return tuple(
+        replace(
+            neighbor, contender=neighbor.chassis_id != first.setdefault(neighbor.link, neighbor).chassis_id
+        )
+        for _, neighbor in sorted(neighbors, key=_order)
+    )
 
 
 def keep_stale(before: Iterable[Neighbor], now: Iterable[Neighbor]) -> tuple[Neighbor, ...]:

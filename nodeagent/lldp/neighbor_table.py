@@ -1,13 +1,21 @@
 """The table of LLDP neighbors: decode received frames and apply the TTLs. Pure.
 
-* A neighbor is an MSAP (chassis ID and port ID) on one link. It is live until its TTL has passed since its last
-  frame; a frame with TTL 0 ends it at once. A TTL counts for at most ``ttl_max_s``.
+* A neighbor is a ``Sender`` on one link: a chassis ID and port ID, the source MAC, and the system name. Frames with the
+  IDs of a switch from elsewhere, or under another name, are those of another neighbor. A switch that is renamed, or
+  sends from another MAC after a fail-over, is the neighbor when the TTL of its last frame of before has passed.
+* A neighbor is live until its TTL has passed since its last frame. A TTL counts for at most ``ttl_max_s``.
 * A neighbor is confirmed by its second frame. *The* neighbor of a link is the confirmed one that has sent for the
-  longest time in all. A switch sends without end, so no later sender takes its place, however many frames it forges.
-  It is the first of its link in ``neighbors()``; NodeLinks and `nodeagent neighbors` both show this one.
-* Only time between frames counts, and after the last frame no more than the longest pause before: a long TTL
-  proves nothing. The table keeps the time of up to ``PAST_MAX`` removed neighbors. So a switch that was away while
-  others sent on its link is the neighbor again with its first frame.
+  longest time, and of equal ones the one that was there first. A switch sends without end, so no later sender takes
+  its place, however many frames it forges. It is the first of its link in ``neighbors()``; NodeLinks and `nodeagent
+  neighbors` both show this one.
+* Time counts up to ``SENIOR_S``, and only that between frames; after the last frame no more than the longest pause
+  before: a long TTL proves nothing. The table keeps the time of up to ``PAST_MAX`` removed neighbors for ``PAST_S``.
+  So a switch that was away while others sent on its link is the neighbor again with its first frame, or after
+  ``SENIOR_S`` if it had been there for less.
+* A frame with TTL 0 ends a neighbor if it comes from the neighbor's own MAC. *The* neighbor becomes stale, and leaves
+  its place to others when its TTL has passed. If it sends again before, the shutdown may have been forged, and no
+  other one counts until the neighbor is stale again.
+* A *contender* sends while *the* neighbor sends too: frames of both come in by turns.
 * While no confirmed neighbor is live, the last one stays as *stale*: missing frames do not prove that the cable was
   moved. A confirmed live neighbor removes those past their TTL.
 * A link holds at most ``CAPACITY`` neighbors. A new one on a full link takes the place of another: stale ones first,
@@ -28,11 +36,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from nodeagent.facts.model import Ets, Identifier, Neighbor
-from nodeagent.lldp.escaping import printable
+from nodeagent.lldp.escaping import mac, printable
 from nodeagent.lldp.ethernet import parse_frame
 from nodeagent.lldp.lldpdu import ALGORITHM_WORDS, ChassisId, Lldpdu, LldpError, PortId, capability_words
 from nodeagent.lldp.lldpdu_codec import decode
@@ -43,11 +52,31 @@ CONFIRMING = 2
 """LLDPDUs of one MSAP until it is confirmed: a single frame may come from a cable plugged in by mistake."""
 TTL_MAX_S = 600.0
 """Twenty intervals of 30 s. Switches send TTLs up to 3601 s, and a forged one may be 65535 s."""
+SENIOR_S = 600.0
+"""Twenty intervals of 30 s. Whoever has sent for so long is no mistake, and a longer time proves no more."""
 PAST_MAX = 8
 """Removed neighbors of a link whose time is kept: those that were confirmed longest."""
+PAST_S = 86400.0
+"""Who sends nothing for a day has left the link: its cable was moved."""
 _BURST = 100.0
 
-Msap = tuple[ChassisId, PortId]
+
+class Sender(NamedTuple):
+    """The identity of a neighbor. ``name`` is as in ``Neighbor``."""
+
+    chassis: ChassisId
+    port: PortId
+    source: bytes
+    name: str | None
+
+
+class PastTime(NamedTuple):
+    """The time of a neighbor as in ``NeighborEntry``, and its last frame."""
+
+    live_s: float
+    pause_s: float
+    place: int
+    last_received: float = 0.0
 
 
 class FrameOutcome(StrEnum):
@@ -89,9 +118,10 @@ class OwnIdentity:
 class NeighborEntry:
     """A neighbor with its frame, times and counter, which are no part of the fact. Times are the caller's ``now``.
 
-    ``ttl_s`` is the TTL in use. The neighbor was live for ``live_s`` in all up to its last frame, and ``pause_s`` is
-    the longest time between two frames. ``hidden``: it took the place of another, and is no fact before its second
-    frame.
+    ``ttl_s`` is the TTL in use. The neighbor was live for ``live_s`` in all up to its last frame, at most ``SENIOR_S``,
+    and ``pause_s`` is the longest time between two frames. ``place`` counts the neighbors of the link in the order in
+    which they came. ``hidden``: it took the place of another, and is no fact before its second frame.
+    ``shut``: stale by a shutdown frame, and its TTL has not passed. ``outlived``: it has sent again after one.
     """
 
     neighbor: Neighbor
@@ -104,37 +134,46 @@ class NeighborEntry:
     live_s: float = 0.0
     pause_s: float = 0.0
     frames: int = 0
+    place: int = 0
     hidden: bool = False
+    shut: bool = False
+    outlived: bool = False
 
-    def seniority(self, now: float) -> tuple[int, float]:
-        """The neighbor with the highest is *the* neighbor of the link. Of equal ones the earlier stays."""
+    def seniority(self, now: float) -> tuple[int, float, int]:
+        """The neighbor with the highest is *the* neighbor of the link."""
         if not self.neighbor.confirmed:
-            return (0, -self.first_received)
-        if self.neighbor.stale:
-            return (1, self.live_s)
-        return (2, self.live_s + min(now - self.last_received, self.pause_s))
+            return (0, 0.0, -self.place)
+        if self.neighbor.stale and not self.shut:
+            return (1, self.live_s, -self.place)
+        live_s = self.live_s + min(now - self.last_received, self.pause_s)
+        return (2, min(SENIOR_S, live_s), -self.place)
 
     @property
-    def worth(self) -> tuple[int, float]:
+    def worth(self) -> tuple[int, float, int]:
         """The neighbor with the lowest leaves a full link first."""
         if self.neighbor.stale:
-            return (0, self.last_received)
+            return (0, self.last_received, 0)
         if not self.neighbor.confirmed:
-            return (1, self.first_received)
-        return (2, self.live_s)
+            return (1, self.first_received, 0)
+        return (2, self.live_s, -self.place)
+
+    @property
+    def time(self) -> PastTime:
+        return PastTime(self.live_s, self.pause_s, self.place, self.last_received)
 
 
 @dataclass(slots=True)
 class _LinkTable:
     """The neighbors and counters of one link."""
 
-    entries: dict[Msap, NeighborEntry] = field(default_factory=dict)
+    entries: dict[Sender, NeighborEntry] = field(default_factory=dict)
     frames: dict[bytes, NeighborEntry] = field(default_factory=dict)
     """by the last frame of each entry"""
     senior: NeighborEntry | None = None
     """*the* neighbor of the link; ``None`` if it has none"""
-    past: dict[Msap, tuple[float, float]] = field(default_factory=dict)
-    """``live_s`` and ``pause_s`` of removed neighbors"""
+    past: dict[Sender, PastTime] = field(default_factory=dict)
+    """of removed neighbors"""
+    places: int = 0
     counts: Counter[FrameOutcome] = field(default_factory=Counter)
     error: str | None = None
     budget: float = _BURST
@@ -150,24 +189,34 @@ class _LinkTable:
         self.budget -= 1.0
         return True
 
-    def drop(self, msap: Msap) -> None:
-        entry = self.entries.pop(msap)
+    def drop(self, sender: Sender) -> None:
+        entry = self.entries.pop(sender)
         self.frames.pop(entry.frame, None)
         if entry.neighbor.confirmed:
-            self.past[msap] = (entry.live_s, entry.pause_s)
+            self.past[sender] = entry.time
             if len(self.past) > PAST_MAX:
-                del self.past[min(self.past, key=self.past.__getitem__)]
+                del self.past[min(self.past, key=lambda sender: by_time(self.past[sender]))]
 
     def make_room(self) -> NeighborEntry:
         """Remove the neighbor of the least worth, but never the link's neighbor. Return it."""
         others = (item for item in self.entries.items() if item[1] is not self.senior)
-        msap, entry = min(others, key=lambda item: item[1].worth)
-        self.drop(msap)
+        sender, entry = min(others, key=lambda item: item[1].worth)
+        self.drop(sender)
         return entry
+
+    def take_past(self, sender: Sender, now: float) -> PastTime | None:
+        """The time that a new neighbor brings along. The record of an earlier version is for any source and name."""
+        past = self.past.pop(sender, None) or self.past.pop(sender._replace(source=b"", name=None), None)
+        return past if past is not None and now - past.last_received <= PAST_S else None
 
     def settle(self, now: float) -> None:
         """Find the neighbor of the link among all."""
-        self.senior = max(self.entries.values(), key=lambda entry: entry.seniority(now), default=None)
+        self.appoint(max(self.entries.values(), key=lambda entry: entry.seniority(now), default=None))
+
+    def appoint(self, senior: NeighborEntry | None) -> None:
+        self.senior = senior
+        if senior is not None and senior.neighbor.contender:
+            senior.neighbor = replace(senior.neighbor, contender=False)
 
     def facts(self) -> Iterable[Neighbor]:
         """The link's neighbor, then the others that are facts, live ones first."""
@@ -176,11 +225,12 @@ class _LinkTable:
             return ()
         sure = senior.neighbor.confirmed and not senior.neighbor.stale
         others = [
-            entry.neighbor
+            entry
             for entry in self.entries.values()
             if entry is not senior and (entry.neighbor.confirmed or not (sure or entry.hidden))
         ]
-        return (senior.neighbor, *sorted(others, key=_order))
+        others.sort(key=lambda entry: (entry.neighbor.stale, entry.place))
+        return (senior.neighbor, *(entry.neighbor for entry in others))
 
 
 class NeighborTable:
@@ -203,29 +253,32 @@ class NeighborTable:
         table.counts[outcome] += 1
         return outcome
 
-    def remember(self, link: str, past: Mapping[Msap, tuple[float, float]]) -> None:
-        """Give removed neighbors of a link their ``live_s`` and ``pause_s``, at most ``PAST_MAX``."""
-        self._links.setdefault(link, _LinkTable()).past.update(past)
+    def remember(self, link: str, past: Mapping[Sender, PastTime]) -> None:
+        """Give removed neighbors of a link their time, at most ``PAST_MAX``."""
+        table = self._links.setdefault(link, _LinkTable())
+        table.past.update(past)
+        table.places = max((time.place for time in past.values()), default=0)
 
-    def times(self) -> dict[str, dict[Msap, tuple[float, float]]]:
-        """``live_s`` and ``pause_s`` of all confirmed neighbors and removed ones, by link."""
-        return {
-            link: table.past
-            | {
-                msap: (entry.live_s, entry.pause_s)
-                for msap, entry in table.entries.items()
-                if entry.neighbor.confirmed
+    def times(self) -> dict[str, dict[Sender, PastTime]]:
+        """The times of all confirmed neighbors and removed ones, by link: that of the link's neighbor first."""
+        times: dict[str, dict[Sender, PastTime]] = {}
+        for link, table in self._links.items():
+            found = {
+                sender: entry.time for sender, entry in table.entries.items() if entry.neighbor.confirmed
             }
-            for link, table in self._links.items()
-        }
+            senior = next((sender for sender in found if table.entries[sender] is table.senior), None)
+            every = table.past | found
+            order = sorted(every, key=lambda sender: (sender == senior, by_time(every[sender])), reverse=True)
+            times[link] = {sender: every[sender] for sender in order}
+        return times
 
     def set_own(self, own: OwnIdentity) -> None:
         """Set the node's own identity and remove the neighbors that match it."""
         self.own = own
         for table in self._links.values():
-            for msap, entry in list(table.entries.items()):
-                if own.sent(entry.frame[6:12], entry.pdu):
-                    table.drop(msap)
+            for sender, entry in list(table.entries.items()):
+                if own.sent(sender.source, entry.pdu):
+                    table.drop(sender)
                     table.settle(entry.last_received)
                     self.revision += 1
 
@@ -306,39 +359,56 @@ class NeighborTable:
         table.error = None
         if self.own.sent(parsed.source, pdu):
             return FrameOutcome.OWN
-        msap = (pdu.chassis_id, pdu.port_id)
-        entry = table.entries.get(msap)
+        source = parsed.source or b""
         if pdu.ttl == 0:
-            if entry is not None:
-                entry.expires = now
-                self._sweep(table, now)
+            self._shut_down(table, pdu, source, now)
             return FrameOutcome.SHUTDOWN
-        neighbor = neighbor_of(link, pdu)
+        neighbor = neighbor_of(link, pdu, source)
+        sender = Sender(pdu.chassis_id, pdu.port_id, source, neighbor.system_name)
+        entry = table.entries.get(sender)
         ttl_s = min(float(pdu.ttl), self._ttl_max_s)
         if entry is None:
             new = NeighborEntry(neighbor, pdu, frame, now, now, expires=now, ttl_s=ttl_s)
-            return self._admit(table, msap, new, now)
+            return self._admit(table, sender, new, now)
         before = entry.neighbor
-        changed = replace(before, stale=False, confirmed=False) != neighbor
+        neighbor = replace(
+            neighbor, stale=before.stale, confirmed=before.confirmed, contender=before.contender
+        )
+        changed = before != neighbor
         table.frames.pop(entry.frame, None)
         table.frames[frame] = entry
         if changed:
-            entry.neighbor = replace(neighbor, stale=before.stale, confirmed=before.confirmed)
+            entry.neighbor = neighbor
             self.revision += 1
         entry.pdu, entry.frame, entry.ttl_s = pdu, frame, ttl_s
         self._refresh(table, entry, now)
         return FrameOutcome.CHANGED if changed else FrameOutcome.REFRESHED
 
-    def _admit(self, table: _LinkTable, msap: Msap, entry: NeighborEntry, now: float) -> FrameOutcome:
+    def _shut_down(self, table: _LinkTable, pdu: Lldpdu, source: bytes, now: float) -> None:
+        """End the neighbors that a frame with TTL 0 is about. It has no name."""
+        for sender, entry in table.entries.items():
+            if sender[:3] != (pdu.chassis_id, pdu.port_id, source) or entry.outlived:
+                continue
+            if entry is table.senior:
+                self._stale(entry)
+                entry.shut = True
+            else:
+                entry.expires = now
+        self._sweep(table, now)
+
+    def _admit(self, table: _LinkTable, sender: Sender, entry: NeighborEntry, now: float) -> FrameOutcome:
         outcome = FrameOutcome.NEW
         if len(table.entries) >= CAPACITY:
             removed = table.make_room()
             self.revision += removed.neighbor.confirmed or not removed.hidden
             entry.hidden, outcome = True, FrameOutcome.CROWDED
-        past = table.past.pop(msap, None)
+        past = table.take_past(sender, now)
         if past is not None:
-            (entry.live_s, entry.pause_s), entry.frames = past, CONFIRMING
-        table.entries[msap] = table.frames[entry.frame] = entry
+            entry.live_s, entry.pause_s, entry.place, _ = past
+            entry.frames = CONFIRMING
+        else:
+            entry.place = table.places = table.places + 1
+        table.entries[sender] = table.frames[entry.frame] = entry
         self.revision += not entry.hidden
         self._refresh(table, entry, now)
         return outcome
@@ -346,49 +416,68 @@ class NeighborTable:
     def _refresh(self, table: _LinkTable, entry: NeighborEntry, now: float) -> None:
         entry.frames += 1
         neighbor = entry.neighbor
-        pause_s = now - entry.last_received
+        alone = len(table.entries) == 1
+        # Beside others no frame shortens the time of the one before: it may be forged.
+        is_held = not alone and (not neighbor.stale or entry.shut)
+        expires = now + entry.ttl_s
+        before = entry.last_received
+        pause_s = now - before
         if not neighbor.stale and now < entry.expires:
-            entry.live_s += pause_s
+            entry.live_s = min(SENIOR_S, entry.live_s + pause_s)
             entry.pause_s = max(entry.pause_s, pause_s)
+        entry.expires = max(expires, entry.expires) if is_held else expires
+        entry.shut, entry.outlived = False, entry.outlived or entry.shut
         if neighbor.stale or (not neighbor.confirmed and entry.frames >= CONFIRMING):
             entry.neighbor = replace(neighbor, stale=False, confirmed=entry.frames >= CONFIRMING)
             self.revision += 1
         entry.last_received = now
-        entry.expires = now + entry.ttl_s
         self._due = min(self._due, entry.expires)
         senior = table.senior
         if entry is not senior and (senior is None or entry.seniority(now) > senior.seniority(now)):
-            table.senior = entry
+            table.appoint(entry)
             self.revision += 1
-        if len(table.entries) > 1:
+        if not alone:
             self._sweep(table, now)
+            if entry is table.senior is senior:
+                self._note_contenders(table, before)
+
+    def _note_contenders(self, table: _LinkTable, since: float) -> None:
+        """The link's neighbor has sent again, for the first time ``since``: those between its two frames contend."""
+        for entry in table.entries.values():
+            neighbor = entry.neighbor
+            if entry is table.senior or neighbor.stale or neighbor.contender or not neighbor.confirmed:
+                continue
+            if entry.last_received >= since:
+                entry.neighbor = replace(neighbor, contender=True)
+                self.revision += 1
 
     def _sweep(self, table: _LinkTable, now: float) -> None:
         """Apply the TTLs that have passed. The link's neighbor stays as stale; others leave if one is live."""
-        past = [msap for msap, entry in table.entries.items() if entry.expires <= now]
+        past = [sender for sender, entry in table.entries.items() if entry.expires <= now]
         if not past:
             return
-        for msap in past:
-            self._stale(table.entries[msap])
+        for sender in past:
+            self._stale(table.entries[sender])
         table.settle(now)
         if any(not entry.neighbor.stale for entry in table.entries.values()):
-            for msap in past:
-                if table.entries[msap] is not table.senior:
-                    table.drop(msap)
+            for sender in past:
+                if table.entries[sender] is not table.senior:
+                    table.drop(sender)
                     self.revision += 1
 
     def _stale(self, entry: NeighborEntry) -> None:
+        entry.shut = entry.outlived = False
         if not entry.neighbor.stale:
             entry.neighbor = replace(entry.neighbor, stale=True)
             self.revision += 1
 
 
-def _order(neighbor: Neighbor) -> tuple[bool, str, str, str, str]:
-    chassis, port = neighbor.chassis_id, neighbor.port_id
-    return (neighbor.stale, chassis.subtype, chassis.value, port.subtype, port.value)
+def by_time(time: PastTime) -> tuple[float, int]:
+    """The key that puts those who have sent for longer, or were there before, last."""
+    return (time.live_s, -time.place)
 
 
-def neighbor_of(link: str, pdu: Lldpdu) -> Neighbor:
+def neighbor_of(link: str, pdu: Lldpdu, source: bytes) -> Neighbor:
     """Convert an LLDPDU to a neighbor.
 
     An empty text becomes ``None``, and so does VLAN ID 0, which means "no port VLAN" (802.1Q D.2.1).
@@ -398,6 +487,7 @@ def neighbor_of(link: str, pdu: Lldpdu) -> Neighbor:
         link=link,
         chassis_id=Identifier(pdu.chassis_id.word, printable(pdu.chassis_id.text)),
         port_id=Identifier(pdu.port_id.word, printable(pdu.port_id.text)),
+        source=mac(source) if source else None,
         system_name=_text(pdu.system_name),
         system_description=_text(pdu.system_description),
         port_description=_text(pdu.port_description),

@@ -160,10 +160,13 @@ def _vf_info(facts: FactIndex) -> Iterator[Series]:
 
 
 def _lldp_neighbor_info(facts: FactIndex) -> Iterator[Series]:
+    series = []
     for neighbor in facts.snapshot.neighbors:
         ids = (neighbor.chassis_id.value, neighbor.port_id.value)
         names = (neighbor.system_name or "", neighbor.port_description or "")
-        yield (neighbor.link, *ids, *names, "true" if neighbor.stale else "false"), 1
+        series.append((neighbor.link, *ids, *names, "true" if neighbor.stale else "false"))
+    for labels in dict.fromkeys(series):  # contenders may differ only in their source
+        yield labels, 1
 
 
 def _lldp_neighbors(facts: FactIndex) -> Iterator[Series]:
@@ -191,10 +194,13 @@ def _lldp_neighbor_duplicates(facts: FactIndex) -> Iterator[Series]:
     links: dict[tuple[object, object], set[str]] = {}
     for neighbor in current:
         links.setdefault((neighbor.chassis_id, neighbor.port_id), set()).add(neighbor.link)
-    for neighbor in current:
-        if len(links[neighbor.chassis_id, neighbor.port_id]) > 1:
-            switch = neighbor.system_name or neighbor.chassis_id.value
-            yield (neighbor.link, f"{switch} {neighbor.port_id.value}"), 1
+    series = [
+        (neighbor.link, f"{neighbor.system_name or neighbor.chassis_id.value} {neighbor.port_id.value}")
+        for neighbor in current
+        if len(links[neighbor.chassis_id, neighbor.port_id]) > 1
+    ]
+    for labels in dict.fromkeys(series):
+        yield labels, 1
 
 
 # --- pods and devices ---------------------------------------------------------------------------------------

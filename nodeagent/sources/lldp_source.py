@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from nodeagent import __version__
 from nodeagent.base.bounded_calls import BoundedCalls, in_thread
@@ -28,7 +29,7 @@ from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings, DcbSocket
 from nodeagent.host.netlink.netdevs import Netdev, Netdevs
 from nodeagent.host.packet import PacketError, QinqSocket, open_qinq_socket, open_socket
 from nodeagent.lldp.lldpdu import CHASSIS_WORDS, PORT_WORDS, ChassisId, PortId
-from nodeagent.lldp.neighbor_table import PAST_MAX, Msap, NeighborTable
+from nodeagent.lldp.neighbor_table import PAST_MAX, SENIOR_S, NeighborTable, PastTime, Sender
 from nodeagent.sources import lldpd_client
 from nodeagent.sources.link_selection import SelectedLink, select
 from nodeagent.sources.lldp_receiver import LldpReceiver, OpenResult, Publish
@@ -90,7 +91,7 @@ async def watch(
             return
         stored = StoredFile(state_folder, FORM)
         found = await in_thread(stored.read) or ()
-        restore(receiver.table, found)
+        restore(receiver.table, found, asyncio.get_running_loop().time())
         await either(work, keep(receiver.table, stored, found))
 
 
@@ -199,7 +200,10 @@ CHECK_S = 60.0
 
 
 class RememberedNeighbor(msgspec.Struct, frozen=True):
-    """A neighbor of a link: its IDs in hexadecimal, and the times of ``NeighborEntry`` in seconds."""
+    """A neighbor of a link: its IDs and source MAC in hexadecimal, and the times of ``NeighborEntry`` in seconds.
+
+    The first of a link is the link's neighbor. ``source`` is empty in the file of an earlier version.
+    """
 
     link: str
     chassis_subtype: int
@@ -208,6 +212,9 @@ class RememberedNeighbor(msgspec.Struct, frozen=True):
     port: str
     live_s: float
     pause_s: float
+    source: str = ""
+    name: str | None = None
+    place: int = 0
 
 
 Remembered = tuple[RememberedNeighbor, ...]
@@ -221,23 +228,26 @@ FORM = StoredForm(
 )
 
 
-def restore(table: NeighborTable, remembered: Iterable[RememberedNeighbor]) -> None:
+def restore(table: NeighborTable, remembered: Iterable[RememberedNeighbor], now: float) -> None:
     """Give the table the times of an earlier agent. A record that cannot be true is ignored with a log line."""
-    by_link: dict[str, dict[Msap, tuple[float, float]]] = {}
+    by_link: dict[str, dict[Sender, PastTime]] = {}
     for each in remembered:
         try:
-            ids = (
+            sender = Sender(
                 ChassisId(each.chassis_subtype, bytes.fromhex(each.chassis)),
                 PortId(each.port_subtype, bytes.fromhex(each.port)),
+                bytes.fromhex(each.source),
+                each.name,
             )
         except ValueError:
-            ids = None
+            sender = None
         known = each.chassis_subtype in CHASSIS_WORDS and each.port_subtype in PORT_WORDS
         past = by_link.setdefault(each.link, {})
-        if ids is None or not known or each.live_s < 0 or each.pause_s < 0 or len(past) >= PAST_MAX:
+        negative = min(each.live_s, each.pause_s, each.place) < 0
+        if sender is None or not known or negative or len(past) >= PAST_MAX:
             log.warning("A remembered neighbor cannot be true and is ignored. file=%s", FORM.name)
             continue
-        past[ids] = (each.live_s, each.pause_s)
+        past[sender] = PastTime(min(each.live_s, SENIOR_S), each.pause_s, each.place or len(past) + 1, now)
     for link, past in by_link.items():
         table.remember(link, past)
 
@@ -247,17 +257,18 @@ def remembered(table: NeighborTable) -> Remembered:
     return tuple(
         RememberedNeighbor(
             link,
-            chassis.subtype,
-            chassis.raw.hex(),
-            port.subtype,
-            port.raw.hex(),
-            round(live_s, 1),
-            round(pause_s, 1),
+            sender.chassis.subtype,
+            sender.chassis.raw.hex(),
+            sender.port.subtype,
+            sender.port.raw.hex(),
+            round(time.live_s, 1),
+            round(time.pause_s, 1),
+            sender.source.hex(),
+            sender.name,
+            time.place,
         )
         for link, times in sorted(table.times().items())
-        for (chassis, port), (live_s, pause_s) in sorted(
-            times.items(), key=lambda item: item[1], reverse=True
-        )[:PAST_MAX]
+        for sender, time in list(times.items())[:PAST_MAX]
     )
 
 
@@ -267,9 +278,9 @@ def is_outdated(stored: Remembered, now: Remembered) -> bool:
     return before.keys() != after.keys() or any(after[key] > 2 * before[key] for key in after)
 
 
-def _firsts(neighbors: Remembered) -> dict[tuple[str, str, str], float]:
+def _firsts(neighbors: Remembered) -> dict[RememberedNeighbor, float]:
     firsts = {each.link: each for each in reversed(neighbors)}
-    return {(each.link, each.chassis, each.port): each.live_s for each in firsts.values()}
+    return {replace(each, live_s=0.0, pause_s=0.0): each.live_s for each in firsts.values()}
 
 
 async def keep(table: NeighborTable, stored: StoredFile[Remembered], written: Remembered) -> None:

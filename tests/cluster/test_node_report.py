@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from nodeagent.cluster.node_report import HOLDERS_MAX, REPORT, NodeReporter, body, report
 from nodeagent.cluster.refused_fields import leave_out, refused_fields
-from nodeagent.fabric.nodelinks import GpuMemoryLevel, NodeLinks, convert, decode
+from nodeagent.fabric.nodelinks import Contender, GpuMemoryLevel, NodeLinks, ReportedId, convert, decode
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import (
     Function,
@@ -209,16 +209,46 @@ def test_the_first_neighbor_is_reported_at_once_and_another_one_when_it_is_confi
     assert moved.links[0].neighbor.system_name == "su2-leaf01"
 
 
-def test_of_two_neighbors_on_a_link_the_first_is_reported_as_contested():
-    one, two = neighbor(0), neighbor(0, "p9", "aaa", chassis_id=Identifier("local", "0"))
+def test_a_link_with_a_contender_is_reported_as_contested_with_both():
+    one = neighbor(0)
+    two = neighbor(
+        0,
+        "p9",
+        "aaa",
+        chassis_id=Identifier("local", "0"),
+        management_addresses=("192.0.2.9",),
+        contender=True,
+    )
     first = report_of(snapshot(one, count=1))
     assert not first.links[0].neighbor.contested
-    assert report_of(snapshot(one, replace(two, confirmed=False), count=1), first) == first
+    assert report_of(snapshot(one, replace(two, contender=False), count=1), first) == first
     assert report_of(snapshot(one, replace(two, stale=True), count=1), first) == first
-    assert report_of(snapshot(one, replace(one, port_id=Identifier("ifname", "p2")), count=1), first) == first
-    both = report_of(snapshot(one, two, count=1), first)
-    assert both.links[0].neighbor == msgspec.structs.replace(first.links[0].neighbor, contested=True)
-    assert report_of(snapshot(two, one, count=1), both).links[0].neighbor.system_name == "aaa"
+    both = report_of(snapshot(one, two, count=1), first).links[0].neighbor
+    contender = Contender(
+        chassis_id=ReportedId(subtype="local", value="0"),
+        port_id=ReportedId(subtype="ifname", value="p9"),
+        system_name="aaa",
+        management_addresses=("192.0.2.9",),
+    )
+    assert both == msgspec.structs.replace(first.links[0].neighbor, contested=True, contenders=(contender,))
+
+
+def test_a_report_has_at_most_four_contenders_and_each_once():
+    copies = [replace(neighbor(0), source=f"02:00:00:00:00:0{n}", contender=n > 0) for n in range(3)]
+    reported = report_of(snapshot(*copies, count=1)).links[0].neighbor
+    assert (reported.contested, len(reported.contenders)) == (True, 1)
+    many = [neighbor(0, f"p{n}", "evil", confirmed=True, contender=True) for n in range(31)]
+    reported = report_of(snapshot(neighbor(0), *many, count=1)).links[0].neighbor
+    assert [one.port_id.value for one in reported.contenders] == ["p0", "p1", "p2", "p3"]
+
+
+def test_another_name_of_the_same_port_is_reported_when_it_is_confirmed():
+    first = report_of(snapshot(neighbor(0), count=1))
+    renamed = replace(neighbor(0), system_name="other", confirmed=False)
+    held = report_of(snapshot(renamed, count=1), first)
+    assert held.links[0].neighbor == msgspec.structs.replace(first.links[0].neighbor, stale=True)
+    confirmed = report_of(snapshot(replace(renamed, confirmed=True), count=1), held)
+    assert confirmed.links[0].neighbor.system_name == "other"
 
 
 PORTS = st.sampled_from(["a", "b", "c", "d"])

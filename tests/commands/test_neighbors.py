@@ -150,13 +150,14 @@ async def test_the_running_agent_answers_at_once_with_the_neighbor_of_its_report
                             wire.send(frame)
                         await asyncio.sleep(0.05)
 
-        await until_sent(1, announce("leaf-9", "p9", b"\2\0\0\0\0\x09"))
-        with far.raw("b1") as wire:
-            wire.send(announce("leaf-9", "p9", b"\2\0\0\0\0\x09", ttl=0))
+        await until_sent(1, announce("leaf-9", "p9", b"\2\0\0\0\0\x09", ttl=1))
         await running.until(lambda: all(one.stale for one in inventory.snapshot.neighbors))
         await until_sent(1, announce("leaf-1"))
         await running.until(lambda: [one.system_name for one in inventory.snapshot.neighbors] == ["leaf-1"])
         await until_sent(2, announce("leaf-1"), announce("forged", "p0", b"\2\0\0\0\0\0", ttl=65535))
+        with far.raw("b1") as wire:
+            wire.send(announce("leaf-1"))
+        await running.until(lambda: [one.contender for one in inventory.snapshot.neighbors] == [False, True])
         out, err = await verb(*root, "--json")
         printed = json.loads(out)
         assert (printed["agent"], err) == (f"{running.root}/var/lib/nodeagent/agent.sock", "")

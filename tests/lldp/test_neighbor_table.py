@@ -67,6 +67,7 @@ def test_a_neighbor_has_the_values_of_the_frame():
             management_addresses=("192.0.2.1",),
             maximum_frame_size=9216,
             pfc=(3,),
+            source="1c:34:da:1c:58:01",
         ),
     )
 
@@ -103,20 +104,20 @@ def test_a_new_ttl_or_an_unused_tlv_does_not_change_the_fact():
     assert table.receive("eth0", frame(ttl=20), 1.0) is FrameOutcome.REFRESHED
 
 
-def test_a_changed_name_changes_the_fact_and_keeps_the_neighbor():
+def test_a_changed_value_changes_the_fact_and_keeps_the_neighbor():
     table = NeighborTable()
-    table.receive("eth0", frame(system_name="a"), 0.0)
-    assert table.receive("eth0", frame(system_name="b"), 1.0) is FrameOutcome.CHANGED
-    assert [one.system_name for one in table.neighbors()] == ["b"]
+    table.receive("eth0", frame(port_description="a"), 0.0)
+    assert table.receive("eth0", frame(port_description="b"), 1.0) is FrameOutcome.CHANGED
+    assert [one.port_description for one in table.neighbors()] == ["b"]
     assert [entry.first_received for entry in table.entries()] == [0.0]
 
 
 def test_an_earlier_frame_that_returns_is_a_change():
     table = NeighborTable()
-    table.receive("eth0", frame(system_name="a"), 0.0)
-    table.receive("eth0", frame(system_name="b"), 1.0)
-    assert table.receive("eth0", frame(system_name="a"), 2.0) is FrameOutcome.CHANGED
-    assert [one.system_name for one in table.neighbors()] == ["a"]
+    table.receive("eth0", frame(port_description="a"), 0.0)
+    table.receive("eth0", frame(port_description="b"), 1.0)
+    assert table.receive("eth0", frame(port_description="a"), 2.0) is FrameOutcome.CHANGED
+    assert [one.port_description for one in table.neighbors()] == ["a"]
 
 
 def test_a_neighbor_marked_stale_does_not_remove_another():
@@ -159,8 +160,8 @@ def test_a_stale_neighbor_that_returns_with_other_values_is_changed_and_live():
     table = NeighborTable()
     table.receive("eth0", frame(), 0.0)
     table.expire(500.0)
-    assert table.receive("eth0", frame(system_name="new"), 501.0) is FrameOutcome.CHANGED
-    assert [(one.system_name, one.stale) for one in table.neighbors()] == [("new", False)]
+    assert table.receive("eth0", frame(port_description="new"), 501.0) is FrameOutcome.CHANGED
+    assert [(one.port_description, one.stale) for one in table.neighbors()] == [("new", False)]
 
 
 def test_a_moved_cable_shows_the_new_port_and_its_second_frame_removes_the_stale_one():
@@ -258,6 +259,8 @@ def test_a_neighbor_that_sends_in_bursts_is_never_before_one_that_sends_for_long
     for n in range(40):
         table.receive("eth0", frame("forged", ttl=65535), 4.0 + n / 100)
     table.receive("eth0", frame("real", ttl=0), 5.0)
+    assert ports(table) == [("eth0", "real", True), ("eth0", "forged", False)]
+    table.expire(123.0)
     assert ports(table) == [("eth0", "forged", False)]
     table.receive("eth0", frame("real"), 300.0)
     assert ports(table) == [("eth0", "real", False), ("eth0", "forged", False)]
@@ -427,7 +430,8 @@ def test_a_flood_is_not_decoded_and_does_not_affect_the_switch_or_another_link()
     assert 100 <= looked_at <= 102 + DECODES_PER_SECOND
     assert table.receive("eth0", switch, 1.0) is FrameOutcome.REFRESHED
     assert table.receive("eth1", frame("swp2"), 1.0) is FrameOutcome.NEW
-    assert table.receive("eth0", frame("swp1", system_name="leaf-b"), 3.0) is FrameOutcome.CHANGED
+    changed = frame("swp1", system_name="leaf", port_description="node-1")
+    assert table.receive("eth0", changed, 3.0) is FrameOutcome.CHANGED
 
 
 def test_one_port_on_two_links_is_a_duplicate_until_one_is_stale():
@@ -440,12 +444,18 @@ def test_one_port_on_two_links_is_a_duplicate_until_one_is_stale():
     assert find_duplicates(table.neighbors()) == ()
 
 
-def test_two_chassis_on_one_link_are_crowded():
+def test_a_link_is_contested_once_its_neighbor_sends_after_another_one_is_confirmed():
     table = NeighborTable()
-    table.receive("eth0", frame("swp1"), 0.0)
-    table.receive("eth0", frame("swp1", chassis=bytes(6)), 0.0)
-    table.receive("eth1", frame("swp2"), 0.0)
-    assert [[one.link for one in group] for group in find_crowded(table.neighbors())] == [["eth0", "eth0"]]
+    speak(table, frame("swp1"), 0.0)
+    speak(table, frame("swp1", chassis=bytes(6)), 1.0)
+    speak(table, frame("swp2"), 0.0)
+    assert not find_crowded(table.neighbors())
+    table.receive("eth1", frame("swp1"), 60.0)
+    table.receive("eth0", frame("swp1"), 60.0)
+    (crowded,) = find_crowded(table.neighbors())
+    assert [(one.link, one.chassis_id.value[:2], one.contender) for one in crowded] == [
+        ("eth0", "1c", False), ("eth0", "00", True), ("eth0", "1c", True),
+    ]  # fmt: skip
 
 
 @given(st.lists(st.binary(max_size=80) | st.just(frame()), max_size=20))
@@ -456,11 +466,15 @@ def test_any_frames_get_an_outcome(frames):
 
 
 REAL = frame("real", system_name="leaf-1")
+ELSEWHERE = bytes.fromhex("02000000ee01")
 DAY = 86400
+Identity = tuple[str, str | None, bytes]
+SWITCH: Identity = ("real", "leaf-1", SOURCE)
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """A switch that has sent for a day, and a forger on the same link who may do anything but copy its IDs.
+    """A switch that has sent for a day, and a forger on the same link who may do anything but copy its IDs, its MAC and
+    its name at once. A shutdown frame from the MAC of the switch is forged too.
 
     The model has the times of the frames and nothing else of the table.
     """
@@ -469,44 +483,54 @@ class AnyHistory(RuleBasedStateMachine):
     def begin(self):
         self.table = NeighborTable(ttl_max_s=300.0)
         self.now = 0.0
-        self.expires: dict[str, float] = {}
-        """By port ID, the end of the time in which the neighbor is live."""
-        self.frames: Counter[str] = Counter()
+        self.expires: dict[Identity, float] = {}
+        """The end of the time in which a neighbor is live, if no shutdown frame ends it."""
+        self.frames: Counter[Identity] = Counter()
+        self.shut_down: set[Identity] = set()
         self.seen: tuple[int, tuple[Neighbor, ...]] = (0, ())
         for _ in range(DAY // 30):
             self.table.receive("eth0", REAL, self.now)
-            self.heard("real", 120)
+            self.heard(SWITCH, 120)
             self.now += 30.0
 
-    def heard(self, port, ttl):
-        self.frames[port] += 1
-        self.expires[port] = self.now + min(ttl, 300)
+    def heard(self, identity, ttl):
+        self.frames[identity] += 1
+        self.expires[identity] = max(self.expires.get(identity, 0.0), self.now + min(ttl, 300))
+        self.shut_down.discard(identity)
 
     @rule()
     def the_switch_sends(self):
         if self.table.receive("eth0", REAL, self.now) is not FrameOutcome.FLOODED:
-            self.heard("real", 120)
+            self.heard(SWITCH, 120)
 
     @rule(
         numbers=st.lists(st.integers(0, 60), max_size=80),
         ttl=st.sampled_from([0, 1, 5, 120, 65535]),
-        name=st.sampled_from([None, "a", "b"]),
+        name=st.sampled_from([None, "a", "b", "leaf-1"]),
         seconds=st.sampled_from([0.0, 0.001, 0.1]),
+        source=st.sampled_from([SOURCE, ELSEWHERE]),
     )
-    def the_forger_sends(self, numbers, ttl, name, seconds):
+    def the_forger_sends(self, numbers, ttl, name, seconds, source):
         for number in numbers:
-            port = f"forged-{number}"
-            outcome = self.table.receive("eth0", frame(port, ttl=ttl, system_name=name), self.now)
+            port = "real" if number > 50 else f"forged-{number}"
+            if (port, name, source) == SWITCH:
+                continue
+            sent = frame(port, ttl=ttl, system_name=name, source=source)
+            outcome = self.table.receive("eth0", sent, self.now)
             if outcome is FrameOutcome.SHUTDOWN:
-                self.expires[port] = self.now
+                self.ended(port, source)
             elif outcome is not FrameOutcome.FLOODED:
-                self.heard(port, ttl)
+                self.heard((port, name, source), ttl)
             self.now += seconds
 
-    @rule(port=st.sampled_from(["real", "forged-1"]))
-    def a_shutdown_frame_comes_in(self, port):
-        if self.table.receive("eth0", frame(port, ttl=0), self.now) is FrameOutcome.SHUTDOWN:
-            self.expires[port] = self.now
+    def ended(self, port, source):
+        """It may be refused: the neighbor has outlived one before."""
+        self.shut_down |= {identity for identity in self.expires if identity[::2] == (port, source)}
+
+    @rule(port=st.sampled_from(["real", "forged-1"]), source=st.sampled_from([SOURCE, ELSEWHERE]))
+    def a_shutdown_frame_comes_in(self, port, source):
+        if self.table.receive("eth0", frame(port, ttl=0, source=source), self.now) is FrameOutcome.SHUTDOWN:
+            self.ended(port, source)
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 5.0, 29.0, 130.0, 310.0]))
     def wait(self, seconds):
@@ -519,26 +543,28 @@ class AnyHistory(RuleBasedStateMachine):
         self.expires = dict.fromkeys(self.expires, 0.0)
 
     def live(self):
-        return {port for port, end in self.expires.items() if end > self.now}
+        return {identity for identity, end in self.expires.items() if end > self.now}
 
     @invariant()
     def the_switch_is_the_neighbor_while_it_is_live(self):
         self.table.expire(self.now)
         (first, *_) = self.table.neighbors()
         assert first.confirmed
-        if "real" in self.live():
-            assert (first.port_id.value, first.stale) == ("real", False)
+        if SWITCH in self.live():
+            assert identity_of(first) == SWITCH
+            assert not first.stale or SWITCH in self.shut_down
+            assert not first.contender
 
     @invariant()
     def the_facts_follow_from_what_was_heard(self):
         self.table.expire(self.now)
         assert len(list(self.table.entries())) <= CAPACITY
         facts = self.table.neighbors()
-        assert {one.port_id.value for one in facts if not one.stale} <= self.live()
-        confirmed = {one.port_id.value for one in facts if one.confirmed}
-        assert all(self.frames[port] >= 2 for port in confirmed)
+        assert {identity_of(one) for one in facts if not one.stale} <= self.live()
+        confirmed = {identity_of(one) for one in facts if one.confirmed}
+        assert all(self.frames[identity] >= 2 for identity in confirmed)
         if facts[0].confirmed and not facts[0].stale:
-            assert {one.port_id.value for one in facts} == confirmed
+            assert {identity_of(one) for one in facts} == confirmed
 
     @invariant()
     def equal_revisions_mean_equal_facts(self):
@@ -559,7 +585,11 @@ class AnyHistory(RuleBasedStateMachine):
         if hasattr(self, "table"):
             self.now += 30.0
             assert self.table.receive("eth0", REAL, self.now) is not FrameOutcome.FLOODED
-            assert self.table.neighbors()[0].port_id.value == "real"
+            assert identity_of(self.table.neighbors()[0]) == SWITCH
+
+
+def identity_of(neighbor: Neighbor) -> Identity:
+    return (neighbor.port_id.value, neighbor.system_name, bytes.fromhex(neighbor.source.replace(":", "")))
 
 
 TestAnyHistory = AnyHistory.TestCase

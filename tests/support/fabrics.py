@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from nodeagent.fabric import FabricRules, Planner, PlanOutcome
 from nodeagent.fabric import hypernode as hypernodes
 from nodeagent.fabric.hypernode import render
-from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
+from nodeagent.fabric.nodelinks import Contender, LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from tests.support.volcano_rules import VolcanoTree
 
@@ -27,11 +28,21 @@ class End:
     chassis: str | None = None
     address: str | None = None
     contested: bool = False
+    contenders: tuple[End, ...] = ()
 
 
 Row = tuple[End | None, ...]
 Cables = dict[str, Row]
 """The far end of each link, by node."""
+
+
+def announced(end: End) -> dict[str, Any]:
+    return {
+        "chassis_id": ReportedId(subtype="mac", value=end.chassis or f"chassis of {end.switch}"),
+        "port_id": ReportedId(subtype="ifname", value=end.port),
+        "system_name": end.switch or None,
+        "management_addresses": (end.address,) if end.address else (),
+    }
 
 
 def links(node: str, row: Iterable[End | None], **more: object) -> NodeLinks:
@@ -40,12 +51,10 @@ def links(node: str, row: Iterable[End | None], **more: object) -> NodeLinks:
         neighbor = None
         if end is not None:
             neighbor = LinkNeighbor(
-                chassis_id=ReportedId(subtype="mac", value=end.chassis or f"chassis of {end.switch}"),
-                port_id=ReportedId(subtype="ifname", value=end.port),
-                system_name=end.switch or None,
-                management_addresses=(end.address,) if end.address else (),
+                **announced(end),
                 stale=end.stale,
-                contested=end.contested,
+                contested=end.contested or bool(end.contenders),
+                contenders=tuple(Contender(**announced(other)) for other in end.contenders),
             )
         state = "healthy" if end is not None and not end.stale else "down"
         made.append(

@@ -1,0 +1,203 @@
+"""Announcements that contradict those of other nodes: forgers on the links of one node move no node, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.fabric import compute
+from tests.support.fabrics import Cables, Cluster, End, Row, links, partition, rails, units
+
+NODE, OTHER = "su000-n003", "su000-n007"
+NODES, RAILS = 16, 8
+
+
+def hall() -> Cables:
+    return rails(2, NODES, RAILS)
+
+
+def forged(row: Row, change: Callable[[int, End], End]) -> Row:
+    return tuple(change(rail, end) for rail, end in enumerate(row) if end is not None)
+
+
+def chassis(end: End) -> str:
+    return f"chassis of {end.switch}"
+
+
+def other_name(name: str, **more: object) -> Callable[[int, End], End]:
+    return lambda rail, end: End(name.format(rail), end.port, chassis=chassis(end), **more)
+
+
+NAMES_OF_ANOTHER_UNIT = "su001-leaf-r{}"
+CLAIMS: dict[str, tuple[Callable[[int, End], End], bool]] = {
+    "names of another unit": (other_name(NAMES_OF_ANOTHER_UNIT), True),
+    "names of another unit, expired": (other_name(NAMES_OF_ANOTHER_UNIT, stale=True), True),
+    "names that no other node reports": (other_name("ghost{}"), False),
+    "such names at the port of another node": (
+        lambda rail, end: End(f"ghost{rail}", "swp1", chassis=chassis(end)),
+        True,
+    ),
+    "three names of one chassis": (
+        lambda rail, end: End(f"ghost{rail}", end.port, chassis=f"chassis of su000-leaf-r{rail // 2}"),
+        True,
+    ),
+}
+"""What a node announces with the real chassis IDs of its unit, and whether it is an anomaly."""
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("published", [False, True])
+def test_a_chassis_id_keeps_the_name_that_other_nodes_report(claim: str, published: bool) -> None:
+    change, is_told = CLAIMS[claim]
+    cables, cluster = hall(), Cluster()
+    cluster.exist(*cables)
+    if published:
+        cluster.hear(cables)
+        cluster.rest(61)
+        before = cluster.tree.leaves()
+    cluster.hear(cables | {NODE: forged(cables[NODE], change)})
+    cluster.rest(61)
+    cluster.rest(3600)
+    leaves = {frozenset(nodes) for nodes in cluster.tree.leaves().values()}
+    assert not published or cluster.tree.leaves() == before
+    assert {nodes - {NODE} for nodes in leaves} == {nodes - {NODE} for nodes in units(cables)}
+    assert not any("ghost" in name for name in cluster.tree.leaves())
+    told = {(one.node, one.link) for one in cluster.outcome.anomalies if one.kind == "contested-link"}
+    is_told = is_told and (published or "expired" not in claim)
+    assert told == ({(NODE, f"rail{rail}") for rail in range(RAILS)} if is_told else set())
+    assert not any(
+        one.kind in ("shared-chassis-id", "duplicate-system-name") for one in cluster.outcome.anomalies
+    )
+
+
+def test_two_nodes_that_agree_give_no_switch_the_name_of_another_one() -> None:
+    cables = hall()
+    claims = {node: forged(cables[node], other_name(NAMES_OF_ANOTHER_UNIT)) for node in (NODE, OTHER)}
+    assert partition(compute([links(node, row) for node, row in (cables | claims).items()])) == units(cables)
+
+
+@pytest.mark.parametrize("renamed", [1, 2, 8, 15, 16])
+def test_a_switch_that_is_renamed_while_some_reports_have_the_old_name_is_one(renamed: int) -> None:
+    cables = hall()
+    cluster = Cluster()
+    cluster.hear(cables)
+    cluster.rest(61)
+    for node in sorted(cables)[:renamed]:
+        cables[node] = forged(cables[node], other_name("new-leaf{}"))
+    cluster.hear(cables)
+    cluster.rest(61)
+    assert {frozenset(nodes) for nodes in cluster.tree.leaves().values()} == units(cables)
+    assert not cluster.outcome.anomalies
+    aliases = [one["metadata"].get("annotations", {}) for one in cluster.tree.objects.values()]
+    assert any("new-leaf" in str(notes) for notes in aliases) == (renamed > 1)
+
+
+def test_two_switches_that_exchange_their_names_are_two() -> None:
+    cables = hall()
+    for moment in (3, 13, 16):
+        for unit, other in ((0, 1), (1, 0)):
+            for number in range(moment):
+                row = hall()[f"su{unit:03}-n{number:03}"]
+                name = f"su{other:03}-leaf-r0"
+                cables[f"su{unit:03}-n{number:03}"] = (
+                    End(name, row[0].port, chassis=chassis(row[0])),
+                    *row[1:],
+                )
+        outcome = compute([links(node, row) for node, row in cables.items()])
+        assert partition(outcome) == units(cables)
+    assert not outcome.anomalies
+
+
+def forger_first(end: End, first: End) -> End:
+    return replace(first, contenders=(replace(end, contenders=()),))
+
+
+GHOST = End("ghost", "p0")
+FORGED_FIRST: dict[str, Callable[[int, End], End]] = {
+    "a switch that no other node reports": lambda _, end: forger_first(end, GHOST),
+    "a free port of a switch of another unit": lambda rail, end: forger_first(
+        end, End(f"su001-leaf-r{rail}", "swp60")
+    ),
+    "the port of another node": lambda _, end: forger_first(end, replace(end, port="swp9")),
+    "another name with the real chassis ID": lambda rail, end: forger_first(
+        end, End(f"su001-leaf-r{rail}", end.port, chassis=chassis(end))
+    ),
+    "three others": lambda _, end: replace(
+        GHOST, contenders=(End("ghost2", "p0"), End("su001-leaf-r1", "swp9"), replace(end))
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FORGED_FIRST)
+@pytest.mark.parametrize("links_", [1, 7, 8], ids=lambda count: f"{count} links")
+def test_the_contender_that_fits_the_fabric_is_the_neighbor(what: str, links_: int) -> None:
+    """The forger has sent for longer than the switch on so many links of a published node."""
+    cables, cluster = hall(), Cluster()
+    cluster.exist(*cables)
+    cluster.hear(cables)
+    cluster.rest(61)
+    before = cluster.tree.leaves()
+    row = cables[NODE]
+    cluster.hear({NODE: (*forged(row[:links_], FORGED_FIRST[what]), *row[links_:])})
+    assert cluster.rest(61) == cluster.rest(3600) == 0
+    assert cluster.tree.leaves() == before
+    told = {(one.kind, one.node, one.link, one.switch) for one in cluster.outcome.anomalies}
+    assert told == {("contested-link", NODE, f"rail{rail}", row[rail].switch) for rail in range(links_)}
+
+
+def test_a_new_node_is_placed_by_the_contenders_that_fit() -> None:
+    cables = hall()
+    row = cables[NODE]
+    cables[NODE] = (*forged(row[:7], FORGED_FIRST["a free port of a switch of another unit"]), *row[7:])
+    assert partition(compute([links(node, row) for node, row in cables.items()])) == units(cables)
+
+
+def test_a_switch_of_which_no_other_node_reports_stays_the_neighbor() -> None:
+    """The first node of a new unit, and a forger that began after its switches."""
+    cables = hall()
+    new = rails(1, 1, RAILS, first=5)
+    ((node, row),) = new.items()
+    cables[node] = forged(
+        row, lambda rail, end: replace(end, contenders=(End(f"su001-leaf-r{rail}", "swp60"),))
+    )
+    outcome = compute([links(node, row) for node, row in cables.items()])
+    assert partition(outcome) == units(cables)
+
+
+@given(st.data())
+def test_reports_without_contradiction_stay_the_same(data: st.DataObject) -> None:
+    """And forged links of one node change the reports of no other node."""
+    from nodeagent.fabric import FabricRules
+    from nodeagent.fabric.contested import settle
+    from nodeagent.fabric.planner import Planner
+    from nodeagent.fabric.published import PublishedTree
+
+    planner = Planner()
+    cables = rails(2, 4, 4)
+    for node, row in cables.items():
+        planner.report(node, links(node, row))
+    levels = planner.inputs.levels()
+    assert settle(FabricRules(), levels, PublishedTree({})) is levels.reports
+    ends = st.sampled_from([end for row in cables.values() for end in row if end is not None] + [GHOST])
+    names = st.sampled_from([None, "su000-leaf-r1", "su001-leaf-r2", "ghost"])
+    row = tuple(
+        replace(
+            end,
+            switch=data.draw(names) or end.switch,
+            chassis=chassis(end),
+            stale=data.draw(st.booleans()),
+            contenders=tuple(data.draw(st.lists(ends, max_size=4))),
+        )
+        for end in (data.draw(ends) for _ in range(4))
+    )
+    planner.report("su000-n001", links("su000-n001", row))
+    levels = planner.inputs.levels()
+    settled = settle(FabricRules(), levels, PublishedTree({}))
+    assert list(settled) == list(levels.reports)
+    for node, report in levels.reports.items():
+        if node != "su000-n001":
+            assert settled[node] is report or settled[node].shape == report.shape
