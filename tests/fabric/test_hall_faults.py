@@ -390,6 +390,13 @@ def test_the_aliases_of_an_earlier_version_do_not_join_switches_with_one_chassis
     assert {switch for one in outcome.hypernodes for switch in one.switches} == set(names)
 
 
+def test_a_hall_of_one_unit_is_named_after_a_leaf_switch_and_not_after_its_storage_switch() -> None:
+    leaf = [[*(f"su0-leaf{rail}" for rail in range(8)), "a-storage"]]
+    (one,) = compute(Hall(leaf, 16).reports(), rules=NOW).hypernodes
+    assert one.name.startswith("nodeagent-t1-su0-leaf0-")
+    assert "a-storage" in one.switches
+
+
 def expired(report: NodeLinks) -> NodeLinks:
     """The same report, with expired information alone."""
     links = (
