@@ -81,7 +81,7 @@ COMPUTE = "compute"
 INFINIBAND = "infiniband"
 RAIL_NAME = "nic{}"
 """The name of a link in the report, by its rail. Resources have the same names by default, and a NIC that is
-replaced in the same slot keeps it."""
+replaced in the same slot keeps it. Of PFs with one rail, as two selections have, the second is ``nic0.1``."""
 
 Rails = Mapping[str, int]
 """The rail of each PF that has one, by PCI address."""
@@ -112,13 +112,14 @@ def report(
     links = {link.pci_address: link for link in snapshot.links}
     reported = {}
     names: dict[str, str] = {}
+    rail_names = _rail_names(rails)
     for function in snapshot.functions:
         if function.parent is not None:
             continue
         rail = rails.get(function.pci_address)
         if function.missing and rail is None:
             continue
-        name = RAIL_NAME.format(rail) if rail is not None else function.netdev or function.pci_address
+        name = rail_names.get(function.pci_address) or function.netdev or function.pci_address
         names[function.pci_address] = name
         reported[name] = _link(
             name,
@@ -143,6 +144,15 @@ def report(
         nvlink_domains=_domains(snapshot, before),
         holders=vf_holders(snapshot, names, before, stamp) if with_holders else (),
     )
+
+
+def _rail_names(rails: Rails) -> dict[str, str]:
+    names: dict[str, str] = {}
+    counts: Counter[int] = Counter()
+    for address, rail in sorted(rails.items()):
+        names[address] = RAIL_NAME.format(rail) + (f".{counts[rail]}" if counts[rail] else "")
+        counts[rail] += 1
+    return names
 
 
 def _gpus_unknown(snapshot: Snapshot) -> bool:

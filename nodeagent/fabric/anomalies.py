@@ -29,10 +29,13 @@ from nodeagent.fabric.anomaly_texts import (
     names_of,
     no_leaves,
     node_to_node,
+    other_fabric,
+    own_switches,
     rail_order,
     rail_shift,
     rails_text,
     shared_ports,
+    swapped_of_two,
 )
 from nodeagent.fabric.desired_places import group_of
 from nodeagent.fabric.groups import MAJORITY, CablingPattern, SwitchGroup
@@ -42,6 +45,11 @@ from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.reports import CompactReport, shown
 from nodeagent.fabric.switch_keys import ADDRESS, CHASSIS
 from nodeagent.fabric.votes import LinkVotes
+
+PORTS_OF_DPU = 2
+"""The most links of a node to one DPU."""
+ALONE_MIN = 4
+"""The fewest nodes with switches of their own that are named: a hall that is being cabled has one for each unit."""
 
 
 class CablingCheck:
@@ -68,10 +76,14 @@ class CablingCheck:
             self.anomalies += self._undecidable(group)
             if group.leafless:
                 self.anomalies.append(no_leaves(group))
+            else:
+                self.anomalies += swapped_of_two(group)
         for leaf, pair in votes.shared.items():
             self.anomalies.append(self._shared_switch(leaf, pair))
         self.anomalies += self._node_cables()
+        self.anomalies += self._own_switches()
         self.anomalies += self._contested_links()
+        self.anomalies += self._outranked_nodes()
 
     def home(self, leaf: str) -> SwitchGroup | None:
         """The group that a switch counts for: none, if it is foreign."""
@@ -119,9 +131,11 @@ class CablingCheck:
             counts = count_links(voters)
         switch: dict[str, str] = {}
         links: dict[str, int] = {}
-        for leaf in sorted(leaves):
-            for rail, count in counts.get(leaf, {}).items():
-                if count > links.get(rail, 0):
+        total = {leaf: sum(counts[leaf].values()) for leaf in sorted(leaves) if leaf in counts}
+        for leaf, every in total.items():
+            for rail, count in counts[leaf].items():
+                most = links.get(rail, 0)
+                if count > most or (count == most and every < total[switch[rail]]):
                     switch[rail], links[rail] = leaf, count
         nodes = 0
         cabled: Counter[str] = Counter()
@@ -145,7 +159,11 @@ class CablingCheck:
         """A link of this rail may go to this switch."""
         if rails.switch.get(rail, key) == key:
             return True
-        count = rails.counts.get(key, {}).get(rail, 0)
+        counts = rails.counts.get(key, {})
+        count = counts.get(rail, 0)
+        if count == 1 < max(counts.values(), default=0):  # one cable, in a switch that serves another rail
+            right = rails.counts.get(rails.switch[rail], {})
+            return rails.links[rail] == 1 and sum(counts.values()) <= sum(right.values())
         return rails.links[rail] < MAJORITY * count or rail in self.served(key, rails.counts)
 
     def _check_switches(self) -> None:
@@ -377,7 +395,7 @@ class CablingCheck:
         """Links on which a second device sends beside the switch. The switch, confirmed longest, stays the neighbor."""
         for pattern in self._votes.patterns:
             for node, report in pattern.nodes.items():
-                for i in sorted(report.contested):
+                for i in sorted(report.contested) if report.contested else ():
                     key, link = pattern.keys[i], shown(pattern.shape[i].link)
                     message = (
                         f"beside {key or 'its neighbor'} another device announces itself on {link} of {node}: a device "
@@ -385,6 +403,38 @@ class CablingCheck:
                         "neighbors` on the node shows both"
                     )
                     yield Anomaly(AnomalyKind.CONTESTED_LINK, node, link, key, message)
+
+    def _outranked_nodes(self) -> Iterator[Anomaly]:
+        """Nodes whose links outside the tree have more bandwidth than those of the tree, once for all of them."""
+        nodes = {
+            node: (pattern, report)
+            for pattern in self._votes.patterns
+            for node, report in pattern.nodes.items()
+            if report.outranking
+        }
+        if nodes:
+            pattern, report = nodes[min(nodes)]
+            yield other_fabric(sorted(nodes), [slot.link for slot in pattern.shape], report.outranking)
+
+    def _own_switches(self) -> Iterator[Anomaly]:
+        """Nodes of which each link is up, and whose switches no other node reaches: DPUs, more likely than switches."""
+        alone: dict[str, str] = {}
+        for pattern in self._votes.patterns:
+            if (
+                len(pattern.nodes) > 1
+                or len(pattern.leaves) < 2
+                or pattern.best is None
+                or pattern.best.static
+            ):
+                continue
+            for node, report in pattern.nodes.items():
+                if report.up == len(pattern.shape) and all(
+                    len(self._votes.at(leaf)) == 1 and pattern.keys.count(leaf) <= PORTS_OF_DPU
+                    for leaf in pattern.leaves
+                ):
+                    alone[node] = pattern.leaves[0]
+        if len(alone) >= ALONE_MIN:
+            yield own_switches(sorted(alone), alone[min(alone)])
 
     def _undecidable(self, group: SwitchGroup) -> Iterator[Anomaly]:
         """A group that falls into several parts, each with nodes, if exactly half is no majority."""

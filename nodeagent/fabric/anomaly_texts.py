@@ -77,6 +77,51 @@ def rail_shift(nodes: Sequence[str], steps: int, rails: GroupRails) -> Anomaly:
     return Anomaly(AnomalyKind.RAIL_SHIFT, nodes[0], "", rails.switch[other], message, several)
 
 
+def swapped_of_two(group: SwitchGroup) -> Iterator[Anomaly]:
+    """The only two nodes of a group are at the same switches on different rails. Which one is right is not known."""
+    if len(group.voters) != 2 or any(len(pattern.nodes) > 1 for pattern in group.voters):
+        return
+    (one, node), (other, second) = sorted(
+        ((pattern, min(pattern.nodes)) for pattern in group.voters), key=lambda pair: pair[1]
+    )
+    at = dict(zip([slot.rail for slot in other.shape], other.keys, strict=True))
+    crossed = [
+        (slot, key)
+        for slot, key in zip(one.shape, one.keys, strict=True)
+        if key and key in other.keys and at.get(slot.rail, key) in set(one.keys) - {key, ""}
+    ]
+    if len(crossed) > 1:
+        slot, key = crossed[0]
+        rails = rails_text([each.rail for each, _ in crossed], "")
+        message = (
+            f"{node} and {second}, the only nodes of their group, are cabled to the same switches in different "
+            f"orders: {rails}. {shown(slot.link)} is at {key} on {node} and at {at[slot.rail]} on {second}; find out "
+            "which node is right, and exchange the cables of the other one"
+        )
+        yield Anomaly(AnomalyKind.RAIL_SWAP, node, shown(slot.link), key, message, (node, second))
+
+
+def own_switches(nodes: Sequence[str], switch: str) -> Anomaly:
+    message = (
+        f"{len(nodes)} nodes ({names_of(nodes)}) reach only switches that no other node reaches, such as {switch}, so "
+        "each of them is a leaf group of its own: these are probably DPUs in the nodes, which announce themselves and "
+        "hide the switches; let them forward LLDP, or run them as plain NICs, or list the nodes in groups of the "
+        "topology file"
+    )
+    return Anomaly(AnomalyKind.NO_LEAVES, "", "", "", message, tuple(nodes))
+
+
+def other_fabric(nodes: Sequence[str], own: Sequence[str], others: Sequence[str]) -> Anomaly:
+    message = (
+        f"the links of {len(nodes)} nodes ({names_of(nodes)}) that are in no fabric have switches, and more bandwidth "
+        f"than those of the tree ({names_of(own)}): is the tree made of a storage fabric, because its NICs alone have "
+        "VFs? Then write these entries of `fabrics` into the controller's file: "
+        f"[{{fabric: compute, links: [{', '.join(map(shown, others))}]}}, "
+        f"{{fabric: storage, links: [{', '.join(map(shown, own))}]}}]"
+    )
+    return Anomaly(AnomalyKind.OTHER_FABRIC, nodes[0], "", "", message, tuple(nodes))
+
+
 def no_leaves(group: SwitchGroup) -> Anomaly:
     nodes = sorted(node for pattern in group.voters for node in pattern.nodes)
     message = (

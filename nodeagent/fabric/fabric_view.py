@@ -22,6 +22,7 @@ from nodeagent.fabric.outcome import WriteRecord, obstacles
 from nodeagent.fabric.placement import Placement
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
+from nodeagent.fabric.switch_keys import plain
 
 STALE, CONTESTED, SAYS_MISCABLED = 1, 2, 4
 """Bits of a mark: the LLDP information has expired; another neighbor sends too; the node reports it as miscabled."""
@@ -162,7 +163,7 @@ def fabric_view(
                 kind=anomaly.kind.value,
                 node=anomaly.node,
                 link=anomaly.link,
-                switch=anomaly.switch,
+                switch=plain(anomaly.switch),
                 message=anomaly.message,
                 nodes=anomaly.nodes,
             )
@@ -230,7 +231,7 @@ class _Rows:
     def _view_shape(self, report: CompactReport, pattern: CablingPattern | None) -> ViewShape:
         keys: Sequence[str] = ("",) * len(report.shape) if pattern is None else pattern.keys
         switches = [
-            key or ("" if slot.neighbor is None else _announced(slot.neighbor))
+            plain(key) or ("" if slot.neighbor is None else _announced(slot.neighbor))
             for key, slot in zip(keys, report.shape, strict=True)
         ]
         switches += [other.switch for other in report.others]
@@ -270,7 +271,7 @@ def _hypernode(hypernode: HyperNode, parent: int) -> ViewHyperNode:
         tier=hypernode.tier,
         tier_name=shown(hypernode.tier_name),
         parent=parent,
-        switches=tuple(map(shown, hypernode.switches)),
+        switches=tuple(shown(plain(switch)) for switch in hypernode.switches),
         derived_from=shown(hypernode.note(DERIVED_FROM)),
         source=None if hypernode.ours else shown(hypernode.source or "an owner without a source label"),
         members=len(hypernode.nodes) + len(hypernode.children),

@@ -215,21 +215,24 @@ class SwitchGraph:
                     by_rail.setdefault(rail, []).append((-both, other))
         pairs: list[tuple[int, str, str]] = []
         for others in by_rail.values():
-            others.sort()
+            others.sort()  # The cable of one member may be wrong, unless it is one of two or of three.
             first, most = others[0]
             for both, other in others[1:]:
                 common, deciding = self.overlap(most, other)
-                if 2 * common < deciding and not (MAJORITY * both > first and self._has_few_rails(other, most)):
-                    if both < -1 or first == -2:
+                if 2 * common < deciding and not (
+                    MAJORITY * both > first and self._has_few_rails(other, most)
+                ):
+                    if both < -1 or first >= -2:
                         pairs.append((both, most, other))
                     break
         if not pairs:
             return None
-        _, one, another = min(pairs)
+        both, one, another = min(pairs)
         around = self._common[one].keys() & self._common[another].keys()
         sharing = {other for other in around if self._covers(other, one) and self._covers(other, another)}
-        own = max(self._count_joined(one, sharing), self._count_joined(another, sharing))
-        return (one, another) if len(sharing) <= 2 * (own + 1) else None
+        own = 1 + max(self._count_joined(one, sharing), self._count_joined(another, sharing))
+        alone = both == -1 and self._common[leaf][one] == 1
+        return (one, another) if len(sharing) <= (own - 1 if alone else 2 * own) else None
 
     def _has_few_rails(self, leaf: str, other: str) -> bool:
         """Whether the members have less than half of the other's rails, as gateways beside nodes with eight NICs: their

@@ -8,16 +8,18 @@ contain no index, because an index changes when groups are added.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeVar
 
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.published import PublishedTree
-from nodeagent.fabric.switch_keys import digest
+from nodeagent.fabric.switch_keys import digest, plain
 
 NAME_MAX = 63
 _SLUG_MAX = 30
+_NUMBERS = re.compile(r"[0-9]+")
 
 G = TypeVar("G", bound=Hashable)
 
@@ -43,10 +45,23 @@ class GroupNames:
         matched = match({group: _claims(group, published, forced) for group in inhabited}, _anchor)
         for group in sorted(inhabited, key=_anchor):
             name = matched.get(group) or name_of(
-                fabric, LEAF + tier_offset, group.anchor, lambda name: is_taken(name) or name in self.groups
+                fabric,
+                LEAF + tier_offset,
+                _namesake(group),
+                lambda name: is_taken(name) or name in self.groups,
             )
             self.names[group] = name
             self.groups[name] = group
+
+
+def _namesake(group: SwitchGroup) -> str:
+    """What a new object is named after: the first switch, of those whose names differ in numbers alone if these are
+    most. In a hall of one unit a storage switch is in the group too."""
+    stems = Counter(_NUMBERS.sub("", leaf) for leaf in group.leaves)
+    stem, count = max(stems.items(), key=lambda item: item[1], default=("", 0))
+    if group.static or 2 * count <= len(group.leaves):
+        return group.anchor
+    return next(leaf for leaf in group.leaves if _NUMBERS.sub("", leaf) == stem)
 
 
 def _claims(group: SwitchGroup, published: PublishedTree, forced: frozenset[str]) -> Claims:
@@ -87,7 +102,7 @@ def name_of(fabric: str, tier: int, anchor: str, taken: Callable[[str], bool], s
 
     The slug is by default made of the ``anchor``, the digest always.
     """
-    slug = slug or re.sub(r"[^a-z0-9]+", "-", anchor.lower())[:_SLUG_MAX].strip("-") or "group"
+    slug = slug or re.sub(r"[^a-z0-9]+", "-", plain(anchor).lower())[:_SLUG_MAX].strip("-") or "group"
     for salt in range(1000):
         mark = f"{fabric}|{anchor}" + (f"|{salt}" if salt else "")
         name = f"nodeagent-t{tier}-{slug}-{digest(mark)}"

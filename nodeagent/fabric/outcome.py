@@ -27,6 +27,7 @@ class AnomalyKind(StrEnum):
     MISSING_RAIL = "missing-rail"
     FOREIGN_LEAF = "foreign-leaf"
     SHARED_SWITCH = "shared-switch"
+    OTHER_FABRIC = "other-fabric"
     NODE_TO_NODE = "node-to-node"
     NO_LEAVES = "no-leaves"
     DUPLICATE_SYSTEM_NAME = "duplicate-system-name"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 
 from nodeagent.fabric.anomalies import CablingCheck
 from nodeagent.fabric.desired_places import DesiredPlaces
@@ -14,6 +15,7 @@ from nodeagent.fabric.leaf_objects import LeafObjects
 from nodeagent.fabric.nvlink_tier import NvlinkTier
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind, Overlap, PlanOutcome, UnplacedNode
 from nodeagent.fabric.placement import Placement
+from nodeagent.fabric.switch_keys import plain
 from nodeagent.fabric.switch_names import SwitchNames
 from nodeagent.fabric.tiers import UpperTiers
 from nodeagent.fabric.writes import order
@@ -54,7 +56,10 @@ def make_outcome(
         labels=_labels(nodes.place, labels),
         relabel=_relabel(levels, labels),
         anomalies=tuple(
-            sorted([*cabling.anomalies, *nvlink.anomalies, *names.anomalies, *_oversized(leaves, tiers)])
+            replace(odd, message=plain(odd.message)) if "%" in odd.message else odd
+            for odd in sorted(
+                [*cabling.anomalies, *nvlink.anomalies, *names.anomalies, *_oversized(leaves, tiers)]
+            )
         ),
         unplaced=_unplaced(desired.unplaced, nvlink.adopted, trimmed),
         writes=() if is_blocked else order(levels.own, wanted, _differing(levels.own, wanted)),

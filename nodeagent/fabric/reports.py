@@ -61,7 +61,8 @@ class SwitchAnnouncement(NamedTuple):
 
 
 class LinkSlot(NamedTuple):
-    """A link in a report: its name, its rail (as the node numbers it, or the link's name) and its neighbor."""
+    """A link in a report: its name, its rail (as the node numbers it) and its neighbor. The rail of a link without a
+    number is its name. So is that of a link which shares its number, such as a plane of a NIC."""
 
     link: str
     rail: str
@@ -105,6 +106,8 @@ class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
     others: tuple[OtherLink, ...] = ()
     domains: tuple[tuple[str, tuple[int, ...]], ...] = ()
     contenders: tuple[tuple[int, LinkSlot, str], ...] = ()
+    outranking: tuple[str, ...] = ()
+    """Links of no fabric that have switches, and more bandwidth than the links in ``shape``."""
 
     @property
     def domain(self) -> str:
@@ -147,6 +150,7 @@ class ReportReader:
         up, incomplete = 0, False
         letters: list[str] = []
         of_fabric = list(self._of_fabric(links))
+        rails = _rails(of_fabric)
         for i, link in enumerate(of_fabric):
             state = (link.state or "").lower()
             letters.append(STATE_LETTERS.get(state, UNKNOWN_LETTER))
@@ -162,7 +166,7 @@ class ReportReader:
                 if neighbor.contested:
                     contested.add(i)
                     contenders += (
-                        (i, self._slot(link, other), pool(other.port_id.value))
+                        (i, self._slot(link, rails[i], other), pool(other.port_id.value))
                         for other in neighbor.contenders[:CONTENDERS_MAX]
                         if not _is_own(macs, other)
                     )
@@ -173,14 +177,16 @@ class ReportReader:
                 neighbor = None
                 ports.append("")
                 incomplete = incomplete or not is_down
-            slots.append(self._slot(link, neighbor))
+            slots.append(self._slot(link, rails[i], neighbor))
         others: list[OtherLink] = []
+        outranking: tuple[str, ...] = ()
         if len(of_fabric) < len(links.links):
             named = {link.name for link in of_fabric}
             for link in sorted(links.links, key=_order):
                 if link.name not in named:
                     letters.append(STATE_LETTERS.get((link.state or "").lower(), UNKNOWN_LETTER))
                     others.append(_other(link))
+            outranking = () if self._rules.fabrics else _outranking(of_fabric, links.links)
         return CompactReport(
             pool(tuple(slots)),
             pool(tuple(ports)),
@@ -195,12 +201,12 @@ class ReportReader:
             pool(tuple(others)),
             pool(_domains(links)) if links.nvlink_domains else (),
             tuple(contenders),
+            pool(outranking),
         )
 
-    def _slot(self, link: NodeLink, neighbor: LinkNeighbor | Contender | None) -> LinkSlot:
+    def _slot(self, link: NodeLink, rail: str, neighbor: LinkNeighbor | Contender | None) -> LinkSlot:
         pool = self._pool
         switch = None if neighbor is None else pool(_announcement(neighbor))
-        rail = link.name if link.rail is None else str(link.rail)
         return pool(LinkSlot(pool(link.name), rail, switch))
 
     def _of_fabric(self, links: NodeLinks) -> Iterable[NodeLink]:
@@ -229,6 +235,22 @@ class ReportReader:
         if not has_fabrics and (speed <= 0 or speed * 2 >= fastest):
             return self._rules.fabric
         return link.fabric
+
+
+def _outranking(of_fabric: list[NodeLink], links: Iterable[NodeLink]) -> tuple[str, ...]:
+    """Links without a fabric that have a neighbor, if they have more bandwidth than all links of the tree's fabric."""
+    own = len(of_fabric) * max((link.speed_mbps or 0 for link in of_fabric), default=0)
+    rest = [link for link in links if link.fabric is None and link.neighbor is not None and link.speed_mbps]
+    return tuple([link.name for link in rest]) if 0 < own < sum(link.speed_mbps or 0 for link in rest) else ()
+
+
+def _rails(links: list[NodeLink]) -> list[str]:
+    numbers = [link.rail for link in links]
+    if len(set(numbers)) == len(numbers):
+        return [link.name if link.rail is None else str(link.rail) for link in links]
+    return [
+        link.name if link.rail is None or numbers.count(link.rail) > 1 else str(link.rail) for link in links
+    ]
 
 
 def _other(link: NodeLink) -> OtherLink:

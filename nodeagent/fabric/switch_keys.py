@@ -6,11 +6,14 @@ import hashlib
 import re
 from functools import lru_cache
 
+from nodeagent.base.plain_text import one_line
+
 CHASSIS, ADDRESS = "chassis:", "address:"
 """How the keys of switches begin that no name identifies."""
 _KEY_MAX = 120
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _UNSAFE = re.compile(r"[^a-z0-9._-]")
+_ENCODED = re.compile(r"(?:%[0-9a-f]{2})+")
 
 
 def safe_key(text: str) -> str:
@@ -27,6 +30,13 @@ def safe_key(text: str) -> str:
 _CACHED = 1 << 10
 """The names of a unit or two, which are asked for several times in a row. A cache for 25,000 switches takes 6 MiB and
 saves no time."""
+
+
+def plain(text: str) -> str:
+    """A key, or a sentence with keys, for a person: without percent-encoding, on one line of ASCII."""
+    if "%" not in text:
+        return text
+    return one_line(_ENCODED.sub(_percent_decode, text), ascii_only=True)
 
 
 @lru_cache(maxsize=_CACHED)
@@ -54,6 +64,10 @@ def address_key(address: str) -> str:
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+def _percent_decode(match: re.Match[str]) -> str:
+    return bytes.fromhex(match[0].replace("%", "")).decode("utf-8", "replace")
 
 
 def _percent_encode(match: re.Match[str]) -> str:

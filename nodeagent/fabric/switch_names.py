@@ -114,7 +114,9 @@ class SwitchNames:
         """
         if not self._shared_chassis:
             return
-        users: dict[str, dict[str, list[SwitchAnnouncement]]] = {chassis: {} for chassis in self._shared_chassis}
+        users: dict[str, dict[str, list[SwitchAnnouncement]]] = {
+            chassis: {} for chassis in self._shared_chassis
+        }
         for name, announcements in self._by_name.items():
             for announcement in announcements if name[0] != "=" else ():
                 if announcement.chassis in users:

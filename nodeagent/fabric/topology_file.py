@@ -19,7 +19,7 @@ from nodeagent.fabric.switch_keys import address_key, chassis_key, full
 _VALUES_MAX = 500_000
 _MANY = 100_000
 
-SwitchName = Annotated[str, formats.form(r"[^\s,]+", "a switch's name, chassis:SUBTYPE:ID or address:IP")]
+SwitchName = Annotated[str, formats.form(r"\S|\S.*\S", "a switch's name, chassis:SUBTYPE:ID or address:IP")]
 NodeName = Annotated[
     str,
     formats.form(

@@ -307,6 +307,18 @@ def test_a_nic_of_a_rail_that_is_gone_after_a_restart_is_missing_and_keeps_its_p
     assert report_of(facts, second, 400) == second
 
 
+def test_pfs_with_one_rail_are_links_of_their_own():
+    """Two selections number their NICs each from the start, such as the planes of each NIC."""
+    planes = {address: rail // 2 for address, rail in RAILS.items()}
+    facts = snapshot(*map(neighbor, range(8)))
+    made = report(facts, "gpu-0", planes, None, now=NOON)
+    assert [(one.name, one.rail) for one in made.links[:4]] == [
+        ("nic0", 0), ("nic0.1", 0), ("nic1", 1), ("nic1.1", 1),
+    ]  # fmt: skip
+    assert {one.pci_address for one in made.links} == {*RAILS}
+    assert report(facts, "gpu-0", planes, made, now=NOON + 300) == made
+
+
 def test_a_missing_nic_without_a_rail_leaves_the_report():
     first = report_of(snapshot(*map(neighbor, range(8))))
     facts = snapshot(*map(neighbor, range(7)), count=7)

@@ -283,7 +283,7 @@ async def test_kubectl_reads_the_cluster_with_the_printed_kubeconfig(cluster: De
 def test_consecutive_nodes_are_one_line_and_a_node_with_a_remark_keeps_its_own():
     drawn = """\
 fabric compute
-├─ a (leaf): s0, s1, s2, s3
+├─ a (leaf): s0 … s3 (4 switches)
 │  ├─ n-008
 │  ├─ n-009
 │  ├─ n-010

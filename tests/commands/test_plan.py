@@ -362,3 +362,48 @@ def test_a_topology_file_is_found_beside_the_configuration(
     )
     assert main(["plan", "--from", str(reports), "--fabric", str(fabric)]) == 2
     assert f"{tmp_path / 'topology.yaml'}:3:32:" in capsys.readouterr().err
+
+
+def test_names_of_switches_are_shown_and_found_as_plain_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The keys in annotations are escaped: they are separated by commas."""
+    names = [f"Rack 12, Leaf {rail}" for rail in range(4)]
+    cables = {
+        f"n{n}": tuple(End(name, f"swp{n}") for name in [*names[:3], names[3 if n else 2]])
+        for n in range(4)
+    }
+    source = tmp_path / "links.json"
+    source.write_text(json.dumps(objects(cables)))
+    (hypernode,) = json.loads(says(capsys, "plan", "--json", "--from", source))["hypernodes"]
+    annotation = hypernode["metadata"]["annotations"]["nodeagent.io/switches"]
+    assert annotation.split(",") == [f"rack%2012%2c%20leaf%20{rail}" for rail in range(4)]
+    assert hypernode["metadata"]["name"].startswith("nodeagent-t1-rack-12-leaf-0-")
+    shown = [
+        says(capsys, "topology", "--from", source),
+        says(capsys, "topology", "--from", source, "--format", "dot"),
+        says(capsys, "topology", "--from", source, "--format", "html"),
+        says(capsys, "plan", "--from", source),
+        says(capsys, "explain", "n0", "--from", source),
+        says(capsys, "explain", names[0], "--from", source),
+        says(capsys, "explain", names[0].lower(), "--from", source),
+        says(capsys, "explain", hypernode["metadata"]["name"], "--from", source),
+    ]
+    for text in shown:
+        assert "rack 12, leaf 0" in text
+        assert "leaf%20" not in text
+    (odd,) = json.loads(says(capsys, "plan", "--json", "--from", source))["anomalies"]
+    assert odd["message"].endswith("which serves rail 2: move it to rack 12, leaf 3")
+    (tmp_path / "topology.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "nodeagent.io/v1alpha1",
+                "kind": "FabricTopology",
+                "switches": [{"name": names[0]}],
+                "groups": [{"name": "rack-12", "switches": [names[0].lower()]}],
+            }
+        )
+    )
+    fabric = tmp_path / "fabric.yaml"
+    fabric.write_text("apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\ntopology: topology.yaml\n")
+    assert "rack-12" in says(capsys, "plan", "--from", source, "--fabric", fabric)

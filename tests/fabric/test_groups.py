@@ -149,12 +149,26 @@ def test_units_of_two_nodes_with_a_wrong_cable_stay_apart() -> None:
     assert kinds(outcome) == ["foreign-leaf"]
 
 
-def test_units_of_one_node_with_a_wrong_cable_are_undecidable() -> None:
+def test_units_of_one_node_with_a_wrong_cable_stay_apart() -> None:
+    """The switch of this cable may be one that both units share, too."""
     cables = rails(2, 1)
     cables["su000-n000"] = (End("su001-leaf-r0", "swp9"), *cables["su000-n000"][1:])
     outcome = plan(cables)
+    assert partition(outcome) == units(cables)
+    assert kinds(outcome) == ["shared-switch"]
+
+
+def test_units_of_two_nodes_with_two_wrong_cables_and_one_that_is_absent_are_undecidable() -> None:
+    cables = rails(2, 2)
+    swapped = {
+        "su001-n000": (1, End("su000-leaf-r1", "swp8")),
+        "su001-n001": (7, End("su000-leaf-r7", "swp9")),
+    }
+    for node, (rail, end) in {**swapped, "su000-n000": (1, None)}.items():
+        cables[node] = (*cables[node][:rail], end, *cables[node][rail + 1 :])
+    outcome = plan(cables)
     assert len(partition(outcome)) == 1
-    assert "undecidable" in kinds(outcome)
+    assert kinds(outcome) == ["missing-rail", "undecidable"]
 
 
 def test_leaves_cabled_to_the_other_unit_are_grouped_as_cabled() -> None:

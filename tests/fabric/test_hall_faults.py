@@ -18,8 +18,9 @@ NOW = FabricRules(hysteresis=IMMEDIATE)
 Expected = set[tuple[str, str, str, str]]
 
 
-def hall(units: int = 2, size: int = 16, rails: int = 8) -> Hall:
-    return Hall([[f"su{unit}-leaf{rail}" for rail in range(rails)] for unit in range(units)], size)
+def hall(units: int = 2, size: int = 16, rails: int = 8, planes: int = 1) -> Hall:
+    leaf = [[f"su{unit}-leaf{rail}" for rail in range(rails)] for unit in range(units)]
+    return Hall(leaf, size, planes=planes)
 
 
 def add_node(of: Hall, unit: int, name: str, *switches: str) -> None:
@@ -185,9 +186,143 @@ def one_default_chassis_id(of: Hall) -> Expected:
     return {("shared-chassis-id", "", "", "su0-leaf0")}
 
 
+def exchange(of: Hall, node: str, one: int, other: int) -> None:
+    of.cables[node, one], of.cables[node, other] = of.cables[node, other], of.cables[node, one]
+
+
+def swap(nodes: int) -> Callable[[Hall], Expected]:
+    """Rails 1 and 2 of the first nodes of a unit are exchanged."""
+
+    def fault(of: Hall) -> Expected:
+        expected: Expected = set()
+        for node in of.nodes(0)[:nodes]:
+            exchange(of, node, 1, 2)
+            expected |= {
+                ("rail-swap", node, "rail1", "su0-leaf2"),
+                ("rail-swap", node, "rail2", "su0-leaf1"),
+            }
+        return expected
+
+    return fault
+
+
+def swap_of_two(of: Hall) -> Expected:
+    """Two nodes alone in a unit: which one is wrong is not known, so both are named, once."""
+    swap(1)(of)
+    return {("rail-swap", "su0-n00", "rail1", "su0-leaf2")}
+
+
+def shift_of_two(of: Hall) -> Expected:
+    """The cables of one of two nodes are shifted by one rail, and the last one is not connected."""
+    for rail in range(8):
+        of.cables["su0-n01", rail] = of.leaf[0][(rail + 1) % 8]
+    del of.cables["su0-n01", 7]
+    return {("rail-swap", "su0-n00", "rail1", "su0-leaf1")}
+
+
+def one_wrong_cable(rail: int, at: int) -> Callable[[Hall], Expected]:
+    """The cable of this rail is in the switch of another rail."""
+
+    def fault(of: Hall) -> Expected:
+        of.cables["su0-n00", rail] = of.leaf[0][at]
+        return {("miscabled", "su0-n00", f"rail{rail}", f"su0-leaf{at}")}
+
+    return fault
+
+
+def short_shift(of: Hall) -> Expected:
+    for rail in range(8):
+        of.cables["su0-n01", rail] = of.leaf[0][(rail + 1) % 8]
+    return {("rail-shift", "su0-n01", "", "su0-leaf1")}
+
+
+def crossed_planes(nodes: int) -> Callable[[Hall], Expected]:
+    """The two ports of the NIC of rail 3 are exchanged: both have this rail, and each its own switch."""
+
+    def fault(of: Hall) -> Expected:
+        expected: Expected = set()
+        for node in of.nodes(0)[:nodes]:
+            exchange(of, node, 6, 7)
+            expected |= {
+                ("rail-swap", node, "rail6", "su0-leaf7"),
+                ("rail-swap", node, "rail7", "su0-leaf6"),
+            }
+        return expected
+
+    return fault
+
+
+def planes_in_either_order(of: Hall) -> Expected:
+    """Half of the nodes have the ports of each NIC in the other order, as at pairs of switches (MLAG)."""
+    for node in of.nodes(0)[:8]:
+        for rail in (0, 2, 4, 6):
+            exchange(of, node, rail, rail + 1)
+    return set()
+
+
+def plane_is_down(of: Hall) -> Expected:
+    """One port of a NIC is not cabled. The other port has the same rail."""
+    del of.cables["su0-n00", 6]
+    return {("missing-rail", "su0-n00", "rail6", "su0-leaf6")}
+
+
+def shared_leaves(fault: Callable[[Hall], Expected]) -> Callable[[Hall], Expected]:
+    """Each leaf switch serves two rails."""
+
+    def shared(of: Hall) -> Expected:
+        for (node, rail), leaf in of.cables.items():
+            of.cables[node, rail] = f"{leaf[:-1]}{2 * (rail // 2)}"
+        of.leaf = [[f"{leaf[:-1]}{2 * (rail // 2)}" for rail, leaf in enumerate(row)] for row in of.leaf]
+        expected = fault(of)
+        return {(kind, node, link, of.cables[node, int(link[4:])]) for kind, node, link, _ in expected}
+
+    return shared
+
+
+def own_dpus(of: Hall) -> Expected:
+    """Each link of each node hears the DPU of its own NIC. No node has a switch in common with another one."""
+    of.cables = {(node, rail): f"{node}-dpu{rail}" for node, rail in of.cables}
+    of.leaf = [[f"{node}-dpu0"] for node in of.unit]
+    of.unit = {node: unit for unit, node in enumerate(of.unit)}
+    return {("no-leaves", "", "", "")}
+
+
+def own_dpus_of_a_few(of: Hall) -> Expected:
+    """The same for four nodes beside a unit."""
+    for unit, node in enumerate(of.nodes(1)[:4], 2):
+        of.unit[node] = unit
+        of.leaf.append([f"{node}-dpu0"])
+        of.cables.update(((node, rail), f"{node}-dpu{rail}") for rail in range(8))
+    return {("no-leaves", "", "", "")}
+
+
+def first_nodes_of_racks(of: Hall) -> Expected:
+    """Each rack has a switch for all links of a node. Its first node is not alone for ever."""
+    of.cables = {(node, rail): f"tor-{node}" for node, rail in of.cables}
+    of.leaf = [[f"tor-{node}"] for node in of.unit]
+    of.unit = {node: unit for unit, node in enumerate(of.unit)}
+    return set()
+
+
+def storage_alone_has_vfs(of: Hall) -> Expected:
+    """Only the slower links have a rail and a fabric. The others, with their own leaf switches, have none."""
+    of.outside = range(6)
+    of.speed = {6: 200_000, 7: 200_000}
+    return {("other-fabric", "su0-n00", "", "")}
+
+
+def storage_without_vfs(of: Hall) -> Expected:
+    """The right way round: the slower links are outside, as many as they are."""
+    of.outside = range(2, 8)
+    of.speed = dict.fromkeys(range(2, 8), 100_000)
+    return set()
+
+
 class Row(NamedTuple):
     fault: Callable[[Hall], Expected]
     units: int = 2
+    size: int = 16
+    planes: int = 1
 
 
 ROWS = {
@@ -216,12 +351,33 @@ ROWS = {
     "one chassis ID for all switches": Row(one_default_chassis_id, units=4),
     "an absent NIC": Row(absent_nic),
     "four absent NICs": Row(absent_nics),
+    "a swap in a unit of three": Row(swap(1), size=3),
+    "a swap in a unit of two": Row(swap_of_two, size=2),
+    "a shift in a unit of three": Row(short_shift, size=3),
+    "a shift in a unit of two": Row(shift_of_two, size=2),
+    "a wrong cable in a unit of three": Row(one_wrong_cable(1, 2), size=3),
+    "a wrong cable in a unit of two": Row(one_wrong_cable(1, 2), size=2),
+    "another wrong cable in a unit of two": Row(one_wrong_cable(2, 1), size=2),
+    "a swap in a unit of two with two rails on a leaf": Row(shared_leaves(swap_of_two), size=2),
+    "a swap in a unit of three with two rails on a leaf": Row(shared_leaves(swap(1)), size=3),
+    "a swap in a hall of one unit of three": Row(swap(1), units=1, size=3),
+    "planes crossed in a NIC": Row(crossed_planes(1), planes=2),
+    "planes crossed in the NICs of three": Row(crossed_planes(3), planes=2),
+    "planes crossed in a unit of three": Row(crossed_planes(1), size=3, planes=2),
+    "planes in either order": Row(planes_in_either_order, planes=2),
+    "a plane that is down": Row(plane_is_down, planes=2),
+    "four planes": Row(lambda of: set(), planes=4),
+    "DPUs alone": Row(own_dpus),
+    "DPUs of four nodes alone": Row(own_dpus_of_a_few),
+    "racks with one node each": Row(first_nodes_of_racks),
+    "the storage NICs alone have VFs": Row(storage_alone_has_vfs, units=1),
+    "the storage NICs alone have no VFs": Row(storage_without_vfs),
 }
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_a_fault_is_named_once_and_leaves_the_groups_as_they_are(row: Row) -> None:
-    made = hall(row.units)
+    made = hall(row.units, row.size, planes=row.planes)
     expected = row.fault(made)
     outcome = compute(made.reports(), rules=NOW)
     found = named(outcome.anomalies)
@@ -329,6 +485,13 @@ def test_the_aliases_of_an_earlier_version_do_not_join_switches_with_one_chassis
     ]
     outcome = compute(made.reports(), published=published, rules=NOW)
     assert {switch for one in outcome.hypernodes for switch in one.switches} == set(names)
+
+
+def test_a_hall_of_one_unit_is_named_after_a_leaf_switch_and_not_after_its_storage_switch() -> None:
+    leaf = [[*(f"su0-leaf{rail}" for rail in range(8)), "a-storage"]]
+    (one,) = compute(Hall(leaf, 16).reports(), rules=NOW).hypernodes
+    assert one.name.startswith("nodeagent-t1-su0-leaf0-")
+    assert "a-storage" in one.switches
 
 
 def expired(report: NodeLinks) -> NodeLinks:

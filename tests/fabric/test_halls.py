@@ -123,6 +123,35 @@ def test_a_hall_with_shared_storage_grows_into_its_units(
     assert named(cluster.outcome.anomalies) == hall.anomalies
 
 
+@settings(max_examples=examples(60))
+@given(
+    seed=SEED,
+    units=st.integers(2, 4),
+    size=st.integers(1, 9),
+    rails=st.sampled_from((3, 4, 8)),
+    storage=st.integers(1, 2),
+)
+def test_no_node_more_merges_units_beside_a_storage_switch_that_no_setting_names(
+    seed: int, units: int, size: int, rails: int, storage: int
+) -> None:
+    """Nodes come in random order. The first two of two units have the storage switches in common, and no other one."""
+    chance = random.Random(seed)
+    leaf = [
+        [*(f"su{unit}-leaf{rail}" for rail in range(rails)), *(f"storage{i}" for i in range(storage))]
+        for unit in range(units)
+    ]
+    hall = Hall(leaf, size, storage)
+    cluster = Cluster(FabricRules(hysteresis=GROWING))
+    for node in chance.sample([*hall.unit], len(hall.unit)):
+        cluster.report(hall.report(node))
+        cluster.rest(61)
+        for nodes in cluster.tree.leaves().values():
+            assert len({hall.unit[member] for member in nodes}) == 1
+    assert {frozenset(nodes) for nodes in cluster.tree.leaves().values()} == hall.units()
+    assert cluster.outcome is not None
+    assert named(cluster.outcome.anomalies) == hall.anomalies
+
+
 def test_a_unit_with_eight_nodes_on_all_rails_and_24_on_three_is_one_group() -> None:
     hall = Hall([[f"su{unit}-leaf{rail}" for rail in range(8)] for unit in range(2)], 32)
     for node in hall.nodes(0)[8:]:
@@ -267,6 +296,18 @@ def test_the_message_of_a_shared_switch_is_a_rule_that_ends_the_anomaly() -> Non
     (odd,) = plan(hall).anomalies
     entry = yaml.safe_load(odd.message[odd.message.index("{") :])
     rules = structs.replace(NOW, fabrics=(FabricSelect(**entry),))
+    outcome = compute(hall.reports(), rules=rules)
+    assert not outcome.anomalies
+    assert partition(outcome) == hall.units()
+
+
+def test_the_message_of_a_tree_of_storage_links_is_a_rule_that_ends_the_anomaly() -> None:
+    hall = Hall([[f"su{unit}-leaf{r}" for r in range(4)] + ["storage0"] for unit in range(2)], 8, shared=1)
+    hall.outside, hall.speed = range(4), {4: 200_000}
+    (odd,) = plan(hall).anomalies
+    assert (odd.kind, len(odd.nodes)) == (AnomalyKind.OTHER_FABRIC, 16)
+    entries = yaml.safe_load(odd.message[odd.message.index("[{") :])
+    rules = structs.replace(NOW, fabrics=tuple(FabricSelect(**entry) for entry in entries))
     outcome = compute(hall.reports(), rules=rules)
     assert not outcome.anomalies
     assert partition(outcome) == hall.units()

@@ -26,7 +26,8 @@ class Hall:
     ``unit`` is the unit of each node. ``leaf[unit][rail]`` is the switch of a rail. ``shared`` are rails whose switches
     serve all units. ``chassis_per_port``: each switch port announces a chassis ID of its own. ``names`` are announced
     system names where they differ. ``addressed``: switches announce their management address. ``links`` is the number
-    of links of each node that has not one for each rail. ``chassis``: the chassis ID of all switches.
+    of links of each node that has not one for each rail. ``chassis``: the chassis ID of all switches. ``planes``: so
+    many links of a node have one rail. ``outside`` are links without a rail and a fabric.
     """
 
     leaf: list[list[str]]
@@ -35,6 +36,8 @@ class Hall:
     chassis_per_port: bool = False
     addressed: bool = True
     chassis: str = ""
+    planes: int = 1
+    outside: range = range(0)
     names: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -49,6 +52,7 @@ class Hall:
         }
         self.unused: set[tuple[str, int]] = set()
         self.links: dict[str, int] = {}
+        self.speed: dict[int, int] = {}
         self.expected: Counter[Expected] = Counter()
         self.ports: dict[tuple[str, int, str], int] = {}
         self._shifted: set[int] = set()
@@ -95,10 +99,10 @@ class Hall:
         state = "healthy" if neighbor is not None else "unused" if (node, rail) in self.unused else "down"
         return NodeLink(
             name=f"rail{rail}",
-            rail=rail,
+            rail=None if rail in self.outside else rail // self.planes,
             mac=self._mac(node, rail),
-            fabric="compute",
-            speed_mbps=400_000 if neighbor is not None else None,
+            fabric=None if rail in self.outside else "compute",
+            speed_mbps=self.speed.get(rail, 400_000) if neighbor is not None else None,
             state=state,
             neighbor=neighbor,
         )

@@ -10,6 +10,7 @@ from nodeagent.commands.terminal import PLAIN, Screen, columns, wrapped
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
+from nodeagent.fabric.switch_keys import plain
 
 _DERIVED = {
     "topology-file": "the topology file joins them",
@@ -85,7 +86,7 @@ def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
     for group, votes in sorted(pattern.votes.items(), key=lambda item: (-item[1], item[0].anchor)):
         name = plan.names.names.get(group)
         goes = "1 link goes" if votes == 1 else f"{votes} links go"
-        yield f"{goes} to the switches around {group.anchor} ({name or 'a group without nodes'})."
+        yield f"{goes} to the switches around {plain(group.anchor)} ({name or 'a group without nodes'})."
     expired = sum(
         i in pattern.nodes[node].stale and not key and slot.neighbor is not None
         for i, (key, slot) in enumerate(zip(pattern.keys, pattern.nodes[node].shape, strict=True))
@@ -108,7 +109,7 @@ def _links(preview: Preview, node: str, on: Screen) -> Iterator[str]:
     for i, slot in enumerate(report.shape):
         key = pattern.keys[i]
         home = plan.cabling.home(key) if key else None
-        group = "" if home is None else plan.names.names.get(home, home.anchor)
+        group = "" if home is None else plan.names.names.get(home, plain(home.anchor))
         state = _freshness(report, i) if key else ""
         if not key and slot.neighbor is not None:
             key = shown(slot.neighbor.name or slot.neighbor.chassis)
@@ -117,7 +118,7 @@ def _links(preview: Preview, node: str, on: Screen) -> Iterator[str]:
             (
                 shown(slot.link),
                 shown(slot.rail),
-                key or "none",
+                plain(key) or "none",
                 shown(report.ports[i]),
                 state,
                 group,
@@ -133,12 +134,12 @@ def _switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
     group = votes.of.get(key)
     home = cabling.home(key)
     name = None if home is None else plan.names.names.get(home)
-    yield f"The switch {key} belongs to {name or 'no HyperNode'}."
+    yield f"The switch {plain(key)} belongs to {name or 'no HyperNode'}."
     chassis = sorted({announcement.chassis for announcement, of in votes.names.keys.items() if of == key})
     yield f"It announces the chassis ID {', '.join(shown(text.partition('=')[2]) for text in chassis[:4])}."
     for current, of in sorted(votes.names.renamed.items()):
         if of == key:
-            yield f"Its name is {current} now; the chassis ID is the same."
+            yield f"Its name is {plain(current)} now; the chassis ID is the same."
     if key in cabling.foreign:
         yield "It is foreign: another switch of their group serves the rail of the links that reach it."
     elif group is not None and home is not group:
@@ -151,7 +152,7 @@ def _switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
     )
     for other in () if group is None else group.leaves:
         if other != key:
-            yield f"With {other}: {_common_nodes(preview, key, other)}."
+            yield f"With {plain(other)}: {_common_nodes(preview, key, other)}."
     for anomaly in plan.outcome.anomalies:
         if anomaly.switch == key:
             yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
@@ -234,11 +235,11 @@ def _group(preview: Preview, group: SwitchGroup, old: HyperNode | None) -> Itera
         yield f"It is the group {group.static} of the topology file."
     switches = sorted(plan.cabling.switches(group))
     rails = plan.cabling.rails(group)
-    yield f"Its nodes are cabled to {_count(len(switches), 'switch', 'switches')}: {', '.join(switches)}."
+    yield f"Its nodes are cabled to {_count(len(switches), 'switch', 'switches')}: {', '.join(map(plain, switches))}."
     if len(rails) > 1:
         yield f"The switches serve {len(rails)} rails."
     if (pair := _weakest_pair(preview, group)) is not None:
-        yield f"{pair[0]} and {pair[1]} have the fewest nodes in common: {_common_nodes(preview, *pair)}."
+        yield f"{plain(pair[0])} and {plain(pair[1])} have the fewest nodes in common: {_common_nodes(preview, *pair)}."
     if old is not None:
         shared = {node for pattern in group.voters for node in pattern.nodes}.intersection(old.nodes)
         yield f"It keeps the name of the published object, with which it shares {_count(len(shared), 'node')}."

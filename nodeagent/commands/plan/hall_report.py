@@ -30,6 +30,7 @@ from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.nodelinks import NOT_UP, LinkNeighbor, NodeLink, NodeLinks
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.reports import shown
+from nodeagent.fabric.switch_keys import plain
 from nodeagent.health.cabling import Port, same_port, same_switch
 from nodeagent.kube.client import ApiError
 
@@ -197,7 +198,7 @@ def _against_tree(
         if link.state == "unused" and link.neighbor is None:
             continue
         right = bool(key) and (key == should or not (shifted or shown(slot.link) in wrong))
-        yield _checked(place, node, link, should, "", usual, right=right)
+        yield _checked(place, node, link, plain(should), "", usual, right=right)
 
 
 def _checked(

@@ -13,6 +13,7 @@ from nodeagent.base.plain_text import one_line
 from nodeagent.commands.terminal import PLAIN, Screen, remarks, section
 from nodeagent.fabric.hypernode import DERIVED_FROM, NVLINK_DOMAIN, HyperNode, render
 from nodeagent.fabric.outcome import Overlap, PlanOutcome
+from nodeagent.fabric.switch_keys import plain
 
 # Text that every YAML parser reads as a string without quotes.
 _PLAIN = re.compile(r"[a-z][a-z0-9/-]*(\.[a-z0-9/-]+)*")
@@ -99,7 +100,7 @@ def as_table(outcome: PlanOutcome, on: Screen = PLAIN) -> str:
                     f"{hypernode.tier} {hypernode.tier_name}",
                     hypernode.name,
                     str(len(hypernode.nodes) + len(hypernode.children)),
-                    _some(hypernode.switches)
+                    _some(map(plain, hypernode.switches))
                     or hypernode.note(DERIVED_FROM)
                     or hypernode.note(NVLINK_DOMAIN),
                 )

@@ -15,6 +15,7 @@ from nodeagent.commands.plan.preview import Preview
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
 from nodeagent.fabric.reports import shown
+from nodeagent.fabric.switch_keys import plain
 from nodeagent.health.rules import rule_words
 from nodeagent.web.ui_files import self_contained
 
@@ -30,7 +31,7 @@ def draw(preview: Preview, form: str, *, whole: bool = False) -> str:
         view = fabric_view(preview.plan, 0.0, time.time(), details=dict(_details(preview)))
         return self_contained("fabric", msgspec.json.encode(view))
     renderers: dict[str, Callable[[dict[str, Any]], str]] = {
-        "tree": lambda document: "\n".join(_tree(document) if whole else fold(_tree(document))),
+        "tree": lambda document: "\n".join(_tree(document, whole=True) if whole else fold(_tree(document))),
         "dot": _dot,
         "json": lambda document: json.dumps(document, indent=2),
     }
@@ -76,7 +77,7 @@ def _branch(
     if domain := hypernode.note(NVLINK_DOMAIN):
         branch["domain"] = domain
     elif is_leaf:
-        branch["switches"] = list(hypernode.switches)
+        branch["switches"] = list(map(plain, hypernode.switches))
     else:
         branch["derivedFrom"] = hypernode.note(DERIVED_FROM) or None
     if hypernode.children:
@@ -100,36 +101,34 @@ def _links(preview: Preview, node: str, kinds: AnomalyKinds) -> Iterator[dict[st
         yield {
             "link": link,
             "rail": shown(slot.rail),
-            "switch": pattern.keys[i] or None,
+            "switch": plain(pattern.keys[i]) or None,
             "port": shown(report.ports[i]) or None,
             "stale": i in report.stale,
             "anomaly": kinds.get((node, link)),
         }
 
 
-def _tree(document: dict[str, Any]) -> list[str]:
+def _tree(document: dict[str, Any], *, whole: bool = False) -> list[str]:
     lines = [f"fabric {document['fabric']}"]
-    lines += _below(document["hypernodes"], "")
+    lines += _below(document["hypernodes"], "", whole)
     for unplaced in document["unplaced"]:
         lines.append(f"unplaced: {shown(unplaced['node']) or '(no name)'}: {unplaced['reason']}")
     return lines
 
 
-def _below(branches: list[dict[str, Any]], indent: str) -> Iterator[str]:
+def _below(branches: list[dict[str, Any]], indent: str, whole: bool) -> Iterator[str]:
     for i, branch in enumerate(branches):
         last = i == len(branches) - 1
         head, rest = ("└─ ", "   ") if last else ("├─ ", "│  ")
         if "tier" in branch:
-            about = (
-                ", ".join(branch.get("switches", ()))
-                or branch.get("derivedFrom")
-                or branch.get("domain")
-                or ""
-            )
+            switches = branch.get("switches", ())
+            about = ", ".join(switches) or branch.get("derivedFrom") or branch.get("domain") or ""
+            if len(switches) > 2 and not whole:
+                about = f"{switches[0]} … {switches[-1]} ({len(switches)} switches)"
             yield f"{indent}{head}{branch['name']} ({branch['tierName']}){': ' + about if about else ''}"
         else:
             yield f"{indent}{head}{branch['name']}{_remarks(branch)}"
-        yield from _below([*branch.get("members", ()), *branch.get("nodes", ())], indent + rest)
+        yield from _below([*branch.get("members", ()), *branch.get("nodes", ())], indent + rest, whole)
 
 
 def _remarks(node: dict[str, Any]) -> str:
@@ -181,7 +180,6 @@ def _dot_string(text: str) -> str:
 
 
 _LEAF = re.compile(r"(?P<indent>(?:│  |   )*)(?P<branch>[├└]─ )(?P<stem>\S*?)(?P<number>\d+)$")
-_HEAD = re.compile(r"(?P<head>.*): (?P<first>[^ ,]+), (?P<middle>.+), (?P<last>[^ ,]+)$")
 ROW = 3
 """The least number of nodes that are folded."""
 
@@ -198,7 +196,7 @@ def fold(drawn: list[str]) -> list[str]:
         if node:
             row.append(node)
         elif line:
-            folded.append(_shortened(line))
+            folded.append(line)
     return folded
 
 
@@ -216,15 +214,6 @@ def _row_lines(row: list[re.Match[str]]) -> Iterator[str]:
         f"{first['indent']}{last['branch']}{first['stem']}{first['number']} … {last['stem']}{last['number']}"
         f"  ({len(row)} nodes)"
     )
-
-
-def _shortened(line: str) -> str:
-    """A HyperNode's line without the switches between the first and the last."""
-    head = _HEAD.fullmatch(line)
-    if head is None:
-        return line
-    count = 3 + head["middle"].count(",")
-    return f"{head['head']}: {head['first']} … {head['last']} ({count} switches)"
 
 
 # --- the map --------------------------------------------------------------------------------------------
