@@ -204,7 +204,7 @@ class SwitchGraph:
         return shared
 
     def _shared_by(self, leaf: str) -> tuple[str, str] | None:
-        """Two switches of one rail, of which each has most of its members in common with ``leaf``, and few with the other.
+        """Two switches of one rail, each with most of its members in common with ``leaf``, and few with the other.
 
         The members of the second one must be two, since one may be a wrong cable, or two thirds of three.
         """

@@ -129,8 +129,8 @@ def troubles(preview: Preview) -> list[Trouble]:
 def _faults(report: NodeLinks) -> Iterator[LinkFault]:
     pods: dict[str, list[str]] = {}
     for holder in report.holders:
-        for link in {vf.link for vf in holder.vfs}:
-            pods.setdefault(link, []).append(f"{holder.namespace}/{holder.pod}")
+        for name in {vf.link for vf in holder.vfs}:
+            pods.setdefault(name, []).append(f"{holder.namespace}/{holder.pod}")
     for link in report.links:
         if link.state in FAULTS:
             yield _fault(report.node_name, link, tuple(sorted(pods.get(link.name, ()))))
@@ -312,7 +312,8 @@ def lasting(seconds: float) -> str:
     >>> [lasting(n) for n in (7, 317, 7260, 200000)]
     ['7 s', '5 min 17 s', '2 h 1 min', '2 d 7 h']
     """
-    left, parts = max(0, round(seconds)), []
+    left = max(0, round(seconds))
+    parts: list[str] = []
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, left = divmod(left, length)
         if count or (unit == "s" and not parts):
