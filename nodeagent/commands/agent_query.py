@@ -53,8 +53,7 @@ def ask(page: str, config: Config, root: Path) -> AgentAnswer:
     try:
         return AgentAnswer(local_socket.fetch(folder, page, FETCH_S), place)
     except (FileNotFoundError, NotADirectoryError):
-        hint = ", in the agent's pod give --root /host" if root == Path("/") else ""
-        return AgentAnswer(None, f"{place} does not exist{hint}")
+        return AgentAnswer(None, f"{place} does not exist")
     except ConnectionRefusedError:
         return AgentAnswer(None, f"the agent of {place} has ended")
     except PermissionError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ ALIGNED = re.compile(r"^ |\S  +\S", re.M)
 
 ROOT = """\
 use /sys, /proc, /dev, /var/run and the state directory below this directory: the root of a host mounted in a
-container, a `nodeagent capture`, or a simulated machine (default: /)"""
+container, a `nodeagent capture`, or a simulated machine (default: NODEAGENT_ROOT, which the manifest sets, or /)"""
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_LEVEL = """\
@@ -35,7 +36,7 @@ def common_options(parser: argparse.ArgumentParser, *, of_part: bool = False) ->
     parser.add_argument(
         "--root",
         type=Path,
-        default=argparse.SUPPRESS if of_part else Path("/"),
+        default=argparse.SUPPRESS if of_part else Path(os.environ.get("NODEAGENT_ROOT", "/")),
         metavar="DIR",
         help=ROOT,
     )
@@ -46,8 +47,10 @@ def config_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         type=Path,
+        default=os.environ.get("NODEAGENT_CONFIG"),
         metavar="FILE",
-        help="configuration file (default: the configuration that `nodeagent config defaults` prints)",
+        help="configuration file (default: NODEAGENT_CONFIG, which the manifest sets, or what `nodeagent "
+        "config defaults` prints)",
     )
 
 

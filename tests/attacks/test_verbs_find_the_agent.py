@@ -40,11 +40,9 @@ def documented() -> list[str]:
     """The commands that the pages run in the agent's pod, without their placeholders."""
     commands = set()
     for page in (ROOT / "README.md", *PAGES):
-        for line in re.findall(r"(?:agent NODE|-- nodeagent) ([^`\n|]+)", page.read_text()):
-            # The pages write "…" for the options of the first command.
-            words = line.replace("…", "--root /host --config /etc/nodeagent/nodeagent.yaml").split()
-            # The overlay for kind serves a simulated machine, below another root.
-            if words[0] in OF_THE_POD and "/machine" not in words:
+        for line in re.findall(r"(?:kubectl nodeagent|-- nodeagent) ([^`\n|]+)", page.read_text()):
+            words = [word for word in line.split() if word not in ("NODE", "…")]
+            if words and words[0] in OF_THE_POD:
                 commands.add(" ".join(words))
     return sorted(commands)
 
@@ -86,8 +84,9 @@ async def pod(base: Path) -> AsyncIterator[list[str]]:
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             up = ["nsenter", "--target", children[0], "--net", "ip", "link", "set", "lo", "up"]
             assert (await run(up))[0] == 0
+            env = [f"{one['name']}={one['value']}" for one in container["env"] if "value" in one]
             yield [
-                "nsenter", "--target", children[0], "--mount", "--net", "--pid", "--root", "--wd",
+                "env", *env, "nsenter", "--target", children[0], "--mount", "--net", "--pid", "--root", "--wd",
                 sys.executable, "-m", "nodeagent",
             ]  # fmt: skip
     finally:
@@ -120,11 +119,11 @@ async def test_the_documented_commands_show_what_the_agent_of_the_pod_holds(base
             assert HELD_NIC in withdrawn
             assert "the agent at " in err
             assert "no agent" not in err
-        _, out, err = await run([*inside, "doctor", "--root", "/host", "--json"])
+        _, out, err = await run([*inside, "doctor", "--json"])
         findings = [entry for entry in json.loads(out)["findings"] if entry["key"] == "agent_withdraws"]
         assert len(findings) == 2, err
-        for more in ([], ["--config", "/etc/nodeagent/nodeagent.yaml"]):
-            code, out, err = await run([*inside, "scan", "--root", "/host", *more, "--json"])
+        for more in ([], ["--root", "/host", "--config", "/etc/nodeagent/nodeagent.yaml"]):
+            code, out, err = await run([*inside, "scan", *more, "--json"])
             seen = json.loads(out)
             faulty = [gpu["health"]["state"] != "healthy" for gpu in seen["gpus"]]
             assert faulty == [index == HELD_GPU for index in range(8)]
