@@ -183,6 +183,6 @@ class _Evidence:
             owner = lent.get(_named(slot, self._generic))
             if owner is not None and self._counts(node, report, i):
                 shape[i] = slot._replace(neighbor=owner[0].neighbor)
-                if owner[1]:
+                if owner[1] and i not in report.stale:
                     contested.add(i)
         return replace(report, shape=tuple(shape), contested=frozenset(contested))

@@ -50,7 +50,7 @@ function aboutLink(model, found, select, reportOf) {
       ["Column", link.column.title],
       ["Switch", chooser(link.switch, `switch:${link.switch}`, select)],
       ["Port", link.port],
-      ["Contested", link.contested && "another confirmed neighbor sends on this link too"],
+      ["Contested", link.contested && "another device announces itself on this link too"],
       ["Node", chooser(link.node, `node:${link.node}`, select)],
       ["Leaf group", group && chooser(group.name, `hypernode:${group.name}`, select)],
     ),
