@@ -102,9 +102,7 @@ class PreparedClaims:
     def written(self) -> dict[str, PreparedClaim]:
         """The records whose files are on the disk, by UID: the kubelet has them, or gets them next."""
         on_disk = self._files.written
-        return {
-            uid: record for uid, record in self.records.items() if on_disk.get(uid) == record.allocation
-        }
+        return {uid: record for uid, record in self.records.items() if on_disk.get(uid) == record.allocation}
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
