@@ -8,8 +8,8 @@ Rules:
 * No pod waits for a write. A change of the health is written after a random part of a minute, and only if it still
   stands: a switch that restarts changes the health of one rail on all nodes at once.
 * The UID is part of each write, so a claim that was made again is not touched.
-* After a conflict the claim is read and written again soon. What the server refuses is sent again seldom, or when it has
-  changed: a webhook may be away for a while.
+* After a conflict the claim is read and written again soon. What the server refuses is sent again seldom, or when it
+  has changed: a webhook may refuse for a while.
 """
 
 from __future__ import annotations

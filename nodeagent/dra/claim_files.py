@@ -57,8 +57,8 @@ FORM = StoredForm(
 
 
 class ClaimFiles:
-    """``records`` is the agent's folder for them, ``specs`` the folder of CDI specs that runtimes read, ``metadata`` that
-    of metadata files. ``gives_metadata``: claims that are prepared from now on get such files."""
+    """``records`` is the agent's folder for them, ``specs`` the folder of CDI specs that runtimes read. ``metadata`` is
+    the folder of metadata files; ``gives_metadata``: claims that are prepared from now on get such files."""
 
     def __init__(
         self,

@@ -172,8 +172,8 @@ def _share(
     amount = capacity.default if asked is None else _amount(asked, capacity.unit)
     if amount is None or amount <= 0:
         raise Refused(
-            f"{shown}: {ascii_name(str(asked))} is no amount of {capacity.name}: ask for more in capacity.requests of the "
-            "claim or its template, and create the pod again; 0 is for adminAccess alone",
+            f"{shown}: {ascii_name(str(asked))} is no amount of {capacity.name}: ask for more in capacity.requests of "
+            "the claim or its template, and create the pod again; 0 is for adminAccess alone",
             invalid=True,
         )
     return _Share(result, device, amount)

@@ -204,9 +204,9 @@ class SwitchGraph:
         return shared
 
     def _shared_by(self, leaf: str) -> tuple[str, str] | None:
-        """Two switches of one rail, each with most of its members in common with ``leaf``, and few with the other.
+        """Two switches of one rail that have most of their members in common with ``leaf``, and few with each other.
 
-        The members of the second one must be two, since one may be a wrong cable, or two thirds of three.
+        The second one needs two members, since one may be a wrong cable, or two thirds of three.
         """
         by_rail: dict[str, list[tuple[int, str]]] = {}
         for other, both in self._common[leaf].items():
@@ -219,12 +219,11 @@ class SwitchGraph:
             first, most = others[0]
             for both, other in others[1:]:
                 common, deciding = self.overlap(most, other)
-                if 2 * common < deciding and not (
-                    MAJORITY * both > first and self._has_few_rails(other, most)
-                ):
-                    if both < -1 or first >= -2:
-                        pairs.append((both, most, other))
-                    break
+                if 2 * common >= deciding or (MAJORITY * both > first and self._has_few_rails(other, most)):
+                    continue
+                if both < -1 or first >= -2:
+                    pairs.append((both, most, other))
+                break
         if not pairs:
             return None
         both, one, another = min(pairs)

@@ -114,13 +114,11 @@ class SwitchNames:
         """
         if not self._shared_chassis:
             return
-        users: dict[str, dict[str, list[SwitchAnnouncement]]] = {
-            chassis: {} for chassis in self._shared_chassis
-        }
+        users: dict[str, dict[str, list[SwitchAnnouncement]]] = {}
         for name, announcements in self._by_name.items():
             for announcement in announcements if name[0] != "=" else ():
-                if announcement.chassis in users:
-                    users[announcement.chassis].setdefault(name, []).append(announcement)
+                if (chassis := announcement.chassis) in self._shared_chassis:
+                    users.setdefault(chassis, {}).setdefault(name, []).append(announcement)
         for chassis, by_name in sorted(users.items()):
             known = chassis in self.record or len({self._aliases.get(name, name) for name in by_name}) == 1
             found = [self._ports(same) for same in by_name.values()]

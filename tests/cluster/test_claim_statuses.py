@@ -228,8 +228,18 @@ async def test_the_traffic_of_refused_claims_is_bounded(server: ApiServer) -> No
         assert stage.writes < 4 * (7 + 2 * 6)
         before = stage.writes
         stage.set_health(SICK)
-        await asyncio.sleep(claim_statuses.LOOK_S)
+        await asyncio.sleep(claim_statuses.SPREAD_S[1] + 1)
         assert stage.writes == before + 4, "other entries may be accepted"
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_claim_that_was_made_again_is_read_once(server: ApiServer) -> None:
+    stage = Stage(server)
+    again = stage.prepare("again")
+    server.put({**again, "metadata": {**again["metadata"], "uid": "00000000-0000-4000-8000-00000000beef"}})
+    async with writing(server, stage, time.monotonic):
+        await asyncio.sleep(6 * 3600)
+    assert (server.counts["get", "resourceclaims"], stage.writes) == (1, 0)
 
 
 @pytest.mark.usefixtures("virtual_time")

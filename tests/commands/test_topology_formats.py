@@ -287,7 +287,9 @@ NOT_TEXT = (
     "12e03", "2026-11-27", "1-2",
 )  # fmt: skip
 """Names of nodes that YAML takes for something else without quotes."""
-SYNTAX = ("a: b", "#x", "- x", "? y", "{a}", "&a", "*a", "!t", "%x", "|", "'", '"', "\\", "ü", "漢", "😀", "\u2028", " ")
+SYNTAX = (
+    "a: b", "#x", "- x", "? y", "{a}", "&a", "*a", "!t", "%x", "|", "'", '"', "\\", "ü", "漢", "😀", "\u2028", " ",
+)  # fmt: skip
 
 
 @settings(max_examples=examples(50))
@@ -302,18 +304,21 @@ SYNTAX = ("a: b", "#x", "- x", "? y", "{a}", "&a", "*a", "!t", "%x", "|", "'", '
         st.sampled_from(NOT_TEXT + SYNTAX) | st.text(max_size=20), min_size=1, max_size=3, unique=True
     ),
     fabric=st.sampled_from([name for name in NOT_TEXT if "." not in name]),
+    racks=st.booleans(),
 )
-def test_yaml_has_each_name_as_text(nodes: list[str], switches: list[str], fabric: str) -> None:
+def test_yaml_has_each_name_as_text(nodes: list[str], switches: list[str], fabric: str, racks: bool) -> None:
     """Read by both readers of PyYAML; one of them is libyaml, with which Slurm reads its topology.yaml."""
-    items = objects(
-        {node: (End(switches[i % len(switches)], f"swp{i}"),) for i, node in enumerate(nodes)}
-    )
+    items = objects({node: (End(switches[i % len(switches)], f"swp{i}"),) for i, node in enumerate(nodes)})
     for item in items:
         item["links"][0]["fabric"] = fabric
+        if racks:
+            item["nvlinkDomains"] = [{"clusterUUID": "9c6f5af3-4f59-4f8d-bb27-f3a2a3f1c5aa", "cliqueID": 1}]
     with TemporaryDirectory() as folder:
         file, rules = Path(folder, "links.json"), Path(folder, "fabric.yaml")
         file.write_text(json.dumps({"kind": "List", "items": items}))
-        rules.write_text(f"{BISECTION}fabric: {json.dumps(fabric)}\n")
+        rules.write_text(
+            f"{BISECTION}fabric: {json.dumps(fabric)}\n".replace("{assume", "{nvlink: auto, assume")
+        )
         common = ("--from", str(file), "--fabric", str(rules))
         texts = {}
         for verb in (("plan", "--json"), ("plan", "--yaml"), ("topology", "--format", "slurm-yaml")):
@@ -329,11 +334,17 @@ def test_yaml_has_each_name_as_text(nodes: list[str], switches: list[str], fabri
     }
     for loader in (yaml.SafeLoader, yaml.CSafeLoader):
         assert list(yaml.load_all(texts["--yaml"], loader)) == hypernodes
-        (tree,) = yaml.load(texts["slurm-yaml"], loader)
+        tree, *nvlink = yaml.load(texts["slurm-yaml"], loader)
         assert tree["topology"] == fabric
-        found = tree["tree"]["switches"] or ()
-        assert {name for one in found for name in expand(one.get("nodes", ""))} == placed
-        assert {one["switch"] for one in found} == {one["metadata"]["name"] for one in hypernodes}
+        found = tree["tree"]["switches"] or ()  # without a switch where each has the name of a node
+        assert {name for one in found for name in expand(one.get("nodes", ""))} == (
+            placed if found else set()
+        )
+        names = {one["metadata"]["name"] for one in hypernodes}
+        assert {one["switch"] for one in found} <= names
+        for block in [block for entry in nvlink for block in entry["block"]["blocks"]]:
+            assert block["block"] in names
+            assert {*expand(block["nodes"])} <= placed
 
 
 def test_a_hostlist_is_short() -> None:

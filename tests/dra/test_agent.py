@@ -107,7 +107,9 @@ async def test_a_claim_whose_files_cannot_be_written_is_not_ready_in_the_cluster
 
     def conditions(name: str) -> list[str]:
         status = (server.find("resourceclaims", name, "default") or {})["status"]
-        return [f"{it['type']}={it['status']}" for one in status.get("devices", ()) for it in one["conditions"]]
+        return [
+            f"{it['type']}={it['status']}" for one in status.get("devices", ()) for it in one["conditions"]
+        ]
 
     try:
         async with running_node() as node:

@@ -249,7 +249,10 @@ def test_a_claim_without_an_amount_gets_the_whole_gpu_and_one_vf() -> None:
         ({"pool": f"{NODE}/nic"}, "is no device of this node"),
         ({"device": "gpu-gone"}, "is no device of this node"),
         ({"consumedCapacity": {"memory": "-1Gi"}}, "no amount of memory"),
-        ({"consumedCapacity": {"memory": "0"}}, "0 is no amount of memory: ask for more in capacity.requests of the claim"),
+        (
+            {"consumedCapacity": {"memory": "0"}},
+            "0 is no amount of memory: ask for more in capacity.requests",
+        ),
         ({"consumedCapacity": {"memory": "a" * 10_000}}, "no amount of memory"),
         ({"consumedCapacity": {"memory": "1e99"}}, "more than the 80896Mi that the device has now"),
     ],

@@ -108,25 +108,45 @@ async def test_a_claim_holds_its_devices_at_once_and_counts_as_written_when_its_
     assert (set(claims.records), claims.written) == ({uid}, {}), "it has other devices"
     calls.failure = None
     await claims.prepare(reference(moved))
-    await claims.unprepare(reference(moved))
-    assert claims.written == {}
+    assert set(claims.written) == {uid}
+
+
+@pytest.mark.parametrize("removed_later", [False, True])
+async def test_a_claim_that_is_prepared_again_after_its_end_has_its_files_to_be_written(
+    tmp_path: Path, removed_later: bool
+) -> None:
+    store, calls = ClaimStore(), StepCalls()
+    claims = claims_of(tmp_path, offer_of(FACTS), store, calls=calls)
+    claim = store.put(small("a"))
+    await claims.prepare(reference(claim))
+    failure = OSError(errno.EROFS, "read-only")
+    calls.failure = failure if removed_later else None
+    await claims.unprepare(reference(claim))
+    calls.failure = None
+    if removed_later:
+        await claims.remove_leftovers()
+    assert files(tmp_path / "cdi") == set()
+    calls.failure = failure
+    with pytest.raises(OSError, match="read-only"):
+        await claims.prepare(reference(claim))
+    assert (len(claims.records), claims.written) == (1, {})
 
 
 async def test_a_restarted_agent_counts_a_claim_as_written_if_its_files_are_there(tmp_path: Path) -> None:
     store, offer = ClaimStore(), offer_of(FACTS)
     claims = claims_of(tmp_path, offer, store)
     bare = claim_of("b", {**result(GPU, 1024, "g"), "driver": "other.io"})
-    whole, no_spec, no_info, bare = (
-        store.put(claim) for claim in (small("a"), small("s"), small("i"), bare)
-    )
-    for claim in (whole, no_spec, no_info, bare):
-        await claims.prepare(reference(claim))
-    uids = [claim["metadata"]["uid"] for claim in (whole, no_spec, no_info, bare)]
-    (tmp_path / "cdi" / f"nodeagent-claim-{uids[1]}.json").unlink()
+    whole, no_spec, no_info, folder = (small(name) for name in ("a", "s", "i", "f"))
+    all_five = map(store.put, (whole, no_spec, no_info, folder, bare))
+    uids = [(await claims.prepare(reference(claim))).uid for claim in all_five]
+    specs = [tmp_path / "cdi" / f"nodeagent-claim-{uid}.json" for uid in uids]
+    specs[1].unlink()
     (tmp_path / "devinfo" / claims.records[uids[2]].device_info[0].name).unlink()
+    specs[3].unlink()
+    specs[3].mkdir()
     again = claims_of(tmp_path, offer, store)
     assert set(again.records) == set(uids)
-    assert set(again.written) == {uids[0], uids[3]}
+    assert set(again.written) == {uids[0], uids[4]}
 
 
 async def test_the_end_of_an_unknown_claim_is_a_success(tmp_path: Path) -> None:

@@ -446,7 +446,9 @@ def test_two_switches_with_one_chassis_id_stay_two_while_one_of_them_pauses() ->
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_the_last_report_of_a_dead_node_makes_no_default_chassis_id_of_a_renamed_switch(restarts: bool) -> None:
+def test_the_last_report_of_a_dead_node_makes_no_default_chassis_id_of_a_renamed_switch(
+    restarts: bool,
+) -> None:
     """It has the old names, and another node is on its ports by now."""
     made = hall()
     cluster = Cluster(FabricRules(hysteresis=HysteresisSettings(settle_seconds=0)))

@@ -79,9 +79,24 @@ def test_ports_without_names_of_their_own_are_ambiguous_from_the_second_node_on(
     outcome = plan(first)
     assert switches(outcome) == {"chassis:mac:aa", "chassis:mac:bb"}
     assert not outcome.anomalies
-    outcome = plan({**first, "n1": (End("switch", "swp3", chassis="cc"), End("switch", "swp4", chassis="dd"))})
+    outcome = plan(
+        {**first, "n1": (End("switch", "swp3", chassis="cc"), End("switch", "swp4", chassis="dd"))}
+    )
     assert not outcome.hypernodes
     assert [odd.kind for odd in outcome.anomalies] == [AnomalyKind.AMBIGUOUS_SWITCH]
+
+
+def test_one_chassis_id_under_three_names_is_a_factory_default_and_under_two_may_be_a_renamed_switch() -> (
+    None
+):
+    cables = {f"n{i}": (End(f"leaf{i}", f"swp{i}", chassis="aa"),) for i in range(3)}
+    outcome = plan(cables)
+    assert switches(outcome) == {"leaf0", "leaf1", "leaf2"}
+    assert [odd.kind for odd in outcome.anomalies] == [AnomalyKind.SHARED_CHASSIS_ID]
+    del cables["n2"]
+    outcome = plan(cables)
+    assert switches(outcome) == {"leaf0"}
+    assert not outcome.anomalies
 
 
 def test_two_switches_with_one_name_stay_apart_while_one_of_them_reboots() -> None:

@@ -638,10 +638,10 @@ async def open_and_cancel_stream(path: Path) -> None:
 
 
 class FickleKubelet:
-    """Accepts every registration, and closes the stream before it answers Register."""
+    """Accepts every registration, and closes the stream before it answers Register, or opens none."""
 
-    def __init__(self, socket: Path) -> None:
-        self.socket = socket
+    def __init__(self, socket: Path, *, opens: bool = True) -> None:
+        self.socket, self.opens = socket, opens
         self.registered_at: list[float] = []
         self.server = grpc.aio.server()
         handler = grpc.unary_unary_rpc_method_handler(self._register)
@@ -655,7 +655,8 @@ class FickleKubelet:
         await self.server.start()
 
     async def _register(self, request: bytes, _context: object) -> bytes:
-        await open_and_cancel_stream(self.socket.parent / pb.RegisterRequest.FromString(request).endpoint)
+        if self.opens:
+            await open_and_cancel_stream(self.socket.parent / pb.RegisterRequest.FromString(request).endpoint)
         self.registered_at.append(asyncio.get_running_loop().time())
         return b""
 
@@ -677,3 +678,41 @@ async def test_a_stream_lost_inside_register_is_noticed_without_a_look_and_the_p
         finally:
             await kubelet.server.stop(None)
             del kubelet.server  # its finalizer needs the open loop
+
+
+async def test_a_kubelet_that_accepts_and_opens_no_stream_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registration, "LOOK_S", 0.05)
+    monkeypatch.setattr(registration, "REGISTER_S", 0.5)
+    async with world() as w:
+        kubelet = FickleKubelet(w.kubelet.socket, opens=False)
+        await kubelet.start()
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
+        w.run()
+        try:
+            await until(lambda: len(kubelet.registered_at) >= 2)
+            first, second = kubelet.registered_at[:2]
+            assert second - first > 0.5
+        finally:
+            await kubelet.server.stop(None)
+            del kubelet.server  # its finalizer needs the open loop
+
+
+async def test_a_touched_socket_of_the_same_kubelet_causes_no_registration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its mode or label has changed; the streams show that the process is the same."""
+    monkeypatch.setattr(registration, "LOOK_S", 0.05)
+    async with world() as w:
+        await w.kubelet.start()
+        w.plugins.update([Lamps("example.com/a")], Snapshot())
+        w.run()
+        await w.offered("example.com/a", 2)
+        resource = w.plugins._resources["example.com/a"]
+        await until(lambda: resource.plugin.streams and resource.state.registered)
+        w.kubelet.socket.chmod(0o660)
+        touched = socket_probe.kubelet_id(w.kubelet.socket)
+        assert resource.state.kubelet != touched
+        await until(lambda: resource.state.kubelet == touched)
+        assert w.registrations("example.com/a") == 1

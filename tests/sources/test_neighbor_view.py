@@ -7,7 +7,9 @@ from nodeagent.sources.neighbor_view import AgedNeighbor, LinkRow, NeighborListi
 from tests.support.kind_machines import pf_of
 
 ETHERNET = pf_of(9, netdev="swp9", link_type="ethernet")
-PFS = {name: pf_of(rail, netdev=name) for rail, name in enumerate(("ib-live", "ib-old", "ib-mute", "ib-down"))}
+PFS = {
+    name: pf_of(rail, netdev=name) for rail, name in enumerate(("ib-live", "ib-old", "ib-mute", "ib-down"))
+}
 LLDP = NeighborListing(
     (LinkRow("swp9", ETHERNET.pci_address, "mlx5_core", "live", ()),), (Remark("swp9", "odd", "of LLDP"),)
 )
