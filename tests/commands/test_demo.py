@@ -50,7 +50,7 @@ def test_the_fabric_demo_runs_to_its_end_and_prints_every_step():
     done = demo("--nodes", "8", "--once")
     assert (done.returncode, done.stderr) == (0, "")
     steps = re.split(r"^(?=\d+\. )", done.stdout, flags=re.M)
-    about, formed, miscabled, rebooted, replaced, reracked, followed, added = steps
+    about, formed, miscabled, rebooted, survived, replaced, reracked, followed, added = steps
     assert "Simulated:" in about
     assert "Real:" in about
     assert controller(formed) == ["3 create hypernodes", "8 patch nodes"]
@@ -58,10 +58,12 @@ def test_the_fabric_demo_runs_to_its_end_and_prints_every_step():
     assert "gpu-004  (nic3 foreign-leaf at hall1-su2-leaf3)" in miscabled
     assert "foreign-leaf: nic3 of gpu-004 is cabled to hall1-su2-leaf3" in miscabled
     assert miscabled.count("0 writes") == 2
-    for quiet in (miscabled, rebooted, replaced, followed):
+    for quiet in (miscabled, rebooted, survived, replaced, followed):
         assert controller(quiet) == ["nothing"]
         assert "0 writes: all 3 HyperNodes" in quiet
     assert agents(rebooted) == agents(replaced) == ["8 patch nodelinks"]
+    assert "taint of gpu-003: nodeagent.io/device-failed:NoSchedule" in survived
+    assert "train-2 is made again on gpu-004" in survived
     assert re.search(r"chassis ID (\S+) before, (?!\1)\S+ now", replaced)
     shrink, grow = re.findall(r"nodeagent-t1-\S+: (\d) members before, (\d) now", reracked)
     assert (shrink, grow) == (("4", "3"), ("4", "5"))
