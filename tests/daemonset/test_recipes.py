@@ -112,6 +112,16 @@ def test_every_torchrun_has_restarts_of_its_own() -> None:
             assert [int(one.partition("=")[2]) > 0 for one in given] == [True], path
 
 
+def test_every_torchrun_that_restarts_meets_in_a_new_store() -> None:
+    """The shared store of ``c10d`` keeps the addresses of the start before (pytorch issue 135712, torch 2.13): four
+    agents used up three restarts in a minute, and the job failed."""
+    for path, manifest, template, arguments in torchruns():
+        elastic = manifest["spec"].get("elasticPolicy", {}).get("rdzvBackend") == "c10d"
+        if elastic or "--rdzv-backend=c10d" in arguments:
+            (container,) = template["spec"]["containers"]
+            assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container.get("env", []), path
+
+
 def test_no_policy_of_a_volcano_job_is_unreachable() -> None:
     """Volcano reports a container that ends with an exit code as PodFailed."""
     for job in of_kind(objects("volcano"), "Job"):
