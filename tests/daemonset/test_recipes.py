@@ -167,6 +167,18 @@ def test_the_scheduler_has_the_plugins_and_actions_that_the_volcano_example_need
     assert "gang" in plugins
 
 
+def test_a_queue_deserves_one_resource() -> None:
+    """Volcano's plugin ``capacity`` lets a queue reclaim while one of its deserved resources is below its share, and
+    takes from a queue that exceeds one (``LessEqualPartly…``, ``GreaterPartly…`` in resource_info.go). With a second
+    one that jobs use less of, two queues evicted each other's gangs without end (seen with ed72c7c8). A guarantee is
+    part of what is deserved."""
+    queues = [one for folder in ("volcano", "volcano-global") for one in of_kind(objects(folder), "Queue")]
+    assert queues
+    for queue in queues:
+        shares = [queue["spec"].get("deserved"), queue["spec"].get("guarantee", {}).get("resource")]
+        assert {one for share in shares if share for one in share} <= {"nvidia-dgx-h100/gpu-mem"}, queue
+
+
 def test_the_deviceshare_example_turns_the_plugin_on_and_locks_nodes() -> None:
     """The arguments are those of volcano, pkg/scheduler/plugins/deviceshare: ``VGPUEnable`` turns on the annotations,
     ``NodeLockEnable`` the lock, ``SchedulePolicy`` is ``binpack`` or ``spread``. Only pods with ``schedulerName:
@@ -514,6 +526,18 @@ def test_a_trainjob_names_a_runtime_with_the_container_that_the_trainer_fills() 
     assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
     assert (replicated["name"], container["name"]) == ("node", "node")
+
+
+def test_the_programs_of_a_trainjob_can_meet_again() -> None:
+    """The Trainer's own rendezvous is torchrun's ``static``, which has one store for all starts
+    (``static_tcp_rendezvous.py`` of torch 2.13): four agents ended a minute after the death of one program."""
+    (job,) = of_kind(objects("training-operator"), "TrainJob")
+    arguments = [*job["spec"]["trainer"]["command"], *job["spec"]["trainer"]["args"]]
+    assert {"--rdzv-backend=c10d", "--rdzv-endpoint=$(PET_MASTER_ADDR):29500"} <= {*arguments}
+    runtime = named("training-operator", "TrainingRuntime", job["spec"]["runtimeRef"]["name"])
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container["env"]
 
 
 def test_every_queue_that_a_recipe_names_is_in_the_namespace_of_its_workload() -> None:
