@@ -13,7 +13,15 @@ from nodeagent.kinds import Refused
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.rail_numbers import Rail
 from nodeagent.kinds.vf import VfPool
-from nodeagent.kubelet.rail_memory import ENTRIES_MAX, FORM, RailMemory
+from nodeagent.kubelet.rail_memory import (
+    ENTRIES_MAX,
+    FORM,
+    NumberedSelection,
+    OfferedNic,
+    RailMemory,
+    RailsFile,
+    without,
+)
 from tests.offering.test_offer import machine, pf
 
 ONE = pf(1)
@@ -196,3 +204,21 @@ async def test_gpus_do_not_wait_for_unknown_names(tmp_path: Path) -> None:
     assert stored.obstacle(NOW, GPUS) is None
     await memory(tmp_path).save({}, (), (WAS,), GPUS)
     assert memory(tmp_path, pod_resources=False).obstacle(NOW, GPUS) is None
+
+
+def test_a_forgotten_rail_takes_its_nic_and_the_names_of_its_vfs_with_it() -> None:
+    """Others stay. With podresources the names stay until no pod holds the VFs."""
+    other = pf(2)
+    rails = (Rail(0, ADDRESS, "b8:3f:d2:00:00:01"), Rail(1, other.pci_address, "b8:3f:d2:00:00:02"))
+    vf = replace(ONE, pci_address=VF, parent=ADDRESS)
+    kept = OfferedNic(other, ())
+    file = RailsFile(
+        entries=(NumberedSelection("{}", rails), NumberedSelection("{netdevs}", rails[:1])),
+        nics=(OfferedNic(ONE, (vf,)), kept),
+        names={"x/nic0": (VF,), "x/nic1": ("0000:02:00.1",)},
+    )
+    left = without(file, rails[:1], names=True)
+    assert left.entries == (NumberedSelection("{}", rails[1:]),)
+    assert left.nics == (kept,)
+    assert left.names == {"x/nic1": ("0000:02:00.1",)}
+    assert without(file, rails[:1], names=False) == replace(left, names=file.names)
