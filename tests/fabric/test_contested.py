@@ -48,7 +48,7 @@ CLAIMS: dict[str, tuple[Callable[[int, End], End], bool]] = {
         True,
     ),
 }
-"""What a node announces with the real chassis IDs of its unit, and whether it is an anomaly."""
+"""Announcements of a node with the real chassis IDs of its unit, and whether they are an anomaly."""
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
