@@ -23,7 +23,7 @@ from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.inputs import Levels
 from nodeagent.fabric.published import PublishedTree
-from nodeagent.fabric.reports import CompactReport, LinkSlot
+from nodeagent.fabric.reports import CompactReport, LinkSlot, Shape, SwitchAnnouncement
 from nodeagent.fabric.switch_keys import full, short
 from nodeagent.fabric.switch_names import overlap
 
@@ -36,13 +36,7 @@ def settle(rules: FabricRules, levels: Levels, published: PublishedTree) -> Mapp
     reports = levels.reports
     shapes = {id(report.shape): report.shape for report in reports.values()}
     generic = frozenset(name.lower() for name in rules.generic_names)
-    names: dict[str, set[str]] = {}
-    for shape in shapes.values():
-        for slot in shape:
-            chassis, name = _named(slot, generic)
-            if name:
-                names.setdefault(chassis, set()).add(name)
-    doubtful = {chassis: several for chassis, several in names.items() if len(several) > 1}
+    doubtful = _of_several_names(shapes.values(), generic)
     contested = {node: report for node, report in reports.items() if report.contenders}
     if not doubtful and not contested:
         return reports
@@ -67,6 +61,21 @@ def settle(rules: FabricRules, levels: Levels, published: PublishedTree) -> Mapp
         for node, report in settled.items()
     }
     return {**reports, **same}
+
+
+def _of_several_names(shapes: Collection[Shape], generic: Collection[str]) -> dict[str, set[str]]:
+    """The chassis IDs that are announced with several names, and these."""
+    first: dict[str, SwitchAnnouncement] = {}
+    names: dict[str, set[str]] = {}
+    for slot in (slot for shape in shapes for slot in shape):
+        neighbor = slot.neighbor
+        if neighbor is not None and first.setdefault(neighbor.chassis, neighbor).name != neighbor.name:
+            names[neighbor.chassis] = set()
+    for slot in (slot for shape in shapes for slot in shape) if names else ():
+        chassis, name = _named(slot, generic)
+        if name and chassis in names:
+            names[chassis].add(name)
+    return {chassis: several for chassis, several in names.items() if len(several) > 1}
 
 
 def _named(slot: LinkSlot, generic: Collection[str]) -> Named:

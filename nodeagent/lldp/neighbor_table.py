@@ -53,11 +53,11 @@ CONFIRMING = 2
 TTL_MAX_S = 600.0
 """Twenty intervals of 30 s. Switches send TTLs up to 3601 s, and a forged one may be 65535 s."""
 SENIOR_S = 600.0
-"""Twenty intervals of 30 s. Whoever has sent for so long is no mistake, and a longer time proves no more."""
+"""Twenty intervals of 30 s. A sender of ten minutes is no mistake, and a longer time proves no more."""
 PAST_MAX = 8
 """Removed neighbors of a link whose time is kept: those that were confirmed longest."""
 PAST_S = 86400.0
-"""Who sends nothing for a day has left the link: its cable was moved."""
+"""A sender that was away for a day has left the link: its cable was moved."""
 _BURST = 100.0
 
 
@@ -415,18 +415,17 @@ class NeighborTable:
 
     def _refresh(self, table: _LinkTable, entry: NeighborEntry, now: float) -> None:
         entry.frames += 1
-        neighbor = entry.neighbor
-        alone = len(table.entries) == 1
-        # Beside others no frame shortens the time of the one before: it may be forged.
-        is_held = not alone and (not neighbor.stale or entry.shut)
-        expires = now + entry.ttl_s
-        before = entry.last_received
-        pause_s = now - before
+        neighbor, before = entry.neighbor, entry.last_received
         if not neighbor.stale and now < entry.expires:
-            entry.live_s = min(SENIOR_S, entry.live_s + pause_s)
-            entry.pause_s = max(entry.pause_s, pause_s)
-        entry.expires = max(expires, entry.expires) if is_held else expires
-        entry.shut, entry.outlived = False, entry.outlived or entry.shut
+            entry.live_s = min(SENIOR_S, entry.live_s + now - before)
+            entry.pause_s = max(entry.pause_s, now - before)
+        alone = len(table.entries) == 1
+        expires = now + entry.ttl_s
+        # Beside others no frame shortens the time of the one before: it may be forged.
+        if alone or expires > entry.expires or (neighbor.stale and not entry.shut):
+            entry.expires = expires
+        if entry.shut:
+            entry.shut, entry.outlived = False, True
         if neighbor.stale or (not neighbor.confirmed and entry.frames >= CONFIRMING):
             entry.neighbor = replace(neighbor, stale=False, confirmed=entry.frames >= CONFIRMING)
             self.revision += 1

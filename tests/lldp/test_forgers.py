@@ -1,5 +1,5 @@
-"""Who sends what and when on the link of a switch, and which neighbor the node then reports: forgers, and the rightful
-changes that look like one. A switch sends every 30 s with a TTL of 120 s.
+"""Senders on the link of a switch, and which neighbor the node reports: forgers, and the rightful changes that look
+like one. A switch sends every 30 s with a TTL of 120 s.
 """
 
 from __future__ import annotations

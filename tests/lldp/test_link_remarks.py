@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.facts.model import Ets, Identifier, Neighbor
-from nodeagent.lldp.link_remarks import KEYS, LinkSide, find_remarks
+from nodeagent.lldp.link_remarks import CROWDED, KEYS, LinkSide, find_remarks
 
 LEAF = Neighbor(
     "swp1", Identifier("mac", "02:00:00:00:00:01"), Identifier("ifname", "Ethernet1"), system_name="leaf-1"
@@ -111,3 +111,20 @@ def test_remarks_are_sorted_and_equal_for_equal_facts():
         ("swp2", "silent_port"),
     ]
     assert find_remarks(list(reversed(sides)), ()) == first
+
+
+def test_a_contender_is_named_beside_the_neighbor_and_by_its_source_if_the_rest_is_equal() -> None:
+    first = replace(LEAF, source="02:00:00:00:00:01")
+    copy = replace(first, source="02:00:00:00:ee:01", contender=True)
+    (remark,) = find_remarks([LinkSide("swp1")], (first, copy))
+    assert (remark.link, remark.key) == ("swp1", CROWDED)
+    assert (
+        "beside leaf-1 Ethernet1, confirmed longest, there is leaf-1 Ethernet1 from 02:00:00:00:ee:01 and not from "
+        in remark.detail
+    )
+    other = replace(copy, system_name="evil")
+    (remark,) = find_remarks([LinkSide("swp1")], (first, other, copy))
+    assert "there is evil Ethernet1 and others: " in remark.detail
+    assert not find_remarks(
+        [LinkSide("swp1")], (first, replace(other, stale=True), replace(other, contender=False))
+    )

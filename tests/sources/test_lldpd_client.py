@@ -91,6 +91,7 @@ def test_the_neighbor_of_the_greatest_age_in_lldpd_is_the_first_of_its_link():
     ages = {"0 day, 00:01:02": "c", "12 days, 03:00:00": "b", "11 days, 23:59:59": "a", "odd": "d"}
     found = neighbors_of(answer(*(aged(age, chassis) for age, chassis in ages.items())))
     assert [one.chassis_id.value for one in found] == ["b", "a", "c", "d"]
+    assert [one.contender for one in found] == [False, True, True, True]
 
 
 def test_an_lldpd_without_neighbors_has_none():

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.base.stored_file import StoredFile
-from nodeagent.lldp.neighbor_table import NeighborTable
+from nodeagent.lldp.neighbor_table import SENIOR_S, NeighborTable
 from nodeagent.sources import lldp_source
 from nodeagent.sources.lldp_source import FORM, is_outdated, keep, remembered, restore
 from tests.lldp.test_neighbor_table import frame, ports
@@ -68,3 +68,36 @@ async def test_the_file_has_the_neighbors_soon(tmp_path: Path, monkeypatch: pyte
     await until((tmp_path / FORM.name).exists)
     keeping.cancel()
     assert StoredFile(tmp_path, FORM).read() == remembered(table)
+
+
+def test_the_record_of_an_earlier_version_is_that_of_the_first_sender_with_its_ids() -> None:
+    (real,) = remembered(of_a_day())
+    older = replace(real, source="", name=None, place=0, live_s=86370.0)
+    table = NeighborTable()
+    restore(table, [older], 0.0)
+    table.receive("eth0", frame("real"), 5.0)
+    assert [one.confirmed for one in table.neighbors()] == [True]
+    assert remembered(table)[0].live_s == SENIOR_S
+
+
+def test_of_senders_that_have_sent_for_ten_minutes_the_first_is_the_neighbor_after_a_restart_too() -> None:
+    before = of_a_day()
+    for n in range(300):
+        before.receive("eth0", frame("forged"), 86400.0 + 10 * n)
+    found = remembered(before)
+    assert [(bytes.fromhex(one.port), one.place) for one in found] == [(b"forged", 2), (b"real", 1)]
+    after = NeighborTable()
+    restore(after, found, 0.0)
+    after.receive("eth0", frame("forged"), 1.0)
+    after.receive("eth0", frame("real"), 2.0)
+    assert ports(after) == [("eth0", "real", False), ("eth0", "forged", False)]
+
+
+@pytest.mark.parametrize(("hours", "first"), [(23, "real"), (25, "next")])
+def test_a_sender_that_was_away_for_more_than_a_day_is_a_new_one(hours: int, first: str) -> None:
+    """Its cable was moved, and somebody copies its frames."""
+    table = of_a_day()
+    for n in range(120 * hours):
+        table.receive("eth0", frame("next"), 86400.0 + 30.0 * n)
+    table.receive("eth0", frame("real"), 86400.0 + 3600.0 * hours)
+    assert ports(table)[0] == ("eth0", first, False)
