@@ -26,6 +26,7 @@ FORMS = {
 """The module of each form, by the name of its file."""
 
 OLDER = ROOT / "tests/golden/stored"
+PAGE = ROOT / "docs/stored-files.md"
 
 UNREPORTED = {
     "neighbors.json": "the neighbors are learned again from their frames",
@@ -89,7 +90,7 @@ def lost(older: Any, newer: Any) -> list[Any]:
 
 
 def test_the_page_has_a_row_for_each_stored_file() -> None:
-    page = (ROOT / "docs" / "stored-files.md").read_text()
+    page = PAGE.read_text()
     missing = [f"{name} of {module}" for name, module in FORMS.items() if f"\n| `{name}` |" not in page]
     assert not missing, (
         "docs/stored-files.md needs a row: what the file holds, and what a start without it does"
@@ -103,6 +104,9 @@ async def test_the_agent_reports_each_file_that_cannot_be_written_or_there_is_a_
         "add the file to `Stored.files`, or the reason to UNREPORTED"
     )
     assert not reported & UNREPORTED.keys()
+    (sentence,) = re.findall(r" If (`[^.]*`) cannot be written", PAGE.read_text().replace(".json", ""))
+    told = {f"{name}.json" for name in re.findall(r"`(\w+)`", sentence)}
+    assert told == reported, "docs/stored-files.md names the files of `Stored.files` in its last paragraph"
 
 
 def test_the_verb_shows_each_file_or_there_is_a_reason(

@@ -401,6 +401,16 @@ def test_an_import_loads_no_package_that_it_does_not_use(module: str, costs: set
     assert not costs & set(done.stdout.split())
 
 
+def test_a_verb_imports_its_rooms_when_it_runs() -> None:
+    """``--help`` and the completion of a shell declare all verbs."""
+    code = "import sys; from nodeagent.commands import declarations; [*declarations()]; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = [one for one in done.stdout.split() if re.match(r"nodeagent\.(?!commands|base)", one)]
+    assert not loaded, "a verb imports them at the top of its module; import them in the function that runs"
+
+
 def test_annotations_of_settings_are_not_texts() -> None:
     """msgspec would compile them at each start (see ``nodeagent/config/setting.py``)."""
     late = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from nodeagent.base.supervise import Fatal
-from nodeagent.cluster import agent_tasks, device_marks
+from nodeagent.cluster import agent_events, agent_tasks, device_marks
 from nodeagent.cluster.cluster_settings import (
     ClusterSettings,
     EvictSettings,
@@ -248,6 +249,14 @@ def test_each_function_that_makes_a_task_has_a_row():
     missing = makers - {part.make for part in agent_tasks.PARTS}
     assert makers
     assert not missing, f"enter it in agent_tasks.PARTS: {sorted(maker.__name__ for maker in missing)}"
+
+
+def test_each_function_of_notices_is_posted():
+    made = {name for name in vars(agent_events) if name.endswith("_notices")}
+    text = Path(agent_tasks.__file__).read_text() + Path(agent_events.__file__).read_text()
+    unused = [name for name in sorted(made) if len(re.findall(rf"\b{name}\b", text)) < 2]
+    assert made
+    assert not unused, f"post it by a row in agent_tasks.PARTS: {unused}"
 
 
 def test_the_settings_enable_the_parts():

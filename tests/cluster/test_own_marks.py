@@ -67,6 +67,10 @@ def test_each_mark_has_a_right_a_policy_and_a_place_in_the_documentation(mark: O
     assert any(key in one for one in policies), f"no admission policy names {key}"
     name = key if key != mark.key else f"{key.partition('/')[2]}`"
     assert name in (ROOT / "docs/security.md").read_text(), f"docs/security.md does not name {mark.key}"
+    if mark.writer == "agent":
+        assert mark.key in (ROOT / "docs/cluster.md").read_text(), (
+            f"docs/cluster.md needs a row of {mark.key}"
+        )
 
 
 def test_each_mark_of_the_agent_has_a_setting_and_a_row_of_the_marker() -> None:

@@ -249,10 +249,11 @@ def whole_parsers() -> list[argparse.ArgumentParser]:
     return list(parsers(_parser()))[1:]
 
 
-def test_every_verb_and_part_has_a_log_level() -> None:
+def test_every_verb_and_part_has_the_common_options() -> None:
     assert len(whole_parsers()) > 20
     for parser in whole_parsers():
-        assert "--log-level" in parser.format_help(), parser.prog
+        missing = [one for one in ("--root DIR", "--log-level") if one not in parser.format_help()]
+        assert not missing, f"give them to `{parser.prog}` by `common_options`: {missing}"
 
 
 @pytest.mark.parametrize("level", [None, "debug", "error"])
@@ -267,6 +268,14 @@ def test_the_level_of_the_log_is_the_one_of_the_option(
             assert logging.getLogger().level == getattr(logging, (level or "warning").upper())
 
 
+def test_the_manual_page_is_that_of_the_declared_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = manual_page()
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        PAGE.write_text(page)
+    assert PAGE.read_text() == page, "make golden, and look at what changed"
+
+
 def test_the_manual_page_has_every_verb_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["man"]) == 0
     page = capsys.readouterr().out
@@ -276,14 +285,6 @@ def test_the_manual_page_has_every_verb_and_option(capsys: pytest.CaptureFixture
             assert option.replace("-", r"\-") in section, (parser.prog, option)
     requests = {line.split()[0] for line in page.splitlines() if line.startswith((".", "'"))}
     assert requests <= {".TH", ".SH", ".SS", ".PP", ".TP", ".B", ".I", ".nf", ".fi"}
-
-
-def test_the_manual_page_is_that_of_the_declared_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    page = manual_page()
-    if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        PAGE.write_text(page)
-    assert PAGE.read_text() == page, "make golden, and look at what changed"
 
 
 def test_an_option_that_a_verb_has_already_is_refused_with_the_name_of_the_verb(

@@ -358,6 +358,9 @@ def test_the_policies_name_the_marks_of_the_code(
     if writer == "agent":
         assert set(json.loads(variables["ownLabels"])) == own["label"]
         assert set(json.loads(variables["ownTaints"])) == own["taint"]
+        messages = " ".join(one.get("message", "") for one in spec["validations"])
+        names = {key.partition("/")[2] for keys in own.values() for key in keys}
+        assert {name for name in names if name not in messages} == set(), "name it in the message"
     else:
         validations = str(spec["validations"])
         assert [key for key in own["taint"] if f'== "{key}"' not in validations] == []
@@ -374,10 +377,8 @@ def test_an_agent_sets_its_conditions_its_taints_and_its_labels(everything: list
     tainted = patch(AGENT, lambda made: made["spec"]["taints"].extend([OWN_TAINT, DEVICE_TAINT]))
     assert refusals(everything, tainted) == []
     assert refusals(everything, replace(tainted, object=tainted.old, old=tainted.object)) == []
-    for key in ("link-degraded", "gpu-mem-largest", "gpu-mem-enforcement"):
-        label = patch(
-            AGENT, lambda made, key=key: made["metadata"]["labels"].update({f"nodeagent.io/{key}": "2"})
-        )
+    for key in [one.key for one in OWN_MARKS if (one.writer, one.kind) == ("agent", "label")]:
+        label = patch(AGENT, lambda made, key=key: made["metadata"]["labels"].update({key: "2"}))
         assert refusals(everything, label) == []
         assert refusals(everything, replace(label, object=label.old, old=label.object)) == []
 

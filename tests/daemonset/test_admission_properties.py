@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodeagent.cluster.node_marks import OWN_MARKS
 from tests.daemonset.test_admission import (
     AGENT,
     CONTROLLER,
@@ -35,13 +36,8 @@ Json = Any
 
 OWN: dict[str, dict[str, tuple[str, ...]]] = {
     AGENT: {
-        "labels": (
-            "nodeagent.io/link-degraded",
-            "nodeagent.io/gpu-mem-largest",
-            "nodeagent.io/gpu-mem-enforcement",
-        ),
-        "taints": ("nodeagent.io/links-down", "nodeagent.io/device-failed"),
-        "conditions": ("nodeagent.io/LinkHealthy", "nodeagent.io/GpuHealthy"),
+        f"{kind}s": tuple(mark.key for mark in OWN_MARKS if (mark.writer, mark.kind) == ("agent", kind))
+        for kind in ("label", "taint", "condition")
     },
     CONTROLLER: {
         "labels": ("topology.nodeagent.io/tier-1", "topology.nodeagent.io/x"),

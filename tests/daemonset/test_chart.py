@@ -18,6 +18,7 @@ import yaml
 from nodeagent import __version__
 from tests.support.admin_access import administered
 from tests.support.kubernetes_schemas import NEWEST, complaints
+from tests.support import manifests as kustomize
 from tests.support.manifests import DAEMONSET, ROOT, Manifest, built, by_key, named, of_kind, parsed, rendered
 from tests.support.needs import need, which
 
@@ -150,6 +151,11 @@ def sorted_mounts(manifests: list[Manifest]) -> list[Manifest]:
             container["volumeMounts"].sort(key=itemgetter("mountPath"))
             container["env"].sort(key=itemgetter("name"))
     return manifests
+
+
+def test_the_chart_has_values_for_each_overlay() -> None:
+    missing = {*kustomize.OVERLAYS} - OVERLAYS.keys() - {"overlays/kind"}
+    assert not missing, f"enter its values of the chart in OVERLAYS: {sorted(missing)}"
 
 
 @one_item("overlay", OVERLAYS)

@@ -49,28 +49,16 @@ from tests.support.waiting import LIMIT_S
 pytestmark = pytest.mark.needs("kubectl")
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-POOLS = DAEMONSET / "overlays" / "node-pool"
 CONFIGS = {
     "base": DAEMONSET / "base" / "node" / "nodeagent.yaml",
-    "dgx-h100": POOLS / "dgx-h100" / "nodeagent.yaml",
-    "dgx-a100": POOLS / "dgx-a100" / "nodeagent.yaml",
-    "kind": DAEMONSET / "overlays" / "kind" / "nodeagent.yaml",
-    "node-conditions": DAEMONSET / "overlays" / "node-conditions" / "nodeagent.yaml",
-    "observe": DAEMONSET / "overlays" / "observe" / "nodeagent.yaml",
-    "evictions": DAEMONSET / "overlays" / "evictions" / "nodeagent.yaml",
-    "dra": DAEMONSET / "overlays" / "dra" / "nodeagent.yaml",
-    "gpu-processes": DAEMONSET / "overlays" / "gpu-processes" / "nodeagent.yaml",
-    "nvsentinel": DAEMONSET / "overlays" / "nvsentinel" / "nodeagent.yaml",
-    "gpu-mps": DAEMONSET / "overlays" / "gpu-mps" / "nodeagent.yaml",
-    "gpu-memory-limits": DAEMONSET / "overlays" / "gpu-memory-limits" / "nodeagent.yaml",
-    "mig": DAEMONSET / "overlays" / "mig" / "nodeagent.yaml",
-    "volcano-deviceshare": DAEMONSET / "overlays" / "volcano-deviceshare" / "nodeagent.yaml",
+    **{path.parent.name: path for path in sorted((DAEMONSET / "overlays").rglob("nodeagent.yaml"))},
 }
+"""The configuration files by the overlay, or by the pool, that has them."""
 RESOURCES = {f"nvidia-dgx-h100/nic{rail}": 8 for rail in range(8)} | {"nvidia-dgx-h100/gpu-mem": 632}
 
 
 def config(name: str = "base") -> Config:
-    return load(CONFIGS[name].read_text(), name=name)
+    return load(CONFIGS[name].read_text(), name=str(CONFIGS[name].relative_to(DAEMONSET)))
 
 
 @pytest.fixture(scope="module")
@@ -158,18 +146,13 @@ async def test_the_simulated_laptop_offers_the_same_without_numa_nodes_that_a_la
 @pytest.mark.parametrize("name", CONFIGS)
 def test_each_configuration_is_valid_and_stands_in_its_config_map(name: str) -> None:
     config(name)
-    pool = name in ("dgx-h100", "dgx-a100")
+    pool = CONFIGS[name].parents[1].name == "node-pool"
     overlay = "" if name == "base" else "overlays/node-pool" if pool else f"overlays/{name}"
-    suffix = f"-{name}" if overlay.endswith("node-pool") else ""
+    suffix = f"-{name}" if pool else ""
     held = named(built(overlay), "ConfigMap", f"nodeagent{suffix}")["data"]["nodeagent.yaml"]
-    assert held == CONFIGS[name].read_text()
-
-
-def test_the_configuration_of_each_overlay_is_valid() -> None:
-    found = sorted((DAEMONSET / "overlays").glob("**/nodeagent.yaml"))
-    assert found
-    for path in found:
-        load(path.read_text(), name=str(path.relative_to(DAEMONSET)))
+    assert held == CONFIGS[name].read_text(), (
+        f"name it in configMapGenerator of the kustomization of {overlay}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -456,7 +439,7 @@ def test_no_container_has_more_rights_than_listed_here(overlay: str) -> None:
             context = spec["securityContext"] | container["securityContext"]
             assert context["capabilities"]["drop"] == ["ALL"]
             added = context["capabilities"].get("add", [])
-            assert added == GRANTED_IN.get(overlay, GRANTED)[container["name"]]
+            assert added == GRANTED_IN.get(overlay, GRANTED)[container["name"]], "enter it in GRANTED_IN"
             privileged = (overlay, container["name"]) in PRIVILEGED_IN
             assert context.get("privileged", False) is privileged
             assert context["allowPrivilegeEscalation"] is privileged
@@ -465,6 +448,14 @@ def test_no_container_has_more_rights_than_listed_here(overlay: str) -> None:
             # The user is root, the owner of the kubelet's folders and of sysfs.
             assert (context["runAsUser"] == 0) is (container["name"] != "controller")
             assert context.get("runAsNonRoot", False) is (container["name"] == "controller")
+
+
+def test_the_page_about_security_has_a_row_for_each_overlay_with_more_rights() -> None:
+    page = (ROOT / "docs/security.md").read_text()
+    fewer = {"overlays/kind", "overlays/observe"}
+    more = {*GRANTED_IN, *(overlay for overlay, _ in PRIVILEGED_IN)} - fewer
+    missing = [one for one in sorted(more) if f"\n| `{one.removeprefix('overlays/')}` |" not in page]
+    assert not missing, f"docs/security.md needs a row: what it adds, and what an attacker can do: {missing}"
 
 
 @one_item("overlay", OVERLAYS)

@@ -162,7 +162,7 @@ async def test_every_policy_admits_what_its_own_side_writes(monkeypatch: pytest.
     }
     assert "volcano.sh/node-vgpu-register" in marks
     assert {mark.key for mark in OWN_MARKS} - {GPU_CONDITION} - marks == set(), (
-        "make this mark written in WORK"
+        "make this mark written in WORK, one of the agent in `agent_at_work` of tests/daemonset/test_rbac.py"
     )
     evictions = [one.object for one in requests if one.resource == ":pods/eviction"]
     assert {"deleteOptions" in (one or {}) for one in evictions} == {True, False}, "with and without a UID"

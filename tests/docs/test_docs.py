@@ -165,6 +165,7 @@ def test_the_applied_manifests_run_the_pushed_image(page: str) -> None:
 
 
 def test_every_overlay_is_listed() -> None:
-    text = (DAEMONSET / "README.md").read_text()
-    for folder in (DAEMONSET / "overlays").iterdir():
-        assert f"`overlays/{folder.name}`" in text, f"daemonset/README.md does not list {folder.name}"
+    for page in ("daemonset/README.md", "docs/install.md"):
+        text = (ROOT / page).read_text()
+        for folder in (DAEMONSET / "overlays").iterdir():
+            assert f"overlays/{folder.name}" in text, f"{page} does not list overlays/{folder.name}"

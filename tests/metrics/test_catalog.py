@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from hack.docs import metric_notes, metrics
 from hack.docs.sample_texts import TEXTS
+from nodeagent.health.rules import KEYS, NIC_RULES
+from nodeagent.health.rules.gpu_rules import MEASURED_KEYS
 from nodeagent.measurements.family import Family
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS, SAMPLED
@@ -71,6 +73,29 @@ def test_a_note_has_a_family() -> None:
         assert notes.keys() - names == set(), "no family has these notes of hack/docs/metric_notes.py"
     assert {text.family for text in TEXTS.values()} <= CATALOG.keys()
     assert not MEASUREMENTS.keys() & TEXTS.keys()
+
+
+OF_FACTS = {"device_missing", "driver_unbound", "not_answering", "miscabled"}
+"""The rules that read no sample."""
+
+
+def test_the_notes_name_each_rule_at_what_it_reads() -> None:
+    families = {
+        one.name: family.name.removeprefix("nodeagent_") for family in SAMPLED for one in family.measurements
+    }
+    notes = {name: {*note.rules.split()} for name, note in metric_notes.AGENT.items()}
+    unknown = set().union(*notes.values()) - {*KEYS, *MEASURED_KEYS}
+    assert not unknown, f"hack/docs/metric_notes.py names no rules: {unknown}"
+    missing = {*KEYS, *MEASURED_KEYS} - OF_FACTS - set().union(*notes.values())
+    missing |= {
+        f"{rule.key} at {families[name]}"
+        for rule in NIC_RULES
+        for name in rule.counters
+        if rule.key not in notes[families[name]]
+    }
+    assert not missing, (
+        f"name it in the note of the family that it reads, in hack/docs/metric_notes.py: {missing}"
+    )
 
 
 def test_a_family_without_a_note_is_reported_with_the_table_to_extend() -> None:
