@@ -226,7 +226,7 @@ class DeviceMarker:
         rate: RateLimit | None = None,
         jitter_s: float = JITTER_S,
     ) -> None:
-        self._rails, self._block, self._level = rails, block, level
+        self._rails, self._block = rails, block
         self._evict_taint = evict_taint or EvictionTaint()
         self._damped = DampedBlock(settings.gpu_mem_largest.step, settings.gpu_mem_largest.rise_seconds)
         self._node_marks, self._inventory = NodeMarks(client), inventory
@@ -236,11 +236,11 @@ class DeviceMarker:
         self._jitter_s = jitter_s
         deliveries = deliveries or Deliveries()
         self._retry = ApiRetry("The Node cannot be marked", deliveries.of("marks"))
-        self._marks = self._table(deliveries)
+        self._marks = self._table(deliveries, level)
         self._transitions: dict[str, tuple[str, str]] = {}  # status and time of the transition, by type
         self._read = False
 
-    def _table(self, deliveries: Deliveries) -> dict[str, NodeMark]:
+    def _table(self, deliveries: Deliveries, level: Callable[[Snapshot], str | None]) -> dict[str, NodeMark]:
         """The marks by name, in the order in which they are written."""
         on = self._settings
 
@@ -263,6 +263,10 @@ class DeviceMarker:
 
             return NodeMark(wanted, write, lambda node: node.has_taint(key) or None, right(name), enabled)
 
+        def enforcement(_marks: DeviceMarks, _now: float) -> Any:
+            found = level(self._inventory.snapshot)
+            return UNKNOWN if found is None else found
+
         return {
             "evict-taint": taint(
                 "evict-taint", DEVICE_TAINT, self._failed_devices, enabled=on.marks["evict_taint"]
@@ -280,7 +284,7 @@ class DeviceMarker:
                 "gpu-mem-largest", BLOCK_LABEL, self._free_memory, enabled=on.gpu_mem_largest.enabled
             ),
             "gpu-mem-enforcement": label(
-                "gpu-mem-enforcement", LEVEL_LABEL, self._enforcement, enabled=on.gpu_mem_enforcement
+                "gpu-mem-enforcement", LEVEL_LABEL, enforcement, enabled=on.gpu_mem_enforcement
             ),
         }
 
@@ -362,10 +366,6 @@ class DeviceMarker:
     def _free_memory(self, _: DeviceMarks, now: float) -> Any:
         block = self._block(self._inventory.snapshot)
         return UNKNOWN if block is None else str(self._damped.observe(block, now))
-
-    def _enforcement(self, _: DeviceMarks, _now: float) -> Any:
-        level = self._level(self._inventory.snapshot)
-        return UNKNOWN if level is None else level
 
     # --- how it is written --------------------------------------------------------------------------------------
 

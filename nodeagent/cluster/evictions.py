@@ -128,8 +128,8 @@ class EvictionQueue:
 
 
 class EvictionTaint:
-    """What evictions and the marks of the Node share. Evictions ask for the taint; the marks write it, and remove it
-    when pods can get each device again that it was asked for.
+    """The taint that evictions ask for and the marks of the Node write. They remove it when pods can get each device
+    again that it was asked for.
 
     It is asked for when a device has failed under a pod for as long as the pod may keep it, also if the pod has ended
     meanwhile: Kueue would make it again on this Node.

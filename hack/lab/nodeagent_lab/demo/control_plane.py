@@ -14,6 +14,7 @@ import shutil
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +221,9 @@ class DemoCluster:
         self._reports[node] = asyncio.create_task(report.run(), name=f"report {node}"), inventory
 
     @contextlib.asynccontextmanager
-    async def evicting(self, node: str, pod: str, address: str) -> AsyncIterator[None]:
-        """The pod holds the device ``address``. Let the node's agent taint its Node and evict the pod when it fails."""
+    async def evicting(self, node: str, pod: str, address: str) -> AsyncIterator[Callable[[], object]]:
+        """Let the node's agent taint its Node and evict the pod when the device ``address`` fails, which it holds. Call
+        the yielded function when the pod is gone."""
         logging.getLogger(Evictions.__module__).setLevel(logging.ERROR)  # the demo prints it itself
         inventory, taint = self._reports[node][1], EvictionTaint()
         inventory.publish("pods", holdings=(Holding("default", pod, "main", "nic", (address,)),))
@@ -238,7 +240,7 @@ class DemoCluster:
         evictions = Evictions(self._client, inventory, causes, EVICT_S, node=node, taint=taint)
         tasks = [asyncio.create_task(part.run()) for part in (marker, evictions)]
         try:
-            yield
+            yield partial(inventory.publish, "pods", holdings=())
         finally:
             await end_tasks(tasks)
 
@@ -246,10 +248,6 @@ class DemoCluster:
         """Stop the node's agent; its report stays."""
         task, _ = self._reports.pop(node)
         await end_tasks((task,))
-
-    def release(self, node: str) -> None:
-        """No pod holds a device of the node any more."""
-        self._reports[node][1].publish("pods", holdings=())
 
     def rescan(self, nodes: Iterable[str]) -> None:
         """Let the agents of these nodes read the present facts."""

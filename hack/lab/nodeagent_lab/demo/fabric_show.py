@@ -165,13 +165,13 @@ class FabricShow(DemoSteps):
         self._act(f"Rail {rail} of {node} dies under a training on {len(gang)} nodes")
         for number, one in enumerate(gang):
             cluster.server.put(_pod(f"train-{number}", one))
-        async with cluster.evicting(node, name, fabric.rails[rail]):
+        async with cluster.evicting(node, name, fabric.rails[rail]) as release:
             fabric.cut(node, rail)
             await self._report([node])
             await cluster.until(
                 lambda: not cluster.server.find("pods", name, "default"), f"{name} is evicted"
             )
-            cluster.release(node)
+            release()
             self._written()
             writes = [(seen.verb, seen.resource) for seen in cluster.by_agents().done]
             tainted = writes.index(("patch", "nodes")) < writes.index(("create", "pods/eviction"))
