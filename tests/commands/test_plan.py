@@ -370,8 +370,7 @@ def test_names_of_switches_are_shown_and_found_as_plain_text(
     """The keys in annotations are escaped: they are separated by commas."""
     names = [f"Rack 12, Leaf {rail}" for rail in range(4)]
     cables = {
-        f"n{n}": tuple(End(name, f"swp{n}") for name in [*names[:3], names[3 if n else 2]])
-        for n in range(4)
+        f"n{n}": tuple(End(name, f"swp{n}") for name in [*names[:3], names[3 if n else 2]]) for n in range(4)
     }
     source = tmp_path / "links.json"
     source.write_text(json.dumps(objects(cables)))
