@@ -38,6 +38,8 @@ STATE_LETTERS = {
 """A letter for each state of a link; a state of a later version counts as unknown."""
 UNKNOWN_LETTER = STATE_LETTERS["unknown"]
 
+SLOTS_MAX = 1 << 18
+
 T = TypeVar("T", bound=Hashable)
 
 
@@ -125,6 +127,7 @@ class ReportReader:
     def __init__(self, rules: FabricRules, pool: InternPool) -> None:
         self._rules = rules
         self._pool = pool
+        self._slots: dict[tuple[object, ...], LinkSlot] = {}
 
     def read(self, name: str, links: NodeLinks) -> CompactReport:
         """``name`` is the name of the NodeLinks object. Raises ``RefusedReportError``."""
@@ -189,9 +192,18 @@ class ReportReader:
         )
 
     def _slot(self, link: NodeLink, rail: str, neighbor: LinkNeighbor | None) -> LinkSlot:
-        pool = self._pool
-        switch = None if neighbor is None else pool(_announcement(neighbor))
-        return pool(LinkSlot(pool(link.name), rail, switch))
+        """A link with this rail and neighbor is nearly always that of many nodes."""
+        key: tuple[object, ...] = (link.name, rail)
+        if neighbor is not None:
+            chassis = neighbor.chassis_id
+            key = (*key, chassis.subtype, chassis.value, neighbor.system_name, neighbor.management_addresses)
+        slot = self._slots.get(key)
+        if slot is None:
+            if len(self._slots) >= SLOTS_MAX:
+                self._slots.clear()
+            switch = None if neighbor is None else self._pool(_announcement(neighbor))
+            slot = self._slots[key] = self._pool(LinkSlot(self._pool(link.name), rail, switch))
+        return slot
 
     def _of_fabric(self, links: NodeLinks) -> Iterable[NodeLink]:
         """The links of the fabric that makes the tree, ordered by rail and name."""
