@@ -84,10 +84,17 @@ def add_cabling(add: Add) -> None:
         "link is as planned, 1 if one is not, and 2 if the input cannot be read.",
     )
     source_options(parser)
-    parser.add_argument(
+    plan = parser.add_mutually_exclusive_group()
+    plan.add_argument(
         "--plan",
         metavar="FILE",
         help="the cabling plan: YAML, .csv (also NetBox's) or .dot (docs/topology.md, The cabling of a hall)",
+    )
+    plan.add_argument(
+        "--order",
+        action="store_true",
+        help="compare the ports without a plan: a node sits at the same port of each leaf switch, where its leaf group "
+        "has such an order",
     )
     form = parser.add_mutually_exclusive_group()
     json_option(form)
