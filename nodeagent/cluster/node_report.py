@@ -194,7 +194,7 @@ def _link(
 ) -> NodeLink:
     netdev = link.netdev if link else function.netdev
     own_neighbors = [neighbor for neighbor in neighbors if neighbor.link == netdev]
-    state = function.link_state
+    state, is_infiniband = function.link_state, function.link_type == INFINIBAND
     reasons = sorted({reason.key: reason.detail for reason in function.health.reasons}.items())
     same_state = (
         last is not None
@@ -206,7 +206,8 @@ def _link(
         netdev=netdev or (last.netdev if last else None),
         pci_address=function.pci_address,
         mac=(link.mac if link else None) or (last.mac if last else None),
-        link_type=INFINIBAND if function.link_type == INFINIBAND else None,
+        link_type=INFINIBAND if is_infiniband else None,
+        rdma_device=function.rdma.device if is_infiniband and function.rdma else None,
         fabric=COMPUTE if rail is not None and not (link and link.default_route) else None,
         rail=rail,
         speed_mbps=link.speed_mbps if link else None,

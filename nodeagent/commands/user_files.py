@@ -18,6 +18,8 @@ from nodeagent.base.regular_file import open_regular
 SIZE_MAX = 1 << 30
 """Bytes of a file that is read as a whole; the reports of 100,000 nodes have about 300 MB."""
 STDIN = "standard input"
+_CHUNK = 1 << 16
+"""A reader reserves what it is asked for, and a folder may have 100,000 files."""
 
 
 class UserFileError(Exception):
@@ -82,7 +84,7 @@ def read(source: str, expected: str, size_max: int = SIZE_MAX) -> bytes:
 def read_at_most(stream: BinaryIO, size: int) -> bytes:
     """``size`` bytes, or less at the end of the stream."""
     content = bytearray()
-    while len(content) < size and (more := stream.read(size - len(content))):
+    while len(content) < size and (more := stream.read(min(size - len(content), _CHUNK))):
         content += more
     return bytes(content)
 

@@ -1,4 +1,5 @@
-"""Neighbors of InfiniBand links that the operator provides, for switches that answer no question of a node. Pure.
+"""InfiniBand cables that the operator provides: to switches that answer no question of a node, and between switches.
+Pure.
 
 A link of a report gets a known neighbor if it has none, or only one whose information has expired. Links are found by
 their port GUID, the last eight octets of an IPoIB address, or else by the node's name and the RDMA device.
@@ -18,10 +19,12 @@ _IPOIB_OCTETS = 20
 
 @dataclass(frozen=True, slots=True)
 class KnownNeighbors:
-    """``by_guid``: by port GUID in 16 hex digits. ``by_device``: by host name without domain, and RDMA device."""
+    """``by_guid``: by port GUID in 16 hex digits. ``by_device``: by host name without domain, and RDMA device.
+    ``uplinks``: the switches above each switch, or beside it, all by chassis ID."""
 
     by_guid: Mapping[str, LinkNeighbor] = field(default_factory=dict)
     by_device: Mapping[tuple[str, str], LinkNeighbor] = field(default_factory=dict)
+    uplinks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def complete(self, links: NodeLinks) -> NodeLinks:
         """The report with the neighbors that it lacks."""
@@ -38,7 +41,7 @@ class KnownNeighbors:
         octets = (link.mac or "").lower().split(":")
         guid = "".join(octets[-8:]) if len(octets) == _IPOIB_OCTETS else ""
         host = node.partition(".")[0]
-        known = self.by_guid.get(guid) or self.by_device.get((host, link.netdev or ""))
+        known = self.by_guid.get(guid) or self.by_device.get((host, link.rdma_device or link.netdev or ""))
         return link if known is None else replace(link, neighbor=known)
 
 

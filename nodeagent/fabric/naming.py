@@ -55,7 +55,7 @@ class GroupNames:
 
 
 def _namesake(group: SwitchGroup) -> str:
-    """What a new object is named after: the first switch, of those whose names differ in numbers alone if these are
+    """The switch that names a new object: the first one, of those whose names differ in numbers alone if these are
     most. In a hall of one unit a storage switch is in the group too."""
     stems = Counter(_NUMBERS.sub("", leaf) for leaf in group.leaves)
     stem, count = max(stems.items(), key=lambda item: item[1], default=("", 0))

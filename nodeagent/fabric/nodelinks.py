@@ -62,14 +62,15 @@ class LinkNeighbor(Wire, frozen=True, kw_only=True):
 
 class NodeLink(Wire, frozen=True, kw_only=True):
     """One link. ``fabric`` and ``rail`` are assigned by the node; ``rail`` counts from 0. ``link_type`` is
-    ``infiniband``, or absent for Ethernet. ``reason_details`` has a sentence for each of ``reasons``, in their order:
-    the value that started the fault beside its threshold."""
+    ``infiniband``, or absent for Ethernet; ``rdma_device`` is that of an InfiniBand link. ``reason_details`` has a
+    sentence for each of ``reasons``, in their order: the value that started the fault beside its threshold."""
 
     name: str
     netdev: str | None = None
     pci_address: str | None = None
     mac: str | None = None
     link_type: str | None = None
+    rdma_device: str | None = None
     fabric: str | None = None
     rail: int | None = None
     speed_mbps: int | None = None

@@ -26,6 +26,7 @@ from nodeagent.fabric.outputs import make_outcome
 from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree, tree_of_labels
 from nodeagent.fabric.reports import SwitchAnnouncement
+from nodeagent.fabric.switch_keys import chassis_key
 from nodeagent.fabric.switch_names import SwitchNames
 from nodeagent.fabric.tiers import UpperTiers
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
@@ -97,8 +98,18 @@ def compute_plan(rules: FabricRules, levels: Levels, memory: PlanMemory, now: fl
     }
     uplinks = _uplinks_by_key(levels, votes.names)
     announced = votes.names.announced() if rules.tiers.name_patterns else {}
+    cables = _cables_by_key(levels.topology, votes.names)
     tiers = UpperTiers(
-        rules, levels.topology, switches, uplinks, announced, published, levels.is_taken, memory.tiers, now
+        rules,
+        levels.topology,
+        switches,
+        cables,
+        uplinks,
+        announced,
+        published,
+        levels.is_taken,
+        memory.tiers,
+        now,
     )
     outcome = make_outcome(
         rules, levels, foreign, votes.names, desired, nodes, cabling, nvlink, leaves, tiers, now
@@ -115,6 +126,14 @@ def _uplinks_by_key(levels: Levels, names: SwitchNames) -> dict[str, tuple[str, 
     if levels.uplinks_by_key:
         return uplinks
     return {names.key_of(switch): tuple(map(names.key_of, ups)) for switch, ups in uplinks.items()}
+
+
+def _cables_by_key(topology: Topology, names: SwitchNames) -> dict[str, tuple[str, ...]]:
+    """The uplinks of the file of InfiniBand cables. Switches that no report mentions have the keys of their GUIDs."""
+    known = topology.neighbors.uplinks
+    keys = {chassis: chassis_key(chassis) for chassis in known}
+    keys.update((one.chassis, key) for one, key in names.keys.items() if one.chassis in known)
+    return {keys[chassis]: tuple(keys[up] for up in ups if up in keys) for chassis, ups in known.items()}
 
 
 class Planner:

@@ -45,6 +45,7 @@ STATE_LETTERS = {
 """A letter for each state of a link; a state of a later version counts as unknown."""
 UNKNOWN_LETTER = STATE_LETTERS["unknown"]
 
+
 T = TypeVar("T", bound=Hashable)
 
 

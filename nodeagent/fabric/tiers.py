@@ -1,7 +1,7 @@
 """The tiers above the leaves: the join rule again, with groups in place of nodes and uplinks in place of links.
 
-Sources of uplinks, the most trusted first: the topology file, the LLDP neighbors of switches, a pattern on the names of
-leaf switches, and the assertion that all groups are one.
+Sources of uplinks, the most trusted first: the topology file, the file of InfiniBand cables, the LLDP neighbors of
+switches, a pattern on the names of leaf switches, and the assertion that all groups are one.
 
 * A tier that joins nothing is left out, because each tier costs the scheduler a copy of all nodes.
 * A group without known uplinks stays where it is published, if uplinks from LLDP put it there, or a pattern and no
@@ -23,7 +23,8 @@ from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree
 from nodeagent.fabric.topology_file import Topology
 
-FILE, LLDP, PATTERN, ASSERTED = "topology-file", "spine-lldp", "name-pattern", "assume-full-bisection"
+FILE, CABLES, LLDP, PATTERN = "topology-file", "infiniband-cables", "spine-lldp", "name-pattern"
+ASSERTED = "assume-full-bisection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,14 @@ class UplinkSources:
         self,
         rules: FabricRules,
         topology: Topology,
+        cables: Mapping[str, tuple[str, ...]],
         uplinks: Mapping[str, tuple[str, ...]],
         announced: Mapping[str, tuple[str, ...]],
     ) -> None:
         """``announced`` are the names of each leaf switch that reports mention."""
         self._announced = announced
         self._patterns = tuple(map(re.compile, rules.tiers.name_patterns))
-        self._by_switch = ((FILE, topology.uplinks), (LLDP, uplinks))
+        self._by_switch = ((FILE, topology.uplinks), (CABLES, cables), (LLDP, uplinks))
 
     def above(self, item: TierItem, tier: int, below: frozenset[str]) -> tuple[frozenset[str], str]:
         """The switches above an item (or names that stand for them), and the source.
@@ -102,6 +104,7 @@ class UpperTiers:
         rules: FabricRules,
         topology: Topology,
         leaves: Mapping[str, frozenset[str]],
+        cables: Mapping[str, tuple[str, ...]],
         uplinks: Mapping[str, tuple[str, ...]],
         announced: Mapping[str, tuple[str, ...]],
         published: PublishedTree,
@@ -109,11 +112,11 @@ class UpperTiers:
         before: Mapping[int, Placement],
         now: float,
     ) -> None:
-        """``leaves`` are the leaf groups with their switches. ``announced`` are the names of switches that reports
-        mention. ``before`` are the last plan's ``placements``.
+        """``leaves`` are the leaf groups with their switches, ``cables`` the uplinks from the file of InfiniBand.
+        ``announced`` are the names of switches that reports mention. ``before`` are the last plan's ``placements``.
         """
         self._rules, self._published, self._is_taken, self._now = rules, published, is_taken, now
-        self._uplinks = UplinkSources(rules, topology, uplinks, announced)
+        self._uplinks = UplinkSources(rules, topology, cables, uplinks, announced)
         self._announced = announced
         self._before = before
         self.objects: dict[str, HyperNode] = {}
@@ -171,7 +174,7 @@ class UpperTiers:
             _, best = count_votes(switches, graph.of, graph.weight)
             if best is not None:
                 members.setdefault(best, []).append(name)
-        trust = (FILE, LLDP, PATTERN)
+        trust = (FILE, CABLES, LLDP, PATTERN)
         return [
             _UpperGroup(
                 frozenset(group.leaves),

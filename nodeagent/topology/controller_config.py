@@ -40,7 +40,8 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
         FilePath | None,
         setting(
             "Path of the output of ibnetdiscover, relative to this file; null: none. InfiniBand links without a "
-            "neighbor get theirs from it, where management keys keep the switches from answering nodes."
+            "neighbor get theirs from it, where management keys keep the switches from answering nodes. The cables "
+            "between switches make the tiers above the leaves."
         ),
     ] = None
     nodes: Annotated[

@@ -29,6 +29,7 @@ from nodeagent.facts.model import (
     Identifier,
     Link,
     Neighbor,
+    Rdma,
     Reason,
     Snapshot,
     StaleSource,
@@ -317,6 +318,16 @@ def test_pfs_with_one_rail_are_links_of_their_own():
     ]  # fmt: skip
     assert {one.pci_address for one in made.links} == {*RAILS}
     assert report(facts, "gpu-0", planes, made, now=NOON + 300) == made
+
+
+def test_an_infiniband_link_names_its_rdma_device():
+    """`ibnetdiscover` names adapters so. The netdev of IPoIB has any name, and its address may be unknown."""
+    facts = snapshot(count=2)
+    infiniband = replace(function(1), link_type="infiniband", rdma=Rdma("mlx5_7"))
+    ethernet = replace(function(0), rdma=Rdma("mlx5_0"))
+    made = report_of(replace(facts, functions=(ethernet, infiniband)))
+    assert [one.rdma_device for one in made.links] == [None, "mlx5_7"]
+    assert body(made, None)["links"][1]["rdmaDevice"] == "mlx5_7"
 
 
 def test_a_missing_nic_without_a_rail_leaves_the_report():

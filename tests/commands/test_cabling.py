@@ -121,6 +121,58 @@ def test_each_fault_is_listed_with_and_without_a_plan(
     assert states(capsys, "--from", source, *options) == (1, expected)
 
 
+def exchange(made: Hall, link: str, one: str, other: str) -> list[NodeLinks]:
+    """Exchange the ports of two nodes on a leaf switch."""
+    ends = {report.node_name: report.links[int(link[4:])].neighbor for report in made.reports()}
+    reports = []
+    for report in made.reports():
+        neighbor = ends[{one: other, other: one}.get(report.node_name, report.node_name)]
+        links = [structs.replace(at, neighbor=neighbor) if at.name == link else at for at in report.links]
+        reports.append(structs.replace(report, links=tuple(links)))
+    return reports
+
+
+@pytest.mark.parametrize("size", [4, 8, 16])
+@pytest.mark.parametrize("on_leaf", [1, 2])
+def test_ports_out_of_the_order_of_their_group_are_listed(
+    size: int, on_leaf: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where each leaf switch serves two rails. The other groups are right."""
+    made = Hall([[f"su{unit}-leaf{rail // on_leaf}" for rail in range(RAILS)] for unit in range(2)], size)
+    source = write(tmp_path / "links.json", made.reports())
+    assert states(capsys, "--order", "--from", source) == (0, set())
+    reports = exchange(made, "rail2", "su1-n01", "su1-n03")
+    source = write(tmp_path / "links.json", reports)
+    assert states(capsys, "--from", source) == (0, set())
+    assert main(["cabling", "--order", "--json", "--from", str(source)]) == 1
+    listed = json.loads(capsys.readouterr().out)
+    right = {
+        (report.node_name, link.name): link.neighbor for report in made.reports() for link in report.links
+    }
+    assert {(one["node"], one["link"]) for one in listed} == {("su1-n01", "rail2"), ("su1-n03", "rail2")}
+    for one in listed:
+        end = right[one["node"], one["link"]]
+        assert (one["state"], one["to_switch"], one["to_port"]) == (
+            "elsewhere",
+            end.system_name,
+            end.port_id.value,
+        )
+    assert [one["note"] for one in listed] == ["exchanged with su1-n03", "exchanged with su1-n01"]
+
+
+def test_a_hall_without_an_order_of_ports_has_no_deviation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = hall()
+    cables = [*made.cables]
+    random.Random(3).shuffle(cables)
+    for node, rail in cables:  # switches number their ports in this order
+        made._neighbor(node, rail)
+    source = write(tmp_path / "links.json", made.reports())
+    assert main(["cabling", "--order", "--from", str(source)]) == 0
+    assert "leaf groups without an order of ports, not compared: 2" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("form", [".yaml", ".csv", ".dot", "netbox.csv"])
 @pytest.mark.parametrize("longer", ["the plan", "the cluster"])
 def test_a_plan_may_have_names_with_or_without_domain_and_interfaces_in_either_form(

@@ -198,11 +198,22 @@ def test_bad_reports_are_refused_with_the_reason_and_the_others_count(
         {"kind": "NodeLinks", "metadata": {"name": "wrong"}, "nodeName": "wrong", "links": [{"name": 3}]},
         {"kind": "NodeLinks", "metadata": {"name": "Bad_Name"}, "nodeName": "Bad_Name", "links": []},
         {"kind": "NodeLinks"},
+        {"kind": "NodeLinks", "links": 5},
+        {"kind": "NodeLink", "metadata": {"name": "mistyped"}, "nodeName": "mistyped", "links": []},
         {"kind": "Pod", "metadata": {"name": "x"}},
     ]
-    found = plan(capsys, tmp_path, good + bad)
+    file = tmp_path / "in.json"
+    file.write_text(json.dumps(good + bad))
+    assert main(["plan", "--json", "--from", str(file)]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert (
+        f"objects of other kinds are left out, the first at {file}:1: an object of kind 'NodeLink'"
+        in said.err
+    )
     reasons = {one["node"]: one["reason"] for one in found["unplaced"]}
-    assert set(reasons) == {"evil", "many", "long", "twice", "half", "wrong", "Bad_Name", ""}
+    nameless = {"(report 14, without a name)", "(report 15, without a name)"}
+    assert set(reasons) == {"evil", "many", "long", "twice", "half", "wrong", "Bad_Name", *nameless}
     assert "names the node r000-n000" in reasons["evil"]
     assert "1000 links" in reasons["many"]
     assert "$.links[0].name" in reasons["wrong"]

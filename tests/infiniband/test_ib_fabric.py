@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from msgspec.structs import replace
 
 from nodeagent.fabric import IMMEDIATE, AnomalyKind, FabricRules, PlanOutcome, compute
 from nodeagent.fabric.fabric_settings import FabricSelect
+from nodeagent.fabric.hypernode import DERIVED_FROM
 from nodeagent.fabric.nodelinks import LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
 from nodeagent.fabric.planner import Planner
+from nodeagent.fabric.topology_file import Topology
 from nodeagent.infiniband.ibnetdiscover import DiscoveredCablesError, parse_ibnetdiscover
 from nodeagent.topology.fabric_file import read_fabric
 from tests.support.fabrics import partition
@@ -34,7 +37,7 @@ def report(node: str, *neighbors: LinkNeighbor | None, macs: tuple[str, ...] = (
         links=tuple(
             NodeLink(
                 name=f"nic{rail}", rail=rail, fabric="compute", speed_mbps=400_000, state="healthy",
-                neighbor=found, netdev=f"mlx5_{rail}", mac=macs[rail] if macs else None,
+                neighbor=found, netdev=f"ibp{rail}", rdma_device=f"mlx5_{rail}", mac=macs[rail] if macs else None,
             )
             for rail, found in enumerate(neighbors)
         ),
@@ -188,6 +191,32 @@ def test_two_hosts_with_one_description_are_found_by_their_guid_alone() -> None:
     found = known.complete(report("gpu-001", None, macs=(ipoib_mac(0x100005),))).links[0].neighbor
     assert found is not None
     assert found.port_id.value == "2"
+
+
+def test_the_cables_between_switches_make_the_tiers_above_the_leaves() -> None:
+    """Two pods of two units, each pod with two spines, and two cores above. Spines have aggregation nodes, and a core
+    the host of the subnet manager. Printed by ibnetdiscover 44 on ibsim 0.10."""
+    text = Path(__file__).with_name("two_pods.ibnetdiscover").read_text()
+    known = parse_ibnetdiscover(text)
+    planner = Planner(RULES, Topology(neighbors=known))
+    units = [[f"gpu-{pod}{unit}{number}" for number in range(2)] for pod in range(2) for unit in range(2)]
+    for node in (node for unit in units for node in unit):
+        planner.report(node, report(node, None, None))
+    outcome = planner.plan(0.0)
+    assert not outcome.anomalies
+    assert partition(outcome) == {*map(frozenset, units)}
+    below = {one.name: {*one.nodes} for one in outcome.hypernodes if one.tier == 1}
+    for tier, expected in ((2, [{*units[0], *units[1]}, {*units[2], *units[3]}]), (3, [{*chain(*units)}])):
+        objects = [one for one in outcome.hypernodes if one.tier == tier]
+        assert {one.note(DERIVED_FROM) for one in objects} == {"infiniband-cables"}
+        below = {one.name: set().union(*(below[child] for child in one.children)) for one in objects}
+        assert sorted(below.values(), key=min) == expected
+
+    # A unit that reports nothing is no tier above the others.
+    for node in (*units[1], *units[3]):
+        planner.report(node, None)
+    outcome = planner.plan(0.0)
+    assert [len(one.children) for one in outcome.hypernodes if one.tier > 1] == [2]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ LINK = {
     "pciAddress": "0000:18:00.0",
     "mac": "b8:3f:d2:00:00:01",
     "linkType": "infiniband",
+    "rdmaDevice": "mlx5_0",
     "fabric": "compute",
     "rail": 0,
     "speedMbps": 400000,

@@ -14,6 +14,7 @@ from nodeagent.fabric.switch_keys import plain
 
 _DERIVED = {
     "topology-file": "the topology file joins them",
+    "infiniband-cables": "their switches are cabled to the same ones in the file of `infinibandCables`",
     "spine-lldp": "their switches have the same LLDP neighbors above them",
     "name-pattern": "a pattern finds the same text in the names of their switches",
     "assume-full-bisection": "assumeFullBisection is set",

@@ -22,6 +22,7 @@ from nodeagent.base.plain_text import one_line
 from nodeagent.commands.options import FAILED, GOOD
 from nodeagent.commands.plan import planned_cables
 from nodeagent.commands.plan.planned_cables import CablingPlan
+from nodeagent.commands.plan.port_order import NodePort, deviations
 from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
 from nodeagent.commands.terminal import columns, screen
 from nodeagent.commands.user_files import UserFileError
@@ -74,8 +75,11 @@ class CheckedLink(NamedTuple):
 _ORDER = list(CableState)
 
 
-def check_hall(reports: Iterable[NodeLinks], preview: Preview, plan: CablingPlan | None) -> list[CheckedLink]:
-    """All links, sorted by what to do first, then by rack, leaf group, node and rail."""
+def check_hall(
+    reports: Iterable[NodeLinks], preview: Preview, plan: CablingPlan | None, *, order: bool = False
+) -> list[CheckedLink]:
+    """All links, sorted by what to do first, then by rack, leaf group, node and rail. ``order``: compare the ports with
+    the order of their leaf group."""
     levels = preview.plan.levels
     by_node = {
         report.node_name: report
@@ -97,6 +101,8 @@ def check_hall(reports: Iterable[NodeLinks], preview: Preview, plan: CablingPlan
                 refused = levels.refused.get(node)
                 note = NO_REPORT if refused is None else f"its report {refused}"
                 checked += (_missing(node, note, link, port) for link, port in cables.items())
+    if order:
+        checked = in_order(checked)
     racks = {} if plan is None else plan.racks
     checked = [link._replace(rack=racks.get(link.node, "")) for link in checked]
     return sorted(
@@ -132,6 +138,29 @@ def links_beside_plan(reports: Iterable[NodeLinks], plan: CablingPlan) -> list[t
         if (link.neighbor is not None or link.state not in NOT_UP)
         and not plan.cables.get(report.node_name, {}).keys() & {link.name, link.netdev, link.pci_address}
     ]
+
+
+def in_order(links: list[CheckedLink]) -> list[CheckedLink]:
+    """The same links; those that are at another port of their switch than the order of their leaf group are elsewhere.
+    A line on stderr counts the groups without an order."""
+    groups: dict[str, dict[NodePort, CheckedLink]] = {}
+    for link in links:
+        if link.group and link.port and link.state in (CableState.PLANNED, CableState.SLOW):
+            groups.setdefault(link.group, {})[NodePort(link.node, link.link, link.switch, link.port)] = link
+    moved: dict[tuple[str, str], CheckedLink] = {}
+    without = 0
+    for by_port in groups.values():
+        found = deviations(by_port)
+        without += found is None
+        for at, right in (found or {}).items():
+            note = "another port of this switch than on its other links"
+            note = f"exchanged with {right.exchanged}" if right.exchanged else note
+            moved[at.node, at.link] = by_port[at]._replace(
+                state=CableState.ELSEWHERE, to_switch=at.switch, to_port=right.port, note=note
+            )
+    if without:
+        print(f"nodeagent: leaf groups without an order of ports, not compared: {without}", file=sys.stderr)
+    return [moved.get((link.node, link.link), link) for link in links]
 
 
 def _by_node(anomalies: Iterable[Anomaly]) -> dict[str, list[Anomaly]]:
@@ -310,7 +339,7 @@ def _check(options: argparse.Namespace) -> list[CheckedLink]:
     planned = None if options.plan is None else planned_cables.read(options.plan, nodes, links)
     if planned is not None:
         _print_not_compared(planned.left_out, links_beside_plan(reports, planned))
-    return check_hall(reports, preview, planned)
+    return check_hall(reports, preview, planned, order=options.order)
 
 
 def _print_not_compared(cables: int, links: list[tuple[str, str]]) -> None:

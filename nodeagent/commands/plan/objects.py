@@ -9,6 +9,7 @@ and nothing recurses, because the input is not trusted.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -113,8 +114,10 @@ def read(source: str, objects: Objects) -> None:
     for name in _files(source):
         other = _read_file(name, objects)
         others = others or other
-    if others is not None and objects.stored == before:
-        raise others
+    if others is not None:
+        if objects.stored == before:
+            raise others
+        objects.notes.append(f"objects of other kinds are left out, the first at {others}")
 
 
 def _read_file(source: str, objects: Objects) -> UserFileError | None:
@@ -125,8 +128,9 @@ def _read_file(source: str, objects: Objects) -> UserFileError | None:
         line, end, _ = beginning.partition(b"\n")
         if len(beginning) == BEGINNING and end and line[:1] == b"{" and _json_lines(line):
             return _read_lines(name, beginning, stream, objects)
-        rest = user_files.read_rest(stream, name, LARGE, len(beginning))
-        return _read_whole(name, beginning + rest, objects)
+        if len(beginning) == BEGINNING:
+            beginning += user_files.read_rest(stream, name, LARGE, len(beginning))
+        return _read_whole(name, beginning, objects)
 
 
 def _read_whole(name: str, raw: bytes, objects: Objects) -> UserFileError | None:
@@ -195,10 +199,11 @@ def _files(source: str) -> Iterator[str]:
     if source == "-" or not Path(source).is_dir():
         yield source
         return
-    files = sorted(file for file in Path(source).rglob("*") if file.suffix in SUFFIXES and not file.is_dir())
+    every = (os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names)
+    files = sorted(file for file in every if file.endswith(SUFFIXES))
     if not files:
         raise UserFileError(source, f"no file in it ends in {', '.join(SUFFIXES)}", EXPECTED)
-    yield from map(str, files)
+    yield from files
 
 
 def _documents(name: str, raw: bytes) -> Iterator[tuple[Any, bool, _Origin]]:
@@ -348,7 +353,8 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
             objects.add_report(_report(document, lax))
         except ReportError as error:
             objects.stored += 1
-            objects.refused[_name(document)] = f"is not a NodeLinks object: {error}"
+            name = _name(document) or f"(report {objects.stored}, without a name)"
+            objects.refused[name] = f"is not a NodeLinks object: {error}"
     elif kind == hypernode.KIND:
         try:
             published = hypernode.convert(document, lax=lax)
