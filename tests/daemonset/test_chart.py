@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from nodeagent import __version__
+from tests.support import manifests as kustomize
 from tests.support.admin_access import administered
 from tests.support.kubernetes_schemas import NEWEST, complaints
-from tests.support import manifests as kustomize
 from tests.support.manifests import DAEMONSET, ROOT, Manifest, built, by_key, named, of_kind, parsed, rendered
 from tests.support.needs import need, which
 
