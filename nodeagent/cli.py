@@ -160,8 +160,8 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
             declare(add)
         except argparse.ArgumentError as error:
             verb = [*verbs.choices][-1]
-            why = "`common_options` has added it, or the verb itself"
-            raise ValueError(f"the verb {verb} adds an option that it has already: {error}; {why}") from error
+            twice = f"the verb {verb} ({declare.__module__}) adds an option that it has already: {error}"
+            raise ValueError(f"{twice}; `common_options` has added it, or the verb itself") from error
     parser.epilog = "\n".join(
         line for line in _EXAMPLES.split("\n") if _verb_of(line) not in {*SEPARATE} - {*verbs.choices}
     )

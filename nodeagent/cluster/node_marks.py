@@ -1,6 +1,6 @@
 """The marks of Nodes that are ours, and how to write them without touching those of other owners.
 
-``OWN_MARKS`` has a row for each condition, label, taint and annotation.
+``OWN_MARKS`` has a row for each condition, label and taint.
 
 * Conditions: server-side apply by nodeagent's own field manager. A condition that the manager no longer applies is
   removed; all others stay.

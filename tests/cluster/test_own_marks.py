@@ -67,6 +67,8 @@ def test_each_mark_has_a_right_a_policy_and_a_place_in_the_documentation(mark: O
     assert any(key in one for one in policies), f"no admission policy names {key}"
     name = key if key != mark.key else f"{key.partition('/')[2]}`"
     assert name in (ROOT / "docs/security.md").read_text(), f"docs/security.md does not name {mark.key}"
+    script = (ROOT / "daemonset/uninstall.sh").read_text()
+    assert key.partition("/")[2] in script, f"daemonset/uninstall.sh does not remove {mark.key}"
     if mark.writer == "agent":
         assert mark.key in (ROOT / "docs/cluster.md").read_text(), (
             f"docs/cluster.md needs a row of {mark.key}"

@@ -129,7 +129,9 @@ async def test_nothing_of_nodeagent_is_left_and_everything_else_stays(tmp_path: 
     async with administered(tmp_path) as (server, kubeconfig):
         populate(server)
         await mark(server, kubeconfig)
-        assert len(as_people_see_it(server.find("nodes", "gpu-0"))[2]) == 4
+        assert len(as_people_see_it(server.find("nodes", "gpu-0"))[2]) == 1 + sum(
+            one.kind == "condition" for one in OWN_MARKS
+        )
 
         code, output, errors = await uninstall(kubeconfig)
         assert (code, errors) == (0, ""), output
