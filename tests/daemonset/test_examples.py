@@ -60,6 +60,7 @@ def test_every_supported_system_has_an_example() -> None:
         "autoscaling",
         "dra",
         "gpu-memory",
+        "kai",
         "kube-scheduler",
         "kuberay",
         "kueue",
