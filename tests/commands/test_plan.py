@@ -375,6 +375,36 @@ def test_a_topology_file_is_found_beside_the_configuration(
     assert f"{tmp_path / 'topology.yaml'}:3:32:" in capsys.readouterr().err
 
 
+def test_explain_lists_what_a_switch_carries_and_who_is_in_trouble(
+    tmp_path: Path, fabric: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pods, where the agents report holders: those with a VF of a link to this switch."""
+    items = objects(rails(2, 4))
+    held = [("train-0", "rail0"), ("train-1", "rail1")]
+    items[0]["holders"] = [
+        {
+            "namespace": "ml", "pod": pod, "since": "2026-11-21T12:00:00Z",
+            "vfs": [{"link": link, "pciAddress": "0000:18:00.2"}],
+        }
+        for pod, link in held
+    ]  # fmt: skip
+    items[0]["links"][3]["state"] = "degraded"
+    for item in items[1:3]:
+        item["links"][5]["state"] = "down"
+    source = tmp_path / "links.json"
+    source.write_text(json.dumps(items))
+    said = says(capsys, "explain", "su000-leaf-r0", "--from", source)
+    assert "It carries 4 links of 4 nodes.\n" in said
+    assert "1 pod with VFs of these links: ml/train-0 on su000-n000.\n" in said
+    assert "pod" not in says(capsys, "explain", "su000-leaf-r2", "--from", source)
+    plan_ = json.loads(says(capsys, "plan", "--json", "--from", source, "--fabric", fabric))
+    leaf, _, top = (one["metadata"]["name"] for one in plan_["hypernodes"])
+    for name, count in ((leaf, 4), (top, 8)):
+        said = says(capsys, "explain", name, "--from", source, "--fabric", fabric)
+        trouble = "degraded: 1 (su000-n000); down: 2 (su000-n001, su000-n002)"
+        assert f"3 of {count} nodes are in trouble: {trouble}.\n" in said
+
+
 def test_names_of_switches_are_shown_and_found_as_plain_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,6 +61,7 @@ def test_every_supported_system_has_an_example() -> None:
         "dra",
         "gpu-memory",
         "gpu-service",
+        "kai",
         "kube-scheduler",
         "kuberay",
         "kueue",

@@ -116,6 +116,18 @@ def test_search_finds_nodes_switches_ports_and_hypernodes(demo: MapPage):
     assert "swp9" in demo.detail()
 
 
+def test_a_hypernode_says_how_many_of_its_nodes_are_in_trouble_and_why(demo: MapPage):
+    """One of the two leaf groups has the node with the wrong cable."""
+    said = []
+    for found in range(2):
+        demo.search("nodeagent-t1")
+        demo.tab.value(f"document.querySelectorAll('#found button')[{found}].click()")
+        wait_until(lambda: demo.detail().startswith("nodeagent-t1"), what="the panel of the group")
+        said.append(demo.detail())
+    (trouble,) = [text for text in said if "In trouble" in text]
+    assert "1 of 32 nodes: 1 foreign-leaf" in trouble
+
+
 def test_the_filters_show_only_trouble_one_rail_or_one_fabric(demo: MapPage):
     assert demo.rows() == 64
     demo.tab.click_on("#controls button", "only trouble")

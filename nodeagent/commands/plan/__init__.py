@@ -58,7 +58,9 @@ def add_explain(add: Add) -> None:
         "explain",
         _explain,
         "explain the place of a node, a switch or a HyperNode in the fabric",
-        "Shows the links that decide the place, and which switches are joined and by how many nodes.",
+        "Shows the links that decide the place, and which switches are joined and by how many nodes. Of a switch it\n"
+        "shows the links, nodes and pods that it carries (pods, where the agents report holders), of a HyperNode the\n"
+        "nodes in trouble.",
     )
     source_options(parser, current=True)
     parser.add_argument("name", metavar="NODE|SWITCH|HYPERNODE")
@@ -183,7 +185,7 @@ def _explain(options: argparse.Namespace) -> int:
 
     log_to_stderr(options.log_level or "warning")
     try:
-        print(explanations.explain(read_preview(options), options.name, screen()))
+        print(explanations.explain(read_preview(options, with_holders=True), options.name, screen()))
     except explanations.UnknownNameError as error:
         note(str(error))
         return FAILED

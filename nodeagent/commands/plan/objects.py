@@ -27,7 +27,7 @@ from nodeagent.commands.user_files import UserFileError
 from nodeagent.config.bounded_yaml import LOADER, Limits, bounded_events
 from nodeagent.fabric import hypernode, nodelinks
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError
-from nodeagent.fabric.nodelinks import NodeLinks, ReportError
+from nodeagent.fabric.nodelinks import NodeLinks, ReportError, VfHolder
 from nodeagent.fabric.planner import Planner
 
 LIMITS = Limits(depth=64, aliases=False)
@@ -55,6 +55,8 @@ class Objects:
     planner: Planner
     reports: dict[str, NodeLinks] | None = None
     """The reports as the planner takes them, by name, for a caller that gives a dict."""
+    holders: dict[str, tuple[VfHolder, ...]] | None = None
+    """The pods with VFs by node, for a caller that gives a dict."""
     refused: dict[str, str] = field(default_factory=dict)
     hypernodes: dict[str, HyperNode] = field(default_factory=dict)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -78,6 +80,8 @@ class Objects:
         before = reports.get(name)
         self._versions[name] = version
         self.planner.report(name, report)
+        if self.holders is not None:
+            self.holders[name] = report.holders
         kept = None if self.reports is None else self.reports.get(name)
         if self.reports is not None:
             self.reports[name] = self.planner.inputs.known_neighbors.complete(report)

@@ -24,7 +24,7 @@ from nodeagent.commands.user_files import UserFileError
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
 from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
 from nodeagent.fabric.hypernode import LEAF
-from nodeagent.fabric.nodelinks import NodeLinks
+from nodeagent.fabric.nodelinks import NodeLinks, VfHolder
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
@@ -51,6 +51,8 @@ class Preview:
     nodes: frozenset[str]
     reports: Mapping[str, NodeLinks]
     """The reports as the planner takes them, if ``Objects.reports`` was a dict."""
+    holders: Mapping[str, tuple[VfHolder, ...]]
+    """The pods with VFs by node, if ``Objects.holders`` was a dict."""
 
     @property
     def outcome(self) -> PlanOutcome:
@@ -61,15 +63,20 @@ class Preview:
         return {hypernode.name: hypernode for hypernode in self.outcome.hypernodes}
 
 
-def read_preview(options: argparse.Namespace, *, whole_reports: bool = False) -> Preview:
+def read_preview(
+    options: argparse.Namespace, *, whole_reports: bool = False, with_holders: bool = False
+) -> Preview:
     """The plan for the input that the options of ``source_options`` name, with notes on stderr.
 
-    ``whole_reports``: keep the reports too, which take a gigabyte for 100,000 nodes. Raises ``UserFileError``,
+    ``whole_reports``: keep the reports too, which take a gigabyte for 100,000 nodes; ``with_holders``: keep the pods
+    that they name. Raises ``UserFileError``,
     ``SourceError``, ``ConfigError`` and ``ApiError``."""
     config, topology = read_fabric(options.fabric)
     read = make_objects(config, topology)
     if whole_reports:
         read.reports = {}
+    if with_holders:
+        read.holders = {}
     if options.source is not None:
         objects.read(options.source, read)
     else:
@@ -92,7 +99,8 @@ def make_objects(rules: FabricRules, topology: Topology = NO_TOPOLOGY) -> Object
 def make_preview(read: Objects) -> Preview:
     """Plan for all objects that were read."""
     read.complete()
-    return Preview(read.planner.prepare(0.0)(), read.hypernodes, frozenset(read.nodes), read.reports or {})
+    plan = read.planner.prepare(0.0)()
+    return Preview(plan, read.hypernodes, frozenset(read.nodes), read.reports or {}, read.holders or {})
 
 
 def _notes(plan: Plan, times: HysteresisSettings) -> Iterable[str]:

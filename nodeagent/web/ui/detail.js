@@ -126,6 +126,7 @@ function aboutHyperNode(model, found, select) {
     pairs(
       ["Tier", `${hypernode.tier} (${hypernode.tierName})`],
       ["Members", String(hypernode.members)],
+      ["In trouble", model.troubleBelow(place)],
       ["Below", parent && chooser(parent.name, `hypernode:${parent.name}`, select)],
       ["Derived from", hypernode.derivedFrom],
       ["Switches", hypernode.switches.length > 0 && hypernode.switches.map((name) => el("div", {},

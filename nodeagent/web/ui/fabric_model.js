@@ -138,6 +138,22 @@ export class FabricModel {
     return this.content.shapesOf[node] < 0;
   }
 
+  /** How many nodes below a HyperNode are in trouble, and why; empty if none is. */
+  troubleBelow(place) {
+    const isBelow = (at) => at === place || (at >= 0 && isBelow(this.content.hypernodes[at].parent));
+    const nodes = this.groups.filter((group) => isBelow(group.place)).flatMap((group) => group.nodes);
+    const bad = nodes.filter((node) => this.hasTrouble(node));
+    const counts = new Map();
+    for (const node of bad) {
+      const why = new Set((this.anomaliesOfNode.get(this.nodeName(node)) ?? []).map((anomaly) => anomaly.kind));
+      for (const letter of this.content.states[node]) if (STATES[letter]?.trouble) why.add(STATES[letter].word);
+      if (this.content.shapesOf[node] < 0) why.add(NO_REPORT.word);
+      for (const word of why) counts.set(word, (counts.get(word) ?? 0) + 1);
+    }
+    const words = [...counts].sort((a, b) => b[1] - a[1]).map(([word, count]) => `${count} ${word}`);
+    return bad.length ? `${bad.length} of ${nodes.length} nodes: ${words.join(", ")}` : "";
+  }
+
   /** The links in a bad state that no anomaly explains, those of one switch and state together: most first. */
   badLinks() {
     const together = new Map();
