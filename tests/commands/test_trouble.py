@@ -152,7 +152,9 @@ def test_what_concerns_most_pods_comes_first_with_its_remedy(tmp_path: Path) -> 
 @pytest.mark.parametrize("at", ["9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+12:00", "yesterday"])
 def test_a_time_that_no_clock_shows_stops_no_list(at: str, tmp_path: Path) -> None:
     """One node writes it, and everybody reads the list."""
-    made = preview(changed(hall(), lambda node, link: down(link, at) if node == "su0-n00" else link), tmp_path)
+    made = preview(
+        changed(hall(), lambda node, link: down(link, at) if node == "su0-n00" else link), tmp_path
+    )
     found = trouble.troubles(made)
     (since,) = {one["since"] for one in trouble.document(made, found, "x", NOW)["troubles"]}
     assert since is None
@@ -172,7 +174,9 @@ def test_a_hall_without_power_is_listed_in_the_time_of_its_links() -> None:
         __hash__ = str.__hash__
 
     faults = [
-        trouble.LinkFault(Counted(f"n{n}"), f"rail{rail}", "", "down", f"leaf{n // 4}-{rail}", "", NOW, (), (), ())
+        trouble.LinkFault(
+            Counted(f"n{n}"), f"rail{rail}", "", "down", f"leaf{n // 4}-{rail}", "", NOW, (), (), ()
+        )
         for n in range(100)
         for rail in range(4)
     ]
