@@ -10,7 +10,7 @@ Rules:
   has published counts at once.
 * At most one write in ten seconds.
 * The taint for links counts rails only: a port without a rail never taints the Node. That of the evictions is written
-  when they ask for it (``evictions.py``).
+  when they ask for it (``evictions.py``), and removed when links and GPUs are known.
 * Nothing is written before the links are known.
 """
 
@@ -326,14 +326,16 @@ class DeviceMarker:
         return min(self._times.due_s(now), self._damped.due_s(now), max(heartbeat_s, 1.0))
 
     async def _write(self, marks: DeviceMarks, now: float) -> bool:
-        """Write the first mark that differs. A missing right for one of them does not block the others."""
+        """Write the first mark that differs. One that the server refuses does not block the others."""
+        if self._evict_taint.is_stored:  # the evictions may have set it
+            self._marks["evict-taint"].present = True
         for mark in self._marks.values():
             if mark.right.wait_s(now) > 0 or (value := mark.due(marks, now)) is UNKNOWN:
                 continue
             try:
                 await mark.write(value)
             except ApiError as error:
-                if error.status != 403:
+                if error.missing or not (error.refused or error.missing_right):
                     raise
                 mark.right.failed(error, now)
             else:
@@ -348,7 +350,8 @@ class DeviceMarker:
         snapshot = self._inventory.snapshot
         if self._evict_taint.is_wanted(failed_devices(snapshot)):
             return True
-        return UNKNOWN if {it.source for it in snapshot.stale_sources} & {"pci", "gpus"} else None
+        is_old = any(it.source in ("pci", "gpus") for it in snapshot.stale_sources)
+        return None if self._inventory.has_published("gpus") and not is_old else UNKNOWN
 
     def _rails_down(self, marks: DeviceMarks, _: float) -> Any:
         if marks.rails_down is None:

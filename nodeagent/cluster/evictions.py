@@ -8,8 +8,8 @@ Rules:
 * Where ``enforcement`` is ``evict``, a pod is evicted after it has used more GPU memory than its share for the
   configured time (``over_use_causes``). A pod without a share is not: its DaemonSet would only make it again.
 * With ``cluster.evict.taint`` the Node has its taint before a pod with a failed device is evicted: a scheduler that
-  replaces nodes does not choose this one again (``EvictionTaint``). If it is not stored within ``TAINT_S``, the pod
-  goes nevertheless: it cannot work where it is.
+  replaces nodes does not choose this one again (``EvictionTaint``). Each eviction looks for it, because a person may
+  have removed it. If it is not stored within ``TAINT_S``, the pod goes nevertheless: it cannot work where it is.
 * At most one pod in ten seconds. An eviction that a disruption budget or a policy refuses is requested again later,
   each time after a longer wait, and so is one whose pod does not end. It delays no other; a missing right delays all.
 * An eviction, and a refusal, is an Event on the pod and on the Node.
@@ -30,7 +30,7 @@ from nodeagent.base.supervise import either
 from nodeagent.cluster.affected_devices import Offered, affected_pods, failed_devices, has_failed
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.event_writer import EventTarget, Notice, NoticeBoard
-from nodeagent.cluster.node_marks import DEVICE_TAINT
+from nodeagent.cluster.node_marks import DEVICE_TAINT, NodeMarks
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot
@@ -57,12 +57,13 @@ PodName = tuple[str, str]
 class EvictionCause(NamedTuple):
     """The cause of an eviction: the device that it is about, and a clause for messages. ``since``: when it began, by
     the monotonic clock; ``None``: when it is first seen. ``uid``: of the pod, if it is known; no other pod of
-    its name is evicted."""
+    its name is evicted. ``more`` are the causes of the pod's other devices."""
 
     about: str
     why: str
     since: float | None = None
     uid: str = ""
+    more: tuple[EvictionCause, ...] = ()
 
 
 Causes = Mapping[PodName, EvictionCause]
@@ -70,48 +71,68 @@ Causes = Mapping[PodName, EvictionCause]
 
 def failed_device_causes(snapshot: Snapshot, offered: Offered, after_s: float) -> Causes:
     """The pods that hold a failed device."""
-    return {
-        (pod.namespace, pod.pod): EvictionCause(
-            pod.device.key, f"{pod.device.title} has failed for {after_s:g} s"
+    return _by_pod(
+        (
+            (pod.namespace, pod.pod),
+            EvictionCause(pod.device.key, f"{pod.device.title} has failed for {after_s:g} s"),
         )
         for pod in affected_pods(snapshot, offered)
         if has_failed(pod.device.health)
-    }
+    )
 
 
 def over_use_causes(over_uses: Iterable[OverUse], evicting: Collection[str], after_s: float) -> Causes:
     """The pods that exceed their share of one of the GPUs ``evicting``, by UUID."""
-    return {
-        (over.namespace, over.pod): EvictionCause(
-            over.uuid,
-            f"it has used {over.used_bytes / GIB:.1f} GiB of {over.uuid} for {after_s:g} s, and its share is "
-            f"{over.granted_bytes / GIB:.1f} GiB",
-            over.since,
-            over.uid,
+    return _by_pod(
+        (
+            (over.namespace, over.pod),
+            EvictionCause(
+                over.uuid,
+                f"it has used {over.used_bytes / GIB:.1f} GiB of {over.uuid} for {after_s:g} s, and its share is "
+                f"{over.granted_bytes / GIB:.1f} GiB",
+                over.since,
+                over.uid,
+            ),
         )
         for over in over_uses
         if over.namespace and over.uid and over.granted_bytes and over.uuid in evicting
-    }
+    )
+
+
+def _by_pod(found: Iterable[tuple[PodName, EvictionCause]]) -> Causes:
+    causes: dict[PodName, EvictionCause] = {}
+    for pod, cause in found:
+        first = causes.setdefault(pod, cause)
+        if first is not cause:
+            causes[pod] = first._replace(more=(*first.more, cause))
+    return causes
 
 
 @dataclass(slots=True)
 class EvictionQueue:
-    """Since when each pod has a cause, and when to evict the pod."""
+    """Since when each pod has a cause, and when to evict the pod. Each of its devices has a time of its own; the cause
+    is the device that has the longest."""
 
     after_s: float
     since: dict[PodName, float] = field(default_factory=dict)
-    causes: Causes = field(default_factory=dict)
+    causes: dict[PodName, EvictionCause] = field(default_factory=dict)
+    began: dict[tuple[PodName, str], float] = field(default_factory=dict)
     not_before: dict[PodName, float] = field(default_factory=dict)
 
     def observe(self, causes: Causes, now: float) -> None:
         again = {
             pod for pod, cause in causes.items() if pod in self.causes and self.causes[pod].uid != cause.uid
         }
-        self.causes = causes
-        known = {pod: since for pod, since in self.since.items() if pod not in again}
-        self.since = {
-            pod: known.get(pod, now if cause.since is None else cause.since) for pod, cause in causes.items()
-        }
+        began: dict[tuple[PodName, str], float] = {}
+        self.causes, self.since = {}, {}
+        for pod, first in causes.items():
+            for cause in (first, *first.more):
+                since = now if cause.since is None else cause.since
+                device = (pod, cause.about)
+                began[device] = since if pod in again else self.began.get(device, since)
+                if pod not in self.since or began[device] < self.since[pod]:
+                    self.causes[pod], self.since[pod] = cause, began[device]
+        self.began = began
         self.not_before = {
             pod: at for pod, at in self.not_before.items() if pod in causes and pod not in again
         }
@@ -209,6 +230,7 @@ class Evictions:
         self._client, self._inventory, self._causes = client, inventory, causes
         self._part, self._changed = part, changed
         self._taint, self._asked_at = taint, float("-inf")
+        self._node_marks = NodeMarks(client)
         self._node, self._board, self._budget_s = node, board or NoticeBoard(), budget_s
         self._rate = rate or RateLimit(1, PER_S)
         self._retry = ApiRetry("A pod cannot be evicted", delivery)
@@ -239,6 +261,7 @@ class Evictions:
         for pod in pods[:1]:
             self._rate.take(now)
             namespace, name = pod
+            is_tainted = await self._is_tainted()
             try:
                 await self._client.evict(name, namespace=namespace, uid=self.queue.causes[pod].uid)
             except ApiError as error:
@@ -246,7 +269,7 @@ class Evictions:
                     return self._retry.failed(error, now)
                 self._refused(pod, error, now)
             else:
-                self._evicted(pod, now)
+                self._evicted(pod, now, is_tainted=is_tainted)
             return self._rate.wait_s(now)
         return wait
 
@@ -255,7 +278,7 @@ class Evictions:
         if self._taint is None:
             return IDLE_S
         now, had_asked = time.monotonic(), bool(self._taint.asked)
-        held = {cause.about for cause in self.queue.causes.values()}
+        held = {device for _, device in self.queue.began}
         wait = self._taint.observe(held, failed_devices(snapshot), now, self.queue.after_s)
         if self._taint.asked and not had_asked:
             self._asked_at = now
@@ -267,13 +290,26 @@ class Evictions:
             return 0.0
         return max(0.0, self._asked_at + TAINT_S - now)
 
-    def _evicted(self, pod: PodName, now: float) -> None:
+    async def _is_tainted(self) -> bool:
+        """Whether the Node has the taint, if it should. It is set where a person has removed it, or where the API
+        server was away until now."""
+        if self._taint is None:
+            return True
+        if not self._taint.asked:
+            return self._taint.is_stored
+        try:
+            await self._node_marks.set_taint(self._node, DEVICE_TAINT, on=True)
+        except ApiError:
+            return False
+        self._taint.store(True)
+        return True
+
+    def _evicted(self, pod: PodName, now: float, *, is_tainted: bool) -> None:
         self._retry.succeeded()
         self._refusals.pop(pod, None)
         self.queue.not_before[pod] = now + AGAIN_S
         log.warning("A pod was evicted. pod=%s/%s reason=%r", *pod, self.queue.causes[pod].why)
-        is_untainted = self._taint is not None and not self._taint.is_stored
-        without = f" without the taint {DEVICE_TAINT.key} of the Node" if is_untainted else ""
+        without = "" if is_tainted else f" without the taint {DEVICE_TAINT.key} of the Node"
         self._post(pod, "PodEvicted", f"was evicted{without}", warning=False)
 
     def _refused(self, pod: PodName, error: ApiError, now: float) -> None:

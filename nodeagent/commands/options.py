@@ -36,7 +36,7 @@ def common_options(parser: argparse.ArgumentParser, *, of_part: bool = False) ->
     parser.add_argument(
         "--root",
         type=Path,
-        default=argparse.SUPPRESS if of_part else Path(os.environ.get("NODEAGENT_ROOT", "/")),
+        default=argparse.SUPPRESS if of_part else Path(os.environ.get("NODEAGENT_ROOT") or "/"),
         metavar="DIR",
         help=ROOT,
     )
@@ -47,7 +47,7 @@ def config_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         type=Path,
-        default=os.environ.get("NODEAGENT_CONFIG"),
+        default=os.environ.get("NODEAGENT_CONFIG") or None,
         metavar="FILE",
         help="configuration file (default: NODEAGENT_CONFIG, which the manifest sets, or what `nodeagent "
         "config defaults` prints)",

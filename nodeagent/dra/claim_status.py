@@ -22,6 +22,7 @@ VFS_MAX = 16
 MESSAGE_MAX = 1024
 READY, HEALTHY = "Ready", "Healthy"
 _NO_MAC = "00:00:00:00:00:00"
+_NETWORK = ("interfaceName", "hardwareAddress")
 
 
 def device_statuses(
@@ -51,9 +52,17 @@ def key(entry: Json) -> tuple[Any, ...]:
 
 
 def own_entries(claim: Json) -> list[Json]:
-    """Return the entries of this driver in a claim as the API server stores it."""
+    """Return the entries of this driver in a claim as the API server stores it, without what others add to them."""
     entries = (claim.get("status") or {}).get("devices") or ()
-    return [entry for entry in entries if entry.get("driver") == DRIVER]
+    return [_own_part(entry) for entry in entries if entry.get("driver") == DRIVER]
+
+
+def _own_part(entry: Json) -> Json:
+    """A CNI plugin may set addresses, and any writer a condition of its own."""
+    network = {name: value for name, value in (entry.get("networkData") or {}).items() if name in _NETWORK}
+    conditions = [it for it in entry.get("conditions") or () if it.get("type") in (READY, HEALTHY)]
+    others = {name: value for name, value in entry.items() if name != "networkData"}
+    return {**others, "conditions": conditions, **({"networkData": network} if network else {})}
 
 
 def same(entries: Iterable[Json], stored: Iterable[Json]) -> bool:
@@ -142,5 +151,5 @@ def _network(device: PreparedDevice) -> Json:
 
 def network_data(interface: VfInterface) -> Json:
     """Return the ``networkData`` of one VF; empty if the host knows nothing of it."""
-    values = {"interfaceName": interface.netdev, "hardwareAddress": interface.mac}
-    return {name: value for name, value in values.items() if value and value != _NO_MAC}
+    values = zip(_NETWORK, (interface.netdev, interface.mac), strict=True)
+    return {name: value for name, value in values if value and value != _NO_MAC}

@@ -6,7 +6,7 @@ decides:
 * A contested link has the neighbor that has sent for longer, and its contenders. One of these is the neighbor if it
   fits the fabric and the first one does not. A switch port fits if other nodes report the switch under this name, none
   of them this port, and some of them have another switch in common with the node, or the switch is published where the
-  node is.
+  node is. For the first one expired links of published nodes count too: it may be the first to hear a switch again.
 * A chassis ID keeps the name under which most nodes report it. One node gives it no other name, and no few nodes the
   name of a switch that more nodes report with another chassis ID. A node could otherwise join two units, or leave its
   own. Where a chassis ID is a factory default of several switches, each with two nodes or more, names decide
@@ -149,9 +149,9 @@ class _Evidence:
         }
         place = self._placed.get(node)
 
-        def fits(slot: LinkSlot, port: str) -> bool:
+        def fits(slot: LinkSlot, port: str, reported: Mapping[Named, set[str]]) -> bool:
             named = _named(slot, self._generic)
-            others = self.nodes.get(named, set()) - {node}
+            others = reported.get(named, set()) - {node}
             near = set().union(*(self.of_chassis.get(chassis, ()) for chassis in sure - {named[0]}))
             is_here = place is not None and self._switches.get(named[1]) == place
             return (
@@ -162,7 +162,7 @@ class _Evidence:
 
         shape, ports = list(report.shape), list(report.ports)
         for i, slot, port in reversed(report.contenders):
-            if not fits(report.shape[i], report.ports[i]) and fits(slot, port):
+            if not fits(report.shape[i], report.ports[i], self.claims) and fits(slot, port, self.nodes):
                 shape[i], ports[i] = slot, port
         return replace(report, shape=tuple(shape), ports=tuple(ports))
 

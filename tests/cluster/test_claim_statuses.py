@@ -297,3 +297,34 @@ def _grant(server: ApiServer, rules: list[Json]) -> None:
             "subjects": [{"kind": "ServiceAccount", "name": "nodeagent", "namespace": "nodeagent"}],
         }
     )
+
+
+async def test_what_others_add_to_an_entry_is_left_alone(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CNI plugin sets addresses, and a monitor a condition of its own."""
+    monkeypatch.setattr(claim_statuses, "LOOK_S", 0.01)
+    monkeypatch.setattr(claim_statuses, "SPREAD_S", (0.0, 0.0))
+    stage = Stage(server)
+    stage.prepare("a")
+    async with writing(server, stage):
+        await server.until(lambda: stage.entries("a"))
+    (entry,) = stage.entries("a")
+    seen = {"type": "example.com/Seen", "status": "True", "reason": "Seen", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
+    named = {name: entry[name] for name in ("driver", "pool", "device", "shareID") if name in entry}
+    more = {**named, "networkData": {"ips": ["192.0.2.1/24"]}, "conditions": [seen]}
+    body = {"metadata": {"name": "a", "namespace": "default"}, "status": {"devices": [more]}}
+    cni = ApiClient(Access(server.url, token=server.token("admin")))
+    await cni.apply(claim_statuses.RESOURCE_CLAIMS, body, subresource="status", manager="cni")
+    writes = stage.writes
+    async with writing(server, stage):
+        stage.prepare("b")
+        await server.until(lambda: stage.entries("b"))
+        assert (stage.writes, stage.delivery.reason) == (writes + 1, None)
+        stage.set_health(SICK)
+        await server.until(lambda: stage.health("a") == "False")
+    (entry,) = stage.entries("a")
+    assert entry["networkData"] == more["networkData"]
+    assert seen in entry["conditions"]
+    assert stage.delivery.reason is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -23,12 +24,12 @@ from nodeagent.cluster.evictions import (
     failed_device_causes,
     over_use_causes,
 )
-from nodeagent.cluster.node_marks import DEVICE_TAINT, LINKS_LABEL
+from nodeagent.cluster.node_marks import DEVICE_TAINT, GPU_CONDITION, LINKS_LABEL
 from nodeagent.cluster.retry import FORBIDDEN_FIRST_S, FORBIDDEN_JITTER
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Health, Reason, State
 from nodeagent.sharing.over_use import OverUse
-from tests.support.cluster_node import DEGRADED, DOWN, GPU_LOST, offered, publish, snapshot
+from tests.support.cluster_node import DEGRADED, DOWN, GPU_LOST, holding, offered, publish, snapshot
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -48,6 +49,17 @@ def test_a_pod_is_due_after_its_device_has_failed_without_interruption():
     queue.observe({}, 301)
     queue.observe(failed(made), 302)
     assert queue.due(302) == ([], 300), "a device that came back starts the wait again"
+
+
+def test_a_second_failed_device_of_a_pod_has_a_wait_of_its_own():
+    queue = EvictionQueue(300)
+    held = (holding("b", "x/nic", "0000:10:00.1", "0000:11:00.1"),)
+    queue.observe(failed(snapshot([DOWN, None], holdings=held)), 0)
+    queue.observe(failed(snapshot([DOWN, DOWN], holdings=held)), 290)
+    assert queue.due(300)[0] == [("default", "b")]
+    assert queue.causes["default", "b"].about == "0000:10:00.0", "the one that has failed for this time"
+    queue.observe(failed(snapshot([None, DOWN], holdings=held)), 299)
+    assert queue.due(300) == ([], 290)
 
 
 def test_a_pod_on_a_gpu_whose_driver_was_upgraded_continues_to_run():
@@ -226,7 +238,7 @@ async def test_one_pod_is_evicted_in_ten_seconds(server, client):
     assert server.counts["create", "pods/eviction"] == 1
 
 
-TAINTED = ClusterSettings(label=True, evict=EvictSettings(enabled=True, taint=True))
+TAINTED = ClusterSettings(label=True, conditions=True, evict=EvictSettings(enabled=True, taint=True))
 OTHER = {"key": "dedicated", "effect": "NoSchedule"}
 
 
@@ -343,4 +355,65 @@ async def test_a_new_agent_keeps_the_taint_until_no_device_has_failed(server, cl
     await server.until(lambda: node.label == "2")
     assert node.taints == [DEVICE_TAINT.key]
     publish(node.inventory, snapshot([DEGRADED, DEGRADED], [None], holdings=()))
+    await server.until(lambda: not node.taints)
+
+
+async def test_a_taint_that_somebody_removed_is_there_again_before_the_next_eviction(server, client, running):
+    node = TaintedNode(server, client)
+    publish(node.inventory, snapshot([None, DOWN], [None]))
+    for part in node.parts:
+        running(part())
+    await server.until(lambda: node.pods == ["a"])
+    server.put({**server.find("nodes", "gpu-0"), "spec": {"taints": [OTHER]}})
+    publish(node.inventory, snapshot([None, DOWN], [GPU_LOST]))
+    await server.until(lambda: not node.pods)
+    assert node.taints == ["dedicated", DEVICE_TAINT.key]
+    publish(node.inventory, snapshot([None, None], [None], holdings=()))
+    await server.until(lambda: node.taints == ["dedicated"])
+
+
+@pytest.mark.parametrize("away_s", [900, 974])
+async def test_after_an_api_server_was_away_the_taint_is_first(server, client, running, away_s):
+    node = TaintedNode(server, client, after_s=300.0)
+    publish(node.inventory, snapshot([None, DOWN], [None]))
+    for part in node.parts:
+        running(part())
+    await server.until(lambda: node.label == "1", timeout_s=60)
+    server.fail("503", times=None)
+    await asyncio.sleep(away_s)
+    assert node.pods == ["a", "b"]
+    server.heal()
+    await server.until(lambda: node.pods == ["a"], timeout_s=300)
+    assert node.taints == [DEVICE_TAINT.key]
+    publish(node.inventory, snapshot([None, None], [None], holdings=()))
+    await server.until(lambda: not node.taints, timeout_s=300)
+
+
+@pytest.mark.parametrize("status", ["400", "422"])
+async def test_a_webhook_that_refuses_the_taint_stops_no_other_mark(server, client, running, status):
+    refusal = 'admission webhook "x" denied the request: no taints'
+    server.fail(status, verb="patch", resource="nodes", message=refusal, times=None)
+    node = TaintedNode(server, client)
+    publish(node.inventory, snapshot([None, DOWN], [None]))
+    for part in node.parts:
+        running(part())
+    await server.until(lambda: node.pods == ["a"], timeout_s=2 * TAINT_S)
+    publish(node.inventory, snapshot([None, DOWN], [GPU_LOST]))
+
+    def gpus_are_healthy():
+        found = server.find("nodes", "gpu-0").get("status", {}).get("conditions", ())
+        return {one["type"]: one["status"] for one in found}.get(GPU_CONDITION)
+
+    await server.until(lambda: gpus_are_healthy() == "False", timeout_s=60)
+
+
+async def test_a_new_agent_keeps_the_taint_until_the_gpus_are_known(server, client, running):
+    taints = [{"key": DEVICE_TAINT.key, "effect": DEVICE_TAINT.effect}]
+    node = TaintedNode(server, client, spec={"taints": taints})
+    node.inventory.publish("pci", functions=snapshot([DEGRADED]).functions)
+    for part in node.parts:
+        running(part())
+    await server.until(lambda: node.label == "1")
+    assert node.taints == [DEVICE_TAINT.key]
+    publish(node.inventory, snapshot([DEGRADED], [None], holdings=()))
     await server.until(lambda: not node.taints)

@@ -21,7 +21,7 @@ from hack.docs.manual_page import manual_page
 from nodeagent import cli
 from nodeagent.cli import _parser, main
 from nodeagent.commands.completion import PAGE, parsers
-from nodeagent.commands.options import Add, common_options
+from nodeagent.commands.options import Add, common_options, config_option
 from nodeagent_lab.sim.machine import Machine
 from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.waiting import Lines
@@ -211,6 +211,17 @@ def test_a_root_without_a_machine_is_an_error_of_one_line(
         output.err
         == f"nodeagent: {tmp_path} has no /sys: --root takes the root of a machine, a capture or a simulation\n"
     )
+
+
+@pytest.mark.parametrize(("root", "config"), [("", ""), ("/host", "/etc/nodeagent.yaml")])
+def test_an_empty_variable_is_none(root: str, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODEAGENT_ROOT", root)
+    monkeypatch.setenv("NODEAGENT_CONFIG", config)
+    parser = argparse.ArgumentParser()
+    common_options(parser)
+    config_option(parser)
+    read = parser.parse_args([])
+    assert (read.root, read.config) == (Path(root or "/"), Path(config) if config else None)
 
 
 def test_bad_usage_is_2() -> None:

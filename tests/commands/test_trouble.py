@@ -149,6 +149,41 @@ def test_what_concerns_most_pods_comes_first_with_its_remedy(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.parametrize("at", ["9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+12:00", "yesterday"])
+def test_a_time_that_no_clock_shows_stops_no_list(at: str, tmp_path: Path) -> None:
+    """One node writes it, and everybody reads the list."""
+    made = preview(
+        changed(hall(), lambda node, link: down(link, at) if node == "su0-n00" else link), tmp_path
+    )
+    found = trouble.troubles(made)
+    (since,) = {one["since"] for one in trouble.document(made, found, "x", NOW)["troubles"]}
+    assert since is None
+    assert len([one for one in found if one.what == "down"]) == 4
+
+
+def test_a_hall_without_power_is_listed_in_the_time_of_its_links() -> None:
+    """Each fault is compared a few times, however many switches and nodes there are."""
+    compared = 0
+
+    class Counted(str):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return super().__eq__(other)
+
+        __hash__ = str.__hash__
+
+    faults = [
+        trouble.LinkFault(
+            Counted(f"n{n}"), f"rail{rail}", "", "down", f"leaf{n // 4}-{rail}", "", NOW, (), (), ()
+        )
+        for n in range(100)
+        for rail in range(4)
+    ]
+    assert len(list(trouble._one_cause(faults))) == 100
+    assert compared < 10 * len(faults)
+
+
 def test_a_wrong_cable_is_told_once(tmp_path: Path) -> None:
     made = hall()
     made.cables["su0-n00", 2] = "su1-leaf2"

@@ -170,6 +170,21 @@ def test_a_switch_of_which_no_other_node_reports_stays_the_neighbor() -> None:
     assert partition(outcome) == units(cables)
 
 
+def test_the_first_node_that_hears_a_switch_again_keeps_it_as_neighbor() -> None:
+    """The other nodes hear it seconds later, and a forger names a free port of another switch of the unit."""
+    cables, cluster = hall(), Cluster()
+    cluster.exist(*cables)
+    cluster.hear(cables)
+    cluster.rest(61)
+    restarted = {node: (replace(row[0], stale=True), *row[1:]) for node, row in cables.items()}
+    row = cables[NODE]
+    restarted[NODE] = (replace(row[0], contenders=(End("su000-leaf-r1", "swp60"),)), *row[1:])
+    cluster.hear(restarted)
+    cluster.rest(61)
+    (told,) = cluster.outcome.anomalies
+    assert (told.kind, told.switch) == ("contested-link", "su000-leaf-r0")
+
+
 SMALL = rails(2, 5, 4)
 SWITCHES = sorted({end.switch for row in SMALL.values() for end in row})
 ANY_END = st.none() | st.builds(

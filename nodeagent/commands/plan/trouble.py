@@ -10,7 +10,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from nodeagent.base.rfc3339 import rfc3339
@@ -156,25 +156,31 @@ def _fault(node: str, link: NodeLink, pods: tuple[str, ...]) -> LinkFault:
 
 
 def _unix(stamp: str | None) -> float | None:
+    """``None`` also for a time that no clock shows in UTC, such as the last hour of the year 9999 in New York."""
     try:
-        return None if stamp is None else datetime.fromisoformat(stamp).timestamp()
+        return None if stamp is None else datetime.fromisoformat(stamp).astimezone(UTC).timestamp()
     except (ValueError, OverflowError):
         return None
 
 
 def _one_cause(faults: Sequence[LinkFault]) -> Iterator[tuple[bool, list[LinkFault]]]:
     """The links of one switch, then those of one node, that went down together; whether it is a switch."""
-    left = [fault for fault in faults if fault.state in DOWN and fault.since is not None]
+    left = sorted(
+        (fault for fault in faults if fault.state in DOWN and fault.since is not None),
+        key=lambda fault: fault.since or 0.0,
+    )
+    taken: set[tuple[str, str]] = set()
     for of_switch in (True, False):
         groups: dict[Hashable, list[LinkFault]] = {}
-        for fault in sorted(left, key=lambda fault: fault.since or 0.0):
-            if key := fault.switch if of_switch else fault.node:
+        for fault in left:
+            key = fault.switch if of_switch else fault.node
+            if key and (fault.node, fault.link) not in taken:
                 groups.setdefault(key, []).append(fault)
         for group in groups.values():
             for same in _bursts(group):
                 if len({(fault.node if of_switch else fault.link) for fault in same}) >= TOGETHER_MIN:
                     yield of_switch, same
-                    left = [fault for fault in left if fault not in same]
+                    taken.update((fault.node, fault.link) for fault in same)
 
 
 def _bursts(faults: Iterable[LinkFault]) -> Iterator[list[LinkFault]]:
