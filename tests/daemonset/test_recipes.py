@@ -175,6 +175,15 @@ def test_the_scheduler_has_the_plugins_and_actions_that_the_volcano_example_need
     assert "gang" in plugins
 
 
+def test_the_plugin_capacity_decides_which_gangs_are_evicted() -> None:
+    """Volcano asks the plugins of the next tier only if those of the first name no victim (``UnifiedEvictable`` of
+    session_plugins.go), and ``gang``, ``priority`` and ``conformance`` name all. Below them ``capacity`` was not asked,
+    and a gang within the share and guarantee of its queue was evicted twice in half a minute (seen with ed72c7c8)."""
+    (config,) = of_kind(objects("volcano"), "ConfigMap")
+    first, *_ = yaml.safe_load(config["data"]["volcano-scheduler.conf"])["tiers"]
+    assert {"gang", "priority", "conformance", "capacity"} <= {plugin["name"] for plugin in first["plugins"]}
+
+
 def test_a_queue_deserves_one_resource() -> None:
     """Volcano's plugin ``capacity`` lets a queue reclaim while one of its deserved resources is below its share, and
     takes from a queue that exceeds one (``LessEqualPartly…``, ``GreaterPartly…`` in resource_info.go). With a second
