@@ -346,6 +346,16 @@ def test_the_mpijob_fits_only_with_what_its_queue_borrows() -> None:
     assert queues["pretraining"]["spec"]["cohortName"] == queues["inference"]["spec"]["cohortName"]
 
 
+def test_kueue_starts_with_the_configuration_of_the_readme() -> None:
+    """apis/config/v1beta2/configuration_types.go: Kueue ends at an unknown field, and v1beta2 has no ``enable``."""
+    snippet = re.search(r"```yaml\n(apiVersion: config.*?)```", _readme(EXAMPLES / "kueue"), re.DOTALL)
+    assert snippet is not None
+    config = yaml.safe_load(snippet[1])
+    assert config["apiVersion"] == "config.kueue.x-k8s.io/v1beta2"
+    waits = config["waitForPodsReady"]
+    assert waits.keys() <= {"timeout", "recoveryTimeout", "blockAdmission", "requeuingStrategy"}
+
+
 def test_the_two_jobs_of_the_kueue_example_do_not_fit_at_the_same_time() -> None:
     """README.md: the MPIJob waits while the other runs."""
     queues = of_kind(objects("kueue"), "ClusterQueue")
