@@ -126,12 +126,14 @@ class CablingCheck:
         models = self._models_of(group)
         voters = group.voters
         counts: RailCounts = self._counts
+        leaves = sorted(leaves)
         if models.several:
             voters = [pattern for pattern in voters if models.of(pattern) == model]
-            counts = count_links(voters)
+        if models.several or any(one.best is not group for leaf in leaves for one in self._votes.at(leaf)):
+            counts = count_links(voters)  # cables of other groups' nodes serve no rail here
         switch: dict[str, str] = {}
         links: dict[str, int] = {}
-        total = {leaf: sum(counts[leaf].values()) for leaf in sorted(leaves) if leaf in counts}
+        total = {leaf: sum(counts[leaf].values()) for leaf in leaves if leaf in counts}
         for leaf, every in total.items():
             for rail, count in counts[leaf].items():
                 most = links.get(rail, 0)

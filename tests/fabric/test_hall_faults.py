@@ -318,6 +318,20 @@ def storage_without_vfs(of: Hall) -> Expected:
     return set()
 
 
+def rack_of_another_unit_ends_here(of: Hall) -> Expected:
+    """Three nodes have rails 0 and 7 exchanged. The cables of a rack of the other unit are shifted by one, and the last
+    ones are at the same leaf switch: they do not make it a switch of rail 7."""
+    rack = of.nodes(1)[:3]
+    for node in rack:
+        for rail in range(8):
+            of.cables[node, rail] = of.leaf[1][rail + 1] if rail < 7 else "su0-leaf0"
+    expected = {("rail-shift", rack[0], "", "su1-leaf1")}
+    for node in of.nodes(0)[:3]:
+        exchange(of, node, 0, 7)
+        expected |= {("rail-swap", node, "rail0", "su0-leaf7"), ("rail-swap", node, "rail7", "su0-leaf0")}
+    return expected
+
+
 class Row(NamedTuple):
     fault: Callable[[Hall], Expected]
     units: int = 2
@@ -361,6 +375,7 @@ ROWS = {
     "a swap in a unit of two with two rails on a leaf": Row(shared_leaves(swap_of_two), size=2),
     "a swap in a unit of three with two rails on a leaf": Row(shared_leaves(swap(1)), size=3),
     "a swap in a hall of one unit of three": Row(swap(1), units=1, size=3),
+    "swaps in a unit where the shifted rack of another one ends": Row(rack_of_another_unit_ends_here),
     "planes crossed in a NIC": Row(crossed_planes(1), planes=2),
     "planes crossed in the NICs of three": Row(crossed_planes(3), planes=2),
     "planes crossed in a unit of three": Row(crossed_planes(1), size=3, planes=2),
