@@ -157,7 +157,8 @@ class PreparedClaims:
             await self._end(record)
 
     async def compare(self) -> None:
-        """Compare the records with the API server, and end those whose claim is gone for ``GONE_S``."""
+        """Compare the records with the API server: restore missing files, and end those whose claim is gone for
+        ``GONE_S``."""
         for record in tuple(self.records.values()):
             try:
                 claim = await self._claim_of(record)
@@ -168,6 +169,7 @@ class PreparedClaims:
             if claim is not None:
                 self._gone_since.pop(record.uid, None)
                 self._take_pods(claim, record)
+                await self._restore(record)
             elif self._now() - self._gone_since.setdefault(record.uid, self._now()) >= GONE_S:
                 log.warning(
                     "A prepared claim is gone, and the kubelet has not ended it: its devices are free. claim=%s",
@@ -175,6 +177,16 @@ class PreparedClaims:
                 )
                 await self._end(record)
         await self.remove_leftovers()
+
+    async def _restore(self, record: PreparedClaim) -> None:
+        """Write files that were removed while no agent ran: the kubelet asks no more, and the claim's status waits."""
+        if record.uid not in self.written and record.uid not in self._preparing:
+            try:
+                await self._write(record)
+            except (OSError, Unanswered, Refused) as error:
+                log.warning(
+                    "The files of a claim cannot be restored. claim=%s reason=%r", _named(record), str(error)
+                )
 
     async def remove_leftovers(self) -> None:
         """Remove files of claims without a record."""

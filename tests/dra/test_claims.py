@@ -147,6 +147,9 @@ async def test_a_restarted_agent_counts_a_claim_as_written_if_its_files_are_ther
     again = claims_of(tmp_path, offer, store)
     assert set(again.records) == set(uids)
     assert set(again.written) == {uids[0], uids[4]}
+    await again.compare()
+    assert set(again.written) == set(uids), "the kubelet asks no more for a pod that runs"
+    assert all(spec.is_file() for spec in specs[:4])
 
 
 async def test_the_end_of_an_unknown_claim_is_a_success(tmp_path: Path) -> None:
