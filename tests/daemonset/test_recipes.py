@@ -125,7 +125,9 @@ def test_every_torchrun_that_restarts_meets_in_a_new_store() -> None:
         elastic = manifest["spec"].get("elasticPolicy", {}).get("rdzvBackend") == "c10d"
         if elastic or "--rdzv-backend=c10d" in arguments:
             (container,) = template["spec"]["containers"]
-            assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container.get("env", []), path
+            assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container.get("env", []), (
+                path
+            )
 
 
 def test_no_policy_of_a_volcano_job_is_unreachable() -> None:
