@@ -29,12 +29,13 @@ _SPECS = {
 }
 # A list of values in the order of the fields of Lldpdu, then of Med: a place in it costs half as much as a key.
 _FIELDS = (*Lldpdu.__struct_fields__, *(f"med.{name}" for name in Med.__struct_fields__))
+_PLACES = {name: place for place, name in enumerate(_FIELDS)}
 _MED = len(Lldpdu.__struct_fields__)
 _NOTHING = [None] * 3 + list(Lldpdu.__struct_defaults__) + list(Med.__struct_defaults__)
-_MED_PLACE, _ORGANIZATIONAL_PLACE, _RESERVED_PLACE, _WARNINGS_PLACE = map(
-    _FIELDS.index, ("med", "organizational", "reserved", "warnings")
+_MED_PLACE, _ORGANIZATIONAL_PLACE, _RESERVED_PLACE, _WARNINGS_PLACE = (
+    _PLACES[name] for name in ("med", "organizational", "reserved", "warnings")
 )
-_READERS = {key: (_FIELDS.index(s.field), s.least, s.most, s.many, s.read) for key, s in _SPECS.items()}
+_READERS = {key: (_PLACES[s.field], s.least, s.most, s.many, s.read) for key, s in _SPECS.items()}
 
 # One read takes a TLV's header and the octets after it; the padding allows reads past the last octet.
 _HEADER_AND_KEY = struct.Struct(">HI").unpack_from

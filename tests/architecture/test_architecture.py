@@ -395,8 +395,13 @@ def test_no_test_uses_mock() -> None:
     ],
 )
 def test_an_import_loads_no_package_that_it_does_not_use(module: str, costs: set[str]) -> None:
-    """``--help`` is fast and loads no room of a verb, a node without GPUs does not load NVML, and the start of the agent
+    """``--help`` is fast and loads no room of a verb, a node without GPUs does not load NVML, and the agent's start
     imports only what registration needs."""
+    imports only what registration needs."""
+=======
+    """``--help`` is fast and loads no room, a node without GPUs does not load NVML, and the start of the agent imports
+    only what registration needs."""
+>>>>>>> add27
     code = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
