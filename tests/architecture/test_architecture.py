@@ -59,7 +59,6 @@ LARGE_CLASSES = {
     "nodeagent/lldp/lldpdu.py:Lldpdu": DOCUMENT,
     "nodeagent/metrics/scrape_input.py:ScrapeInput": DOCUMENT,
     "nodeagent/facts/model.py:Function": DOCUMENT,
-    "nodeagent/facts/model.py:Neighbor": DOCUMENT,
     "nodeagent/facts/model.py:Snapshot": DOCUMENT,
     "nodeagent/sampling/sampler.py:Sampler": "the tasks of all readers, which share the samples and their states",
     "hack/lab/nodeagent_lab/sim/apiserver/api_server.py:ApiServer": STAND_IN,
@@ -395,13 +394,8 @@ def test_no_test_uses_mock() -> None:
     ],
 )
 def test_an_import_loads_no_package_that_it_does_not_use(module: str, costs: set[str]) -> None:
-    """``--help`` is fast and loads no room of a verb, a node without GPUs does not load NVML, and the agent's start
-    imports only what registration needs."""
-    imports only what registration needs."""
-=======
     """``--help`` is fast and loads no room, a node without GPUs does not load NVML, and the start of the agent imports
     only what registration needs."""
->>>>>>> add27
     code = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
