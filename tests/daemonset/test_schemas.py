@@ -73,7 +73,15 @@ LINK = {
         "portDescription": "rail 0",
         "managementAddresses": ["192.0.2.1"],
         "stale": False,
-        "contested": False,
+        "contested": True,
+        "contenders": [
+            {
+                "chassisID": {"subtype": "mac", "value": "02:00:00:00:00:01"},
+                "portID": {"subtype": "ifname", "value": "p0"},
+                "systemName": "other",
+                "managementAddresses": ["192.0.2.9"],
+            }
+        ],
     },
 }
 REPORT = {
