@@ -119,7 +119,7 @@ def troubles(preview: Preview) -> list[Trouble]:
             found.append(_of_link(fault, cables.pop(place, ())))
     found += (_of_anomaly(anomaly) for same in cables.values() for anomaly in same)
     found += (
-        Trouble("not placed", unplaced.node, None, (), (), (unplaced.reason,), (), "nodeagent explain NODE")
+        Trouble("not placed", unplaced.node, None, (), (), (unplaced.reason,), (), f"nodeagent explain {unplaced.node}")
         for unplaced in outcome.unplaced
         if unplaced.node not in cut_off
     )
@@ -255,7 +255,7 @@ def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> i
         preview = read_preview(options, whole_reports=True)
         found = troubles(preview)
         print(_written(options, preview, found, now()))
-        return FAILED if found else GOOD
+        return GOOD if preview.reports and not found else FAILED
     with watching() as paint:
         while True:
             try:
