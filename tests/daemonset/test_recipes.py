@@ -346,6 +346,13 @@ def test_the_mpijob_fits_only_with_what_its_queue_borrows() -> None:
     assert queues["pretraining"]["spec"]["cohortName"] == queues["inference"]["spec"]["cohortName"]
 
 
+def test_each_queue_of_the_cohort_gets_back_what_it_lent() -> None:
+    """mpijob.yaml says so. With ``reclaimWithinCohort: LowerPriority`` a gang of the priority of the borrower waited
+    for its own quota (seen with Kueue ff69552e)."""
+    for queue in of_kind(objects("kueue"), "ClusterQueue"):
+        assert queue["spec"]["preemption"]["reclaimWithinCohort"] == "Any"
+
+
 def test_kueue_starts_with_the_configuration_of_the_readme() -> None:
     """apis/config/v1beta2/configuration_types.go: Kueue ends at an unknown field, and v1beta2 has no ``enable``."""
     snippet = re.search(r"```yaml\n(apiVersion: config.*?)```", _readme(EXAMPLES / "kueue"), re.DOTALL)

@@ -80,7 +80,11 @@ def test_our_own_objects_meet_the_definition(tmp_path: Path) -> None:
     source = next(source for extract, source in compare.extracts() if extract["kind"] == "TrainJob")
     trainer = {
         "type": "object",
-        "properties": {"numNodes": {"type": "integer"}, "command": {"type": "array"}},
+        "properties": {
+            "numNodes": {"type": "integer"},
+            "command": {"type": "array"},
+            "args": {"type": "array"},
+        },
     }
     spec = {"type": "object", "properties": {"runtimeRef": {"type": "object"}, "trainer": trainer}}
     schema = {
