@@ -27,8 +27,8 @@ def add_trouble(add: Add) -> None:
         "what is wrong in the fabric, since when, which pods it concerns, and what to do",
         "Links with a fault, wrong cables and nodes without a place, what concerns most pods first. Links of a switch\n"
         "or of a node that went down at once are one trouble. Pods are known where nodes report them\n"
-        "(cluster.reportHolders). The result is 0 if nothing is wrong, 1 if something is or there is no report, and 2 if\n"
-        "the input cannot be read.",
+        "(cluster.reportHolders). The result is 0 if nothing is wrong, 1 if something is or there is no report, and 2\n"
+        "if the input cannot be read.",
     )
     source_options(parser)
     form = parser.add_mutually_exclusive_group()
