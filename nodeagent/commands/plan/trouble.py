@@ -79,7 +79,7 @@ class LinkFault(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """What is wrong, where, since when (Unix time), why, which pods hold its links, and what to do."""
+    """A fault with its place, its start (Unix time), its reasons, the pods that hold its links, and the remedy."""
 
     what: str
     where: str
@@ -242,7 +242,7 @@ def _of_anomaly(anomaly: Anomaly) -> Trouble:
 
 
 def remedy_of(reason: str) -> str | None:
-    """What to do for a reason of a link; ``None``: the runbook alone says it."""
+    """The remedy for a reason of a link; ``None``: the runbook alone has it."""
     return next((remedy for start, remedy in _REMEDIES.items() if reason.startswith(start)), None)
 
 
