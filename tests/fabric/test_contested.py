@@ -48,8 +48,8 @@ CLAIMS: dict[str, tuple[Callable[[int, End], End], bool]] = {
         True,
     ),
 }
-"""Announcements of a node with the real chassis IDs of its unit, and whether they are an anomaly. An expired name may be
-the former one of a switch."""
+"""Announcements of a node with the real chassis IDs of its unit, and whether they are an anomaly. An expired name may
+be the former one of a switch."""
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
