@@ -5,7 +5,7 @@
 * The CDI spec has a name of its own for each claim, because runtimes cache specs by name. It holds a copy of the
   record, which is used if the record is damaged. A record that is too large for an annotation has no copy.
 * The record is on the disk before the spec, and the spec before the kubelet gets the answer.
-* A folder in the place of a file is removed, as a container runtime makes one for a mount whose file is missing.
+* A folder in the place of a file is removed: it would keep the claim from its start and its end.
 
 All functions block: call them in a thread.
 """

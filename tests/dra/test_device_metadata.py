@@ -132,7 +132,6 @@ def test_the_files_are_there_before_the_spec_and_go_with_the_claim(tmp_path: Pat
 def test_a_folder_in_the_place_of_a_file_keeps_no_claim_from_its_begin_or_end(
     tmp_path: Path, inside: bool
 ) -> None:
-    """As container runtimes make one for a mount whose file is missing."""
     folder = tmp_path / "dra-device-metadata"
     files = files_with(tmp_path, folder)
     record = prepared(claim_of("pair", result(GPU, 1024, "g"), result(PF, 1, "r")), str(folder))
