@@ -230,7 +230,6 @@ class Evictions:
         self._client, self._inventory, self._causes = client, inventory, causes
         self._part, self._changed = part, changed
         self._taint, self._asked_at = taint, float("-inf")
-        self._node_marks = NodeMarks(client)
         self._node, self._board, self._budget_s = node, board or NoticeBoard(), budget_s
         self._rate = rate or RateLimit(1, PER_S)
         self._retry = ApiRetry("A pod cannot be evicted", delivery)
@@ -298,7 +297,7 @@ class Evictions:
         if not self._taint.asked:
             return self._taint.is_stored
         try:
-            await self._node_marks.set_taint(self._node, DEVICE_TAINT, on=True)
+            await NodeMarks(self._client).set_taint(self._node, DEVICE_TAINT, on=True)
         except ApiError:
             return False
         self._taint.store(True)

@@ -59,6 +59,7 @@ LARGE_CLASSES = {
     "nodeagent/lldp/lldpdu.py:Lldpdu": DOCUMENT,
     "nodeagent/metrics/scrape_input.py:ScrapeInput": DOCUMENT,
     "nodeagent/facts/model.py:Function": DOCUMENT,
+    "nodeagent/facts/model.py:Neighbor": DOCUMENT,
     "nodeagent/facts/model.py:Snapshot": DOCUMENT,
     "nodeagent/sampling/sampler.py:Sampler": "the tasks of all readers, which share the samples and their states",
     "hack/lab/nodeagent_lab/sim/apiserver/api_server.py:ApiServer": STAND_IN,

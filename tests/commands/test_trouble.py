@@ -44,7 +44,7 @@ def preview(reports: list[NodeLinks], folder: Path) -> Preview:
     return make_preview(read)
 
 
-def found(reports: list[NodeLinks], folder: Path) -> list[trouble.Trouble]:
+def found(reports: list[NodeLinks], folder: Path) -> list[trouble.FabricTrouble]:
     return trouble.troubles(preview(reports, folder))
 
 

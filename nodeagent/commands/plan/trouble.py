@@ -78,7 +78,7 @@ class LinkFault(NamedTuple):
     pods: tuple[str, ...]
 
 
-class Trouble(NamedTuple):
+class FabricTrouble(NamedTuple):
     """A fault with its place, its start (Unix time), its reasons, the pods that hold its links, and the remedy."""
 
     what: str
@@ -91,7 +91,7 @@ class Trouble(NamedTuple):
     remedy: str
 
 
-def troubles(preview: Preview) -> list[Trouble]:
+def troubles(preview: Preview) -> list[FabricTrouble]:
     """Everything that is wrong in the reports and in their tree, what concerns most pods and links first."""
     outcome, refused = preview.outcome, preview.plan.levels.refused
     faults = [
@@ -103,7 +103,7 @@ def troubles(preview: Preview) -> list[Trouble]:
     cables: dict[tuple[str, str], list[Anomaly]] = {}
     for anomaly in outcome.anomalies:
         cables.setdefault((anomaly.node, anomaly.link), []).append(anomaly)
-    found: list[Trouble] = []
+    found: list[FabricTrouble] = []
     together: set[tuple[str, str]] = set()
     cut_off: set[str] = set()
     for of_switch, one_cause in _one_cause(faults):
@@ -119,7 +119,16 @@ def troubles(preview: Preview) -> list[Trouble]:
             found.append(_of_link(fault, cables.pop(place, ())))
     found += (_of_anomaly(anomaly) for same in cables.values() for anomaly in same)
     found += (
-        Trouble("not placed", unplaced.node, None, (), (), (unplaced.reason,), (), f"nodeagent explain {unplaced.node}")
+        FabricTrouble(
+            "not placed",
+            unplaced.node,
+            None,
+            (),
+            (),
+            (unplaced.reason,),
+            (),
+            f"nodeagent explain {unplaced.node}",
+        )
         for unplaced in outcome.unplaced
         if unplaced.node not in cut_off
     )
@@ -195,7 +204,7 @@ def _bursts(faults: Iterable[LinkFault]) -> Iterator[list[LinkFault]]:
         yield burst
 
 
-def _joint(faults: Sequence[LinkFault], *, of_switch: bool) -> Trouble:
+def _joint(faults: Sequence[LinkFault], *, of_switch: bool) -> FabricTrouble:
     first = faults[0]
     nodes = sorted({fault.node for fault in faults})
     if of_switch:
@@ -204,7 +213,7 @@ def _joint(faults: Sequence[LinkFault], *, of_switch: bool) -> Trouble:
     else:
         what, where = f"{len(faults)} links went down at once", first.node
         remedy = "check the node: a driver that was loaded again, a reset, or its network configuration"
-    return Trouble(
+    return FabricTrouble(
         what,
         where,
         first.since,
@@ -216,12 +225,12 @@ def _joint(faults: Sequence[LinkFault], *, of_switch: bool) -> Trouble:
     )
 
 
-def _of_link(fault: LinkFault, anomalies: Iterable[Anomaly]) -> Trouble:
+def _of_link(fault: LinkFault, anomalies: Iterable[Anomaly]) -> FabricTrouble:
     anomalies = tuple(anomalies)
     to = f" to {fault.switch} {fault.port}".rstrip() if fault.switch else ""
     also = f" ({fault.netdev})" if fault.netdev not in ("", fault.link) else ""
     texts = (*fault.details, *(f"{anomaly.kind}: {anomaly.message}" for anomaly in anomalies))
-    return Trouble(
+    return FabricTrouble(
         fault.state,
         f"{fault.node} {fault.link}{also}{to}",
         fault.since,
@@ -233,12 +242,12 @@ def _of_link(fault: LinkFault, anomalies: Iterable[Anomaly]) -> Trouble:
     )
 
 
-def _of_anomaly(anomaly: Anomaly) -> Trouble:
+def _of_anomaly(anomaly: Anomaly) -> FabricTrouble:
     where = " ".join(filter(None, (anomaly.node, anomaly.link))) or anomaly.switch
     links = ((anomaly.node, anomaly.link),) if anomaly.link else ()
     remedy = "move the cable to the switch in the message" if anomaly.kind in _CABLES else _OF_ANOMALIES
     kind = anomaly.kind.value
-    return Trouble(kind, where, None, links, (kind,), (anomaly.message,), (), remedy)
+    return FabricTrouble(kind, where, None, links, (kind,), (anomaly.message,), (), remedy)
 
 
 def remedy_of(reason: str) -> str | None:
@@ -266,13 +275,13 @@ def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> i
             time.sleep(max(options.watch, WATCH_MIN_S))
 
 
-def _written(options: argparse.Namespace, preview: Preview, found: list[Trouble], now: float) -> str:
+def _written(options: argparse.Namespace, preview: Preview, found: list[FabricTrouble], now: float) -> str:
     if options.json:
         return json.dumps(document(preview, found, options.source or "cluster", now), indent=2)
     return as_text(preview, found, now, screen())
 
 
-def document(preview: Preview, found: Iterable[Trouble], source: str, now: float) -> Mapping[str, Any]:
+def document(preview: Preview, found: Iterable[FabricTrouble], source: str, now: float) -> Mapping[str, Any]:
     """The list for programs, in an envelope that says what was read and when."""
     return {
         "time": rfc3339(now),
@@ -290,7 +299,7 @@ def document(preview: Preview, found: Iterable[Trouble], source: str, now: float
     }
 
 
-def as_text(preview: Preview, found: Sequence[Trouble], now: float, on: Screen = PLAIN) -> str:
+def as_text(preview: Preview, found: Sequence[FabricTrouble], now: float, on: Screen = PLAIN) -> str:
     """A block of lines for each trouble, and a last line with the counts."""
     lines: list[str] = []
     for one in found:
