@@ -20,7 +20,7 @@ async def test_a_resource_that_is_withheld_keeps_its_daemons() -> None:
         await n.until(lambda: "cdi" in str(n.agent.offering.withheld))
         assert n.agent.offering.offered == ()
         files = MpsFiles(n.root / "var/lib/nodeagent/mps")
-        await n.until(lambda: len(files.read_wanted().gpus) == 2)
+        await n.until(lambda: files.has_wanted() and len(files.read_wanted().gpus) == 2)
 
 
 async def test_gpus_that_claims_share_through_mps_need_daemons_too() -> None:
@@ -28,4 +28,4 @@ async def test_gpus_that_claims_share_through_mps_need_daemons_too() -> None:
         await n.kubelet.start()
         await n.start_agent(n.configure(BY_CLAIM))
         files = MpsFiles(n.root / "var/lib/nodeagent/mps")
-        await n.until(lambda: len(files.read_wanted().gpus) == 2)
+        await n.until(lambda: files.has_wanted() and len(files.read_wanted().gpus) == 2)

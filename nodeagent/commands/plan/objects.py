@@ -121,7 +121,8 @@ def read(source: str, objects: Objects) -> None:
     if others is not None:
         if objects.stored == before:
             raise others
-        objects.notes.append(f"objects of other kinds are left out, the first at {others}")
+        first, _, _ = str(others).partition("; expected ")
+        objects.notes.append(f"objects of other kinds are left out, the first at {first}")
 
 
 def _read_file(source: str, objects: Objects) -> UserFileError | None:

@@ -226,6 +226,7 @@ class DemoCluster:
         the yielded function when the pod is gone."""
         logging.getLogger(Evictions.__module__).setLevel(logging.ERROR)  # the demo prints it itself
         inventory, taint = self._reports[node][1], EvictionTaint()
+        inventory.publish("gpus", gpus=())
         inventory.publish("pods", holdings=(Holding("default", pod, "main", "nic", (address,)),))
         settings = ClusterSettings(evict=EvictSettings(enabled=True, after_seconds=EVICT_S, taint=True))
 
