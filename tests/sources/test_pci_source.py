@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from nodeagent.facts.model import Function, Rdma
 from nodeagent.health.structural import Fault
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.sources import pci_source
-from nodeagent.sources.pci_source import PciFacts, keep_pod_values, scan, sweep_links, watch
+from nodeagent.sources.pci_source import PciFacts, keep_pod_values, read_links, scan, sweep_links, watch
 from nodeagent.sources.scan_hints import ScanHint, ScanRequest, Sweep
 from tests.support.dead_files import dead
 from tests.support.drawn_trees import BROKEN, Link, Machine, grow, routes
@@ -45,6 +45,12 @@ def machine(tmp_path: Path) -> Machine:
 
 def scanned(machine: Machine) -> PciFacts:
     return scan(Tree(machine.root))
+
+
+def test_an_infiniband_pf_without_a_netdev_has_a_link_only_as_rdma_device(machine: Machine) -> None:
+    (pf,) = (function for function in scanned(machine).functions if function.pci_address == PF)
+    dark = replace(pf, netdev=None, link_type="infiniband", rdma=None)
+    assert read_links(SysfsScan(Tree(machine.root)), (dark,), frozenset()) == ()
 
 
 def test_all_values_of_a_pf_are_read(machine: Machine) -> None:
