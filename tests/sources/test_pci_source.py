@@ -53,6 +53,13 @@ def test_an_infiniband_pf_without_a_netdev_has_a_link_only_as_rdma_device(machin
     assert read_links(SysfsScan(Tree(machine.root)), (dark,), frozenset()) == ()
 
 
+def test_the_port_name_of_a_vf_does_not_hide_its_netdev(machine: Machine) -> None:
+    """A representor has such a name; only that of a PF tells the uplink from them."""
+    machine.draw("/sys/class/net/enp26s0f0v0/phys_port_name", "pf0vf0")
+    vf = next(function for function in scanned(machine).functions if function.vf_index == 0)
+    assert vf.netdev == "enp26s0f0v0"
+
+
 def test_all_values_of_a_pf_are_read(machine: Machine) -> None:
     facts = scanned(machine)
     pf = facts.functions[0]
