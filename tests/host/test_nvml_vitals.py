@@ -202,6 +202,9 @@ def test_an_old_driver_returns_the_values_that_it_supports(start, old, machine):
     assert reading.values.keys() == {
         "gpu_ecc_uncorrectable_sram",
         "gpu_pcie_width",
+        "gpu_power_watts",
+        "gpu_sm_hertz",
+        "gpu_memory_utilization",
         "gpu_celsius",
         "gpu_memory_used_bytes",
         "gpu_memory_total_bytes",
@@ -275,6 +278,7 @@ def test_impossible_values_are_dropped_and_named(nvml, machine):
     machine.set(
         gpu(0),
         *vital(pcie_width=0xFFFFFFFF, pcie_generation=0, celsius=4294967295, utilization=101, pstate=32),
+        *vital(power_mw=0xFFFFFFFF, clock_1=0xFFFFFFFF, memory_utilization=101),
         *vital(ecc_1_0_7=NOT_AVAILABLE, memory_used=1 << 60),
         field(82, "nan", kind=0),
         field(143, 0xFFFFFFFF),
@@ -288,6 +292,9 @@ def test_impossible_values_are_dropped_and_named(nvml, machine):
     (reading,) = vitals(nvml)
     assert set(reading.absurd) == {
         "gpu_pcie_width",
+        "gpu_power_watts",
+        "gpu_sm_hertz",
+        "gpu_memory_utilization",
         "gpu_pcie_generation",
         "gpu_celsius",
         "gpu_utilization",
