@@ -36,7 +36,10 @@ AGENT: dict[str, Note] = {
     "gpu_memory_total_bytes": Note("Denominator of the memory in use.", peers="DCGM_FI_DEV_FB_TOTAL (MiB)"),
     "gpu_temperature_celsius": Note(
         "One GPU hotter than the others under equal load: airflow or thermal paste.",
-        peers="DCGM_FI_DEV_GPU_TEMP; DCGM_FI_DEV_MEMORY_TEMP"),
+        peers="DCGM_FI_DEV_GPU_TEMP; DCGM_FI_DEV_MEMORY_TEMP", rules="memory_temperature"),
+    "gpu_temperature_limit_celsius": Note(
+        "The distance to it is the reserve of the cooling.",
+        peers="DCGM_FI_DEV_SLOWDOWN_TEMP; DCGM_FI_DEV_MEM_MAX_OP_TEMP", rules="memory_temperature"),
     "gpu_utilization_ratio": Note(
         "1 may be one small kernel after another; 0 on an allocated GPU: the job waits.",
         peers="DCGM_FI_DEV_GPU_UTIL (percent)", rules="pcie_speed"),
@@ -55,7 +58,7 @@ AGENT: dict[str, Note] = {
         peers="DCGM_FI_DEV_SM_CLOCK; DCGM_FI_DEV_MEM_CLOCK (MHz)"),
     "gpu_clock_reason": Note(
         "Under load power_cap is usual. hardware_thermal, hardware_slowdown, power_brake: look at cooling and power.",
-        peers="DCGM_FI_DEV_CLOCKS_EVENT_REASONS (bits)"),
+        peers="DCGM_FI_DEV_CLOCKS_EVENT_REASONS (bits)", rules="thermal_slowdown power_slowdown"),
     "gpu_performance_state": Note(
         "PCIe speed is compared only in state 0 or while a kernel runs.", peers="DCGM_FI_DEV_PSTATE",
         rules="pcie_speed"),

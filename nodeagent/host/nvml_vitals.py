@@ -38,6 +38,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "gpu_memory_total_bytes": (0, 2.0**50),
     "gpu_celsius": (-55, 150),
     "gpu_memory_celsius": (-55, 150),
+    "gpu_limit_celsius": (-55, 150),
+    "gpu_memory_limit_celsius": (-55, 150),
     "gpu_utilization": (0, 1),
     "gpu_memory_reserved_bytes": (0, 2.0**50),
     "gpu_memory_utilization": (0, 1),
@@ -200,6 +202,12 @@ class VitalsReader:
             yield (
                 f"nvmlDeviceGetClockInfo({clock})",
                 partial(_number_of, lib, "nvmlDeviceGetClockInfo", handle, name, 1e6, which),
+            )
+        for threshold, name in (("SLOWDOWN", "gpu_limit_celsius"), ("MEM_MAX", "gpu_memory_limit_celsius")):
+            which = getattr(lib, f"NVML_TEMPERATURE_THRESHOLD_{threshold}")
+            yield (
+                f"nvmlDeviceGetTemperatureThreshold({threshold})",
+                partial(_number_of, lib, "nvmlDeviceGetTemperatureThreshold", handle, name, 1.0, which),
             )
         yield "nvmlDeviceGetCurrentClocksEventReasons", lambda: _clock_reasons(lib, handle)
         yield "nvmlDeviceGetPerformanceState", lambda: _performance(lib, handle)
@@ -390,7 +398,9 @@ def _ecc(lib: Any, handle: Any, error: str, location: str, period: str) -> dict[
     return {f"gpu_ecc_{kind}_{location.lower()}{lifetime}": float(count)}
 
 
-def _number_of(lib: Any, call: str, handle: Any, name: str, scale: float, *arguments: Any) -> dict[str, float]:
+def _number_of(
+    lib: Any, call: str, handle: Any, name: str, scale: float, *arguments: Any
+) -> dict[str, float]:
     return {name: float(getattr(lib, call)(handle, *arguments)) * scale}
 
 

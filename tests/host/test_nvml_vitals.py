@@ -51,6 +51,7 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
         *vital(
             power_mw=692_500, power_limit_mw=700_000, energy_mj=5_250_000_000_001, clock_1=1755, clock_2=2619
         ),
+        *vital(threshold_1=90, threshold_2=105),
         *vital(clock_reasons=0x4 | 0x40, encoder=50, decoder=0, memory_utilization=22),
         field(197, 1 << 40, kind=3),
         field(198, 1 << 41, kind=3),
@@ -102,6 +103,8 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
         "gpu_power_watts": 692.5,
         "gpu_power_limit_watts": 700,
         "gpu_energy_joules": 5_250_000_000.001,
+        "gpu_limit_celsius": 90,
+        "gpu_memory_limit_celsius": 105,
         "gpu_sm_hertz": 1755e6,
         "gpu_memory_hertz": 2619e6,
         **{
@@ -202,9 +205,6 @@ def test_an_old_driver_returns_the_values_that_it_supports(start, old, machine):
     assert reading.values.keys() == {
         "gpu_ecc_uncorrectable_sram",
         "gpu_pcie_width",
-        "gpu_power_watts",
-        "gpu_sm_hertz",
-        "gpu_memory_utilization",
         "gpu_celsius",
         "gpu_memory_used_bytes",
         "gpu_memory_total_bytes",

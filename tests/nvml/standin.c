@@ -405,6 +405,13 @@ int nvmlDeviceGetCurrentClocksEventReasons(Device *device, unsigned long long *b
     return vital(device, "clock_reasons", bits);
 }
 
+int nvmlDeviceGetTemperatureThreshold(Device *device, int threshold, unsigned *celsius) {
+    char name[32];
+    ENTER("nvmlDeviceGetTemperatureThreshold", device->index);
+    snprintf(name, sizeof name, "threshold_%d", threshold);
+    return small_vital(device, name, celsius);
+}
+
 int nvmlDeviceGetClockInfo(Device *device, int clock, unsigned *mhz) {
     char name[32];
     ENTER("nvmlDeviceGetClockInfo", device->index);

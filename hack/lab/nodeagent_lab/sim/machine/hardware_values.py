@@ -182,6 +182,8 @@ def healthy_gpu_values(part: GpuPart) -> dict[str, float]:
         "gpu_memory_total_bytes": part.memory_mib << 20,
         "gpu_celsius": 31,
         "gpu_memory_celsius": 38,
+        "gpu_limit_celsius": 90,
+        "gpu_memory_limit_celsius": 105,
         "gpu_utilization": 0,
         "gpu_memory_utilization": 0,
         "gpu_memory_reserved_bytes": 602 << 20,
