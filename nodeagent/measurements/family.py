@@ -22,7 +22,7 @@ SCOPE_LABELS = {
     "gpu": ("gpu",),
 }
 """The labels that together identify the subject of a series, by the first label of a family that samples feed."""
-_UNITS = frozenset(("bytes", "seconds", "celsius", "volts", "watts", "amperes", "ratio"))
+_UNITS = frozenset(("bytes", "seconds", "celsius", "volts", "watts", "amperes", "ratio", "hertz", "joules"))
 
 
 class Measurement(msgspec.Struct, frozen=True):
