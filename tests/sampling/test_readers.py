@@ -7,8 +7,7 @@ from errno import EINVAL, EIO, ENODEV, EOPNOTSUPP, EPERM
 import pytest
 
 from nodeagent.facts.model import Function, Rdma
-from nodeagent.host.eeprom import ADDRESS, Module
-from nodeagent.host.eeprom.image import Lane, Medium
+from nodeagent.host.eeprom.image import ADDRESS, Lane, Medium, Module
 from nodeagent.host.netlink.devlink import HealthReporter
 from nodeagent.host.netlink.message import NetlinkAbsentError, NetlinkError, NetlinkRefusedError
 from nodeagent.host.netlink.netdevs import VfTraffic
