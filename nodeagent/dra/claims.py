@@ -17,11 +17,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 
-from nodeagent.base.bounded_calls import Unanswered
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claim_preparation import Occupied, allocation_key, prepare_claim, valid_uid
@@ -33,8 +33,6 @@ from nodeagent.kinds import Refused, ascii_name
 from nodeagent.kube.failure import ApiError
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 READ_S = 20.0
 """How long an API server that does not answer is asked again. The kubelet waits 45 s (dra_plugin.go)."""
@@ -63,12 +61,6 @@ class ClaimReference(msgspec.Struct, frozen=True):
         return f"{ascii_name(self.namespace)}/{ascii_name(self.name)}"
 
 
-class DiskCalls(Protocol):
-    """Runs calls that block, one at a time; ``bounded_calls.BoundedCalls``."""
-
-    async def run(self, work: Callable[..., T], *arguments: Any) -> T: ...
-
-
 class PreparedClaims:
     """``read_claim`` reads a claim by namespace and name, and raises ``ApiError``. ``on_change`` is called when a claim
     was prepared or ended."""
@@ -78,7 +70,7 @@ class PreparedClaims:
         node: str,
         offer: DraOffer,
         files: ClaimFiles,
-        calls: DiskCalls,
+        calls: BoundedCalls,
         read_claim: Callable[[str, str], Awaitable[ResourceClaim]],
         on_change: Callable[[], object] = lambda: None,
         now: Callable[[], float] = time.monotonic,

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
-from typing import Protocol
+from typing import ClassVar
+
+import msgspec
 
 from nodeagent.base.plain_text import one_line
 from nodeagent.facts.affinity import affinity
@@ -28,49 +30,62 @@ DEVICE_INFO_FILES = "device-info"
 """The files that CNI plugins read, one for each allocated VF."""
 
 
-class DeviceKind(Protocol):
-    """One resource: its devices, and how they are allocated."""
+class DeviceKind(msgspec.Struct, frozen=True):
+    """One resource: its devices, and how they are allocated.
+
+    What a method returns here holds for a kind whose devices have no size, no level and no CDI spec of the agent.
+    """
+
+    source: ClassVar[str]
+    """The source whose facts the devices come from, ``pci`` or ``gpus``. Before it publishes, none is offered."""
 
     @property
     def resource(self) -> str:
         """The name that a pod asks for: ``nvidia-dgx-h100/nic0``."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """The source whose facts the devices come from, ``pci`` or ``gpus``. Before it publishes, none is offered."""
-        ...
+        raise NotImplementedError
 
     @property
     def device_mib(self) -> int | None:
         """The GPU memory of one device; ``None`` if a device is not a share of memory."""
-        ...
+        return None
 
-    def resized(self, device_mib: int) -> DeviceKind:
+    def resized(self, device_mib: int) -> DeviceKind:  # noqa: ARG002
         """Return this kind with devices of another size; a kind without a size returns itself."""
-        ...
+        return self
 
-    def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]: ...
+    def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
+        raise NotImplementedError
 
     def free(self, snapshot: Snapshot) -> Mapping[str, int] | None:
         """Return the healthy devices that no pod holds, by parent; ``None`` before podresources has answered."""
-        ...
+        if snapshot.holdings is None:
+            return None
+        held = {
+            id_
+            for holding in snapshot.holdings
+            if holding.resource == self.resource
+            for id_ in holding.device_ids
+        }
+        free: Counter[str] = Counter()
+        for entry in self.devices(snapshot):
+            free[entry.parent] += sum(id_ not in held for id_ in entry.ids) if entry.health.allocatable else 0
+        return dict(free)
 
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
         """Return the VFs or GPUs behind the devices: an ID, and words for a message. Two kinds must not share one."""
-        ...
+        raise NotImplementedError
 
     def selects(self, snapshot: Snapshot) -> bool:
         """Whether the configuration selects any PF or GPU of this machine."""
-        ...
+        raise NotImplementedError
 
-    def refusal(self, snapshot: Snapshot) -> str | None:
+    def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
         """Return why the kubelet would refuse the device list, if it would."""
-        ...
+        return None
 
-    def level(self, snapshot: Snapshot) -> str | None:
+    def level(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
         """Return what keeps programs within their share (``kinds.enforcement``); ``None`` if a device is no share."""
-        ...
+        return None
 
     def prefer(
         self,
@@ -86,19 +101,19 @@ class DeviceKind(Protocol):
         ``near`` are NICs that the same container probably has. ``later_sizes`` are the sizes to which earlier requests
         of this size grew, ``None`` if there was no request of this size.
         """
-        ...
+        raise NotImplementedError
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         """Return what a container with these devices gets. Raises ``Refused``."""
-        ...
+        raise NotImplementedError
 
-    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
+    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:  # noqa: ARG002
         """Return the entries that the agent's own CDI specs need, by CDI kind."""
-        ...
+        return {}
 
-    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
+    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:  # noqa: ARG002
         """Return what must be writable for an allocation: ``DEVICE_INFO_FILES``, and CDI kinds of the agent."""
-        ...
+        return frozenset()
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not an error
@@ -175,19 +190,6 @@ def distance(device: Gpu | Function, near: Sequence[Function]) -> tuple[int, int
         for function in near
     )
     return remote, hops
-
-
-def free_devices(resource: str, devices: Iterable[Devices], snapshot: Snapshot) -> dict[str, int] | None:
-    """Count the allocatable devices that no pod holds, by parent; ``None`` before podresources has answered."""
-    if snapshot.holdings is None:
-        return None
-    held = {
-        id_ for holding in snapshot.holdings if holding.resource == resource for id_ in holding.device_ids
-    }
-    free: Counter[str] = Counter()
-    for entry in devices:
-        free[entry.parent] += sum(id_ not in held for id_ in entry.ids) if entry.health.allocatable else 0
-    return dict(free)
 
 
 def _distinct(resource: str, ids: Sequence[str]) -> frozenset[str]:

@@ -11,15 +11,13 @@ each (uuid, count), and a request is compared with them as sets, one GPU at a ti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import ClassVar
 
 import msgspec
 
 from nodeagent.facts.allocation import Allocation, Devices
-from nodeagent.facts.cdi import CdiDevices
 from nodeagent.facts.model import Function, Gpu, Health, Snapshot
 from nodeagent.kinds import (
     Refused,
@@ -50,23 +48,14 @@ class _GpuSlices(msgspec.Struct, frozen=True):
     refusal: Refused | None
 
 
-class GpuMemory(msgspec.Struct, frozen=True):
-    """``gpus`` are the UUIDs to offer, ``None`` for all; ``control_nodes``: see ``gpu_access``.
-
-    ``enforcement``: see ``kinds.enforcement``. ``number`` is the index of the GPU if the resource has its name from
+class GpuMemory(gpu_access.GpuKind, frozen=True):
+    """``enforcement``: see ``kinds.enforcement``. ``number`` is the index of the GPU if the resource has its name from
     one GPU. A container may ask for several such resources, so the names of its variables end with the number.
     ``mps`` is set if the enforcement is ``mps``.
     """
 
-    source: ClassVar[str] = "gpus"
-    resource: str
-    gpus: frozenset[str] | None = None
     slice_mib: int = 1024
     reserved_mib: int = 0
-    strategy: gpu_access.Strategy = "cdi"
-    pass_device_nodes: bool = False
-    cdi_kind: str = gpu_access.CDI_KIND
-    control_nodes: tuple[str, ...] = gpu_access.CONTROL_NODES
     enforcement: Enforcement = "auto"
     preferred: Preferred = "pack"
     number: int | None = None
@@ -87,12 +76,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         return tuple(
-            Devices(
-                parent=gpu.uuid,
-                ids=_ids(gpu.uuid, self.count(gpu)),
-                numa_nodes=() if gpu.numa_node is None else (gpu.numa_node,),
-                health=self.health(gpu, snapshot),
-            )
+            gpu_access.entry(gpu, _ids(gpu.uuid, self.count(gpu)), self.health(gpu, snapshot))
             for gpu in self._members(snapshot)
         )
 
@@ -114,12 +98,6 @@ class GpuMemory(msgspec.Struct, frozen=True):
             for gpu in self._members(snapshot)
         }
 
-    def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
-        return gpu_access.hardware(gpu_access.selected(snapshot, self.gpus))
-
-    def selects(self, snapshot: Snapshot) -> bool:
-        return bool(gpu_access.selected(snapshot, self.gpus))
-
     def refusal(self, snapshot: Snapshot) -> str | None:
         memories = [gpu.memory_mib for gpu in gpu_access.selected(snapshot, self.gpus)]
         return self.lacking(snapshot) or list_refusal(self.slice_mib, self.reserved_mib, memories)
@@ -132,13 +110,6 @@ class GpuMemory(msgspec.Struct, frozen=True):
 
     def level(self, snapshot: Snapshot) -> Level:
         return level_of(self.enforcement, snapshot)
-
-    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
-        return gpu_access.cdi_specs(self.cdi_kind, snapshot)
-
-    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
-        by_cdi = self.strategy == "cdi" and self.selects(snapshot)
-        return frozenset(self.cdi_specs(snapshot)) if by_cdi else frozenset()
 
     def prefer(
         self,
@@ -193,7 +164,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
             gpus,
             strategy=self.strategy,
             cdi_kind=self.cdi_kind,
-            control_nodes=self.control_nodes if self.pass_device_nodes else (),
+            control_nodes=self.passed_nodes,
             env=(*env, (f"NODEAGENT_GPU_UUID{_end(self.number)}", ",".join(gpu.uuid for gpu in gpus))),
         )
 

@@ -10,9 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
-
-import msgspec
 
 from nodeagent.facts import cdi
 from nodeagent.facts.allocation import Allocation, Devices
@@ -20,7 +17,6 @@ from nodeagent.facts.model import Function, Gpu, MigDevice, Snapshot
 from nodeagent.kinds import (
     Refused,
     distance,
-    free_devices,
     gpu_access,
     obstacle,
     preference,
@@ -38,40 +34,18 @@ def resource_part(profile: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", ".", profile)
 
 
-class MigDevices(msgspec.Struct, frozen=True):
-    """``gpus`` are the UUIDs of the GPUs whose MIG devices are offered, ``None`` for all. ``control_nodes``: see
-    ``gpu_access``."""
+class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
+    """The MIG devices of one profile on the GPUs that are offered."""
 
-    source: ClassVar[str] = "gpus"
-    device_mib: ClassVar[int | None] = None
-
-    resource: str
     profile: str
-    gpus: frozenset[str] | None = None
-    strategy: gpu_access.Strategy = "cdi"
-    pass_device_nodes: bool = False
-    cdi_kind: str = gpu_access.CDI_KIND
-    control_nodes: tuple[str, ...] = gpu_access.CONTROL_NODES
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         by_gpu: dict[str, tuple[Gpu, list[str]]] = {}
         for device, gpu in self._members(snapshot).values():
             by_gpu.setdefault(gpu.uuid, (gpu, []))[1].append(device.uuid)
         return tuple(
-            Devices(
-                parent=gpu.uuid,
-                ids=tuple(sorted(uuids)),
-                numa_nodes=() if gpu.numa_node is None else (gpu.numa_node,),
-                health=gpu.health,
-            )
-            for gpu, uuids in by_gpu.values()
+            gpu_access.entry(gpu, tuple(sorted(uuids)), gpu.health) for gpu, uuids in by_gpu.values()
         )
-
-    def resized(self, device_mib: int) -> MigDevices:  # noqa: ARG002
-        return self
-
-    def free(self, snapshot: Snapshot) -> dict[str, int] | None:
-        return free_devices(self.resource, self.devices(snapshot), snapshot)
 
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
         return {
@@ -81,19 +55,6 @@ class MigDevices(msgspec.Struct, frozen=True):
 
     def selects(self, snapshot: Snapshot) -> bool:
         return bool(self._members(snapshot))
-
-    def level(self, snapshot: Snapshot) -> None:  # noqa: ARG002
-        return None
-
-    def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
-        return None
-
-    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, cdi.CdiDevices]:
-        return gpu_access.cdi_specs(self.cdi_kind, snapshot)
-
-    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
-        by_cdi = self.strategy == "cdi" and self.selects(snapshot)
-        return frozenset(self.cdi_specs(snapshot)) if by_cdi else frozenset()
 
     def prefer(
         self,

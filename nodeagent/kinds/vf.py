@@ -17,16 +17,14 @@ from itertools import chain
 from operator import attrgetter
 from typing import ClassVar, Literal
 
-import msgspec
-
 from nodeagent.facts.allocation import Allocation, DeviceInfo, Devices
 from nodeagent.facts.cdi import VF_KIND, CdiDevices, ContainerEdits
 from nodeagent.facts.model import DeviceNode, Function, Holding, Snapshot
 from nodeagent.kinds import (
     DEVICE_INFO_FILES,
+    DeviceKind,
     Refused,
     distance,
-    free_devices,
     held_by,
     preference,
     requested,
@@ -43,7 +41,7 @@ _RDMA_CM = "/dev/infiniband/rdma_cm"
 _VHOST_NET, _TUN = "/dev/vhost-net", "/dev/net/tun"
 
 
-class VfPool(msgspec.Struct, frozen=True):
+class VfPool(DeviceKind, frozen=True):
     """The VFs of some PFs, by PCI address.
 
     ``vf_indexes`` restricts them, ``None`` is all. ``rdma_cm``: the host has ``/dev/infiniband/rdma_cm`` (the module
@@ -55,7 +53,6 @@ class VfPool(msgspec.Struct, frozen=True):
     """
 
     source: ClassVar[str] = "pci"
-    device_mib: ClassVar[int | None] = None
 
     resource: str
     pfs: frozenset[str] | tuple[str, ...]
@@ -84,23 +81,11 @@ class VfPool(msgspec.Struct, frozen=True):
             if self._suits(vf) or (vf.pci_address in held and _is_without_rdma(vf))
         )
 
-    def resized(self, device_mib: int) -> VfPool:  # noqa: ARG002
-        return self
-
-    def free(self, snapshot: Snapshot) -> dict[str, int] | None:
-        return free_devices(self.resource, self.devices(snapshot), snapshot)
-
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
         return {id_: f"VF {id_}" for entry in self.devices(snapshot) for id_ in entry.ids}
 
     def selects(self, snapshot: Snapshot) -> bool:  # noqa: ARG002
         return bool(self.pfs)
-
-    def level(self, snapshot: Snapshot) -> None:  # noqa: ARG002
-        return None
-
-    def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
-        return None
 
     def prefer(
         self,

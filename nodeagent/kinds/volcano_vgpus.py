@@ -22,8 +22,8 @@ from nodeagent.facts.allocation import Allocation, Devices
 from nodeagent.facts.cdi import CdiDevices
 from nodeagent.facts.model import Function, Gpu, Snapshot, VgpuShare, VgpuWaiting
 from nodeagent.kinds import (
+    DeviceKind,
     Refused,
-    free_devices,
     gpu_access,
     held_by,
     preference,
@@ -47,7 +47,7 @@ def places(memory: GpuMemory, gpu: Gpu) -> int:
     return min(memory.count(gpu), PLACES_MAX)
 
 
-class VgpuPlaces(msgspec.Struct, frozen=True):
+class VgpuPlaces(DeviceKind, frozen=True):
     """``volcano.sh/vgpu-number``. ``memory`` has the settings of the entry. A device ID is ``<uuid>::vgpu<n>``."""
 
     source: ClassVar[str] = "gpus"
@@ -68,9 +68,6 @@ class VgpuPlaces(msgspec.Struct, frozen=True):
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         return _devices(self.memory, snapshot, "vgpu", lambda gpu: places(self.memory, gpu))
 
-    def free(self, snapshot: Snapshot) -> dict[str, int] | None:
-        return free_devices(self.resource, self.devices(snapshot), snapshot)
-
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
         return self.memory.hardware(snapshot)
 
@@ -79,9 +76,6 @@ class VgpuPlaces(msgspec.Struct, frozen=True):
 
     def refusal(self, snapshot: Snapshot) -> str | None:
         return self.memory.refusal(snapshot)
-
-    def level(self, snapshot: Snapshot) -> None:  # noqa: ARG002
-        return None
 
     def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
         return self.memory.cdi_specs(snapshot)
@@ -136,7 +130,7 @@ class VgpuPlaces(msgspec.Struct, frozen=True):
             gpus,
             strategy=self.memory.strategy,
             cdi_kind=self.memory.cdi_kind,
-            control_nodes=self.memory.control_nodes if self.memory.pass_device_nodes else (),
+            control_nodes=self.memory.passed_nodes,
             env=(
                 *(limits if sets_variables(self.memory.enforcement, snapshot) else ()),
                 ("NODEAGENT_GPU_UUID", ",".join(gpu.uuid for gpu in gpus)),
@@ -166,7 +160,7 @@ class VgpuPlaces(msgspec.Struct, frozen=True):
                 )
 
 
-class VgpuParts(msgspec.Struct, frozen=True):
+class VgpuParts(DeviceKind, frozen=True):
     """``volcano.sh/vgpu-memory`` in slices, or ``volcano.sh/vgpu-cores`` in percent: numbers only."""
 
     source: ClassVar[str] = "gpus"
@@ -191,10 +185,10 @@ class VgpuParts(msgspec.Struct, frozen=True):
             self.memory, snapshot, "core", lambda gpu: CORES_OF_A_GPU if self.memory.count(gpu) else 0
         )
 
-    def free(self, snapshot: Snapshot) -> dict[str, int] | None:
+    def free(self, snapshot: Snapshot) -> Mapping[str, int] | None:
         """Return the slices by GPU that no pod has by the scheduler's choice, or the numbers of the kubelet."""
         if self.part == "cores":
-            return free_devices(self.resource, self.devices(snapshot), snapshot)
+            return super().free(snapshot)
         if snapshot.holdings is None:
             return None
         used: Counter[str] = Counter()
@@ -221,12 +215,6 @@ class VgpuParts(msgspec.Struct, frozen=True):
         # The holdings of this resource do not name a GPU, so the agent sets no limit of a cgroup.
         level = level_of(self.memory.enforcement, snapshot)
         return "env" if level == "nvml-limits" else level
-
-    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:  # noqa: ARG002
-        return {}
-
-    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:  # noqa: ARG002
-        return frozenset()
 
     def prefer(
         self,
@@ -309,12 +297,7 @@ def _devices(
     memory: GpuMemory, snapshot: Snapshot, word: str, count: Callable[[Gpu], int]
 ) -> tuple[Devices, ...]:
     return tuple(
-        Devices(
-            parent=gpu.uuid,
-            ids=tuple(f"{gpu.uuid}::{word}{n}" for n in range(count(gpu))),
-            numa_nodes=() if gpu.numa_node is None else (gpu.numa_node,),
-            health=gpu.health,
-        )
+        gpu_access.entry(gpu, tuple(f"{gpu.uuid}::{word}{n}" for n in range(count(gpu))), gpu.health)
         for gpu in gpu_access.selected(snapshot, memory.gpus)
         if memory.count(gpu)
     )

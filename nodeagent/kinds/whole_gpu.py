@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
-
-import msgspec
+from collections.abc import Sequence
 
 from nodeagent.facts.allocation import Allocation, Devices
-from nodeagent.facts.cdi import CdiDevices
 from nodeagent.facts.model import Function, Gpu, Snapshot
 from nodeagent.kinds import (
     Refused,
-    free_devices,
     gpu_access,
     obstacle,
     preference,
@@ -21,54 +16,11 @@ from nodeagent.kinds import (
 )
 
 
-class WholeGpus(msgspec.Struct, frozen=True):
-    """``gpus`` are the UUIDs to offer, ``None`` for all. ``control_nodes``: see ``gpu_access``."""
-
-    source: ClassVar[str] = "gpus"
-    device_mib: ClassVar[int | None] = None
-
-    resource: str
-    gpus: frozenset[str] | None = None
-    strategy: gpu_access.Strategy = "cdi"
-    pass_device_nodes: bool = False
-    cdi_kind: str = gpu_access.CDI_KIND
-    control_nodes: tuple[str, ...] = gpu_access.CONTROL_NODES
+class WholeGpus(gpu_access.GpuKind, frozen=True):
+    """A device is a GPU that is not in MIG mode."""
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
-        return tuple(
-            Devices(
-                parent=gpu.uuid,
-                ids=(gpu.uuid,),
-                numa_nodes=() if gpu.numa_node is None else (gpu.numa_node,),
-                health=gpu.health,
-            )
-            for gpu in self._members(snapshot)
-        )
-
-    def resized(self, device_mib: int) -> WholeGpus:  # noqa: ARG002
-        return self
-
-    def free(self, snapshot: Snapshot) -> dict[str, int] | None:
-        return free_devices(self.resource, self.devices(snapshot), snapshot)
-
-    def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
-        return gpu_access.hardware(gpu_access.selected(snapshot, self.gpus))
-
-    def selects(self, snapshot: Snapshot) -> bool:
-        return bool(gpu_access.selected(snapshot, self.gpus))
-
-    def level(self, snapshot: Snapshot) -> None:  # noqa: ARG002
-        return None
-
-    def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
-        return None
-
-    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
-        return gpu_access.cdi_specs(self.cdi_kind, snapshot)
-
-    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
-        by_cdi = self.strategy == "cdi" and self.selects(snapshot)
-        return frozenset(self.cdi_specs(snapshot)) if by_cdi else frozenset()
+        return tuple(gpu_access.entry(gpu, (gpu.uuid,), gpu.health) for gpu in self._members(snapshot))
 
     def prefer(
         self,
@@ -102,7 +54,7 @@ class WholeGpus(msgspec.Struct, frozen=True):
             self._usable(snapshot, requested(self.resource, ids)),
             strategy=self.strategy,
             cdi_kind=self.cdi_kind,
-            control_nodes=self.control_nodes if self.pass_device_nodes else (),
+            control_nodes=self.passed_nodes,
         )
 
     def _members(self, snapshot: Snapshot) -> tuple[Gpu, ...]:

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodeagent.facts.model import Function, Rdma
-from nodeagent.host.eeprom import ADDRESS, Module
-from nodeagent.host.eeprom.image import Lane, Medium
+from nodeagent.host.eeprom.image import ADDRESS, Lane, Medium, Module
 from nodeagent.host.netlink.devlink import HealthReporter
 from nodeagent.host.netlink.message import NetlinkAbsentError, NetlinkError, NetlinkRefusedError
 from nodeagent.host.netlink.netdevs import VfTraffic

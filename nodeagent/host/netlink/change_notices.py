@@ -13,8 +13,9 @@ import socket
 import struct
 from collections.abc import Iterator
 from errno import ENOBUFS
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Literal, NamedTuple, get_args
 
+from nodeagent.host.fd import Closing
 from nodeagent.host.netlink.message import NetlinkError, attributes, messages, number
 from nodeagent.host.netlink.socket import GENERIC, HEADER_BYTES, GenericSocket
 
@@ -53,7 +54,7 @@ class ChangeNotice(NamedTuple):
     setting: Setting
 
 
-class ChangeNotices:
+class ChangeNotices(Closing):
     """Both subscriptions. ``netdevs`` and ``ethtool`` are their non-blocking sockets; without the family ``ethtool``
     (Linux before 5.6) the second is ``None``."""
 
@@ -72,10 +73,7 @@ class ChangeNotices:
         except NetlinkError:
             pass
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.netdevs.close()
         if self.ethtool is not None:
             self.ethtool.close()

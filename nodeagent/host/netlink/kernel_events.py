@@ -14,9 +14,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from errno import ENOBUFS
-from typing import Self
 
-from nodeagent.host.fd import wait_readable
+from nodeagent.host.fd import Closing, wait_readable
 from nodeagent.host.netlink.message import NetlinkError, attributes, messages, text
 
 __all__ = ["SUBSYSTEMS", "LinkEvents", "NetlinkError", "Uevents", "subsystem"]
@@ -33,7 +32,7 @@ _DRAIN_MAX = 4096  # bounds the time that a storm of events holds the event loop
 SUBSYSTEMS = frozenset({"pci", "net", "infiniband"})
 
 
-class _KernelEvents:
+class _KernelEvents(Closing):
     """One subscribed socket. One task at a time may wait on it."""
 
     def __init__(self, protocol: int, groups: int, what: str, matches: Callable[[bytes], bool]) -> None:
@@ -50,12 +49,6 @@ class _KernelEvents:
             self.socket.close()
             raise NetlinkError(f"cannot subscribe to {what}: {error.strerror}") from error
         self.resyncs = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self.socket.close()

@@ -12,8 +12,9 @@ import socket
 import struct
 from collections.abc import Callable
 from errno import EAGAIN, ENOBUFS, ENOENT
-from typing import Self, TypeVar
+from typing import TypeVar
 
+from nodeagent.host.fd import Closing
 from nodeagent.host.netlink.message import (
     DONE,
     ERROR,
@@ -47,7 +48,7 @@ _HEADER = struct.Struct("=BBH")  # command, version, reserved
 HEADER_BYTES = _HEADER.size
 
 
-class NetlinkSocket:
+class NetlinkSocket(Closing):
     """``family`` is the name in errors. ``datagram_max`` is for single answers beyond 64 KiB."""
 
     def __init__(self, protocol: int, family: str, datagram_max: int = _DATAGRAM_MAX) -> None:
@@ -57,12 +58,6 @@ class NetlinkSocket:
         self._sequence = 0
         self._datagram_max = datagram_max
         self._socket = self._open()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._socket.close()
