@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # The agent's image: a Python with glibc (which the GPU driver's library needs), the pinned packages, the source.
 # It needs no compiler and no package index at run time, and every package is installed by its hash.
-#   hack/image.sh REGISTRY/nodeagent:0.1.0     builds it with the installed builder
+#   hack/image.sh REGISTRY/nodeagent:0.2.0     builds it with the installed builder
 #   hack/image.sh --lab                        builds the target `lab`: the same with the laboratory, for overlays/kind
 ARG PYTHON=3.11
 
@@ -26,7 +26,7 @@ RUN cp -r /tmp/nodeagent "$(/opt/nodeagent/bin/python -c 'import sysconfig; prin
  && /opt/nodeagent/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/nodeagent/lib
 
 FROM build AS build-lab
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 COPY hack/lab/nodeagent_lab /tmp/nodeagent_lab
 # The record of the package names its verb, as an installer would.
 RUN site="$(/opt/nodeagent/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
@@ -39,7 +39,7 @@ RUN site="$(/opt/nodeagent/bin/python -c 'import sysconfig; print(sysconfig.get_
  && /opt/nodeagent/bin/python -m compileall -q -f --invalidation-mode unchecked-hash "$site/nodeagent_lab"
 
 FROM python:${PYTHON}-slim-bookworm AS runtime
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=unknown
 ARG CREATED=unknown
 LABEL org.opencontainers.image.title="nodeagent" \

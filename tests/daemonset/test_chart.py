@@ -356,7 +356,7 @@ def test_pods_get_the_labels_environment_and_volumes_of_the_values() -> None:
 
 
 def test_the_links_of_alerts_lead_to_the_runbook_of_the_values() -> None:
-    address = "https://git.example/nodeagent/blob/v0.1.0/docs/runbook.md"
+    address = "https://git.example/nodeagent/blob/v0.2.0/docs/runbook.md"
     manifests = render({"monitoring": {"enabled": True, "runbook": address}})
     links = re.findall(r'"runbook_url": "([^"]+)"', json.dumps(manifests))
     assert len(links) > 20
