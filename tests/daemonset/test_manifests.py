@@ -610,6 +610,18 @@ def test_controllers_run_on_different_nodes_and_a_drain_keeps_one() -> None:
     assert budget["maxUnavailable"] == 1
 
 
+def test_the_mps_daemons_have_no_network() -> None:
+    manifests = built("overlays/gpu-mps")
+    pods = named(manifests, "DaemonSet", "nodeagent-mps")["spec"]["template"]
+    assert "hostNetwork" not in pods["spec"], "to the host's network no NetworkPolicy applies"
+    policy = named(manifests, "NetworkPolicy", "nodeagent-mps")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+    agents = named(manifests, "DaemonSet", "nodeagent")["spec"]["template"]["metadata"]["labels"]
+    assert not policy["podSelector"]["matchLabels"].items() <= agents.items()
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert not policy.keys() & {"ingress", "egress"}, "all connections are refused"
+
+
 def test_selectors_of_agent_and_controller_do_not_overlap() -> None:
     manifests = built("overlays/controller")
     agent = named(manifests, "DaemonSet", "nodeagent")["spec"]["selector"]["matchLabels"]
