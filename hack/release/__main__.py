@@ -99,14 +99,7 @@ def pin_base(_: argparse.Namespace) -> None:
     need("skopeo")
     text = checks.BASE.read_text()
     name = checks.base_image(text).partition("@")[0]
-    found = subprocess.run(
-        ["skopeo", "inspect", "--raw", f"docker://{name}"], capture_output=True, check=False
-    )
-    if found.returncode:
-        raise ReleaseError(
-            f"the registry does not say which {name} is the newest: {found.stderr.decode().strip()}"
-        )
-    digest = f"sha256:{hashlib.sha256(found.stdout).hexdigest()}"
+    digest = digest_of(name)
     checks.BASE.write_text(checks.pinned(text, digest))
     print(f"{name}@{digest}")
 
@@ -189,8 +182,26 @@ def push(options: argparse.Namespace) -> None:
     login = os.environ.get("REGISTRY_AUTH_FILE")
     with helm.RegistryClient(plain_http=options.plain_http, credentials_file=login) as client:
         archive = options.out / f"nodeagent-{version}.tgz"
-        pushed = helm.push(archive, f"oci://{registry}/charts", client=client, plain_http=options.plain_http)
+        helm.push(archive, f"oci://{registry}/charts", client=client, plain_http=options.plain_http)
+    chart = f"{registry}/charts/nodeagent"
+    pushed = f"{chart}@{digest_of(f'{chart}:{version}', options.plain_http)}"
+    (options.out / build.CHART_PUSHED).write_text(f"{pushed}\n")
     print(pushed)
+
+
+def digest_of(image: str, plain_http: bool = False) -> str:
+    """The digest by which a registry has an image, or the index of an image for several architectures."""
+    command = [
+        "skopeo",
+        "inspect",
+        "--raw",
+        *(["--tls-verify=false"] if plain_http else []),
+        f"docker://{image}",
+    ]
+    found = subprocess.run(command, capture_output=True, check=False)
+    if found.returncode:
+        raise ReleaseError(f"the registry has no answer about {image}: {found.stderr.decode().strip()}")
+    return f"sha256:{hashlib.sha256(found.stdout).hexdigest()}"
 
 
 def need(tool: str) -> None:

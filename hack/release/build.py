@@ -29,13 +29,15 @@ LEFT_OUT = ("kind", "node-pool")
 """Overlays that are no release of their own: one has an image of its own, the other is a pattern to copy."""
 SUMS = "SHA256SUMS"
 PROVENANCE = "provenance.json"
+CHART_PUSHED = "CHART"
+"""Names the chart in the registry: `push` writes it, since the registry's answer has its digest."""
 IMAGE = "image"
 """The folder of the image in OCI's layout: it is pushed from there, and its index names the digest."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """What the files of a release depend on, beside the commit."""
+    """The values on which the files of a release depend, beside the commit."""
 
     version: str
     commit: str
@@ -251,7 +253,11 @@ def sbom(release: Release, tree: Path, lock: Path, out: Path, environment: Mappi
 
 def sums(out: Path) -> dict[str, str]:
     """Of all files but the two that are made from the sums. A file of its own names the image by its digest."""
-    files = [path for path in sorted(out.iterdir()) if path.is_file() and path.name not in (SUMS, PROVENANCE)]
+    files = [
+        path
+        for path in sorted(out.iterdir())
+        if path.is_file() and path.name not in (SUMS, PROVENANCE, CHART_PUSHED)
+    ]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
