@@ -13,20 +13,20 @@ that Volcano placed and one that asks without its choice: a guess would give one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import msgspec
 
 from nodeagent.facts.allocation import Allocation, Devices
 from nodeagent.facts.cdi import CdiDevices
-from nodeagent.facts.model import Function, Gpu, Snapshot, VgpuShare, VgpuWaiting
+from nodeagent.facts.model import Gpu, Snapshot, VgpuShare, VgpuWaiting
 from nodeagent.kinds import (
     DeviceKind,
+    Question,
     Refused,
     gpu_access,
     held_by,
-    preference,
     requested,
     unhealthy,
     unknown,
@@ -83,24 +83,15 @@ class VgpuPlaces(DeviceKind, frozen=True):
     def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
         return self.memory.needed_files(snapshot)
 
-    def prefer(
-        self,
-        snapshot: Snapshot,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        near: Sequence[Function] = (),  # noqa: ARG002
-        later_sizes: Sequence[int] | None = (),  # noqa: ARG002
-    ) -> list[str]:
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Choose a place on each GPU that the scheduler chose for the container that waits."""
-        free, must = preference(self.resource, available, must_include, size)
-        waiting = next_waiting(snapshot, size)
-        chosen = list(must_include)
-        taken = {_gpu_of(id_) for id_ in must}
+        waiting = next_waiting(snapshot, asked.size)
+        chosen: list[str] = []
+        taken = {_gpu_of(id_) for id_ in asked.must}
         by_gpu = {entry.parent: entry.ids for entry in self.devices(snapshot)}
         for grant in waiting.gpus:
             if grant.uuid not in taken:
-                place = next((id_ for id_ in by_gpu.get(grant.uuid, ()) if id_ in free), None)
+                place = next((id_ for id_ in by_gpu.get(grant.uuid, ()) if id_ in asked.free), None)
                 if place is None:
                     raise Refused(
                         f"{self.resource}: Volcano chose {grant.uuid} for {waiting.name}, which has no free place",
@@ -216,27 +207,22 @@ class VgpuParts(DeviceKind, frozen=True):
         level = level_of(self.memory.enforcement, snapshot)
         return "env" if level == "nvml-limits" else level
 
-    def prefer(
-        self,
-        snapshot: Snapshot,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        near: Sequence[Function] = (),  # noqa: ARG002
-        later_sizes: Sequence[int] | None = (),  # noqa: ARG002
-    ) -> list[str]:
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Prefer numbers of the GPUs that containers wait for: they become Unhealthy with their GPU."""
-        free, must = preference(self.resource, available, must_include, size)
-        if len(free) < size:
+        if len(asked.free) < asked.size:
             raise Refused(
-                f"{self.resource}: {size} were requested and {len(free)} are available", invalid=False
+                f"{self.resource}: {asked.size} were requested and {len(asked.free)} are available",
+                invalid=False,
             )
         wanted = {grant.uuid for waiting in snapshot.vgpu_waiting or () for grant in waiting.gpus}
         rest = [
-            id_ for entry in self.devices(snapshot) for id_ in entry.ids if id_ in free and id_ not in must
+            id_
+            for entry in self.devices(snapshot)
+            for id_ in entry.ids
+            if id_ in asked.free and id_ not in asked.must
         ]
         rest.sort(key=lambda id_: _gpu_of(id_) not in wanted)
-        return [*must_include, *rest[: size - len(must)]]
+        return rest[: asked.rest]
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         names = requested(self.resource, ids)
