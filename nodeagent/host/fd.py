@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Closing:
-    """What is open until the end of a ``with``."""
+    """Closes itself at the end of a ``with``."""
 
     def close(self) -> None:
         raise NotImplementedError
