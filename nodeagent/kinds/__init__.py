@@ -143,7 +143,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error
     (FAILED_PRECONDITION). ``later``: a fact that it needs may arrive within a second.
     """
 
-    def __init__(self, message: str, *, invalid: bool, later: bool = False) -> None:
+    def __init__(self, message: str, *, invalid: bool = False, later: bool = False) -> None:
         super().__init__(message)
         self.invalid, self.later = invalid, later
 
@@ -175,12 +175,12 @@ def unknown(resource: str, ids: Iterable[str]) -> Refused:
 
 def unhealthy(resource: str, name: str, health: Health) -> Refused:
     why = f": {ascii_name(health.reasons[0].detail)}" if health.reasons else ""
-    return Refused(f"{resource}: {ascii_name(name)} is {health.state}{why}", invalid=False)
+    return Refused(f"{resource}: {ascii_name(name)} is {health.state}{why}")
 
 
 def held_by(resource: str, name: str, holding: Holding) -> Refused:
     by = f"{ascii_name(holding.namespace)}/{ascii_name(holding.pod)} through {ascii_name(holding.resource)}"
-    return Refused(f"{resource}: {ascii_name(name)} is held by {by}", invalid=False)
+    return Refused(f"{resource}: {ascii_name(name)} is held by {by}")
 
 
 def obstacle(resource: str, name: str, health: Health, elsewhere: Mapping[str, Holding]) -> Refused | None:

@@ -134,8 +134,7 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
         if len(chosen) > 1 and any(block.must != count or len(block.ids) != count for block in chosen):
             raise Refused(
                 f"{self.resource}: the slices are of several GPUs ({_listed(chosen)}); those of a container"
-                " are all on one GPU, or whole GPUs of one size",
-                invalid=False,
+                " are all on one GPU, or whole GPUs of one size"
             )
         return self.grant(snapshot, [block.gpu for block in chosen], count * self.slice_mib)
 
@@ -194,7 +193,7 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
             count = self.count(gpu)
             refusal = obstacle(self.resource, gpu.uuid, self.health(gpu, snapshot), elsewhere)
             if refusal is None and (why := self._full(gpu, snapshot)):
-                refusal = Refused(f"{self.resource}: {why}", invalid=False)
+                refusal = Refused(f"{self.resource}: {why}")
             named = _count_among(must, gpu.uuid, count)
             left = named if free is must else _count_among(free, gpu.uuid, count)
             block = _GpuSlices(gpu, _ids(gpu.uuid, count), 0 if refusal else left, named, refusal)
@@ -249,7 +248,7 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
             )
         free = f"; free slices: {_listed(blocks)}" if blocks else "; it has no GPU"
         fitting = "" if pinned or not blocks else f"; {_fitting(blocks)}"
-        return Refused(f"{self.resource}: {reason}{free}{fitting}", invalid=False)
+        return Refused(f"{self.resource}: {reason}{free}{fitting}")
 
 
 def _best_fit(blocks: Sequence[_GpuSlices], asked: Question, preferred: Preferred) -> list[_GpuSlices]:

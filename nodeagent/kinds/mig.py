@@ -64,8 +64,7 @@ class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
         if len(choice) < asked.rest:
             count = len(choice) + len(asked.must)
             raise Refused(
-                f"{self.resource}: {asked.size} MIG devices were requested and {count} are available",
-                invalid=False,
+                f"{self.resource}: {asked.size} MIG devices were requested and {count} are available"
             )
         left = Counter(gpu.uuid for gpu in choice.values())
         order = sorted(
@@ -80,8 +79,7 @@ class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
                 if not device.nodes or gpu.minor is None:
                     raise Refused(
                         f"{self.resource}: the device nodes of {device.uuid} are not known; mount "
-                        f"{gpu_access.MIG_MINORS} of the host for the agent (overlays/mig)",
-                        invalid=False,
+                        f"{gpu_access.MIG_MINORS} of the host for the agent (overlays/mig)"
                     )
         nodes: list[str] = []
         if self.pass_device_nodes:

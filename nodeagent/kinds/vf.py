@@ -104,9 +104,7 @@ class VfPool(DeviceKind, frozen=True):
         ]
         if len(choice) < asked.rest:
             count = len(choice) + len(asked.must)
-            raise Refused(
-                f"{self.resource}: {asked.size} VFs were requested and {count} are available", invalid=False
-            )
+            raise Refused(f"{self.resource}: {asked.size} VFs were requested and {count} are available")
         pfs = {pf.pci_address: pf for pf in snapshot.functions if pf.pci_address in self.pfs}
         far = {name: (*distance(pf, asked.near), name) for name, pf in pfs.items()}
         fresh = _pack if self.preferred == "pack" else _spread
@@ -217,7 +215,7 @@ class VfPool(DeviceKind, frozen=True):
             reason = f"is bound to {vf.driver or 'no driver'}; this resource needs {self.vf_driver}"
         elif _is_vfio(vf) and vf.vfio_group is None:
             reason = "has no IOMMU group; enable the IOMMU, or the no-IOMMU mode of vfio"
-        return Refused(f"{self.resource}: {vf.pci_address} {reason}", invalid=False) if reason else None
+        return Refused(f"{self.resource}: {vf.pci_address} {reason}") if reason else None
 
     def _nodes(self, vf: Function) -> list[DeviceNode]:
         paths: list[str] = []

@@ -94,8 +94,7 @@ class VgpuPlaces(DeviceKind, frozen=True):
                 place = next((id_ for id_ in by_gpu.get(grant.uuid, ()) if id_ in asked.free), None)
                 if place is None:
                     raise Refused(
-                        f"{self.resource}: Volcano chose {grant.uuid} for {waiting.name}, which has no free place",
-                        invalid=False,
+                        f"{self.resource}: Volcano chose {grant.uuid} for {waiting.name}, which has no free place"
                     )
                 chosen.append(place)
         return chosen
@@ -110,8 +109,7 @@ class VgpuPlaces(DeviceKind, frozen=True):
         if chosen != Counter(grant.uuid for grant in waiting.gpus):
             raise Refused(
                 f"{self.resource}: the kubelet chose {', '.join(sorted(chosen))}, and Volcano chose "
-                f"{', '.join(sorted(grant.uuid for grant in waiting.gpus))} for {waiting.name}",
-                invalid=False,
+                f"{', '.join(sorted(grant.uuid for grant in waiting.gpus))} for {waiting.name}"
             )
         gpus = [gpu for gpu in gpu_access.selected(snapshot, self.memory.gpus) if gpu.uuid in chosen]
         self._check(snapshot, waiting, gpus)
@@ -146,8 +144,7 @@ class VgpuPlaces(DeviceKind, frozen=True):
             if used > self.memory.count(gpu):
                 raise Refused(
                     f"{self.resource}: with {waiting.name} the pods of {gpu.uuid} would have {used} of its "
-                    f"{self.memory.count(gpu)} slices",
-                    invalid=False,
+                    f"{self.memory.count(gpu)} slices"
                 )
 
 
@@ -210,10 +207,7 @@ class VgpuParts(DeviceKind, frozen=True):
     def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Prefer numbers of the GPUs that containers wait for: they become Unhealthy with their GPU."""
         if len(asked.free) < asked.size:
-            raise Refused(
-                f"{self.resource}: {asked.size} were requested and {len(asked.free)} are available",
-                invalid=False,
-            )
+            raise Refused(f"{self.resource}: {asked.size} were requested and {len(asked.free)} are available")
         wanted = {grant.uuid for waiting in snapshot.vgpu_waiting or () for grant in waiting.gpus}
         rest = [
             id_
@@ -251,7 +245,6 @@ def next_waiting(snapshot: Snapshot, count: int) -> VgpuWaiting:
         )
         raise Refused(
             f"{NUMBER}: no pod that Volcano placed here waits for {count} GPUs; {advice}",
-            invalid=False,
             later=True,
         )
     names = ", ".join(sorted({waiting.name for waiting in fitting}))
@@ -261,20 +254,16 @@ def next_waiting(snapshot: Snapshot, count: int) -> VgpuWaiting:
         raise Refused(
             f"{NUMBER}: {foreign}: no GPU was chosen by Volcano; is schedulerName volcano? These pods wait, and the "
             f"kubelet does not name the one that asks: {names}",
-            invalid=False,
             later=True,
         )
     faulty = next((waiting for waiting in fitting if waiting.fault), None)
     if faulty is not None:
-        raise Refused(
-            f"{NUMBER}: the annotations of {faulty.name} are refused: {faulty.fault}", invalid=False
-        )
+        raise Refused(f"{NUMBER}: the annotations of {faulty.name} are refused: {faulty.fault}")
     if len({waiting.gpus for waiting in fitting}) > 1:
         advice = "" if snapshot.vgpu_locked else "; is deviceshare.NodeLockEnable true?"
         raise Refused(
             f"{NUMBER}: several pods wait with different GPUs, and the kubelet does not name the one that asks: "
-            f"{names}{advice}",
-            invalid=False,
+            f"{names}{advice}"
         )
     return fitting[0]
 

@@ -26,8 +26,7 @@ class WholeGpus(gpu_access.GpuKind, frozen=True):
         ]
         if len(choice) < asked.size:
             raise Refused(
-                f"{self.resource}: {asked.size} GPUs were requested and {len(choice)} are available",
-                invalid=False,
+                f"{self.resource}: {asked.size} GPUs were requested and {len(choice)} are available"
             )
         group = gpu_access.cluster(choice, asked.size, asked.near, pinned=pinned)
         return [gpu.uuid for gpu in group if gpu.uuid not in asked.must]
