@@ -33,14 +33,6 @@ TOPIC = Topic(
     },
 )
 
-_KEYS = {
-    UmadReason.NO_MODULE: "ib_no_module",
-    UmadReason.NO_DEVICE: "ib_no_device",
-    UmadReason.CGROUP: "ib_device_cgroup",
-    UmadReason.MODE: "ib_device_mode",
-    UmadReason.NO_SMI: "ib_no_smi",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class InfinibandFacts:
@@ -86,7 +78,7 @@ def findings(facts: InfinibandFacts, config: Config) -> Iterator[Finding]:
         else:
             by_reason.setdefault(reason, []).append(f"{port.link} ({message})" if message else port.link)
     for reason, links in by_reason.items():
-        yield TOPIC.fix(_KEYS.get(reason, "ib_device_fails"), f"{shortened(links, 1)} cannot ask")
+        yield _cannot_ask(reason, f"{shortened(links, 1)} cannot ask")
     if good and facts.failures is not None:
         yield TOPIC.ok(
             "ib_ready", f"{good} of {count(len(facts.ports), 'InfiniBand port')} may ask their switch"
@@ -97,3 +89,19 @@ def _failure(port: IbPort, failures: Mapping[str, tuple[UmadReason, str]]) -> tu
     if port.umad is not None:
         return failures.get(port.link, (None, ""))
     return UmadReason.NO_SMI if port.has_mads else UmadReason.NO_MODULE, ""
+
+
+def _cannot_ask(reason: UmadReason, what: str) -> Finding:
+    match reason:
+        case UmadReason.NO_MODULE:
+            return TOPIC.fix("ib_no_module", what)
+        case UmadReason.NO_DEVICE:
+            return TOPIC.fix("ib_no_device", what)
+        case UmadReason.CGROUP:
+            return TOPIC.fix("ib_device_cgroup", what)
+        case UmadReason.MODE:
+            return TOPIC.fix("ib_device_mode", what)
+        case UmadReason.NO_SMI:
+            return TOPIC.fix("ib_no_smi", what)
+        case _:
+            return TOPIC.fix("ib_device_fails", what)

@@ -205,15 +205,14 @@ class PreparedClaims:
                 break
             except ApiError as error:
                 if error.missing:
-                    raise Refused(f"the claim {reference} does not exist", invalid=False) from None
+                    raise Refused(f"the claim {reference} does not exist") from None
                 if error.status in (401, 403) or error.refused or self._now() + READ_AGAIN_S > until:
-                    raise Refused(f"the claim {reference} cannot be read: {error}", invalid=False) from None
+                    raise Refused(f"the claim {reference} cannot be read: {error}") from None
             await asyncio.sleep(READ_AGAIN_S)
         if claim.metadata.uid != reference.uid:
             raise Refused(
                 f"the claim {reference} was made again: its UID is {ascii_name(claim.metadata.uid or '')}, and the "
-                f"kubelet asks for {ascii_name(reference.uid)}",
-                invalid=False,
+                f"kubelet asks for {ascii_name(reference.uid)}"
             )
         return claim
 
@@ -300,7 +299,7 @@ class PreparedClaims:
         except Refused as refusal:
             if unknown and not refusal.invalid:
                 pools = " and ".join(unknown)
-                raise Refused(f"{refusal}; the devices of {pools} are not known yet", invalid=False) from None
+                raise Refused(f"{refusal}; the devices of {pools} are not known yet") from None
             raise
         self.records[uid] = record
         self._sequence = record.sequence
@@ -311,7 +310,7 @@ class PreparedClaims:
     def _refuse_ended(self, uid: str, call: object) -> None:
         """A slow Prepare must not bring back a claim that was unprepared meanwhile."""
         if call not in self._preparing.get(uid, ()):
-            raise Refused("the claim was unprepared meanwhile", invalid=False)
+            raise Refused("the claim was unprepared meanwhile")
 
     def _take_pods(self, claim: ResourceClaim, record: PreparedClaim) -> None:
         if claim.pods and claim.pods != record.pods:
@@ -322,7 +321,7 @@ class PreparedClaims:
         async with self._disk:
             current = self.records.get(record.uid)
             if current is None or current.allocation != record.allocation:
-                raise Refused("the claim was ended or allocated again meanwhile", invalid=False)
+                raise Refused("the claim was ended or allocated again meanwhile")
             await self._calls.run(self._files.write, current)
         self._offer.wake()
 

@@ -30,6 +30,25 @@ DEVICE_INFO_FILES = "device-info"
 """The files that CNI plugins read, one for each allocated VF."""
 
 
+class Question(msgspec.Struct, frozen=True):
+    """What the kubelet asks for a container: ``size`` of the ``free`` IDs, ``must`` among them.
+
+    ``near`` are NICs that the same container probably has. ``later_sizes`` are the sizes to which earlier requests of
+    this size grew, ``None`` if there was no request of this size.
+    """
+
+    free: frozenset[str]
+    must: frozenset[str]
+    size: int
+    near: Sequence[Function]
+    later_sizes: Sequence[int] | None
+
+    @property
+    def rest(self) -> int:
+        """How many IDs are to be chosen beside the required ones."""
+        return self.size - len(self.must)
+
+
 class DeviceKind(msgspec.Struct, frozen=True):
     """One resource: its devices, and how they are allocated.
 
@@ -96,11 +115,12 @@ class DeviceKind(msgspec.Struct, frozen=True):
         near: Sequence[Function] = (),
         later_sizes: Sequence[int] | None = (),
     ) -> list[str]:
-        """Choose ``size`` of the available IDs, ``must_include`` first. Raises ``Refused``.
+        """Return ``size`` of the available IDs, ``must_include`` first. Raises ``Refused``. See ``Question``."""
+        free, must = preference(self.resource, available, must_include, size)
+        return [*must_include, *self.choose(snapshot, Question(free, must, size, near, later_sizes))]
 
-        ``near`` are NICs that the same container probably has. ``later_sizes`` are the sizes to which earlier requests
-        of this size grew, ``None`` if there was no request of this size.
-        """
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
+        """Choose the IDs beside the required ones. Raises ``Refused``."""
         raise NotImplementedError
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
@@ -123,7 +143,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error
     (FAILED_PRECONDITION). ``later``: a fact that it needs may arrive within a second.
     """
 
-    def __init__(self, message: str, *, invalid: bool, later: bool = False) -> None:
+    def __init__(self, message: str, *, invalid: bool = False, later: bool = False) -> None:
         super().__init__(message)
         self.invalid, self.later = invalid, later
 
@@ -155,12 +175,12 @@ def unknown(resource: str, ids: Iterable[str]) -> Refused:
 
 def unhealthy(resource: str, name: str, health: Health) -> Refused:
     why = f": {ascii_name(health.reasons[0].detail)}" if health.reasons else ""
-    return Refused(f"{resource}: {ascii_name(name)} is {health.state}{why}", invalid=False)
+    return Refused(f"{resource}: {ascii_name(name)} is {health.state}{why}")
 
 
 def held_by(resource: str, name: str, holding: Holding) -> Refused:
     by = f"{ascii_name(holding.namespace)}/{ascii_name(holding.pod)} through {ascii_name(holding.resource)}"
-    return Refused(f"{resource}: {ascii_name(name)} is held by {by}", invalid=False)
+    return Refused(f"{resource}: {ascii_name(name)} is held by {by}")
 
 
 def obstacle(resource: str, name: str, health: Health, elsewhere: Mapping[str, Holding]) -> Refused | None:

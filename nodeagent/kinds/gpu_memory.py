@@ -11,21 +11,21 @@ each (uuid, count), and a request is compared with them as sets, one GPU at a ti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
 
 import msgspec
 
 from nodeagent.facts.allocation import Allocation, Devices
-from nodeagent.facts.model import Function, Gpu, Health, Snapshot
+from nodeagent.facts.model import Gpu, Health, Snapshot
 from nodeagent.kinds import (
+    Question,
     Refused,
     distance,
     gpu_access,
     mps_clients,
     obstacle,
-    preference,
     requested,
     unknown,
 )
@@ -111,30 +111,20 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
     def level(self, snapshot: Snapshot) -> Level:
         return level_of(self.enforcement, snapshot)
 
-    def prefer(
-        self,
-        snapshot: Snapshot,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        near: Sequence[Function] = (),
-        later_sizes: Sequence[int] | None = (),
-    ) -> list[str]:
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Choose the best fit on one GPU; for an exact multiple of a GPU's slices, that many idle GPUs.
 
         The smallest remainder wins (``pack``) or the largest (``spread``), then the NUMA node of ``near``, the PCIe
         hops to it, and the index. With ``nic-affinity`` NUMA node and hops come first. A request that may grow
         (``later_sizes``) is placed as if it had its largest later size that fits.
         """
-        free, must = preference(self.resource, available, must_include, size)
+        free, must = asked.free, asked.must
         blocks = self._blocks(snapshot, free, must)
-        chosen = _best_fit(blocks, size, near, later_sizes, self.preferred) or self._whole(
-            snapshot, blocks, size, near
-        )
+        chosen = _best_fit(blocks, asked, self.preferred) or self._whole(snapshot, blocks, asked)
         if not chosen:
-            raise self._no_fit(blocks, size)
+            raise self._no_fit(blocks, asked.size)
         fresh = (name for block in chosen for name in block.ids if name in free and name not in must)
-        return [*must_include, *islice(fresh, size - len(must))]
+        return islice(fresh, asked.rest)
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         """State the memory for EACH of the GPUs: the toolkit applies the values to each GPU."""
@@ -144,8 +134,7 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
         if len(chosen) > 1 and any(block.must != count or len(block.ids) != count for block in chosen):
             raise Refused(
                 f"{self.resource}: the slices are of several GPUs ({_listed(chosen)}); those of a container"
-                " are all on one GPU, or whole GPUs of one size",
-                invalid=False,
+                " are all on one GPU, or whole GPUs of one size"
             )
         return self.grant(snapshot, [block.gpu for block in chosen], count * self.slice_mib)
 
@@ -204,7 +193,7 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
             count = self.count(gpu)
             refusal = obstacle(self.resource, gpu.uuid, self.health(gpu, snapshot), elsewhere)
             if refusal is None and (why := self._full(gpu, snapshot)):
-                refusal = Refused(f"{self.resource}: {why}", invalid=False)
+                refusal = Refused(f"{self.resource}: {why}")
             named = _count_among(must, gpu.uuid, count)
             left = named if free is must else _count_among(free, gpu.uuid, count)
             block = _GpuSlices(gpu, _ids(gpu.uuid, count), 0 if refusal else left, named, refusal)
@@ -216,10 +205,8 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
                 raise block.refusal
         return blocks
 
-    def _whole(
-        self, snapshot: Snapshot, blocks: Sequence[_GpuSlices], size: int, near: Sequence[Function]
-    ) -> list[_GpuSlices]:
-        """Return two or more idle GPUs of one size that make ``size``, as few as possible; empty if there are none.
+    def _whole(self, snapshot: Snapshot, blocks: Sequence[_GpuSlices], asked: Question) -> list[_GpuSlices]:
+        """Return two or more idle GPUs of one size that make the size, as few as possible; empty if there are none.
 
         GPUs that are idle by podresources too come first. The kubelet's list is newer, but if both agree, neither
         is wrong.
@@ -227,7 +214,7 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
         held = {id_.partition("::")[0] for ids in self._held_ids(snapshot) for id_ in ids}
         pinned = [block.gpu for block in blocks if block.must]
         for each in sorted({len(block.ids) for block in blocks}, reverse=True):
-            gpus, rest = divmod(size, each)
+            gpus, rest = divmod(asked.size, each)
             if rest or gpus < max(2, len(pinned)):
                 continue
             idle = [block for block in blocks if block.free == len(block.ids) == each]
@@ -235,7 +222,7 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
             for choice in (unheld, idle):
                 candidates = [block.gpu for block in choice]
                 if len(candidates) >= gpus and all(gpu in candidates for gpu in pinned):
-                    group = gpu_access.cluster(candidates, gpus, near, pinned)
+                    group = gpu_access.cluster(candidates, gpus, asked.near, pinned)
                     return [block for block in choice if block.gpu in group]
         return []
 
@@ -261,30 +248,25 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
             )
         free = f"; free slices: {_listed(blocks)}" if blocks else "; it has no GPU"
         fitting = "" if pinned or not blocks else f"; {_fitting(blocks)}"
-        return Refused(f"{self.resource}: {reason}{free}{fitting}", invalid=False)
+        return Refused(f"{self.resource}: {reason}{free}{fitting}")
 
 
-def _best_fit(
-    blocks: Sequence[_GpuSlices],
-    size: int,
-    near: Sequence[Function],
-    later_sizes: Sequence[int] | None,
-    preferred: Preferred,
-) -> list[_GpuSlices]:
+def _best_fit(blocks: Sequence[_GpuSlices], asked: Question, preferred: Preferred) -> list[_GpuSlices]:
     pinned = [block for block in blocks if block.must]
     if len(pinned) > 1:
         return []
     candidates = pinned or blocks
-    for wanted in (*sorted({later for later in later_sizes or () if later > size}, reverse=True), size):
+    later_sizes = {later for later in asked.later_sizes or () if later > asked.size}
+    for wanted in (*sorted(later_sizes, reverse=True), asked.size):
         if fitting := [block for block in candidates if block.free >= wanted]:
             break
     else:
         return []
     # A request of unknown growth goes to the emptiest GPU.
-    sign = -1 if preferred == "spread" or later_sizes is None else 1
+    sign = -1 if preferred == "spread" or asked.later_sizes is None else 1
 
     def rank(block: _GpuSlices) -> tuple[object, ...]:
-        far, left = distance(block.gpu, near), sign * block.free
+        far, left = distance(block.gpu, asked.near), sign * block.free
         return (*((far, left) if preferred == "nic-affinity" else (left, far)), block.gpu.index)
 
     return [min(fitting, key=rank)]

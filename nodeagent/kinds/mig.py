@@ -9,20 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from nodeagent.facts import cdi
 from nodeagent.facts.allocation import Allocation, Devices
-from nodeagent.facts.model import Function, Gpu, MigDevice, Snapshot
-from nodeagent.kinds import (
-    Refused,
-    distance,
-    gpu_access,
-    obstacle,
-    preference,
-    requested,
-    unknown,
-)
+from nodeagent.facts.model import Gpu, MigDevice, Snapshot
+from nodeagent.kinds import Question, Refused, distance, gpu_access, obstacle, requested, unknown
 
 
 def resource_part(profile: str) -> str:
@@ -56,36 +48,29 @@ class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
     def selects(self, snapshot: Snapshot) -> bool:
         return bool(self._members(snapshot))
 
-    def prefer(
-        self,
-        snapshot: Snapshot,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        near: Sequence[Function] = (),
-        later_sizes: Sequence[int] | None = (),  # noqa: ARG002
-    ) -> list[str]:
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Choose from the GPUs with the fewest free devices, so that others stay idle and can be divided again."""
-        free, must = preference(self.resource, available, must_include, size)
         members = self._members(snapshot)
-        self._usable(snapshot, must)
+        self._usable(snapshot, asked.must)
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource, members)
         choice = {
             uuid: gpu
             for uuid, (_, gpu) in members.items()
-            if uuid in free and uuid not in must and gpu.health.allocatable and uuid not in elsewhere
+            if uuid in asked.free
+            and uuid not in asked.must
+            and gpu.health.allocatable
+            and uuid not in elsewhere
         }
-        missing = size - len(must)
-        if len(choice) < missing:
-            count = len(choice) + len(must)
+        if len(choice) < asked.rest:
+            count = len(choice) + len(asked.must)
             raise Refused(
-                f"{self.resource}: {size} MIG devices were requested and {count} are available", invalid=False
+                f"{self.resource}: {asked.size} MIG devices were requested and {count} are available"
             )
         left = Counter(gpu.uuid for gpu in choice.values())
         order = sorted(
-            choice.items(), key=lambda it: (left[it[1].uuid], distance(it[1], near), it[1].index, it[0])
+            choice.items(), key=lambda it: (left[it[1].uuid], distance(it[1], asked.near), it[1].index, it[0])
         )
-        return [*must_include, *(uuid for uuid, _ in order[:missing])]
+        return [uuid for uuid, _ in order[: asked.rest]]
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         chosen = self._usable(snapshot, requested(self.resource, ids))
@@ -94,8 +79,7 @@ class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
                 if not device.nodes or gpu.minor is None:
                     raise Refused(
                         f"{self.resource}: the device nodes of {device.uuid} are not known; mount "
-                        f"{gpu_access.MIG_MINORS} of the host for the agent (overlays/mig)",
-                        invalid=False,
+                        f"{gpu_access.MIG_MINORS} of the host for the agent (overlays/mig)"
                     )
         nodes: list[str] = []
         if self.pass_device_nodes:

@@ -13,20 +13,20 @@ that Volcano placed and one that asks without its choice: a guess would give one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import msgspec
 
 from nodeagent.facts.allocation import Allocation, Devices
 from nodeagent.facts.cdi import CdiDevices
-from nodeagent.facts.model import Function, Gpu, Snapshot, VgpuShare, VgpuWaiting
+from nodeagent.facts.model import Gpu, Snapshot, VgpuShare, VgpuWaiting
 from nodeagent.kinds import (
     DeviceKind,
+    Question,
     Refused,
     gpu_access,
     held_by,
-    preference,
     requested,
     unhealthy,
     unknown,
@@ -83,28 +83,18 @@ class VgpuPlaces(DeviceKind, frozen=True):
     def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
         return self.memory.needed_files(snapshot)
 
-    def prefer(
-        self,
-        snapshot: Snapshot,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        near: Sequence[Function] = (),  # noqa: ARG002
-        later_sizes: Sequence[int] | None = (),  # noqa: ARG002
-    ) -> list[str]:
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Choose a place on each GPU that the scheduler chose for the container that waits."""
-        free, must = preference(self.resource, available, must_include, size)
-        waiting = next_waiting(snapshot, size)
-        chosen = list(must_include)
-        taken = {_gpu_of(id_) for id_ in must}
+        waiting = next_waiting(snapshot, asked.size)
+        chosen: list[str] = []
+        taken = {_gpu_of(id_) for id_ in asked.must}
         by_gpu = {entry.parent: entry.ids for entry in self.devices(snapshot)}
         for grant in waiting.gpus:
             if grant.uuid not in taken:
-                place = next((id_ for id_ in by_gpu.get(grant.uuid, ()) if id_ in free), None)
+                place = next((id_ for id_ in by_gpu.get(grant.uuid, ()) if id_ in asked.free), None)
                 if place is None:
                     raise Refused(
-                        f"{self.resource}: Volcano chose {grant.uuid} for {waiting.name}, which has no free place",
-                        invalid=False,
+                        f"{self.resource}: Volcano chose {grant.uuid} for {waiting.name}, which has no free place"
                     )
                 chosen.append(place)
         return chosen
@@ -119,8 +109,7 @@ class VgpuPlaces(DeviceKind, frozen=True):
         if chosen != Counter(grant.uuid for grant in waiting.gpus):
             raise Refused(
                 f"{self.resource}: the kubelet chose {', '.join(sorted(chosen))}, and Volcano chose "
-                f"{', '.join(sorted(grant.uuid for grant in waiting.gpus))} for {waiting.name}",
-                invalid=False,
+                f"{', '.join(sorted(grant.uuid for grant in waiting.gpus))} for {waiting.name}"
             )
         gpus = [gpu for gpu in gpu_access.selected(snapshot, self.memory.gpus) if gpu.uuid in chosen]
         self._check(snapshot, waiting, gpus)
@@ -155,8 +144,7 @@ class VgpuPlaces(DeviceKind, frozen=True):
             if used > self.memory.count(gpu):
                 raise Refused(
                     f"{self.resource}: with {waiting.name} the pods of {gpu.uuid} would have {used} of its "
-                    f"{self.memory.count(gpu)} slices",
-                    invalid=False,
+                    f"{self.memory.count(gpu)} slices"
                 )
 
 
@@ -216,27 +204,19 @@ class VgpuParts(DeviceKind, frozen=True):
         level = level_of(self.memory.enforcement, snapshot)
         return "env" if level == "nvml-limits" else level
 
-    def prefer(
-        self,
-        snapshot: Snapshot,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        near: Sequence[Function] = (),  # noqa: ARG002
-        later_sizes: Sequence[int] | None = (),  # noqa: ARG002
-    ) -> list[str]:
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Prefer numbers of the GPUs that containers wait for: they become Unhealthy with their GPU."""
-        free, must = preference(self.resource, available, must_include, size)
-        if len(free) < size:
-            raise Refused(
-                f"{self.resource}: {size} were requested and {len(free)} are available", invalid=False
-            )
+        if len(asked.free) < asked.size:
+            raise Refused(f"{self.resource}: {asked.size} were requested and {len(asked.free)} are available")
         wanted = {grant.uuid for waiting in snapshot.vgpu_waiting or () for grant in waiting.gpus}
         rest = [
-            id_ for entry in self.devices(snapshot) for id_ in entry.ids if id_ in free and id_ not in must
+            id_
+            for entry in self.devices(snapshot)
+            for id_ in entry.ids
+            if id_ in asked.free and id_ not in asked.must
         ]
         rest.sort(key=lambda id_: _gpu_of(id_) not in wanted)
-        return [*must_include, *rest[: size - len(must)]]
+        return rest[: asked.rest]
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         names = requested(self.resource, ids)
@@ -265,7 +245,6 @@ def next_waiting(snapshot: Snapshot, count: int) -> VgpuWaiting:
         )
         raise Refused(
             f"{NUMBER}: no pod that Volcano placed here waits for {count} GPUs; {advice}",
-            invalid=False,
             later=True,
         )
     names = ", ".join(sorted({waiting.name for waiting in fitting}))
@@ -275,20 +254,16 @@ def next_waiting(snapshot: Snapshot, count: int) -> VgpuWaiting:
         raise Refused(
             f"{NUMBER}: {foreign}: no GPU was chosen by Volcano; is schedulerName volcano? These pods wait, and the "
             f"kubelet does not name the one that asks: {names}",
-            invalid=False,
             later=True,
         )
     faulty = next((waiting for waiting in fitting if waiting.fault), None)
     if faulty is not None:
-        raise Refused(
-            f"{NUMBER}: the annotations of {faulty.name} are refused: {faulty.fault}", invalid=False
-        )
+        raise Refused(f"{NUMBER}: the annotations of {faulty.name} are refused: {faulty.fault}")
     if len({waiting.gpus for waiting in fitting}) > 1:
         advice = "" if snapshot.vgpu_locked else "; is deviceshare.NodeLockEnable true?"
         raise Refused(
             f"{NUMBER}: several pods wait with different GPUs, and the kubelet does not name the one that asks: "
-            f"{names}{advice}",
-            invalid=False,
+            f"{names}{advice}"
         )
     return fitting[0]
 

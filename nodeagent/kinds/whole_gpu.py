@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from nodeagent.facts.allocation import Allocation, Devices
-from nodeagent.facts.model import Function, Gpu, Snapshot
-from nodeagent.kinds import (
-    Refused,
-    gpu_access,
-    obstacle,
-    preference,
-    requested,
-    unknown,
-)
+from nodeagent.facts.model import Gpu, Snapshot
+from nodeagent.kinds import Question, Refused, gpu_access, obstacle, requested, unknown
 
 
 class WholeGpus(gpu_access.GpuKind, frozen=True):
@@ -22,32 +15,21 @@ class WholeGpus(gpu_access.GpuKind, frozen=True):
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         return tuple(gpu_access.entry(gpu, (gpu.uuid,), gpu.health) for gpu in self._members(snapshot))
 
-    def prefer(
-        self,
-        snapshot: Snapshot,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        near: Sequence[Function] = (),
-        later_sizes: Sequence[int] | None = (),  # noqa: ARG002
-    ) -> list[str]:
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Choose GPUs as close to each other, then to ``near``, as the free ones allow."""
-        free, must = preference(self.resource, available, must_include, size)
-        pinned = self._usable(snapshot, must)
+        pinned = self._usable(snapshot, asked.must)
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         choice = [
             gpu
             for gpu in self._members(snapshot)
-            if gpu.uuid in free and gpu.health.allocatable and gpu.uuid not in elsewhere
+            if gpu.uuid in asked.free and gpu.health.allocatable and gpu.uuid not in elsewhere
         ]
-        if len(choice) < size:
+        if len(choice) < asked.size:
             raise Refused(
-                f"{self.resource}: {size} GPUs were requested and {len(choice)} are available", invalid=False
+                f"{self.resource}: {asked.size} GPUs were requested and {len(choice)} are available"
             )
-        fresh = [
-            gpu.uuid for gpu in gpu_access.cluster(choice, size, near, pinned=pinned) if gpu.uuid not in must
-        ]
-        return [*must_include, *fresh]
+        group = gpu_access.cluster(choice, asked.size, asked.near, pinned=pinned)
+        return [gpu.uuid for gpu in group if gpu.uuid not in asked.must]
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         return gpu_access.grant(

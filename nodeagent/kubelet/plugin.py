@@ -287,7 +287,7 @@ class Plugin:
     def _refuse_missing(self, ids: Sequence[str]) -> None:
         missing = self.device_list.first_missing(ids)
         if missing is not None:
-            raise Refused(f"{self.resource}: {missing} is no longer found on this node", invalid=False)
+            raise Refused(f"{self.resource}: {missing} is no longer found on this node")
 
     def _note_recent(self, snapshot: Snapshot, ids: Sequence[str]) -> None:
         if len(ids) > len(snapshot.functions):

@@ -353,7 +353,7 @@ def test_each_kind_of_device_has_every_method_without_a_default() -> None:
         for name, method in vars(DeviceKind).items()
         if inspect.isfunction(method) and "NotImplementedError" in method.__code__.co_names
     ]
-    assert {"devices", "prefer", "allocate"} <= set(required)
+    assert {"devices", "choose", "allocate"} <= set(required)
     lacking = [
         f"{kind.__name__}.{name}"
         for kind in device_kinds()

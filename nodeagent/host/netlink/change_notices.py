@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 
 from nodeagent.host.fd import Closing
 from nodeagent.host.netlink.message import NetlinkError, attributes, messages, number
-from nodeagent.host.netlink.socket import GENERIC, HEADER_BYTES, GenericSocket
+from nodeagent.host.netlink.socket import GENERIC, HEADER_BYTES, GenericSocket, subscribed
 
 Setting = Literal[
     "admin", "mtu", "modes", "features", "driver_flags", "rings", "channels", "pause", "eee", "fec"
@@ -43,6 +43,7 @@ _ETHTOOL_NOTICES: dict[int, Setting] = {
 _HEADER, _DEV_INDEX = 1, 1
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1  # include/uapi/linux/netlink.h
 _DATAGRAM_MAX = 32 * 1024
+_WHAT = "notices of changes"
 _DRAIN_MAX = 1024
 """Bounds the time that a storm of notices holds the event loop."""
 
@@ -61,14 +62,14 @@ class ChangeNotices(Closing):
     def __init__(self) -> None:
         self.overruns = 0
         self._known: dict[int, tuple[bool, int | None]] = {}
-        self.netdevs = _subscribed(socket.NETLINK_ROUTE, _RTMGRP_LINK)
+        self.netdevs = subscribed(socket.NETLINK_ROUTE, _RTMGRP_LINK, _WHAT)
         self.ethtool: socket.socket | None = None
         try:
             with GenericSocket("ethtool") as control:
                 self._family = control.kind
                 group = control.groups().get("monitor")
             if group is not None:
-                self.ethtool = _subscribed(GENERIC, 0)
+                self.ethtool = subscribed(GENERIC, 0, _WHAT)
                 self.ethtool.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
         except NetlinkError:
             pass
@@ -120,14 +121,3 @@ def _device(payload: bytes) -> int | None:
     """The ifindex in a notice of ethtool."""
     header = attributes(payload, HEADER_BYTES).get(_HEADER)
     return number(attributes(header).get(_DEV_INDEX)) if header is not None else None
-
-
-def _subscribed(protocol: int, groups: int) -> socket.socket:
-    try:
-        opened = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol
-        )
-        opened.bind((0, groups))
-    except OSError as error:
-        raise NetlinkError(f"cannot subscribe to notices of changes: {error.strerror}") from error
-    return opened

@@ -17,6 +17,7 @@ from errno import ENOBUFS
 
 from nodeagent.host.fd import Closing, wait_readable
 from nodeagent.host.netlink.message import NetlinkError, attributes, messages, text
+from nodeagent.host.netlink.socket import subscribed
 
 __all__ = ["SUBSYSTEMS", "LinkEvents", "NetlinkError", "Uevents", "subsystem"]
 
@@ -37,17 +38,7 @@ class _KernelEvents(Closing):
 
     def __init__(self, protocol: int, groups: int, what: str, matches: Callable[[bytes], bool]) -> None:
         self._matches = matches
-        try:
-            self.socket = socket.socket(
-                socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol
-            )
-        except OSError as error:
-            raise NetlinkError(f"no netlink socket for {what}: {error.strerror}; allow AF_NETLINK") from error
-        try:
-            self.socket.bind((0, groups))
-        except OSError as error:
-            self.socket.close()
-            raise NetlinkError(f"cannot subscribe to {what}: {error.strerror}") from error
+        self.socket = subscribed(protocol, groups, what)
         self.resyncs = 0
 
     def close(self) -> None:
