@@ -142,15 +142,14 @@ def make_parts(
         marks = MinLinksMarker(writer, config.nodes, config.min_links)
     overlaps = OverlapMarker(writer, enabled=config.overlap_condition)
     startup = StartupTaints(writer, namespace) if config.nodes.startup_taint else None
-    slurm, groups, fabric = config.slurm, config.node_feature_groups, config.fabric
-    wanted = partial(slurm_topology, slurm, fabric)
-    kept = {
-        "slurm": KeptObjects(writer, CONFIG_MAPS, slurm.namespace, wanted, write_log, SLURM_CONFIG_MAP),
-        "nodefeaturegroups": KeptObjects(
-            writer, NODE_FEATURE_GROUPS, groups.namespace, partial(node_feature_groups, fabric), write_log
-        ),
-    }
-    kept = {output: objects for output, objects in kept.items() if output in config.outputs}
+    kept = {}
+    if "slurm" in config.outputs:
+        wanted = partial(slurm_topology, config.slurm, config.fabric)
+        namespace = config.slurm.namespace
+        kept["slurm"] = KeptObjects(writer, write_log, CONFIG_MAPS, namespace, wanted, SLURM_CONFIG_MAP)
+    if "nodefeaturegroups" in config.outputs:
+        groups, namespace = partial(node_feature_groups, config.fabric), config.node_feature_groups.namespace
+        kept["nodefeaturegroups"] = KeptObjects(writer, write_log, NODE_FEATURE_GROUPS, namespace, groups)
     return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches, kept)
 
 

@@ -16,9 +16,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
-
-import msgspec
 
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.cluster.retry import FailureLog
@@ -28,7 +25,7 @@ from nodeagent.fabric.node_lists import NodeLists, NoDomainsError, expanded
 from nodeagent.fabric.outcome import PlanOutcome
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import NotLeading
-from nodeagent.kube.resource import Json, Meta, Resource
+from nodeagent.kube.resource import Json, Resource, metadata
 from nodeagent.topology.controller_config import SlurmSettings
 from nodeagent.topology.write_log import WriteLog
 
@@ -44,23 +41,12 @@ _FORMS = {
 """The form of ``NodeLists`` and the name of Slurm's file, by ``slurm.format``."""
 
 
-class KeptObject(msgspec.Struct):
-    """The fields of an object that are compared."""
-
-    metadata: Meta
-    data: dict[str, str] | None = None
-    spec: Any = None
-
-
-CONFIG_MAPS: Resource[KeptObject] = Resource("", "v1", "configmaps", "ConfigMap", True, KeptObject)
-NODE_FEATURE_GROUPS: Resource[KeptObject] = Resource(
-    "nfd.k8s-sigs.io", "v1alpha1", "nodefeaturegroups", "NodeFeatureGroup", True, KeptObject
+CONFIG_MAPS: Resource[Json] = Resource("", "v1", "configmaps", "ConfigMap", True, dict)
+NODE_FEATURE_GROUPS: Resource[Json] = Resource(
+    "nfd.k8s-sigs.io", "v1alpha1", "nodefeaturegroups", "NodeFeatureGroup", True, dict
 )
-WRITTEN = {
-    "create": (CONFIG_MAPS, NODE_FEATURE_GROUPS),
-    "patch": (CONFIG_MAPS, NODE_FEATURE_GROUPS),
-    "delete": (NODE_FEATURE_GROUPS,),
-}
+BOTH = (CONFIG_MAPS, NODE_FEATURE_GROUPS)
+WRITTEN = {"create": BOTH, "patch": BOTH, "delete": (NODE_FEATURE_GROUPS,)}
 """By verb. The one ConfigMap is never deleted."""
 
 Wanted = Callable[[PlanOutcome], Mapping[str, Json] | None]
@@ -103,14 +89,9 @@ class KeptObjects:
     """Keeps the objects of one kind in one namespace. ``only``: the name, if there is one object."""
 
     def __init__(
-        self,
-        client: ApiClient,
-        resource: Resource[KeptObject],
-        namespace: str,
-        wanted: Wanted,
-        write_log: WriteLog,
+        self, client: ApiClient, write_log: WriteLog, resource: Resource[Json], namespace: str, wanted: Wanted,
         only: str = "",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._client, self._resource, self._namespace = client, resource, namespace
         self._wanted, self._write_log, self._only = wanted, write_log, only
         self._failures = FailureLog(f"A {resource.kind} for another program cannot be kept")
@@ -140,23 +121,22 @@ class KeptObjects:
         failed: ApiError | None = None
         for name in sorted(wanted.keys() | stored.keys()):
             body, known = wanted.get(name), stored.get(name)
-            if body is not None and known is not None and _content(body) == (known.data, known.spec):
+            if body is not None and known is not None and _same(body, known):
                 continue
             verb = "delete" if body is None else "create" if known is None else "patch"
+            result = "ok"
             try:
                 await self._write(name, body, known)
-                result = "ok"
             except ApiError as error:
                 failed, result = error, str(error)
-            self._write_log.add(
-                verb, f"{self._resource.kind} {self._namespace}/{name}", "it follows the tree", result
-            )
+            place = f"{self._resource.kind} {self._namespace}/{name}"
+            self._write_log.add(verb, place, "it follows the tree", result)
             if failed is not None and (failed.status is None or failed.retry_after_s is not None):
                 break
         if failed is not None:
             raise failed
 
-    async def _read(self) -> dict[str, KeptObject]:
+    async def _read(self) -> dict[str, Json]:
         """Our objects by name."""
         try:
             if self._only:
@@ -170,24 +150,22 @@ class KeptObjects:
             if not (error.missing and self._only):
                 raise
             return {}
-        ours = (one for one in found if (one.metadata.labels or {}).get(OWNER_LABEL) == OURS)
-        return {one.metadata.name: one for one in ours}
+        every = [(metadata(one), one) for one in found]
+        return {meta.name: one for meta, one in every if (meta.labels or {}).get(OWNER_LABEL) == OURS}
 
-    async def _write(self, name: str, body: Json | None, stored: KeptObject | None) -> None:
+    async def _write(self, name: str, body: Json | None, stored: Json | None) -> None:
         """An object of another owner is refused as existing already."""
         if body is None:
             await self._client.delete(self._resource, name, namespace=self._namespace)
         elif stored is None:
-            metadata = body["metadata"] | {"name": name}
-            await self._client.create(
-                self._resource, body | {"metadata": metadata}, namespace=self._namespace
-            )
+            named = body | {"metadata": body["metadata"] | {"name": name}}
+            await self._client.create(self._resource, named, namespace=self._namespace)
         else:
-            if stored.data:
-                body = body | {"data": dict.fromkeys(stored.data) | body["data"]}
+            if "data" in body:
+                body = body | {"data": dict.fromkeys(stored.get("data") or ()) | body["data"]}
             await self._client.patch(self._resource, name, body, namespace=self._namespace)
         log.info("An object for another program is written. kind=%s name=%s", self._resource.kind, name)
 
 
-def _content(body: Json) -> tuple[Any, Any]:
-    return body.get("data"), body.get("spec")
+def _same(body: Json, stored: Json) -> bool:
+    return all(stored.get(part) == value for part, value in body.items() if part != "metadata")
