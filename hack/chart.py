@@ -151,6 +151,14 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
         "templates/startup-taint.yaml": when(
             "startupTaint.enabled", needs_controller("startupTaint") + write(build("startup-taint", kubectl))
         ),
+        "templates/slurm.yaml": when(
+            "slurm.enabled", needs_controller("slurm") + write(elsewhere("slurm", "slurm", kubectl))
+        ),
+        "templates/node-feature-groups.yaml": when(
+            "nodeFeatureGroups.enabled",
+            needs_controller("nodeFeatureGroups")
+            + write(elsewhere("node-feature-groups", "nodeFeatureGroups", kubectl)),
+        ),
         "templates/kueue.yaml": when(
             "kueue.enabled", needs_controller("kueue") + write(build("kueue", kubectl))
         ),
@@ -166,6 +174,14 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
     files["files/nodeagent.yaml"] = (DAEMONSET / "base" / "node" / "nodeagent.yaml").read_text()
     files["files/fabric.yaml"] = (DAEMONSET / "controller" / "fabric.yaml").read_text()
     return files
+
+
+def elsewhere(folder: str, value: str, kubectl: str) -> list[Object]:
+    """A part whose Role and RoleBinding are in the namespace of another program."""
+    manifests = build(folder, kubectl)
+    for manifest in of_kind(manifests, "Role", "RoleBinding"):
+        manifest["metadata"]["namespace"] = f"@value@$.Values.{value}.namespace@"
+    return manifests
 
 
 def needs_controller(value: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,17 @@ def test_the_links_of_a_dead_switch_are_one_trouble(tmp_path: Path) -> None:
     assert len(one.links) == 8
     assert one.reasons == ("carrier_down",)
     assert "check the switch su0-leaf2" in one.remedy
+
+
+def test_a_dead_switch_is_one_trouble_although_the_clocks_of_its_nodes_differ(tmp_path: Path) -> None:
+    def fault(alive: str, node: str, link: NodeLink) -> NodeLink:
+        dead = link.neighbor is not None and link.neighbor.system_name == "su0-leaf2" and node != alive
+        return down(link, f"2027-01-15T07:00:{7 * int(node[-1]):02}Z") if dead else link
+
+    (one,) = found(changed(hall(), partial(fault, "")), tmp_path)
+    assert (one.where, one.what) == ("su0-leaf2", "8 links of 8 nodes went down at once")
+    several = found(changed(hall(), partial(fault, "su0-n03")), tmp_path)
+    assert len(several) == 7, "a switch with a link that is up is not dead: the times decide"
 
 
 def test_links_of_a_switch_that_went_down_one_by_one_are_troubles_of_their_own(tmp_path: Path) -> None:
@@ -180,7 +193,7 @@ def test_a_hall_without_power_is_listed_in_the_time_of_its_links() -> None:
         for n in range(100)
         for rail in range(4)
     ]
-    assert len(list(trouble._one_cause(faults))) == 100
+    assert len(list(trouble._one_cause(faults, Counter()))) == 100
     assert compared < 10 * len(faults)
 
 

@@ -113,6 +113,14 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "controller": {"enabled": True, "fabric": text("overlays/startup-taint/fabric.yaml")},
         "startupTaint": {"enabled": True},
     },
+    "overlays/slurm": {
+        "controller": {"enabled": True, "fabric": text("overlays/slurm/fabric.yaml")},
+        "slurm": {"enabled": True},
+    },
+    "overlays/node-feature-groups": {
+        "controller": {"enabled": True, "fabric": text("overlays/node-feature-groups/fabric.yaml")},
+        "nodeFeatureGroups": {"enabled": True},
+    },
     "overlays/gpu-processes": {
         "gpuProcesses": {"enabled": True},
         "config": text("overlays/gpu-processes/nodeagent.yaml"),
@@ -422,13 +430,20 @@ def test_a_value_changes_its_field_and_nothing_else() -> None:
     assert by_key(rest) == by_key([one for one in built("overlays/controller") if one["kind"] not in changed])
 
 
-@pytest.mark.parametrize("part", ["kueue", "marks", "startupTaint"])
+@pytest.mark.parametrize("part", ["kueue", "marks", "startupTaint", "slurm", "nodeFeatureGroups"])
 def test_a_part_of_the_controller_is_refused_without_the_controller(part: str) -> None:
     import helm_python as helm
 
     with pytest.raises(helm.HelmError, match=rf"{part}\.enabled needs the controller"):
         render({part: {"enabled": True}})
     assert render({part: {"enabled": True}, "controller": {"enabled": True}})
+
+
+def test_the_objects_of_other_programs_are_in_the_namespaces_of_the_values() -> None:
+    on = {part: {"enabled": True, "namespace": "theirs"} for part in ("slurm", "nodeFeatureGroups")}
+    manifests = render({"controller": {"enabled": True}, **on})
+    theirs = [one for one in manifests if one["metadata"].get("namespace") == "theirs"]
+    assert sorted(one["kind"] for one in theirs) == ["Role", "Role", "RoleBinding", "RoleBinding"]
 
 
 def test_pods_get_the_labels_environment_and_volumes_of_the_values() -> None:
@@ -464,7 +479,7 @@ def test_the_links_of_alerts_lead_to_the_runbook_of_the_values() -> None:
 
 
 def test_another_namespace_is_used_in_every_object() -> None:
-    on = ("controller", "nodeConditions", "marks", "startupTaint")
+    on = ("controller", "nodeConditions", "marks", "startupTaint", "slurm", "nodeFeatureGroups")
     manifests = render({one: {"enabled": True} for one in on}, "gpu-system")
     text = json.dumps(manifests)
     assert '"namespace": "nodeagent"' not in text

@@ -1,7 +1,7 @@
 """List what is wrong in a fabric: links with a fault, wrong cables, refused reports; what concerns most pods first.
 
 Links that went down within ``TOGETHER_S`` have one cause, so they are one trouble: several links of one switch, or of
-one node. An anomaly of a link that has a fault joins it.
+one node. ``CLOCKS_S`` counts for a switch of which no link is up. An anomaly of a link that has a fault joins it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ FAULTS = frozenset(("down", "missing", "degraded", "miscabled", "unhealthy", "un
 DOWN = frozenset(("down", "missing"))
 TOGETHER_S = 2.0
 """Times of reports are whole seconds: links that lost their switch within one second may differ by two."""
+CLOCKS_S = 300.0
+"""Clocks of nodes differ by less; Kerberos refuses more."""
 TOGETHER_MIN = 3
 """The fewest links of one switch or node with one cause; two may be a coincidence, or one cable with two lanes."""
 NAMES_MAX = 8
@@ -106,7 +109,8 @@ def troubles(preview: Preview) -> list[FabricTrouble]:
     found: list[FabricTrouble] = []
     together: set[tuple[str, str]] = set()
     cut_off: set[str] = set()
-    for of_switch, one_cause in _one_cause(faults):
+    every = Counter(switch for report in preview.reports.values() for switch in map(_switch, report.links))
+    for of_switch, one_cause in _one_cause(faults, every):
         for fault in one_cause:
             together.add((fault.node, fault.link))
             cables.pop((fault.node, shown(fault.link)), None)
@@ -146,22 +150,22 @@ def _faults(report: NodeLinks) -> Iterator[LinkFault]:
 
 
 def _fault(node: str, link: NodeLink, pods: tuple[str, ...]) -> LinkFault:
-    neighbor = link.neighbor
-    switch, port = "", ""
-    if neighbor is not None:
-        switch, port = neighbor.system_name or neighbor.chassis_id.value, neighbor.port_id.value
     return LinkFault(
         node,
         link.name,
         link.netdev or "",
         link.state or "",
-        switch,
-        port,
+        _switch(link),
+        "" if link.neighbor is None else link.neighbor.port_id.value,
         _unix(link.last_transition_time),
         link.reasons,
         link.reason_details or link.reasons,
         pods,
     )
+
+
+def _switch(link: NodeLink) -> str:
+    return "" if link.neighbor is None else link.neighbor.system_name or link.neighbor.chassis_id.value
 
 
 def _unix(stamp: str | None) -> float | None:
@@ -172,8 +176,11 @@ def _unix(stamp: str | None) -> float | None:
         return None
 
 
-def _one_cause(faults: Sequence[LinkFault]) -> Iterator[tuple[bool, list[LinkFault]]]:
-    """The links of one switch, then those of one node, that went down together; whether it is a switch."""
+def _one_cause(
+    faults: Sequence[LinkFault], every: Mapping[str, int]
+) -> Iterator[tuple[bool, list[LinkFault]]]:
+    """The links of one switch, then those of one node, that went down together; whether it is a switch. ``every``: the
+    links of each switch. If all are down, their times may differ as the clocks of nodes do."""
     left = sorted(
         (fault for fault in faults if fault.state in DOWN and fault.since is not None),
         key=lambda fault: fault.since or 0.0,
@@ -186,17 +193,18 @@ def _one_cause(faults: Sequence[LinkFault]) -> Iterator[tuple[bool, list[LinkFau
             if key and (fault.node, fault.link) not in taken:
                 groups.setdefault(key, []).append(fault)
         for group in groups.values():
-            for same in _bursts(group):
+            is_dead = of_switch and len(group) == every[group[0].switch]
+            for same in _bursts(group, CLOCKS_S if is_dead else TOGETHER_S):
                 if len({(fault.node if of_switch else fault.link) for fault in same}) >= TOGETHER_MIN:
                     yield of_switch, same
                     taken.update((fault.node, fault.link) for fault in same)
 
 
-def _bursts(faults: Iterable[LinkFault]) -> Iterator[list[LinkFault]]:
-    """``faults`` in the order of their times, divided where more than ``TOGETHER_S`` passed since the first."""
+def _bursts(faults: Iterable[LinkFault], within_s: float) -> Iterator[list[LinkFault]]:
+    """``faults`` in the order of their times, divided where more than ``within_s`` passed since the first."""
     burst: list[LinkFault] = []
     for fault in faults:
-        if burst and (fault.since or 0.0) - (burst[0].since or 0.0) > TOGETHER_S:
+        if burst and (fault.since or 0.0) - (burst[0].since or 0.0) > within_s:
             yield burst
             burst = []
         burst.append(fault)
