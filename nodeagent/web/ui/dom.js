@@ -27,7 +27,7 @@ function fill(element, properties, children) {
     else if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else element.setAttribute(key, value === true ? "" : plain(value));
   }
-  const kept = children.flat().filter((child) => child !== null && child !== undefined && child !== false);
+  const kept = children.flat().filter((child) => child !== null && child !== undefined && child !== false && child !== "");
   element.append(...kept.map((child) => (child instanceof Node ? child : plain(child))));
   return element;
 }
@@ -55,7 +55,7 @@ export function pairs(...entries) {
 }
 
 export function table(caption, heads, rows) {
-  return el("table", {}, el("caption", { text: caption }),
+  return el("table", {}, caption && el("caption", { text: caption }),
     el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col", text: head })))),
     el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell) => el("td", {}, cell))))));
 }
