@@ -200,3 +200,15 @@ def changes(before: Rails, now: Rails) -> Iterator[str]:
 
 def _unique(macs: Iterable[str | None]) -> frozenset[str]:
     return frozenset(mac for mac, count in Counter(macs).items() if mac is not None and count == 1)
+
+
+def rail_names(rails: Mapping[str, int]) -> dict[str, str]:
+    """The first name of each PF with a rail, by PCI address: ``nic0``, as its resource by default, its link in reports
+    and its tile on pages. A NIC that is replaced in the same slot keeps it. Of PFs with one rail, as two selections
+    have, the second is ``nic0.1``."""
+    names: dict[str, str] = {}
+    counts: Counter[int] = Counter()
+    for address, rail in sorted(rails.items()):
+        names[address] = f"nic{rail}" + (f".{counts[rail]}" if counts[rail] else "")
+        counts[rail] += 1
+    return names

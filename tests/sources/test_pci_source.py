@@ -395,7 +395,9 @@ def test_a_sweep_equals_the_scan_if_nothing_changed(machine: Machine) -> None:
     assert sweep_links(Tree(machine.root), facts.functions, facts.links) == facts.links
 
 
-def test_a_sweep_of_a_renamed_netdev_keeps_neither_the_old_name_nor_its_permanent_address(machine: Machine) -> None:
+def test_a_sweep_of_a_renamed_netdev_keeps_neither_the_old_name_nor_its_permanent_address(
+    machine: Machine,
+) -> None:
     facts = scanned(machine)
     (link,) = facts.links
     old = replace(link, netdev="eth7", permanent_mac="02:00:00:00:00:07")

@@ -75,7 +75,7 @@ async def read_document(config: Config, root: Path) -> tuple[bytes, bool]:
         health,
         gpus,
         (),
-        {},
+        offer.rails,
         {},
         node=await asyncio.to_thread(_name, root),
         source="read once by `nodeagent health --html`",
