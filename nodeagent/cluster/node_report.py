@@ -58,7 +58,7 @@ from nodeagent.fabric.nodelinks import (
 )
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import LINK_STATES, Function, Identifier, Link, Neighbor, Snapshot, State
-from nodeagent.kinds.rail_numbers import Rail
+from nodeagent.kinds.rail_numbers import Rail, nic_names
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
@@ -79,9 +79,6 @@ FINE_TRIES = 3
 
 COMPUTE = "compute"
 INFINIBAND = "infiniband"
-RAIL_NAME = "nic{}"
-"""The name of a link in the report, by its rail. Resources have the same names by default, and a NIC that is
-replaced in the same slot keeps it. Of PFs with one rail, as two selections have, the second is ``nic0.1``."""
 
 Rails = Mapping[str, int]
 """The rail of each PF that has one, by PCI address."""
@@ -112,7 +109,7 @@ def report(
     links = {link.pci_address: link for link in snapshot.links}
     reported = {}
     names: dict[str, str] = {}
-    rail_names = _rail_names(rails)
+    rail_names = nic_names(rails)
     for function in snapshot.functions:
         if function.parent is not None:
             continue
@@ -144,15 +141,6 @@ def report(
         nvlink_domains=_domains(snapshot, before),
         holders=vf_holders(snapshot, names, before, stamp) if with_holders else (),
     )
-
-
-def _rail_names(rails: Rails) -> dict[str, str]:
-    names: dict[str, str] = {}
-    counts: Counter[int] = Counter()
-    for address, rail in sorted(rails.items()):
-        names[address] = RAIL_NAME.format(rail) + (f".{counts[rail]}" if counts[rail] else "")
-        counts[rail] += 1
-    return names
 
 
 def _gpus_unknown(snapshot: Snapshot) -> bool:
