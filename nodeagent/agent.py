@@ -47,6 +47,7 @@ from nodeagent.facts.model import Holding
 from nodeagent.health.state_file import StateFile
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.mps_clients import MPS_FOLDER
+from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
@@ -257,9 +258,11 @@ class Agent:
                 gpus=self._gpus,
                 statuses=self.plugins.statuses,
                 health_figures=self.health.figures,
-                explained_health=self.health.explain_json,
+                explained_health=lambda: self.health.explain_json(nic_names(self.offering.rails)),
                 machine_view=self.offering.view,
-                neighbor_view=lambda: msgspec.json.encode(sources.neighbor_view()),
+                neighbor_view=lambda: msgspec.json.encode(
+                    sources.neighbor_view().named(nic_names(self.offering.rails))
+                ),
                 configuration_fault=lambda: file.fault if file is not None else "",
                 stuck_threads=gpu_source.stuck_threads,
                 cluster_writes=deliveries.writes,

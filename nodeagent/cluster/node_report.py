@@ -58,7 +58,7 @@ from nodeagent.fabric.nodelinks import (
 )
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import LINK_STATES, Function, Identifier, Link, Neighbor, Snapshot, State
-from nodeagent.kinds.rail_numbers import Rail, rail_names
+from nodeagent.kinds.rail_numbers import Rail, nic_names
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
@@ -79,6 +79,7 @@ FINE_TRIES = 3
 
 COMPUTE = "compute"
 INFINIBAND = "infiniband"
+
 Rails = Mapping[str, int]
 """The rail of each PF that has one, by PCI address."""
 
@@ -108,7 +109,7 @@ def report(
     links = {link.pci_address: link for link in snapshot.links}
     reported = {}
     names: dict[str, str] = {}
-    named = rail_names(rails)
+    named = nic_names(rails)
     for function in snapshot.functions:
         if function.parent is not None:
             continue

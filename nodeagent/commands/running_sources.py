@@ -15,6 +15,7 @@ from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot, StaleSource
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import DeviceKind
+from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.gpu_publisher import GpuPublisher
@@ -76,7 +77,15 @@ def view_of(offer: Offer, snapshot: Snapshot) -> MachineView:
         snapshot,
         tuple(trouble for trouble in offer.troubles(snapshot) if trouble.source not in unknown),
         by_claim=offer.dra_devices(snapshot),
+        rails=offer.rails,
     )
+
+
+def nics_of_machine(config: Config, root: Path, snapshot: Snapshot) -> dict[str, str]:
+    """The name of each NIC with a rail, by PCI address: as the agent has stored them, or as it would number them."""
+    offer = Offer(config, RailMemory(Tree(root).path(config.health.state_directory)).content.numbering)
+    offer.kinds(snapshot)
+    return nic_names(offer.rails)
 
 
 def known_kinds(offer: Offer, snapshot: Snapshot) -> tuple[DeviceKind, ...]:

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import textwrap
+from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,8 +35,8 @@ _COLORS = {
     "red": "unhealthy Unhealthy down deaf away active missing elsewhere failed refused fix",
 }
 _COLOR_OF = {word: color for color, words in _COLORS.items() for word in words.split()}
-_WORD = re.compile(r"^\s*\S+ (?:s|min|h|d|%|°C|MiB|GiB)\b|^\s*\S+|\S+")
-"""A word with the indent before it; a number and its unit are one word."""
+_WORD = re.compile(r"^\s*\S+ (?:s|min|h|d|%|°C|MiB|GiB)\b(?: \d+ (?:s|min|h)\b)?|^\s*\S+|\S+")
+"""A word with the indent before it; a number and its unit, and a duration of two units, are one word."""
 _STATE_HEADS = frozenset(("STATE", "KUBELET", "HEALTH", "PHASE", "LINK", "LLDP"))
 
 
@@ -65,8 +66,10 @@ def columns(
     *,
     optional: Sequence[str] = (),
     shorter: Mapping[str, Sequence[str]] | None = None,
+    below: Sequence[Sequence[str]] = (),
 ) -> list[str]:
     """The lines of a table; every row has one cell for each head. A cell without a value (``None``) is a hyphen.
+    ``below``: the sentences below each row, if the table has any.
 
     A terminal may be narrower than the words of the table. ``shorter`` are other cells of a column for this case, one
     for each row. Then the columns ``optional`` are left out, in this order, and the last line names them.
@@ -75,10 +78,7 @@ def columns(
     shown = [*range(len(heads))]
     if on == PLAIN:
         widths = _natural(heads, cells, shown)
-        return [_padded(row, widths) for row in (heads, *cells)]
-    from rich.table import Column, Table
-    from rich.text import Text
-
+        return _with_below([[_padded(row, widths)] for row in (heads, *cells)], below, on)
     if on.width is not None and _width(_natural(heads, cells, shown)) > on.width:
         for head, texts in (shorter or {}).items():
             for row, text in zip(cells, texts, strict=True):
@@ -87,17 +87,45 @@ def columns(
             if _width(_longest_words(heads, cells, shown)) > on.width:
                 shown.remove(heads.index(head))
     widths = _fitting(heads, cells, shown, on.width)
-    table = Table(
-        *(Column(heads[i], width=width) for i, width in zip(shown, widths, strict=True)),
-        box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="bold",
-    )  # fmt: skip
-    for row in cells:
-        table.add_row(*(Text(row[i], style=_style(heads[i], row[i])) for i in shown))
-    lines = _drawn(table, _width(widths) + len(GAP), on)
+    blocks = [cells] if not below else [[], *([row] for row in cells)]
+    drawn = [_block(heads, rows, shown, widths, on, with_heads=not i) for i, rows in enumerate(blocks)]
+    lines = _with_below(drawn, below, on)
     left_out = [head for i, head in enumerate(heads) if i not in shown]
     if left_out:
         lines.append(f"not shown in this width: {', '.join(left_out)}")
     return lines
+
+
+def _with_below(rows: Sequence[list[str]], below: Sequence[Sequence[str]], on: Screen) -> list[str]:
+    """The lines of the heads and of each row, with the sentences below it."""
+    sentences: list[Sequence[str]] = [(), *below, *[()] * len(rows)]
+    return [
+        line
+        for row, texts in zip(rows, sentences, strict=False)
+        for line in (*row, *(part for text in texts for part in wrapped(text, on, 2 * GAP)))
+    ]
+
+
+def _block(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    shown: Sequence[int],
+    widths: Sequence[int],
+    on: Screen,
+    *,
+    with_heads: bool,
+) -> list[str]:
+    """The lines of some rows of a table."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    table = Table(
+        *(Column(heads[i], width=width) for i, width in zip(shown, widths, strict=True)),
+        box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="bold", show_header=with_heads,
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(*(Text(row[i], style=_style(heads[i], row[i])) for i in shown))
+    return _drawn(table, _width(widths) + len(GAP), on)
 
 
 def section(
@@ -109,11 +137,12 @@ def section(
     optional: Sequence[str] = (),
     shorter: Mapping[str, Sequence[str]] | None = None,
     absent: str = "none",
+    below: Sequence[Sequence[str]] = (),
 ) -> str:
     """A table with a title, or the title and ``absent``; the other parameters are those of ``columns``."""
     inner = on if on.width is None else on._replace(width=on.width - len(GAP))
     rows = [*rows]
-    lines = columns(heads, rows, inner, optional=optional, shorter=shorter) if rows else [absent]
+    lines = columns(heads, rows, inner, optional=optional, shorter=shorter, below=below) if rows else [absent]
     return "\n".join([_bold(title, on), *(f"{GAP}{line}" for line in lines), ""])
 
 
@@ -164,26 +193,22 @@ def colored(word: str, on: Screen) -> str:
 def watching(*, in_place: bool = True) -> Iterator[Callable[[str], object]]:
     """A function that shows the text of each moment: in place on a terminal, one below the other elsewhere.
 
-    The terminal returns to what it showed before, with the last text below it.
+    The terminal returns to what it showed before, with the last text below it. The key q ends the block.
     """
     if not (in_place and sys.stdout.isatty()):
         yield lambda text: print(text, flush=True)
         return
-    from rich.live import Live
-    from rich.text import Text
+    from nodeagent.commands.watch_screen import WatchScreen
 
-    last = ""
-
-    def show(text: str) -> None:
-        nonlocal last
-        last = text
-        live.update(Text.from_ansi(text, no_wrap=True), refresh=True)
-
+    watch = WatchScreen()
     try:
-        with Live(screen=True, auto_refresh=False, vertical_overflow="ellipsis") as live:
-            yield show
+        with watch:
+            yield watch.show
+    except (KeyboardInterrupt, CancelledError):
+        if not watch.ended:
+            raise
     finally:
-        print(last, flush=True)
+        print(watch.text, flush=True)
 
 
 def _padded(row: Sequence[str], widths: Sequence[int]) -> str:

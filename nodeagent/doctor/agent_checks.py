@@ -66,4 +66,4 @@ def findings(facts: AgentFacts, *, recorded: bool) -> Iterator[Finding]:
     yield TOPIC.ok("agent_answers", f"the agent at {facts.place} withdraws {count}")
     for view in withdrawn:
         reasons = shortened([f"{reason.key}: {reason.detail}" for reason in view.reasons])
-        yield TOPIC.warn("agent_withdraws", f"{view.name} is {view.state}: {reasons}")
+        yield TOPIC.warn("agent_withdraws", f"{view.label} is {view.state}: {reasons}")

@@ -6,7 +6,7 @@ Pure, and computed on request: facts contain no live values.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -40,7 +40,7 @@ class RuleView(msgspec.Struct, frozen=True, rename="camel"):
 
 class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
     """A PF or a GPU. ``watched``: it has passed the gate, so that a missing link is a fault. ``stale_sources``: the
-    sources whose samples are stale, with the JSON key ``silent``."""
+    sources whose samples are stale, with the JSON key ``silent``. ``nic``: the name by its rail."""
 
     device: str
     name: str
@@ -52,15 +52,27 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
     reasons: tuple[Reason, ...]
     rules: tuple[RuleView, ...] = ()
     stale_sources: tuple[str, ...] = msgspec.field(default=(), name="silent")
+    nic: str | None = None
+    netdev: str | None = None
+    rdma: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Its first name: that of its rail, ``nic7``, or ``name``."""
+        return self.nic or self.name
 
 
-def explain_nics(judge: NicJudge, health: dict[str, Health], now: float) -> tuple[DeviceView, ...]:
-    """Return the views of all PFs, the gravest first. ``health``: the last result, by PCI address."""
+def explain_nics(
+    judge: NicJudge, health: dict[str, Health], now: float, names: Mapping[str, str]
+) -> tuple[DeviceView, ...]:
+    """Return the views of all PFs, the gravest first. ``health``: the last result, by PCI address, as ``names``."""
     views = []
     for nic in judge.devices.values():
         nic.set_time(now)
         view = _device(nic, nic.address, nic.netdev or nic.address, health.get(nic.address, Health()), now)
         stale_sources = tuple(source.value for source in nic.history.stale())
+        rdma, name = nic.function.rdma, names.get(nic.address)
+        view = msgspec.structs.replace(view, nic=name, netdev=nic.netdev, rdma=rdma.device if rdma else None)
         views.append(msgspec.structs.replace(view, stale_sources=stale_sources))
     return tuple(sorted(views, key=lambda view: (-gravity(view.state), view.device)))
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 from msgspec import structs
 
+from nodeagent.base.duration import duration
 from nodeagent.facts.model import GpuFunction, Health, Reason, State
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.guard import Guard
@@ -261,7 +262,7 @@ class GpuState(JudgedDevice):
 
     def guard_sentence(self, seconds: float) -> str:
         why = "only one source reports faults of most GPUs of this node; the devices stay Healthy"
-        return f"{why} until a second source confirms them, or for {seconds:g} s"
+        return f"{why} until a second source confirms them, or for {duration(seconds)}"
 
     def remark(self, state: State, reasons: list[Reason]) -> State:
         if not self.in_doubt:

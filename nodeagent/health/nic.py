@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 
 from msgspec.structs import replace
 
+from nodeagent.base.duration import duration
 from nodeagent.facts.affinity import root_port
 from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link, Neighbor, Reason, State
 from nodeagent.health import cabling
@@ -338,12 +339,12 @@ class NicState(JudgedDevice):
         if rule.on_facts:
             detail = sentence(Fault(rule.key), self.function, self.netdev)
             if rule.clear_for_s:
-                detail += f" (held until {rule.clear_for_s:g} s after its end)"
+                detail += f" (held until {duration(rule.clear_for_s)} after its end)"
         return Reason(rule.key, detail, warning=rule.state is WARNING)
 
     def guard_sentence(self, seconds: float) -> str:
         why = "its devices stay Healthy until a second source confirms the fault or it has lasted"
-        return f"{self.name}: {why} for {seconds:g} s"
+        return f"{self.name}: {why} for {duration(seconds)}"
 
     def remark(self, state: State, reasons: list[Reason]) -> State:
         if self.idle and not self.active:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from nodeagent.base.duration import duration
 from nodeagent.health.history import History
 from nodeagent.health.rule import Measure, Measured
 from nodeagent.measurements.sample import Source
@@ -69,7 +70,7 @@ def count_in_window(name: str, source: Source) -> Measure:
         if counted is None:
             return None
         events, seconds = counted
-        return Measured(events, f"{events:.0f} in {seconds:.0f} s", by(source.value))
+        return Measured(events, f"{events:.0f} in {duration(seconds)}", by(source.value))
 
     return measure
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from nodeagent.base.duration import duration
 from nodeagent.facts.model import State
 from nodeagent.measurements.sample import Source
 
@@ -157,7 +158,7 @@ def clears(rule: Rule) -> str:
     end = "when it ends"
     if rule.has_threshold:
         end = _bound("≥" if rule.below else "≤", rule.clear, rule.unit)
-    return f"{end}, for {rule.clear_for_s:g} s" if rule.clear_for_s else end
+    return f"{end}, for {duration(rule.clear_for_s)}" if rule.clear_for_s else end
 
 
 def _bound(sign: str, value: float, unit: str) -> str:

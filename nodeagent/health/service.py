@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
@@ -283,15 +284,15 @@ class HealthService:
 
     # --- for metrics and pages ------------------------------------------------------------------------
 
-    def explain(self) -> tuple[DeviceView, ...]:
-        """Return every PF and GPU with its rules and values."""
+    def explain(self, names: Mapping[str, str] = MappingProxyType({})) -> tuple[DeviceView, ...]:
+        """Return every PF and GPU with its rules and values. ``names``: of the NICs with a rail, by PCI address."""
         now = self._clock()
         gpus = (*explain_gpus(self.gpus, now), *explain_unusable(self._unusable))
-        return (*explain_nics(self.nics, self._nic_health, now), *gpus)
+        return (*explain_nics(self.nics, self._nic_health, now, names), *gpus)
 
-    def explain_json(self) -> bytes:
+    def explain_json(self, names: Mapping[str, str] = MappingProxyType({})) -> bytes:
         """Return ``explain`` as a JSON array, for the page /health."""
-        return msgspec.json.encode(self.explain()) + b"\n"
+        return msgspec.json.encode(self.explain(names)) + b"\n"
 
     def figures(self) -> dict[str, DeviceFigures]:
         """Return the figures of PFs by PCI address and of GPUs by UUID."""

@@ -37,6 +37,23 @@ class Rail(msgspec.Struct, frozen=True):
 Rails = tuple[Rail, ...]
 """Sorted by number; no number, address or MAC address occurs twice."""
 
+RAIL_NAME = "nic{}"
+
+
+def nic_names(rails: Mapping[str, int]) -> dict[str, str]:
+    """Return the name of each NIC with a rail, by PCI address, for reports, verbs and pages. Resources have the same
+    names by default, and a NIC that is replaced in its slot keeps it.
+
+    >>> nic_names({"0000:18:00.0": 0, "0000:40:00.0": 1, "0000:aa:00.0": 1})
+    {'0000:18:00.0': 'nic0', '0000:40:00.0': 'nic1', '0000:aa:00.0': 'nic1.1'}
+    """
+    names: dict[str, str] = {}
+    counts: Counter[int] = Counter()
+    for address, rail in sorted(rails.items()):
+        names[address] = RAIL_NAME.format(rail) + (f".{counts[rail]}" if counts[rail] else "")
+        counts[rail] += 1
+    return names
+
 
 Selection = str
 """The owner of a numbering: the settings of a selection as JSON, without ``vfIndexes``. Entries with one selection
@@ -200,15 +217,3 @@ def changes(before: Rails, now: Rails) -> Iterator[str]:
 
 def _unique(macs: Iterable[str | None]) -> frozenset[str]:
     return frozenset(mac for mac, count in Counter(macs).items() if mac is not None and count == 1)
-
-
-def rail_names(rails: Mapping[str, int]) -> dict[str, str]:
-    """The first name of each PF with a rail, by PCI address: ``nic0``, as its resource by default, its link in reports
-    and its tile on pages. A NIC that is replaced in the same slot keeps it. Of PFs with one rail, as two selections
-    have, the second is ``nic0.1``."""
-    names: dict[str, str] = {}
-    counts: Counter[int] = Counter()
-    for address, rail in sorted(rails.items()):
-        names[address] = f"nic{rail}" + (f".{counts[rail]}" if counts[rail] else "")
-        counts[rail] += 1
-    return names

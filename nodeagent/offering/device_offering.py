@@ -122,6 +122,7 @@ class DeviceOffering:
             ),
             digest(self.config),
             self.dra.current.devices(),
+            self.rails,
         )
 
     def mps_kinds(self) -> tuple[DeviceKind, ...]:

@@ -7,7 +7,7 @@ is the one in NodeLinks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -41,7 +41,7 @@ class LinkRow(msgspec.Struct, frozen=True):
     that may not ask).
 
     ``moved_from`` was the neighbor until ``moved_s`` ago, if it has changed since the start. ``flooded``: more frames
-    come in than any switch sends.
+    come in than any switch sends. ``nic``: the name by its rail.
     """
 
     link: str
@@ -53,6 +53,7 @@ class LinkRow(msgspec.Struct, frozen=True):
     moved_from: str | None = None
     moved_s: float | None = None
     flooded: bool = False
+    nic: str | None = None
 
 
 class NeighborListing(msgspec.Struct, frozen=True):
@@ -69,6 +70,11 @@ class NeighborListing(msgspec.Struct, frozen=True):
     def waiting(self) -> int:
         """The number of links with carrier and no frame yet."""
         return sum(row.state in _WITHOUT for row in self.rows)
+
+    def named(self, names: Mapping[str, str]) -> NeighborListing:
+        """The same with the name of each NIC that has a rail. ``names``: by PCI address."""
+        rows = (msgspec.structs.replace(row, nic=names.get(row.pci_address or "")) for row in self.rows)
+        return msgspec.structs.replace(self, rows=tuple(rows))
 
     def without_times(self) -> object:
         """The content without ages: equal until a neighbor, a link or a remark changes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -12,6 +13,7 @@ from nodeagent.dra.devices import DraDevice, GpuDevice
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
+from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 
 
@@ -75,6 +77,8 @@ class MachineView(msgspec.Struct, frozen=True):
     """The enforcement in force, by resource of GPU memory."""
     by_claim: tuple[ClaimDevice, ...] = ()
     """The devices of the resources with mode dra."""
+    nics: Mapping[str, str] = {}
+    """The name of each NIC with a rail, by PCI address: ``nic0``."""
 
 
 def machine_view(
@@ -83,6 +87,7 @@ def machine_view(
     troubles: tuple[Trouble, ...],
     configuration: str = "",
     by_claim: Iterable[DraDevice] = (),
+    rails: Mapping[str, int] = MappingProxyType({}),
 ) -> MachineView:
     """Return the view of these resources and of the devices that claims allocate."""
     kinds = tuple(kinds)
@@ -95,6 +100,7 @@ def machine_view(
         {resource: by_parent for resource, by_parent in free if by_parent is not None},
         {kind.resource: level for kind in kinds if (level := kind.level(snapshot)) is not None},
         tuple(_claim_devices(by_claim, snapshot)),
+        nic_names(rails),
     )
 
 

@@ -14,7 +14,7 @@ from nodeagent.facts.affinity import affinity
 from nodeagent.facts.model import Function, Gpu, Holding, Neighbor, Reason, Remark, Snapshot
 from nodeagent.facts.remedies import remedy_for
 from nodeagent.health.explain import DeviceView
-from nodeagent.kinds.rail_numbers import rail_names
+from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kubelet.rpc_stats import ResourceStatus
 from nodeagent.web.gpu_statuses import GpuStatuses
 from nodeagent.web.machine_view import MachineView
@@ -174,7 +174,7 @@ def _nics(
     for function in snapshot.functions:
         if function.parent is not None:
             vfs.setdefault(function.parent, []).append(function)
-    offered, first_names = _offered(snapshot, machine), rail_names(rails)
+    offered, first_names = _offered(snapshot, machine), nic_names(rails)
     for pf in pfs:
         link = links.get(pf.pci_address)
         netdev = link.netdev if link else pf.netdev

@@ -148,7 +148,7 @@ def test_a_scan_names_each_fault_with_its_reason(capsys: pytest.CaptureFixture[s
     )
     assert main(["scan", "--root", str(root), "--config", str(config)]) == 0
     printed = capsys.readouterr().out
-    assert "enp24s0np0 0000:18:00.0: down: carrier_down" in printed
+    assert "nic0 (enp24s0np0) 0000:18:00.0: down: carrier_down" in printed
     assert "gpu_lost" in printed
     assert "0000:9a:00.2: down: driver_unbound" in printed
 

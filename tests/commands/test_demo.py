@@ -83,7 +83,7 @@ def controller(step: str) -> list[str]:
 def test_the_demo_of_an_infiniband_machine_shows_the_switch_of_each_rail():
     done = demo("--machine", "dgx-h100-infiniband", "--once")
     assert (done.returncode, done.stderr) == (0, "")
-    rows = re.findall(r"^ +(ibp\w+) +(\S+) +(leaf\d+) +1 .* live$", done.stdout, flags=re.M)
+    rows = re.findall(r"^ +nic\d +(ibp\w+) +(\S+) +(leaf\d+) +1 .* live$", done.stdout, flags=re.M)
     assert len(rows) == 8
     assert [leaf for _, _, leaf in sorted(rows, key=lambda row: row[1])] == [f"leaf{n:02d}" for n in range(8)]
 

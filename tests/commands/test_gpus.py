@@ -96,7 +96,7 @@ def test_the_last_values_of_a_gpu_that_is_not_measured_are_marked_with_their_age
     row, *_, remark = as_table(listed).splitlines()[2:]
     free = "0/79 0" if lost else "79/79 79"
     assert f"2.0 GiB (old) {free} 50 % (old) 31 °C (old)" in " ".join(row.split())
-    assert remark.strip() == "GPU0: its values are 300 s old, because it is not measured any more"
+    assert remark.strip() == "GPU0: its values are 5 min old, because it is not measured any more"
     assert "\x1b[2m31 °C (old)" in as_table(listed, Screen(200, color=True))
 
 

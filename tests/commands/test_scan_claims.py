@@ -24,7 +24,7 @@ def test_the_table_has_each_device_with_its_capacity_rail_and_place() -> None:
     assert rows[4][1:5] == ["gpu", "80896Mi", "-", "-"]
     assert rows[12] == ["nic-0000-43-00-0", "nic", "8", "VFs", "3", "-", "pci0000:03", "0000:43:00.0"]
     assert len(rows) == 17
-    assert "rail3" in as_table(VIEW).partition("PCIE AFFINITY\n")[2]
+    assert "nic3" in as_table(VIEW).partition("PCIE AFFINITY\n")[2]
 
 
 def test_programs_get_the_attributes_and_the_answer_of_an_agent_is_decoded() -> None:

@@ -702,7 +702,7 @@ def test_the_table_and_the_json_have_the_same_values(root: Path, machine: Machin
     assert printed["pfs"][0]["vfs"][3]["function"]["netdev"] == "enp24s0v3"
     table = apply.as_table(outcome)
     assert "  enp24s0np0   0000:18:00.0  mlx5_core  4/16  9000  refused\n" in table
-    assert "  enp24s0np0   3   0000:18:00.4  mlx5_core  enp24s0v3   -      -            -     -\n" in table
+    assert "  nic0  3   0000:18:00.4  mlx5_core  enp24s0v3   -      -            -     -\n" in table
     for sentence in (*printed["pfs"][0]["reasons"], *printed["notes"]):
         assert sentence in table
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -121,16 +122,21 @@ async def test_the_page_and_the_command_explain_health(
         assert (first["device"], first["state"], first["allocatable"]) == (PF0, "down", False)
         rule = next(rule for rule in first["rules"] if rule["rule"] == "carrier_down")
         assert (rule["phase"], rule["measured"]) == ("clearing", "carrier")
-        assert rule["clears"] == "when it ends, for 3600 s"
+        assert rule["clears"] == "when it ends, for 1 h"
         assert 3500 < rule["inS"] <= 3600
         assert any(view["kind"] == "gpu" for view in json.loads(body))
         verb = ["health", "--listen", f"127.0.0.1:{n.port}"]
         assert await asyncio.to_thread(main, verb) == 0
         output = capsys.readouterr()
         assert "no agent runs" not in output.err
-        assert "clears when it ends, for 3600 s" in output.out
-        assert await asyncio.to_thread(main, [*verb, "enp154s0np0"]) == 0
-        assert "penalty 0" in capsys.readouterr().out
+        assert "clears: when it ends, for 1 h" in output.out
+        for name in ("nic1", "enp154s0np0", "mlx5_1", "0000:9a:00.0", "9a:00.0"):
+            assert await asyncio.to_thread(main, [*verb, name]) == 0
+            detail = capsys.readouterr().out
+            assert "penalty 0" in detail
+            assert re.search(r"^  nic1 +enp154s0np0 +0000:9a:00.0 ", detail, re.MULTILINE), name
+        assert await asyncio.to_thread(main, [*verb, "nic7"]) == 1
+        assert "did you mean nic" in capsys.readouterr().err
 
 
 @pytest.mark.slow

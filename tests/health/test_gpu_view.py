@@ -34,7 +34,7 @@ def test_each_phase_of_a_fault_has_its_remaining_time():
     rule = views(bench)[0]["nvlink_down"]
     assert (rule.phase, rule.for_s, rule.in_s) == ("active", 45, None)
     assert rule.began == "NVLink 3 is down; 17 are up."
-    assert rule.clears == "clean for 600 s, or clean after a reset"
+    assert rule.clears == "clean for 10 min, or clean after a reset"
     assert rule.withdraws
     bench.for_s(60)
     rule = views(bench)[0]["nvlink_down"]
@@ -66,7 +66,7 @@ def test_events_and_readings_are_first_with_what_clears_them():
         ("xid_79", State.UNHEALTHY, True),
     ]
     assert (rules["xid_79"].for_s, rules["xid_79"].in_s) == (100, 500)
-    assert rules["xid_79"].clears == "a reset, or 600 s without another"
+    assert rules["xid_79"].clears == "a reset, or 10 min without another"
 
 
 def test_an_xid_that_only_a_reset_clears_has_no_remaining_time():

@@ -553,7 +553,7 @@ def test_every_rule_is_explained_with_its_threshold() -> None:
     rules = {rule.rule: rule for rule in first.rules}
     assert list(rules) == [rule.key for rule in NIC_RULES]
     carrier, flapping = rules["carrier_down"], rules["flapping"]
-    assert (carrier.phase, carrier.in_s, carrier.clears) == ("clearing", 50.0, "when it ends, for 60 s")
+    assert (carrier.phase, carrier.in_s, carrier.clears) == ("clearing", 50.0, "when it ends, for 1 min")
     assert (flapping.phase, flapping.threshold, flapping.clears) == (
         "active",
         "≥ 2500 points",

@@ -124,7 +124,7 @@ class Bench:
 
     def explained(self) -> tuple[DeviceView, ...]:
         return explain_nics(
-            self.engine, {function.pci_address: function.health for function in self.judged}, self.now
+            self.engine, {function.pci_address: function.health for function in self.judged}, self.now, {}
         )
 
 

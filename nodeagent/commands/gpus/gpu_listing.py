@@ -12,6 +12,7 @@ import msgspec
 
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.duration import duration
 from nodeagent.commands.agent_query import AGAIN_S, ask_for, follow, origin
 from nodeagent.commands.options import FAILED, GOOD
 from nodeagent.commands.running_sources import RunningSources, known_kinds
@@ -88,7 +89,7 @@ def as_table(lines: GpuStatuses, on: Screen = PLAIN) -> str:
         if gpu.reasons:
             notes.append(f"GPU{gpu.index}: {gpu.state}: {', '.join(gpu.reasons)}")
         if gpu.old_seconds is not None:
-            age = f"{gpu.old_seconds:.0f} s"
+            age = duration(gpu.old_seconds)
             notes.append(f"GPU{gpu.index}: its values are {age} old, because it is not measured any more")
     return joined(table, remarks("REMARKS", notes, on))
 

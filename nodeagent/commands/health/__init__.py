@@ -18,7 +18,7 @@ def add(add: Add) -> None:
         "  nodeagent health               every NIC and GPU, from the agent that runs here\n"
         "  nodeagent health --html        the page of this node as one HTML file\n"
         "  nodeagent health --html replay FILE   the same from recorded samples: the health at their end, and curves\n"
-        "  nodeagent health DEVICE        one device with every rule: ens1np0, 0000:1a:00.0, GPU0, a UUID\n"
+        "  nodeagent health DEVICE        one device with every rule: nic7, netdev, RDMA, PCI address, GPU0, UUID\n"
         "  nodeagent health rules         the rules in force, with --config those of that file\n"
         "  nodeagent health replay FILE   every change of health that the rules make on recorded samples\n\n"
         "The agent that serves the machine below --root answers, wherever the command runs. If there is none, the\n"
@@ -29,7 +29,11 @@ def add(add: Add) -> None:
     parser.add_argument(
         "--html", action="store_true", help="print the node page as one HTML file, to attach to a ticket"
     )
-    parser.add_argument("--watch", action="store_true", help="print again every second, until interrupted")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="print again every second; on a terminal arrows and space scroll, / filters, q ends",
+    )
     parser.add_argument(
         "--listen", type=address, metavar="[HOST]:PORT", help="where the agent serves (default: `listen:`)"
     )

@@ -14,6 +14,7 @@ import msgspec
 
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import one_line
 from nodeagent.commands.agent_query import (
     AGAIN_S,
@@ -26,10 +27,13 @@ from nodeagent.commands.agent_query import (
     origin,
 )
 from nodeagent.commands.options import FAILED, GOOD
-from nodeagent.commands.running_sources import RunningSources, sentences, unanswered
-from nodeagent.commands.terminal import PLAIN, Screen, joined, note, remarks, screen, section, watching
+from nodeagent.commands.running_sources import RunningSources, nics_of_machine, sentences, unanswered
+from nodeagent.commands.scan.listing import beginnings
+from nodeagent.commands.terminal import GAP, PLAIN, Screen, joined, note, remarks, screen, section, watching
+from nodeagent.config.faults import did_you_mean
 from nodeagent.facts.model import StaleSource, State
 from nodeagent.health.explain import DeviceView, RuleView
+from nodeagent.health.judge import gravity
 from nodeagent.health.rule import YES_OR_NO, Rule, clears, threshold
 from nodeagent.health.rules import effective
 
@@ -102,8 +106,10 @@ async def _own(config: Config, root: Path) -> AsyncIterator[DeviceHealth]:
     """Read the machine, without the state file, and yield its health once a second."""
     async with RunningSources(config, root) as sources:
         while True:
-            views = _VIEWS.decode(sources.gpu_publisher.health.explain_json())
-            yield DeviceHealth(views, unanswered(sources.inventory.snapshot.stale_sources))
+            snapshot = sources.inventory.snapshot
+            names = nics_of_machine(config, root, snapshot)
+            views = _VIEWS.decode(sources.gpu_publisher.health.explain_json(names))
+            yield DeviceHealth(views, unanswered(snapshot.stale_sources))
             await asyncio.sleep(AGAIN_S)
 
 
@@ -134,57 +140,86 @@ def fetch_page(page: str, config: Config, root: Path, listen: str | None) -> Age
 
 
 def find(health: DeviceHealth, name: str) -> DeviceView:
-    """Find a device by PCI address, netdev, UUID or name (GPU0). Raises ``UnknownDeviceError``."""
+    """Find a device by any of its names: nic7, netdev, RDMA device, PCI address, GPU0, the beginning of a UUID.
+
+    Raises ``UnknownDeviceError``."""
+    word = name.lower()
     for view in health.views:
-        if name in (view.device, view.name):
+        names = (
+            view.label,
+            view.name,
+            view.netdev if view.nic else None,
+            view.rdma,
+            view.device,
+            view.device.removeprefix("0000:"),
+        )
+        if word in {one.lower() for one in names if one}:
             return view
-    known = ", ".join(view.name for view in health.views) or "none"
+    begun = [view for view in health.views if view.kind == "gpu" and view.device.lower().startswith(word)]
+    if len(begun) == 1 and word not in ("g", "gp", "gpu", "gpu-"):
+        return begun[0]
+    known = ", ".join(_both_names(view) for view in health.views) or "none"
+    hint = did_you_mean(name, [view.label for view in health.views])
     if health.silent:
         why = "; ".join(sentences(health.silent))
-        raise UnknownDeviceError(f"no device is known as {name!r}; known are: {known}; {why}")
-    raise UnknownDeviceError(f"no device is called {name!r} here; there are: {known}")
+        raise UnknownDeviceError(f"no device is known as {name!r}{hint}; known are: {known}; {why}")
+    raise UnknownDeviceError(f"no device is called {name!r} here{hint}; there are: {known}")
+
+
+def _both_names(view: DeviceView) -> str:
+    return f"{view.label} ({view.name})" if view.label != view.name else view.name
 
 
 # --- tables ---------------------------------------------------------------------------------------------
 
 
 def as_table(views: Sequence[DeviceView], on: Screen = PLAIN, silent: Sequence[str] = ()) -> str:
-    """``silent``: a sentence on each source without an answer."""
+    """Faults come first. ``silent``: a sentence on each source without an answer."""
+    views = sorted(views, key=lambda view: (-gravity(view.state), not view.reasons))
     rows = [
         (
-            view.name,
+            view.label,
+            view.netdev,
             view.device,
             view.state,
             "Healthy" if view.allocatable else "Unhealthy",
             _for(view.for_s),
-            ", ".join(reason.key for reason in view.reasons) or None,
         )
         for view in views
     ]
-    lines = [*(line for view in views for line in _sentences(view)), *silent]
-    heads = ("DEVICE", "ID", "STATE", "KUBELET", "FOR", "REASONS")
-    absent = "not known" if silent else "none"
-    return joined(section("HEALTH", heads, rows, on, absent=absent), remarks("REASONS", lines, on))
+    short = iter(beginnings([view.device for view in views if view.device.startswith("GPU-")]))
+    ids = [next(short) if view.device.startswith("GPU-") else view.device for view in views]
+    table = section(
+        "HEALTH",
+        ("DEVICE", "NETDEV", "ID", "STATE", "KUBELET", "FOR"),
+        rows,
+        on,
+        shorter={"ID": ids},
+        optional=("NETDEV", "KUBELET"),
+        absent="not known" if silent else "none",
+        below=[[*_sentences(view)] for view in views],
+    )
+    return joined(table, remarks("REMARKS", silent, on))
 
 
 def _sentences(view: DeviceView) -> Iterator[str]:
     rules = {rule.rule: rule for rule in view.rules}
     for reason in view.reasons:
-        yield f"{view.name}: {reason.key}: {reason.detail}"
+        yield f"{reason.key}: {reason.detail}"
         if (rule := rules.get(reason.key)) is not None:
-            yield f"    {_live(rule)}"
+            yield f"{GAP}{_live(rule)}"
 
 
 def _live(rule: RuleView) -> str:
-    parts = [f"measured now: {rule.measured or 'nothing'}"]
+    parts = [f"now: {rule.measured or 'no reading'}"]
     if rule.threshold != YES_OR_NO:
-        parts[0] += f", threshold: {rule.threshold}"
+        parts.append(f"threshold: {rule.threshold}")
     if rule.for_s is not None:
-        parts.append(f"for {seconds(rule.for_s)}")
+        parts.append(f"for {duration(rule.for_s)}")
     if rule.clears is not None:
-        parts.append(f"clears {rule.clears}")
+        parts.append(f"clears: {rule.clears}")
     if rule.in_s is not None:
-        parts.append(f"{seconds(rule.in_s)} to go")
+        parts.append(f"{duration(rule.in_s)} to go")
     return "; ".join(parts)
 
 
@@ -237,24 +272,16 @@ def rule_row(rule: Rule) -> tuple[str, ...]:
         "warning" if rule.state.value == "healthy" else rule.state.value,
         "Unhealthy" if rule.withdraws else "Healthy",
         threshold(rule),
-        seconds(rule.enter_for_s),
+        duration(rule.enter_for_s),
         clear,
-        seconds(rule.clear_for_s),
-        "-" if rule.window_s is None else seconds(rule.window_s),
+        duration(rule.clear_for_s),
+        "-" if rule.window_s is None else duration(rule.window_s),
         "yes" if rule.enabled else "no",
     )
 
 
 def _for(count: float | None) -> str | None:
-    return None if count is None else seconds(count)
-
-
-def seconds(count: float) -> str:
-    """Return a duration such as ``90 s``, ``15 min``, ``2 h``, in the largest unit with a count of at least 2."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if count >= 2 * size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.3g} s"
+    return None if count is None else duration(count)
 
 
 # --- Node Problem Detector ------------------------------------------------------------------------------
@@ -292,7 +319,7 @@ def problem_line(views: Sequence[DeviceView], kind: Kind) -> tuple[int, str]:
     )
     unknown = [view for view in devices if view.state is State.UNKNOWN]
     if bad:
-        reasons = "; ".join(f"{view.name} {', '.join(_keys(view)) or view.state}" for view in bad)
+        reasons = "; ".join(f"{view.label} {', '.join(_keys(view)) or view.state}" for view in bad)
         return PROBLEM, cut(f"{len(bad)} of {len(devices)} {noun}: {reasons}")
     if unknown or not devices:
         why = (

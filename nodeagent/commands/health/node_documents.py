@@ -69,7 +69,7 @@ async def read_document(config: Config, root: Path) -> tuple[bytes, bool]:
         gpus = gpu_statuses(
             snapshot, counts, samples, (), "no agent runs here", settings=config.gpu, now=boottime()
         )
-        health = _HEALTH.decode(sources.gpu_publisher.health.explain_json())
+        health = _HEALTH.decode(sources.gpu_publisher.health.explain_json(machine.nics))
     view = node_view(
         machine,
         health,

@@ -12,10 +12,10 @@ import msgspec
 from msgspec.structs import replace
 
 from nodeagent.agent_config import Config
+from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands import user_files
-from nodeagent.commands.health.device_health import seconds
 from nodeagent.commands.options import GOOD
 from nodeagent.commands.terminal import PLAIN, Screen, screen, section
 from nodeagent.commands.user_files import UserFileError
@@ -332,7 +332,7 @@ def _words(health: Health) -> str:
 
 def summary(tally: Tally, on: Screen = PLAIN) -> str:
     rows = [
-        (device, str(count), seconds(tally.unhealthy_s.get(device, 0.0)))
+        (device, str(count), duration(tally.unhealthy_s.get(device, 0.0)))
         for device, count in sorted(tally.transitions.items())
     ]
     return section("SUMMARY", ("DEVICE", "TRANSITIONS", "UNHEALTHY FOR"), rows, on)

@@ -22,11 +22,13 @@ from msgspec import structs, to_builtins
 
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.duration import duration
 from nodeagent.base.supervise import beside
 from nodeagent.commands.agent_query import ask_for, follow, origin, wait_for
 from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
+from nodeagent.commands.running_sources import nics_of_machine
 from nodeagent.commands.terminal import PLAIN, Screen, columns, note, screen, watching, wrapped
-from nodeagent.facts.model import Function
+from nodeagent.facts.model import Function, Snapshot
 from nodeagent.host.netlink.dcb import DcbSocket
 from nodeagent.host.netlink.kernel_events import LinkEvents
 from nodeagent.host.netlink.netdevs import Netdevs
@@ -50,6 +52,7 @@ WAIT_S = 35.0
 """A little more than the 30 s between two frames of a switch."""
 
 COLUMNS = (
+    "NIC",
     "LINK",
     "PCI ADDRESS",
     "SWITCH",
@@ -76,8 +79,10 @@ async def show(config: Config, options: argparse.Namespace) -> None:
     elif found is None or not options.json:
         note(origin(found, source, "the command receives the frames itself"))
     place = None if found is None else source
+    names = {} if found is not None else await in_thread(partial(_names, config, root))
 
     def text(listing: NeighborListing) -> str:
+        listing = listing.named(names) if found is None else listing
         return as_json(listing, place) if options.json else as_table(listing, screen())
 
     if options.watch:
@@ -92,6 +97,11 @@ async def show(config: Config, options: argparse.Namespace) -> None:
         print(text(await wait_for(found, fetch, options.wait or 0.0, lambda listing: listing.waiting)))
     else:
         await _show_received(config, options, text)
+
+
+def _names(config: Config, root: Path) -> dict[str, str]:
+    facts = scan_once(Tree(root))
+    return nics_of_machine(config, root, Snapshot(functions=facts.functions, links=facts.links))
 
 
 async def _show_received(
@@ -223,6 +233,7 @@ def as_json(listing: NeighborListing, agent: str | None = None) -> str:
             "fault": listing.fault,
             "links": [
                 {
+                    "nic": row.nic,
                     "link": row.link,
                     "pci_address": row.pci_address,
                     "driver": row.driver,
@@ -266,25 +277,31 @@ def as_table(listing: NeighborListing, on: Screen = PLAIN) -> str:
     lines = [cells for row in listing.rows for cells in _lines(row)]
     notes = [f"the agent receives no LLDP any more: {listing.fault}"] if listing.fault is not None else []
     notes += [
-        f"{row.link}: the neighbor was {row.moved_from} until {duration(row.moved_s)} ago"
+        f"{_label(row)}: the neighbor was {row.moved_from} until {duration(row.moved_s)} ago"
         for row in listing.rows
         if row.moved_from is not None and row.moved_s is not None
     ]
     notes += [
-        f"{row.link}: no LLDP in {listing.waited_s:g} s, which proves little: a switch sends every 30 s; "
+        f"{_label(row)}: no LLDP in {listing.waited_s:g} s, which proves little: a switch sends every 30 s; "
         f"--wait {NO_NEIGHBOR_AFTER_S + 1:.0f} is long enough to decide"
         for row in listing.rows
         if row.state == "unheard" and listing.waited_s is not None
     ]
-    notes += [f"{row.link}: {row.error}" for row in listing.rows if row.error]
-    notes += [f"{remark.link}: {remark.detail}" for remark in listing.remarks]
-    table = columns(COLUMNS, lines, on, optional=OPTIONAL)
+    notes += [f"{_label(row)}: {row.error}" for row in listing.rows if row.error]
+    labels = {row.link: _label(row) for row in listing.rows}
+    notes += [f"{labels.get(remark.link, remark.link)}: {remark.detail}" for remark in listing.remarks]
+    first = 0 if any(row.nic for row in listing.rows) else 1  # without the column of names by rail
+    table = columns(COLUMNS[first:], [cells[first:] for cells in lines], on, optional=OPTIONAL)
     sentences = [part for note in notes for part in wrapped(note, on)]
     return "\n".join([*table, *(["", *sentences] if sentences else [])])
 
 
+def _label(row: LinkRow) -> str:
+    return f"{row.nic} ({row.link})" if row.nic else row.link
+
+
 def _lines(row: LinkRow) -> Iterable[Sequence[object]]:
-    head = (row.link, row.pci_address or None)
+    head = (row.nic, row.link, row.pci_address or None)
     flooded = ", flooded" if row.flooded else ""
     if not row.neighbors:
         yield (*head, *[None] * 7, row.state + flooded)
@@ -302,7 +319,7 @@ def _lines(row: LinkRow) -> Iterable[Sequence[object]]:
             neighbor.port_id.value,
             neighbor.port_description or None,
             ",".join(neighbor.management_addresses) or None,
-            None if aged.age_s is None else f"{aged.age_s:.0f}s",
+            None if aged.age_s is None else duration(aged.age_s),
             _ttl(aged),
             None if aged.known_s is None else duration(aged.known_s),
             state + flooded,
@@ -313,16 +330,5 @@ def _ttl(aged: AgedNeighbor) -> str | None:
     if aged.ttl_s is None or aged.announced_ttl_s is None:
         return None
     limited = aged.ttl_s < aged.announced_ttl_s
-    return f"{aged.ttl_s:.0f}s of {aged.announced_ttl_s}s" if limited else f"{aged.announced_ttl_s}s"
-
-
-def duration(seconds: float) -> str:
-    """In the largest unit of which there are at least two.
-
-    >>> [duration(n) for n in (7, 119, 120, 7200, 200000)]
-    ['7s', '119s', '2m', '2h', '2d']
-    """
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f}{unit}"
-    return f"{seconds:.0f}s"
+    announced = duration(aged.announced_ttl_s)
+    return f"{duration(aged.ttl_s)} of {announced}" if limited else announced

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from nodeagent.base.duration import duration
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.options import FAILED, GOOD
 from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
@@ -27,14 +29,17 @@ def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> i
         found = troubles(preview.plan)
         print(_written(options, preview, found, now()))
         return GOOD if preview.reports and not found else FAILED
-    with watching() as paint:
+    text = ""
+    with watching(in_place=not options.json) as paint:
         while True:
             try:
                 preview = read_preview(options, whole_reports=True)
-                paint(_written(options, preview, troubles(preview.plan), now()))
+                text = _written(options, preview, troubles(preview.plan), now())
+                paint(text)
             except (ApiError, ConfigError, SourceError, UserFileError, OSError) as error:
-                note(str(error))
+                paint(f"{text}\n\nnodeagent: {error}") if sys.stdout.isatty() else note(str(error))
             time.sleep(max(options.watch, WATCH_MIN_S))
+    return GOOD
 
 
 def _written(options: argparse.Namespace, preview: Preview, found: list[FabricTrouble], now: float) -> str:
@@ -65,7 +70,7 @@ def as_text(preview: Preview, found: Sequence[FabricTrouble], now: float, on: Sc
     """A block of lines for each trouble, and a last line with the counts."""
     lines: list[str] = []
     for one in found:
-        since = "" if one.since is None else f", for {lasting(now - one.since)}"
+        since = "" if one.since is None else f", for {duration(now - one.since)}"
         lines += wrapped(f"{one.where}: {one.what}{since}", on)
         lines += (part for detail in few(one.details) for part in wrapped(detail, on, "  "))
         if one.pods:
@@ -75,20 +80,3 @@ def as_text(preview: Preview, found: Sequence[FabricTrouble], now: float, on: Sc
     count = f"{len(found)} {'trouble' if len(found) == 1 else 'troubles'}" if found else "No trouble"
     lines += wrapped(f"{count} in {len(preview.reports)} nodes with {links} links.", on)
     return "\n".join(lines)
-
-
-def lasting(seconds: float) -> str:
-    """In the two largest units.
-
-    >>> [lasting(n) for n in (7, 317, 7260, 200000)]
-    ['7 s', '5 min 17 s', '2 h 1 min', '2 d 7 h']
-    """
-    left = max(0, round(seconds))
-    parts: list[str] = []
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, length)
-        if count or (unit == "s" and not parts):
-            parts.append(f"{count} {unit}")
-        elif parts:
-            break
-    return " ".join(parts[:2])

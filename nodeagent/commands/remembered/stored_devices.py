@@ -15,7 +15,7 @@ from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.commands.options import GOOD, USAGE
 from nodeagent.commands.terminal import screen, section
 from nodeagent.host.sysfs import Tree
-from nodeagent.kinds.rail_numbers import Rail, match, nics_of, selection
+from nodeagent.kinds.rail_numbers import RAIL_NAME, Rail, match, nics_of, selection
 from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kubelet import rail_memory
 from nodeagent.kubelet.rail_memory import RailsFile, without
@@ -44,6 +44,7 @@ class RailRow(NamedTuple):
     rail: Rail
     present: bool | None
     netdev: str | None
+    rdma: str | None
     vfs: int
     in_force: bool
 
@@ -118,6 +119,7 @@ def _rail_object(row: RailRow) -> dict[str, object]:
         "pciAddress": row.rail.pci_address,
         "permanentMac": row.rail.permanent_mac,
         "netdev": row.netdev,
+        "rdma": row.rdma,
         "vfs": row.vfs,
         "present": row.present,
         "inForce": row.in_force,
@@ -152,8 +154,9 @@ def _refuse(unknown: str, kind: str, file: Path | None, known: Sequence[str]) ->
 
 
 def _keys(row: RailRow) -> set[str]:
-    names = row.name.split(",") if row.in_force else []
-    return {key.lower() for key in (*names, row.rail.pci_address, row.rail.permanent_mac) if key}
+    names = (*row.name.split(","), RAIL_NAME.format(row.rail.number)) if row.in_force else ()
+    others = (row.rail.pci_address, row.rail.permanent_mac, row.netdev, row.rdma)
+    return {key.lower() for key in (*names, *others) if key}
 
 
 def _rail_rows(config: Config, machine: _Machine, content: RailsFile) -> list[RailRow]:
@@ -177,7 +180,8 @@ def _rail_rows(config: Config, machine: _Machine, content: RailsFile) -> list[Ra
             vfs = here.num_vfs or 0 if here else len(nic.vfs) if nic else 0
             name = ",".join(_names(in_force.get(key, [str(rail.number)]), rail, netdev))
             is_here = machine.has(address, present)
-            rows.append(RailRow(name, known[rail.number], rail, is_here, netdev, vfs, key in in_force))
+            rdma = here.rdma.device if here and here.rdma else None
+            rows.append(RailRow(name, known[rail.number], rail, is_here, netdev, rdma, vfs, key in in_force))
     return sorted(rows, key=lambda row: (not row.in_force, row.rail.number))
 
 

@@ -30,7 +30,7 @@ from nodeagent.commands.terminal import PLAIN, Screen, joined, note, remarks, sc
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.dra.device_attributes import LEAF, PCIE_ROOT
 from nodeagent.dra.devices import GPU
-from nodeagent.facts.affinity import affinity
+from nodeagent.facts.affinity import Affinity, affinity
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Gpu, Health, Link, Snapshot
 from nodeagent.host.netlink.netdevs import Netdevs
@@ -43,6 +43,10 @@ from nodeagent.web.machine_view import MachineView
 
 ALONE = "this is a look of the command itself, without the samples, holds and penalties of an agent"
 _VIEW = msgspec_json.Decoder(MachineView)
+NIC_HEADS = (
+    "NIC", "NETDEV", "PCI ADDRESS", "RDMA", "SWITCH", "PORT", "NEAREST GPU", "SPEED", "LINK", "VFS", "DRIVER", "NUMA",
+    "STATE",
+)  # fmt: skip
 
 
 async def show(config: Config, options: argparse.Namespace) -> int:
@@ -233,13 +237,13 @@ def as_table(view: MachineView, on: Screen = PLAIN) -> str:
         _nvlink_section(snapshot, on),
         section(
             "NICS",
-            ("NETDEV", "PCI ADDRESS", "DRIVER", "SPEED", "LINK", "VFS", "RDMA", "NUMA", "STATE"),
-            _pf_rows(snapshot),
+            NIC_HEADS,
+            _pf_rows(view),
             on,
-            optional=("NUMA", "DRIVER", "RDMA"),
+            optional=("NUMA", "DRIVER", "VFS", "RDMA", "PCI ADDRESS", "LINK"),
             absent=_absent(snapshot, "pci"),
         ),
-        _neighbor_section(snapshot, on),
+        _neighbor_section(view, on),
         _affinity_section(view, on),
         _reasons(view, on),
     ]
@@ -350,21 +354,36 @@ def _nvlink_section(snapshot: Snapshot, on: Screen) -> str:
     return section("NVLINK", ("DOMAIN", "GPUS"), rows, on)
 
 
-def _pf_rows(snapshot: Snapshot) -> Iterable[Sequence[object]]:
+def _pf_rows(view: MachineView) -> Iterable[Sequence[object]]:
+    """Every name of a NIC, the switch port of its first neighbor, and the GPUs that are nearest to it."""
+    snapshot = view.snapshot
     links = {link.pci_address: link for link in snapshot.links}
+    neighbors = {neighbor.link: neighbor for neighbor in reversed(snapshot.neighbors)}
     for pf in _pfs(snapshot):
-        link = links.get(pf.pci_address)
+        link, neighbor = links.get(pf.pci_address), neighbors.get(pf.netdev or "")
         yield (
+            view.nics.get(pf.pci_address),
             pf.netdev or None,
             pf.pci_address,
-            pf.driver or None,
+            pf.rdma.device if pf.rdma else None,
+            (neighbor.system_name or neighbor.chassis_id.value) if neighbor else None,
+            (neighbor.port_id.value + (" (stale)" if neighbor.stale else "")) if neighbor else None,
+            _nearest_gpus(pf, snapshot.gpus),
             f"{link.speed_mbps // 1000}G" if link and link.speed_mbps else None,
             _link_word(link),
             None if pf.total_vfs is None else f"{'-' if pf.num_vfs is None else pf.num_vfs}/{pf.total_vfs}",
-            pf.rdma.device if pf.rdma else None,
+            pf.driver or None,
             pf.numa_node,
             pf.health.state,
         )
+
+
+def _nearest_gpus(pf: Function, gpus: Sequence[Gpu]) -> str | None:
+    """The GPUs behind the same PCIe switch or host bridge, by index."""
+    far = [affinity(gpu.pci_path, gpu.numa_node, pf.pci_path, pf.numa_node) for gpu in gpus]
+    least = min(far, default=Affinity.SYS)
+    near = [f"GPU{gpu.index}" for gpu, distance in zip(gpus, far, strict=True) if distance == least]
+    return ", ".join(near) if least <= Affinity.PHB else None
 
 
 def _link_word(link: Link | None) -> str | None:
@@ -374,16 +393,20 @@ def _link_word(link: Link | None) -> str | None:
     return f"{word} (default route)" if link.default_route else word
 
 
-def _neighbor_section(snapshot: Snapshot, on: Screen) -> str:
+def _neighbor_section(view: MachineView, on: Screen) -> str:
+    """The neighbors that the table of NICs lacks: further ones of a link, and those of links without a PF."""
+    snapshot = view.snapshot
+    shown = {pf.netdev for pf in _pfs(snapshot)}
     rows = [
         (
-            neighbor.link,
+            _label(view, neighbor.link),
             neighbor.system_name or neighbor.chassis_id.value,
             neighbor.port_id.value,
             neighbor.port_description or None,
             "stale" if neighbor.stale else "live",
         )
-        for neighbor in snapshot.neighbors
+        for i, neighbor in enumerate(snapshot.neighbors)
+        if neighbor.link not in shown or any(neighbor.link == one.link for one in snapshot.neighbors[:i])
     ]
     heads = ("LINK", "SWITCH", "PORT", "DESCRIPTION", "STATE")
     return section("NEIGHBORS", heads, rows, on, optional=("DESCRIPTION",)) if rows else ""
@@ -401,7 +424,7 @@ def _affinity_section(view: MachineView, on: Screen) -> str:
         for device in view.by_claim
         if "rail" in device.attributes
     }
-    heads = [names.get(pf.pci_address, pf.netdev or pf.pci_address) for pf in pfs]
+    heads = [view.nics.get(pf.pci_address) or names.get(pf.pci_address, pf.pci_address) for pf in pfs]
     rows = [[f"GPU{gpu.index}", *(_affinity(gpu, pf) for pf in pfs)] for gpu in view.snapshot.gpus]
     return section("PCIE AFFINITY", ("", *heads), rows, on) if pfs and rows else ""
 
@@ -411,18 +434,25 @@ def _reasons(view: MachineView, on: Screen) -> str:
     snapshot = view.snapshot
     lines = [
         f"{name}: {health.state}: {reason.key}: {reason.detail}"
-        for name, health in _judged(snapshot)
+        for name, health in _judged(view)
         for reason in health.reasons
     ]
-    lines += [f"{remark.link}: {remark.key}: {remark.detail}" for remark in snapshot.remarks]
+    lines += [f"{_label(view, remark.link)}: {remark.key}: {remark.detail}" for remark in snapshot.remarks]
     lines += sentences(snapshot.stale_sources)
     lines += [f"unreadable: {sentence}" for sentence in snapshot.unreadable]
     lines += [f"{'cannot be offered' if t.fatal else 'note'}: {t.message}" for t in view.troubles]
     return remarks("REASONS", lines, on)
 
 
-def _judged(snapshot: Snapshot) -> Iterable[tuple[str, Health]]:
+def _label(view: MachineView, netdev: str) -> str:
+    """The names of a link: ``nic7 (enp220s0np0)``, or its netdev alone."""
+    nics = {pf.netdev: view.nics[pf.pci_address] for pf in _pfs(view.snapshot) if pf.pci_address in view.nics}
+    return f"{nics[netdev]} ({netdev})" if netdev in nics else netdev
+
+
+def _judged(view: MachineView) -> Iterable[tuple[str, Health]]:
     """The health of GPUs and PFs, and of VFs whose reasons differ from their PF's."""
+    snapshot = view.snapshot
     pfs = {pf.pci_address: pf.health for pf in _pfs(snapshot)}
     for gpu in snapshot.gpus:
         yield f"GPU{gpu.index} {gpu.uuid}", gpu.health
@@ -431,7 +461,7 @@ def _judged(snapshot: Snapshot) -> Iterable[tuple[str, Health]]:
     for function in snapshot.functions:
         inherited = pfs.get(function.parent or "")
         if inherited is None or inherited.reasons != function.health.reasons:
-            name = function.netdev or ("VF" if function.parent else "PF")
+            name = _label(view, function.netdev) if function.netdev else "VF" if function.parent else "PF"
             yield f"{name} {function.pci_address}", function.health
 
 

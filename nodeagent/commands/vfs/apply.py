@@ -30,11 +30,12 @@ from msgspec import to_builtins
 
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.commands.running_sources import nics_of_machine
 from nodeagent.commands.terminal import PLAIN, Screen, joined, remarks, section
 from nodeagent.commands.vfs.provision_pf import PfProvisioning, VfInUseError, spell, until
 from nodeagent.commands.vfs.vf_users import PodHolders, VfUsers
 from nodeagent.commands.vfs.wanted import wanted
-from nodeagent.facts.model import Function, Link
+from nodeagent.facts.model import Function, Link, Snapshot
 from nodeagent.host.sriov import BUS, SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree, is_live
 from nodeagent.kinds.hardware_selection import selected_pf
@@ -80,7 +81,7 @@ class VfResult:
 @dataclass(frozen=True, slots=True)
 class PfResult:
     """``changes`` were made, or ``apply`` would make them; ``left`` are the differences that stay because a VF is
-    held; ``reasons`` explain missing changes."""
+    held; ``reasons`` explain missing changes. ``nic``: the name by its rail."""
 
     function: Function
     mtu: int | None
@@ -89,6 +90,12 @@ class PfResult:
     left: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     vfs: tuple[VfResult, ...] = ()
+    nic: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Its first name: that of its rail, ``nic7``, or its netdev."""
+        return self.nic or self.function.netdev or self.function.pci_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +235,9 @@ class _Run:
         facts = await self._scan()
         now = {function.pci_address: function for function in facts.functions}
         mtu = {link.pci_address: link.mtu for link in facts.links}
+        names = nics_of_machine(
+            self._config, self._tree.root, Snapshot(functions=facts.functions, links=facts.links)
+        )
         current = []
         for pf in pfs:
             function = now.get(pf.function.pci_address, pf.function)
@@ -240,6 +250,7 @@ class _Run:
                     pf,
                     function=function,
                     mtu=mtu.get(function.pci_address),
+                    nic=names.get(function.pci_address),
                     vfs=tuple(
                         VfResult(
                             vf, settings.get(vf.vf_index) if settings and vf.vf_index is not None else None
@@ -334,7 +345,9 @@ def as_json(result: VfsResult) -> str:
 
 def as_table(result: VfsResult, on: Screen = PLAIN) -> str:
     parts = [
-        section("PFS", ("NETDEV", "PCI ADDRESS", "DRIVER", "VFS", "MTU", "STATE"), _pf_rows(result), on),
+        section(
+            "PFS", ("NIC", "NETDEV", "PCI ADDRESS", "DRIVER", "VFS", "MTU", "STATE"), _pf_rows(result), on
+        ),
         section(
             "VFS",
             ("PF", "VF", "PCI ADDRESS", "DRIVER", "NETDEV", "TRUST", "SPOOF CHECK", "LINK", "TX MBPS"),
@@ -351,6 +364,7 @@ def _pf_rows(result: VfsResult) -> Iterable[Sequence[object]]:
     for pf in result.pfs:
         function = pf.function
         yield (
+            pf.nic,
             function.netdev,
             function.pci_address,
             function.driver,
@@ -366,7 +380,7 @@ def _vf_rows(result: VfsResult) -> Iterable[Sequence[object]]:
             function, settings = vf.function, vf.settings or VfSettings()
             low, high = settings.min_tx_rate_mbps, settings.max_tx_rate_mbps
             yield (
-                pf.function.netdev or pf.function.pci_address,
+                pf.label,
                 function.vf_index,
                 function.pci_address,
                 function.driver,
@@ -380,7 +394,7 @@ def _vf_rows(result: VfsResult) -> Iterable[Sequence[object]]:
 
 def _sentences(result: VfsResult, on: Screen) -> str:
     lines = [
-        f"{pf.function.netdev or 'PF'} {pf.function.pci_address}: {word}: {sentence}"
+        f"{' '.join(dict.fromkeys((pf.label, pf.function.pci_address)))}: {word}: {sentence}"
         for pf in result.pfs
         for word, sentences in ((pf.state, pf.changes), (PfState.HELD, pf.left), (pf.state, pf.reasons))
         for sentence in sentences

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from nodeagent.base.duration import duration
 from nodeagent.facts.model import State
 from nodeagent.health.history import total
 from nodeagent.health.nic_view import LLDP, NicView, by, count_in_window, per_second, percent, yes_or_no
@@ -107,7 +108,7 @@ def _aer(name: str) -> Measure:
         if not counted:
             return None
         errors = total(counted.values())
-        return Measured(errors, f"{errors:.0f} in {view.window_s:.0f} s", by(Source.PCIE.value))
+        return Measured(errors, f"{errors:.0f} in {duration(view.window_s)}", by(Source.PCIE.value))
 
     return measure
 

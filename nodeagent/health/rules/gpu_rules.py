@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from nodeagent.base.duration import duration
 from nodeagent.facts.model import GpuFunction, State
 from nodeagent.health.rule import Measure, Measured, Rule
 from nodeagent.host.gpu_driver import GpuReading
@@ -139,7 +140,7 @@ EXCLUDED: Rule = Rule("gpu_excluded", State.UNUSED, lambda view: _absent(view, E
                 limit="excluded by a setting of the driver", clears="the driver lists it again", withdraws=True,
                 follows=True, witnesses=_BY_READING | {"person"})  # fmt: skip
 UNREADABLE = Rule("gpu_unreadable", State.UNHEALTHY, _unreadable,
-                  limit=f"for {UNREADABLE_AFTER_S:g} s", clears="its calls no longer fail", withdraws=True,
+                  limit=f"for {duration(UNREADABLE_AFTER_S)}", clears="its calls no longer fail", withdraws=True,
                   enter_for_s=UNREADABLE_AFTER_S, follows=True, witnesses=_BY_READING)  # fmt: skip
 MIG_ENABLED = Rule("mig_enabled", State.HEALTHY, _mig, witnesses=_BY_READING)
 RECOVERY_PREFIX = "recovery_"
@@ -310,8 +311,8 @@ class MeasuredRow(msgspec.Struct, frozen=True):
             enter_for_s=enter_s,
             clear_for_s=clear_s,
             enabled=enabled,
-            limit=limit + (f" for {enter_s:g} s" if enter_s else ""),
-            clears=f"clean for {clear_s:g} s, or clean after a reset",
+            limit=limit + (f" for {duration(enter_s)}" if enter_s else ""),
+            clears=f"clean for {duration(clear_s)}, or clean after a reset",
             gap_s=limits.gap_s,
             resets=True,
             witnesses=_BY_VALUES,

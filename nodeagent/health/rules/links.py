@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from nodeagent.base.duration import duration
 from nodeagent.facts.model import State
 from nodeagent.health.history import total
 from nodeagent.health.nic_view import SYSFS, NicView, by, count_in_window, per_second, yes_or_no
@@ -121,7 +122,7 @@ def _post_fec_errors(view: NicView) -> Measured | None:
         return None
     errors, seconds = counted
     ratio = errors / seconds / bits
-    text = f"{ratio:.1e} ({errors:.0f} errors in {seconds:.0f} s)"
+    text = f"{ratio:.1e} ({errors:.0f} errors in {duration(seconds)})"
     return Measured(ratio, text, by(Source.DRIVER.value), enough=errors >= POST_FEC_LEAST)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from nodeagent.base.duration import duration
 from nodeagent.facts.model import State
 from nodeagent.health.rule import Measured, Rule
 
@@ -116,7 +117,7 @@ def xid_rule(xid: int | None, settings: GpuSettings) -> Rule:
         withdraws=fatal,
         clear_for_s=settings.xid_clear_s,
         limit="any",
-        clears="a reset" if never else f"a reset, or {settings.xid_clear_s:g} s without another",
+        clears="a reset" if never else f"a reset, or {duration(settings.xid_clear_s)} without another",
         latched=True,
         witnesses=frozenset({"event", "GPU"}),  # an event names one GPU, so the guard lets it pass
     )
