@@ -21,6 +21,7 @@ FILES = (
     "daemonset/base/node/kustomization.yaml",
     "daemonset/chart/Chart.yaml",
     "daemonset/controller/kustomization.yaml",
+    "daemonset/examples/kube-scheduler/ranks.yaml",
     "daemonset/mps/kustomization.yaml",
     "daemonset/overlays/kind/README.md",
     "daemonset/overlays/kind/kustomization.yaml",
