@@ -29,7 +29,7 @@ def steps(path: Path) -> list[dict[str, Any]]:
 
 
 def faults(schema: str, *paths: Path) -> str:
-    """What check-jsonschema finds by SchemaStore's schema of the forge."""
+    """Return what check-jsonschema finds by SchemaStore's schema of the forge."""
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
     done = subprocess.run([*command, *map(str, paths)], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
