@@ -10,7 +10,7 @@ COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-an
 # Without byte code each worker takes three times as long to collect the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all quick check test search test-vm test-cluster demo bench soak golden monitoring protos lock release clean
+.PHONY: all quick check test search test-vm test-cluster demo bench site soak golden monitoring protos lock release clean
 all: test
 
 $(VENV)/.ready: pyproject.toml hack/lab/pyproject.toml hack/requirements.txt hack/venv.py
@@ -49,6 +49,14 @@ bench: $(VENV)/.bench  ## the benchmark table and bench.json; LLDP beside scapy,
 	$(BIN)/python hack/bench_lldp_wire.py $(filter --quick,$(ARGS))
 	$(BIN)/python hack/bench_metrics.py $(filter --quick,$(ARGS))
 
+site: .cache/site-venv  ## the documentation as a site in dist/site, offline after the first time
+	.cache/site-venv/bin/python hack/site/build.py $(ARGS)
+
+.cache/site-venv: hack/requirements-site.txt
+	rm -rf $@
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --requirement $<
+
 soak: $(VENV)/.ready  ## churn a simulated node for five minutes: do the daemons grow? (ARGS="--minutes 30")
 	$(BIN)/python hack/soak.py $(ARGS)
 
@@ -71,6 +79,7 @@ lock: $(VENV)/.ready  ## update the pinned requirements for development and for 
 	$(BIN)/uv $(COMPILE) --upgrade --extra dev pyproject.toml --output-file hack/requirements.txt
 	$(BIN)/uv $(COMPILE) --extra gpu --extra snmp --constraints hack/requirements.txt pyproject.toml \
 		--output-file hack/requirements-run.txt
+	echo mkdocs-material | $(BIN)/uv $(COMPILE) --upgrade - --output-file hack/requirements-site.txt
 	echo scapy | $(BIN)/uv $(COMPILE) --upgrade - --output-file hack/requirements-bench.txt
 	echo cyclonedx-bom | $(BIN)/uv $(COMPILE) --upgrade --constraints hack/requirements.txt - \
 		--output-file hack/requirements-release.txt

@@ -1,0 +1,34 @@
+"""The site: each page is in its navigation, and links lead to files of the repository. `make site` builds it."""
+
+import yaml
+
+from hack.site import build
+from tests.support.manifests import ROOT
+
+
+def pages(part):
+    for value in part if isinstance(part, list) else part.values():
+        if isinstance(value, str):
+            yield value
+        else:
+            yield from pages(value)
+
+
+def test_each_page_is_in_the_navigation_once():
+    nav = yaml.safe_load((ROOT / "hack/site/mkdocs.yml").read_text())["nav"]
+    listed = list(pages(nav))
+    assert len(set(listed)) == len(listed)
+    assert [page for page in listed if not (ROOT / page).is_file()] == []
+    assert {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")} <= set(listed)
+
+
+def test_a_link_to_a_folder_leads_to_its_readme_and_one_to_nothing_is_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "source")
+    build.stage()
+    page = tmp_path / "source" / "docs" / "page.md"
+    link = build.LINK.search("see [the manifests](../daemonset) and [code](../nodeagent/cli.py)")
+    assert link is not None
+    assert build._linked(page, link) == "[the manifests](../daemonset/README.md)"
+    code = build.LINK.search("[code](../nodeagent/cli.py)")
+    assert code is not None
+    assert build._linked(page, code) == "code"
