@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -157,15 +157,16 @@ def _fault(node: str, link: NodeLink, pods: tuple[str, ...]) -> LinkFault:
         link.state or "",
         switch,
         port,
-        _unix(link.last_transition_time),
+        unix(link.last_transition_time),
         link.reasons,
         link.reason_details or link.reasons,
         pods,
     )
 
 
-def _unix(stamp: str | None) -> float | None:
-    """``None`` also for a time that no clock shows in UTC, such as the last hour of the year 9999 in New York."""
+def unix(stamp: str | None) -> float | None:
+    """A time as Unix time; ``None`` also for one that no clock shows in UTC, such as the last hour of the year 9999 in
+    New York."""
     try:
         return None if stamp is None else datetime.fromisoformat(stamp).astimezone(UTC).timestamp()
     except (ValueError, OverflowError):
@@ -260,28 +261,35 @@ def remedy_of(reason: str) -> str | None:
 
 def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> int:
     """Print the list once, or with ``--watch`` until it is ended. Return the exit code."""
-    if options.watch is None:
+
+    def look() -> tuple[str, bool]:
         preview = read_preview(options, whole_reports=True)
         found = troubles(preview)
-        print(_written(options, preview, found, now()))
-        return GOOD if preview.reports and not found else FAILED
+        if options.json:
+            text = json.dumps(document(preview, found, options.source or "cluster", now()), indent=2)
+        else:
+            text = as_text(preview, found, now(), screen())
+        return text, bool(preview.reports and not found)
+
+    return repeated(options, look)
+
+
+def repeated(options: argparse.Namespace, look: Callable[[], tuple[str, bool]]) -> int:
+    """Print what ``look`` returns, with ``--watch`` again and again. Its second value is whether all is well."""
+    if options.watch is None:
+        text, good = look()
+        print(text)
+        return GOOD if good else FAILED
     with watching() as paint:
         while True:
             try:
-                preview = read_preview(options, whole_reports=True)
-                paint(_written(options, preview, troubles(preview), now()))
+                paint(look()[0])
             except (ApiError, ConfigError, SourceError, UserFileError, OSError) as error:
                 note(str(error))
             time.sleep(max(options.watch, WATCH_MIN_S))
 
 
-def _written(options: argparse.Namespace, preview: Preview, found: list[FabricTrouble], now: float) -> str:
-    if options.json:
-        return json.dumps(document(preview, found, options.source or "cluster", now), indent=2)
-    return as_text(preview, found, now, screen())
-
-
-def document(preview: Preview, found: Iterable[FabricTrouble], source: str, now: float) -> Mapping[str, Any]:
+def document(preview: Preview, found: Iterable[FabricTrouble], source: str, now: float) -> dict[str, Any]:
     """The list for programs, in an envelope that says what was read and when."""
     return {
         "time": rfc3339(now),
@@ -301,21 +309,26 @@ def document(preview: Preview, found: Iterable[FabricTrouble], source: str, now:
 
 def as_text(preview: Preview, found: Sequence[FabricTrouble], now: float, on: Screen = PLAIN) -> str:
     """A block of lines for each trouble, and a last line with the counts."""
-    lines: list[str] = []
-    for one in found:
-        since = "" if one.since is None else f", for {lasting(now - one.since)}"
-        lines += wrapped(f"{one.where}: {one.what}{since}", on)
-        lines += (part for detail in _few(one.details) for part in wrapped(detail, on, "  "))
-        if one.pods:
-            lines += wrapped(f"pods: {', '.join(_few(one.pods))}", on, "  ")
-        lines += [*wrapped(f"do: {one.remedy}", on, "  "), ""]
     links = sum(len(report.links) for report in preview.reports.values())
     count = f"{len(found)} {'trouble' if len(found) == 1 else 'troubles'}" if found else "No trouble"
-    lines += wrapped(f"{count} in {len(preview.reports)} nodes with {links} links.", on)
-    return "\n".join(lines)
+    last = f"{count} in {len(preview.reports)} nodes with {links} links."
+    return "\n".join((*blocks(found, now, on), *wrapped(last, on)))
 
 
-def _few(names: Sequence[str]) -> list[str]:
+def blocks(found: Iterable[FabricTrouble], now: float, on: Screen = PLAIN) -> Iterator[str]:
+    """The lines of each trouble, and an empty one below them."""
+    for one in found:
+        since = "" if one.since is None else f", for {lasting(now - one.since)}"
+        yield from wrapped(f"{one.where}: {one.what}{since}", on)
+        for detail in few(one.details):
+            yield from wrapped(detail, on, "  ")
+        if one.pods:
+            yield from wrapped(f"pods: {', '.join(few(one.pods))}", on, "  ")
+        yield from (*wrapped(f"do: {one.remedy}", on, "  "), "")
+
+
+def few(names: Sequence[str]) -> list[str]:
+    """The first ``NAMES_MAX``, and how many more there are."""
     if len(names) <= NAMES_MAX:
         return [*names]
     return [*names[:NAMES_MAX], f"and {len(names) - NAMES_MAX} more"]
