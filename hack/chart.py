@@ -145,6 +145,7 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
         "templates/startup-taint.yaml": when(
             "startupTaint.enabled", needs_controller("startupTaint") + write(build("startup-taint", kubectl))
         ),
+        "templates/jobs.yaml": when("jobs.enabled", needs_controller("jobs") + write(build("jobs", kubectl))),
         "templates/kueue.yaml": when(
             "kueue.enabled", needs_controller("kueue") + write(build("kueue", kubectl))
         ),

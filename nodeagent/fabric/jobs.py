@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
+from nodeagent.base.plain_text import one_line
 from nodeagent.fabric.nodelinks import VfHolder, Wire
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.reports import STATE_LETTERS, CompactReport
@@ -39,6 +40,7 @@ _GENERATED = "podgroup-"
 KINDS = ("Job", *(kind for kind, _ in _LABELS), *dict.fromkeys(_OPERATORS.values()), "VolcanoGroup")
 ALIASES = {"trainjob": "JobSet", "vcjob": "VolcanoJob"}
 """A TrainJob is a JobSet of its name, and nothing in its pods names it."""
+NAME_MAX = 253
 _ENDED = frozenset(("Succeeded", "Failed"))
 _SOUND = frozenset((STATE_LETTERS["healthy"], STATE_LETTERS["unused"]))
 
@@ -53,6 +55,7 @@ class OwnerReference(Wire, frozen=True, kw_only=True):
 class PodMetadata(Wire, frozen=True, kw_only=True):
     name: str = ""
     namespace: str | None = None
+    resource_version: str | None = None
     creation_timestamp: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
@@ -97,7 +100,7 @@ class JobPod(NamedTuple):
 
 
 class JobFabric(NamedTuple):
-    """What a job has of the fabric.
+    """The nodes, leaf groups and links of a job.
 
     ``groups`` are the nodes by leaf group; an empty name: those in none. ``fewest`` leaf groups would do: the largest
     ones, filled one after the other. ``links`` are those of the VFs that the pods hold. ``faulty`` are those of them
@@ -133,7 +136,9 @@ def job_pod(pod: ListedPod) -> JobPod | None:
     if pod.status.phase in _ENDED or (named := _job_of(meta)) is None:
         return None
     since = pod.status.start_time or meta.creation_timestamp or ""
-    return JobPod(JobKey(meta.namespace or "", *named), meta.name, pod.spec.node_name or "", since)
+    kind, name = named
+    job = JobKey(meta.namespace or "", kind, one_line(name, NAME_MAX, ascii_only=True))
+    return JobPod(job, meta.name, pod.spec.node_name or "", since)
 
 
 def _job_of(meta: PodMetadata) -> tuple[str, str] | None:
@@ -161,7 +166,7 @@ def by_job(pods: Iterable[JobPod | None]) -> dict[JobKey, list[JobPod]]:
 
 
 class FabricOfJobs:
-    """What each job has of the fabric of ``plan``."""
+    """The ``JobFabric`` of any job in the fabric of ``plan``."""
 
     def __init__(self, plan: Plan, held: HeldLinks) -> None:
         self._place, self._held = plan.nodes.place, held
@@ -177,7 +182,7 @@ class FabricOfJobs:
         }
 
     def of(self, job: JobKey, pods: Iterable[JobPod]) -> JobFabric:
-        """What the job has with these pods."""
+        """The part of the fabric in which these pods of the job are."""
         pods = [pod for pod in pods if pod.node]
         links = sorted({(pod.node, link) for pod in pods for link in self.links_of(pod)})
         groups: dict[str, list[str]] = {}

@@ -22,8 +22,9 @@ from nodeagent.kube.client import ApiClient
 from nodeagent.topology.controller_config import FabricConfig, Output
 from nodeagent.topology.fabric_file import read_fabric
 from nodeagent.topology.hypernodes import OverlapMarker
+from nodeagent.topology.cluster_jobs import ClusterJobs
 from nodeagent.topology.min_links_marks import MinLinksMarker
-from nodeagent.topology.mirrors import ClusterMirror
+from nodeagent.topology.mirrors import ClusterMirror, PodIndex
 from nodeagent.topology.startup_taint import StartupTaints
 from nodeagent.topology.switches.switch_poller import SwitchPoller, SwitchReader
 from nodeagent.topology.switches.switch_settings import SwitchesSettings
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class FabricParts(NamedTuple):
-    """``marks``, ``startup`` and ``switches`` exist if configured."""
+    """``marks``, ``startup``, ``switches`` and ``jobs`` exist if configured."""
 
     outputs: tuple[Output, ...]
     planner: Planner
@@ -41,6 +42,7 @@ class FabricParts(NamedTuple):
     marks: MinLinksMarker | None
     startup: StartupTaints | None
     switches: SwitchPoller | None
+    jobs: ClusterJobs | None
 
 
 class FabricInForce:
@@ -95,8 +97,11 @@ class FabricInForce:
         """Keep the mirror's copies until cancelled."""
 
         async def copy(parts: FabricParts) -> None:
+            copies = parts.mirror.jobs()
+            if parts.jobs is not None:
+                copies["pods"] = parts.jobs.pods.run
             async with asyncio.TaskGroup() as group:
-                for name, job in parts.mirror.jobs().items():
+                for name, job in copies.items():
                     group.create_task(keep(name, job), name=name)
 
         await self.until_replaced(copy)
@@ -116,7 +121,8 @@ def make_parts(
 ) -> FabricParts:
     """Raises ``Fatal`` if this installation cannot do what is configured."""
     planner = Planner(config, topology)
-    mirror = ClusterMirror(reader, namespace, planner, config.label_keys)
+    pods = PodIndex(with_links=config.jobs)
+    mirror = ClusterMirror(reader, namespace, planner, config.label_keys, pods)
     switches = None
     if config.switches.method != "none":
         asking = _switch_reader(config.switches)
@@ -126,7 +132,8 @@ def make_parts(
         marks = MinLinksMarker(writer, config.nodes, config.min_links)
     overlaps = OverlapMarker(writer, enabled=config.overlap_condition)
     startup = StartupTaints(writer, namespace) if config.nodes.startup_taint else None
-    return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches)
+    jobs = ClusterJobs(reader, pods) if config.jobs else None
+    return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches, jobs)
 
 
 def _switch_reader(settings: SwitchesSettings) -> SwitchReader:
