@@ -159,6 +159,7 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             needs_controller("nodeFeatureGroups")
             + write(elsewhere("node-feature-groups", "nodeFeatureGroups", kubectl)),
         ),
+        "templates/jobs.yaml": when("jobs.enabled", needs_controller("jobs") + write(build("jobs", kubectl))),
         "templates/kueue.yaml": when(
             "kueue.enabled", needs_controller("kueue") + write(build("kueue", kubectl))
         ),

@@ -190,6 +190,8 @@ class Controller:
             others["startup taints"] = parts.startup.run
         for output, kept in parts.kept.items():
             others[output] = partial(self._keep, kept)
+        if parts.jobs is not None:
+            others["jobs"] = parts.jobs.lead
         tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in others.items()]
         try:
             await self._work()
@@ -277,6 +279,8 @@ class Controller:
         began = time.perf_counter()
         plan = await in_thread(self.planner.prepare(time.monotonic()))
         self.planner.accept(plan)
+        if self._parts.jobs is not None:
+            self._parts.jobs.plan = plan
         outcome, progress = plan.outcome, self.progress
         progress.plan_s = time.perf_counter() - began
         progress.plans += 1

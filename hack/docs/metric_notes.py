@@ -537,5 +537,9 @@ CONTROLLER: dict[str, Note] = {
     "switches": Note("silent: check address, credentials and access lists."),
     "switch_rounds_total": Note("Grows at the configured rate."),
     "switch_round_duration_seconds": Note("Near the configured interval: switches answer slowly."),
+    "job_links_degraded": Note(
+        "Above 0: nodeagent job -n NAMESPACE KIND/NAME names the links. At most 200 jobs, those in trouble first; "
+        "needs jobs and cluster.reportHolders."),
+    "job_leaf_groups": Note("Of the same jobs; nodeagent job prints the fewest possible beside it."),
     "task_restarts_total": Note("Rising: the log has the reason of each restart."),
 }  # fmt: skip

@@ -44,6 +44,7 @@ VERBS: dict[str, str] = {
     "claim": "claim.add",
     "doctor": "doctor.add",
     "trouble": "plan.add_trouble",
+    "job": "plan.add_job",
     "plan": "plan.add_plan",
     "explain": "plan.add_explain",
     "topology": "plan.add_topology",

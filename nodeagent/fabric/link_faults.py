@@ -75,15 +75,16 @@ def _fault(node: str, link: NodeLink, pods: tuple[str, ...]) -> LinkFault:
         link.state or "",
         switch,
         port,
-        _unix(link.last_transition_time),
+        unix(link.last_transition_time),
         link.reasons,
         link.reason_details or link.reasons,
         pods,
     )
 
 
-def _unix(stamp: str | None) -> float | None:
-    """``None`` also for a time that no clock shows in UTC, such as the last hour of the year 9999 in New York."""
+def unix(stamp: str | None) -> float | None:
+    """A time as Unix time; ``None`` also for one that no clock shows in UTC, such as the last hour of the year 9999 in
+    New York."""
     try:
         return None if stamp is None else datetime.fromisoformat(stamp).astimezone(UTC).timestamp()
     except (ValueError, OverflowError):

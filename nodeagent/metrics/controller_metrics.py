@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -15,6 +15,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from nodeagent import __version__
+from nodeagent.fabric.jobs import JobFabric
 from nodeagent.fabric.outcome import AnomalyKind, PlanOutcome
 from nodeagent.metrics.computed_family import ComputedFamily, by_key, computed, single
 from nodeagent.metrics.text_format import Series
@@ -66,6 +67,8 @@ class ControllerInput(msgspec.Struct, frozen=True):
     startup_taints: Mapping[str, int] | None = None
     """Writes by result, if configured."""
     configuration_fault: str = ""
+    jobs: Sequence[JobFabric] = ()
+    """The jobs that are shown, if configured; of the leader."""
 
 
 class _Families(Collector):
@@ -188,6 +191,11 @@ CONTROLLER_FAMILIES: tuple[ComputedFamily[ControllerInput], ...] = (
         _of_switches(lambda switches: single(switches.rounds))),
     computed("switch_round_duration_seconds", "", "Duration of the last round.",
         _of_switches(lambda switches: single(switches.round_s))),
+    computed("job_links_degraded", "namespace,kind,name",
+        "Links of the job's VFs that are neither healthy nor unused.",
+        lambda shown: ((one.job, len(one.faulty)) for one in shown.jobs)),
+    computed("job_leaf_groups", "namespace,kind,name", "Leaf groups with nodes of the job.",
+        lambda shown: ((one.job, one.leaf_groups) for one in shown.jobs)),
     computed("task_restarts_total", "task", "Tasks of the controller that failed and were restarted.",
         lambda shown: by_key(shown.restarts)),
 )  # fmt: skip

@@ -100,6 +100,14 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
         AccessSettings,
         setting("The web server of the controller, at --listen: TLS, access control and the fabric map."),
     ] = AccessSettings()
+    jobs: Annotated[
+        bool,
+        setting(
+            "Read the pods of the cluster, for metrics of the jobs that hold VFs and for the filter of the fabric map "
+            "by job. The VFs are known where agents have cluster.reportHolders. Off by default: it needs the right to "
+            "list and watch all pods (overlays/jobs)."
+        ),
+    ] = False
     overlap_condition: Annotated[
         bool,
         setting(

@@ -86,7 +86,9 @@ class ControllerPages:
         folders = {}
         if self._settings.ui:
             folders[PREFIX] = UiPages(
-                "fabric", self.live, {"node.json": self._node, "pods.json": self._pods}
+                "fabric",
+                self.live,
+                {"node.json": self._node, "pods.json": self._pods, "jobs.json": self._jobs},
             ).answer
         access = AccessControl(self._settings)
         server = WebServer({"/metrics": self.metrics, **probes}, access, folders)
@@ -113,6 +115,7 @@ class ControllerPages:
             "replica": self._replica,
             "leading": self._lease.leading,
             "leader": (self._lease.holder or "").rpartition("_")[0],
+            "jobs": self._fabric.parts.jobs is not None,
         }
 
     async def _node(self, parameters: Mapping[str, str]) -> Page:
@@ -142,13 +145,23 @@ class ControllerPages:
         found = await self._fabric.parts.mirror.pods.find(text, PODS_FOUND_MAX)
         return Page(200, msgspec.json.encode(found), JSON_TYPE)
 
+    async def _jobs(self, parameters: Mapping[str, str]) -> Page:
+        """The jobs whose kind, namespace and name contain a text, with their nodes."""
+        text, jobs = parameters.get("text", "").strip(), self._fabric.parts.jobs
+        if jobs is None:
+            return Page(404, b"set jobs: true in the configuration of the controller\n")
+        if len(text) > NAME_MAX:
+            return Page(400, b"give a part of the name\n")
+        return Page(200, msgspec.json.encode(await jobs.find(text, PODS_FOUND_MAX)), JSON_TYPE)
+
     # --- metrics and probes -----------------------------------------------------------------------------------
 
     def metrics(self, accept: str) -> Page:
         parts = self._fabric.parts
+        copies = {} if parts.jobs is None else {"pods": parts.jobs.pods}
         shown = ControllerInput(
             self._progress,
-            parts.mirror.parts(),
+            {**parts.mirror.parts(), **copies},
             self._writes.hypernodes.writes,
             self._writes.labels.writes,
             supervise.restarts,
@@ -157,6 +170,7 @@ class ControllerPages:
             marks=parts.marks,
             startup_taints=parts.startup.writes if parts.startup is not None else None,
             configuration_fault=self._fabric.fault,
+            jobs=() if parts.jobs is None else parts.jobs.shown,
         )
         return Page(200, *render(shown, openmetrics=negotiate(accept) != PLAIN))
 

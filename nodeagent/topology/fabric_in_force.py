@@ -19,6 +19,7 @@ from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.fabric import Planner
 from nodeagent.fabric.topology_file import Topology
 from nodeagent.kube.client import ApiClient
+from nodeagent.topology.cluster_jobs import ClusterJobs
 from nodeagent.topology.controller_config import FabricConfig, Output
 from nodeagent.topology.fabric_file import read_fabric
 from nodeagent.topology.hypernodes import OverlapMarker
@@ -31,7 +32,7 @@ from nodeagent.topology.kept_objects import (
     slurm_topology,
 )
 from nodeagent.topology.min_links_marks import MinLinksMarker
-from nodeagent.topology.mirrors import ClusterMirror
+from nodeagent.topology.mirrors import ClusterMirror, PodIndex
 from nodeagent.topology.startup_taint import StartupTaints
 from nodeagent.topology.switches.switch_poller import SwitchPoller, SwitchReader
 from nodeagent.topology.switches.switch_settings import SwitchesSettings
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class FabricParts(NamedTuple):
-    """``marks``, ``startup`` and ``switches`` exist if configured."""
+    """``marks``, ``startup``, ``switches`` and ``jobs`` exist if configured."""
 
     outputs: tuple[Output, ...]
     planner: Planner
@@ -52,6 +53,7 @@ class FabricParts(NamedTuple):
     switches: SwitchPoller | None
     kept: Mapping[str, KeptObjects]
     """By output."""
+    jobs: ClusterJobs | None
 
 
 class FabricInForce:
@@ -106,8 +108,11 @@ class FabricInForce:
         """Keep the mirror's copies until cancelled."""
 
         async def copy(parts: FabricParts) -> None:
+            copies = parts.mirror.jobs()
+            if parts.jobs is not None:
+                copies["pods"] = parts.jobs.pods.run
             async with asyncio.TaskGroup() as group:
-                for name, job in parts.mirror.jobs().items():
+                for name, job in copies.items():
                     group.create_task(keep(name, job), name=name)
 
         await self.until_replaced(copy)
@@ -132,7 +137,8 @@ def make_parts(
 ) -> FabricParts:
     """Raises ``Fatal`` if this installation cannot do what is configured."""
     planner = Planner(config, topology)
-    mirror = ClusterMirror(reader, namespace, planner, config.label_keys)
+    pods = PodIndex(with_links=config.jobs)
+    mirror = ClusterMirror(reader, namespace, planner, config.label_keys, pods)
     switches = None
     if config.switches.method != "none":
         asking = _switch_reader(config.switches)
@@ -142,6 +148,7 @@ def make_parts(
         marks = MinLinksMarker(writer, config.nodes, config.min_links)
     overlaps = OverlapMarker(writer, enabled=config.overlap_condition)
     startup = StartupTaints(writer, namespace) if config.nodes.startup_taint else None
+    jobs = ClusterJobs(reader, pods) if config.jobs else None
     kept = {}
     if "slurm" in config.outputs:
         wanted = partial(slurm_topology, config.slurm, config.fabric)
@@ -150,7 +157,7 @@ def make_parts(
     if "nodefeaturegroups" in config.outputs:
         groups, namespace = partial(node_feature_groups, config.fabric), config.node_feature_groups.namespace
         kept["nodefeaturegroups"] = KeptObjects(writer, write_log, NODE_FEATURE_GROUPS, namespace, groups)
-    return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches, kept)
+    return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches, kept, jobs)
 
 
 def _switch_reader(settings: SwitchesSettings) -> SwitchReader:

@@ -24,6 +24,7 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.plain_text import one_line
 from nodeagent.fabric import Planner
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
+from nodeagent.fabric.jobs import held_links
 from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain, VfHolder
 from nodeagent.fabric.reports import InternPool
 from nodeagent.kube.client import ApiClient
@@ -46,12 +47,7 @@ class FoundPod(msgspec.Struct, frozen=True):
     node: str
 
 
-class _Holder(msgspec.Struct):
-    namespace: str
-    pod: str
-
-
-_HOLDERS = msgspec.json.Decoder(tuple[_Holder, ...])
+_HOLDERS = msgspec.json.Decoder(tuple[VfHolder, ...])
 
 
 class PodIndex:
@@ -61,9 +57,12 @@ class PodIndex:
     take less than 2 MiB. The rest of a holder is asked of the API server when its node is selected.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_links: bool = False) -> None:
         self._pods: dict[str, str] = {}
         """``namespace/pod`` on lines of their own, by node."""
+        self._with_links = with_links
+        self.links: dict[str, dict[str, tuple[str, ...]]] = {}
+        """The links of each pod by node, if asked for."""
 
     def take(self, node: str, holders: bytes) -> bool:
         """Replace the pods of a node by those in the JSON of ``holders``. Unreadable ones count as none. Return whether
@@ -76,12 +75,15 @@ class PodIndex:
         if found:
             names = (f"{holder.namespace}/{holder.pod}" for holder in found)
             self._pods[node] = "\n".join(one_line(name, NAME_MAX, ascii_only=True) for name in names)
+            if self._with_links:
+                self.links[node] = held_links(found)
         else:
             self.forget(node)
         return self._pods.get(node) != before
 
     def forget(self, node: str) -> None:
         self._pods.pop(node, None)
+        self.links.pop(node, None)
 
     async def find(self, text: str, limit: int) -> tuple[FoundPod, ...]:
         """At most ``limit`` pods whose ``namespace/name`` contains ``text``."""
@@ -129,10 +131,15 @@ class ClusterMirror:
     controller may write."""
 
     def __init__(
-        self, client: ApiClient, namespace: str, listener: Planner, label_keys: Iterable[str]
+        self,
+        client: ApiClient,
+        namespace: str,
+        listener: Planner,
+        label_keys: Iterable[str],
+        pods: PodIndex | None = None,
     ) -> None:
         self.revision = 0
-        self.pods = PodIndex()
+        self.pods = pods or PodIndex()
         self._client = client
         self._waiters: list[asyncio.Future[None]] = []
         self._listener = listener

@@ -121,6 +121,11 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "controller": {"enabled": True, "fabric": text("overlays/node-feature-groups/fabric.yaml")},
         "nodeFeatureGroups": {"enabled": True},
     },
+    "overlays/jobs": {
+        "controller": {"enabled": True, "fabric": text("overlays/jobs/fabric.yaml")},
+        "jobs": {"enabled": True},
+        "config": text("overlays/jobs/nodeagent.yaml"),
+    },
     "overlays/gpu-processes": {
         "gpuProcesses": {"enabled": True},
         "config": text("overlays/gpu-processes/nodeagent.yaml"),
@@ -430,7 +435,7 @@ def test_a_value_changes_its_field_and_nothing_else() -> None:
     assert by_key(rest) == by_key([one for one in built("overlays/controller") if one["kind"] not in changed])
 
 
-@pytest.mark.parametrize("part", ["kueue", "marks", "startupTaint", "slurm", "nodeFeatureGroups"])
+@pytest.mark.parametrize("part", ["jobs", "kueue", "marks", "startupTaint", "slurm", "nodeFeatureGroups"])
 def test_a_part_of_the_controller_is_refused_without_the_controller(part: str) -> None:
     import helm_python as helm
 
@@ -479,7 +484,7 @@ def test_the_links_of_alerts_lead_to_the_runbook_of_the_values() -> None:
 
 
 def test_another_namespace_is_used_in_every_object() -> None:
-    on = ("controller", "nodeConditions", "marks", "startupTaint", "slurm", "nodeFeatureGroups")
+    on = ("controller", "nodeConditions", "marks", "startupTaint", "jobs", "slurm", "nodeFeatureGroups")
     manifests = render({one: {"enabled": True} for one in on}, "gpu-system")
     text = json.dumps(manifests)
     assert '"namespace": "nodeagent"' not in text

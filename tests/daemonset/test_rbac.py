@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from nodeagent.agent_config import load
 from nodeagent.base.backoff import RateLimit
 from nodeagent.cluster.affected_devices import Offered
 from nodeagent.cluster.agent_events import AgentEvents
@@ -43,6 +44,7 @@ from nodeagent.topology.controller_config import load_fabric
 from nodeagent_lab.sim.apiserver import ApiServer, RequestRecord
 from tests.cluster.test_node_report import RAILS, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree
+from tests.support import job_pods
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.manifests import Manifest, built, key, named, of_kind
 from tests.support.nfd import nfd_definition
@@ -602,6 +604,47 @@ async def test_without_a_right_to_such_an_object_the_controller_names_it(
 
 
 # Marks on Nodes
+
+JOBS_GRANTS = [("list", "", "pods"), ("watch", "", "pods")]
+
+
+async def jobs_at_work(server: ApiServer) -> None:
+    """The controller reads the pods of all namespaces. The fabric file is that of the overlay."""
+    held = named(built("overlays/jobs"), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
+    config = load_fabric(held, name="overlays/jobs")
+    place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
+    controller = Controller(config, Access(server.url, token=server.token(CONTROLLER)), place)
+    server.put(job_pods.of_job("first", node=FIRST[0]))
+    async with running(controller.run()):
+        jobs = controller.fabric.parts.jobs
+        assert jobs is not None
+        await server.until(lambda: len(jobs.pods.objects) == 1)
+        server.put(job_pods.of_job("second", node=FIRST[0], namespace="b"))
+        await server.until(lambda: len(jobs.pods.objects) == 2)
+
+
+async def test_the_jobs_need_exactly_the_rights_of_their_overlay() -> None:
+    manifests = built("overlays/jobs")
+    async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
+        await jobs_at_work(server)
+        assert not [seen for seen in server.requests if seen.status == 403]
+        asked = {granted(seen) for seen in server.requests}
+    assert asked >= set(JOBS_GRANTS)
+    assert sorted(CONTROLLER_GRANTS + JOBS_GRANTS) == allowed(manifests, CONTROLLER)
+    agents = named(manifests, "ConfigMap", "nodeagent")["data"]["nodeagent.yaml"]
+    assert load(agents, name="overlays/jobs").cluster.report_holders
+
+
+@pytest.mark.parametrize("grant", JOBS_GRANTS, ids="-".join)
+async def test_without_a_right_for_the_jobs_the_controller_names_it(
+    grant: Grant, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifests = built("overlays/jobs")
+    (found,) = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
+    caplog.set_level(logging.INFO)
+    async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
+        await missed(server, jobs_at_work(server), grant, caplog)
+
 
 MARKS_GRANTS = [("get", "", "nodes"), ("patch", "", "nodes/status")]
 

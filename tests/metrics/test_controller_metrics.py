@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from nodeagent import __version__
 from nodeagent.fabric import compute
+from nodeagent.fabric.jobs import JobFabric, JobKey
 from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES, ControllerInput, render
 
 
@@ -32,6 +33,7 @@ def full_input() -> ControllerInput:
         marks=SimpleNamespace(
             writes=Counter({("condition", "ok"): 1, ("taint", "ok"): 2}), spared=3, counts={"taint": 2}
         ),
+        jobs=[JobFabric(JobKey("ml", "JobSet", "llama"), {"a": ("n",)}, 1, (("n", "nic0"),), ())],
     )
 
 

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 import urllib3.util  # noqa: F401 - loaded here: Python 3.11 may fail to import in two threads at once (gh-106176)
+from msgspec import structs
 
 from nodeagent.fabric import FabricRules, HyperNode, Planner
 from nodeagent.fabric.fabric_settings import IMMEDIATE
@@ -24,9 +25,9 @@ from nodeagent.web import live_document
 from nodeagent.web.ui_files import self_contained
 from nodeagent_lab.demo.sample_reports import FILE, write_reports
 from nodeagent_lab.sim.apiserver.http import stop_listening
-from tests.controller.test_controller import cluster, groups, leaves, nodelinks, running
+from tests.controller.test_controller import RULES, cluster, groups, leaves, nodelinks, running
 from tests.fabric.test_fabric_view import published, view_of
-from tests.support import fabrics
+from tests.support import fabrics, job_pods
 from tests.support.chromium import Browser, Tab
 from tests.support.chromium import until as wait_until
 from tests.support.fabrics import End
@@ -522,6 +523,40 @@ async def test_a_pod_is_found_and_a_link_shows_who_holds_its_vfs_since_when_and_
         assert await asyncio.to_thread(tab.value, "document.images.length") == 0
         assert await asyncio.to_thread(tab.complaints) == []
         await asyncio.to_thread(tab.close)
+
+
+async def test_the_map_shows_the_nodes_of_a_job_alone_and_follows_its_pods(browser: Browser):
+    rules = structs.replace(RULES, jobs=True)
+    async with cluster() as server, running(server, rules) as controller:
+        for number, node in enumerate(("node-00", "node-12")):
+            server.put(job_pods.of_jobset("llama", number, node=node))
+        server.put(job_pods.of_job("llama-eval", node="node-01"))
+        await until(lambda: len(groups(server)) == 2)
+        jobs = controller.fabric.parts.jobs
+        await until(lambda: jobs is not None and len(jobs.pods.objects) == 3)
+        address = f"http://127.0.0.1:{await controller.port}/ui/"
+        tab = await asyncio.to_thread(browser.tab, address)
+        page = await asyncio.to_thread(MapPage, tab)
+        await asyncio.to_thread(tab.until, "document.querySelector('#job option') !== null")
+        offered = "[...document.querySelectorAll('#job option')].map((one) => one.value).sort()"
+        assert await asyncio.to_thread(tab.value, offered) == ["Job ml/llama-eval", "JobSet ml/llama"]
+        await asyncio.to_thread(tab.value, "document.querySelector('#job input').focus()")
+        await asyncio.to_thread(tab.type, "JobSet ml/llama")
+        await asyncio.to_thread(tab.key, "Enter")
+        rows = "document.getElementById('map').fabricMap.layout.blocks.flatMap((one) => one.nodes).length"
+        await asyncio.to_thread(tab.until, f"{rows} === 2")
+        assert (await asyncio.to_thread(page.hash))["job"] == "JobSet ml/llama"
+        server.put(job_pods.of_jobset("llama", 2, node="node-03"))
+        await until(lambda: jobs is not None and len(jobs.pods.objects) == 4)
+        server.put(nodelinks("node-03", leaves(0), state="degraded"))
+        await asyncio.to_thread(tab.until, f"{rows} === 3")
+        await asyncio.to_thread(tab.value, "history.back()")
+        await asyncio.to_thread(tab.until, f"{rows} === 8")
+        await asyncio.to_thread(tab.close)
+        gone = await asyncio.to_thread(browser.tab, f"{address}#job=Job+ml/none")
+        await asyncio.to_thread(gone.shows, "#job", "no such job")
+        assert await asyncio.to_thread(gone.complaints) == []
+        await asyncio.to_thread(gone.close)
 
 
 HOLD_REPORTS = """{

@@ -1,4 +1,4 @@
-"""The verbs of a fabric: trouble, plan (the HyperNodes that would be written), explain, topology and cabling."""
+"""The verbs of a fabric: trouble, job, plan (the HyperNodes that would be written), explain, topology and cabling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import FAILED, GOOD, Add, json_option, seconds
+from nodeagent.commands.options import FAILED, GOOD, USAGE, Add, json_option, seconds
 from nodeagent.commands.terminal import note, screen
 from nodeagent.commands.user_files import UserFileError
 
@@ -29,6 +29,31 @@ def add_trouble(add: Add) -> None:
         "or of a node that went down at once are one trouble. Pods are known where nodes report them\n"
         "(cluster.reportHolders). The result is 0 if nothing is wrong, 1 if something is or there is no report, and 2\n"
         "if the input cannot be read.",
+    )
+    source_options(parser)
+    form = parser.add_mutually_exclusive_group()
+    json_option(form)
+    form.add_argument(
+        "--watch", type=seconds, metavar="SECONDS", help="read again after this time, until Ctrl-C"
+    )
+
+
+def add_job(add: Add) -> None:
+    parser = add(
+        "job",
+        _job,
+        "the fabric of a job: its nodes, leaf groups and links, what is wrong with them, and who shares them",
+        "A Job, JobSet, TrainJob, MPIJob, PyTorchJob, RayCluster, job of Volcano, or gang of Volcano or Kueue. Its\n"
+        "links are those of the VFs that its pods hold, where nodes report them (cluster.reportHolders), else all\n"
+        "fabric links of its nodes. The result is 0 if nothing is wrong with them, 1 if something is, and 2 if the\n"
+        "name is that of no job or of several, or the input cannot be read.",
+    )
+    parser.add_argument("name", metavar="NAME|KIND/NAME")
+    parser.add_argument(
+        "-n",
+        "--namespace",
+        metavar="NAMESPACE",
+        help="read the pods of this namespace alone (default: of all)",
     )
     source_options(parser)
     form = parser.add_mutually_exclusive_group()
@@ -158,6 +183,18 @@ def _trouble(options: argparse.Namespace) -> int:
 
     log_to_stderr(options.log_level or "warning")
     return trouble.show(options)
+
+
+def _job(options: argparse.Namespace) -> int:
+    from nodeagent.commands.plan import job
+    from nodeagent.commands.plan.preview import SourceError
+
+    log_to_stderr(options.log_level or "warning")
+    try:
+        return job.show(options)
+    except SourceError as error:
+        note(str(error))
+        return USAGE
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -27,6 +27,7 @@ from nodeagent.commands.user_files import UserFileError
 from nodeagent.config.bounded_yaml import LOADER, Limits, bounded_events
 from nodeagent.fabric import hypernode, nodelinks
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError
+from nodeagent.fabric.jobs import ListedPod
 from nodeagent.fabric.nodelinks import NodeLinks, ReportError, VfHolder
 from nodeagent.fabric.planner import Planner
 
@@ -57,6 +58,8 @@ class Objects:
     """The reports as the planner takes them, by name, for a caller that gives a dict."""
     holders: dict[str, tuple[VfHolder, ...]] | None = None
     """The pods with VFs by node, for a caller that gives a dict."""
+    pods: list[ListedPod] | None = None
+    """The Pods, for a caller that gives a list."""
     refused: dict[str, str] = field(default_factory=dict)
     hypernodes: dict[str, HyperNode] = field(default_factory=dict)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -373,6 +376,12 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
         pairs = labels.items() if isinstance(labels, dict) else ()
         objects.stored += 1
         objects.nodes[_name(document)] = {str(key): str(value) for key, value in pairs}
+    elif kind == "Pod" and objects.pods is not None:
+        try:
+            objects.pods.append(msgspec.convert(document, ListedPod, strict=not lax))
+            objects.stored += 1
+        except msgspec.MsgspecError as error:
+            objects.notes.append(f"Pod {_name(document)} is ignored: {error}")
     else:
         return False
     return True

@@ -24,12 +24,13 @@ from nodeagent.commands.user_files import UserFileError
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
 from nodeagent.fabric.fabric_settings import FabricRules, HysteresisSettings
 from nodeagent.fabric.hypernode import LEAF
+from nodeagent.fabric.jobs import ListedPod
 from nodeagent.fabric.nodelinks import NodeLinks, VfHolder
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
-from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Partial, Resource
+from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, PODS, Partial, Resource
 from nodeagent.topology.fabric_file import read_fabric
 
 NO_CLUSTER = (
@@ -53,6 +54,8 @@ class Preview:
     """The reports as the planner takes them, if ``Objects.reports`` was a dict."""
     holders: Mapping[str, tuple[VfHolder, ...]]
     """The pods with VFs by node, if ``Objects.holders`` was a dict."""
+    pods: tuple[ListedPod, ...] = ()
+    """The Pods, if ``Objects.pods`` was a list."""
 
     @property
     def outcome(self) -> PlanOutcome:
@@ -64,23 +67,30 @@ class Preview:
 
 
 def read_preview(
-    options: argparse.Namespace, *, whole_reports: bool = False, with_holders: bool = False
+    options: argparse.Namespace,
+    *,
+    whole_reports: bool = False,
+    with_holders: bool = False,
+    with_pods: bool = False,
 ) -> Preview:
     """The plan for the input that the options of ``source_options`` name, with notes on stderr.
 
     ``whole_reports``: keep the reports too, which take a gigabyte for 100,000 nodes; ``with_holders``: keep the pods
-    that they name. Raises ``UserFileError``,
-    ``SourceError``, ``ConfigError`` and ``ApiError``."""
+    that they name; ``with_pods``: read Pods too. Raises ``UserFileError``, ``SourceError``, ``ConfigError`` and
+    ``ApiError``."""
     config, topology = read_fabric(options.fabric)
     read = make_objects(config, topology)
     if whole_reports:
         read.reports = {}
     if with_holders:
         read.holders = {}
+    if with_pods:
+        read.pods = []
     if options.source is not None:
         objects.read(options.source, read)
     else:
-        asyncio.run(read_cluster(cluster_access(options.kubeconfig), read))
+        namespace = options.namespace if with_pods else None
+        asyncio.run(read_cluster(cluster_access(options.kubeconfig), read, namespace))
     if options.current is not None:
         if options.current == options.source == "-":
             raise SourceError("the standard input can be read only once: give a file to --from or --current")
@@ -100,7 +110,8 @@ def make_preview(read: Objects) -> Preview:
     """Plan for all objects that were read."""
     read.complete()
     plan = read.planner.prepare(0.0)()
-    return Preview(plan, read.hypernodes, frozenset(read.nodes), read.reports or {}, read.holders or {})
+    reports, holders, pods = read.reports or {}, read.holders or {}, tuple(read.pods or ())
+    return Preview(plan, read.hypernodes, frozenset(read.nodes), reports, holders, pods)
 
 
 def _notes(plan: Plan, times: HysteresisSettings) -> Iterable[str]:
@@ -132,8 +143,9 @@ def cluster_access(file: Path | None) -> Access:
         ) from error
 
 
-async def read_cluster(cluster: Access, read: Objects) -> None:
-    """Read all objects of all namespaces, one page at a time. Raises ``ApiError``."""
+async def read_cluster(cluster: Access, read: Objects, namespace: str | None = None) -> None:
+    """Read all objects of all namespaces, one page at a time; Pods of ``namespace`` alone if it is given. Raises
+    ``ApiError`` and ``SourceError``."""
     client = ApiClient(cluster)
 
     def take_node(node: Partial) -> None:
@@ -148,11 +160,16 @@ async def read_cluster(cluster: Access, read: Objects) -> None:
         (HYPERNODES, partial(store, kind=HYPERNODES.kind), read.hypernodes.clear),
         (NODES.partial, take_node, read.nodes.clear),
     )
+    if read.pods is not None:
+        takes += ((PODS.typed(ListedPod), read.pods.append, read.pods.clear),)
     try:
         for resource, take, forget in takes:
             try:
-                await client.list_each(resource, take, forget)
+                of = namespace if resource.kind == PODS.kind else None
+                await client.list_each(resource, take, forget, namespace=of)
             except ApiError as error:
+                if resource.kind == PODS.kind and namespace is None:
+                    raise SourceError(f"{error}; -n NAMESPACE reads the pods of one namespace") from None
                 if not error.missing:
                     raise
                 read.notes.append(f"the cluster has no kind {resource.kind}: is its CRD installed?")

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from nodeagent.base.duration import duration
@@ -24,17 +24,30 @@ WATCH_MIN_S = 1.0
 
 def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> int:
     """Print the list once, or with ``--watch`` until it is ended. Return the exit code."""
-    if options.watch is None:
+
+    def look() -> tuple[str, bool]:
         preview = read_preview(options, whole_reports=True)
         found = troubles(preview.plan)
-        print(_written(options, preview, found, now()))
-        return GOOD if preview.reports and not found else FAILED
+        if options.json:
+            text = json.dumps(document(preview, found, options.source or "cluster", now()), indent=2)
+        else:
+            text = as_text(preview, found, now(), screen())
+        return text, bool(preview.reports and not found)
+
+    return repeated(options, look)
+
+
+def repeated(options: argparse.Namespace, look: Callable[[], tuple[str, bool]]) -> int:
+    """Print what ``look`` returns, with ``--watch`` again and again. Its second value is whether all is well."""
+    if options.watch is None:
+        text, good = look()
+        print(text)
+        return GOOD if good else FAILED
     text = ""
     with watching(in_place=not options.json) as paint:
         while True:
             try:
-                preview = read_preview(options, whole_reports=True)
-                text = _written(options, preview, troubles(preview.plan), now())
+                text, _ = look()
                 paint(text)
             except (ApiError, ConfigError, SourceError, UserFileError, OSError) as error:
                 paint(f"{text}\n\nnodeagent: {error}") if sys.stdout.isatty() else note(str(error))
@@ -42,13 +55,7 @@ def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> i
     return GOOD
 
 
-def _written(options: argparse.Namespace, preview: Preview, found: list[FabricTrouble], now: float) -> str:
-    if options.json:
-        return json.dumps(document(preview, found, options.source or "cluster", now), indent=2)
-    return as_text(preview, found, now, screen())
-
-
-def document(preview: Preview, found: Iterable[FabricTrouble], source: str, now: float) -> Mapping[str, Any]:
+def document(preview: Preview, found: Iterable[FabricTrouble], source: str, now: float) -> dict[str, Any]:
     """The list for programs, in an envelope that says what was read and when."""
     return {
         "time": rfc3339(now),
@@ -68,15 +75,19 @@ def document(preview: Preview, found: Iterable[FabricTrouble], source: str, now:
 
 def as_text(preview: Preview, found: Sequence[FabricTrouble], now: float, on: Screen = PLAIN) -> str:
     """A block of lines for each trouble, and a last line with the counts."""
-    lines: list[str] = []
-    for one in found:
-        since = "" if one.since is None else f", for {duration(now - one.since)}"
-        lines += wrapped(f"{one.where}: {one.what}{since}", on)
-        lines += (part for detail in few(one.details) for part in wrapped(detail, on, "  "))
-        if one.pods:
-            lines += wrapped(f"pods: {', '.join(few(one.pods))}", on, "  ")
-        lines += [*wrapped(f"do: {one.remedy}", on, "  "), ""]
     links = sum(len(report.links) for report in preview.reports.values())
     count = f"{len(found)} {'trouble' if len(found) == 1 else 'troubles'}" if found else "No trouble"
-    lines += wrapped(f"{count} in {len(preview.reports)} nodes with {links} links.", on)
-    return "\n".join(lines)
+    last = f"{count} in {len(preview.reports)} nodes with {links} links."
+    return "\n".join((*blocks(found, now, on), *wrapped(last, on)))
+
+
+def blocks(found: Iterable[FabricTrouble], now: float, on: Screen = PLAIN) -> Iterator[str]:
+    """The lines of each trouble, and an empty one below them."""
+    for one in found:
+        since = "" if one.since is None else f", for {duration(now - one.since)}"
+        yield from wrapped(f"{one.where}: {one.what}{since}", on)
+        for detail in few(one.details):
+            yield from wrapped(detail, on, "  ")
+        if one.pods:
+            yield from wrapped(f"pods: {', '.join(few(one.pods))}", on, "  ")
+        yield from (*wrapped(f"do: {one.remedy}", on, "  "), "")

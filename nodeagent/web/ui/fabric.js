@@ -6,6 +6,7 @@ import { count, download, el, plain, replace } from "./dom.js";
 import { asSvg } from "./drawing.js";
 import { FabricMap } from "./fabric_map.js";
 import { FabricModel } from "./fabric_model.js";
+import { JobFilter } from "./job_filter.js";
 import { asCsv, showLists } from "./lists.js";
 import { symbol } from "./parts.js";
 import { legendOf, readColors, roleSymbol, STATES } from "./symbols.js";
@@ -20,6 +21,7 @@ const view = new ViewState((values, changed) => {
   if (["color", "only", "rail", "fabric"].some((key) => changed.has(key))) showMap();
   if (changed.has("at")) showSelection(true);
   if (changed.has("list")) showSide();
+  if (changed.has("job") && connectionState.jobs) jobs.show(view.values.job);
   if (changed.has("view")) followView();
 });
 
@@ -28,6 +30,8 @@ const map = new FabricMap(byId("map"), {
   hover: showTip,
   moved: laterMoved(),
 });
+
+const jobs = new JobFilter(byId("job"), ask, (job) => view.set({ job }), showMap);
 
 function select(at) {
   view.set({ at });
@@ -43,6 +47,7 @@ connect((content) => {
   followView();
   showSelection(false);
   showSide();
+  if (connectionState.jobs) jobs.show(view.values.job);
   requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("nodeagent-painted")));
 }, (state) => {
   connectionState = state;
@@ -67,7 +72,7 @@ async function ask(question) {
 function showMap() {
   const { color, only, rail, fabric } = view.values;
   map.setColors(readColors());
-  map.show(model, { color, only, rail, fabric });
+  map.show(model, { color, only, rail, fabric, nodes: jobs.nodes });
   map.select(model.find(view.values.at), false);
   showSummary();
   showControls();

@@ -15,7 +15,7 @@ const CHAR = 5.6;
 const TRIED = [0.5, 0.7, 0.85, 1, 1.2, 1.45, 1.8, 2.4, 3.5];
 
 /**
- * Lay out the groups of a model. `filters` are {only, rail, fabric}; `aspect` is the width of the window by its
+ * Lay out the groups of a model. `filters` are {only, rail, fabric, nodes: the names of those to show, or null}; `aspect` is the width of the window by its
  * height. Returns {width, height, blocks, frames}.
  */
 export function layOut(model, filters, aspect) {
@@ -59,7 +59,8 @@ function arrange(model, blocks, uppers, aspect, final = false) {
 function makeBlock(model, group, index, filters) {
   const columns = group.columns.filter((column) =>
     (!filters.rail || (column.own && column.rail === filters.rail)) && (!filters.fabric || column.fabric === filters.fabric));
-  const nodes = filters.only === "trouble" ? group.nodes.filter((node) => model.hasTrouble(node)) : group.nodes;
+  const nodes = group.nodes.filter((node) =>
+    (filters.only !== "trouble" || model.hasTrouble(node)) && (!filters.nodes || filters.nodes.has(model.nodeName(node))));
   if (!nodes.length || !columns.length && filters.rail + filters.fabric) return null;
   const longest = nodes.reduce((most, node) => Math.max(most, model.nodeName(node).length), 0);
   const nameWidth = Math.min(longest, NAME_CHARS_MAX) * CHAR + 10;

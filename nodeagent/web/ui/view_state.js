@@ -1,6 +1,6 @@
 // The state of the view, in the part of the address after "#", so that a link leads to the same view.
 
-const DEFAULTS = { at: "", color: "health", only: "", rail: "", fabric: "", list: "trouble", view: "" };
+const DEFAULTS = { at: "", color: "health", only: "", rail: "", fabric: "", job: "", list: "trouble", view: "" };
 
 export class ViewState {
   /** `onChange(state, changed)` is called after each change, also by the Back button. */

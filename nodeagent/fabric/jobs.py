@@ -1,0 +1,215 @@
+"""Jobs in the fabric: which pods are one job, and its nodes, leaf groups and links. Pure.
+
+A pod names its job: by a label that the controller of the job sets, else by its owner, else by the annotation of a
+gang. The outermost job counts: the pods of a JobSet are those of a Job too. docs/reference/verified.md has the source
+of each name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import NamedTuple
+
+from nodeagent.base.plain_text import one_line
+from nodeagent.fabric.nodelinks import VfHolder, Wire
+from nodeagent.fabric.planner import Plan
+from nodeagent.fabric.reports import STATE_LETTERS, CompactReport
+
+_KUBEFLOW = "training.kubeflow.org"
+_OPERATORS = {
+    "mpi-operator": "MPIJob",
+    "mpijob-controller": "MPIJob",
+    "pytorchjob-controller": "PyTorchJob",
+    "tfjob-controller": "TFJob",
+    "jaxjob-controller": "JAXJob",
+    "paddlejob-controller": "PaddleJob",
+    "xgboostjob-controller": "XGBoostJob",
+}
+"""The kind by the label ``operator-name``: the launcher of an MPIJob has a Job as its owner."""
+_LABELS = (
+    ("RayCluster", "ray.io/cluster"),
+    ("JobSet", "jobset.sigs.k8s.io/jobset-name"),
+    ("VolcanoJob", "volcano.sh/job-name"),
+    ("KueueGroup", "kueue.x-k8s.io/pod-group-name"),
+)
+_GANG = "scheduling.k8s.io/group-name"
+_GENERATED = "podgroup-"
+"""Volcano makes a PodGroup of this name for each pod, or owner of pods, that has none."""
+KINDS = ("Job", *(kind for kind, _ in _LABELS), *dict.fromkeys(_OPERATORS.values()), "VolcanoGroup")
+ALIASES = {"trainjob": "JobSet", "vcjob": "VolcanoJob"}
+"""A TrainJob is a JobSet of its name, and nothing in its pods names it."""
+NAME_MAX = 253
+_ENDED = frozenset(("Succeeded", "Failed"))
+_SOUND = frozenset((STATE_LETTERS["healthy"], STATE_LETTERS["unused"]))
+
+
+class OwnerReference(Wire, frozen=True, kw_only=True):
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    controller: bool | None = None
+
+
+class PodMetadata(Wire, frozen=True, kw_only=True):
+    name: str = ""
+    namespace: str | None = None
+    resource_version: str | None = None
+    creation_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: tuple[OwnerReference, ...] | None = None
+
+
+class PodPlace(Wire, frozen=True, kw_only=True):
+    node_name: str | None = None
+
+
+class PodState(Wire, frozen=True, kw_only=True):
+    phase: str | None = None
+    start_time: str | None = None
+
+
+class ListedPod(Wire, frozen=True, kw_only=True):
+    """The used fields of a Pod."""
+
+    metadata: PodMetadata
+    spec: PodPlace = PodPlace()
+    status: PodState = PodState()
+
+
+class JobKey(NamedTuple):
+    """A job, ordered by its name. ``kind`` is one of ``KINDS``."""
+
+    namespace: str
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+class JobPod(NamedTuple):
+    """A pod that has not ended. ``node`` is empty until it has one; ``since``: its start, or its creation."""
+
+    job: JobKey
+    name: str
+    node: str
+    since: str
+
+
+class JobFabric(NamedTuple):
+    """The nodes, leaf groups and links of a job.
+
+    ``groups`` are the nodes by leaf group; an empty name: those in none. ``fewest`` leaf groups would do: the largest
+    ones, filled one after the other. ``links`` are those of the VFs that the pods hold. ``faulty`` are those of them
+    whose state is neither healthy nor unused.
+    """
+
+    job: JobKey
+    groups: Mapping[str, tuple[str, ...]]
+    fewest: int
+    links: tuple[tuple[str, str], ...]
+    faulty: tuple[tuple[str, str], ...]
+
+    @property
+    def leaf_groups(self) -> int:
+        return len(self.groups.keys() - {""})
+
+
+HeldLinks = Mapping[str, Mapping[str, tuple[str, ...]]]
+"""The links of a pod's VFs by node and ``namespace/pod``."""
+
+
+def held_links(holders: Iterable[VfHolder]) -> dict[str, tuple[str, ...]]:
+    """The links of each pod in a report."""
+    held: dict[str, set[str]] = {}
+    for holder in holders:
+        held.setdefault(f"{holder.namespace}/{holder.pod}", set()).update(vf.link for vf in holder.vfs)
+    return {pod: tuple(sorted(links)) for pod, links in held.items()}
+
+
+def job_pod(pod: ListedPod) -> JobPod | None:
+    """The pod as a part of its job; ``None``: it has ended, or is of no job."""
+    meta = pod.metadata
+    if pod.status.phase in _ENDED or (named := _job_of(meta)) is None:
+        return None
+    since = pod.status.start_time or meta.creation_timestamp or ""
+    kind, name = named
+    job = JobKey(meta.namespace or "", kind, one_line(name, NAME_MAX, ascii_only=True))
+    return JobPod(job, meta.name, pod.spec.node_name or "", since)
+
+
+def _job_of(meta: PodMetadata) -> tuple[str, str] | None:
+    labels, annotations = meta.labels or {}, meta.annotations or {}
+    operated = _OPERATORS.get(labels.get(f"{_KUBEFLOW}/operator-name", ""))
+    if operated and (name := labels.get(f"{_KUBEFLOW}/job-name")):
+        return operated, name
+    for kind, label in _LABELS:
+        if name := labels.get(label):
+            return kind, name
+    for owner in meta.owner_references or ():
+        if owner.controller and owner.kind == "Job" and owner.api_version.startswith("batch/"):
+            return "Job", owner.name
+    gang = annotations.get(_GANG, "")
+    return ("VolcanoGroup", gang) if gang and not gang.startswith(_GENERATED) else None
+
+
+def by_job(pods: Iterable[JobPod | None]) -> dict[JobKey, list[JobPod]]:
+    """The pods of each job."""
+    jobs: dict[JobKey, list[JobPod]] = {}
+    for pod in pods:
+        if pod is not None:
+            jobs.setdefault(pod.job, []).append(pod)
+    return jobs
+
+
+class FabricOfJobs:
+    """The ``JobFabric`` of any job in the fabric of ``plan``."""
+
+    def __init__(self, plan: Plan, held: HeldLinks) -> None:
+        self._place, self._held = plan.nodes.place, held
+        self._sizes = sorted(Counter(self._place.values()).values(), reverse=True)
+        self._faulty = {
+            node: {
+                name
+                for name, letter in zip(_names(report), report.states, strict=True)
+                if letter not in _SOUND
+            }
+            for node, report in plan.levels.reports.items()
+            if not _SOUND.issuperset(report.states)
+        }
+
+    def of(self, job: JobKey, pods: Iterable[JobPod]) -> JobFabric:
+        """The part of the fabric in which these pods of the job are."""
+        pods = [pod for pod in pods if pod.node]
+        links = sorted({(pod.node, link) for pod in pods for link in self.links_of(pod)})
+        groups: dict[str, list[str]] = {}
+        for node in sorted({pod.node for pod in pods}):
+            groups.setdefault(self._place.get(node, ""), []).append(node)
+        placed = sum(len(nodes) for name, nodes in groups.items() if name)
+        return JobFabric(
+            job,
+            {name: tuple(groups[name]) for name in sorted(groups)},
+            sum(placed > before for before in accumulate(self._sizes, initial=0)),
+            tuple(links),
+            tuple(link for link in links if link[1] in self._faulty.get(link[0], ())),
+        )
+
+    def links_of(self, pod: JobPod) -> tuple[str, ...]:
+        """The links of its VFs on its present node. A report that still names it on a former node does not count."""
+        return self._held.get(pod.node, {}).get(f"{pod.job.namespace}/{pod.name}", ())
+
+
+def _names(report: CompactReport) -> list[str]:
+    return [slot.link for slot in report.shape] + [other.link for other in report.others]
+
+
+def in_trouble_first(jobs: Iterable[JobFabric], limit: int) -> list[JobFabric]:
+    """At most ``limit`` jobs: those with most faulty links first, then those with most leaf groups to spare."""
+
+    def order(one: JobFabric) -> tuple[int, int, JobKey]:
+        return -len(one.faulty), one.fewest - one.leaf_groups, one.job
+
+    return sorted(jobs, key=order)[:limit]

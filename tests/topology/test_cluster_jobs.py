@@ -1,0 +1,177 @@
+"""The jobs of the cluster in the controller, against the stand-in API server: metrics, bound, moves, the map."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from nodeagent.controller import Controller
+from nodeagent.topology import cluster_jobs
+from nodeagent.topology.cluster_jobs import JOBS_MAX
+from nodeagent_lab.sim.apiserver import ApiServer
+from tests.controller.test_controller import RULES, cluster, groups, leaves, nodelinks, running
+from tests.support import job_pods
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
+WITH_JOBS = structs.replace(RULES, jobs=True)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_jobs, "EVERY_S", 0.05)
+
+
+def holding(node: str, unit: int, *pods: dict[str, Any], state: str = "healthy") -> dict[str, Any]:
+    """The report of a node on which these pods hold a VF of the first link."""
+    vfs = [{"link": "nic0", "pciAddress": "0000:18:00.1"}]
+    holders = [
+        {
+            "namespace": pod["metadata"]["namespace"], "pod": pod["metadata"]["name"], "vfs": vfs,
+            "since": job_pods.STARTED,
+        }
+        for pod in pods
+    ]  # fmt: skip
+    return nodelinks(node, leaves(unit), state=state) | {"holders": holders}
+
+
+def put(server: ApiServer, *pods: dict[str, Any]) -> None:
+    for pod in pods:
+        server.put(pod)
+
+
+def series(controller: Controller) -> dict[str, float]:
+    """The series of jobs on the metrics page."""
+    page = controller.pages.metrics("text/plain").body.decode()
+    return {
+        line.rpartition(" ")[0].removeprefix("nodeagent_job_"): float(line.rpartition(" ")[2])
+        for line in page.splitlines()
+        if line.startswith("nodeagent_job_")
+    }
+
+
+def of(job: str) -> str:
+    namespace, kind, name = job.split("/")
+    return f'{{kind="{kind}",name="{name}",namespace="{namespace}"}}'
+
+
+async def asked(controller: Controller, text: str) -> tuple[int, Any]:
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", await controller.port)
+        writer.write(
+            f"GET /ui/jobs.json?text={text} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+        )
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        status = int(head.split()[1])
+        return status, json.loads(body) if status == 200 else body.decode()
+
+
+async def test_the_links_and_leaf_groups_of_a_job_follow_its_pods() -> None:
+    async with cluster() as server, running(server, WITH_JOBS) as controller:
+        first, second = (job_pods.of_jobset("llama", n, node=f"node-{n}0") for n in range(2))
+        web = job_pods.of_job("cron", node="node-01")
+        put(server, first, second, web)
+        server.put(holding("node-00", 0, first))
+        server.put(holding("node-10", 1, second, state="down"))
+        degraded, used = (f"{noun}{of('ml/JobSet/llama')}" for noun in ("links_degraded", "leaf_groups"))
+        # A job without a VF is left out.
+        await until(lambda: series(controller) == {degraded: 1, used: 2})
+        moved = job_pods.of_jobset("llama", 1, node="node-03")
+        server.remove("pods", second["metadata"]["name"], "ml")
+        server.put(moved)
+        server.put(holding("node-03", 0, moved))
+        await until(lambda: series(controller) == {degraded: 0, used: 1})
+        for pod in (first, moved):
+            server.put(pod | {"status": {"phase": "Succeeded"}})
+        await until(lambda: series(controller) == {})
+
+
+async def test_the_question_of_the_map_finds_jobs_by_a_part_of_their_name() -> None:
+    async with cluster() as server, running(server, WITH_JOBS) as controller:
+        put(
+            server,
+            *(job_pods.of_mpijob("bert", n, node=f"node-0{n}") for n in range(2)),
+            job_pods.of_job("bert-2", namespace="b", node="node-10"),
+            job_pods.of_deployment("bert", node="node-11"),
+        )
+        parts = controller.fabric.parts
+        await until(lambda: parts.jobs is not None and len(parts.jobs.pods.objects) == 4)
+        bert = {"job": "MPIJob ml/bert", "nodes": ["node-00", "node-01"]}
+        assert await asked(controller, "BERT") == (200, [{"job": "Job b/bert-2", "nodes": ["node-10"]}, bert])
+        assert await asked(controller, "mpijob%20ml/bert") == (200, [bert])
+        assert await asked(controller, "zzz") == (200, [])
+        assert (await asked(controller, "x" * 400))[0] == 400
+    async with cluster() as server, running(server) as controller:
+        assert await asked(controller, "bert") == (
+            404,
+            "set jobs: true in the configuration of the controller\n",
+        )
+        await until(lambda: len(groups(server)) == 2)
+        assert {seen.resource for seen in server.requests}.isdisjoint({"pods"})
+
+
+async def test_a_missing_right_delays_neither_the_tree_nor_readiness(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with cluster() as server:
+        server.fail("403", resource="pods", times=None)
+        async with running(server, WITH_JOBS) as controller:
+            await until(lambda: len(groups(server)) == 2)
+            assert controller.pages._readyz("").status == 200
+            await until(lambda: any("resource=pods" in line for line in caplog.messages))
+            assert series(controller) == {}
+            server.heal()
+            pod = job_pods.of_job("late", node="node-00")
+            server.put(pod)
+            server.put(holding("node-00", 0, pod))
+            await until(lambda: f"leaf_groups{of('ml/Job/late')}" in series(controller))
+
+
+async def test_a_replica_that_follows_has_no_series_of_jobs() -> None:
+    async with cluster() as server, running(server, WITH_JOBS) as controller:
+        pod = job_pods.of_job("one", node="node-00")
+        server.put(pod)
+        server.put(holding("node-00", 0, pod))
+        await until(lambda: series(controller))
+        async with running(server, WITH_JOBS, "b") as other:
+            parts = other.fabric.parts
+            await until(lambda: parts.jobs is not None and parts.jobs.pods.objects)
+            assert series(other) == {}
+
+
+async def test_ten_thousand_jobs_make_two_hundred_series_of_each_family() -> None:
+    """Without an API server: the copy and the last plan are given."""
+    async with cluster(units=1) as server, running(server, WITH_JOBS) as controller:
+        parts = controller.fabric.parts
+        assert parts.jobs is not None
+        await until(lambda: parts.jobs is not None and parts.jobs.pods.synced.is_set())
+        for number in range(10_000):
+            pod = parts.jobs.pods._take(job_read(f"j{number:05}", f"node-0{number % 4}"))
+            parts.jobs.pods.objects[f"ml/{number}"] = pod
+        held = {f"ml/j{number:05}-0-x7k2p": ("nic0",) for number in range(10_000)}
+        parts.mirror.pods.links.update({f"node-0{n}": held for n in range(4)})
+        await until(lambda: len(series(controller)) == 2 * JOBS_MAX)
+        await until(lambda: parts.mirror.revision > 0)
+        server.put(nodelinks("node-03", leaves(0), state="down") | {"holders": []})
+        await until(lambda: parts.mirror.pods.links.get("node-03") is None)
+        parts.mirror.pods.links["node-03"] = held
+        await until(lambda: sum(series(controller).values()) == 2 * JOBS_MAX)
+        shown = {name for name, count in series(controller).items() if name.startswith("links_degraded")}
+        assert f"links_degraded{of('ml/Job/j00003')}" in shown
+        assert f"links_degraded{of('ml/Job/j00000')}" not in shown, (
+            "its series is gone: the others are in trouble"
+        )
+
+
+def job_read(name: str, node: str) -> Any:
+    from msgspec import convert
+
+    from nodeagent.fabric.jobs import ListedPod
+
+    return convert(job_pods.of_job(name, node=node), ListedPod)
