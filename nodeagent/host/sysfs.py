@@ -98,7 +98,7 @@ class Tree:
         return tuple(sorted(self._read(path, folders) or ()))
 
     def _read(self, path: str, read: Callable[[str], T]) -> T | None:
-        """Return what ``read`` returns for the path on the host; ``None`` if there is no such file."""
+        """The result of ``read`` for the path on the host; ``None`` if there is no such file."""
         try:
             return read(self._readable(path))
         except _ABSENT:

@@ -31,7 +31,7 @@ DEVICE_INFO_FILES = "device-info"
 
 
 class Question(msgspec.Struct, frozen=True):
-    """The question of the kubelet for a container: ``size`` of the ``free`` IDs, ``must`` among them.
+    """A question of the kubelet for a container: ``size`` of the ``free`` IDs, ``must`` among them.
 
     ``near`` are NICs that the same container probably has. ``later_sizes`` are the sizes to which earlier requests of
     this size grew, ``None`` if there was no request of this size.

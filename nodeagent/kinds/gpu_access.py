@@ -49,11 +49,6 @@ class GpuKind(DeviceKind, frozen=True):
     cdi_kind: str = CDI_KIND
     control_nodes: tuple[str, ...] = CONTROL_NODES
 
-    @property
-    def passed_nodes(self) -> tuple[str, ...]:
-        """The shared device nodes that the kubelet passes too; without them only the runtime adds device nodes."""
-        return self.control_nodes if self.pass_device_nodes else ()
-
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
         return {gpu.uuid: f"GPU {gpu.index} ({gpu.uuid})" for gpu in selected(snapshot, self.gpus)}
 
@@ -67,6 +62,30 @@ class GpuKind(DeviceKind, frozen=True):
     def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
         by_cdi = self.strategy == "cdi" and self.selects(snapshot)
         return frozenset(self.cdi_specs(snapshot)) if by_cdi else frozenset()
+
+    def access(self, gpus: Sequence[Gpu], env: tuple[tuple[str, str], ...] = ()) -> Allocation:
+        """Return the allocation of these GPUs. Without ``pass_device_nodes`` only the runtime adds device nodes.
+
+        Otherwise the kubelet passes the nodes too. They then survive a reset of the container's device cgroup, such as
+        a reload of systemd. A GPU without a known minor number is left to the runtime.
+        """
+        nodes: list[str] = []
+        if self.pass_device_nodes and self.control_nodes:
+            nodes = [f"/dev/nvidia{gpu.minor}" for gpu in gpus if gpu.minor is not None]
+            nodes.extend(self.control_nodes)
+        return self.access_named([gpu.uuid for gpu in gpus], nodes, env)
+
+    def access_named(
+        self, uuids: Sequence[str], nodes: Sequence[str], env: tuple[tuple[str, str], ...] = ()
+    ) -> Allocation:
+        """Return the allocation of GPUs or MIG devices, and of the device nodes that the kubelet passes."""
+        if self.strategy == "envvar":
+            env = (("NVIDIA_VISIBLE_DEVICES", ",".join(uuids)), *env)
+        return Allocation(
+            env=env,
+            device_nodes=tuple(DeviceNode(node, node) for node in nodes),
+            cdi_devices=tuple(f"{self.cdi_kind}={uuid}" for uuid in uuids) if self.strategy == "cdi" else (),
+        )
 
 
 def entry(gpu: Gpu, ids: tuple[str, ...], health: Health) -> Devices:
@@ -95,45 +114,6 @@ def held_elsewhere(
         for uuid in (device.partition("::")[0] for device in holding.device_ids)
         if uuid in uuids
     }
-
-
-def grant(
-    gpus: Sequence[Gpu],
-    *,
-    strategy: Strategy,
-    cdi_kind: str,
-    control_nodes: Sequence[str],
-    env: tuple[tuple[str, str], ...] = (),
-) -> Allocation:
-    """Return the allocation of these GPUs. If ``control_nodes`` is empty, only the runtime adds device nodes.
-
-    Otherwise the kubelet passes the nodes too. They then survive a reset of the container's device cgroup, such as
-    a reload of systemd. A GPU without a known minor number is left to the runtime.
-    """
-    uuids = [gpu.uuid for gpu in gpus]
-    nodes: list[str] = []
-    if control_nodes:
-        nodes = [f"/dev/nvidia{gpu.minor}" for gpu in gpus if gpu.minor is not None]
-        nodes.extend(control_nodes)
-    return grant_named(uuids, nodes, strategy=strategy, cdi_kind=cdi_kind, env=env)
-
-
-def grant_named(
-    uuids: Sequence[str],
-    nodes: Sequence[str],
-    *,
-    strategy: Strategy,
-    cdi_kind: str,
-    env: tuple[tuple[str, str], ...] = (),
-) -> Allocation:
-    """Return the allocation of GPUs or MIG devices, and of the device nodes that the kubelet passes."""
-    if strategy == "envvar":
-        env = (("NVIDIA_VISIBLE_DEVICES", ",".join(uuids)), *env)
-    return Allocation(
-        env=env,
-        device_nodes=tuple(DeviceNode(node, node) for node in nodes),
-        cdi_devices=tuple(f"{cdi_kind}={uuid}" for uuid in uuids) if strategy == "cdi" else (),
-    )
 
 
 def cdi_devices(snapshot: Snapshot) -> cdi.CdiDevices:

@@ -149,13 +149,8 @@ class GpuMemory(gpu_access.GpuKind, frozen=True):
 
     def show(self, gpus: Sequence[Gpu], env: tuple[tuple[str, str], ...] = ()) -> Allocation:
         """Return what a container gets that sees the GPUs and has no share of them."""
-        return gpu_access.grant(
-            gpus,
-            strategy=self.strategy,
-            cdi_kind=self.cdi_kind,
-            control_nodes=self.passed_nodes,
-            env=(*env, (f"NODEAGENT_GPU_UUID{_end(self.number)}", ",".join(gpu.uuid for gpu in gpus))),
-        )
+        uuids = ",".join(gpu.uuid for gpu in gpus)
+        return self.access(gpus, (*env, (f"NODEAGENT_GPU_UUID{_end(self.number)}", uuids)))
 
     def _through_mps(self, allocation: Allocation, gpu: Gpu, mib: int) -> Allocation:
         """Add the variables and mounts of a share of one GPU. A container has one daemon."""

@@ -85,9 +85,7 @@ class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
         if self.pass_device_nodes:
             nodes = [node for device, gpu in chosen for node in gpu_access.mig_nodes(device, gpu)]
             nodes.extend(self.control_nodes)
-        return gpu_access.grant_named(
-            [device.uuid for device, _ in chosen], nodes, strategy=self.strategy, cdi_kind=self.cdi_kind
-        )
+        return self.access_named([device.uuid for device, _ in chosen], nodes)
 
     def _members(self, snapshot: Snapshot) -> dict[str, tuple[MigDevice, Gpu]]:
         """Return the MIG devices by UUID, in the order of the GPUs."""

@@ -31,7 +31,7 @@ from nodeagent.kinds import (
     unhealthy,
     unknown,
 )
-from nodeagent.kinds.enforcement import Level, level_of, sets_variables
+from nodeagent.kinds.enforcement import Level, level_of
 from nodeagent.kinds.gpu_memory import GpuMemory
 
 NUMBER, MEMORY, CORES = "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory", "volcano.sh/vgpu-cores"
@@ -113,19 +113,7 @@ class VgpuPlaces(DeviceKind, frozen=True):
             )
         gpus = [gpu for gpu in gpu_access.selected(snapshot, self.memory.gpus) if gpu.uuid in chosen]
         self._check(snapshot, waiting, gpus)
-        each = str(waiting.gpus[0].slices * self.memory.slice_mib)
-        limits = (("NVIDIA_GPU_MEMORY_REQUEST", each), ("NVIDIA_GPU_MEMORY_LIMIT", each))
-        return gpu_access.grant(
-            gpus,
-            strategy=self.memory.strategy,
-            cdi_kind=self.memory.cdi_kind,
-            control_nodes=self.memory.passed_nodes,
-            env=(
-                *(limits if sets_variables(self.memory.enforcement, snapshot) else ()),
-                ("NODEAGENT_GPU_UUID", ",".join(gpu.uuid for gpu in gpus)),
-                ("NODEAGENT_GPU_MEM_MIB", each),
-            ),
-        )
+        return self.memory.grant(snapshot, gpus, waiting.gpus[0].slices * self.memory.slice_mib)
 
     def _check(self, snapshot: Snapshot, waiting: VgpuWaiting, gpus: Sequence[Gpu]) -> None:
         """Raise ``Refused`` if a GPU is Unhealthy, or lacks the memory: annotations may be forged or old."""

@@ -32,12 +32,7 @@ class WholeGpus(gpu_access.GpuKind, frozen=True):
         return [gpu.uuid for gpu in group if gpu.uuid not in asked.must]
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
-        return gpu_access.grant(
-            self._usable(snapshot, requested(self.resource, ids)),
-            strategy=self.strategy,
-            cdi_kind=self.cdi_kind,
-            control_nodes=self.passed_nodes,
-        )
+        return self.access(self._usable(snapshot, requested(self.resource, ids)))
 
     def _members(self, snapshot: Snapshot) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in gpu_access.selected(snapshot, self.gpus) if not gpu.mig)
