@@ -182,6 +182,10 @@ def push(options: argparse.Namespace) -> None:
     Skopeo, Helm and cosign share one file of credentials, $REGISTRY_AUTH_FILE.
     """
     need("skopeo")
+    if not (options.out / "IMAGE").is_file():
+        raise ReleaseError(
+            f'{options.out} has no release: make release ARGS="build --registry {options.registry}"'
+        )
     import helm_python as helm
 
     version, registry = versions.current(), options.registry.rstrip("/")
