@@ -34,9 +34,9 @@ The chart of a release names its image by digest. The chart in the repository na
 registry: add `--set image.repository=REGISTRY/nodeagent`.
 
 `helm test` runs `nodeagent doctor` in a pod with the folders and rights of an agent: on one node of each pool, or of
-all nodes. It changes nothing, and fails if something must be fixed. Its log has each finding with its remedy. The pod
-stays until the next test. For a node of your choice use `kubectl nodeagent doctor NODE`, with
-`daemonset/kubectl-nodeagent` in your PATH.
+all nodes. It changes nothing, and fails if something must be fixed. Its log has each finding with its remedy. For a
+node of your choice use `kubectl nodeagent doctor NODE`, with `daemonset/kubectl-nodeagent` in your PATH. The pod stays
+until the next test, also after `helm uninstall`: `kubectl delete pod -l app.kubernetes.io/component=test`.
 
 Install one release per cluster. The pages of the repository explain the rest: `docs/install.md`, `docs/security.md`
 for every right, `docs/upgrade.md` for updates and the removal.

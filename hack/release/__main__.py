@@ -121,6 +121,7 @@ def refuse(complaints: list[str]) -> None:
 def make_files(options: argparse.Namespace) -> None:
     for tool in TOOLS:
         need(tool)
+    source = options.source or address()
     architectures = tuple(options.arch or checks.ARCHITECTURES)
     complaints = checks.all_complaints(options.base, architectures)
     if options.untagged:
@@ -132,18 +133,28 @@ def make_files(options: argparse.Namespace) -> None:
         commit=commit,
         created=created,
         epoch=epoch,
-        source=options.source or address(),
+        source=source.rstrip("/"),
         registry=options.registry.rstrip("/"),
         base=options.base or checks.base_image(checks.BASE.read_text()),
         architectures=architectures,
         build_options=tuple(options.build_option),
     )
-    shutil.rmtree(options.out, ignore_errors=True)
-    options.out.mkdir(parents=True)
+    empty(options.out)
     with tempfile.TemporaryDirectory() as stage:
         build.build(release, Path(stage), options.out)
     for file in (build.SUMS, "IMAGE"):
         print((options.out / file).read_text(), end="")
+
+
+def empty(folder: Path) -> None:
+    """Make the folder, without the files of an earlier release. Files of anybody else are never removed."""
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / "IMAGE").is_file():
+            raise ReleaseError(
+                f"{folder} is not empty and has no release in it: name another folder with --out"
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def address() -> str:
@@ -171,6 +182,10 @@ def push(options: argparse.Namespace) -> None:
     Skopeo, Helm and cosign share one file of credentials, $REGISTRY_AUTH_FILE.
     """
     need("skopeo")
+    if not (options.out / "IMAGE").is_file():
+        raise ReleaseError(
+            f'{options.out} has no release: make release ARGS="build --registry {options.registry}"'
+        )
     import helm_python as helm
 
     version, registry = versions.current(), options.registry.rstrip("/")

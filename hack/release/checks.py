@@ -19,6 +19,10 @@ GLIBC = 36
 """The minor version of glibc in Debian 12, the base of the image."""
 
 
+NO_WHEEL = ("No matching distribution", "DO NOT MATCH THE HASHES")
+"""The answers of pip where no wheel fits, or none of those whose hashes the lock has."""
+
+
 def all_complaints(base: str | None, architectures: tuple[str, ...] = tuple(ARCHITECTURES)) -> list[str]:
     version = versions.current()
     tags = git("tag", "--points-at", "HEAD").split()
@@ -101,6 +105,6 @@ def pip_has_wheels(names: list[str], architecture: str) -> bool:
             text=True,
             check=False,
         )
-    if done.returncode and "No matching distribution" not in done.stderr:
+    if done.returncode and not any(answer in done.stderr for answer in NO_WHEEL):
         raise ReleaseError(f"pip could not look for wheels of {', '.join(names)}: {done.stderr.strip()}")
     return done.returncode == 0

@@ -329,6 +329,18 @@ def test_a_remote_without_an_https_address_asks_for_one(remote: str) -> None:
         command.https(remote)
 
 
+def test_a_folder_with_other_files_is_never_emptied(tmp_path: Path) -> None:
+    command.empty(tmp_path / "new")
+    command.empty(tmp_path / "new")
+    (tmp_path / "new" / "IMAGE").write_text("x")
+    command.empty(tmp_path / "new")
+    assert not list((tmp_path / "new").iterdir())
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(ReleaseError, match="--out"):
+        command.empty(tmp_path)
+    assert (tmp_path / "mine.txt").exists()
+
+
 def test_a_missing_tool_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ReleaseError, match="apt-get install buildah"):
