@@ -19,6 +19,7 @@ from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.fabric import Planner
 from nodeagent.fabric.topology_file import Topology
 from nodeagent.kube.client import ApiClient
+from nodeagent.kube.resource import HYPERNODES
 from nodeagent.topology.controller_config import FabricConfig, Output
 from nodeagent.topology.fabric_file import read_fabric
 from nodeagent.topology.hypernodes import OverlapMarker
@@ -29,6 +30,7 @@ from nodeagent.topology.kept_objects import (
     KeptObjects,
     node_feature_groups,
     slurm_topology,
+    trouble_annotations,
 )
 from nodeagent.topology.min_links_marks import MinLinksMarker
 from nodeagent.topology.mirrors import ClusterMirror
@@ -150,6 +152,8 @@ def make_parts(
     if "nodefeaturegroups" in config.outputs:
         groups, namespace = partial(node_feature_groups, config.fabric), config.node_feature_groups.namespace
         kept["nodefeaturegroups"] = KeptObjects(writer, write_log, NODE_FEATURE_GROUPS, namespace, groups)
+    if config.trouble_annotation and "hypernodes" in config.outputs:
+        kept["trouble"] = KeptObjects(writer, write_log, HYPERNODES, None, trouble_annotations)
     return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches, kept)
 
 
