@@ -19,11 +19,11 @@ from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.fabric import Planner
 from nodeagent.fabric.topology_file import Topology
 from nodeagent.kube.client import ApiClient
-from nodeagent.kube.resource import HYPERNODES
 from nodeagent.topology.controller_config import FabricConfig, Output
 from nodeagent.topology.fabric_file import read_fabric
 from nodeagent.topology.hypernodes import OverlapMarker
 from nodeagent.topology.kept_objects import (
+    ANNOTATED,
     CONFIG_MAPS,
     NODE_FEATURE_GROUPS,
     SLURM_CONFIG_MAP,
@@ -153,7 +153,7 @@ def make_parts(
         groups, namespace = partial(node_feature_groups, config.fabric), config.node_feature_groups.namespace
         kept["nodefeaturegroups"] = KeptObjects(writer, write_log, NODE_FEATURE_GROUPS, namespace, groups)
     if config.trouble_annotation and "hypernodes" in config.outputs:
-        kept["trouble"] = KeptObjects(writer, write_log, HYPERNODES, None, trouble_annotations)
+        kept["trouble"] = KeptObjects(writer, write_log, ANNOTATED, None, trouble_annotations)
     return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches, kept)
 
 

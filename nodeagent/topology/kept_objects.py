@@ -19,6 +19,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from nodeagent.base.bounded_calls import in_thread
@@ -51,8 +52,9 @@ CONFIG_MAPS: Resource[Json] = Resource("", "v1", "configmaps", "ConfigMap", True
 NODE_FEATURE_GROUPS: Resource[Json] = Resource(
     "nfd.k8s-sigs.io", "v1alpha1", "nodefeaturegroups", "NodeFeatureGroup", True, dict
 )
+ANNOTATED = replace(HYPERNODES, metadata_only=True)
 BOTH = (CONFIG_MAPS, NODE_FEATURE_GROUPS)
-WRITTEN = {"create": BOTH, "patch": (*BOTH, HYPERNODES), "delete": (NODE_FEATURE_GROUPS,)}
+WRITTEN = {"create": BOTH, "patch": (*BOTH, ANNOTATED), "delete": (NODE_FEATURE_GROUPS,)}
 """By verb. The one ConfigMap is never deleted."""
 
 Wanted = Callable[[PlanOutcome], Mapping[str, Json] | None]
@@ -141,18 +143,17 @@ class KeptObjects:
             return True
         stored = await self._read()
         names = wanted.keys() | stored.keys()
-        if self._resource is HYPERNODES:
+        if self._resource is ANNOTATED:
             names = wanted.keys() & stored.keys()
         due = [name for name in sorted(names) if not _same(wanted.get(name), stored.get(name))]
         due.sort(key=lambda name: self._written.get(name, 0.0))
         failed: ApiError | None = None
-        for name in due[:AT_ONCE] if self._resource is HYPERNODES else due:
+        for name in due[:AT_ONCE] if self._resource is ANNOTATED else due:
             body, known = wanted.get(name), stored.get(name)
             verb = "delete" if body is None else "create" if known is None else "patch"
-            result = "ok"
+            self._written[name], result = time.monotonic(), "ok"
             try:
                 await self._write(name, body, known)
-                self._written[name] = time.monotonic()
             except ApiError as error:
                 failed, result = error, str(error)
             place = "/".join(filter(None, (self._namespace, name)))
@@ -161,7 +162,7 @@ class KeptObjects:
                 break
         if failed is not None:
             raise failed
-        return self._resource is not HYPERNODES or len(due) <= AT_ONCE
+        return self._resource is not ANNOTATED or len(due) <= AT_ONCE
 
     async def _read(self) -> dict[str, Json]:
         """Our objects by name."""
