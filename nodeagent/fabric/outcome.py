@@ -16,6 +16,10 @@ from typing import Literal
 import msgspec
 
 from nodeagent.fabric.hypernode import HyperNode
+from nodeagent.fabric.reports import STATE_LETTERS, CompactReport
+
+_STATES = {letter: state for state, letter in STATE_LETTERS.items()}
+_SOUND = {STATE_LETTERS["healthy"], STATE_LETTERS["unused"]}
 
 
 class AnomalyKind(StrEnum):
@@ -125,7 +129,7 @@ class PlanOutcome:
     ``hypernodes`` are ordered by tier and name. ``labels`` are those of each placed node. ``relabel`` patches the
     labels of known Nodes; ``None`` removes a label. ``next_at`` is when time alone changes the result: plan again
     then. ``waiting`` counts moves that wait. ``overlapping`` are the foreign HyperNodes that overlap each
-    published object.
+    published object. ``reports`` are those that it was planned from.
     """
 
     hypernodes: tuple[HyperNode, ...]
@@ -141,6 +145,26 @@ class PlanOutcome:
     waiting: int = 0
     placed: int = 0
     next_at: float | None = None
+    reports: Mapping[str, CompactReport] = field(default_factory=dict)
+
+
+def in_trouble(
+    wanted: Mapping[str, HyperNode], reports: Mapping[str, CompactReport], name: str
+) -> tuple[int, dict[str, list[str]]]:
+    """The number of nodes below a HyperNode, and those with links of the fabric in trouble, by the links' state."""
+    nodes, todo = set[str](), [name]
+    while todo:
+        if (hypernode := wanted.get(todo.pop())) is not None:
+            nodes.update(hypernode.nodes)
+            todo += hypernode.children
+    found: dict[str, list[str]] = {}
+    for node in sorted(nodes):
+        report = reports.get(node)
+        letters = set("" if report is None else report.states[: len(report.shape)]) - _SOUND
+        states = {_STATES[letter] for letter in letters} if report is not None else {"not reported"}
+        for state in states:
+            found.setdefault(state, []).append(node)
+    return len(nodes), found
 
 
 def obstacles(outcome: PlanOutcome) -> dict[str, str]:

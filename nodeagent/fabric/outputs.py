@@ -70,6 +70,7 @@ def make_outcome(
         waiting=sum(len(placement.pending) for placement in placements),
         placed=len(nodes.place) - len(trimmed),
         next_at=min((end for end in ends if end is not None and end > now), default=None),
+        reports=levels.reports,
     )
 
 

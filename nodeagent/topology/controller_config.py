@@ -116,6 +116,14 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
             "begins or ends."
         ),
     ] = False
+    trouble_annotation: Annotated[
+        bool,
+        setting(
+            "Set the annotation nodeagent.io/trouble on our HyperNodes: how many of their nodes have links in trouble, "
+            "and why, such as: 3 of 32 nodes: degraded 1, down 2. At most 10 writes a minute; off by default for the "
+            "same reason as overlapCondition."
+        ),
+    ] = False
 
 
 def load_fabric(text: str, *, name: str, remark: Remark = unsaid) -> FabricConfig:

@@ -24,12 +24,14 @@ from nodeagent.topology.controller_config import FabricConfig, Output
 from nodeagent.topology.fabric_file import read_fabric
 from nodeagent.topology.hypernodes import OverlapMarker
 from nodeagent.topology.kept_objects import (
+    ANNOTATED,
     CONFIG_MAPS,
     NODE_FEATURE_GROUPS,
     SLURM_CONFIG_MAP,
     KeptObjects,
     node_feature_groups,
     slurm_topology,
+    trouble_annotations,
 )
 from nodeagent.topology.min_links_marks import MinLinksMarker
 from nodeagent.topology.mirrors import ClusterMirror, PodIndex
@@ -157,6 +159,8 @@ def make_parts(
     if "nodefeaturegroups" in config.outputs:
         groups, namespace = partial(node_feature_groups, config.fabric), config.node_feature_groups.namespace
         kept["nodefeaturegroups"] = KeptObjects(writer, write_log, NODE_FEATURE_GROUPS, namespace, groups)
+    if config.trouble_annotation and "hypernodes" in config.outputs:
+        kept["trouble"] = KeptObjects(writer, write_log, ANNOTATED, None, trouble_annotations)
     return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches, kept, jobs)
 
 

@@ -1,10 +1,13 @@
-"""Objects for other programs that follow the tree: a ConfigMap with Slurm's topology, and NFD's groups of nodes.
+"""Objects for other programs that follow the tree: a ConfigMap with Slurm's topology, NFD's groups of nodes, and an
+annotation of our HyperNodes with the nodes in trouble.
 
 Rules:
 
 * Each change makes slurmctld read its configuration again, or NFD match all nodes. So an object is written only when
   its content differs, and the objects of a kind at most once in ``PAUSE_S``. A text that comes and goes with the health
   of links is in none of them.
+* Of the HyperNodes at most ``AT_ONCE`` get another annotation in this time, those first that have waited for longest:
+  Volcano rebuilds a part of its tree at each write, and links of all nodes may flap.
 * A tree without nodes changes nothing: it is more often an error than the wish to empty another program's file.
 * What another one has edited or deleted is restored within ``CHECK_S``. Objects of another owner stay as they are.
 * A kind that cannot be written delays neither the tree nor the other kind.
@@ -14,7 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from nodeagent.base.bounded_calls import in_thread
@@ -22,16 +27,18 @@ from nodeagent.cluster.retry import FailureLog
 from nodeagent.fabric.fabric_settings import FabricName
 from nodeagent.fabric.hypernode import LEAF, OURS, OWNER_LABEL, labels_of
 from nodeagent.fabric.node_lists import NodeLists, NoDomainsError, expanded
-from nodeagent.fabric.outcome import PlanOutcome
+from nodeagent.fabric.outcome import PlanOutcome, in_trouble
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import NotLeading
-from nodeagent.kube.resource import Json, Resource, metadata
+from nodeagent.kube.resource import HYPERNODES, Json, Resource, metadata
 from nodeagent.topology.controller_config import SlurmSettings
 from nodeagent.topology.write_log import WriteLog
 
 log = logging.getLogger(__name__)
 
 PAUSE_S, CHECK_S = 60.0, 600.0
+AT_ONCE = 10
+TROUBLE = "nodeagent.io/trouble"
 SLURM_CONFIG_MAP = "nodeagent-slurm-topology"
 _FORMS = {
     "tree": ("slurm", "topology.conf"),
@@ -45,8 +52,9 @@ CONFIG_MAPS: Resource[Json] = Resource("", "v1", "configmaps", "ConfigMap", True
 NODE_FEATURE_GROUPS: Resource[Json] = Resource(
     "nfd.k8s-sigs.io", "v1alpha1", "nodefeaturegroups", "NodeFeatureGroup", True, dict
 )
+ANNOTATED = replace(HYPERNODES, metadata_only=True)
 BOTH = (CONFIG_MAPS, NODE_FEATURE_GROUPS)
-WRITTEN = {"create": BOTH, "patch": BOTH, "delete": (NODE_FEATURE_GROUPS,)}
+WRITTEN = {"create": BOTH, "patch": (*BOTH, ANNOTATED), "delete": (NODE_FEATURE_GROUPS,)}
 """By verb. The one ConfigMap is never deleted."""
 
 Wanted = Callable[[PlanOutcome], Mapping[str, Json] | None]
@@ -85,16 +93,32 @@ def node_feature_groups(fabric: FabricName, outcome: PlanOutcome) -> dict[str, J
     return {name: group(name, nodes) for name, nodes in leaves.items() if nodes} or None
 
 
+def trouble_annotations(outcome: PlanOutcome) -> dict[str, Json]:
+    """The annotation of each HyperNode: how many of its nodes are in trouble, and why; names change too often."""
+    wanted = {hypernode.name: hypernode for hypernode in outcome.hypernodes}
+
+    def text(name: str) -> str | None:
+        count, found = in_trouble(wanted, outcome.reports, name)
+        several = {node for nodes in found.values() for node in nodes}
+        why = ", ".join(f"{state} {len(nodes)}" for state, nodes in sorted(found.items()))
+        return f"{len(several)} of {count} nodes: {why}" if several else None
+
+    return {name: {"metadata": {"annotations": {TROUBLE: text(name)}}} for name in wanted}
+
+
 class KeptObjects:
-    """Keeps the objects of one kind in one namespace. ``only``: the name, if there is one object."""
+    """Keeps the objects of one kind, in one ``namespace`` if they have any. ``only``: the name, if there is one object.
+
+    HyperNodes are only annotated."""
 
     def __init__(
-        self, client: ApiClient, write_log: WriteLog, resource: Resource[Json], namespace: str, wanted: Wanted,
+        self, client: ApiClient, write_log: WriteLog, resource: Resource[Json], namespace: str | None, wanted: Wanted,
         only: str = "",
     ) -> None:  # fmt: skip
         self._client, self._resource, self._namespace = client, resource, namespace
         self._wanted, self._write_log, self._only = wanted, write_log, only
         self._failures = FailureLog(f"A {resource.kind} for another program cannot be kept")
+        self._written: dict[str, float] = {}
 
     async def run(self, latest: Callable[[], PlanOutcome | None]) -> None:
         """Keep the objects of the ``latest`` plan until cancelled."""
@@ -103,38 +127,42 @@ class KeptObjects:
             outcome = latest()
             if outcome is not None and (outcome is not kept or loop.time() >= checked_at + CHECK_S):
                 try:
-                    await self._keep(outcome)
-                    kept, checked_at = outcome, loop.time()
+                    if await self._keep(outcome):
+                        kept, checked_at = outcome, loop.time()
                     self._failures.succeeded()
                 except ApiError as error:
-                    self._failures.failed(error, namespace=self._namespace)
+                    self._failures.failed(error, namespace=self._namespace or "")
                 except NotLeading:
                     await asyncio.Event().wait()  # until this task is cancelled
             await asyncio.sleep(PAUSE_S)
 
-    async def _keep(self, outcome: PlanOutcome) -> None:
-        """Raises ``ApiError``, after the writes that are possible."""
+    async def _keep(self, outcome: PlanOutcome) -> bool:
+        """False: the rest must wait. Raises ``ApiError``, after the writes that are possible."""
         wanted = await in_thread(partial(self._wanted, outcome))
         if wanted is None:
-            return
+            return True
         stored = await self._read()
+        names = wanted.keys() | stored.keys()
+        if self._resource is ANNOTATED:
+            names = wanted.keys() & stored.keys()
+        due = [name for name in sorted(names) if not _same(wanted.get(name), stored.get(name))]
+        due.sort(key=lambda name: self._written.get(name, 0.0))
         failed: ApiError | None = None
-        for name in sorted(wanted.keys() | stored.keys()):
+        for name in due[:AT_ONCE] if self._resource is ANNOTATED else due:
             body, known = wanted.get(name), stored.get(name)
-            if body is not None and known is not None and _same(body, known):
-                continue
             verb = "delete" if body is None else "create" if known is None else "patch"
-            result = "ok"
+            self._written[name], result = time.monotonic(), "ok"
             try:
                 await self._write(name, body, known)
             except ApiError as error:
                 failed, result = error, str(error)
-            place = f"{self._resource.kind} {self._namespace}/{name}"
-            self._write_log.add(verb, place, "it follows the tree", result)
+            place = "/".join(filter(None, (self._namespace, name)))
+            self._write_log.add(verb, f"{self._resource.kind} {place}", "it follows the tree", result)
             if failed is not None and (failed.status is None or failed.retry_after_s is not None):
                 break
         if failed is not None:
             raise failed
+        return self._resource is not ANNOTATED or len(due) <= AT_ONCE
 
     async def _read(self) -> dict[str, Json]:
         """Our objects by name."""
@@ -167,5 +195,13 @@ class KeptObjects:
         log.info("An object for another program is written. kind=%s name=%s", self._resource.kind, name)
 
 
-def _same(body: Json, stored: Json) -> bool:
-    return all(stored.get(part) == value for part, value in body.items() if part != "metadata")
+def _same(body: Json | None, stored: Json | None) -> bool:
+    """The stored object has all fields of the body, and in ``data`` no other ones."""
+    if body is None or stored is None:
+        return False
+    if "data" in body:
+        return bool(stored.get("data") == body["data"])
+    return all(
+        _same(value, stored.get(part) or {}) if isinstance(value, dict) else stored.get(part) == value
+        for part, value in body.items()
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -15,6 +17,7 @@ from nodeagent.facts.model import Holding, Link, Snapshot
 from nodeagent.kinds import Refused
 from nodeagent.offering.offer import Offer
 from nodeagent_lab.sim.apiserver import resource_slices
+from nodeagent_lab.sim.claim_allocator import AllocationError, allocate
 from tests.dra.test_claim_status import conditions, entries_of
 from tests.dra.test_published_pools import CONFIG as PUBLISHED
 from tests.dra.test_published_pools import Node, values
@@ -59,6 +62,41 @@ def test_each_vf_is_a_device_by_rail_and_index_and_no_pf_is_one() -> None:
     ]
     assert devices[0].name == "vf-" + devices[0].vfs[0].replace(":", "-").replace(".", "-")
     assert len({it.name for it in devices}) == 8
+
+
+def test_a_claim_gets_vfs_of_one_index_on_all_planes_or_waits() -> None:
+    """Two rails stand for two planes; a pod of one plane alone holds the first VF of one of them."""
+    slices = Node(dgx(), PUBLISHED_BY_VF).stored()
+    classes = [{"metadata": {"name": "vf"}, "spec": {}}]
+
+    def request(rail: int) -> dict[str, Any]:
+        own = 'device.attributes["nodeagent.io"]'
+        expression = f'device.driver == "nodeagent.io" && {own}.kind == "nic" && {own}.rail == {rail}'
+        selectors = [{"cel": {"expression": expression}}]
+        return {"name": f"plane{rail}", "exactly": {"deviceClassName": "vf", "selectors": selectors}}
+
+    def claim(*rails: int) -> dict[str, Any]:
+        devices: dict[str, Any] = {"requests": [request(rail) for rail in rails]}
+        if len(rails) > 1:
+            devices["constraints"] = [{"matchAttribute": "nodeagent.io/vfIndex"}]
+        return {"metadata": {"name": f"c{rails}", "namespace": "ml"}, "spec": {"devices": devices}}
+
+    indexes = {one["name"]: values(one).get("vfIndex") for obj in slices for one in obj["spec"]["devices"]}
+    taken = [claim(0)]
+    taken[0]["status"] = {"allocation": allocate(taken[0], slices, classes, ())[1]}
+    found = []
+    while True:
+        pair = claim(0, 1)
+        try:
+            pair["status"] = {"allocation": allocate(pair, slices, classes, taken)[1]}
+        except AllocationError:
+            break
+        taken.append(pair)
+        results = pair["status"]["allocation"]["devices"]["results"]
+        found.append([indexes[one["device"]] for one in results])
+    assert all(one == other for one, other in found)
+    every = {index for name, index in indexes.items() if index is not None}
+    assert {one for one, _ in found} == every - {0}
 
 
 def test_multus_finds_the_vf_and_the_name_of_its_network_on_every_device() -> None:

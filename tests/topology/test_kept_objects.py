@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,7 +15,14 @@ from msgspec import structs
 from nodeagent.fabric import PlanOutcome
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL
 from nodeagent.topology.controller_config import FabricConfig, SlurmSettings
-from nodeagent.topology.kept_objects import CHECK_S, SLURM_CONFIG_MAP, slurm_topology
+from nodeagent.topology.kept_objects import (
+    AT_ONCE,
+    CHECK_S,
+    PAUSE_S,
+    SLURM_CONFIG_MAP,
+    TROUBLE,
+    slurm_topology,
+)
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.commands.test_topology_formats import leaf_groups, read_topology_conf
 from tests.controller import test_controller as controllers
@@ -229,7 +237,52 @@ async def test_without_nfds_definition_the_tree_is_written(caplog: pytest.LogCap
         await until(lambda: sorted(in_nfd(server).values()) == [FIRST, SECOND])
 
 
+def trouble(server: ApiServer) -> list[str | None]:
+    """The annotation of each HyperNode, that of the first unit first."""
+    found = sorted(server.objects("hypernodes"), key=lambda one: str(one["spec"]["members"]))
+    return [(one["metadata"].get("annotations") or {}).get(TROUBLE) for one in found]
+
+
+TROUBLED = structs.replace(RULES, trouble_annotation=True)
+
+
+async def test_hypernodes_say_how_many_members_are_in_trouble_and_why() -> None:
+    async with cluster() as server, running(server, TROUBLED):
+        await until(lambda: trouble(server) == [None, None])
+        server.put(nodelinks(FIRST[0], leaves(0), state="down"))
+        server.put(nodelinks(FIRST[1], leaves(0), state="degraded"))
+        server.remove("nodelinks", FIRST[2], "nodeagent")
+        await until(lambda: trouble(server) == ["3 of 4 nodes: degraded 1, down 1, not reported 1", None])
+        for node in FIRST:
+            server.put(nodelinks(node, leaves(0)))
+        await until(lambda: trouble(server) == [None, None])
+        assert all(one["spec"]["members"] for one in server.objects("hypernodes"))
+
+
+async def test_flapping_links_of_all_nodes_cause_few_writes_and_each_hypernode_has_its_turn() -> None:
+    units = 25
+    async with controllers.cluster(units) as server, running(server, TROUBLED):
+        await until(lambda: len(server.objects("hypernodes")) == units)
+        loop, before = asyncio.get_running_loop(), written(server, "hypernodes")
+        began, told = loop.time(), set[str]()
+        for number in range(40):
+            state = ("down", "degraded")[number % 2]
+            for unit in range(units):
+                server.put(nodelinks(f"node-{unit}0", leaves(unit), state=state))
+            await asyncio.sleep(10.0)
+            told.update(
+                one["metadata"]["name"]
+                for one in server.objects("hypernodes")
+                if TROUBLE in (one["metadata"].get("annotations") or {})
+            )
+        rounds = (loop.time() - began) / PAUSE_S + 1
+        assert AT_ONCE < written(server, "hypernodes") - before <= AT_ONCE * rounds
+        assert len(told) == units
+
+
 async def test_nothing_is_kept_that_is_no_output() -> None:
     async with cluster() as server, running(server, FabricConfig(hysteresis=RULES.hysteresis)):
         await until(lambda: groups(server) == [FIRST, SECOND])
         assert not {resource for _, resource in server.counts} & {"configmaps", "nodefeaturegroups"}
+        await asyncio.sleep(2 * PAUSE_S)
+        assert trouble(server) == [None, None]

@@ -9,7 +9,8 @@ from nodeagent.commands.plan.preview import Preview
 from nodeagent.commands.terminal import PLAIN, Screen, columns, wrapped
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
-from nodeagent.fabric.reports import STATE_LETTERS, CompactReport, SwitchAnnouncement, shown
+from nodeagent.fabric.outcome import in_trouble
+from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
 from nodeagent.fabric.switch_keys import plain
 
 _DERIVED = {
@@ -19,7 +20,6 @@ _DERIVED = {
     "name-pattern": "a pattern finds the same text in the names of their switches",
     "assume-full-bisection": "assumeFullBisection is set",
 }
-STATE_OF_LETTER = {letter: state for state, letter in STATE_LETTERS.items()}
 _NODES_MAX = 24
 _WEAKEST_OF = 64
 
@@ -247,12 +247,12 @@ def _hypernode(preview: Preview, name: str) -> Iterator[str]:
     if domain := wanted.note(NVLINK_DOMAIN):
         yield f"The GPUs of its nodes reach each other by NVLink: they are in the domain {domain}."
         yield f"Its nodes: {', '.join(_shortened(wanted.nodes))}."
-        yield from _trouble(preview, {*wanted.nodes})
+        yield from _trouble(preview, name)
         return
     if wanted.children and wanted.tier_name != tier_name(LEAF):
         why = _DERIVED.get(wanted.note(DERIVED_FROM), "they are published together")
         yield f"Its {len(wanted.children)} members are together because {why}."
-        yield from _trouble(preview, _nodes_below(preview, wanted))
+        yield from _trouble(preview, name)
         yield from (f"  {one_line(child)}" for child in wanted.children)
         return
     group = preview.plan.names.groups.get(name)
@@ -266,30 +266,15 @@ def _hypernode(preview: Preview, name: str) -> Iterator[str]:
     if wanted.nodes:
         beside = " outside of them" if wanted.children else ""
         yield f"Its nodes{beside}: {', '.join(_shortened(wanted.nodes))}."
-    yield from _trouble(preview, {*wanted.nodes, *inside})
+    yield from _trouble(preview, name)
     for anomaly in preview.plan.outcome.anomalies:
         if anomaly.node in wanted.nodes or anomaly.node in inside:
             yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
 
 
-def _nodes_below(preview: Preview, hypernode: HyperNode) -> set[str]:
-    nodes = {*hypernode.nodes}
-    for child in hypernode.children:
-        if child in preview.wanted:
-            nodes |= _nodes_below(preview, preview.wanted[child])
-    return nodes
-
-
-def _trouble(preview: Preview, nodes: Collection[str]) -> Iterator[str]:
-    """How many of these nodes have links of the fabric in trouble, by the state of the links; nothing, if none has."""
-    reports = preview.plan.levels.reports
-    found: dict[str, list[str]] = {}
-    for node in sorted(nodes):
-        letters = reports[node].states[: len(reports[node].shape)] if node in reports else ""
-        for state in {STATE_OF_LETTER[letter] for letter in letters} - {"healthy", "unused"}:
-            found.setdefault(state, []).append(node)
-        if node not in reports:
-            found.setdefault("not reported", []).append(node)
+def _trouble(preview: Preview, name: str) -> Iterator[str]:
+    """How many nodes below a HyperNode are in trouble, and why; nothing, if none is."""
+    count, found = in_trouble(preview.wanted, preview.plan.levels.reports, name)
     if found:
         several = {node for names in found.values() for node in names}
         why = "; ".join(
@@ -297,7 +282,7 @@ def _trouble(preview: Preview, nodes: Collection[str]) -> Iterator[str]:
             for state in sorted(found)
         )
         verb = "is" if len(several) == 1 else "are"
-        yield f"{len(several)} of {_count(len(nodes), 'node')} {verb} in trouble: {why}."
+        yield f"{len(several)} of {_count(count, 'node')} {verb} in trouble: {why}."
 
 
 def _shortened(names: tuple[str, ...]) -> tuple[str, ...]:

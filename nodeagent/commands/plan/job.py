@@ -16,12 +16,12 @@ from typing import Any
 from nodeagent.base.duration import duration
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.plan import trouble
-from nodeagent.commands.plan.node_lists import hostlist
 from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
 from nodeagent.commands.terminal import PLAIN, Screen, screen, wrapped
 from nodeagent.config.faults import did_you_mean
 from nodeagent.fabric.jobs import ALIASES, KINDS, FabricOfJobs, JobKey, JobPod, by_job, held_links, job_pod
 from nodeagent.fabric.link_faults import FAULTS, unix
+from nodeagent.fabric.node_lists import hostlist
 from nodeagent.fabric.nodelinks import NOT_UP
 from nodeagent.fabric.troubles import FabricTrouble, few, troubles
 
