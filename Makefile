@@ -10,7 +10,7 @@ COMPILE := pip compile --quiet --universal --generate-hashes --no-header --no-an
 # Without byte code each worker takes three times as long to collect the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all quick check test search test-vm test-cluster demo bench soak golden monitoring protos lock clean
+.PHONY: all quick check test search test-vm test-cluster demo bench soak golden monitoring protos lock release clean
 all: test
 
 $(VENV)/.ready: pyproject.toml hack/lab/pyproject.toml hack/requirements.txt hack/venv.py
@@ -72,6 +72,16 @@ lock: $(VENV)/.ready  ## update the pinned requirements for development and for 
 	$(BIN)/uv $(COMPILE) --extra gpu --extra snmp --constraints hack/requirements.txt pyproject.toml \
 		--output-file hack/requirements-run.txt
 	echo scapy | $(BIN)/uv $(COMPILE) --upgrade - --output-file hack/requirements-bench.txt
+	echo cyclonedx-bom | $(BIN)/uv $(COMPILE) --upgrade --constraints hack/requirements.txt - \
+		--output-file hack/requirements-release.txt
+
+release: $(VENV)/.release  ## check, build and push a release (ARGS="VERB …", docs/releases.md)
+	@$(BIN)/python -m hack.release $(or $(ARGS),--help)
+
+$(VENV)/.release: $(VENV)/.ready hack/requirements-release.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		--requirement hack/requirements-release.txt
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

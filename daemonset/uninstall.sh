@@ -1,6 +1,6 @@
 #!/bin/sh
 # Remove what nodeagent has written to the API server: its labels, taints, conditions and annotations of Nodes, its
-# HyperNodes, its Lease, its ResourceSlices, and the definition of NodeLinks with all reports.
+# HyperNodes, its NodeFeatureGroups, its ConfigMap for Slurm, its Lease, its ResourceSlices, and the definition of NodeLinks with all reports.
 #   daemonset/uninstall.sh [NAMESPACE [LABEL-PREFIX …]]
 # Run it after `kubectl delete -k daemonset/` or `helm uninstall`, with the rights of a cluster administrator. Labels that
 # people set (nodeagent.io/agent, nodeagent.io/pool) and objects of other owners stay. If the fabric configuration has
@@ -87,6 +87,12 @@ volcano=$(kubectl get crd hypernodes.topology.volcano.sh --ignore-not-found --ou
 if [ -n "$volcano" ]; then
     kubectl delete hypernodes.topology.volcano.sh --selector volcano.sh/network-topology-source=nodeagent
 fi
+groups=$(kubectl get crd nodefeaturegroups.nfd.k8s-sigs.io --ignore-not-found --output name)
+if [ -n "$groups" ]; then
+    kubectl delete nodefeaturegroups.nfd.k8s-sigs.io --all-namespaces --selector app.kubernetes.io/managed-by=nodeagent
+fi
+kubectl delete configmaps --all-namespaces --field-selector metadata.name=nodeagent-slurm-topology \
+    --selector app.kubernetes.io/managed-by=nodeagent
 # The kubelet deletes them 30 s after the agent has ended; a kubelet that is down does not.
 case $dra in
 *'"resourceslices"'*) kubectl delete resourceslices.resource.k8s.io --field-selector spec.driver=nodeagent.io ;;

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from pathlib import Path
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -39,6 +40,7 @@ from benchmarks import (
     taps,
 )
 from benchmarks.figures import Figure, table
+from benchmarks.ratios import ratio_table, ratios
 from benchmarks.stage import Stage, stage
 
 import nodeagent
@@ -101,11 +103,13 @@ def main() -> None:
     with stage() as on:
         figures = asyncio.run(measure(on, options.only or list(MEASUREMENTS), quick=options.quick))
     print(", ".join(f"{name} {value}" for name, value in around.items()))
-    print(table(figures))
+    found = ratios(figures)
+    print(table(figures), "", ratio_table(found), "", sep="\n")
     document = {
         "circumstances": around,
         "quick": options.quick,
         "figures": [figure.as_json() for figure in figures],
+        "ratios": [asdict(one) | {"met": one.met()} for one in found],
     }
     options.json.write_text(json.dumps(document, indent=1) + "\n")
     print(f"{len(figures)} figures in {time.monotonic() - began:.0f} s; every sample is in {options.json}")

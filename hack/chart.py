@@ -2,9 +2,9 @@
 
     python hack/chart.py [KUBECTL]
 
-The output of kustomize becomes the templates; the few values that users set become expressions. The other files of
-the chart (Chart.yaml, values.yaml, its schema, NOTES.txt) are written by hand. A test renders the chart with Helm and
-compares the objects with those of kustomize.
+The output of kustomize becomes the templates; the few values that users set become expressions. The README has a table
+of the values. The other files of the chart (Chart.yaml, values.yaml, its schema, NOTES.txt) are written by hand. A test
+renders the chart with Helm and compares the objects with those of kustomize.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ import msgspec
 import yaml
 
 from nodeagent.agent_config import RESTART_SETTINGS, Config
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from hack.docs.chart_readme import readme
 
 DAEMONSET = Path(__file__).resolve().parents[1] / "daemonset"
 CHART = DAEMONSET / "chart"
@@ -114,6 +117,9 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             ]
         ),
         "templates/agent.yaml": each_pool(write([agent(manifest, pods) for manifest in node])),
+        "templates/tests/doctor.yaml": each_pool(
+            write([doctor(manifest, pods) for manifest in of_kind(node, "DaemonSet")])
+        ),
         "templates/controller.yaml": when(
             "controller.enabled",
             checked(
@@ -145,6 +151,14 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
         "templates/startup-taint.yaml": when(
             "startupTaint.enabled", needs_controller("startupTaint") + write(build("startup-taint", kubectl))
         ),
+        "templates/slurm.yaml": when(
+            "slurm.enabled", needs_controller("slurm") + write(elsewhere("slurm", "slurm", kubectl))
+        ),
+        "templates/node-feature-groups.yaml": when(
+            "nodeFeatureGroups.enabled",
+            needs_controller("nodeFeatureGroups")
+            + write(elsewhere("node-feature-groups", "nodeFeatureGroups", kubectl)),
+        ),
         "templates/kueue.yaml": when(
             "kueue.enabled", needs_controller("kueue") + write(build("kueue", kubectl))
         ),
@@ -156,9 +170,18 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
                 f"runbook_url: {RUNBOOK}#", "runbook_url: {{ $.Values.monitoring.runbook }}#"
             ),
         )
+    files["README.md"] = readme(CHART)
     files["files/nodeagent.yaml"] = (DAEMONSET / "base" / "node" / "nodeagent.yaml").read_text()
     files["files/fabric.yaml"] = (DAEMONSET / "controller" / "fabric.yaml").read_text()
     return files
+
+
+def elsewhere(folder: str, value: str, kubectl: str) -> list[Object]:
+    """A part whose Role and RoleBinding are in the namespace of another program."""
+    manifests = build(folder, kubectl)
+    for manifest in of_kind(manifests, "Role", "RoleBinding"):
+        manifest["metadata"]["namespace"] = f"@value@$.Values.{value}.namespace@"
+    return manifests
 
 
 def needs_controller(value: str) -> str:
@@ -279,8 +302,37 @@ def agent(manifest: Object, pods: dict[str, Object]) -> Object:
     return manifest
 
 
+def doctor(manifest: Object, pods: dict[str, Object]) -> Object:
+    """The pod of `helm test`: `nodeagent doctor` on one node of the pool, with the folders and rights of the agent.
+
+    Its component is another one: the DaemonSet would adopt a pod that its selector matches.
+    """
+    template = agent(manifest, pods)["spec"]["template"]
+    pod, labels = template["spec"], {**template["metadata"]["labels"], "app.kubernetes.io/component": "test"}
+    (container,) = pod["containers"]
+    dropped = ("startupProbe", "livenessProbe", "readinessProbe", "ports")
+    checked_container = {key: value for key, value in container.items() if key not in dropped}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "nodeagent-doctor@suffix@",
+            "namespace": "nodeagent",
+            "labels": labels,
+            "annotations": {"helm.sh/hook": "test", "helm.sh/hook-delete-policy": "before-hook-creation"},
+        },
+        "spec": {
+            **{key: value for key, value in pod.items() if key != "initContainers"},
+            "containers": [{**checked_container, "name": "doctor", "args": ["doctor"]}],
+            "restartPolicy": "Never",
+        },
+    }
+
+
 def mps_daemons(manifest: Object) -> Object:
-    """The DaemonSet of the MPS daemons, on the nodes that ``mps.nodeSelector`` selects."""
+    """The DaemonSet of the MPS daemons, on the nodes that ``mps.nodeSelector`` selects, and the policy of its pods."""
+    if manifest["kind"] != "DaemonSet":
+        return manifest
     manifest = copy.deepcopy(manifest)
     pod = manifest["spec"]["template"]["spec"]
     pod["nodeSelector"]["@nodes"] = "@entries@$.Values.mps.nodeSelector@"
@@ -335,7 +387,7 @@ def write(objects: list[Object]) -> str:
     text = text.replace(
         "system:serviceaccount:nodeagent:", "system:serviceaccount:{{ $.Release.Namespace }}:"
     )
-    text = text.replace("nodeagent@suffix@", "nodeagent{{ $suffix }}")
+    text = re.sub(r"(nodeagent(?:-doctor)?)@suffix@", r"\1{{ $suffix }}", text)
     while (resolved := _MARK.sub(_resolved, text)) != text:  # an item may have marks itself
         text = resolved
     assert not (left := re.findall(r".*@\w+@.*", text)), left

@@ -15,9 +15,17 @@ if [ "${1:-}" = --lab ]; then
 fi
 name=${1:-$default:$version}
 [ $# -eq 0 ] || shift
-revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
+# A release builds an export of its commit, and names the commit and the address of the repository.
+revision=${NODEAGENT_REVISION:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}
 # The time of the commit, so that the same source gives the same image.
-created=$(git log -1 --format=%cI 2>/dev/null || echo unknown)
+created=${NODEAGENT_CREATED:-$(git log -1 --format=%cI 2>/dev/null || echo unknown)}
+source=${NODEAGENT_SOURCE:-unknown}
+# NAME or NAME@DIGEST. Without a digest the builder takes the newest image of that name.
+base=${NODEAGENT_BASE:-$(sed -n '/^[^#]/p' hack/base-image.txt)}
+case $base in
+*@*) digest=${base#*@} ;;
+*) digest=unknown ;;
+esac
 
 # Whether a builder can build here: docker and buildctl are clients of a daemon, and podman may be one.
 answers() {
@@ -56,16 +64,17 @@ esac
 case $builder in
 docker | podman)
     exec "$builder" build ${target:+--target "$target"} --tag "$name" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
-        --build-arg "CREATED=$created" "$@" .
+        --build-arg "CREATED=$created" --build-arg "SOURCE=$source" --build-arg "BASE=$base" --build-arg "BASE_DIGEST=$digest" "$@" .
     ;;
 buildah)
     exec buildah build --layers ${target:+--target "$target"} --tag "$name" --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
-        --build-arg "CREATED=$created" "$@" .
+        --build-arg "CREATED=$created" --build-arg "SOURCE=$source" --build-arg "BASE=$base" --build-arg "BASE_DIGEST=$digest" "$@" .
     ;;
 buildctl)
     exec buildctl build --frontend dockerfile.v0 ${target:+--opt "target=$target"} --local context=. --local dockerfile=. \
         --opt "build-arg:VERSION=$version" --opt "build-arg:REVISION=$revision" \
-        --opt "build-arg:CREATED=$created" --output "type=image,name=$name" "$@"
+        --opt "build-arg:CREATED=$created" --opt "build-arg:SOURCE=$source" \
+        --opt "build-arg:BASE=$base" --opt "build-arg:BASE_DIGEST=$digest" --output "type=image,name=$name" "$@"
     ;;
 "")
     if [ -n "$silent" ]; then

@@ -1,3 +1,3 @@
 """nodeagent: the agent that a GPU cluster runs on every node."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

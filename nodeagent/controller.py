@@ -9,7 +9,8 @@
    the plan's writes, and ``topology/node_labels`` writes labels for a limited time. The leader waits until the mirror
    shows its writes, because a plan on an older state would repeat them.
 4. If configured, the leader also reads the LLDP tables of switches (``switches``), marks nodes with too few links
-   (``topology/min_links_marks``) and removes the taint of new nodes (``topology/startup_taint``). None delays the tree.
+   (``topology/min_links_marks``), removes the taint of new nodes (``topology/startup_taint``) and keeps objects for
+   other programs (``topology/kept_objects``). None delays the tree.
 
 The controller keeps no state that the API server does not have. A new leader makes the same tree from the same reports,
 but moves wait for their full time again.
@@ -44,6 +45,7 @@ from nodeagent.topology.controller_config import FabricConfig
 from nodeagent.topology.controller_pages import ControllerPages, ReplicaWrites
 from nodeagent.topology.fabric_in_force import FabricInForce, FabricParts, make_parts
 from nodeagent.topology.hypernodes import FabricEvents, HyperNodeWriter, TreeResult
+from nodeagent.topology.kept_objects import KeptObjects
 from nodeagent.topology.mirrors import ClusterMirror
 from nodeagent.topology.node_labels import IN_FLIGHT, LabelResult, NodeLabeler
 from nodeagent.topology.write_log import WriteLog
@@ -117,15 +119,15 @@ class Controller:
         )
         self._reader = ApiClient(access, manager="nodeagent-controller")
         self._writer = ApiClient(access, manager="nodeagent-controller", guard=self.lease.check)
+        write_log = WriteLog()
         self.fabric = FabricInForce(
             config,
             topology,
-            partial(make_parts, namespace=settings.namespace, reader=self._reader, writer=self._writer),
+            partial(make_parts, settings.namespace, self._reader, self._writer, write_log),
         )
         self._parts = self.fabric.parts
         self._exempt: FabricParts | None = None
         """The parts that garbage collection leaves out."""
-        write_log = WriteLog()
         self.hypernodes = HyperNodeWriter(self._writer, write_log)
         self._labeler = ApiClient(
             access, manager="nodeagent-controller", guard=self.lease.check, threads=IN_FLIGHT
@@ -186,6 +188,8 @@ class Controller:
         others = {"switches": self._read_switches, "marks": self._mark}
         if parts.startup is not None:
             others["startup taints"] = parts.startup.run
+        for output, kept in parts.kept.items():
+            others[output] = partial(self._keep, kept)
         tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in others.items()]
         try:
             await self._work()
@@ -287,6 +291,10 @@ class Controller:
             await asyncio.Event().wait()
             return
         await self._parts.switches.run()
+
+    async def _keep(self, kept: KeptObjects) -> None:
+        await self._planned.wait()
+        await kept.run(lambda: self.progress.outcome)
 
     async def _mark(self) -> None:
         """Mark nodes with too few links, after each plan and when a mark is due."""

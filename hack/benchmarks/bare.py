@@ -36,7 +36,7 @@ async def bare(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
         async with stage.kubelet() as kubelet, _bare(stage, kubelet, job) as process:
             worked.append(1000 * process.cpu_s())
             registered.append(1000 * (max(registrations(kubelet, 0).values()) - process.began))
-    yield Figure(_GROUP, "start: all 9 resources are registered", "ms", registered)
+    yield Figure(_GROUP, "start: all 9 resources are registered", "ms", registered, key="bare start")
     yield Figure(_GROUP, "  CPU time until then", "ms", worked)
     async with stage.kubelet() as kubelet, _bare(stage, kubelet, job) as process:
         yield Figure(
@@ -44,14 +44,16 @@ async def bare(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
             "kubelet killed and started: all 9 registered",
             "ms",
             await _restarts(kubelet, 10 if quick else 50),
+            key="bare restart",
         )
         yield Figure(
             _GROUP,
             "a file is written: the message of 8 Unhealthy VFs is at the kubelet",
             "ms",
             await _flips(kubelet, triggers, 10 if quick else 60),
+            key="bare message",
         )
-        async for figure in at_rest(_GROUP, process, quick=quick):
+        async for figure in at_rest(_GROUP, process, "bare", quick=quick):
             yield figure
 
 

@@ -15,7 +15,7 @@ LESS_IS_BETTER = {"p50": 50.0, "p99": 99.0, "max": 100.0}
 
 @dataclass(frozen=True)
 class Figure:
-    """``goal`` maps ``p50``, ``p99`` or ``max`` to its upper limit."""
+    """``goal`` maps ``p50``, ``p99`` or ``max`` to its upper limit. ``key`` is its name in ``ratios``."""
 
     group: str
     name: str
@@ -23,6 +23,7 @@ class Figure:
     samples: Sequence[float]
     goal: dict[str, float] = field(default_factory=dict)
     note: str = ""
+    key: str = ""
 
     def at(self, statistic: str) -> float:
         ordered = sorted(self.samples)

@@ -14,9 +14,6 @@ from benchmarks.figures import Figure
 from benchmarks.stage import Process, Stage
 from benchmarks.stand_in_cost import excess_share
 
-RSS_MIB = 45.0
-CORE_PERCENT = 0.12
-WAKE_UPS = 10.0
 _SETTLE_S = 20.0
 """For the first 15 s the agent asks the kubelet every second whether pods hold devices."""
 _NOTE = (
@@ -37,43 +34,48 @@ _GRPC = (
 async def idle(stage: Stage, *, quick: bool) -> AsyncIterator[Figure]:
     group = "`nodeagent run` at rest"
     async with stage.kubelet() as kubelet, stage.agent(kubelet) as process:
-        goals = {"rss": RSS_MIB, "cpu": CORE_PERCENT, "wake_ups": WAKE_UPS}
-        async for figure in at_rest(group, process, goals, _NOTE, quick=quick):
-            yield figure
+        figures = [figure async for figure in at_rest(group, process, "agent", _NOTE, quick=quick)]
+    for figure in figures:
+        yield figure
     excess = await asyncio.to_thread(excess_share, stage.root)
     yield Figure(
         group,
         "simulated files: their part of that share, which a node does not pay",
         "%",
         [excess],
-        {},
-        _FILES,
+        note=_FILES,
     )
+    share = next(figure.samples[0] for figure in figures if figure.unit == "%")
+    yield Figure(group, "share of a core without them", "%", [max(0.0, share - excess)], key="agent cpu")
 
 
 async def at_rest(
-    group: str, process: Process, goals: dict[str, float] | None = None, note: str = "", *, quick: bool
+    group: str, process: Process, who: str, note: str = "", *, quick: bool
 ) -> AsyncIterator[Figure]:
-    """Memory, CPU and wake-ups of a process. ``goals`` may have ``rss``, ``cpu`` and ``wake_ups``."""
-    limits = {name: {"max": limit} for name, limit in (goals or {}).items()}
+    """Memory, CPU and wake-ups of a process. ``who`` begins the keys of the figures."""
     await asyncio.sleep(_SETTLE_S)
     began, cpu, woken = time.monotonic(), process.cpu_s(), _wake_ups(process.pid)
     await asyncio.sleep(20.0 if quick else 65.0)
     spent, wall = process.cpu_s() - cpu, time.monotonic() - began
     wake_ups = _wake_ups(process.pid) - woken
     status = status_of(process.pid)
-    yield Figure(group, "resident memory (VmRSS)", "MiB", [status["VmRSS"]], limits.get("rss", {}), note)
+    yield Figure(group, "resident memory (VmRSS)", "MiB", [status["VmRSS"]], note=note, key=f"{who} rss")
     yield Figure(group, "  of that anonymous (RssAnon)", "MiB", [status["RssAnon"]])
     yield Figure(group, "  peak (VmHWM)", "MiB", [status["VmHWM"]])
     yield Figure(group, "threads", "", [status["Threads"]])
     share = 100 * spent / wall
-    yield Figure(group, f"share of a core over {wall:.0f} s", "%", [share], limits.get("cpu", {}), note)
-    per_second = sum(wake_ups.values()) / wall
     yield Figure(
-        group, "times per second that a thread is woken", "1/s", [per_second], limits.get("wake_ups", {})
+        group,
+        f"share of a core over {wall:.0f} s",
+        "%",
+        [share],
+        note=note,
+        key=f"{who} cpu in all" if note else f"{who} cpu",
     )
+    per_second = sum(wake_ups.values()) / wall
+    yield Figure(group, "times per second that a thread is woken", "1/s", [per_second], key=f"{who} wake-ups")
     by_grpc = sum(count for name, count in wake_ups.items() if name.startswith(_GRPC_THREADS))
-    yield Figure(group, "  of that gRPC's own threads", "1/s", [by_grpc / wall], {}, _GRPC)
+    yield Figure(group, "  of that gRPC's own threads", "1/s", [by_grpc / wall], note=_GRPC)
 
 
 def _wake_ups(pid: int) -> Counter[str]:

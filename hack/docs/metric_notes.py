@@ -31,19 +31,43 @@ AGENT: dict[str, Note] = {
     "gpu_memory_used_bytes": Note(
         "Compare with the memory that pods requested: without the toolkit's limits nothing enforces slices.",
         peers="DCGM_FI_DEV_FB_USED (MiB)"),
+    "gpu_memory_reserved_bytes": Note(
+        "Neither in use nor free; a GPU without work has it.", peers="DCGM_FI_DEV_FB_RESERVED (MiB)"),
     "gpu_memory_total_bytes": Note("Denominator of the memory in use.", peers="DCGM_FI_DEV_FB_TOTAL (MiB)"),
     "gpu_temperature_celsius": Note(
         "One GPU hotter than the others under equal load: airflow or thermal paste.",
-        peers="DCGM_FI_DEV_GPU_TEMP; DCGM_FI_DEV_MEMORY_TEMP"),
+        peers="DCGM_FI_DEV_GPU_TEMP; DCGM_FI_DEV_MEMORY_TEMP", rules="memory_temperature"),
+    "gpu_temperature_limit_celsius": Note(
+        "The distance to it is the reserve of the cooling.",
+        peers="DCGM_FI_DEV_SLOWDOWN_TEMP; DCGM_FI_DEV_MEM_MAX_OP_TEMP", rules="memory_temperature"),
     "gpu_utilization_ratio": Note(
         "1 may be one small kernel after another; 0 on an allocated GPU: the job waits.",
         peers="DCGM_FI_DEV_GPU_UTIL (percent)", rules="pcie_speed"),
+    "gpu_memory_utilization_ratio": Note(
+        "High beside a low use of the multiprocessors: the job waits for memory.",
+        peers="DCGM_FI_DEV_MEM_COPY_UTIL (percent)"),
+    "gpu_codec_utilization_ratio": Note(
+        "At 1 the pods that decode video wait for each other.",
+        peers="DCGM_FI_DEV_ENC_UTIL; DCGM_FI_DEV_DEC_UTIL (percent)"),
+    "gpu_power_watts": Note("Less than that of the others under equal load: this GPU waits.",
+        peers="DCGM_FI_DEV_POWER_USAGE"),
+    "gpu_power_limit_watts": Note("Equal on all GPUs of one model, unless somebody set it.",
+        peers="DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
+    "gpu_energy_joules_total": Note("Its rate is the mean power.", peers="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION (mJ)"),
+    "gpu_clock_hertz": Note("One GPU slower than the others under equal load: see nodeagent_gpu_clock_reason.",
+        peers="DCGM_FI_DEV_SM_CLOCK; DCGM_FI_DEV_MEM_CLOCK (MHz)"),
+    "gpu_clock_reason": Note(
+        "Under load power_cap is usual. hardware_thermal, hardware_slowdown, power_brake: look at cooling and power.",
+        peers="DCGM_FI_DEV_CLOCKS_EVENT_REASONS (bits)", rules="thermal_slowdown power_slowdown"),
     "gpu_performance_state": Note(
         "PCIe speed is compared only in state 0 or while a kernel runs.", peers="DCGM_FI_DEV_PSTATE",
         rules="pcie_speed"),
     "gpu_ecc_errors_total": Note(
         "Uncorrectable in SRAM: the GPU is unhealthy until it is reset.",
         peers="DCGM_FI_DEV_ECC_SBE_VOL_TOTAL; DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", rules="sram_uncorrectable"),
+    "gpu_ecc_lifetime_errors_total": Note(
+        "Outlives the driver and a reset; needed to return the GPU to the vendor.",
+        peers="DCGM_FI_DEV_ECC_SBE_AGG_TOTAL; DCGM_FI_DEV_ECC_DBE_AGG_TOTAL"),
     "gpu_sram_threshold_exceeded": Note("NVIDIA's own limit for returning the GPU.", rules="sram_threshold"),
     "gpu_remapped_rows": Note(
         "Permanent; with more than 512 uncorrectable the GPU must be replaced.",
@@ -59,7 +83,11 @@ AGENT: dict[str, Note] = {
     "gpu_nvlink_errors_total": Note(
         "Recoveries cost time; single CRC errors are corrected. A rising rate often precedes a link failure.",
         peers="DCGM_FI_DEV_NVLINK_*_ERROR_COUNT_TOTAL", rules="nvlink_errors"),
+    "gpu_nvlink_bytes_total": Note(
+        "Equal on all GPUs of a collective.", peers="DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL; DCGM_FI_PROF_NVLINK_*_BYTES"),
     "gpu_nvlink_speed_bytes": Note("Equal on all GPUs of a node."),
+    "gpu_pcie_bytes_total": Note(
+        "Traffic with the host and with NICs.", peers="DCGM_FI_PROF_PCIE_TX_BYTES; DCGM_FI_PROF_PCIE_RX_BYTES"),
     "gpu_pcie_replays_total": Note(
         "A steady rate: reseat the GPU; compare with nodeagent_pcie_aer_errors_total.",
         peers="DCGM_FI_DEV_PCIE_REPLAY_COUNTER"),

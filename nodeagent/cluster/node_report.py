@@ -109,14 +109,14 @@ def report(
     links = {link.pci_address: link for link in snapshot.links}
     reported = {}
     names: dict[str, str] = {}
-    rail_names = nic_names(rails)
+    named = nic_names(rails)
     for function in snapshot.functions:
         if function.parent is not None:
             continue
         rail = rails.get(function.pci_address)
         if function.missing and rail is None:
             continue
-        name = rail_names.get(function.pci_address) or function.netdev or function.pci_address
+        name = named.get(function.pci_address) or function.netdev or function.pci_address
         names[function.pci_address] = name
         reported[name] = _link(
             name,

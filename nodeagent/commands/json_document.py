@@ -1,4 +1,4 @@
-"""What ``--json`` prints: camelCase keys, with the node, the time and the source of the values.
+"""The documents of ``--json``: camelCase keys, with the node, the time and the source of the values.
 
 Keys that had another style in an earlier version stay beside the new ones for one release. A list stays a list: each of
 its objects says where it comes from.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.agent_config import Config
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import SysfsScan, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,7 @@ class Target:
 
 def text(tree: Tree, path: str) -> str | None:
     """The content of a small file without the space around it; ``None`` if it is absent, empty or cannot be read."""
-    try:
-        return (tree.text(path) or "").strip() or None
-    except SysfsError:
-        return None
+    return (SysfsScan(tree).read(tree.text, path) or "").strip() or None
 
 
 def is_socket(path: Path) -> bool:

@@ -18,7 +18,7 @@ from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shorte
 from nodeagent.doctor.reads import Target, is_socket
 from nodeagent.facts import cdi
 from nodeagent.facts.model import Gpu
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, MigResource, VfResource
 from nodeagent.sources.host_paths import CDI_FOLDERS, VENDOR_KIND, parsed
 
@@ -152,7 +152,7 @@ def read(target: Target) -> RuntimeFacts:
     crio = [
         path
         for place in _CRIO
-        for path in (place, *(f"{place}/{n}" for n in _names(tree, place)))
+        for path in (place, *(f"{place}/{n}" for n in SysfsScan(tree).names(place)))
         if path.endswith(".conf")
     ]
     settings = [containerd(tree, path) for path in _CONTAINERD] + [_crio(tree, crio)]
@@ -184,7 +184,7 @@ def containerd(tree: Tree, path: str) -> RuntimeSettings | None:
         sections = [document]
         for pattern in _texts(document.get("imports")) or ():
             folder, _, glob = pattern.rpartition("/")
-            imported = [name for name in _names(tree, folder) if fnmatchcase(name, glob)]
+            imported = [name for name in SysfsScan(tree).names(folder) if fnmatchcase(name, glob)]
             sections += [_toml(tree, f"{folder}/{name}") or {} for name in imported]
     except (SysfsError, OSError, ValueError) as error:
         return RuntimeSettings(path, broken=str(error))
@@ -222,7 +222,7 @@ def _crio(tree: Tree, paths: Iterable[str]) -> RuntimeSettings | None:
 
 
 def _specs(tree: Tree, folder: str, recorded: bool) -> Iterator[CdiSpec]:
-    for name in _names(tree, folder):
+    for name in SysfsScan(tree).names(folder):
         path = f"{folder}/{name}"
         if not name.endswith((".json", ".yaml")):
             continue
@@ -286,13 +286,6 @@ def _at(document: Mapping[str, object], *path: str) -> dict[str, object]:
 
 def _texts(value: object) -> tuple[str, ...] | None:
     return tuple(map(str, value)) if isinstance(value, list) else None
-
-
-def _names(tree: Tree, folder: str) -> tuple[str, ...]:
-    try:
-        return tree.names(folder)
-    except SysfsError:
-        return ()
 
 
 # --- findings -------------------------------------------------------------------------------------------

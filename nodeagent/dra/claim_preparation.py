@@ -36,9 +36,6 @@ _UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,62}")
 class Occupied(Refused):
     """Another claim, or a pod with a device plugin's device, holds what this claim was given."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, invalid=False)
-
 
 class _Share(msgspec.Struct):
     """One result of the allocation, with its device and amount. ``admin``: access as an administrator, which takes
@@ -85,7 +82,7 @@ def prepare_claim(
     ``metadata_folder``; ``None``: it has none.
     """
     if claim.status.allocation is None:
-        raise Refused("the claim is not allocated", invalid=False)
+        raise Refused("the claim is not allocated")
     if claim.has_parameters_for(DRIVER):
         raise Refused(
             f"the claim has opaque parameters for {DRIVER}, which takes none; remove them", invalid=True
@@ -161,8 +158,8 @@ def _share(
     device = by_name.get((pool, result.device)) if own == node else None
     if device is None or pool_name(node, device.pool) != result.pool:
         if result.device in in_mig_mode:
-            raise Refused(f"{shown} is in MIG mode now, and claims share whole GPUs alone", invalid=False)
-        raise Refused(f"{shown} is no device of this node", invalid=False)
+            raise Refused(f"{shown} is in MIG mode now, and claims share whole GPUs alone")
+        raise Refused(f"{shown} is no device of this node")
     if result.admin_access:
         return _Share(result, device, 0)
     capacity = device.capacity
@@ -209,8 +206,7 @@ def _check_sums(shares: Sequence[_Share], held: Shares) -> None:
         if amount > capacity.total:
             raise Refused(
                 f"{has}, more than the {capacity.quantity(capacity.total)} that the device has now; delete the pod and "
-                "the claim, and the scheduler chooses again",
-                invalid=False,
+                "the claim, and the scheduler chooses again"
             )
         if amount + taken > capacity.total:
             raise Occupied(

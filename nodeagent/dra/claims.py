@@ -17,11 +17,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 
-from nodeagent.base.bounded_calls import Unanswered
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
 from nodeagent.dra.claim_preparation import Occupied, allocation_key, prepare_claim, valid_uid
@@ -33,8 +33,6 @@ from nodeagent.kinds import Refused, ascii_name
 from nodeagent.kube.failure import ApiError
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 READ_S = 20.0
 """How long an API server that does not answer is asked again. The kubelet waits 45 s (dra_plugin.go)."""
@@ -63,12 +61,6 @@ class ClaimReference(msgspec.Struct, frozen=True):
         return f"{ascii_name(self.namespace)}/{ascii_name(self.name)}"
 
 
-class DiskCalls(Protocol):
-    """Runs calls that block, one at a time; ``bounded_calls.BoundedCalls``."""
-
-    async def run(self, work: Callable[..., T], *arguments: Any) -> T: ...
-
-
 class PreparedClaims:
     """``read_claim`` reads a claim by namespace and name, and raises ``ApiError``. ``on_change`` is called when a claim
     was prepared or ended."""
@@ -78,7 +70,7 @@ class PreparedClaims:
         node: str,
         offer: DraOffer,
         files: ClaimFiles,
-        calls: DiskCalls,
+        calls: BoundedCalls,
         read_claim: Callable[[str, str], Awaitable[ResourceClaim]],
         on_change: Callable[[], object] = lambda: None,
         now: Callable[[], float] = time.monotonic,
@@ -213,15 +205,14 @@ class PreparedClaims:
                 break
             except ApiError as error:
                 if error.missing:
-                    raise Refused(f"the claim {reference} does not exist", invalid=False) from None
+                    raise Refused(f"the claim {reference} does not exist") from None
                 if error.status in (401, 403) or error.refused or self._now() + READ_AGAIN_S > until:
-                    raise Refused(f"the claim {reference} cannot be read: {error}", invalid=False) from None
+                    raise Refused(f"the claim {reference} cannot be read: {error}") from None
             await asyncio.sleep(READ_AGAIN_S)
         if claim.metadata.uid != reference.uid:
             raise Refused(
                 f"the claim {reference} was made again: its UID is {ascii_name(claim.metadata.uid or '')}, and the "
-                f"kubelet asks for {ascii_name(reference.uid)}",
-                invalid=False,
+                f"kubelet asks for {ascii_name(reference.uid)}"
             )
         return claim
 
@@ -308,7 +299,7 @@ class PreparedClaims:
         except Refused as refusal:
             if unknown and not refusal.invalid:
                 pools = " and ".join(unknown)
-                raise Refused(f"{refusal}; the devices of {pools} are not known yet", invalid=False) from None
+                raise Refused(f"{refusal}; the devices of {pools} are not known yet") from None
             raise
         self.records[uid] = record
         self._sequence = record.sequence
@@ -319,7 +310,7 @@ class PreparedClaims:
     def _refuse_ended(self, uid: str, call: object) -> None:
         """A slow Prepare must not bring back a claim that was unprepared meanwhile."""
         if call not in self._preparing.get(uid, ()):
-            raise Refused("the claim was unprepared meanwhile", invalid=False)
+            raise Refused("the claim was unprepared meanwhile")
 
     def _take_pods(self, claim: ResourceClaim, record: PreparedClaim) -> None:
         if claim.pods and claim.pods != record.pods:
@@ -330,7 +321,7 @@ class PreparedClaims:
         async with self._disk:
             current = self.records.get(record.uid)
             if current is None or current.allocation != record.allocation:
-                raise Refused("the claim was ended or allocated again meanwhile", invalid=False)
+                raise Refused("the claim was ended or allocated again meanwhile")
             await self._calls.run(self._files.write, current)
         self._offer.wake()
 

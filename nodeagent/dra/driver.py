@@ -146,10 +146,7 @@ class DraDriver:
 
     async def _read(self, namespace: str, name: str) -> ResourceClaim:
         if self._client is None:
-            raise Refused(
-                "the agent reads claims from the API server, and it has none: set cluster.access",
-                invalid=False,
-            )
+            raise Refused("the agent reads claims from the API server, and it has none: set cluster.access")
         return await self._client.get(CLAIMS, name, namespace=namespace)
 
     async def _serve(self) -> None:

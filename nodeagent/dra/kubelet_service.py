@@ -34,14 +34,15 @@ from nodeagent.dra.prepared_claim import PreparedClaim
 from nodeagent.facts.model import State
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import Refused
-from nodeagent.kube import dra_health_v1_pb2, dra_health_v1alpha1_pb2, dra_v1_pb2, dra_v1beta1_pb2
+from nodeagent.kube import dra_health_v1_pb2, dra_health_v1alpha1_pb2
+from nodeagent.kube import dra_v1_pb2 as dra
 from nodeagent.kube import pluginregistration_pb2 as registration
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.unix_server import BindError, UnixServer
 
 log = logging.getLogger(__name__)
 
-VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+VERSIONS = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 """The newest first: the kubelet takes the first one that it supports (dra_plugin_manager.go)."""
 DEADLINE_S = 40.0
 """Less than the 45 s of the kubelet, so that it gets the reason."""
@@ -159,34 +160,33 @@ class DraService:
         )
 
     def _handlers(self) -> Iterator[grpc.GenericRpcHandler]:
-        for version, pb in (("v1", dra_v1_pb2), ("v1beta1", dra_v1beta1_pb2)):
-            yield self._claims_handler(version, pb)
+        yield self._claims_handler()
         for version, pb in (("v1", dra_health_v1_pb2), ("v1alpha1", dra_health_v1alpha1_pb2)):
             yield self._health_handler(version, pb)
 
     # --- claims ---------------------------------------------------------------------------------------
 
-    def _claims_handler(self, version: str, pb: ModuleType) -> grpc.GenericRpcHandler:
+    def _claims_handler(self) -> grpc.GenericRpcHandler:
         async def prepare(request: bytes, context: Any) -> bytes:
-            claims = (await _decoded(pb.NodePrepareResourcesRequest, request, context)).claims
-            answer = pb.NodePrepareResourcesResponse()
+            claims = (await _decoded(dra.NodePrepareResourcesRequest, request, context)).claims
+            answer = dra.NodePrepareResourcesResponse()
             for uid, record, error in await self._each(claims, "NodePrepareResources", self._claims.prepare):
                 entry = answer.claims[uid]
                 if record is None:
                     entry.error = error
                 else:
-                    entry.devices.extend(_devices(pb, record))
+                    entry.devices.extend(_devices(record))
             return bytes(answer.SerializeToString())
 
         async def unprepare(request: bytes, context: Any) -> bytes:
-            claims = (await _decoded(pb.NodeUnprepareResourcesRequest, request, context)).claims
-            answer = pb.NodeUnprepareResourcesResponse()
+            claims = (await _decoded(dra.NodeUnprepareResourcesRequest, request, context)).claims
+            answer = dra.NodeUnprepareResourcesResponse()
             for uid, _, error in await self._each(claims, "NodeUnprepareResources", self._claims.unprepare):
                 answer.claims[uid].error = error
             return bytes(answer.SerializeToString())
 
         return grpc.method_handlers_generic_handler(
-            f"k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin",
+            "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin",
             {
                 "NodePrepareResources": grpc.unary_unary_rpc_method_handler(prepare),
                 "NodeUnprepareResources": grpc.unary_unary_rpc_method_handler(unprepare),
@@ -276,15 +276,14 @@ async def _decoded(message: Any, request: bytes, context: Any) -> Any:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
 
 
-def _devices(pb: ModuleType, record: PreparedClaim) -> Iterator[Any]:
+def _devices(record: PreparedClaim) -> Iterator[Any]:
     for device in record.devices:
-        share = {} if pb is dra_v1beta1_pb2 or device.share_id is None else {"share_id": device.share_id}
-        yield pb.Device(
+        yield dra.Device(
             request_names=[device.request],
             pool_name=device.pool,
             device_name=device.device,
             cdi_device_ids=device.cdi_devices,
-            **share,
+            share_id=device.share_id,
         )
 
 

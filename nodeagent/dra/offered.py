@@ -14,13 +14,6 @@ from nodeagent.dra.devices import DraDevice, plugin_holders
 from nodeagent.facts.model import Holding, Snapshot
 
 
-class LeftOut(msgspec.Struct, frozen=True):
-    """A device that is not published, because a pod holds it through a device plugin."""
-
-    device: DraDevice
-    holding: Holding
-
-
 class OfferedPools(msgspec.Struct, frozen=True):
     """The devices by pool, ``gpu`` and ``nic``. A pool is absent if no entry of its kind has mode ``dra``, and
     ``None`` before its source has published, or before it is known what pods hold.
@@ -31,7 +24,8 @@ class OfferedPools(msgspec.Struct, frozen=True):
 
     pools: Mapping[str, tuple[DraDevice, ...] | None] = {}
     obstacles: Mapping[str, str] = {}
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[DraDevice, ...] = ()
+    """Devices that are not published, because a pod holds them through a device plugin."""
 
     def devices(self) -> Iterator[DraDevice]:
         """Yield every device that is published."""
@@ -41,7 +35,7 @@ class OfferedPools(msgspec.Struct, frozen=True):
     def known(self) -> Iterator[DraDevice]:
         """Yield every device of this node that claims may have, published now or not."""
         yield from self.devices()
-        yield from (entry.device for entry in self.left_out)
+        yield from self.left_out
 
 
 class PoolStatus(msgspec.Struct, frozen=True):
@@ -93,16 +87,13 @@ class DraOffer:
 
 def without_plugin_holders(
     devices: Iterable[DraDevice], snapshot: Snapshot
-) -> tuple[tuple[DraDevice, ...], tuple[LeftOut, ...]]:
-    """Return the devices that no pod holds through a device plugin, and the others with one such pod."""
+) -> tuple[tuple[DraDevice, ...], tuple[DraDevice, ...]]:
+    """Return the devices that no pod holds through a device plugin, and the others."""
     free: list[DraDevice] = []
-    left_out: list[LeftOut] = []
+    left_out: list[DraDevice] = []
     for device in devices:
-        holding = next(plugin_holders(device, snapshot), None)
-        if holding is None:
-            free.append(device)
-        else:
-            left_out.append(LeftOut(device, holding))
+        held = any(plugin_holders(device, snapshot))
+        (left_out if held else free).append(device)
     return tuple(free), tuple(left_out)
 
 

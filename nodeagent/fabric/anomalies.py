@@ -24,6 +24,7 @@ from nodeagent.fabric.anomaly_texts import (
     GroupRails,
     LinkPlace,
     RailCounts,
+    contested_link,
     foreign_leaf,
     foreign_switch,
     names_of,
@@ -398,13 +399,11 @@ class CablingCheck:
         for pattern in self._votes.patterns:
             for node, report in pattern.nodes.items():
                 for i in sorted(report.contested) if report.contested else ():
-                    key, link = pattern.keys[i], shown(pattern.shape[i].link)
-                    message = (
-                        f"beside {key or 'its neighbor'} another device announces itself on {link} of {node}: a device "
-                        f"between them forwards LLDP, or a program on {node} sends forged frames; `nodeagent "
-                        "neighbors` on the node shows both"
+                    others = [(slot.neighbor, port) for at, slot, port in report.contenders if at == i]
+                    same = (report.shape[i].neighbor, report.ports[i]) in others
+                    yield contested_link(
+                        node, shown(pattern.shape[i].link), pattern.keys[i], bool(others), same
                     )
-                    yield Anomaly(AnomalyKind.CONTESTED_LINK, node, link, key, message)
 
     def _outranked_nodes(self) -> Iterator[Anomaly]:
         """Nodes whose links outside the tree have more bandwidth than those of the tree, once for all of them."""

@@ -77,6 +77,22 @@ def rail_shift(nodes: Sequence[str], steps: int, rails: GroupRails) -> Anomaly:
     return Anomaly(AnomalyKind.RAIL_SHIFT, nodes[0], "", rails.switch[other], message, several)
 
 
+def contested_link(node: str, link: str, key: str, contended: bool, same: bool) -> Anomaly:
+    """``contended``: the other sender is known; otherwise the node may hear its switch under another name than others.
+    ``same``: the other sender has the IDs and the name of the neighbor."""
+    switch = key or "its neighbor"
+    why = f"a device between them forwards LLDP, or a program on {node} sends forged frames"
+    what = f"beside {switch} another device announces itself on {link} of {node}"
+    if same:
+        what = f"{switch} announces itself on {link} of {node} from two MAC addresses"
+        why = f"it has two supervisors that both send, {why}"
+    elif not contended:
+        what += ", or the switch under the name of another one"
+        why = f"switches were renamed, which ends when all nodes have the new names, {why}"
+    message = f"{what}: {why}; `nodeagent neighbors` on the node shows what it hears"
+    return Anomaly(AnomalyKind.CONTESTED_LINK, node, link, key, message)
+
+
 def swapped_of_two(group: SwitchGroup) -> Iterator[Anomaly]:
     """The only two nodes of a group are at the same switches on different rails. Which one is right is not known."""
     if len(group.voters) != 2 or any(len(pattern.nodes) > 1 for pattern in group.voters):

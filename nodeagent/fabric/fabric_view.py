@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from nodeagent.base.plain_text import one_line
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.fabric.groups import CablingPattern
 from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
@@ -23,9 +24,13 @@ from nodeagent.fabric.placement import Placement
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
 from nodeagent.fabric.switch_keys import plain
+from nodeagent.fabric.troubles import FabricTrouble, few, troubles
 
 STALE, CONTESTED, SAYS_MISCABLED = 1, 2, 4
 """Bits of a mark: the LLDP information has expired; another neighbor sends too; the node reports it as miscabled."""
+
+TROUBLES_SHOWN, PODS_SHOWN, LINKS_SHOWN = 1000, 2000, 16
+TEXT_SHOWN = 320
 
 
 class FabricPart(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -65,6 +70,20 @@ class ViewAnomaly(FabricPart, frozen=True, kw_only=True):
     switch: str
     message: str
     nodes: tuple[str, ...] = ()
+
+
+class ViewTrouble(FabricPart, frozen=True, kw_only=True):
+    """A ``FabricTrouble`` with at most ``LINKS_SHOWN`` of its links, as pairs of node and link. ``pods``: how many."""
+
+    what: str
+    where: str
+    since: float | None
+    links: tuple[tuple[str, str], ...]
+    link_count: int
+    reasons: tuple[str, ...]
+    details: tuple[str, ...]
+    pods: int
+    remedy: str
 
 
 class ViewMove(FabricPart, frozen=True, kw_only=True):
@@ -116,6 +135,11 @@ class FabricView(FabricPart, frozen=True, kw_only=True):
     ports: tuple[tuple[int, ...], ...]
     unplaced: Mapping[str, str]
     anomalies: tuple[ViewAnomaly, ...]
+    troubles: tuple[ViewTrouble, ...]
+    """At most ``TROUBLES_SHOWN``; the first concern most pods and links."""
+    more_troubles: int
+    pods: Mapping[str, tuple[int, ...]]
+    """The pods in trouble: the places of their troubles in ``troubles``; at most ``PODS_SHOWN`` pods."""
     moves: tuple[ViewMove, ...]
     foreign: tuple[ViewHyperNode, ...]
     overlaps: tuple[ViewOverlap, ...]
@@ -135,7 +159,7 @@ def fabric_view(
 ) -> FabricView:
     """The document of a plan that was computed at ``now``, the planner's clock; ``taken`` is this moment in Unix
     time."""
-    outcome = plan.outcome
+    outcome, found = plan.outcome, troubles(plan, taken - now)
     places = {hypernode.name: i for i, hypernode in enumerate(outcome.hypernodes)}
     rows = _Rows(plan)
     nodes = sorted({*plan.nodes.place, *plan.levels.reports, *plan.levels.refused} - {""})
@@ -169,6 +193,9 @@ def fabric_view(
             )
             for anomaly in outcome.anomalies
         ),
+        troubles=tuple(map(_trouble, found[:TROUBLES_SHOWN])),
+        more_troubles=max(0, len(found) - TROUBLES_SHOWN),
+        pods=_pods(found[:TROUBLES_SHOWN]),
         moves=tuple(_moves(plan, taken - now)),
         foreign=tuple(_hypernode(hypernode, -1) for _, hypernode in sorted(plan.levels.foreign.items())),
         overlaps=tuple(
@@ -276,6 +303,29 @@ def _hypernode(hypernode: HyperNode, parent: int) -> ViewHyperNode:
         source=None if hypernode.ours else shown(hypernode.source or "an owner without a source label"),
         members=len(hypernode.nodes) + len(hypernode.children),
     )
+
+
+def _trouble(one: FabricTrouble) -> ViewTrouble:
+    return ViewTrouble(
+        what=one.what,
+        where=one_line(one.where, TEXT_SHOWN),
+        since=one.since,
+        links=tuple((node, shown(link)) for node, link in one.links[:LINKS_SHOWN]),
+        link_count=len(one.links),
+        reasons=tuple(map(shown, one.reasons[:LINKS_SHOWN])),
+        details=tuple(one_line(detail, TEXT_SHOWN) for detail in few(one.details)),
+        pods=len(one.pods),
+        remedy=one.remedy,
+    )
+
+
+def _pods(found: Iterable[FabricTrouble]) -> Mapping[str, tuple[int, ...]]:
+    pods: dict[str, list[int]] = {}
+    for place, one in enumerate(found):
+        for pod in one.pods:
+            if pod in pods or len(pods) < PODS_SHOWN:
+                pods.setdefault(pod, []).append(place)
+    return {shown(pod): tuple(places) for pod, places in pods.items()}
 
 
 def _moves(plan: Plan, to_unix: float) -> Iterable[ViewMove]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.hypernode import HyperNode, Texts
+from nodeagent.fabric.link_faults import LinkFault, LinkFaults
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.reports import CompactReport, InternPool, RefusedReportError, ReportReader
 from nodeagent.fabric.topology_file import Topology
@@ -32,6 +33,9 @@ class Levels:
     topology: Topology
     uplinks: Mapping[str, tuple[str, ...]]
     uplinks_by_key: bool = False
+    faults: Mapping[str, tuple[LinkFault, ...]] = field(default_factory=dict)
+    more_faults: int = 0
+    """Nodes whose faults are not in ``faults``: there are too many."""
 
     def exists(self, node: str) -> bool:
         """While no Node at all is known, every node counts as existing: an empty list is no evidence."""
@@ -57,6 +61,7 @@ class Inputs:
         self._our_labels = rules.label_keys
         self.reports: dict[str, CompactReport] = {}
         self.refused: dict[str, str] = {}
+        self.faults = LinkFaults()
         self.nodes: dict[str, KnownLabels] = {}
         self.own: dict[str, HyperNode] = {}
         self.foreign: dict[str, HyperNode] = {}
@@ -65,17 +70,21 @@ class Inputs:
 
     def report(self, name: str, links: NodeLinks | None) -> None:
         if links is None:
+            self.faults.take(name, None)
             self.reports.pop(name, None)
             self.refused.pop(name, None)
             return
         try:
-            self.reports[name] = self._reader.read(name, self.known_neighbors.complete(links))
+            links = self.known_neighbors.complete(links)
+            self.reports[name] = self._reader.read(name, links)
+            self.faults.take(name, links)
             self.refused.pop(name, None)
         except RefusedReportError as error:
             self.refuse(name, str(error))
 
     def refuse(self, name: str, why: str) -> None:
         self.reports.pop(name, None)
+        self.faults.take(name, None)
         self.refused[name] = why
 
     def node(self, name: str, labels: Mapping[str, str] | None) -> None:
@@ -109,6 +118,8 @@ class Inputs:
             self._topology,
             self.switch_uplinks,
             self.uplinks_by_key,
+            self.faults.of_node.copy(),
+            len(self.faults.beyond),
         )
 
 

@@ -42,6 +42,9 @@ class AnomalyKind(StrEnum):
     UNDECIDABLE = "undecidable"
 
 
+AnomalyPlace = tuple[AnomalyKind, str, str, str]
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Anomaly:
     """An anomaly of the cabling or of switch names. ``node``, ``link`` and ``switch`` are empty if it concerns none.
@@ -55,6 +58,11 @@ class Anomaly:
     switch: str
     message: str
     nodes: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> AnomalyPlace:
+        """Tells it apart from others; its message may change."""
+        return self.kind, self.node, self.link, self.switch
 
 
 @dataclass(frozen=True, slots=True, order=True)

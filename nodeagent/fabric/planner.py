@@ -21,7 +21,7 @@ from nodeagent.fabric.leaf_objects import LeafObjects
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.nvlink_tier import NvlinkTier
-from nodeagent.fabric.outcome import PlanOutcome
+from nodeagent.fabric.outcome import Anomaly, AnomalyPlace, PlanOutcome
 from nodeagent.fabric.outputs import make_outcome
 from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree, tree_of_labels
@@ -36,7 +36,8 @@ from nodeagent.fabric.votes import LinkVotes
 
 @dataclass(frozen=True, slots=True)
 class PlanMemory:
-    """The input of a plan from the plan before: placements, waiting nodes and since when, and the chassis record.
+    """The input of a plan from the plan before: placements, waiting nodes and since when, the chassis record, and the
+    begin of anomalies.
 
     A planner that starts without it makes the same tree, but moves wait for their full time again.
     """
@@ -46,6 +47,8 @@ class PlanMemory:
     tiers: Mapping[int, Placement] = field(default_factory=dict)
     waiting: Mapping[str, float] = field(default_factory=dict)
     chassis: Mapping[str, str] = field(default_factory=dict)
+    anomalies: Mapping[AnomalyPlace, float | None] | None = None
+    """When each anomaly was first seen. ``None``: it was there at the first plan, so its begin is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +117,16 @@ def compute_plan(rules: FabricRules, levels: Levels, memory: PlanMemory, now: fl
     outcome = make_outcome(
         rules, levels, foreign, votes.names, desired, nodes, cabling, nvlink, leaves, tiers, now
     )
-    kept = PlanMemory(voted, nvlink.placement, tiers.placements, desired.waiting, votes.names.record)
+    seen = _first_seen(outcome.anomalies, memory.anomalies, now)
+    kept = PlanMemory(voted, nvlink.placement, tiers.placements, desired.waiting, votes.names.record, seen)
     return Plan(rules, levels, published, votes, names, nodes, cabling, nvlink, tiers, outcome, kept)
+
+
+def _first_seen(
+    anomalies: Iterable[Anomaly], before: Mapping[AnomalyPlace, float | None] | None, now: float
+) -> Mapping[AnomalyPlace, float | None]:
+    unless_known = None if before is None else now
+    return {anomaly.place: (before or {}).get(anomaly.place, unless_known) for anomaly in anomalies}
 
 
 def _uplinks_by_key(levels: Levels, names: SwitchNames) -> dict[str, tuple[str, ...]]:
@@ -174,6 +185,10 @@ class Planner:
     def is_node(self, name: str) -> bool:
         """The system name ``name`` belongs to a node of the cluster."""
         return self.inputs.is_node(name)
+
+    def has_fault(self, name: str) -> bool:
+        """A link of this node has a fault: the list of troubles has the pods of its report."""
+        return name in self.inputs.faults.of_node
 
     def plan(self, now: float) -> PlanOutcome:
         """The tree that should be, and the writes that lead to it. ``now``: seconds, monotonic."""

@@ -78,6 +78,20 @@ class UplinkSources:
         names = (self._group_name(tier, leaf) for leaf in item.leaves)
         return frozenset(name for name in names if name), PATTERN
 
+    def of(self, switch: str) -> set[str]:
+        """The switches above one, of all sources but the patterns."""
+        return {up for _, known in self._by_switch for up in known.get(switch, ())}
+
+    def below(self, switch: str) -> set[str]:
+        """All switches below one, at any distance."""
+        lower, found, todo = {each for _, known in self._by_switch for each in known}, set[str](), [switch]
+        while todo:
+            up = todo.pop()
+            new = {each for each in lower - found if up in self.of(each)}
+            found |= new
+            todo += new
+        return found
+
     def _group_name(self, tier: int, leaf: str) -> str:
         """Patterns match a name as it is announced, in lower case, or without its domain."""
         group = f"tier{tier}"
@@ -116,7 +130,7 @@ class UpperTiers:
         ``announced`` are the names of switches that reports mention. ``before`` are the last plan's ``placements``.
         """
         self._rules, self._published, self._is_taken, self._now = rules, published, is_taken, now
-        self._uplinks = UplinkSources(rules, topology, cables, uplinks, announced)
+        self.uplinks = UplinkSources(rules, topology, cables, uplinks, announced)
         self._announced = announced
         self._before = before
         self.objects: dict[str, HyperNode] = {}
@@ -164,7 +178,7 @@ class UpperTiers:
 
     def _groups(self, items: Mapping[str, TierItem], tier: int, below: frozenset[str]) -> list[_UpperGroup]:
         """The items that belong together according to their uplinks."""
-        ups = {name: self._uplinks.above(item, tier, below) for name, item in items.items()}
+        ups = {name: self.uplinks.above(item, tier, below) for name, item in items.items()}
         graph = SwitchGraph(_never_apart)
         for switches, _ in ups.values():
             graph.add(tuple(sorted(switches)), 1)

@@ -57,6 +57,13 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
             "registered when the agent starts is withheld at once."
         ),
     ] = 30.0
+    slowdown_seconds: Annotated[
+        Seconds,
+        setting(
+            "Seconds that the hardware must slow the GPU down for heat or power, or that its memory must be too hot, "
+            "before it is a fault."
+        ),
+    ] = 30.0
     pcie_width_seconds: Annotated[
         Seconds,
         setting("Seconds that the PCIe link must have fewer lanes than possible before it is a fault."),
@@ -190,6 +197,7 @@ def gpu_health_conflicts(health: GpuHealthSettings) -> Iterator[Conflict]:
     for clear, hold in (
         ("clear_seconds", "nvlink_down_seconds"),
         ("clear_seconds", "fabric_seconds"),
+        ("clear_seconds", "slowdown_seconds"),
         ("pcie_clear_seconds", "pcie_width_seconds"),
     ):
         least = getattr(health, hold)

@@ -13,9 +13,10 @@ import fcntl
 import os
 import socket
 import struct
-from typing import Self
 
 from msgspec import Struct
+
+from nodeagent.host.fd import Closing
 
 # include/uapi/linux/sockios.h and ethtool.h
 _SIOCETHTOOL = 0x8946
@@ -49,19 +50,13 @@ class DriverInfo(Struct, frozen=True):
     bus: str
 
 
-class Ethtool:
+class Ethtool(Closing):
     """A socket of the network namespace in which it was made, for one thread at a time."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._names: dict[tuple[int, int], tuple[str, ...]] = {}
         self._counts: dict[int, int] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._socket.close()

@@ -1,8 +1,22 @@
-"""Wait for a file descriptor on the running event loop, without a thread."""
+"""File descriptors: wait for one on the running event loop, without a thread, and close what has one."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Self
+
+
+class Closing:
+    """A file descriptor that is open until the end of a ``with``."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 async def wait_readable(fd: int) -> None:

@@ -18,7 +18,7 @@ from errno import ENOSPC
 
 from msgspec import Struct
 
-from nodeagent.host.fd import wait_readable
+from nodeagent.host.fd import Closing, wait_readable
 
 # include/uapi/linux/inotify.h
 IN_CLOSE_WRITE = 0x008
@@ -65,7 +65,7 @@ class FolderChange(Struct, frozen=True):
         return bool(self.mask & _GONE)
 
 
-class FolderWatch:
+class FolderWatch(Closing):
     """A set of watched folders. One task at a time may wait for its changes."""
 
     def __init__(self) -> None:
@@ -76,12 +76,6 @@ class FolderWatch:
                 "raise fs.inotify.max_user_instances if it is exhausted"
             )
         self._folders: dict[int, str] = {}
-
-    def __enter__(self) -> FolderWatch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -117,12 +111,6 @@ class FolderWatch:
             await wait_readable(self._fd)
             if changes := self._drain():
                 return changes
-
-    def __aiter__(self) -> FolderWatch:
-        return self
-
-    async def __anext__(self) -> tuple[FolderChange, ...]:
-        return await self.changes()
 
     def _drain(self) -> tuple[FolderChange, ...]:
         masks: dict[tuple[str, str], int] = {}

@@ -12,9 +12,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from errno import EACCES, EAGAIN, EINVAL, ENOENT, EPERM, EPIPE
-from typing import Self
 
 from msgspec import Struct
+
+from nodeagent.host.fd import Closing
 
 PATH = "/dev/kmsg"
 _RECORD_MAX = 8192  # Documentation/ABI/testing/dev-kmsg; a shorter buffer is an error (EINVAL)
@@ -67,7 +68,7 @@ def events_of(record: bytes) -> Iterator[FirmwareEvent]:
             yield FirmwareEvent(line[1].decode("ascii"), key)
 
 
-class KernelLog:
+class KernelLog(Closing):
     """Reads from the oldest line on, without waiting. ``overruns`` counts how often lines were lost."""
 
     def __init__(self, path: str | os.PathLike[str] = PATH) -> None:
@@ -80,12 +81,6 @@ class KernelLog:
                 f"{os.fspath(path)} cannot be opened: {error.strerror}; the kernel log needs CAP_SYSLOG and, "
                 "in a container, the host's /dev/kmsg"
             ) from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         os.close(self._fd)

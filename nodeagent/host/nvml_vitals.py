@@ -14,6 +14,8 @@ import ctypes
 import logging
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import product
 from typing import Any, ClassVar, TypeVar
 
 from nodeagent.host.gpu_driver import DriverError, GpuProcess, GpuVitals
@@ -36,7 +38,18 @@ LIMITS: dict[str, tuple[float, float]] = {
     "gpu_memory_total_bytes": (0, 2.0**50),
     "gpu_celsius": (-55, 150),
     "gpu_memory_celsius": (-55, 150),
+    "gpu_limit_celsius": (-55, 150),
+    "gpu_memory_limit_celsius": (-55, 150),
     "gpu_utilization": (0, 1),
+    "gpu_memory_reserved_bytes": (0, 2.0**50),
+    "gpu_memory_utilization": (0, 1),
+    "gpu_encoder_utilization": (0, 1),
+    "gpu_decoder_utilization": (0, 1),
+    "gpu_power_watts": (0, 10_000),
+    "gpu_power_limit_watts": (0, 10_000),
+    "gpu_sm_hertz": (0, 1e10),
+    "gpu_memory_hertz": (0, 1e11),
+    "gpu_clock_reason": (0, 1),
     "gpu_performance_state": (0, 15),
     "gpu_row_remap_pending": (0, 1),
     "gpu_row_remap_failed": (0, 1),
@@ -73,6 +86,28 @@ _PCIE_ERRORS = {
     "lcrc": "LCRC_ERROR",
     "lane": "LANE_ERROR",
 }
+CLOCK_REASONS = {
+    "idle": "GpuIdle",
+    "application_clocks": "ApplicationsClocksSetting",
+    "power_cap": "SwPowerCap",
+    "hardware_slowdown": "HwSlowdown",
+    "sync_boost": "SyncBoost",
+    "thermal": "SwThermalSlowdown",
+    "hardware_thermal": "HwThermalSlowdown",
+    "power_brake": "HwPowerBrakeSlowdown",
+    "display": "DisplayClockSetting",
+}
+"""Why the clocks are not the highest, by the constants ``nvmlClocksEventReason...`` of nvml.h."""
+_CALLS = {
+    "nvmlDeviceGetCurrPcieLinkGeneration": ("gpu_pcie_generation", 1.0),
+    "nvmlDeviceGetMaxPcieLinkGeneration": ("gpu_pcie_generation_max", 1.0),
+    "nvmlDeviceGetCurrPcieLinkWidth": ("gpu_pcie_width", 1.0),
+    "nvmlDeviceGetMaxPcieLinkWidth": ("gpu_pcie_width_max", 1.0),
+    "nvmlDeviceGetPowerUsage": ("gpu_power_watts", 1e-3),
+    "nvmlDeviceGetEnforcedPowerLimit": ("gpu_power_limit_watts", 1e-3),
+    "nvmlDeviceGetTotalEnergyConsumption": ("gpu_energy_joules", 1e-3),
+}
+"""The calls that return one number, with its name and the factor to its unit."""
 _LINK_COUNTERS = {
     "gpu_nvlink_replays": "NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY",
     "gpu_nvlink_recoveries": "NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY",
@@ -85,6 +120,8 @@ _FIELDS = {
     "gpu_row_remap_pending": "NVML_FI_DEV_REMAPPED_PENDING",
     "gpu_row_remap_failed": "NVML_FI_DEV_REMAPPED_FAILURE",
     "gpu_pcie_replays": "NVML_FI_DEV_PCIE_REPLAY_COUNTER",
+    "gpu_pcie_bytes/transmit": "NVML_FI_DEV_PCIE_COUNT_TX_BYTES",
+    "gpu_pcie_bytes/receive": "NVML_FI_DEV_PCIE_COUNT_RX_BYTES",
     **{f"gpu_pcie_errors/{name}": f"NVML_FI_DEV_PCIE_COUNT_{field}" for name, field in _PCIE_ERRORS.items()},
 }
 
@@ -151,34 +188,38 @@ class VitalsReader:
         yield "nvmlDeviceGetFieldValues", lambda: self._fields(handle)
         yield "nvmlDeviceGetMemoryInfo", lambda: _memory(lib, handle)
         yield "nvmlDeviceGetSramEccErrorStatus", lambda: _sram(lib, handle)
-        for kind, place, name in (
-            ("CORRECTED", "SRAM", "gpu_ecc_correctable_sram"),
-            ("CORRECTED", "DRAM", "gpu_ecc_correctable_dram"),
-            ("UNCORRECTED", "SRAM", "gpu_ecc_uncorrectable_sram"),
-            ("UNCORRECTED", "DRAM", "gpu_ecc_uncorrectable_dram"),
+        for error, location, period in product(
+            ("CORRECTED", "UNCORRECTED"), ("SRAM", "DRAM"), ("VOLATILE", "AGGREGATE")
         ):
-            error = getattr(lib, f"NVML_MEMORY_ERROR_TYPE_{kind}")
-            location = getattr(lib, f"NVML_MEMORY_LOCATION_{place}")
             yield (
-                f"nvmlDeviceGetMemoryErrorCounter({kind}, {place})",
-                lambda name=name, error=error, location=location: {  # type: ignore[misc]
-                    name: float(
-                        lib.nvmlDeviceGetMemoryErrorCounter(handle, error, lib.NVML_VOLATILE_ECC, location)
-                    )
+                f"nvmlDeviceGetMemoryErrorCounter({error}, {location}, {period})",
+                partial(_ecc, lib, handle, error, location, period),
+            )
+        for call, (name, scale) in _CALLS.items():
+            yield call, partial(_number_of, lib, call, handle, name, scale)
+        for clock, name in (("SM", "gpu_sm_hertz"), ("MEM", "gpu_memory_hertz")):
+            which = getattr(lib, f"NVML_CLOCK_{clock}")
+            yield (
+                f"nvmlDeviceGetClockInfo({clock})",
+                partial(_number_of, lib, "nvmlDeviceGetClockInfo", handle, name, 1e6, which),
+            )
+        for threshold, name in (("SLOWDOWN", "gpu_limit_celsius"), ("MEM_MAX", "gpu_memory_limit_celsius")):
+            which = getattr(lib, f"NVML_TEMPERATURE_THRESHOLD_{threshold}")
+            yield (
+                f"nvmlDeviceGetTemperatureThreshold({threshold})",
+                partial(_number_of, lib, "nvmlDeviceGetTemperatureThreshold", handle, name, 1.0, which),
+            )
+        yield "nvmlDeviceGetCurrentClocksEventReasons", lambda: _clock_reasons(lib, handle)
+        yield "nvmlDeviceGetPerformanceState", lambda: _performance(lib, handle)
+        yield "nvmlDeviceGetUtilizationRates", lambda: _utilization(lib, handle)
+        for unit in ("Encoder", "Decoder"):
+            call = f"nvmlDeviceGet{unit}Utilization"
+            yield (
+                call,
+                lambda call=call, unit=unit: {  # type: ignore[misc]
+                    f"gpu_{unit.lower()}_utilization": getattr(lib, call)(handle)[0] / 100
                 },
             )
-        for call, name in (
-            ("nvmlDeviceGetCurrPcieLinkGeneration", "gpu_pcie_generation"),
-            ("nvmlDeviceGetMaxPcieLinkGeneration", "gpu_pcie_generation_max"),
-            ("nvmlDeviceGetCurrPcieLinkWidth", "gpu_pcie_width"),
-            ("nvmlDeviceGetMaxPcieLinkWidth", "gpu_pcie_width_max"),
-        ):
-            yield call, lambda call=call, name=name: {name: float(getattr(lib, call)(handle))}  # type: ignore[misc]
-        yield "nvmlDeviceGetPerformanceState", lambda: _performance(lib, handle)
-        yield (
-            "nvmlDeviceGetUtilizationRates",
-            lambda: {"gpu_utilization": lib.nvmlDeviceGetUtilizationRates(handle).gpu / 100},
-        )
         yield (
             "nvmlDeviceGetTemperature",
             lambda: {"gpu_celsius": float(lib.nvmlDeviceGetTemperature(handle, lib.NVML_TEMPERATURE_GPU))},
@@ -190,6 +231,11 @@ class VitalsReader:
         wanted += [(name, getattr(lib, field), 0) for name, field in _FIELDS.items()]
         wanted += [(f"gpu_nvlink_up/{link}", lib.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in links]
         wanted += [(f"speed/{link}", lib.NVML_FI_DEV_NVLINK_GET_SPEED, link) for link in links]
+        # The scope of all links: UINT_MAX (nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX). The driver counts KiB.
+        wanted += [
+            (f"nvlink_kib/{way}", getattr(lib, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{word}"), 2**32 - 1)
+            for way, word in (("transmit", "TX"), ("receive", "RX"))
+        ]
         for name, field in _LINK_COUNTERS.items():
             wanted += [(f"{name}/{link}", getattr(lib, field), link) for link in links]
         answers = lib.nvmlDeviceGetFieldValues(handle, [(field, scope) for _, field, scope in wanted])
@@ -314,6 +360,8 @@ def _over_all_links(numbers: dict[str, float]) -> dict[str, float]:
         if head == "speed":
             if numbers.get(f"gpu_nvlink_up/{link}") == 1 and math.isfinite(value):
                 speeds.append(value * 1e6)  # reported in MB/s
+        elif head == "nvlink_kib":
+            values[f"gpu_nvlink_bytes/{link}"] = value * 1024
         elif head in _LINK_COUNTERS:
             # One impossible term makes the sum impossible, so the whole sum is dropped.
             values[head] = values.get(head, 0.0) + (value if 0 <= value <= COUNTER_MAX else math.nan)
@@ -325,8 +373,48 @@ def _over_all_links(numbers: dict[str, float]) -> dict[str, float]:
 
 
 def _memory(lib: Any, handle: Any) -> dict[str, float]:
-    memory = lib.nvmlDeviceGetMemoryInfo(handle)
-    return {"gpu_memory_used_bytes": float(memory.used), "gpu_memory_total_bytes": float(memory.total)}
+    """The memory as nvidia-smi shows it. A driver before 510 has only the first version of the call, which counts what
+    the driver reserves as used."""
+    try:
+        memory = lib.nvmlDeviceGetMemoryInfo(handle, lib.nvmlMemory_v2)
+        reserved = {"gpu_memory_reserved_bytes": float(memory.reserved)}
+    except lib.NVMLError as error:
+        if error.value not in (lib.NVML_ERROR_FUNCTION_NOT_FOUND, lib.NVML_ERROR_NOT_SUPPORTED):
+            raise
+        memory, reserved = lib.nvmlDeviceGetMemoryInfo(handle), {}
+    used, total = float(memory.used), float(memory.total)
+    return {"gpu_memory_used_bytes": used, "gpu_memory_total_bytes": total, **reserved}
+
+
+def _ecc(lib: Any, handle: Any, error: str, location: str, period: str) -> dict[str, float]:
+    count = lib.nvmlDeviceGetMemoryErrorCounter(
+        handle,
+        getattr(lib, f"NVML_MEMORY_ERROR_TYPE_{error}"),
+        getattr(lib, f"NVML_{period}_ECC"),
+        getattr(lib, f"NVML_MEMORY_LOCATION_{location}"),
+    )
+    kind = "correctable" if error == "CORRECTED" else "uncorrectable"
+    lifetime = "_lifetime" if period == "AGGREGATE" else ""
+    return {f"gpu_ecc_{kind}_{location.lower()}{lifetime}": float(count)}
+
+
+def _number_of(
+    lib: Any, call: str, handle: Any, name: str, scale: float, *arguments: Any
+) -> dict[str, float]:
+    return {name: float(getattr(lib, call)(handle, *arguments)) * scale}
+
+
+def _clock_reasons(lib: Any, handle: Any) -> dict[str, float]:
+    bits = int(lib.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    return {
+        f"gpu_clock_reason/{name}": float(bool(bits & getattr(lib, f"nvmlClocksEventReason{reason}")))
+        for name, reason in CLOCK_REASONS.items()
+    }
+
+
+def _utilization(lib: Any, handle: Any) -> dict[str, float]:
+    rates = lib.nvmlDeviceGetUtilizationRates(handle)
+    return {"gpu_utilization": rates.gpu / 100, "gpu_memory_utilization": rates.memory / 100}
 
 
 def _sram(lib: Any, handle: Any) -> dict[str, float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from nodeagent.host.sysfs import OpenAttributes, SysfsError
+from nodeagent.host.sysfs import OpenAttributes, SysfsError, SysfsScan
 
 _CLASS = "/sys/class/infiniband"
 PORT_COUNTERS = ("port_rcv_data", "port_xmit_data")
@@ -91,10 +91,7 @@ class RdmaPorts:
         if known and not again and all(self._is_roce_v2(device, entry) for entry in known):
             return len(known)
         folder = f"{_CLASS}/{device}/ports/1/gid_attrs/types"
-        try:
-            names = self.attributes.tree.names(folder)
-        except SysfsError:
-            names = ()
+        names = SysfsScan(self.attributes.tree).names(folder)
         if not names and not self.attributes.tree.exists(folder):
             return None
         entries = tuple(

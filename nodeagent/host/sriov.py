@@ -14,10 +14,10 @@ import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from nodeagent.base.bounded_calls import enter
+from nodeagent.host.fd import Closing
 from nodeagent.host.sysfs import NET, Tree
 
 if TYPE_CHECKING:  # the import takes 0.1 s and 13 MiB, and only a change of VFs needs it
@@ -157,7 +157,7 @@ def _sentence(
 # --- rtnetlink ------------------------------------------------------------------------------------------
 
 
-class VfNetlink:
+class VfNetlink(Closing):
     """VF settings of PFs, and IP addresses, by rtnetlink in this network namespace.
 
     Netdev names come from the tree's sysfs, which may show another namespace. That is an error, because a netdev of
@@ -168,12 +168,7 @@ class VfNetlink:
         self._tree = tree
         self._route: IPRoute | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         route, self._route = self._route, None
         if route is not None:
             route.close()

@@ -72,12 +72,7 @@ class Tree:
         return None if raw is None else raw.decode("utf-8", "surrogateescape").rstrip("\n")
 
     def data(self, path: str) -> bytes | None:
-        try:
-            return read_regular(self._readable(path))
-        except _ABSENT:
-            return None
-        except OSError as error:
-            raise _broken(path, error) from error
+        return self._read(path, read_regular)
 
     def integer(self, path: str) -> int | None:
         """A decimal or ``0x`` number. Raises ``SysfsError`` for anything else."""
@@ -91,20 +86,23 @@ class Tree:
 
     def names(self, path: str) -> tuple[str, ...]:
         """The sorted names in a folder; an absent folder has none."""
-        try:
-            return tuple(sorted(os.listdir(self._readable(path))))
-        except _ABSENT:
-            return ()
-        except OSError as error:
-            raise _broken(path, error) from error
+        return tuple(sorted(self._read(path, os.listdir) or ()))
 
     def subfolders(self, path: str) -> tuple[str, ...]:
         """The sorted names of the folders in a folder, without links; an absent folder has none."""
+
+        def folders(place: str) -> list[str]:
+            with os.scandir(place) as entries:
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+        return tuple(sorted(self._read(path, folders) or ()))
+
+    def _read(self, path: str, read: Callable[[str], T]) -> T | None:
+        """What ``read`` returns for the path on the host; ``None`` if there is no such file."""
         try:
-            with os.scandir(self._readable(path)) as entries:
-                return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False)))
+            return read(self._readable(path))
         except _ABSENT:
-            return ()
+            return None
         except OSError as error:
             raise _broken(path, error) from error
 

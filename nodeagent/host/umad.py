@@ -26,10 +26,10 @@ import time
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from nodeagent.base.bounded_calls import enter
+from nodeagent.host.fd import Closing
 
 TIMEOUT_MS = 200
 """For each try of the kernel. A switch answers within a fraction of a millisecond, and VL15 loses packets."""
@@ -112,7 +112,7 @@ class NoAnswerError(Exception):
     """The peer did not answer within the tries of the kernel."""
 
 
-class UmadPort:
+class UmadPort(Closing):
     """One umad device, registered for directed-route SMPs. For one thread at a time."""
 
     def __init__(self, place: str, descriptor: int, agent: int) -> None:
@@ -137,12 +137,7 @@ class UmadPort:
             raise _failed(str(path), error) from error
         return cls(str(path), descriptor, agent)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         os.close(self._descriptor)
 
     def ask(self, mad: bytes, timeout_ms: int = TIMEOUT_MS, retries: int = RETRIES) -> bytes:

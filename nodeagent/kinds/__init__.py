@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
-from typing import Protocol
+from typing import ClassVar
+
+import msgspec
 
 from nodeagent.base.plain_text import one_line
 from nodeagent.facts.affinity import affinity
@@ -28,49 +30,81 @@ DEVICE_INFO_FILES = "device-info"
 """The files that CNI plugins read, one for each allocated VF."""
 
 
-class DeviceKind(Protocol):
-    """One resource: its devices, and how they are allocated."""
+class Question(msgspec.Struct, frozen=True):
+    """What the kubelet asks for a container: ``size`` of the ``free`` IDs, ``must`` among them.
+
+    ``near`` are NICs that the same container probably has. ``later_sizes`` are the sizes to which earlier requests of
+    this size grew, ``None`` if there was no request of this size.
+    """
+
+    free: frozenset[str]
+    must: frozenset[str]
+    size: int
+    near: Sequence[Function]
+    later_sizes: Sequence[int] | None
+
+    @property
+    def rest(self) -> int:
+        """How many IDs are to be chosen beside the required ones."""
+        return self.size - len(self.must)
+
+
+class DeviceKind(msgspec.Struct, frozen=True):
+    """One resource: its devices, and how they are allocated.
+
+    What a method returns here holds for a kind whose devices have no size, no level and no CDI spec of the agent.
+    """
+
+    source: ClassVar[str]
+    """The source whose facts the devices come from, ``pci`` or ``gpus``. Before it publishes, none is offered."""
 
     @property
     def resource(self) -> str:
         """The name that a pod asks for: ``nvidia-dgx-h100/nic0``."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """The source whose facts the devices come from, ``pci`` or ``gpus``. Before it publishes, none is offered."""
-        ...
+        raise NotImplementedError
 
     @property
     def device_mib(self) -> int | None:
         """The GPU memory of one device; ``None`` if a device is not a share of memory."""
-        ...
+        return None
 
-    def resized(self, device_mib: int) -> DeviceKind:
+    def resized(self, device_mib: int) -> DeviceKind:  # noqa: ARG002
         """Return this kind with devices of another size; a kind without a size returns itself."""
-        ...
+        return self
 
-    def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]: ...
+    def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
+        raise NotImplementedError
 
     def free(self, snapshot: Snapshot) -> Mapping[str, int] | None:
         """Return the healthy devices that no pod holds, by parent; ``None`` before podresources has answered."""
-        ...
+        if snapshot.holdings is None:
+            return None
+        held = {
+            id_
+            for holding in snapshot.holdings
+            if holding.resource == self.resource
+            for id_ in holding.device_ids
+        }
+        free: Counter[str] = Counter()
+        for entry in self.devices(snapshot):
+            free[entry.parent] += sum(id_ not in held for id_ in entry.ids) if entry.health.allocatable else 0
+        return dict(free)
 
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
         """Return the VFs or GPUs behind the devices: an ID, and words for a message. Two kinds must not share one."""
-        ...
+        raise NotImplementedError
 
     def selects(self, snapshot: Snapshot) -> bool:
         """Whether the configuration selects any PF or GPU of this machine."""
-        ...
+        raise NotImplementedError
 
-    def refusal(self, snapshot: Snapshot) -> str | None:
+    def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
         """Return why the kubelet would refuse the device list, if it would."""
-        ...
+        return None
 
-    def level(self, snapshot: Snapshot) -> str | None:
+    def level(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
         """Return what keeps programs within their share (``kinds.enforcement``); ``None`` if a device is no share."""
-        ...
+        return None
 
     def prefer(
         self,
@@ -81,24 +115,25 @@ class DeviceKind(Protocol):
         near: Sequence[Function] = (),
         later_sizes: Sequence[int] | None = (),
     ) -> list[str]:
-        """Choose ``size`` of the available IDs, ``must_include`` first. Raises ``Refused``.
+        """Return ``size`` of the available IDs, ``must_include`` first. Raises ``Refused``. See ``Question``."""
+        free, must = preference(self.resource, available, must_include, size)
+        return [*must_include, *self.choose(snapshot, Question(free, must, size, near, later_sizes))]
 
-        ``near`` are NICs that the same container probably has. ``later_sizes`` are the sizes to which earlier requests
-        of this size grew, ``None`` if there was no request of this size.
-        """
-        ...
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
+        """Choose the IDs beside the required ones. Raises ``Refused``."""
+        raise NotImplementedError
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         """Return what a container with these devices gets. Raises ``Refused``."""
-        ...
+        raise NotImplementedError
 
-    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
+    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:  # noqa: ARG002
         """Return the entries that the agent's own CDI specs need, by CDI kind."""
-        ...
+        return {}
 
-    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
+    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:  # noqa: ARG002
         """Return what must be writable for an allocation: ``DEVICE_INFO_FILES``, and CDI kinds of the agent."""
-        ...
+        return frozenset()
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not an error
@@ -108,7 +143,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error
     (FAILED_PRECONDITION). ``later``: a fact that it needs may arrive within a second.
     """
 
-    def __init__(self, message: str, *, invalid: bool, later: bool = False) -> None:
+    def __init__(self, message: str, *, invalid: bool = False, later: bool = False) -> None:
         super().__init__(message)
         self.invalid, self.later = invalid, later
 
@@ -140,12 +175,12 @@ def unknown(resource: str, ids: Iterable[str]) -> Refused:
 
 def unhealthy(resource: str, name: str, health: Health) -> Refused:
     why = f": {ascii_name(health.reasons[0].detail)}" if health.reasons else ""
-    return Refused(f"{resource}: {ascii_name(name)} is {health.state}{why}", invalid=False)
+    return Refused(f"{resource}: {ascii_name(name)} is {health.state}{why}")
 
 
 def held_by(resource: str, name: str, holding: Holding) -> Refused:
     by = f"{ascii_name(holding.namespace)}/{ascii_name(holding.pod)} through {ascii_name(holding.resource)}"
-    return Refused(f"{resource}: {ascii_name(name)} is held by {by}", invalid=False)
+    return Refused(f"{resource}: {ascii_name(name)} is held by {by}")
 
 
 def obstacle(resource: str, name: str, health: Health, elsewhere: Mapping[str, Holding]) -> Refused | None:
@@ -175,19 +210,6 @@ def distance(device: Gpu | Function, near: Sequence[Function]) -> tuple[int, int
         for function in near
     )
     return remote, hops
-
-
-def free_devices(resource: str, devices: Iterable[Devices], snapshot: Snapshot) -> dict[str, int] | None:
-    """Count the allocatable devices that no pod holds, by parent; ``None`` before podresources has answered."""
-    if snapshot.holdings is None:
-        return None
-    held = {
-        id_ for holding in snapshot.holdings if holding.resource == resource for id_ in holding.device_ids
-    }
-    free: Counter[str] = Counter()
-    for entry in devices:
-        free[entry.parent] += sum(id_ not in held for id_ in entry.ids) if entry.health.allocatable else 0
-    return dict(free)
 
 
 def _distinct(resource: str, ids: Sequence[str]) -> frozenset[str]:

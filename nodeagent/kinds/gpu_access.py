@@ -8,15 +8,15 @@ devices add up, so they are the default.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
-from typing import Literal
+from typing import ClassVar, Literal
 
 from nodeagent.facts import cdi
 from nodeagent.facts.affinity import affinity
-from nodeagent.facts.allocation import Allocation
-from nodeagent.facts.model import DeviceNode, Function, Gpu, Holding, HostPaths, MigDevice, Snapshot
-from nodeagent.kinds import distance
+from nodeagent.facts.allocation import Allocation, Devices
+from nodeagent.facts.model import DeviceNode, Function, Gpu, Health, Holding, HostPaths, MigDevice, Snapshot
+from nodeagent.kinds import DeviceKind, distance
 
 Strategy = Literal["cdi", "envvar"]
 
@@ -35,6 +35,43 @@ container from starting: pass only nodes that exist."""
 
 def selected(snapshot: Snapshot, uuids: frozenset[str] | None) -> tuple[Gpu, ...]:
     return tuple(gpu for gpu in snapshot.gpus if uuids is None or gpu.uuid in uuids)
+
+
+class GpuKind(DeviceKind, frozen=True):
+    """A resource of GPUs or of parts of them. ``gpus`` are the UUIDs to offer, ``None`` for all."""
+
+    source: ClassVar[str] = "gpus"
+
+    resource: str
+    gpus: frozenset[str] | None = None
+    strategy: Strategy = "cdi"
+    pass_device_nodes: bool = False
+    cdi_kind: str = CDI_KIND
+    control_nodes: tuple[str, ...] = CONTROL_NODES
+
+    @property
+    def passed_nodes(self) -> tuple[str, ...]:
+        """The shared device nodes that the kubelet passes too; without them only the runtime adds device nodes."""
+        return self.control_nodes if self.pass_device_nodes else ()
+
+    def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
+        return {gpu.uuid: f"GPU {gpu.index} ({gpu.uuid})" for gpu in selected(snapshot, self.gpus)}
+
+    def selects(self, snapshot: Snapshot) -> bool:
+        return bool(selected(snapshot, self.gpus))
+
+    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, cdi.CdiDevices]:
+        """Return the agent's spec of all GPUs, if ``cdi_kind`` is the agent's kind."""
+        return {cdi.GPU_KIND: cdi_devices(snapshot)} if self.cdi_kind == cdi.GPU_KIND else {}
+
+    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
+        by_cdi = self.strategy == "cdi" and self.selects(snapshot)
+        return frozenset(self.cdi_specs(snapshot)) if by_cdi else frozenset()
+
+
+def entry(gpu: Gpu, ids: tuple[str, ...], health: Health) -> Devices:
+    """Return the devices of one GPU, on its NUMA node."""
+    return Devices(gpu.uuid, ids, () if gpu.numa_node is None else (gpu.numa_node,), health)
 
 
 MIG_MINORS = "/proc/driver/nvidia-caps"
@@ -99,11 +136,6 @@ def grant_named(
     )
 
 
-def cdi_specs(cdi_kind: str, snapshot: Snapshot) -> dict[str, cdi.CdiDevices]:
-    """Return the agent's spec of all GPUs, if ``cdi_kind`` is the agent's kind."""
-    return {cdi.GPU_KIND: cdi_devices(snapshot)} if cdi_kind == cdi.GPU_KIND else {}
-
-
 def cdi_devices(snapshot: Snapshot) -> cdi.CdiDevices:
     """Return all GPUs and MIG devices for our own spec, and the driver files that every container with a GPU gets."""
     devices = {
@@ -133,11 +165,6 @@ def _driver_edits(paths: HostPaths) -> cdi.ContainerEdits:
         device_nodes=tuple(DeviceNode(node, node, "rw") for node in paths.gpu_nodes),
         mounts=paths.driver_files,
     )
-
-
-def hardware(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Return the GPUs by UUID, each with words for a message."""
-    return {gpu.uuid: f"GPU {gpu.index} ({gpu.uuid})" for gpu in gpus}
 
 
 def cluster(

@@ -11,23 +11,21 @@ each (uuid, count), and a request is compared with them as sets, one GPU at a ti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import ClassVar
 
 import msgspec
 
 from nodeagent.facts.allocation import Allocation, Devices
-from nodeagent.facts.cdi import CdiDevices
-from nodeagent.facts.model import Function, Gpu, Health, Snapshot
+from nodeagent.facts.model import Gpu, Health, Snapshot
 from nodeagent.kinds import (
+    Question,
     Refused,
     distance,
     gpu_access,
     mps_clients,
     obstacle,
-    preference,
     requested,
     unknown,
 )
@@ -50,23 +48,14 @@ class _GpuSlices(msgspec.Struct, frozen=True):
     refusal: Refused | None
 
 
-class GpuMemory(msgspec.Struct, frozen=True):
-    """``gpus`` are the UUIDs to offer, ``None`` for all; ``control_nodes``: see ``gpu_access``.
-
-    ``enforcement``: see ``kinds.enforcement``. ``number`` is the index of the GPU if the resource has its name from
+class GpuMemory(gpu_access.GpuKind, frozen=True):
+    """``enforcement``: see ``kinds.enforcement``. ``number`` is the index of the GPU if the resource has its name from
     one GPU. A container may ask for several such resources, so the names of its variables end with the number.
     ``mps`` is set if the enforcement is ``mps``.
     """
 
-    source: ClassVar[str] = "gpus"
-    resource: str
-    gpus: frozenset[str] | None = None
     slice_mib: int = 1024
     reserved_mib: int = 0
-    strategy: gpu_access.Strategy = "cdi"
-    pass_device_nodes: bool = False
-    cdi_kind: str = gpu_access.CDI_KIND
-    control_nodes: tuple[str, ...] = gpu_access.CONTROL_NODES
     enforcement: Enforcement = "auto"
     preferred: Preferred = "pack"
     number: int | None = None
@@ -87,12 +76,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         return tuple(
-            Devices(
-                parent=gpu.uuid,
-                ids=_ids(gpu.uuid, self.count(gpu)),
-                numa_nodes=() if gpu.numa_node is None else (gpu.numa_node,),
-                health=self.health(gpu, snapshot),
-            )
+            gpu_access.entry(gpu, _ids(gpu.uuid, self.count(gpu)), self.health(gpu, snapshot))
             for gpu in self._members(snapshot)
         )
 
@@ -114,12 +98,6 @@ class GpuMemory(msgspec.Struct, frozen=True):
             for gpu in self._members(snapshot)
         }
 
-    def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
-        return gpu_access.hardware(gpu_access.selected(snapshot, self.gpus))
-
-    def selects(self, snapshot: Snapshot) -> bool:
-        return bool(gpu_access.selected(snapshot, self.gpus))
-
     def refusal(self, snapshot: Snapshot) -> str | None:
         memories = [gpu.memory_mib for gpu in gpu_access.selected(snapshot, self.gpus)]
         return self.lacking(snapshot) or list_refusal(self.slice_mib, self.reserved_mib, memories)
@@ -133,37 +111,20 @@ class GpuMemory(msgspec.Struct, frozen=True):
     def level(self, snapshot: Snapshot) -> Level:
         return level_of(self.enforcement, snapshot)
 
-    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
-        return gpu_access.cdi_specs(self.cdi_kind, snapshot)
-
-    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
-        by_cdi = self.strategy == "cdi" and self.selects(snapshot)
-        return frozenset(self.cdi_specs(snapshot)) if by_cdi else frozenset()
-
-    def prefer(
-        self,
-        snapshot: Snapshot,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        near: Sequence[Function] = (),
-        later_sizes: Sequence[int] | None = (),
-    ) -> list[str]:
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Choose the best fit on one GPU; for an exact multiple of a GPU's slices, that many idle GPUs.
 
         The smallest remainder wins (``pack``) or the largest (``spread``), then the NUMA node of ``near``, the PCIe
         hops to it, and the index. With ``nic-affinity`` NUMA node and hops come first. A request that may grow
         (``later_sizes``) is placed as if it had its largest later size that fits.
         """
-        free, must = preference(self.resource, available, must_include, size)
+        free, must = asked.free, asked.must
         blocks = self._blocks(snapshot, free, must)
-        chosen = _best_fit(blocks, size, near, later_sizes, self.preferred) or self._whole(
-            snapshot, blocks, size, near
-        )
+        chosen = _best_fit(blocks, asked, self.preferred) or self._whole(snapshot, blocks, asked)
         if not chosen:
-            raise self._no_fit(blocks, size)
+            raise self._no_fit(blocks, asked.size)
         fresh = (name for block in chosen for name in block.ids if name in free and name not in must)
-        return [*must_include, *islice(fresh, size - len(must))]
+        return islice(fresh, asked.rest)
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         """State the memory for EACH of the GPUs: the toolkit applies the values to each GPU."""
@@ -173,8 +134,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
         if len(chosen) > 1 and any(block.must != count or len(block.ids) != count for block in chosen):
             raise Refused(
                 f"{self.resource}: the slices are of several GPUs ({_listed(chosen)}); those of a container"
-                " are all on one GPU, or whole GPUs of one size",
-                invalid=False,
+                " are all on one GPU, or whole GPUs of one size"
             )
         return self.grant(snapshot, [block.gpu for block in chosen], count * self.slice_mib)
 
@@ -193,7 +153,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
             gpus,
             strategy=self.strategy,
             cdi_kind=self.cdi_kind,
-            control_nodes=self.control_nodes if self.pass_device_nodes else (),
+            control_nodes=self.passed_nodes,
             env=(*env, (f"NODEAGENT_GPU_UUID{_end(self.number)}", ",".join(gpu.uuid for gpu in gpus))),
         )
 
@@ -233,7 +193,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
             count = self.count(gpu)
             refusal = obstacle(self.resource, gpu.uuid, self.health(gpu, snapshot), elsewhere)
             if refusal is None and (why := self._full(gpu, snapshot)):
-                refusal = Refused(f"{self.resource}: {why}", invalid=False)
+                refusal = Refused(f"{self.resource}: {why}")
             named = _count_among(must, gpu.uuid, count)
             left = named if free is must else _count_among(free, gpu.uuid, count)
             block = _GpuSlices(gpu, _ids(gpu.uuid, count), 0 if refusal else left, named, refusal)
@@ -245,10 +205,8 @@ class GpuMemory(msgspec.Struct, frozen=True):
                 raise block.refusal
         return blocks
 
-    def _whole(
-        self, snapshot: Snapshot, blocks: Sequence[_GpuSlices], size: int, near: Sequence[Function]
-    ) -> list[_GpuSlices]:
-        """Return two or more idle GPUs of one size that make ``size``, as few as possible; empty if there are none.
+    def _whole(self, snapshot: Snapshot, blocks: Sequence[_GpuSlices], asked: Question) -> list[_GpuSlices]:
+        """Return two or more idle GPUs of one size that make the size, as few as possible; empty if there are none.
 
         GPUs that are idle by podresources too come first. The kubelet's list is newer, but if both agree, neither
         is wrong.
@@ -256,7 +214,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
         held = {id_.partition("::")[0] for ids in self._held_ids(snapshot) for id_ in ids}
         pinned = [block.gpu for block in blocks if block.must]
         for each in sorted({len(block.ids) for block in blocks}, reverse=True):
-            gpus, rest = divmod(size, each)
+            gpus, rest = divmod(asked.size, each)
             if rest or gpus < max(2, len(pinned)):
                 continue
             idle = [block for block in blocks if block.free == len(block.ids) == each]
@@ -264,7 +222,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
             for choice in (unheld, idle):
                 candidates = [block.gpu for block in choice]
                 if len(candidates) >= gpus and all(gpu in candidates for gpu in pinned):
-                    group = gpu_access.cluster(candidates, gpus, near, pinned)
+                    group = gpu_access.cluster(candidates, gpus, asked.near, pinned)
                     return [block for block in choice if block.gpu in group]
         return []
 
@@ -290,30 +248,25 @@ class GpuMemory(msgspec.Struct, frozen=True):
             )
         free = f"; free slices: {_listed(blocks)}" if blocks else "; it has no GPU"
         fitting = "" if pinned or not blocks else f"; {_fitting(blocks)}"
-        return Refused(f"{self.resource}: {reason}{free}{fitting}", invalid=False)
+        return Refused(f"{self.resource}: {reason}{free}{fitting}")
 
 
-def _best_fit(
-    blocks: Sequence[_GpuSlices],
-    size: int,
-    near: Sequence[Function],
-    later_sizes: Sequence[int] | None,
-    preferred: Preferred,
-) -> list[_GpuSlices]:
+def _best_fit(blocks: Sequence[_GpuSlices], asked: Question, preferred: Preferred) -> list[_GpuSlices]:
     pinned = [block for block in blocks if block.must]
     if len(pinned) > 1:
         return []
     candidates = pinned or blocks
-    for wanted in (*sorted({later for later in later_sizes or () if later > size}, reverse=True), size):
+    later_sizes = {later for later in asked.later_sizes or () if later > asked.size}
+    for wanted in (*sorted(later_sizes, reverse=True), asked.size):
         if fitting := [block for block in candidates if block.free >= wanted]:
             break
     else:
         return []
     # A request of unknown growth goes to the emptiest GPU.
-    sign = -1 if preferred == "spread" or later_sizes is None else 1
+    sign = -1 if preferred == "spread" or asked.later_sizes is None else 1
 
     def rank(block: _GpuSlices) -> tuple[object, ...]:
-        far, left = distance(block.gpu, near), sign * block.free
+        far, left = distance(block.gpu, asked.near), sign * block.free
         return (*((far, left) if preferred == "nic-affinity" else (left, far)), block.gpu.index)
 
     return [min(fitting, key=rank)]

@@ -9,24 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
-
-import msgspec
+from collections.abc import Iterable, Mapping, Sequence
 
 from nodeagent.facts import cdi
 from nodeagent.facts.allocation import Allocation, Devices
-from nodeagent.facts.model import Function, Gpu, MigDevice, Snapshot
-from nodeagent.kinds import (
-    Refused,
-    distance,
-    free_devices,
-    gpu_access,
-    obstacle,
-    preference,
-    requested,
-    unknown,
-)
+from nodeagent.facts.model import Gpu, MigDevice, Snapshot
+from nodeagent.kinds import Question, Refused, distance, gpu_access, obstacle, requested, unknown
 
 
 def resource_part(profile: str) -> str:
@@ -38,40 +26,18 @@ def resource_part(profile: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", ".", profile)
 
 
-class MigDevices(msgspec.Struct, frozen=True):
-    """``gpus`` are the UUIDs of the GPUs whose MIG devices are offered, ``None`` for all. ``control_nodes``: see
-    ``gpu_access``."""
+class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
+    """The MIG devices of one profile on the GPUs that are offered."""
 
-    source: ClassVar[str] = "gpus"
-    device_mib: ClassVar[int | None] = None
-
-    resource: str
     profile: str
-    gpus: frozenset[str] | None = None
-    strategy: gpu_access.Strategy = "cdi"
-    pass_device_nodes: bool = False
-    cdi_kind: str = gpu_access.CDI_KIND
-    control_nodes: tuple[str, ...] = gpu_access.CONTROL_NODES
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         by_gpu: dict[str, tuple[Gpu, list[str]]] = {}
         for device, gpu in self._members(snapshot).values():
             by_gpu.setdefault(gpu.uuid, (gpu, []))[1].append(device.uuid)
         return tuple(
-            Devices(
-                parent=gpu.uuid,
-                ids=tuple(sorted(uuids)),
-                numa_nodes=() if gpu.numa_node is None else (gpu.numa_node,),
-                health=gpu.health,
-            )
-            for gpu, uuids in by_gpu.values()
+            gpu_access.entry(gpu, tuple(sorted(uuids)), gpu.health) for gpu, uuids in by_gpu.values()
         )
-
-    def resized(self, device_mib: int) -> MigDevices:  # noqa: ARG002
-        return self
-
-    def free(self, snapshot: Snapshot) -> dict[str, int] | None:
-        return free_devices(self.resource, self.devices(snapshot), snapshot)
 
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
         return {
@@ -82,49 +48,29 @@ class MigDevices(msgspec.Struct, frozen=True):
     def selects(self, snapshot: Snapshot) -> bool:
         return bool(self._members(snapshot))
 
-    def level(self, snapshot: Snapshot) -> None:  # noqa: ARG002
-        return None
-
-    def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
-        return None
-
-    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, cdi.CdiDevices]:
-        return gpu_access.cdi_specs(self.cdi_kind, snapshot)
-
-    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
-        by_cdi = self.strategy == "cdi" and self.selects(snapshot)
-        return frozenset(self.cdi_specs(snapshot)) if by_cdi else frozenset()
-
-    def prefer(
-        self,
-        snapshot: Snapshot,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        near: Sequence[Function] = (),
-        later_sizes: Sequence[int] | None = (),  # noqa: ARG002
-    ) -> list[str]:
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Choose from the GPUs with the fewest free devices, so that others stay idle and can be divided again."""
-        free, must = preference(self.resource, available, must_include, size)
         members = self._members(snapshot)
-        self._usable(snapshot, must)
+        self._usable(snapshot, asked.must)
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource, members)
         choice = {
             uuid: gpu
             for uuid, (_, gpu) in members.items()
-            if uuid in free and uuid not in must and gpu.health.allocatable and uuid not in elsewhere
+            if uuid in asked.free
+            and uuid not in asked.must
+            and gpu.health.allocatable
+            and uuid not in elsewhere
         }
-        missing = size - len(must)
-        if len(choice) < missing:
-            count = len(choice) + len(must)
+        if len(choice) < asked.rest:
+            count = len(choice) + len(asked.must)
             raise Refused(
-                f"{self.resource}: {size} MIG devices were requested and {count} are available", invalid=False
+                f"{self.resource}: {asked.size} MIG devices were requested and {count} are available"
             )
         left = Counter(gpu.uuid for gpu in choice.values())
         order = sorted(
-            choice.items(), key=lambda it: (left[it[1].uuid], distance(it[1], near), it[1].index, it[0])
+            choice.items(), key=lambda it: (left[it[1].uuid], distance(it[1], asked.near), it[1].index, it[0])
         )
-        return [*must_include, *(uuid for uuid, _ in order[:missing])]
+        return [uuid for uuid, _ in order[: asked.rest]]
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         chosen = self._usable(snapshot, requested(self.resource, ids))
@@ -133,8 +79,7 @@ class MigDevices(msgspec.Struct, frozen=True):
                 if not device.nodes or gpu.minor is None:
                     raise Refused(
                         f"{self.resource}: the device nodes of {device.uuid} are not known; mount "
-                        f"{gpu_access.MIG_MINORS} of the host for the agent (overlays/mig)",
-                        invalid=False,
+                        f"{gpu_access.MIG_MINORS} of the host for the agent (overlays/mig)"
                     )
         nodes: list[str] = []
         if self.pass_device_nodes:

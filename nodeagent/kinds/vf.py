@@ -17,18 +17,16 @@ from itertools import chain
 from operator import attrgetter
 from typing import ClassVar, Literal
 
-import msgspec
-
 from nodeagent.facts.allocation import Allocation, DeviceInfo, Devices
 from nodeagent.facts.cdi import VF_KIND, CdiDevices, ContainerEdits
 from nodeagent.facts.model import DeviceNode, Function, Holding, Snapshot
 from nodeagent.kinds import (
     DEVICE_INFO_FILES,
+    DeviceKind,
+    Question,
     Refused,
     distance,
-    free_devices,
     held_by,
-    preference,
     requested,
     unhealthy,
     unknown,
@@ -43,7 +41,7 @@ _RDMA_CM = "/dev/infiniband/rdma_cm"
 _VHOST_NET, _TUN = "/dev/vhost-net", "/dev/net/tun"
 
 
-class VfPool(msgspec.Struct, frozen=True):
+class VfPool(DeviceKind, frozen=True):
     """The VFs of some PFs, by PCI address.
 
     ``vf_indexes`` restricts them, ``None`` is all. ``rdma_cm``: the host has ``/dev/infiniband/rdma_cm`` (the module
@@ -55,7 +53,6 @@ class VfPool(msgspec.Struct, frozen=True):
     """
 
     source: ClassVar[str] = "pci"
-    device_mib: ClassVar[int | None] = None
 
     resource: str
     pfs: frozenset[str] | tuple[str, ...]
@@ -84,57 +81,36 @@ class VfPool(msgspec.Struct, frozen=True):
             if self._suits(vf) or (vf.pci_address in held and _is_without_rdma(vf))
         )
 
-    def resized(self, device_mib: int) -> VfPool:  # noqa: ARG002
-        return self
-
-    def free(self, snapshot: Snapshot) -> dict[str, int] | None:
-        return free_devices(self.resource, self.devices(snapshot), snapshot)
-
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
         return {id_: f"VF {id_}" for entry in self.devices(snapshot) for id_ in entry.ids}
 
     def selects(self, snapshot: Snapshot) -> bool:  # noqa: ARG002
         return bool(self.pfs)
 
-    def level(self, snapshot: Snapshot) -> None:  # noqa: ARG002
-        return None
-
-    def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
-        return None
-
-    def prefer(
-        self,
-        snapshot: Snapshot,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        near: Sequence[Function] = (),
-        later_sizes: Sequence[int] | None = (),  # noqa: ARG002
-    ) -> list[str]:
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Choose from the PF with the fewest VFs in this choice (spread), or with the fewest free VFs (pack).
 
         Ties go to the PF with the most free VFs (spread), to the PF nearest to ``near``, to the lowest index.
         """
-        free, must = preference(self.resource, available, must_include, size)
-        chosen = self._usable(snapshot, must)
+        chosen = self._usable(snapshot, asked.must)
         elsewhere = self._held_elsewhere(snapshot)
         choice = [
             vf
             for name, vf in self._vfs(snapshot).items()
-            if name in free and name not in must and name not in elsewhere and not self._obstacle(vf)
+            if name in asked.free
+            and name not in asked.must
+            and name not in elsewhere
+            and not self._obstacle(vf)
         ]
-        missing = size - len(must)
-        if len(choice) < missing:
-            count = len(choice) + len(must)
-            raise Refused(
-                f"{self.resource}: {size} VFs were requested and {count} are available", invalid=False
-            )
+        if len(choice) < asked.rest:
+            count = len(choice) + len(asked.must)
+            raise Refused(f"{self.resource}: {asked.size} VFs were requested and {count} are available")
         pfs = {pf.pci_address: pf for pf in snapshot.functions if pf.pci_address in self.pfs}
-        far = {name: (*distance(pf, near), name) for name, pf in pfs.items()}
+        far = {name: (*distance(pf, asked.near), name) for name, pf in pfs.items()}
         fresh = _pack if self.preferred == "pack" else _spread
         taken = Counter(_pf(vf) for vf in chosen)
-        picked = fresh(choice, missing, taken, lambda vf: far[_pf(vf)])
-        return [*must_include, *(vf.pci_address for vf in picked)]
+        picked = fresh(choice, asked.rest, taken, lambda vf: far[_pf(vf)])
+        return [vf.pci_address for vf in picked]
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         vfs = self._usable(snapshot, requested(self.resource, ids))
@@ -239,7 +215,7 @@ class VfPool(msgspec.Struct, frozen=True):
             reason = f"is bound to {vf.driver or 'no driver'}; this resource needs {self.vf_driver}"
         elif _is_vfio(vf) and vf.vfio_group is None:
             reason = "has no IOMMU group; enable the IOMMU, or the no-IOMMU mode of vfio"
-        return Refused(f"{self.resource}: {vf.pci_address} {reason}", invalid=False) if reason else None
+        return Refused(f"{self.resource}: {vf.pci_address} {reason}") if reason else None
 
     def _nodes(self, vf: Function) -> list[DeviceNode]:
         paths: list[str] = []

@@ -13,20 +13,20 @@ that Volcano placed and one that asks without its choice: a guess would give one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import msgspec
 
 from nodeagent.facts.allocation import Allocation, Devices
 from nodeagent.facts.cdi import CdiDevices
-from nodeagent.facts.model import Function, Gpu, Snapshot, VgpuShare, VgpuWaiting
+from nodeagent.facts.model import Gpu, Snapshot, VgpuShare, VgpuWaiting
 from nodeagent.kinds import (
+    DeviceKind,
+    Question,
     Refused,
-    free_devices,
     gpu_access,
     held_by,
-    preference,
     requested,
     unhealthy,
     unknown,
@@ -47,7 +47,7 @@ def places(memory: GpuMemory, gpu: Gpu) -> int:
     return min(memory.count(gpu), PLACES_MAX)
 
 
-class VgpuPlaces(msgspec.Struct, frozen=True):
+class VgpuPlaces(DeviceKind, frozen=True):
     """``volcano.sh/vgpu-number``. ``memory`` has the settings of the entry. A device ID is ``<uuid>::vgpu<n>``."""
 
     source: ClassVar[str] = "gpus"
@@ -68,9 +68,6 @@ class VgpuPlaces(msgspec.Struct, frozen=True):
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         return _devices(self.memory, snapshot, "vgpu", lambda gpu: places(self.memory, gpu))
 
-    def free(self, snapshot: Snapshot) -> dict[str, int] | None:
-        return free_devices(self.resource, self.devices(snapshot), snapshot)
-
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
         return self.memory.hardware(snapshot)
 
@@ -80,37 +77,24 @@ class VgpuPlaces(msgspec.Struct, frozen=True):
     def refusal(self, snapshot: Snapshot) -> str | None:
         return self.memory.refusal(snapshot)
 
-    def level(self, snapshot: Snapshot) -> None:  # noqa: ARG002
-        return None
-
     def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
         return self.memory.cdi_specs(snapshot)
 
     def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
         return self.memory.needed_files(snapshot)
 
-    def prefer(
-        self,
-        snapshot: Snapshot,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        near: Sequence[Function] = (),  # noqa: ARG002
-        later_sizes: Sequence[int] | None = (),  # noqa: ARG002
-    ) -> list[str]:
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Choose a place on each GPU that the scheduler chose for the container that waits."""
-        free, must = preference(self.resource, available, must_include, size)
-        waiting = next_waiting(snapshot, size)
-        chosen = list(must_include)
-        taken = {_gpu_of(id_) for id_ in must}
+        waiting = next_waiting(snapshot, asked.size)
+        chosen: list[str] = []
+        taken = {_gpu_of(id_) for id_ in asked.must}
         by_gpu = {entry.parent: entry.ids for entry in self.devices(snapshot)}
         for grant in waiting.gpus:
             if grant.uuid not in taken:
-                place = next((id_ for id_ in by_gpu.get(grant.uuid, ()) if id_ in free), None)
+                place = next((id_ for id_ in by_gpu.get(grant.uuid, ()) if id_ in asked.free), None)
                 if place is None:
                     raise Refused(
-                        f"{self.resource}: Volcano chose {grant.uuid} for {waiting.name}, which has no free place",
-                        invalid=False,
+                        f"{self.resource}: Volcano chose {grant.uuid} for {waiting.name}, which has no free place"
                     )
                 chosen.append(place)
         return chosen
@@ -125,8 +109,7 @@ class VgpuPlaces(msgspec.Struct, frozen=True):
         if chosen != Counter(grant.uuid for grant in waiting.gpus):
             raise Refused(
                 f"{self.resource}: the kubelet chose {', '.join(sorted(chosen))}, and Volcano chose "
-                f"{', '.join(sorted(grant.uuid for grant in waiting.gpus))} for {waiting.name}",
-                invalid=False,
+                f"{', '.join(sorted(grant.uuid for grant in waiting.gpus))} for {waiting.name}"
             )
         gpus = [gpu for gpu in gpu_access.selected(snapshot, self.memory.gpus) if gpu.uuid in chosen]
         self._check(snapshot, waiting, gpus)
@@ -136,7 +119,7 @@ class VgpuPlaces(msgspec.Struct, frozen=True):
             gpus,
             strategy=self.memory.strategy,
             cdi_kind=self.memory.cdi_kind,
-            control_nodes=self.memory.control_nodes if self.memory.pass_device_nodes else (),
+            control_nodes=self.memory.passed_nodes,
             env=(
                 *(limits if sets_variables(self.memory.enforcement, snapshot) else ()),
                 ("NODEAGENT_GPU_UUID", ",".join(gpu.uuid for gpu in gpus)),
@@ -161,12 +144,11 @@ class VgpuPlaces(msgspec.Struct, frozen=True):
             if used > self.memory.count(gpu):
                 raise Refused(
                     f"{self.resource}: with {waiting.name} the pods of {gpu.uuid} would have {used} of its "
-                    f"{self.memory.count(gpu)} slices",
-                    invalid=False,
+                    f"{self.memory.count(gpu)} slices"
                 )
 
 
-class VgpuParts(msgspec.Struct, frozen=True):
+class VgpuParts(DeviceKind, frozen=True):
     """``volcano.sh/vgpu-memory`` in slices, or ``volcano.sh/vgpu-cores`` in percent: numbers only."""
 
     source: ClassVar[str] = "gpus"
@@ -191,10 +173,10 @@ class VgpuParts(msgspec.Struct, frozen=True):
             self.memory, snapshot, "core", lambda gpu: CORES_OF_A_GPU if self.memory.count(gpu) else 0
         )
 
-    def free(self, snapshot: Snapshot) -> dict[str, int] | None:
+    def free(self, snapshot: Snapshot) -> Mapping[str, int] | None:
         """Return the slices by GPU that no pod has by the scheduler's choice, or the numbers of the kubelet."""
         if self.part == "cores":
-            return free_devices(self.resource, self.devices(snapshot), snapshot)
+            return super().free(snapshot)
         if snapshot.holdings is None:
             return None
         used: Counter[str] = Counter()
@@ -222,33 +204,19 @@ class VgpuParts(msgspec.Struct, frozen=True):
         level = level_of(self.memory.enforcement, snapshot)
         return "env" if level == "nvml-limits" else level
 
-    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:  # noqa: ARG002
-        return {}
-
-    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:  # noqa: ARG002
-        return frozenset()
-
-    def prefer(
-        self,
-        snapshot: Snapshot,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        near: Sequence[Function] = (),  # noqa: ARG002
-        later_sizes: Sequence[int] | None = (),  # noqa: ARG002
-    ) -> list[str]:
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Prefer numbers of the GPUs that containers wait for: they become Unhealthy with their GPU."""
-        free, must = preference(self.resource, available, must_include, size)
-        if len(free) < size:
-            raise Refused(
-                f"{self.resource}: {size} were requested and {len(free)} are available", invalid=False
-            )
+        if len(asked.free) < asked.size:
+            raise Refused(f"{self.resource}: {asked.size} were requested and {len(asked.free)} are available")
         wanted = {grant.uuid for waiting in snapshot.vgpu_waiting or () for grant in waiting.gpus}
         rest = [
-            id_ for entry in self.devices(snapshot) for id_ in entry.ids if id_ in free and id_ not in must
+            id_
+            for entry in self.devices(snapshot)
+            for id_ in entry.ids
+            if id_ in asked.free and id_ not in asked.must
         ]
         rest.sort(key=lambda id_: _gpu_of(id_) not in wanted)
-        return [*must_include, *rest[: size - len(must)]]
+        return rest[: asked.rest]
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         names = requested(self.resource, ids)
@@ -277,7 +245,6 @@ def next_waiting(snapshot: Snapshot, count: int) -> VgpuWaiting:
         )
         raise Refused(
             f"{NUMBER}: no pod that Volcano placed here waits for {count} GPUs; {advice}",
-            invalid=False,
             later=True,
         )
     names = ", ".join(sorted({waiting.name for waiting in fitting}))
@@ -287,20 +254,16 @@ def next_waiting(snapshot: Snapshot, count: int) -> VgpuWaiting:
         raise Refused(
             f"{NUMBER}: {foreign}: no GPU was chosen by Volcano; is schedulerName volcano? These pods wait, and the "
             f"kubelet does not name the one that asks: {names}",
-            invalid=False,
             later=True,
         )
     faulty = next((waiting for waiting in fitting if waiting.fault), None)
     if faulty is not None:
-        raise Refused(
-            f"{NUMBER}: the annotations of {faulty.name} are refused: {faulty.fault}", invalid=False
-        )
+        raise Refused(f"{NUMBER}: the annotations of {faulty.name} are refused: {faulty.fault}")
     if len({waiting.gpus for waiting in fitting}) > 1:
         advice = "" if snapshot.vgpu_locked else "; is deviceshare.NodeLockEnable true?"
         raise Refused(
             f"{NUMBER}: several pods wait with different GPUs, and the kubelet does not name the one that asks: "
-            f"{names}{advice}",
-            invalid=False,
+            f"{names}{advice}"
         )
     return fitting[0]
 
@@ -309,12 +272,7 @@ def _devices(
     memory: GpuMemory, snapshot: Snapshot, word: str, count: Callable[[Gpu], int]
 ) -> tuple[Devices, ...]:
     return tuple(
-        Devices(
-            parent=gpu.uuid,
-            ids=tuple(f"{gpu.uuid}::{word}{n}" for n in range(count(gpu))),
-            numa_nodes=() if gpu.numa_node is None else (gpu.numa_node,),
-            health=gpu.health,
-        )
+        gpu_access.entry(gpu, tuple(f"{gpu.uuid}::{word}{n}" for n in range(count(gpu))), gpu.health)
         for gpu in gpu_access.selected(snapshot, memory.gpus)
         if memory.count(gpu)
     )

@@ -2,107 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
-
-import msgspec
+from collections.abc import Iterable, Sequence
 
 from nodeagent.facts.allocation import Allocation, Devices
-from nodeagent.facts.cdi import CdiDevices
-from nodeagent.facts.model import Function, Gpu, Snapshot
-from nodeagent.kinds import (
-    Refused,
-    free_devices,
-    gpu_access,
-    obstacle,
-    preference,
-    requested,
-    unknown,
-)
+from nodeagent.facts.model import Gpu, Snapshot
+from nodeagent.kinds import Question, Refused, gpu_access, obstacle, requested, unknown
 
 
-class WholeGpus(msgspec.Struct, frozen=True):
-    """``gpus`` are the UUIDs to offer, ``None`` for all. ``control_nodes``: see ``gpu_access``."""
-
-    source: ClassVar[str] = "gpus"
-    device_mib: ClassVar[int | None] = None
-
-    resource: str
-    gpus: frozenset[str] | None = None
-    strategy: gpu_access.Strategy = "cdi"
-    pass_device_nodes: bool = False
-    cdi_kind: str = gpu_access.CDI_KIND
-    control_nodes: tuple[str, ...] = gpu_access.CONTROL_NODES
+class WholeGpus(gpu_access.GpuKind, frozen=True):
+    """A device is a GPU that is not in MIG mode."""
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
-        return tuple(
-            Devices(
-                parent=gpu.uuid,
-                ids=(gpu.uuid,),
-                numa_nodes=() if gpu.numa_node is None else (gpu.numa_node,),
-                health=gpu.health,
-            )
-            for gpu in self._members(snapshot)
-        )
+        return tuple(gpu_access.entry(gpu, (gpu.uuid,), gpu.health) for gpu in self._members(snapshot))
 
-    def resized(self, device_mib: int) -> WholeGpus:  # noqa: ARG002
-        return self
-
-    def free(self, snapshot: Snapshot) -> dict[str, int] | None:
-        return free_devices(self.resource, self.devices(snapshot), snapshot)
-
-    def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:
-        return gpu_access.hardware(gpu_access.selected(snapshot, self.gpus))
-
-    def selects(self, snapshot: Snapshot) -> bool:
-        return bool(gpu_access.selected(snapshot, self.gpus))
-
-    def level(self, snapshot: Snapshot) -> None:  # noqa: ARG002
-        return None
-
-    def refusal(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
-        return None
-
-    def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
-        return gpu_access.cdi_specs(self.cdi_kind, snapshot)
-
-    def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
-        by_cdi = self.strategy == "cdi" and self.selects(snapshot)
-        return frozenset(self.cdi_specs(snapshot)) if by_cdi else frozenset()
-
-    def prefer(
-        self,
-        snapshot: Snapshot,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        near: Sequence[Function] = (),
-        later_sizes: Sequence[int] | None = (),  # noqa: ARG002
-    ) -> list[str]:
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Choose GPUs as close to each other, then to ``near``, as the free ones allow."""
-        free, must = preference(self.resource, available, must_include, size)
-        pinned = self._usable(snapshot, must)
+        pinned = self._usable(snapshot, asked.must)
         elsewhere = gpu_access.held_elsewhere(snapshot, self.resource)
         choice = [
             gpu
             for gpu in self._members(snapshot)
-            if gpu.uuid in free and gpu.health.allocatable and gpu.uuid not in elsewhere
+            if gpu.uuid in asked.free and gpu.health.allocatable and gpu.uuid not in elsewhere
         ]
-        if len(choice) < size:
+        if len(choice) < asked.size:
             raise Refused(
-                f"{self.resource}: {size} GPUs were requested and {len(choice)} are available", invalid=False
+                f"{self.resource}: {asked.size} GPUs were requested and {len(choice)} are available"
             )
-        fresh = [
-            gpu.uuid for gpu in gpu_access.cluster(choice, size, near, pinned=pinned) if gpu.uuid not in must
-        ]
-        return [*must_include, *fresh]
+        group = gpu_access.cluster(choice, asked.size, asked.near, pinned=pinned)
+        return [gpu.uuid for gpu in group if gpu.uuid not in asked.must]
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
         return gpu_access.grant(
             self._usable(snapshot, requested(self.resource, ids)),
             strategy=self.strategy,
             cdi_kind=self.cdi_kind,
-            control_nodes=self.control_nodes if self.pass_device_nodes else (),
+            control_nodes=self.passed_nodes,
         )
 
     def _members(self, snapshot: Snapshot) -> tuple[Gpu, ...]:

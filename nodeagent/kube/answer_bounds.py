@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from nodeagent.kube.failure import ApiError, FailedRequest
+from nodeagent.kube.failure import ApiError
+
+if TYPE_CHECKING:
+    from nodeagent.kube.transport import ApiRequest
 
 T = TypeVar("T")
 
@@ -33,12 +36,12 @@ _TEXTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 """A text without an end matches too: else each quote in it starts a search of the rest."""
 
 
-def too_large(request: FailedRequest, what: str) -> ApiError:
+def too_large(request: ApiRequest, what: str) -> ApiError:
     """The error for an answer beyond a bound; ``what`` is the part and the limit."""
     return ApiError(request.verb, request.path, 200, "TooLarge", f"the answer is refused: {what}")
 
 
-def check_encoding(request: FailedRequest, headers: Mapping[str, str]) -> None:
+def check_encoding(request: ApiRequest, headers: Mapping[str, str]) -> None:
     """Raises ``ApiError`` for an encoded answer."""
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity"):
@@ -46,7 +49,7 @@ def check_encoding(request: FailedRequest, headers: Mapping[str, str]) -> None:
         raise ApiError(request.verb, request.path, 200, "Broken", message)
 
 
-def decode(request: FailedRequest, body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
+def decode(request: ApiRequest, body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode the answer of a call, or an event of a watch. Raises ``ApiError``."""
     most = LIST_VALUES_MAX if request.verb == "list" else OBJECT_VALUES_MAX
     # A value takes two bytes or more. The texts are looked for only if the count with them exceeds the limit: that

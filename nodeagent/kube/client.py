@@ -127,19 +127,13 @@ class ApiClient:
         namespace: str | None = None,
         labels: str = "",
         fields: str = "",
-        limit: int = PAGE,
     ) -> Listing[T]:
         """All objects, page by page. ``namespace`` ``None`` is all namespaces. ``labels`` and ``fields`` are
         selectors. An expired continue token starts the list again."""
         items: list[T] = []
+        take, restart = items.append, items.clear
         version = await self.list_each(
-            resource,
-            items.append,
-            items.clear,
-            namespace=namespace,
-            labels=labels,
-            fields=fields,
-            limit=limit,
+            resource, take, restart, namespace=namespace, labels=labels, fields=fields
         )
         return Listing(items, version)
 
@@ -152,14 +146,13 @@ class ApiClient:
         namespace: str | None = None,
         labels: str = "",
         fields: str = "",
-        limit: int = PAGE,
     ) -> str:
         """List without keeping the objects: at most one page of them exists at a time.
 
         ``take`` receives each object. ``restart`` is called when the list starts again: drop what was taken. Returns
         the version from which to watch.
         """
-        restarts, token, count = 0, "", 0
+        restarts, token, count, limit = 0, "", 0, PAGE
         for _ in range(answer_bounds.PAGES_MAX):
             query = _selected(labels, fields)
             query |= {"limit": str(limit)} if limit else {}

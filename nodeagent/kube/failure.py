@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from nodeagent.base.backoff import ASKED_MAX_S, asked_wait_s
 from nodeagent.base.plain_text import one_line
+
+if TYPE_CHECKING:
+    from nodeagent.kube.transport import ApiRequest
 
 GONE = 410
 TEXT_MAX = 500
@@ -26,21 +29,6 @@ _REASONS = {
     503: "ServiceUnavailable",
     504: "Timeout",
 }
-
-
-class FailedRequest(Protocol):
-    """The fields of a request that an error names; ``transport.ApiRequest`` has them."""
-
-    @property
-    def verb(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def resource(self) -> str: ...
-    @property
-    def group(self) -> str: ...
-    @property
-    def namespace(self) -> str | None: ...
 
 
 class RefusedField(NamedTuple):
@@ -125,7 +113,7 @@ class ApiStatus(msgspec.Struct, rename="camel"):
     details: dict[str, Any] | None = None
 
 
-def error_of_answer(request: FailedRequest, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
+def error_of_answer(request: ApiRequest, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
     """The error for an answer with a status of 300 or more."""
     try:
         answer = msgspec.json.decode(body, type=ApiStatus)
@@ -150,7 +138,7 @@ def error_of_answer(request: FailedRequest, status: int, headers: Mapping[str, s
     )
 
 
-def error_of_event(request: FailedRequest, status: bytes | msgspec.Raw) -> ApiError:
+def error_of_event(request: ApiRequest, status: bytes | msgspec.Raw) -> ApiError:
     """The error for a Status object in the middle of a watch."""
     try:
         code = msgspec.json.decode(status, type=ApiStatus).code
@@ -159,7 +147,7 @@ def error_of_event(request: FailedRequest, status: bytes | msgspec.Raw) -> ApiEr
     return error_of_answer(request, code or 500, {}, bytes(status))
 
 
-def _remedy(request: FailedRequest, status: int, message: str) -> str:
+def _remedy(request: ApiRequest, status: int, message: str) -> str:
     if status == 401:
         return "the API server does not accept our token: is it from this cluster, and not expired?"
     if status == 403 and f" cannot {request.verb} resource " in message:

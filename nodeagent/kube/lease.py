@@ -20,12 +20,12 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import msgspec
 
 from nodeagent.base.backoff import jittered
 from nodeagent.base.rfc3339 import rfc3339
+from nodeagent.kube.client import ApiClient
 from nodeagent.kube.failure import ApiError
 from nodeagent.kube.resource import LEASES, Json, Meta, Resource
 
@@ -54,16 +54,6 @@ class LeaseRecord(msgspec.Struct):
 LEASE_RECORDS: Resource[LeaseRecord] = LEASES.typed(LeaseRecord)
 
 
-class LeaseClient(Protocol):
-    """The used methods of ``kube.client.ApiClient``. It must have no guard, because the lease is the guard."""
-
-    async def get(self, resource: Resource[LeaseRecord], name: str, *, namespace: str) -> LeaseRecord: ...
-    async def create(self, resource: Resource[LeaseRecord], obj: Json, *, namespace: str) -> LeaseRecord: ...
-    async def patch(
-        self, resource: Resource[LeaseRecord], name: str, body: Json, *, namespace: str
-    ) -> LeaseRecord: ...
-
-
 def boot_time() -> float:
     """Seconds since the machine booted, including the time that it slept. ``kube`` may not import ``host.clock``."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -73,11 +63,12 @@ class Lease:
     """A candidate. ``leading`` is true while it holds the lease, by its own clock.
 
     ``check`` raises ``NotLeading`` otherwise: pass it as ``ApiClient(guard=...)`` to the client that writes as leader.
+    ``client`` must have no guard, because the lease is the guard.
     """
 
     def __init__(
         self,
-        client: LeaseClient,
+        client: ApiClient,
         *,
         namespace: str,
         name: str,

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -30,6 +30,7 @@ from nodeagent.facts.model import Function, Reason, Snapshot
 from nodeagent.kinds import DeviceKind, Refused
 from nodeagent.kubelet.device_list import PLUGIN_OPTIONS, DeviceList
 from nodeagent.kubelet.grown_requests import GrownRequests
+from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.unix_server import UnixServer
 
@@ -52,18 +53,6 @@ container in a call of its own, in random order and without the pod's name, and 
 
 _EMPTY = b""
 _PREFERRED: tuple[frozenset[str], Refused | None] = (frozenset(), None)
-
-
-class AllocationFiles(Protocol):
-    """The files that must be on the disk before an allocation is answered."""
-
-    def due(self, allocation: Allocation) -> bool: ...
-
-    def write(self, allocation: Allocation) -> None:
-        """Block until they are written. Raises ``OSError``."""
-
-    def take_failure(self, resource: str, allocation: Allocation) -> None:
-        """Take note that they could not be written."""
 
 
 class RecentFunctions:
@@ -93,7 +82,7 @@ class Plugin:
     def __init__(
         self,
         kind: DeviceKind,
-        files: AllocationFiles,
+        files: OfferFiles,
         recent: RecentFunctions,
         stats: RpcStats,
         grown: GrownRequests,
@@ -298,7 +287,7 @@ class Plugin:
     def _refuse_missing(self, ids: Sequence[str]) -> None:
         missing = self.device_list.first_missing(ids)
         if missing is not None:
-            raise Refused(f"{self.resource}: {missing} is no longer found on this node", invalid=False)
+            raise Refused(f"{self.resource}: {missing} is no longer found on this node")
 
     def _note_recent(self, snapshot: Snapshot, ids: Sequence[str]) -> None:
         if len(ids) > len(snapshot.functions):

@@ -31,7 +31,8 @@ from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.device_list import register_request
 from nodeagent.kubelet.grown_requests import RequestNotes
 from nodeagent.kubelet.node_lock import node_lock
-from nodeagent.kubelet.plugin import AllocationFiles, Plugin, RecentFunctions
+from nodeagent.kubelet.offer_files import OfferFiles
+from nodeagent.kubelet.plugin import Plugin, RecentFunctions
 from nodeagent.kubelet.registration_state import NOT_YET, Event, KubeletId, Registration
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.socket_probe import connects, kubelet_id, replaced, same_file
@@ -65,7 +66,7 @@ class DevicePlugins:
         self,
         kubelet_dir: Path,
         *,
-        files: AllocationFiles,
+        files: OfferFiles,
         stats: RpcStats,
         requests: RequestNotes,
         on_allocate: Callable[[str, Sequence[str]], None] = lambda _resource, _ids: None,

@@ -155,13 +155,14 @@ def _several_neighbors(neighbors: Sequence[Neighbor]) -> Iterable[Remark]:
             yield Remark(neighbor.link, DUPLICATE, detail)
     for group in find_crowded(neighbors):
         first, other, *more = group
-        names = name_of(other)
+        names, cause = name_of(other), ""
         if names == name_of(first):
             names += f" from {other.source} and not from {first.source}"
+            cause = "the switch has two supervisors that both send, "
         names += " and others" if more else ""
         detail = (
-            f"several neighbors on one port: beside {name_of(first)}, confirmed longest, there is {names}: a device "
-            "between them forwards LLDP, or a program on this node sends forged frames"
+            f"several neighbors on one port: beside {name_of(first)}, confirmed longest, there is {names}: {cause}"
+            "a device between them forwards LLDP, or a program on this node sends forged frames"
         )
         yield Remark(first.link, CROWDED, detail)
 

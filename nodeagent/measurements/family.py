@@ -14,15 +14,7 @@ FamilyType = Literal["gauge", "counter", "histogram"]
 FROM_RULES = "the rules"
 """The source of values that the health rules compute."""
 
-SCOPE_LABELS = {
-    "device": ("device",),
-    "rdma_device": ("rdma_device", "port"),
-    "pci_address": ("pci_address",),
-    "pf": ("pf", "vf", "pci_address"),
-    "gpu": ("gpu",),
-}
-"""The labels that together identify the subject of a series, by the first label of a family that samples feed."""
-_UNITS = frozenset(("bytes", "seconds", "celsius", "volts", "watts", "amperes", "ratio"))
+_UNITS = frozenset(("bytes", "seconds", "celsius", "volts", "watts", "amperes", "ratio", "hertz", "joules"))
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -63,11 +55,6 @@ class Family(msgspec.Struct, frozen=True, eq=False):
         """The unit at the end of the name, as OpenMetrics requires it."""
         last = self.base.rpartition("_")[2]
         return last if last in _UNITS else None
-
-    @property
-    def scope(self) -> tuple[str, ...]:
-        """The labels that identify what a series is about."""
-        return SCOPE_LABELS.get(self.labels[0], self.labels[:1])
 
 
 def row(

@@ -6,38 +6,18 @@ Nothing here reads a kernel, a driver or a clock: a scrape shows the latest read
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 import msgspec
 
 from nodeagent.base.unwritable_memory import UnwritableMemory
 from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.facts.model import Function, Gpu, Link, Snapshot
+from nodeagent.health.judge import DeviceFigures
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.sharing.gpu_accounts import GpuAccount
-
-
-class HealthFigures(Protocol):
-    """The numbers behind the health of one device; its state and reasons are in the snapshot.
-
-    ``since`` is the CLOCK_BOOTTIME of the last change of state, ``transitions`` counts changes by (from, to).
-    ``values`` are the numbers that the rules compared, by rule, and ``expected_speed_mbps``. ``implausible`` counts
-    the values of counters that were dropped.
-    """
-
-    @property
-    def since(self) -> float | None: ...
-    @property
-    def penalty(self) -> float | None: ...
-    @property
-    def transitions(self) -> Mapping[tuple[str, str], int]: ...
-    @property
-    def values(self) -> Mapping[str, float]: ...
-    @property
-    def implausible(self) -> int | None: ...
 
 
 class DeviceCount(msgspec.Struct, frozen=True):
@@ -78,7 +58,7 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     samples: tuple[Sample, ...] = ()
     device_counts: tuple[DeviceCount, ...] = ()
     reader_statuses: tuple[ReaderStatus, ...] = ()
-    health_figures: Mapping[str, HealthFigures] = {}
+    health_figures: Mapping[str, DeviceFigures] = {}
     """By device, as samples name it."""
     statuses: tuple[ResourceStatus, ...] = ()
     withheld: tuple[Withheld, ...] = ()

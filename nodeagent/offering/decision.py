@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from nodeagent.base.bounded_calls import hanging_calls
 from nodeagent.dra.devices import GPU, NIC, DraDevice
-from nodeagent.dra.offered import LeftOut, OfferedPools, held_by_claims, without_plugin_holders
+from nodeagent.dra.offered import OfferedPools, held_by_claims, without_plugin_holders
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.kinds import DeviceKind
@@ -74,7 +74,7 @@ def offered_pools(
         by_pool[device.pool].append(device)
     awaited = {"pods"} if pod_resources else set()
     pools: dict[str, tuple[DraDevice, ...] | None] = {}
-    left_out: list[LeftOut] = []
+    left_out: list[DraDevice] = []
     for name, members in by_pool.items():
         pools[name] = None
         if all(inventory.has_published(source) for source in {_SOURCES[name]} | awaited):

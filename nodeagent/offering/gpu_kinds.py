@@ -91,8 +91,8 @@ def _mig_kinds(
         ours = own_cdi and not devices <= snapshot.paths.vendor_gpus
         yield MigDevices(
             f"{prefix}/{entry.name.replace('{profile}', resource_part(profile))}",
-            profile,
             uuids,
+            profile=profile,
             strategy=entry.device_list_strategy,
             pass_device_nodes=entry.pass_device_nodes,
             cdi_kind=cdi.GPU_KIND if ours else gpu_access.CDI_KIND,

@@ -7,8 +7,9 @@ from dataclasses import replace
 from errno import ENODEV, EOPNOTSUPP, EPERM
 
 from nodeagent.facts.model import Function
-from nodeagent.host import eeprom
 from nodeagent.host.clock import boottime
+from nodeagent.host.eeprom import IDENTIFIER, decode, missing
+from nodeagent.host.eeprom.image import ADDRESS, Area, EepromError, Image, Module
 from nodeagent.host.netlink import ethtool_messages as ethtool
 from nodeagent.host.netlink.message import NetlinkError, NetlinkForbiddenError, NetlinkRefusedError
 from nodeagent.measurements.sample import Sample, Source
@@ -25,7 +26,7 @@ class TransceiverReader(NetlinkReader[ethtool.EthtoolSocket]):
 
     def read(self, pfs: Sequence[Function]) -> list[Sample]:
         read_at: dict[str, float] = {}
-        modules: dict[str, eeprom.Module] = {}
+        modules: dict[str, Module] = {}
         for pf in pfs:
             now, device = boottime(), pf.pci_address
             ifindex = self._pf_netdevs.ifindex.get(device)
@@ -41,7 +42,7 @@ class TransceiverReader(NetlinkReader[ethtool.EthtoolSocket]):
                 if error.code not in (EOPNOTSUPP, ENODEV):
                     self.skipped.add(device, str(error), now)
                 continue
-            except (NetlinkError, eeprom.EepromError) as error:
+            except (NetlinkError, EepromError) as error:
                 self.skipped.add(device, str(error), now)
                 continue
             self.skipped.remove(device)
@@ -51,29 +52,29 @@ class TransceiverReader(NetlinkReader[ethtool.EthtoolSocket]):
             for device, module in own_lanes(modules).items()
         ]
 
-    def _module(self, ifindex: int) -> eeprom.Module:
+    def _module(self, ifindex: int) -> Module:
         """Read the first page and the pages that it announces. Raises if the first page cannot be read."""
-        image, tried = eeprom.Image(), set[eeprom.Area]()
-        wanted: tuple[eeprom.Area, ...] = (eeprom.IDENTIFIER,)
+        image, tried = Image(), set[Area]()
+        wanted: tuple[Area, ...] = (IDENTIFIER,)
         while wanted:
             for area in wanted:
                 tried.add(area)
                 try:
                     data = self._socket.get().eeprom(ifindex, area.i2c, area.page, area.start, area.length)
                 except NetlinkRefusedError:
-                    if area.page == 0 and area.i2c == eeprom.ADDRESS:
+                    if area.page == 0 and area.i2c == ADDRESS:
                         raise
                     continue
                 image.put(area, data)
-            wanted = tuple(area for area in eeprom.missing(image) if area not in tried)
-        return eeprom.decode(image)
+            wanted = tuple(area for area in missing(image) if area not in tried)
+        return decode(image)
 
 
 TWIN_LANES = 8
 """Lanes of an OSFP with two ports, as in NVIDIA's DGX H100: each port is a PF with half of the lanes."""
 
 
-def own_lanes(modules: Mapping[str, eeprom.Module]) -> dict[str, eeprom.Module]:
+def own_lanes(modules: Mapping[str, Module]) -> dict[str, Module]:
     """Give each PF its own lanes, counted from 0, if two PFs report one module.
 
     Otherwise an unplugged fiber of one port would count against the other. The PF with the lower PCI address gets
@@ -96,7 +97,7 @@ def own_lanes(modules: Mapping[str, eeprom.Module]) -> dict[str, eeprom.Module]:
     return divided
 
 
-def module_values(module: eeprom.Module) -> tuple[dict[str, float], dict[str, str]]:
+def module_values(module: Module) -> tuple[dict[str, float], dict[str, str]]:
     values = measured(module_celsius=module.celsius, module_volts=module.volts)
     if module.state is not None:
         values["module_ready"] = int(module.state == "ready")

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import SysfsScan, Tree
 from nodeagent.sharing.shares import Share
 from nodeagent.sources.cgroups import place_of
 
@@ -81,7 +81,7 @@ class ContainerCgroups:
     def _children(self, uid: str) -> Iterator[tuple[str, str]]:
         """Yield the name and the container's ID of each cgroup of a pod."""
         folder = self.pods.get(uid)
-        for name in () if folder is None else _folders(self.tree, folder):
+        for name in () if folder is None else _subfolders(self.tree, folder):
             id_ = place_of(f"0::{name}").container
             if id_ is not None and "conmon" not in name:
                 yield name, id_
@@ -92,7 +92,7 @@ class ContainerCgroups:
     def _pods_by_name(self) -> dict[tuple[str, str], list[str]]:
         """The UIDs of each pod. The logs of an earlier pod of the same name may still be there."""
         pods: dict[tuple[str, str], list[str]] = {}
-        for entry in _names(self.tree, self.pod_logs):
+        for entry in SysfsScan(self.tree).names(self.pod_logs):
             parts = entry.split("_")
             if len(parts) == 3:
                 pods.setdefault((parts[0], parts[1]), []).append(parts[2])
@@ -101,7 +101,7 @@ class ContainerCgroups:
     def _container_ids(self) -> dict[Container, list[str]]:
         """The IDs of each container, of those that have ended too. The kubelet cuts names of 255 characters."""
         ids: dict[Container, list[str]] = {}
-        for entry in _names(self.tree, CONTAINER_LOGS):
+        for entry in SysfsScan(self.tree).names(CONTAINER_LOGS):
             if match := _LOG.fullmatch(entry):
                 ids.setdefault((match[2], match[1], match[3]), []).append(match[4])
         return ids
@@ -118,7 +118,7 @@ def _pod_folders(tree: Tree) -> Iterator[tuple[str, str]]:
     while folders and looked < FOLDERS_MAX:
         folder, depth = folders.pop()
         looked += 1
-        for name in _folders(tree, folder):
+        for name in _subfolders(tree, folder):
             path = f"{folder}/{name}"
             place = place_of(f"0::{path.removeprefix(ROOT)}")
             if place.container is not None or (depth == 0 and name in _ELSEWHERE):
@@ -129,16 +129,6 @@ def _pod_folders(tree: Tree) -> Iterator[tuple[str, str]]:
                 folders.append((path, depth + 1))
 
 
-def _folders(tree: Tree, folder: str) -> tuple[str, ...]:
+def _subfolders(tree: Tree, folder: str) -> tuple[str, ...]:
     """The cgroups in a cgroup."""
-    try:
-        return tree.subfolders(folder)
-    except SysfsError:
-        return ()
-
-
-def _names(tree: Tree, folder: str) -> tuple[str, ...]:
-    try:
-        return tuple(tree.names(folder))
-    except SysfsError:
-        return ()
+    return SysfsScan(tree).read(tree.subfolders, folder) or ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.sources.host_paths import DRIVER_ROOTS, LIBRARY_FOLDERS
 
 MODULE = "/sys/module/nvidia/version"
@@ -29,10 +29,7 @@ def find_mismatch(tree: Tree) -> str | None:
 
 
 def _module(tree: Tree) -> str | None:
-    try:
-        version = (tree.text(MODULE) or "").strip()
-    except SysfsError:
-        return None
+    version = (SysfsScan(tree).read(tree.text, MODULE) or "").strip()
     return version if re.fullmatch(r"\d+(\.\d+)+", version) else None
 
 

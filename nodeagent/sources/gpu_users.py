@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from nodeagent.base.plain_text import one_line
 from nodeagent.facts.gpu_usage import GpuUsage, OutsideProcess, PodUse
 from nodeagent.host.gpu_driver import GpuProcess
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.sources.cgroups import CgroupPlace, place_of, pods_of
 
 HOST = "host"
@@ -88,10 +88,7 @@ class GpuUsers:
 
     def _place(self, pid: int) -> CgroupPlace | None:
         if pid not in self._places:
-            try:
-                text = self._tree.text(f"/proc/{pid}/cgroup")
-            except SysfsError:
-                text = None
+            text = SysfsScan(self._tree).read(self._tree.text, f"/proc/{pid}/cgroup")
             self._places[pid] = None if text is None else self._known_place(text)
         return self._places[pid]
 
@@ -102,19 +99,14 @@ class GpuUsers:
         return place._replace(pod=own)
 
     def _comm(self, pid: int) -> str:
-        try:
-            return one_line(self._tree.text(f"/proc/{pid}/comm") or "", NAME_MAX, ascii_only=True)
-        except SysfsError:
-            return ""
+        comm = SysfsScan(self._tree).read(self._tree.text, f"/proc/{pid}/comm")
+        return one_line(comm or "", NAME_MAX, ascii_only=True)
 
     def _name(self, uid: str) -> tuple[str, str]:
         """Namespace and name of a pod; without them, its UID as name."""
         if uid not in self._names and not self._listed:
             self._listed = True
-            try:
-                entries = self._tree.names(self._pod_logs)
-            except SysfsError:
-                entries = ()
+            entries = SysfsScan(self._tree).names(self._pod_logs)
             self._names = {
                 parts[2]: (parts[0], parts[1]) for entry in entries if len(parts := entry.split("_")) == 3
             }

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from nodeagent.facts.model import MigDevice
 from nodeagent.host.gpu_driver import GpuReading
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import SysfsScan, Tree
 
 MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
 _LINE = re.compile(r"gpu(\d{1,4})/gi(\d{1,4})/(?:ci(\d{1,4})/)?access (\d{1,7})")
@@ -27,10 +27,7 @@ def with_nodes(tree: Tree, readings: tuple[GpuReading, ...]) -> tuple[GpuReading
     """Return the readings with the device nodes of their MIG devices, as far as they are known."""
     if not any(reading.mig_devices for reading in readings):
         return readings
-    try:
-        numbers = parse(tree.text(MIG_MINORS) or "")
-    except SysfsError:
-        return readings
+    numbers = parse(SysfsScan(tree).read(tree.text, MIG_MINORS) or "")
     return tuple(_with_nodes(numbers, reading) for reading in readings)
 
 

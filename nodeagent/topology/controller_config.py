@@ -10,14 +10,55 @@ from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflict
 from nodeagent.config import formats
 from nodeagent.config.faults import Conflict
 from nodeagent.config.former_keys import FORMER_KEYS
-from nodeagent.config.setting import setting
+from nodeagent.config.setting import Settings, listed, setting
 from nodeagent.config.settings_file import Remark, read_settings, unsaid
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.topology.switches.switch_settings import SwitchesSettings, switch_conflicts
 from nodeagent.web.web_settings import AccessSettings, web_conflicts
 
-Output = Literal["hypernodes", "labels"]
+Output = Literal["hypernodes", "labels", "slurm", "nodefeaturegroups"]
 FilePath = Annotated[str, formats.form(r"[^\x00-\x1f]+", "a path", at_most=4095)]
+_HOSTS = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?|[a-z0-9][-a-z0-9.]*\[[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*\]"
+Namespace = Annotated[
+    str, formats.form(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a namespace: lower case letters, digits and -")
+]
+Hosts = Annotated[
+    str,
+    formats.form(
+        rf"({_HOSTS})(,({_HOSTS}))*", "a name of nodes or a hostlist such as gpu-[001-032]", at_most=4095
+    ),
+]
+
+
+class SlurmSettings(Settings, frozen=True, kw_only=True):
+    """The ConfigMap nodeagent-slurm-topology, with `slurm` in `outputs`. It needs rights of its own."""
+
+    namespace: Annotated[
+        Namespace, setting("Namespace of the ConfigMap: that of slurmctld, which mounts it.")
+    ] = "slurm"
+    format: Annotated[
+        Literal["tree", "block", "yaml"],
+        setting(
+            "tree: topology.conf for topology/tree; block: topology.conf for topology/block, with the NVLink domains; "
+            "yaml: topology.yaml with both (Slurm 25.05 and newer)."
+        ),
+    ] = "tree"
+    nodes: Annotated[
+        tuple[Hosts, ...],
+        listed(
+            "The nodes that Slurm knows, as names or hostlists, such as gpu-[001-032]; the file then has these alone. "
+            "Empty: all nodes of the tree."
+        ),
+    ] = ()
+
+
+class NodeFeatureGroupsSettings(Settings, frozen=True, kw_only=True):
+    """NodeFeatureGroups of Node Feature Discovery, one for each leaf group, with `nodefeaturegroups` in `outputs`. The
+    controller needs rights of its own for them, and NFD its feature gate NodeFeatureGroupAPI."""
+
+    namespace: Annotated[
+        Namespace, setting("Namespace of the groups: that of NFD's master, which reads no other.")
+    ] = "node-feature-discovery"
 
 
 class FabricConfig(FabricRules, frozen=True, kw_only=True):
@@ -27,9 +68,14 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
         tuple[Output, ...],
         setting(
             "What the controller writes: HyperNodes for Volcano, labels on Nodes for other schedulers. In a cluster "
-            "without the definition of HyperNodes it writes the labels alone, and the HyperNodes once it appears."
+            "without the definition of HyperNodes it writes the labels alone, and the HyperNodes once it appears. "
+            "slurm: a ConfigMap with Slurm's topology; nodefeaturegroups: a group of NFD for each leaf group."
         ),
     ] = ("hypernodes", "labels")
+    slurm: Annotated[SlurmSettings, setting("The ConfigMap with Slurm's topology.")] = SlurmSettings()
+    node_feature_groups: Annotated[
+        NodeFeatureGroupsSettings, setting("The groups of Node Feature Discovery.")
+    ] = NodeFeatureGroupsSettings()
     topology: Annotated[
         FilePath | None,
         setting(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,11 +22,20 @@ from nodeagent.kube.client import ApiClient
 from nodeagent.topology.controller_config import FabricConfig, Output
 from nodeagent.topology.fabric_file import read_fabric
 from nodeagent.topology.hypernodes import OverlapMarker
+from nodeagent.topology.kept_objects import (
+    CONFIG_MAPS,
+    NODE_FEATURE_GROUPS,
+    SLURM_CONFIG_MAP,
+    KeptObjects,
+    node_feature_groups,
+    slurm_topology,
+)
 from nodeagent.topology.min_links_marks import MinLinksMarker
 from nodeagent.topology.mirrors import ClusterMirror
 from nodeagent.topology.startup_taint import StartupTaints
 from nodeagent.topology.switches.switch_poller import SwitchPoller, SwitchReader
 from nodeagent.topology.switches.switch_settings import SwitchesSettings
+from nodeagent.topology.write_log import WriteLog
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +50,8 @@ class FabricParts(NamedTuple):
     marks: MinLinksMarker | None
     startup: StartupTaints | None
     switches: SwitchPoller | None
+    kept: Mapping[str, KeptObjects]
+    """By output."""
 
 
 class FabricInForce:
@@ -112,7 +123,12 @@ class FabricInForce:
 
 
 def make_parts(
-    config: FabricConfig, topology: Topology, *, namespace: str, reader: ApiClient, writer: ApiClient
+    namespace: str,
+    reader: ApiClient,
+    writer: ApiClient,
+    write_log: WriteLog,
+    config: FabricConfig,
+    topology: Topology,
 ) -> FabricParts:
     """Raises ``Fatal`` if this installation cannot do what is configured."""
     planner = Planner(config, topology)
@@ -126,7 +142,15 @@ def make_parts(
         marks = MinLinksMarker(writer, config.nodes, config.min_links)
     overlaps = OverlapMarker(writer, enabled=config.overlap_condition)
     startup = StartupTaints(writer, namespace) if config.nodes.startup_taint else None
-    return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches)
+    kept = {}
+    if "slurm" in config.outputs:
+        wanted = partial(slurm_topology, config.slurm, config.fabric)
+        namespace = config.slurm.namespace
+        kept["slurm"] = KeptObjects(writer, write_log, CONFIG_MAPS, namespace, wanted, SLURM_CONFIG_MAP)
+    if "nodefeaturegroups" in config.outputs:
+        groups, namespace = partial(node_feature_groups, config.fabric), config.node_feature_groups.namespace
+        kept["nodefeaturegroups"] = KeptObjects(writer, write_log, NODE_FEATURE_GROUPS, namespace, groups)
+    return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches, kept)
 
 
 def _switch_reader(settings: SwitchesSettings) -> SwitchReader:

@@ -5,7 +5,8 @@ Rules:
 * A copy holds just enough of each object to detect a change. The planner receives the content while it is read: a
   hundred thousand reports as objects would take most of a gigabyte.
 * An object that cannot be decoded is refused by name and does not affect the others.
-* The pods in reports are kept for the search of the map alone: a pod that starts or ends makes no plan.
+* The pods in reports are kept for the search of the map and the list of troubles: a pod that starts or ends makes no
+  plan, unless a link of its node has a fault.
 * Of a Node only the metadata is requested, and only the labels that the controller may write are kept.
 * A watch can stop without ending, and its copy is then outdated. Before a plan is written, the versions of all
   HyperNodes are listed: a write names the version of one object, but the rules of the tree concern all of them.
@@ -23,7 +24,7 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.plain_text import one_line
 from nodeagent.fabric import Planner
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
-from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain
+from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain, VfHolder
 from nodeagent.fabric.reports import InternPool
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
@@ -64,8 +65,10 @@ class PodIndex:
         self._pods: dict[str, str] = {}
         """``namespace/pod`` on lines of their own, by node."""
 
-    def take(self, node: str, holders: bytes) -> None:
-        """Replace the pods of a node by those in the JSON of ``holders``. Unreadable ones count as none."""
+    def take(self, node: str, holders: bytes) -> bool:
+        """Replace the pods of a node by those in the JSON of ``holders``. Unreadable ones count as none. Return whether
+        they changed."""
+        before = self._pods.get(node)
         try:
             found = _HOLDERS.decode(holders)[:PODS_MAX]
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -75,6 +78,7 @@ class PodIndex:
             self._pods[node] = "\n".join(one_line(name, NAME_MAX, ascii_only=True) for name in names)
         else:
             self.forget(node)
+        return self._pods.get(node) != before
 
     def forget(self, node: str) -> None:
         self._pods.pop(node, None)
@@ -116,6 +120,7 @@ OurLabels = tuple[tuple[str, str], ...]
 
 _NAME = msgspec.json.Decoder(str)
 _LINKS = msgspec.json.Decoder(tuple[NodeLink, ...])
+_VF_HOLDERS = msgspec.json.Decoder(tuple[VfHolder, ...])
 _DOMAINS = msgspec.json.Decoder(tuple[ReportedDomain, ...])
 
 
@@ -235,10 +240,11 @@ class ClusterMirror:
         A list that fails half-way has still passed on what is true. The copy has a hash of each report.
         """
         name = raw.metadata.name
-        self.pods.take(name, bytes(raw.holders))
+        other_pods = self.pods.take(name, bytes(raw.holders))
         content = hash((bytes(raw.links), bytes(raw.node_name), bytes(raw.nvlink_domains)))
         known = self._passed_on.get(name)
-        if content != (self.reports.objects.get(name) if known is None else known):
+        faulty = self._listener.has_fault(name)
+        if content != (self.reports.objects.get(name) if known is None else known) or (other_pods and faulty):
             self._passed_on[name] = content
             try:
                 report = _decoded(raw)
@@ -298,4 +304,13 @@ def _decoded(raw: RawReport) -> NodeLinks:
         node_name=_NAME.decode(raw.node_name),
         links=_LINKS.decode(raw.links),
         nvlink_domains=_DOMAINS.decode(raw.nvlink_domains),
+        holders=_holders(raw.holders),
     )
+
+
+def _holders(raw: msgspec.Raw) -> tuple[VfHolder, ...]:
+    """None if they are unreadable: the links of the report hold nevertheless."""
+    try:
+        return _VF_HOLDERS.decode(raw)[:PODS_MAX]
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ()

@@ -12,7 +12,9 @@ import msgspec
 
 from nodeagent.facts.affinity import affinity
 from nodeagent.facts.model import Function, Gpu, Holding, Neighbor, Reason, Remark, Snapshot
+from nodeagent.facts.remedies import remedy_for
 from nodeagent.health.explain import DeviceView
+from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kubelet.rpc_stats import ResourceStatus
 from nodeagent.web.gpu_statuses import GpuStatuses
 from nodeagent.web.machine_view import MachineView
@@ -40,8 +42,11 @@ class ViewVf(NodePart, frozen=True, kw_only=True):
 
 
 class ViewNic(NodePart, frozen=True, kw_only=True):
+    """``name`` is the first of its names: ``nic0`` by its rail, or else that of ``netdev``, or the address."""
+
     address: str
     name: str
+    netdev: str | None
     state: str
     allocatable: bool
     reasons: tuple[Reason, ...]
@@ -60,6 +65,7 @@ class ViewNic(NodePart, frozen=True, kw_only=True):
     vfs: tuple[ViewVf, ...]
     neighbors: tuple[Neighbor, ...]
     remarks: tuple[Remark, ...]
+    remedy: str
 
 
 class ViewGpuPlace(NodePart, frozen=True, kw_only=True):
@@ -69,6 +75,7 @@ class ViewGpuPlace(NodePart, frozen=True, kw_only=True):
     numa_node: int | None
     pci_path: tuple[str, ...]
     reasons: tuple[Reason, ...]
+    remedy: str
     nearness: tuple[str, ...]
     """To each of the NICs, in the words of ``nvidia-smi topo -m``."""
 
@@ -153,6 +160,7 @@ def _place(gpu: Gpu, pfs: Iterable[Function]) -> ViewGpuPlace:
         numa_node=gpu.numa_node,
         pci_path=gpu.pci_path,
         reasons=gpu.health.reasons,
+        remedy=_remedy(gpu.health.reasons, f"GPU {gpu.index}"),
         nearness=tuple(affinity(gpu.pci_path, gpu.numa_node, pf.pci_path, pf.numa_node).name for pf in pfs),
     )
 
@@ -166,14 +174,16 @@ def _nics(
     for function in snapshot.functions:
         if function.parent is not None:
             vfs.setdefault(function.parent, []).append(function)
-    offered = _offered(snapshot, machine)
+    offered, first_names = _offered(snapshot, machine), nic_names(rails)
     for pf in pfs:
         link = links.get(pf.pci_address)
-        name = (link.netdev if link else pf.netdev) or pf.pci_address
+        netdev = link.netdev if link else pf.netdev
+        name = first_names.get(pf.pci_address) or netdev or pf.pci_address
         ordered = sorted(vfs.get(pf.pci_address, ()), key=lambda vf: (vf.vf_index or 0, vf.pci_address))
         yield ViewNic(
             address=pf.pci_address,
             name=name,
+            netdev=netdev,
             state=pf.link_state,
             allocatable=pf.health.allocatable,
             reasons=pf.health.reasons,
@@ -190,9 +200,15 @@ def _nics(
             rail=rails.get(pf.pci_address),
             total_vfs=pf.total_vfs,
             vfs=tuple(_vf(vf, offered, holder_of) for vf in ordered),
-            neighbors=tuple(neighbor for neighbor in snapshot.neighbors if neighbor.link == name),
-            remarks=tuple(remark for remark in snapshot.remarks if remark.link == name),
+            neighbors=tuple(neighbor for neighbor in snapshot.neighbors if neighbor.link == netdev),
+            remarks=tuple(remark for remark in snapshot.remarks if remark.link == netdev),
+            remedy=_remedy(pf.health.reasons, netdev or name),
         )
+
+
+def _remedy(reasons: Iterable[Reason], device: str) -> str:
+    keys = [reason.key for reason in reasons]
+    return remedy_for(keys, device) if keys else ""
 
 
 def _offered(snapshot: Snapshot, machine: MachineView) -> dict[str, tuple[str, bool]]:

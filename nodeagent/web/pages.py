@@ -19,12 +19,13 @@ from nodeagent.dra.offered import PoolStatus
 from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot
+from nodeagent.health.judge import DeviceFigures
 from nodeagent.host.clock import boottime
 from nodeagent.kinds import DeviceKind
 from nodeagent.kubelet.rpc_stats import ResourceStatus, RpcStats
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
-from nodeagent.metrics.scrape_input import ClusterWrites, DeviceCount, HealthFigures, ScrapeInput
+from nodeagent.metrics.scrape_input import ClusterWrites, DeviceCount, ScrapeInput
 from nodeagent.sharing.cgroup_limits import CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.sharing.mps_watch import MpsWatch
@@ -55,7 +56,7 @@ class PageSources(NamedTuple):
     last_lldp: Callable[[], Mapping[str, float]]
     gpus: GpuPublisher
     statuses: Callable[[], tuple[ResourceStatus, ...]]
-    health_figures: Callable[[], Mapping[str, HealthFigures]]
+    health_figures: Callable[[], Mapping[str, DeviceFigures]]
     explained_health: Callable[[], bytes]
     """The health of every PF and GPU with its rules and values, as JSON."""
     machine_view: Callable[[], MachineView]

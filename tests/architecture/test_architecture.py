@@ -6,6 +6,8 @@ The import contracts are in pyproject.toml (``tool.importlinter``), their floors
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -14,12 +16,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TypeGuard
 
 import pytest
 
 from hack.ledger import FUNCTION_LINES_MAX, code_lines, definitions, function_lengths, imported
 from nodeagent.commands import declarations
+from nodeagent.kinds import DeviceKind
 
 ROOT = Path(__file__).parents[2]
 ATTRIBUTES_MAX, METHODS_MAX = 15, 25
@@ -335,20 +337,7 @@ def test_values_are_frozen() -> None:
 
 
 def test_each_kind_of_device_stands_in_the_contract_of_kinds() -> None:
-    folder = ROOT / "nodeagent" / "kinds"
-    (protocol,) = (node for node in tree(folder / "__init__.py").body if is_class(node, "DeviceKind"))
-    required = {
-        node.name for node in protocol.body if isinstance(node, ast.FunctionDef) and not node.decorator_list
-    }
-    assert {"devices", "allocate"} <= required
-    kinds = {
-        f"nodeagent.kinds.{path.stem}"
-        for path in folder.glob("*.py")
-        for node in tree(path).body
-        if isinstance(node, ast.ClassDef)
-        and node is not protocol
-        and required <= {method.name for method in node.body if isinstance(method, ast.FunctionDef)}
-    }
+    kinds = {kind.__module__ for kind in device_kinds()}
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (independent,) = (
         contract for contract in contracts if contract["name"] == "Kinds are independent of each other"
@@ -358,8 +347,33 @@ def test_each_kind_of_device_stands_in_the_contract_of_kinds() -> None:
     assert set(independent["modules"]) == kinds, "add it to the contract in pyproject.toml"
 
 
-def is_class(node: ast.stmt, class_name: str) -> TypeGuard[ast.ClassDef]:
-    return isinstance(node, ast.ClassDef) and node.name == class_name
+def test_each_kind_of_device_has_every_method_without_a_default() -> None:
+    required = [
+        name
+        for name, method in vars(DeviceKind).items()
+        if inspect.isfunction(method) and "NotImplementedError" in method.__code__.co_names
+    ]
+    assert {"devices", "choose", "allocate"} <= set(required)
+    lacking = [
+        f"{kind.__name__}.{name}"
+        for kind in device_kinds()
+        for name in required
+        if getattr(kind, name) is vars(DeviceKind)[name]
+    ]
+    assert not lacking
+    without = [kind.__name__ for kind in device_kinds() if kind.resource is DeviceKind.resource]
+    assert not without
+
+
+def device_kinds() -> list[type[DeviceKind]]:
+    """The classes of kinds from which no other one is derived."""
+    for path in (ROOT / "nodeagent" / "kinds").glob("*.py"):
+        importlib.import_module(f"nodeagent.kinds.{path.stem}")
+    derived = [DeviceKind, *DeviceKind.__subclasses__()]
+    derived += [kind for base in derived[1:] for kind in base.__subclasses__()]
+    return [
+        kind for kind in derived if kind.__module__.startswith("nodeagent.") and not kind.__subclasses__()
+    ]
 
 
 def test_no_test_uses_mock() -> None:

@@ -82,7 +82,7 @@ def agent_pod(name: str = "nodeagent-a", component: str = "agent") -> Manifest:
         "nodeName": "gpu-0",
         "serviceAccountName": "nodeagent",
         "volumes": [{"name": "config", "configMap": {"name": "nodeagent"}}],
-        "containers": [{"name": "nodeagent", "image": "nodeagent:0.1.0"}],
+        "containers": [{"name": "nodeagent", "image": "nodeagent:0.2.0"}],
     }
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     labels = {**LABELS, "app.kubernetes.io/component": component}

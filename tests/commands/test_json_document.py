@@ -1,4 +1,4 @@
-"""What `--json` prints: both styles of keys, and the envelope."""
+"""The documents of `--json`: both styles of keys, and the envelope."""
 
 from __future__ import annotations
 

@@ -411,6 +411,42 @@ def test_explain_lists_what_a_switch_carries_and_who_is_in_trouble(
         assert f"3 of {count} nodes are in trouble: {trouble}.\n" in said
 
 
+def test_explain_of_a_spine_shows_what_its_leaf_switches_carry(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through the switches between, and with the uplinks that are left to each leaf switch."""
+    items = objects(rails(2, 4))
+    held = [{"link": "rail0", "pciAddress": "0000:18:00.2"}]
+    pod = {"namespace": "ml", "pod": "train-0", "since": "2026-11-21T12:00:00Z", "vfs": held}
+    items[0]["holders"] = [pod]
+    leaves = sorted({link["neighbor"]["systemName"] for one in items for link in one["links"]})
+    switches = [{"name": "core1"}, {"name": "spine1", "uplinks": ["core1"]}, {"name": "spine2"}]
+    switches += [
+        {"name": leaf, "uplinks": ["spine1"] if leaf.startswith("su000") else ["spine1", "spine2"]}
+        for leaf in leaves
+    ]
+    (tmp_path / "topology.yaml").write_text(
+        json.dumps({"apiVersion": "nodeagent.io/v1alpha1", "kind": "FabricTopology", "switches": switches})
+    )
+    fabric = tmp_path / "fabric.yaml"
+    fabric.write_text("apiVersion: nodeagent.io/v1alpha1\nkind: FabricConfig\ntopology: topology.yaml\n")
+    source = tmp_path / "links.json"
+    source.write_text(json.dumps(items))
+    common = ("--from", source, "--fabric", fabric)
+    for name in ("spine1", "core1"):
+        said = says(capsys, "explain", name, *common)
+        assert f"The switch {name} is above {len(leaves)} switches of nodes.\n" in said
+        assert f"It carries {4 * len(leaves)} links of 8 nodes.\n" in said
+        assert "1 pod with VFs of these links: ml/train-0 on su000-n000.\n" in said
+    rows = [line.split() for line in says(capsys, "explain", "spine1", *common).splitlines()]
+    assert ["su000-leaf-r0", "4", "4", "0"] in rows
+    assert ["su001-leaf-r0", "4", "4", "1"] in rows
+    said = says(capsys, "explain", "spine2", *common)
+    assert f"It carries {2 * len(leaves)} links of 4 nodes.\n" in said
+    assert "pod" not in said
+    assert main(["explain", "spine3", *map(str, common)]) == 1
+
+
 def test_names_of_switches_are_shown_and_found_as_plain_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

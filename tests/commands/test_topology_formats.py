@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.cli import main
-from nodeagent.commands.plan.node_lists import block_sizes, hostlist
+from nodeagent.fabric.node_lists import block_sizes, hostlist
 from tests.commands.test_plan import BISECTION, objects
 from tests.support.examples import examples
 from tests.support.fabrics import End, rails

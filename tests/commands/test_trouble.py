@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from nodeagent.commands.plan.objects import store_object
 from nodeagent.commands.plan.preview import Preview, make_objects, make_preview
 from nodeagent.fabric import NodeLinks
 from nodeagent.fabric.fabric_settings import FabricRules
+from nodeagent.fabric.link_faults import LinkFault
 from nodeagent.fabric.nodelinks import HeldVf, NodeLink, VfHolder
+from nodeagent.fabric.troubles import FabricTrouble, _one_cause, troubles
+from nodeagent.facts.remedies import remedy_of
 from nodeagent.health.rules.links import LINK_RULES
 from tests.commands.test_cabling import hall, write
 from tests.support.halls import Hall
@@ -44,8 +48,8 @@ def preview(reports: list[NodeLinks], folder: Path) -> Preview:
     return make_preview(read)
 
 
-def found(reports: list[NodeLinks], folder: Path) -> list[trouble.FabricTrouble]:
-    return trouble.troubles(preview(reports, folder))
+def found(reports: list[NodeLinks], folder: Path) -> list[FabricTrouble]:
+    return troubles(preview(reports, folder).plan)
 
 
 def down(link: NodeLink, at: str = AT) -> NodeLink:
@@ -62,7 +66,7 @@ def down(link: NodeLink, at: str = AT) -> NodeLink:
 
 def test_a_hall_without_faults_has_no_trouble(tmp_path: Path) -> None:
     made = preview(hall().reports(), tmp_path)
-    assert trouble.troubles(made) == []
+    assert troubles(made.plan) == []
     assert trouble.as_text(made, [], NOW) == "No trouble in 16 nodes with 64 links."
 
 
@@ -76,6 +80,17 @@ def test_the_links_of_a_dead_switch_are_one_trouble(tmp_path: Path) -> None:
     assert len(one.links) == 8
     assert one.reasons == ("carrier_down",)
     assert "check the switch su0-leaf2" in one.remedy
+
+
+def test_a_dead_switch_is_one_trouble_although_the_clocks_of_its_nodes_differ(tmp_path: Path) -> None:
+    def fault(alive: str, node: str, link: NodeLink) -> NodeLink:
+        dead = link.neighbor is not None and link.neighbor.system_name == "su0-leaf2" and node != alive
+        return down(link, f"2027-01-15T07:00:{7 * int(node[-1]):02}Z") if dead else link
+
+    (one,) = found(changed(hall(), partial(fault, "")), tmp_path)
+    assert (one.where, one.what) == ("su0-leaf2", "8 links of 8 nodes went down at once")
+    several = found(changed(hall(), partial(fault, "su0-n03")), tmp_path)
+    assert len(several) == 7, "a switch with a link that is up is not dead: the times decide"
 
 
 def test_links_of_a_switch_that_went_down_one_by_one_are_troubles_of_their_own(tmp_path: Path) -> None:
@@ -136,7 +151,7 @@ def test_what_concerns_most_pods_comes_first_with_its_remedy(tmp_path: Path) -> 
         for report in reports
     ]
     made = preview(reports, tmp_path)
-    first, second = trouble.troubles(made)
+    first, second = troubles(made.plan)
     assert first.pods[:2] == ("team-a/train-0", "team-a/train-1")
     assert second.where == "su0-n00 rail1 to su0-leaf1 Eth1/1"
     assert trouble.as_text(made, [first], NOW).splitlines() == [
@@ -155,7 +170,7 @@ def test_a_time_that_no_clock_shows_stops_no_list(at: str, tmp_path: Path) -> No
     made = preview(
         changed(hall(), lambda node, link: down(link, at) if node == "su0-n00" else link), tmp_path
     )
-    found = trouble.troubles(made)
+    found = troubles(made.plan)
     (since,) = {one["since"] for one in trouble.document(made, found, "x", NOW)["troubles"]}
     assert since is None
     assert len([one for one in found if one.what == "down"]) == 4
@@ -174,13 +189,11 @@ def test_a_hall_without_power_is_listed_in_the_time_of_its_links() -> None:
         __hash__ = str.__hash__
 
     faults = [
-        trouble.LinkFault(
-            Counted(f"n{n}"), f"rail{rail}", "", "down", f"leaf{n // 4}-{rail}", "", NOW, (), (), ()
-        )
+        LinkFault(Counted(f"n{n}"), f"rail{rail}", "", "down", f"leaf{n // 4}-{rail}", "", NOW, (), (), ())
         for n in range(100)
         for rail in range(4)
     ]
-    assert len(list(trouble._one_cause(faults))) == 100
+    assert len(list(_one_cause(faults, ()))) == 100
     assert compared < 10 * len(faults)
 
 
@@ -189,7 +202,7 @@ def test_a_wrong_cable_is_told_once(tmp_path: Path) -> None:
     made.cables["su0-n00", 2] = "su1-leaf2"
     (one,) = found(made.reports(), tmp_path)
     assert (one.what, one.where, one.remedy) == (
-        "foreign-leaf",
+        "miscabled",
         "su0-n00 rail2",
         "move the cable to the switch in the message",
     )
@@ -229,4 +242,4 @@ def test_the_verb_fails_if_anything_is_wrong(
 
 
 def test_each_fault_of_a_link_by_facts_has_a_remedy() -> None:
-    assert [rule.key for rule in LINK_RULES if trouble.remedy_of(rule.key) is None] == []
+    assert [rule.key for rule in LINK_RULES if remedy_of(rule.key) is None] == []

@@ -20,12 +20,13 @@ def test_the_defaults_withdraw_a_gpu_for_grave_faults_only():
     withdrawing = {rule.key for rule in measured_rules(GpuHealthSettings()) if rule.withdraws}
     assert withdrawing == set(GpuHealthSettings().unhealthy)
     mild = {"nvlink_errors", "remap_pending", "fabric_degraded", "pcie_width", "pcie_speed"}
+    mild |= {"thermal_slowdown", "power_slowdown", "memory_temperature"}
     assert mild <= set(MEASURED_KEYS) - withdrawing
 
 
 def test_every_setting_reaches_the_rules():
     gpu = health(
-        "{readSeconds: 5, clearSeconds: 61, remappedRows: 1, sramUncorrectable: 2, nvlinks: 18, "
+        "{readSeconds: 5, slowdownSeconds: 31, clearSeconds: 61, remappedRows: 1, sramUncorrectable: 2, nvlinks: 18, "
         "nvlinkDownSeconds: 60, nvlinkErrorsPerSecond: 3, fabricSeconds: 32, pcieWidthSeconds: 33, "
         "pcieSpeedSeconds: 34, pcieClearSeconds: 35, unhealthy: [pcie_width], ignore: [remap_pending], processes: true}"
     )
@@ -47,6 +48,8 @@ def test_every_setting_reaches_the_rules():
         "nvlink_errors": ("≥ 3 per second", 0, 61),
         "remap_pending": ("set", 0, 61),
         "fabric_degraded": ("set for 32 s", 32, 61),
+        "thermal_slowdown": ("set for 31 s", 31, 61),
+        "memory_temperature": ("≥ the driver's limit for 31 s", 31, 61),
         "pcie_width": ("less than possible for 33 s", 33, 35),
         "pcie_speed": ("less than possible under load for 34 s", 34, 35),
     }
@@ -64,6 +67,7 @@ def test_the_guard_of_the_settings_covers_nics_and_gpus():
     ("text", "complaint"),
     [
         ("{clearSeconds: 29}", "clearSeconds: must be at least nvlinkDownSeconds, 30"),
+        ("{slowdownSeconds: 601}", "clearSeconds: must be at least slowdownSeconds, 601"),
         ("{fabricSeconds: 700}", "clearSeconds: must be at least fabricSeconds, 700"),
         ("{pcieClearSeconds: 5}", "pcieClearSeconds: must be at least pcieWidthSeconds, 10"),
         ("{remappedRows: -1}", "remappedRows"),

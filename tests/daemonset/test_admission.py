@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.node_marks import OWN_MARKS, STARTING_TAINT
-from nodeagent.fabric.hypernode import SOURCE_LABEL
+from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, SOURCE_LABEL
 from nodeagent.kube.failure import ApiError
 from tests.daemonset.test_dra_manifests import WRONG_CLAIMS, WRONG_SLICES
 from tests.daemonset.test_schemas import REPORT
@@ -26,6 +26,7 @@ from tests.support.cel_types import type_errors
 from tests.support.findings import one_item
 from tests.support.kubernetes_schemas import NEWEST, OLDEST
 from tests.support.manifests import ROOT, Manifest, built, named, of_kind
+from tests.support.nfd import nfd_definition
 
 pytestmark = pytest.mark.needs("kubectl", "cel_expr_python")
 
@@ -599,6 +600,78 @@ def test_the_controller_changes_no_hypernode_of_another_owner(everything: list[M
         assert refusals(everything, request), case
 
 
+# Objects for other programs
+
+NAME = "nodeagent-slurm-topology"
+
+
+def kept(
+    resource: str, content: dict[str, Any], operation: str = "UPDATE", name: str = NAME,
+    owner: str | None = OURS, before: str | None = OURS, **meta: Any,
+) -> Request:  # fmt: skip
+    def made(whose: str | None, **more: Any) -> dict[str, Any]:
+        labels = {} if whose is None else {"labels": {OWNER_LABEL: whose}}
+        return {"metadata": {"name": name, **labels, **more}, **content}
+
+    new = None if operation == "DELETE" else made(owner, **meta)
+    old = None if operation == "CREATE" else made(before)
+    return Request(operation, resource, name, CONTROLLER, {}, new, old, "slurm")
+
+
+def config_map(
+    *args: Any, files: tuple[str, ...] = ("topology.conf",), more: dict[str, Any] | None = None, **of: Any
+) -> Request:
+    return kept(":configmaps", {"data": dict.fromkeys(files, "x")} | (more or {}), *args, **of)
+
+
+WRONG_CONFIG_MAPS: dict[str, Request] = {
+    "another name": config_map("CREATE", name="slurm-config"),
+    "deleted": config_map("DELETE"),
+    "one that people made": config_map(before=None),
+    "one of Helm": config_map(before="Helm"),
+    "given away": config_map(owner="Helm"),
+    "made without an owner": config_map("CREATE", owner=None),
+    "slurm.conf": config_map(files=("topology.conf", "slurm.conf")),
+    "a script": config_map("CREATE", files=("job_submit.lua",)),
+    "bytes": config_map(more={"binaryData": {"slurm.conf": "eA=="}}),
+    "for good": config_map(more={"immutable": True}),
+    "an owner": config_map(ownerReferences=[OWNER]),
+    "a finalizer": config_map("CREATE", finalizers=["x.io/stay"]),
+}
+
+
+def node_group(
+    *args: Any, feature: str = "system.name", more: dict[str, Any] | None = None, **of: Any
+) -> Request:
+    terms = {"nodename": {"op": "In", "value": ["gpu-0"]}}
+    rule = {"name": "a", "matchFeatures": [{"feature": feature, "matchExpressions": terms}], **(more or {})}
+    return kept("nfd.k8s-sigs.io:nodefeaturegroups", {"spec": {"featureGroupRules": [rule]}}, *args, **of)
+
+
+WRONG_NODE_GROUPS: dict[str, Request] = {
+    "another's, deleted": node_group("DELETE", before="topograph"),
+    "one by hand, deleted": node_group("DELETE", before=None),
+    "another's, taken over": node_group(before="topograph"),
+    "its own, given away": node_group(owner="topograph"),
+    "made without an owner": node_group("CREATE", owner=None),
+    "by another feature": node_group("CREATE", feature="kernel.version"),
+    "with variables": node_group(more={"vars": {"x": "y"}}),
+    "with a template": node_group(more={"varsTemplate": "{{ . }}"}),
+    "an owner": node_group(ownerReferences=[OWNER]),
+    "a finalizer": node_group("CREATE", finalizers=["x.io/stay"]),
+}
+
+
+def test_the_controller_writes_nothing_else_for_other_programs(every_policy: list[Manifest]) -> None:
+    for operation in ("CREATE", "UPDATE"):
+        assert refusals(every_policy, config_map(operation)) == []
+        assert refusals(every_policy, config_map(operation, files=("topology.yaml",))) == []
+    for operation in ("CREATE", "UPDATE", "DELETE"):
+        assert refusals(every_policy, node_group(operation)) == []
+    for case, request in (WRONG_CONFIG_MAPS | WRONG_NODE_GROUPS).items():
+        assert refusals(every_policy, request), case
+
+
 # The policies themselves
 
 
@@ -622,6 +695,8 @@ POLICIES = {
     ],
     "nodeagent-controller-events": list(WRONG_BY_CONTROLLER.values()),
     "nodeagent-controller-hypernodes": list(WRONG_HYPERNODES.values()),
+    "nodeagent-controller-slurm": list(WRONG_CONFIG_MAPS.values()),
+    "nodeagent-controller-node-feature-groups": list(WRONG_NODE_GROUPS.values()),
     "nodeagent-evictions": list(WRONG_EVICTIONS.values()),
     "nodeagent-slices": list(WRONG_SLICES.values()),
     "nodeagent-claims": list(WRONG_CLAIMS.values()),
@@ -638,9 +713,19 @@ POLICIES = {
 
 @pytest.fixture(scope="module")
 def every_policy(everything: list[Manifest]) -> list[Manifest]:
-    more = [*built("overlays/evictions"), *built("overlays/dra")]
-    names = ("nodeagent-evictions", "nodeagent-slices", "nodeagent-claims")
-    return [*everything, *(one for one in more if one["metadata"]["name"] in names)]
+    folders = ("evictions", "dra", "slurm", "node-feature-groups")
+    more = [one for folder in folders for one in built(f"overlays/{folder}")]
+    names = (
+        "nodeagent-evictions",
+        "nodeagent-slices",
+        "nodeagent-claims",
+        "nodeagent-controller-slurm",
+        "nodeagent-controller-node-feature-groups",
+    )
+    return [
+        *everything,
+        *(one for one in more if one["metadata"]["name"] in names and "Admission" in one["kind"]),
+    ]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -667,7 +752,7 @@ def test_each_validation_refuses_a_forged_request_that_the_others_allow(
 @pytest.mark.parametrize("version", [OLDEST, "1.36", NEWEST])
 def test_the_api_server_finds_no_wrong_type_in_a_policy(version: str, every_policy: list[Manifest]) -> None:
     """As far as a CEL library goes: ``tests.support.cel_types`` lists what the check cannot see."""
-    crds = of_kind(every_policy, "CustomResourceDefinition")
+    crds = [*of_kind(every_policy, "CustomResourceDefinition"), nfd_definition()]
     for policy in of_kind(every_policy, "ValidatingAdmissionPolicy"):
         assert type_errors(policy, crds, version) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import json
 import os
@@ -11,6 +12,7 @@ import sys
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -25,6 +27,7 @@ from tests.support.needs import need, which
 sys.path.insert(0, str(ROOT / "hack"))
 import chart
 
+from hack.docs import chart_readme
 from tests.support.findings import one_item
 
 CHART = DAEMONSET / "chart"
@@ -33,6 +36,16 @@ pytestmark = pytest.mark.needs("kubectl", "helm_python")
 
 
 def render(values: dict[str, Any] | None = None, namespace: str = "nodeagent") -> list[Manifest]:
+    """The objects of the release, without those of `helm test`."""
+    return [one for one in render_all(values, namespace) if not hook(one)]
+
+
+def hook(manifest: Manifest) -> str | None:
+    found: str | None = manifest["metadata"].get("annotations", {}).get("helm.sh/hook")
+    return found
+
+
+def render_all(values: dict[str, Any] | None = None, namespace: str = "nodeagent") -> list[Manifest]:
     need("helm_python")
     import helm_python as helm
 
@@ -52,9 +65,9 @@ def test_the_templates_are_generated_from_the_kustomization() -> None:
     there = {
         str(path.relative_to(CHART))
         for folder in ("templates", "files")
-        for path in (CHART / folder).iterdir()
-        if path.suffix == ".yaml"
+        for path in (CHART / folder).rglob("*.yaml")
     }
+    there.add("README.md")
     assert there == set(made)
     for name, text in made.items():
         assert (CHART / name).read_text() == text, f"{name}: run `make golden`"
@@ -99,6 +112,14 @@ OVERLAYS: dict[str, dict[str, Any]] = {
     "overlays/startup-taint": {
         "controller": {"enabled": True, "fabric": text("overlays/startup-taint/fabric.yaml")},
         "startupTaint": {"enabled": True},
+    },
+    "overlays/slurm": {
+        "controller": {"enabled": True, "fabric": text("overlays/slurm/fabric.yaml")},
+        "slurm": {"enabled": True},
+    },
+    "overlays/node-feature-groups": {
+        "controller": {"enabled": True, "fabric": text("overlays/node-feature-groups/fabric.yaml")},
+        "nodeFeatureGroups": {"enabled": True},
     },
     "overlays/gpu-processes": {
         "gpuProcesses": {"enabled": True},
@@ -193,6 +214,93 @@ def test_the_affinity_of_the_controller_can_be_replaced() -> None:
         terms["requiredDuringSchedulingIgnoredDuringExecution"]
         == own["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     )
+
+
+# helm test
+
+
+def doctor_pods(**values: Any) -> list[Manifest]:
+    return [one for one in render_all(values) if hook(one) == "test"]
+
+
+def test_the_test_runs_the_doctor_with_the_folders_and_rights_of_the_agent() -> None:
+    parts = {"gpuProcesses": {"enabled": True}, "optics": {"enabled": True}}
+    values: dict[str, Any] = {
+        **parts,
+        "agent": {"webSecret": "web-tls", "extraEnv": [{"name": "A", "value": "b"}]},
+        "imagePullSecrets": [{"name": "pull"}],
+        "image": {"repository": "registry.example/nodeagent", "digest": f"sha256:{'a' * 64}"},
+    }
+    (pod,) = doctor_pods(**values)
+    (daemonset,) = of_kind(render(values), "DaemonSet")
+    agent, spec = daemonset["spec"]["template"]["spec"], pod["spec"]
+    (container,), (daemon,) = spec["containers"], agent["containers"]
+    assert container["args"] == ["doctor"]
+    left_out = {"startupProbe", "livenessProbe", "readinessProbe", "ports"}
+    assert container == {key: one for key, one in daemon.items() if key not in left_out} | {
+        "name": "doctor",
+        "args": ["doctor"],
+    }
+    assert spec["restartPolicy"] == "Never"
+    assert {key: one for key, one in spec.items() if key not in ("containers", "restartPolicy")} == {
+        key: one for key, one in agent.items() if key not in ("containers", "initContainers")
+    }
+    assert not complaints(pod, NEWEST)
+
+
+def test_the_daemonset_does_not_adopt_the_pod_of_the_test() -> None:
+    pools = {name: {"nodeSelector": {"pool": name}, "config": HEADER} for name in ("a", "b")}
+    for values in ({}, {"pools": pools}):
+        selectors = [one["spec"]["selector"]["matchLabels"] for one in of_kind(render(values), "DaemonSet")]
+        pods = doctor_pods(**values)
+        assert len(pods) == len(selectors)
+        for pod in pods:
+            assert not [one for one in selectors if one.items() <= pod["metadata"]["labels"].items()]
+
+
+def test_each_pool_has_a_test_on_its_nodes_with_its_configuration() -> None:
+    pools = {name: {"nodeSelector": {"pool": name}, "config": HEADER} for name in ("a", "b")}
+    found = {one["metadata"]["name"]: one["spec"] for one in doctor_pods(pools=pools)}
+    assert found.keys() == {"nodeagent-doctor-a", "nodeagent-doctor-b"}
+    for name in pools:
+        spec = found[f"nodeagent-doctor-{name}"]
+        assert spec["nodeSelector"]["pool"] == name
+        assert {"name": "config", "configMap": {"name": f"nodeagent-{name}"}} in spec["volumes"]
+
+
+# The README and Chart.yaml
+
+
+def test_the_readme_has_a_meaning_for_each_value() -> None:
+    listed = list(chart_readme.rows((CHART / "values.yaml").read_text()))
+    assert {"`image.digest`", "`nvSentinel.audience`", "`agent.affinity`"} <= {name for name, _, _ in listed}
+    without = [name for name, _, text in listed if not text and not name.endswith("enabled`")]
+    assert not without, "write a comment above each of these values"
+
+
+def test_a_comment_belongs_to_the_key_below_it_and_examples_stay_in_the_file() -> None:
+    part = "# A part:\n#   x: 1\n# with a | in it.\npart:\n"
+    text = f"# Of all.\n\n{part}  # On.\n  used: true\n  affinity: {{a: {{b: c}}}}\n"
+    assert list(chart_readme.rows(text)) == [
+        ("`part`", "", "A part: (see values.yaml) with a \\| in it."),
+        ("`part.used`", "`true`", "On."),
+        ("`part.affinity`", '`{"a": {"b": "c"}}`', ""),
+    ]
+
+
+def test_the_chart_describes_itself() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["keywords"]
+    assert about["maintainers"]
+    kind, _, data = about["icon"].partition(";base64,")
+    assert kind == "data:image/svg+xml"
+    assert ElementTree.fromstring(base64.b64decode(data)).tag.endswith("svg")
+    notes = about["annotations"]
+    assert all(isinstance(text, str) for text in notes.values())
+    (crd,) = yaml.safe_load(notes["artifacthub.io/crds"])
+    definition = named(built(), "CustomResourceDefinition", crd["name"])["spec"]
+    assert crd["kind"] == definition["names"]["kind"]
+    assert crd["version"] in {one["name"] for one in definition["versions"]}
 
 
 # What a changed configuration restarts
@@ -322,13 +430,20 @@ def test_a_value_changes_its_field_and_nothing_else() -> None:
     assert by_key(rest) == by_key([one for one in built("overlays/controller") if one["kind"] not in changed])
 
 
-@pytest.mark.parametrize("part", ["kueue", "marks", "startupTaint"])
+@pytest.mark.parametrize("part", ["kueue", "marks", "startupTaint", "slurm", "nodeFeatureGroups"])
 def test_a_part_of_the_controller_is_refused_without_the_controller(part: str) -> None:
     import helm_python as helm
 
     with pytest.raises(helm.HelmError, match=rf"{part}\.enabled needs the controller"):
         render({part: {"enabled": True}})
     assert render({part: {"enabled": True}, "controller": {"enabled": True}})
+
+
+def test_the_objects_of_other_programs_are_in_the_namespaces_of_the_values() -> None:
+    on = {part: {"enabled": True, "namespace": "theirs"} for part in ("slurm", "nodeFeatureGroups")}
+    manifests = render({"controller": {"enabled": True}, **on})
+    theirs = [one for one in manifests if one["metadata"].get("namespace") == "theirs"]
+    assert sorted(one["kind"] for one in theirs) == ["Role", "Role", "RoleBinding", "RoleBinding"]
 
 
 def test_pods_get_the_labels_environment_and_volumes_of_the_values() -> None:
@@ -356,7 +471,7 @@ def test_pods_get_the_labels_environment_and_volumes_of_the_values() -> None:
 
 
 def test_the_links_of_alerts_lead_to_the_runbook_of_the_values() -> None:
-    address = "https://git.example/nodeagent/blob/v0.1.0/docs/runbook.md"
+    address = "https://git.example/nodeagent/blob/v0.2.0/docs/runbook.md"
     manifests = render({"monitoring": {"enabled": True, "runbook": address}})
     links = re.findall(r'"runbook_url": "([^"]+)"', json.dumps(manifests))
     assert len(links) > 20
@@ -364,7 +479,7 @@ def test_the_links_of_alerts_lead_to_the_runbook_of_the_values() -> None:
 
 
 def test_another_namespace_is_used_in_every_object() -> None:
-    on = ("controller", "nodeConditions", "marks", "startupTaint")
+    on = ("controller", "nodeConditions", "marks", "startupTaint", "slurm", "nodeFeatureGroups")
     manifests = render({one: {"enabled": True} for one in on}, "gpu-system")
     text = json.dumps(manifests)
     assert '"namespace": "nodeagent"' not in text

@@ -425,3 +425,11 @@ def test_the_numbers_of_the_large_cluster_readme_are_right() -> None:
     assert rows["series"] == [f"{series * n / 1e6:,.1f} M" for n in nodes]
     (prometheus,) = of_kind(parsed((LARGE / "prometheus.yaml").read_text()), "Prometheus")
     assert str(prometheus["spec"]["shards"]) == rows["shards of 2.5 M series at most"][1]
+
+
+def test_the_capability_to_lock_memory_has_its_reason_where_it_is_first_asked_for() -> None:
+    asking = [path for path in FILES if "IPC_LOCK" in path.read_text()]
+    assert len(asking) > 10
+    for path in asking:
+        before, _, _ = path.read_text().partition("capabilities: {add: [IPC_LOCK]}")
+        assert "locked" in " ".join(before.splitlines()[-3:]), path

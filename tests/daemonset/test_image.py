@@ -7,10 +7,12 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from hack.release import checks
 from nodeagent import __version__
 from nodeagent_lab.sim.machine import Machine
 from tests.support.manifests import ROOT
@@ -176,6 +178,20 @@ def test_the_image_holds_no_tool_and_is_small(image: Path) -> None:
     assert size < SITE_PACKAGES_MAX_MIB << 20, f"{size >> 20} MiB"
 
 
+@pytest.mark.parametrize("made", ["image", "laboratory"])
+def test_the_licenses_are_in_the_image(made: str, request: pytest.FixtureRequest) -> None:
+    opt = request.getfixturevalue(made)
+    assert (opt / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert "grpcio" in (opt / "THIRD_PARTY_NOTICES").read_text()
+
+
+def test_the_product_has_nothing_of_the_laboratory() -> None:
+    """Each stage from the first to the last one, without those of the target ``lab``."""
+    for one in stages():
+        if not one[0][1].endswith(("AS lab", "AS build-lab")):
+            assert not [rest for _, rest in one if "lab" in re.split(r"[^a-z]+", rest)], one
+
+
 def test_the_last_stage_copies_only_the_result_of_the_first() -> None:
     assert stages()[-1] == [("FROM", "runtime"), ("COPY", "--from=build /opt/nodeagent /opt/nodeagent")]
     copied = [rest for word, rest in stage("lab") if word == "COPY"]
@@ -194,19 +210,22 @@ def test_the_last_stage_copies_only_the_result_of_the_first() -> None:
     }
     for word, rest in last:
         if word == "RUN":
-            assert rest.split()[:2] == ["pip", "uninstall"]
+            programs = [one.split()[0] for one in rest.split(" && ")]
+            assert programs == ["pip", "python"]
+            assert rest.startswith("pip uninstall ")
+            assert " -m compileall " in rest, "the base has no byte code of the standard library"
     own = {"build", "runtime"}
-    assert all(
-        rest.startswith("python:${PYTHON}-slim-bookworm") or rest.split()[0] in own
-        for word, rest in instructions()
-        if word == "FROM"
-    )
+    assert all(rest.split()[0] in {"${BASE}", *own} for word, rest in instructions() if word == "FROM")
 
 
 def test_the_labels_follow_oci_and_this_version() -> None:
     labels = " ".join(rest for word, rest in stage("runtime") if word == "LABEL")
-    for name in ("title", "description", "licenses", "version", "revision", "created"):
-        assert f"org.opencontainers.image.{name}=" in labels
+    named = set(re.findall(r"org\.opencontainers\.image\.([\w.]+)=", labels))
+    # All keys of OCI's annotations for an image but `ref.name`, which belongs to an index.
+    assert named == {
+        *("title", "description", "licenses", "version", "revision", "created", "authors", "vendor"),
+        *("url", "source", "documentation", "base.name", "base.digest"),
+    }
     assert set(re.findall(r"ARG VERSION=(.*)\n", DOCKERFILE)) == {__version__}
 
 
@@ -234,14 +253,16 @@ def test_hadolint_reports_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def built_with(builder: str, folder: Path, *arguments: str) -> str:
+def built_with(
+    builder: str, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> str:
     """Run the script with a program of this name that prints its own name and its arguments, one on a line."""
     program = folder / builder
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n')
     program.chmod(0o755)
     done = subprocess.run(
         [ROOT / "hack" / "image.sh", *arguments],
-        env={"PATH": f"{folder}:/usr/bin:/bin", "NODEAGENT_BUILDER": builder},
+        env={"PATH": f"{folder}:/usr/bin:/bin", "NODEAGENT_BUILDER": builder, **(environment or {})},
         capture_output=True,
         text=True,
         check=False,
@@ -251,6 +272,18 @@ def built_with(builder: str, folder: Path, *arguments: str) -> str:
 
 
 BUILDERS = ("docker", "podman", "buildah", "buildctl")
+PINNED = f"registry.example/python:3.11@sha256:{'a' * 64}"
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_each_builder_gets_the_base_its_digest_and_the_address(builder: str, tmp_path: Path) -> None:
+    plain = built_with(builder, tmp_path)
+    base = checks.base_image(checks.BASE.read_text())
+    assert f"BASE={base}" in plain.replace("build-arg:", "").splitlines()
+    more = {"NODEAGENT_BASE": PINNED, "NODEAGENT_SOURCE": "https://git.example/o/nodeagent"}
+    said = built_with(builder, tmp_path, environment=more).replace("build-arg:", "").splitlines()
+    for wanted in (f"BASE={PINNED}", f"BASE_DIGEST=sha256:{'a' * 64}", f"SOURCE={more['NODEAGENT_SOURCE']}"):
+        assert wanted in said
 
 
 @pytest.mark.parametrize("builder", BUILDERS)

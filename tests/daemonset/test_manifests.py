@@ -399,12 +399,16 @@ def test_the_manifest_has_no_stop_hook(daemon: Manifest) -> None:
 # Every overlay
 
 
+ELSEWHERE = {"overlays/slurm": "slurm", "overlays/node-feature-groups": "node-feature-discovery"}
+"""Overlays with a Role in the namespace of another program."""
+
+
 @one_item("overlay", OVERLAYS)
 def test_objects_have_unique_names_and_our_labels(overlay: str) -> None:
     for (_, kind, namespace, _), one in by_key(built(overlay)).items():
         labels = one["metadata"]["labels"]
         assert labels["app.kubernetes.io/part-of"] == "nodeagent", kind
-        assert namespace in ("", "nodeagent")
+        assert namespace in ("", "nodeagent", ELSEWHERE.get(overlay))
 
 
 @one_item("overlay", OVERLAYS)
@@ -608,6 +612,18 @@ def test_controllers_run_on_different_nodes_and_a_drain_keeps_one() -> None:
     ):
         assert selector["matchLabels"].items() <= labels.items()
     assert budget["maxUnavailable"] == 1
+
+
+def test_the_mps_daemons_have_no_network() -> None:
+    manifests = built("overlays/gpu-mps")
+    pods = named(manifests, "DaemonSet", "nodeagent-mps")["spec"]["template"]
+    assert "hostNetwork" not in pods["spec"], "to the host's network no NetworkPolicy applies"
+    policy = named(manifests, "NetworkPolicy", "nodeagent-mps")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+    agents = named(manifests, "DaemonSet", "nodeagent")["spec"]["template"]["metadata"]["labels"]
+    assert not policy["podSelector"]["matchLabels"].items() <= agents.items()
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert not policy.keys() & {"ingress", "egress"}, "all connections are refused"
 
 
 def test_selectors_of_agent_and_controller_do_not_overlap() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,6 +30,7 @@ from nodeagent.cluster.largest_block import FreeBlock
 from nodeagent.cluster.node_marks import FABRIC_CONDITION, FABRIC_TAINT, LINK_CONDITION, STARTING_TAINT
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.fabric.node_lists import expanded
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import HEALTHY, Health, Holding, Reason, Snapshot, State
@@ -36,13 +38,14 @@ from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.sharing.over_use import OverUse
-from nodeagent.topology import startup_taint
+from nodeagent.topology import kept_objects, startup_taint
 from nodeagent.topology.controller_config import load_fabric
 from nodeagent_lab.sim.apiserver import ApiServer, RequestRecord
 from tests.cluster.test_node_report import RAILS, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree
 from tests.support.admission import NODE, UID, Request, refusals
 from tests.support.manifests import Manifest, built, key, named, of_kind
+from tests.support.nfd import nfd_definition
 
 pytestmark = pytest.mark.needs("kubectl", "cel_expr_python")
 
@@ -520,6 +523,85 @@ async def test_without_a_right_for_the_start_up_taint_the_controller_names_it(
     async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
         await missed(server, startup_taint_at_work(server), grant, caplog)
 
+
+# Objects for other programs
+
+
+async def kept_objects_at_work(server: ApiServer, overlay: str) -> None:
+    """The controller makes the objects of the overlay, changes one, and deletes one whose nodes are gone."""
+    held = named(built(overlay), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
+    config = structs.replace(load_fabric(held, name=overlay), hysteresis=RULES.hysteresis)
+    for namespace in (config.slurm.namespace, config.node_feature_groups.namespace):
+        server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    server.put(nfd_definition())
+    place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
+    access = Access(server.url, token=server.token(CONTROLLER))
+
+    def kept() -> list[Any]:
+        found = [one["spec"] for one in server.objects("nodefeaturegroups")]
+        return found + [one["data"] for one in server.objects("configmaps", "slurm")]
+
+    async with running(Controller(config, access, place).run()):
+        await server.until(lambda: FIRST[0] in expanded_names(kept()) and SECOND[0] in expanded_names(kept()))
+        server.remove("nodes", FIRST[0])
+        await server.until(lambda: FIRST[0] not in expanded_names(kept()))
+        for node in SECOND:
+            server.remove("nodes", node)
+        await server.until(lambda: SECOND[0] not in expanded_names(kept()))
+
+
+def expanded_names(kept: list[Any]) -> set[str]:
+    """The names of nodes in these objects."""
+    words = re.findall(r"node-[-0-9\[\],]+", str(kept))
+    return {name for word in words for name in expanded([word])}
+
+
+async def slurm_at_work(server: ApiServer) -> None:
+    await kept_objects_at_work(server, "overlays/slurm")
+
+
+async def node_feature_groups_at_work(server: ApiServer) -> None:
+    await kept_objects_at_work(server, "overlays/node-feature-groups")
+
+
+SLURM_GRANTS = [("create", "", "configmaps"), ("get", "", "configmaps"), ("patch", "", "configmaps")]
+NFD_GRANTS = [
+    (verb, "nfd.k8s-sigs.io", "nodefeaturegroups") for verb in ("create", "delete", "list", "patch")
+]
+KEPT = [("overlays/slurm", SLURM_GRANTS), ("overlays/node-feature-groups", NFD_GRANTS)]
+
+
+@pytest.mark.parametrize(("overlay", "needed"), KEPT)
+async def test_objects_for_other_programs_need_exactly_the_rights_of_their_overlay(
+    overlay: str, needed: list[Grant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_objects, "PAUSE_S", 0.01)
+    manifests = built(overlay)
+    admitted: list[Request] = []
+    async with asyncio.timeout(PATIENCE_S), cluster(manifests, admitted) as server:
+        await kept_objects_at_work(server, overlay)
+        assert not [seen for seen in server.requests if seen.status == 403]
+        asked = {granted(seen) for seen in server.requests}
+    assert asked >= set(needed)
+    assert sorted(CONTROLLER_GRANTS + needed) == allowed(manifests, CONTROLLER)
+    assert [(one, why) for one in admitted if (why := refusals(manifests, one))] == []
+
+
+@pytest.mark.parametrize(
+    ("overlay", "grant"), [(overlay, grant) for overlay, needed in KEPT for grant in needed]
+)
+async def test_without_a_right_to_such_an_object_the_controller_names_it(
+    overlay: str, grant: Grant, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_objects, "PAUSE_S", 0.01)
+    manifests = built(overlay)
+    (found,) = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
+    caplog.set_level(logging.INFO)
+    async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
+        await missed(server, kept_objects_at_work(server, overlay), grant, caplog)
+
+
+# Marks on Nodes
 
 MARKS_GRANTS = [("get", "", "nodes"), ("patch", "", "nodes/status")]
 

@@ -7,7 +7,10 @@ Each rule is written here from its owner's source or documentation, which the do
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ import yaml
 from nodeagent.cli import main
 from nodeagent.cluster.node_marks import LINKS_TAINT
 from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER
+from tests.commands.test_plan import objects as cabled_nodes
+from tests.support.fabrics import rails
 from tests.support.findings import one_item
 from tests.support.manifests import DAEMONSET, ROOT, Manifest, files, of_kind, parsed
 
@@ -36,6 +41,44 @@ def objects(folder: str) -> list[Manifest]:
 def named(folder: str, kind: str, name: str) -> Manifest:
     (found,) = (one for one in of_kind(objects(folder), kind) if one["metadata"]["name"] == name)
     return found
+
+
+# Ranks by switch
+
+
+def test_the_containers_of_ranks_give_each_node_its_rank_and_the_address_of_the_first(tmp_path: Path) -> None:
+    """The shell of the recipe itself, with the real verb; kubectl and torchrun are scripts that print."""
+    reports = [{"kind": "NodeLinks", **one} for one in cabled_nodes(rails(2, 2))]
+    nodes = ["su001-n001", "su000-n000", "su001-n000", "su000-n001"]
+    pods = "\n".join(f"{node} 192.0.2.{number}" for number, node in enumerate(nodes))
+    folder, bin_ = tmp_path / "ranks", tmp_path / "bin"
+    for made in (folder, bin_):
+        made.mkdir()
+    (tmp_path / "links.json").write_text(json.dumps({"kind": "List", "items": reports}))
+    for name, text in {
+        "kubectl": f"echo '{pods}'",
+        "nodeagent": f'exec {sys.executable} -m nodeagent "$@" --from {tmp_path}/links.json',
+        "torchrun": 'echo "$@"',
+        "sleep": "",
+    }.items():
+        (bin_ / name).write_text(f"#!/bin/sh\n{text}\n")
+        (bin_ / name).chmod(0o755)
+    spec = named("kube-scheduler", "Job", "ranked")["spec"]["template"]["spec"]
+    (worker,) = spec["containers"]
+
+    def run(container: Manifest, node: str = "") -> str:
+        script = container["args"][0].replace("/ranks/", f"{folder}/")
+        path = f"{bin_}:{os.environ['PATH']}"
+        env = {"PATH": path, "NODE_NAME": node, "PYTHONPATH": str(ROOT)}
+        command = [*container["command"], script]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+    for init in spec["initContainers"]:
+        run(init)
+    given = {node: dict(part[2:].split("=") for part in run(worker, node).split()[:-1]) for node in nodes}
+    assert [int(given[node]["node-rank"]) for node in sorted(nodes)] == [0, 1, 2, 3]
+    assert {one["master-addr"] for one in given.values()} == {"192.0.2.1"}
+    assert {one["nnodes"] for one in given.values()} == {str(len(nodes))}
 
 
 # Volcano

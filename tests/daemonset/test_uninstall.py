@@ -19,17 +19,19 @@ from nodeagent.cluster import volcano_annotations
 from nodeagent.cluster.node_marks import OWN_MARKS, STARTING_TAINT, NodeCondition, NodeMarks, NodeTaint
 from nodeagent.controller import LEASE
 from nodeagent.fabric.fabric_settings import TIER_LABEL
-from nodeagent.fabric.hypernode import OURS, SOURCE_LABEL
+from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, SOURCE_LABEL
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import NODES
 from nodeagent.kubelet.cdi_files import FILES
 from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.kubelet.node_lock import LOCK
+from nodeagent.topology.kept_objects import SLURM_CONFIG_MAP
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.support.admin_access import administered
 from tests.support.manifests import DAEMONSET, ROOT, built, named
 from tests.support.needs import which
+from tests.support.nfd import nfd_definition
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.needs("kubectl", "openssl")
@@ -68,6 +70,14 @@ def populate(server: ApiServer) -> None:
                 "status": {"conditions": [FOREIGN_CONDITION]},
             }
         )
+    server.put(nfd_definition())
+    for name, owner in (("ours", OURS), ("theirs", "topograph")):
+        meta = {"name": name, "namespace": "nodeagent", "labels": {OWNER_LABEL: owner}}
+        server.put({"apiVersion": "nfd.k8s-sigs.io/v1alpha1", "kind": "NodeFeatureGroup", "metadata": meta,
+                    "spec": {"featureGroupRules": []}})  # fmt: skip
+    for name in (SLURM_CONFIG_MAP, "theirs"):
+        meta = {"name": name, "namespace": "nodeagent", "labels": {OWNER_LABEL: OURS}}
+        server.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {}})
     server.put(hypernode("ours", OURS))
     server.put(hypernode("theirs", "ufm"))
     meta = {"name": LEASE, "namespace": "nodeagent"}
@@ -138,7 +148,8 @@ async def test_nothing_of_nodeagent_is_left_and_everything_else_stays(tmp_path: 
         for name in ("gpu-0", "gpu-1"):
             left = as_people_see_it(server.find("nodes", name))
             assert left == (OF_PEOPLE, [FOREIGN_TAINT], [FOREIGN_CONDITION])
-        assert [one["metadata"]["name"] for one in server.objects("hypernodes")] == ["theirs"]
+        for kind in ("hypernodes", "nodefeaturegroups", "configmaps"):
+            assert [one["metadata"]["name"] for one in server.objects(kind)] == ["theirs"]
         assert server.objects("leases") == []
         assert server.find("customresourcedefinitions", "nodelinks.nodeagent.io") is None
 

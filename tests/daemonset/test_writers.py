@@ -18,7 +18,7 @@ import pytest
 from nodeagent.cluster.node_marks import GPU_CONDITION, OWN_MARKS
 from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.resource import PODS, Resource
-from nodeagent.topology import startup_taint
+from nodeagent.topology import kept_objects, startup_taint
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.cluster import test_claim_statuses as claim_stage
 from tests.cluster.test_slice_publisher import OWNER as STAGE_OWNER
@@ -33,6 +33,8 @@ from tests.daemonset.test_rbac import (
     cluster,
     controller_at_work,
     marks_at_work,
+    node_feature_groups_at_work,
+    slurm_at_work,
     startup_taint_at_work,
 )
 from tests.support.admission import Request, refusals
@@ -70,6 +72,8 @@ WORK: tuple[tuple[Callable[[ApiServer], Awaitable[None]], NodeClaim], ...] = (
     (controller_at_work, GPU_0),
     (marks_at_work, GPU_0),
     (startup_taint_at_work, GPU_0),
+    (slurm_at_work, GPU_0),
+    (node_feature_groups_at_work, GPU_0),
 )
 
 
@@ -127,7 +131,11 @@ def _sent(place: Path, call: ast.Call) -> Iterator[tuple[str, str]]:
         yield "CREATE", f"{PODS.group}:pods/eviction"
         return
     module = import_module(".".join(place.with_suffix("").parts))
-    resource: Resource[object] = getattr(module, ast.unparse(call.args[0]))
+    named = ast.unparse(call.args[0])
+    if named == "self._resource":  # each of those that the module lists for this verb
+        yield from ((OPERATIONS[verb], f"{one.group}:{one.plural}") for one in module.WRITTEN[verb])
+        return
+    resource: Resource[object] = getattr(module, named)
     sub = [ast.literal_eval(it.value) for it in call.keywords if it.arg == "subresource"]
     name = f"{resource.group}:{'/'.join((resource.plural, *sub))}"
     if verb == "apply":
@@ -140,6 +148,7 @@ def _sent(place: Path, call: ast.Call) -> Iterator[tuple[str, str]]:
 
 async def test_every_policy_admits_what_its_own_side_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup_taint, "SETTLE_S", 0.01)
+    monkeypatch.setattr(kept_objects, "PAUSE_S", 0.01)
     manifests = everything()
     requests, unfinished = await recorded(manifests)
     assert [(one, why) for one in requests if (why := refusals(manifests, one))] == []

@@ -35,3 +35,24 @@ def test_a_tool_for_lldp_runs(command: list[str]) -> None:
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_ratios_are_taken_to_the_bare_plugin_of_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "hack"))
+    from benchmarks.figures import Figure
+    from benchmarks.ratios import ratio_table, ratios
+
+    start = Figure("agent", "start", "ms", [150.0, 160.0, 200.0], key="agent start")
+    rest = Figure("agent", "share of a core", "%", [0.25], key="agent cpu")
+    assert "`--only bare`" in ratio_table(ratios([start, rest]))
+    floors = [
+        Figure("bare", "start", "ms", [90.0, 100.0, 120.0], key="bare start"),
+        Figure("bare", "share of a core", "%", [0.20], key="bare cpu"),
+    ]
+    found = {one.goal.name: (round(one.value, 3), one.met()) for one in ratios([*floors, start, rest])}
+    assert found == {
+        "start, all 9 registered": (1.6, True),
+        "CPU at rest, without simulated files": (0.05, True),
+    }
+    slow = Figure("agent", "start", "ms", [161.0], key="agent start")
+    assert "1 of 1 fall short" in ratio_table(ratios([*floors, slow]))

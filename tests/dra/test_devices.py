@@ -135,7 +135,7 @@ def test_a_device_that_a_plugin_has_given_to_a_pod_is_left_out_until_the_pod_end
         Holding("ns", "new", "", "example.com/nic0", (every[2].kind.devices(facts)[0].ids[0],), claim="c"),
     )
     free, left_out = without_plugin_holders(every, replace(facts, holdings=holdings))
-    assert {entry.device.name for entry in left_out} == {gpu.name, pf.name}
+    assert {device.name for device in left_out} == {gpu.name, pf.name}
     assert len(free) == len(every) - 2, "what a claim gave is no obstacle"
 
 

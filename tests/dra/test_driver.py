@@ -121,10 +121,7 @@ async def test_one_refused_claim_of_a_request_leaves_the_others_their_answer(nod
     ("socket", "method"),
     [
         (f"plugins/{DRIVER}/dra.sock", "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"),
-        (
-            f"plugins/{DRIVER}/dra.sock",
-            "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources",
-        ),
+        (f"plugins/{DRIVER}/dra.sock", "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodeUnprepareResources"),
         (
             f"plugins_registry/{DRIVER}-reg.sock",
             "pluginregistration.Registration/NotifyRegistrationStatus",
@@ -237,17 +234,6 @@ async def test_a_removed_socket_comes_back(node: DraNode) -> None:
                 break
             except SandboxError:  # the kubelet syncs the pod again
                 await asyncio.sleep(0.05)
-
-
-async def test_a_kubelet_with_v1beta1_alone_prepares_claims(node: DraNode) -> None:
-    await node.kubelet.stop()
-    node.kubelet.dra.knows = ("v1beta1.DRAPlugin", "v1.DRAResourceHealth")
-    await node.kubelet.start()
-    await node.kubelet.until(lambda: node.kubelet.dra.registered(DRIVER))
-    await node.kubelet.dra.prepare("pod", [node.schedule("c", result(PF, 1, "r"))])
-    (device,) = node.kubelet.dra.states["default/c"].devices[DRIVER]
-    assert device.share_id is None, "v1beta1 has no share"
-    await node.kubelet.until(lambda: bool(node.kubelet.dra.health))
 
 
 async def test_the_kubelet_gets_the_reason_of_a_fault_and_its_end(node: DraNode) -> None:

@@ -150,7 +150,7 @@ def test_a_pod_of_the_device_plugin_keeps_its_vf_alone() -> None:
     held = vfs_of(FACTS)[5]
     holding = Holding("ns", "old", "main", "nvidia-dgx-h100/nic1", held.vfs)
     free, left_out = without_plugin_holders(devices, replace(FACTS, holdings=(holding,)))
-    assert [it.device.name for it in left_out] == [held.name]
+    assert [device.name for device in left_out] == [held.name]
     assert len(free) == len(devices) - 1
 
 

@@ -208,6 +208,9 @@ class RecordingPlanner:
     def refuse(self, name: str, _why: str) -> None:
         self.rails[name] = -1
 
+    def has_fault(self, _name: str) -> bool:
+        return False
+
     def node(self, name: str, labels: object) -> None: ...
 
     def hypernode(self, name: str, hypernode: object) -> None: ...

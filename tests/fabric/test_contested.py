@@ -70,6 +70,8 @@ def test_a_chassis_id_keeps_the_name_that_other_nodes_report(claim: str, publish
     assert {nodes - {NODE} for nodes in leaves} == {nodes - {NODE} for nodes in units(cables)}
     assert not any("ghost" in name for name in cluster.tree.leaves())
     told = {(one.node, one.link) for one in cluster.outcome.anomalies if one.kind == "contested-link"}
+    texts = [one.message for one in cluster.outcome.anomalies if one.kind == "contested-link"]
+    assert all("switches were renamed, which ends" in text for text in texts), "not only of forged frames"
     assert told == ({(NODE, f"rail{rail}") for rail in range(RAILS)} if is_told else set())
     assert not any(
         one.kind in ("shared-chassis-id", "duplicate-system-name") for one in cluster.outcome.anomalies

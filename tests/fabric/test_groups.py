@@ -201,6 +201,13 @@ def test_a_second_device_beside_a_switch_is_an_anomaly_and_moves_no_node() -> No
         (AnomalyKind.CONTESTED_LINK, "su000-n001", "rail2", row[2].switch)
     ]
     assert f"beside {row[2].switch} another device announces itself on rail2" in outcome.anomalies[0].message
+    assert "forged frames" in outcome.anomalies[0].message
+    row[2] = replace(row[2], contenders=(replace(row[2], contested=False),))
+    cables["su000-n001"] = tuple(row)
+    (odd,) = plan(cables).anomalies
+    assert odd.message.startswith(
+        f"{row[2].switch} announces itself on rail2 of su000-n001 from two MAC addresses: it "
+    )
 
 
 def test_a_node_without_neighbors_is_unplaced_with_a_reason() -> None:

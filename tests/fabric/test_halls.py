@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -41,6 +41,7 @@ def test_correct_cabling_of_every_kind_has_no_anomaly(seed: int, units: int, siz
 
 
 @settings(max_examples=examples(200))
+@example(seed=2635, units=2, size=8, rails=4, faults=[Hall.rotate, Hall.rotate, Hall.shift])
 @given(
     seed=SEED,
     units=st.integers(1, 4),

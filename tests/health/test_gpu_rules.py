@@ -31,6 +31,14 @@ HELD = [
     ("fabric_not_ready", {"gpu_fabric_not_ready": 1}, 30),
     ("fabric_failed", {"gpu_fabric_failed": 1}, 30),
     ("fabric_misconfigured", {"gpu_fabric_misconfigured": 1}, 30),
+    (
+        "thermal_slowdown",
+        {"gpu_clock_reason__hardware_thermal": 1, "gpu_clock_reason__hardware_slowdown": 1},
+        30,
+    ),
+    ("power_slowdown", {"gpu_clock_reason__power_brake": 1}, 30),
+    ("power_slowdown", {"gpu_clock_reason__hardware_slowdown": 1}, 30),
+    ("memory_temperature", {"gpu_memory_celsius": 105}, 30),
     ("pcie_width", {"gpu_pcie_width": 8}, 10),
     ("pcie_speed", {"gpu_pcie_generation": 1}, 900),
 ]

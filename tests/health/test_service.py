@@ -17,11 +17,12 @@ from nodeagent.facts.model import HEALTHY, Function, Gpu, Identifier, Link, Neig
 from nodeagent.health.cabling import PlanError, Port
 from nodeagent.health.health_settings import RuleSettings
 from nodeagent.health.nic import roles
-from nodeagent.health.record import READING_NEWS_S, NicRecord
+from nodeagent.health.record import READING_NEWS_S, GpuRecord, NicRecord
 from nodeagent.health.service import HealthService
 from nodeagent.health.state_file import StateFile
 from nodeagent.health.structural import find_faults
 from nodeagent.host.clock import boottime
+from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.sources import cabling_plan
 from tests.support.judged_machine import link, pf, vf, with_rules
@@ -260,6 +261,46 @@ async def test_a_reading_of_a_quiet_link_reaches_the_state_file_without_any_news
         read()
         await asyncio.sleep(10.0)
     assert loop.time() - stored() < READING_NEWS_S + 30.0
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_later_reading_alone_of_a_gpu_does_not_change_the_state_file(tmp_path: Path) -> None:
+    state_file = StateFile.open(tmp_path)
+    loop = asyncio.get_running_loop()
+    judge = HealthService(with_rules(), state_file=state_file, clock=loop.time)
+    reading = GpuReading(0, "GPU-0", 0, "H100", "0000:21:00.0", 81559)
+
+    def stored() -> list[GpuRecord]:
+        judge.store()
+        return list(state_file.load("gpu", GpuRecord).values())
+
+    judge.gpus.take_readings([reading], loop.time())
+    (first,) = stored()
+    await asyncio.sleep(3600.0)
+    judge.gpus.take_readings([reading], loop.time())
+    assert stored() == [first]
+    judge.gpus.take_readings([replace(reading, recovery_action="gpu_reset")], loop.time())
+    assert stored() != [first]
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_figures_and_explanations_have_the_value_beside_the_own_threshold_of_the_module() -> None:
+    loop = asyncio.get_running_loop()
+    judge = HealthService(with_rules(), clock=loop.time)
+    judged(judge, UP)
+    running = asyncio.create_task(judge.run())
+    module = {"module_celsius": 61.5, "module_celsius_high_alarm": 80.0}
+    judge.take_samples([Sample(loop.time(), PFS[0].pci_address, Source.MODULE, module)])
+    await asyncio.sleep(60.0)
+    values = judge.figures()[PFS[0].pci_address].values
+    assert values["optics_temperature"] == -18.5
+    assert "carrier_down" not in values
+    view = next(view for view in judge.explain() if view.device == PFS[0].pci_address)
+    shown = {rule.rule: (rule.measured, rule.threshold) for rule in view.rules}
+    assert shown["optics_temperature"] == ("61.5 °C", "80 °C")
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running

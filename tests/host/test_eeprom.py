@@ -9,19 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.host.eeprom import (
-    DIAGNOSTICS,
-    IDENTIFIER,
-    Area,
-    EepromError,
-    Image,
-    Medium,
-    cmis,
-    decode,
-    missing,
-    sff8472,
-    sff8636,
-)
+from nodeagent.host.eeprom import IDENTIFIER, cmis, decode, missing, sff8472, sff8636
+from nodeagent.host.eeprom.image import DIAGNOSTICS, Area, EepromError, Image, Medium
 from nodeagent.sampling.transceiver_reader import module_values
 
 Pages = dict[tuple[int, int], bytearray]

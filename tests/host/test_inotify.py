@@ -145,19 +145,6 @@ async def test_lost_events_are_an_overflow(watch: FolderWatch, tmp_path: Path) -
     assert [change.name for change in await changes_of(watch)] == ["c"]
 
 
-async def test_changes_can_be_iterated(watch: FolderWatch, tmp_path: Path) -> None:
-    watch.add(tmp_path)
-    seen = []
-    (tmp_path / "0").touch()
-    async with asyncio.timeout(5):
-        async for changes in watch:
-            seen += [change.name for change in changes]
-            if len(seen) == 3:
-                break
-            (tmp_path / str(len(seen))).touch()
-    assert seen == ["0", "1", "2"]
-
-
 async def test_a_cancelled_waiter_loses_no_change(watch: FolderWatch, tmp_path: Path) -> None:
     watch.add(tmp_path)
     waiting = asyncio.create_task(changes_of(watch))

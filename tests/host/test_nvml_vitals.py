@@ -3,7 +3,7 @@
 import pytest
 
 from nodeagent.host.gpu_driver import GpuVitals
-from nodeagent.host.nvml_vitals import plausible
+from nodeagent.host.nvml_vitals import CLOCK_REASONS, plausible
 from tests.host import test_nvml as library
 from tests.host.test_nvlink_domain import fabric
 from tests.host.test_nvml import gpu
@@ -47,6 +47,16 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
         *vital(memory_used=1 << 30, ecc_0_0_7=3, ecc_0_0_2=4, ecc_1_0_7=1, ecc_1_0_2=2),
         *vital(pcie_generation=4, pcie_generation_max=5, pcie_width=8, pcie_width_max=16),
         *vital(pstate=0, utilization=37, celsius=41, sram_threshold=1, sram_l2=7),
+        *vital(memory_reserved=600 << 20, ecc_0_1_7=30, ecc_0_1_2=40, ecc_1_1_7=10, ecc_1_1_2=20),
+        *vital(
+            power_mw=692_500, power_limit_mw=700_000, energy_mj=5_250_000_000_001, clock_1=1755, clock_2=2619
+        ),
+        *vital(threshold_1=90, threshold_2=105),
+        *vital(clock_reasons=0x4 | 0x40, encoder=50, decoder=0, memory_utilization=22),
+        field(197, 1 << 40, kind=3),
+        field(198, 1 << 41, kind=3),
+        field(138, 1 << 30, scope=2**32 - 1, kind=3),
+        field(139, 1 << 31, scope=2**32 - 1, kind=3),
         *vital(fabric_state=3, fabric_health=1 | 1 << 4 | 1 << 8),
         field(82, 52),
         field(94, 11),
@@ -85,6 +95,29 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
         "gpu_ecc_correctable_dram": 4,
         "gpu_ecc_uncorrectable_sram": 1,
         "gpu_ecc_uncorrectable_dram": 2,
+        "gpu_memory_reserved_bytes": 600 << 20,
+        "gpu_ecc_correctable_sram_lifetime": 30,
+        "gpu_ecc_correctable_dram_lifetime": 40,
+        "gpu_ecc_uncorrectable_sram_lifetime": 10,
+        "gpu_ecc_uncorrectable_dram_lifetime": 20,
+        "gpu_power_watts": 692.5,
+        "gpu_power_limit_watts": 700,
+        "gpu_energy_joules": 5_250_000_000.001,
+        "gpu_limit_celsius": 90,
+        "gpu_memory_limit_celsius": 105,
+        "gpu_sm_hertz": 1755e6,
+        "gpu_memory_hertz": 2619e6,
+        **{
+            f"gpu_clock_reason/{reason}": float(reason in ("power_cap", "hardware_thermal"))
+            for reason in CLOCK_REASONS
+        },
+        "gpu_encoder_utilization": 0.5,
+        "gpu_decoder_utilization": 0,
+        "gpu_memory_utilization": 0.22,
+        "gpu_pcie_bytes/transmit": 1 << 40,
+        "gpu_pcie_bytes/receive": 1 << 41,
+        "gpu_nvlink_bytes/transmit": 1 << 40,
+        "gpu_nvlink_bytes/receive": 1 << 41,
         "gpu_pcie_generation": 4,
         "gpu_pcie_generation_max": 5,
         "gpu_pcie_width": 8,
@@ -245,6 +278,7 @@ def test_impossible_values_are_dropped_and_named(nvml, machine):
     machine.set(
         gpu(0),
         *vital(pcie_width=0xFFFFFFFF, pcie_generation=0, celsius=4294967295, utilization=101, pstate=32),
+        *vital(power_mw=0xFFFFFFFF, clock_1=0xFFFFFFFF, memory_utilization=101),
         *vital(ecc_1_0_7=NOT_AVAILABLE, memory_used=1 << 60),
         field(82, "nan", kind=0),
         field(143, 0xFFFFFFFF),
@@ -258,6 +292,9 @@ def test_impossible_values_are_dropped_and_named(nvml, machine):
     (reading,) = vitals(nvml)
     assert set(reading.absurd) == {
         "gpu_pcie_width",
+        "gpu_power_watts",
+        "gpu_sm_hertz",
+        "gpu_memory_utilization",
         "gpu_pcie_generation",
         "gpu_celsius",
         "gpu_utilization",

@@ -24,7 +24,7 @@ from nodeagent.offering.gpu_kinds import gpu_kinds
 from tests.support.kind_machines import SICK, answer_of, as_json, dgx, gpu_of, pf_of, uuid_of
 
 SMALL = "1g.10gb"
-KIND = MigDevices("x/mig-1g.10gb", SMALL)
+KIND = MigDevices("x/mig-1g.10gb", profile=SMALL)
 
 
 def part(gpu: int, number: int, profile: str = SMALL) -> MigDevice:

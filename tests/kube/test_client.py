@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from nodeagent.kube import client as kube_client
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, LEASES, NODELINKS, NODES, PODS, Meta, Resource
@@ -77,16 +78,18 @@ async def test_the_error_of_an_unknown_kind_names_the_crd_to_install(client):
         await client.list(other)
 
 
-async def test_a_list_joins_its_pages(server, client):
+async def test_a_list_joins_its_pages(server, client, monkeypatch):
+    monkeypatch.setattr(kube_client, "PAGE", 10)
     for i in range(25):
         server.put(node(f"gpu-{i:02}"))
-    found = await client.list(NODES.partial, limit=10)
+    found = await client.list(NODES.partial)
     assert [one.metadata.name for one in found.items] == [f"gpu-{i:02}" for i in range(25)]
     assert found.resource_version == str(server.store.version)
     assert server.counts["list", "nodes"] == 3
 
 
-async def test_a_list_is_of_one_moment(server, client):
+async def test_a_list_is_of_one_moment(server, client, monkeypatch):
+    monkeypatch.setattr(kube_client, "PAGE", 2)
     for i in range(4):
         server.put(node(f"gpu-{i}"))
     seen = []
@@ -97,12 +100,13 @@ async def test_a_list_is_of_one_moment(server, client):
             server.put(node("gpu-9"))
             server.remove("nodes", "gpu-3")
 
-    version = await client.list_each(NODES, take, seen.clear, limit=2)
+    version = await client.list_each(NODES, take, seen.clear)
     assert seen == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
     assert int(version) == server.store.version - 2
 
 
-async def test_a_list_with_expired_tokens_starts_again_and_finally_has_one_page(server, client):
+async def test_a_list_with_expired_tokens_starts_again_and_finally_has_one_page(server, client, monkeypatch):
+    monkeypatch.setattr(kube_client, "PAGE", 2)
     for i in range(6):
         server.put(node(f"gpu-{i}"))
     seen = []
@@ -111,7 +115,7 @@ async def test_a_list_with_expired_tokens_starts_again_and_finally_has_one_page(
         seen.append(obj["metadata"]["name"])
         server.expire()
 
-    await client.list_each(NODES, take, seen.clear, limit=2)
+    await client.list_each(NODES, take, seen.clear)
     assert seen == [f"gpu-{i}" for i in range(6)]
     assert "limit" not in server.requests[-1].query
 

@@ -21,14 +21,13 @@ from nodeagent.kube import (
     dra_health_v1_pb2,
     dra_health_v1alpha1_pb2,
     dra_v1_pb2,
-    dra_v1beta1_pb2,
     pluginregistration_pb2,
     podresources_pb2,
 )
 from nodeagent.topology.switches import gnmi_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
-DRA = {"dra_v1": dra_v1_pb2, "dra_v1beta1": dra_v1beta1_pb2}
+DRA = {"dra_v1": dra_v1_pb2}
 DRA_HEALTH = {"dra_health_v1alpha1": dra_health_v1alpha1_pb2, "dra_health_v1": dra_health_v1_pb2}
 PROTOS = ("deviceplugin", "pluginregistration", "podresources", *DRA, *DRA_HEALTH, "gnmi", "health_event")
 PACKAGE = dict.fromkeys(PROTOS, "nodeagent/kube") | {
@@ -115,7 +114,6 @@ FIELDS = {
         CDIDevice: name string 1
     """,
     "dra_v1": _DRA_FIELDS,
-    "dra_v1beta1": _DRA_FIELDS.replace("; share_id optional string 5", ""),
     **dict.fromkeys(DRA_HEALTH, _HEALTH_FIELDS),
     # A oneof is not listed here; the presence of its members distinguishes them.
     "gnmi": """
@@ -139,15 +137,12 @@ ENUMS = {
     "SubscriptionList.Mode": {"STREAM": 0, "ONCE": 1, "POLL": 2},
 }
 METHODS = {
-    **{
-        f"dra_{version}": {
-            f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/Node{verb}Resources": (
-                f"Node{verb}ResourcesRequest",
-                f"Node{verb}ResourcesResponse",
-            )
-            for verb in ("Prepare", "Unprepare")
-        }
-        for version in ("v1", "v1beta1")
+    "dra_v1": {
+        f"/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/Node{verb}Resources": (
+            f"Node{verb}ResourcesRequest",
+            f"Node{verb}ResourcesResponse",
+        )
+        for verb in ("Prepare", "Unprepare")
     },
     **{
         f"dra_health_{version}": {

@@ -62,7 +62,7 @@ class Lamps:
         later_sizes: Sequence[int] | None = (),
     ) -> list[str]:
         if self.veto:
-            raise Refused(self.veto, invalid=False)
+            raise Refused(self.veto)
         return sorted(available, reverse=True)[:size]
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:

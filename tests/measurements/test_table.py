@@ -8,9 +8,22 @@ from pathlib import Path
 
 from hack.docs.metrics import note_of
 from nodeagent.health.rules import NIC_RULES, adapters, gpu_rules, infiniband_rules, links
-from nodeagent.measurements.family import SCOPE_LABELS, Family, row
+from nodeagent.measurements.family import Family, row
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import GPU_ROWS, MEASUREMENTS, NIC_ROWS, SAMPLED, measurement
+
+SCOPE_LABELS = {
+    "device": ("device",),
+    "rdma_device": ("rdma_device", "port"),
+    "pci_address": ("pci_address",),
+    "pf": ("pf", "vf", "pci_address"),
+    "gpu": ("gpu",),
+}
+"""The labels that together identify the subject of a series, by the first label of a family that samples feed."""
+
+
+def scope_of(family: Family) -> tuple[str, ...]:
+    return SCOPE_LABELS.get(family.labels[0], family.labels[:1])
 
 
 def unfilled_labels(family: Family) -> tuple[str, ...]:
@@ -20,8 +33,8 @@ def unfilled_labels(family: Family) -> tuple[str, ...]:
         for measurement in family.measurements
         if family.labels[0] not in SCOPE_LABELS
         # A VF's key is one of the labels that identify it.
-        or len(family.scope)
-        + (measurement.per is not None and family.scope[0] != "pf")
+        or len(scope_of(family))
+        + (measurement.per is not None and scope_of(family)[0] != "pf")
         + len(measurement.labels)
         != len(family.labels)
     )

@@ -355,6 +355,25 @@ int nvmlDeviceGetMemoryInfo(Device *device, Memory *memory) {
     return OK;
 }
 
+typedef struct {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+} MemoryV2;
+
+int nvmlDeviceGetMemoryInfo_v2(Device *device, MemoryV2 *memory) {
+    unsigned long long reserved;
+    ENTER("nvmlDeviceGetMemoryInfo_v2", device->index);
+    if (memory->version != (2u << 24 | sizeof *memory))
+        return 25; /* ARGUMENT_VERSION_MISMATCH */
+    if (vital(device, "memory_reserved", &reserved))
+        return 13; /* FUNCTION_NOT_FOUND */
+    memory->total = memory->free = m.gpu[device->index].bytes;
+    memory->reserved = reserved;
+    memory->used = 0;
+    vital(device, "memory_used", &memory->used);
+    return OK;
+}
+
 int nvmlDeviceGetMemoryErrorCounter(Device *device, int error, int counter, int location, unsigned long long *count) {
     char name[32];
     ENTER("nvmlDeviceGetMemoryErrorCounter", device->index);
@@ -373,6 +392,42 @@ SMALL(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_generation_max")
 SMALL(nvmlDeviceGetCurrPcieLinkWidth, "pcie_width")
 SMALL(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width_max")
 SMALL(nvmlDeviceGetPerformanceState, "pstate")
+SMALL(nvmlDeviceGetPowerUsage, "power_mw")
+SMALL(nvmlDeviceGetEnforcedPowerLimit, "power_limit_mw")
+
+int nvmlDeviceGetTotalEnergyConsumption(Device *device, unsigned long long *mj) {
+    ENTER("nvmlDeviceGetTotalEnergyConsumption", device->index);
+    return vital(device, "energy_mj", mj);
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(Device *device, unsigned long long *bits) {
+    ENTER("nvmlDeviceGetCurrentClocksEventReasons", device->index);
+    return vital(device, "clock_reasons", bits);
+}
+
+int nvmlDeviceGetTemperatureThreshold(Device *device, int threshold, unsigned *celsius) {
+    char name[32];
+    ENTER("nvmlDeviceGetTemperatureThreshold", device->index);
+    snprintf(name, sizeof name, "threshold_%d", threshold);
+    return small_vital(device, name, celsius);
+}
+
+int nvmlDeviceGetClockInfo(Device *device, int clock, unsigned *mhz) {
+    char name[32];
+    ENTER("nvmlDeviceGetClockInfo", device->index);
+    snprintf(name, sizeof name, "clock_%d", clock);
+    return small_vital(device, name, mhz);
+}
+
+#define CODEC(call, name)                                         \
+    int call(Device *device, unsigned *percent, unsigned *us) {   \
+        ENTER(#call, device->index);                              \
+        *us = 167000;                                             \
+        return small_vital(device, name, percent);                \
+    }
+
+CODEC(nvmlDeviceGetEncoderUtilization, "encoder")
+CODEC(nvmlDeviceGetDecoderUtilization, "decoder")
 
 int nvmlDeviceGetTemperature(Device *device, int sensor, unsigned *celsius) {
     ENTER("nvmlDeviceGetTemperature", device->index);
@@ -382,6 +437,7 @@ int nvmlDeviceGetTemperature(Device *device, int sensor, unsigned *celsius) {
 int nvmlDeviceGetUtilizationRates(Device *device, Utilization *rates) {
     ENTER("nvmlDeviceGetUtilizationRates", device->index);
     rates->memory = 0;
+    small_vital(device, "memory_utilization", &rates->memory);
     return small_vital(device, "utilization", &rates->gpu);
 }
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from errno import EINVAL, EIO, ENODEV, EOPNOTSUPP, EPERM
+from types import SimpleNamespace
 
 import pytest
 
 from nodeagent.facts.model import Function, Rdma
-from nodeagent.host.eeprom import ADDRESS, Module
-from nodeagent.host.eeprom.image import Lane, Medium
+from nodeagent.host.eeprom.image import ADDRESS, Lane, Medium, Module
 from nodeagent.host.netlink.devlink import HealthReporter
 from nodeagent.host.netlink.message import NetlinkAbsentError, NetlinkError, NetlinkRefusedError
 from nodeagent.host.netlink.netdevs import VfTraffic
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Source
 from nodeagent.sampling.adapter_readers import DevlinkReader, RdmaReader
-from nodeagent.sampling.link_readers import VfReader
+from nodeagent.sampling.link_readers import EthtoolReader, VfReader
 from nodeagent.sampling.reader import LazySocket, PfNetdevs
-from nodeagent.sampling.transceiver_reader import TransceiverReader, own_lanes
+from nodeagent.sampling.transceiver_reader import TransceiverReader, module_values, own_lanes
 from tests.host.test_adapter import PF, PORT, machine
 from tests.host.test_eeprom import Pages, cmis_image
 
@@ -221,6 +222,29 @@ def test_an_rdma_device_in_the_network_namespace_of_a_pod_has_no_sample(tmp_path
 
 
 # --- a module that two ports share --------------------------------------------------------------------------
+
+
+def test_a_lane_has_only_what_the_module_measures():
+    module = replace(osfp(), lanes={0: Lane(rx_power=1e-3), 1: Lane(bias=0.01)})
+    values, _ = module_values(module)
+    assert values == {"rx_power_watts/0": 1e-3, "bias_amperes/1": 0.01}
+
+
+def test_an_answer_of_ethtool_with_texts_alone_is_a_sample():
+    class Socket:
+        def get(self):
+            return self
+
+        def all(self, _query):
+            return [SimpleNamespace(ifindex=7)]
+
+    netdevs = PfNetdevs()
+    netdevs.ifindex = {PF: 7}
+    reader = EthtoolReader(Source.MODES, netdevs, Socket(), None, lambda _answer: ({}, {"fec": "RS"}))
+    (sample,) = reader.read([pf()])
+    assert (sample.device, sample.values, sample.texts) == (PF, {}, {"fec": "RS"})
+    empty = EthtoolReader(Source.MODES, netdevs, Socket(), None, lambda _answer: ({}, {}))
+    assert empty.read([pf()]) == []
 
 
 def osfp(serial: str = "S1", lanes: int = 8) -> Module:

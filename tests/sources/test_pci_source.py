@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from nodeagent.facts.model import Function, Rdma
 from nodeagent.health.structural import Fault
-from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.sources import pci_source
-from nodeagent.sources.pci_source import PciFacts, keep_pod_values, scan, sweep_links, watch
+from nodeagent.sources.pci_source import PciFacts, keep_pod_values, read_links, scan, sweep_links, watch
 from nodeagent.sources.scan_hints import ScanHint, ScanRequest, Sweep
 from tests.support.dead_files import dead
 from tests.support.drawn_trees import BROKEN, Link, Machine, grow, routes
@@ -45,6 +45,19 @@ def machine(tmp_path: Path) -> Machine:
 
 def scanned(machine: Machine) -> PciFacts:
     return scan(Tree(machine.root))
+
+
+def test_an_infiniband_pf_without_a_netdev_has_a_link_only_as_rdma_device(machine: Machine) -> None:
+    (pf,) = (function for function in scanned(machine).functions if function.pci_address == PF)
+    dark = replace(pf, netdev=None, link_type="infiniband", rdma=None)
+    assert read_links(SysfsScan(Tree(machine.root)), (dark,), frozenset()) == ()
+
+
+def test_the_port_name_of_a_vf_does_not_hide_its_netdev(machine: Machine) -> None:
+    """A representor has such a name; only that of a PF tells the uplink from them."""
+    machine.draw("/sys/class/net/enp26s0f0v0/phys_port_name", "pf0vf0")
+    vf = next(function for function in scanned(machine).functions if function.vf_index == 0)
+    assert vf.netdev == "enp26s0f0v0"
 
 
 def test_all_values_of_a_pf_are_read(machine: Machine) -> None:
@@ -380,6 +393,15 @@ def test_a_sweep_equals_the_scan_if_nothing_changed(machine: Machine) -> None:
     machine.draw("/proc/net/route", routes("enp26s0f0np0"))
     facts = scanned(machine)
     assert sweep_links(Tree(machine.root), facts.functions, facts.links) == facts.links
+
+
+def test_a_sweep_of_a_renamed_netdev_keeps_neither_the_old_name_nor_its_permanent_address(
+    machine: Machine,
+) -> None:
+    facts = scanned(machine)
+    (link,) = facts.links
+    old = replace(link, netdev="eth7", permanent_mac="02:00:00:00:00:07")
+    assert sweep_links(Tree(machine.root), facts.functions, (old,)) == facts.links
 
 
 def test_a_sweep_reads_carrier_admin_state_and_removed_netdevs(machine: Machine) -> None:

@@ -28,6 +28,7 @@ from tests.support.kubernetes_schemas import definitions
 
 KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("v1", "bindings"): ("io.k8s.api.core.v1.Binding",),
+    ("v1", "configmaps"): ("io.k8s.api.core.v1.ConfigMap",),
     ("v1", "events"): ("io.k8s.api.core.v1.Event", "io.k8s.api.events.v1.Event"),
     ("v1", "nodes"): ("io.k8s.api.core.v1.Node",),
     ("v1", "pods"): ("io.k8s.api.core.v1.Pod",),

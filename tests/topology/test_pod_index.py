@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodeagent.topology.mirrors import PODS_MAX, FoundPod, PodIndex
-from tests.controller.test_controller import cluster, leaves, nodelinks
+from tests.controller.test_controller import cluster, leaves, nodelinks, running
 from tests.fabric.test_break_fabric import mirroring
 from tests.support.waiting import until
 
@@ -69,3 +69,28 @@ async def test_a_pod_that_starts_or_ends_makes_no_plan_and_is_found_while_it_is_
         await until(lambda: mirror.pods._pods)
         server.remove("nodelinks", "node-01", "nodeagent")
         await until(lambda: not mirror.pods._pods)
+
+
+async def test_on_a_node_with_a_fault_the_pods_of_the_trouble_follow():
+    async with cluster(units=1) as server, running(server) as controller:
+        await until(lambda: controller.progress.plans)
+
+        async def pods() -> dict[str, list[int]]:
+            document: dict[str, Any] = json.loads((await controller.pages.live.document()).body)
+            assert isinstance(document["pods"], dict)
+            return document["pods"]
+
+        down = nodelinks("node-00", leaves(0), state="down")
+        server.put(down | {"holders": holders("trainer")})
+        await until(lambda: controller.planner.has_fault("node-00"))
+        assert list(await pods()) == ["team/trainer"]
+        faults = controller.planner.inputs.faults.of_node
+        server.put(down | {"holders": holders("second")})
+        await until(lambda: faults["node-00"][0].pods == ("team/second",))
+        assert list(await pods()) == ["team/second"]
+        server.put(down | {"holders": [{"namespace": "team", "pod": "unreadable"}]})
+        await until(lambda: not faults["node-00"][0].pods)
+        assert await pods() == {}
+        server.put(nodelinks("node-00", leaves(0)) | {"holders": holders("second")})
+        await until(lambda: not controller.planner.has_fault("node-00"))
+        assert await pods() == {}

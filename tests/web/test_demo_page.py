@@ -64,7 +64,7 @@ def test_the_buttons_of_the_fabric_change_it_and_the_page_survives_the_end_of_th
         press(tab, "plug a cable")
         press(tab, "off")
         shows(tab, "#summary", "4 down")
-        shows(tab, "#lists", "4 links down")
+        shows(tab, "#lists", "4 links of 4 nodes went down at once")
         press(tab, "off")
         shows(tab, "#summary", "104 healthy · 0 anomalies")
         press(tab, "add a node")

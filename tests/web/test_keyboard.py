@@ -164,8 +164,13 @@ def test_the_node_page_can_be_used_without_a_mouse(browser: Browser, tmp_path: P
     assert tab.value(shown) == 1
     tab.press("Escape")
     assert tab.value(shown) == 8, "Escape clears the search"
-    seen = stops(tab, lambda at: at["text"] == "All rules")
-    assert any("VFs" in at["text"] for at in seen), "the tables of VFs"
+    to(tab, "nic7: healthy", "button")
+    tab.press("Enter")
+    assert tab.value("document.activeElement.closest('.tile').dataset.name") == "nic7", (
+        "a cell leads to its tile"
+    )
+    to(tab, "VFs", "summary")
+    stops(tab, lambda at: at["text"] == "All rules")
     tab.press("Enter")
     assert tab.value("document.querySelector('#health details').open")
     assert tab.complaints() == []

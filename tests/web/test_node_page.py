@@ -34,25 +34,42 @@ async def test_the_live_page_shows_holders_faults_curves_and_resources(browser: 
         tab = await asyncio.to_thread(browser.tab, f"http://127.0.0.1:{machine.port}/ui/")
         for text in ("trainer", "GPU 0", "PCIe affinity", "NUMA node 0", f"{nic}", "registered"):
             await asyncio.to_thread(tab.shows, "body", text)
+        await asyncio.to_thread(tab.click_on, "#gpus .tile > summary", "trainer")
         await asyncio.to_thread(tab.shows, "#gpus", "granted")
-        await asyncio.to_thread(tab.click_on, "#nics summary", "1 held")
+        await asyncio.to_thread(tab.click_on, "#nics .tile > summary", "1 of")
+        await asyncio.to_thread(tab.click_on, "#nics .vfs summary", "1 held")
         assert "Healthy" in await asyncio.to_thread(tab.shows, "#nics", "/trainer/")
         assert machine.agent is not None
-        pf = machine.machine.pfs[0].address
+        pf = machine.machine.pfs[1 + int(nic[-1])].address
         for at in (10.0, 25.0, 40.0):
             sample = Sample(at, pf, Source.MODULE, {"module_celsius": 30.0 + at, "rx_power_watts/1": 1e-3})
             machine.agent.pages._history.take([sample], at)
         machine.machine.set_link(pf, up=False)
         await asyncio.to_thread(tab.shows, "#health", "carrier_down")
-        curves = await asyncio.to_thread(tab.text, "#nics .curves")
+        curves = await asyncio.to_thread(tab.text, "#nics .tile[open] .curves")
         assert "70 °C module temperature" in curves
         assert "0.0 dBm received light" in curves
         health = await asyncio.to_thread(tab.text, "#health")
         assert "threshold" in health
         assert "clears" in health
+        trouble = await asyncio.to_thread(tab.text, "#trouble")
+        for text in (
+            nic.rpartition("/")[2],
+            "down",
+            "for ",
+            "no carrier",
+            "threshold",
+            "trainer",
+            "check cable",
+            "withdrawn",
+        ):
+            assert text in trouble
+        assert await asyncio.to_thread(tab.text, "#strip .bad") == nic[-1]
+        top = "document.querySelector('#trouble .entry').getBoundingClientRect().bottom < innerHeight / 2"
+        assert await asyncio.to_thread(tab.value, top), "it comes first"
         assert "1 in trouble" in await asyncio.to_thread(tab.text, "#summary")
         opened = await asyncio.to_thread(tab.value, "document.querySelectorAll('#nics details[open]').length")
-        assert opened == 1, "a new document leaves an open table open"
+        assert opened == 2, "a new document leaves an open tile and its table open"
         await asyncio.to_thread(tab.click_on, "#search")
         await asyncio.to_thread(tab.type, "trainer")
         tiles = "[...document.querySelectorAll('.tile')].filter((tile) => !tile.hidden).length"
@@ -110,6 +127,45 @@ def test_what_is_not_known_is_neither_none_nor_free_nor_healthy(browser: Browser
     tab.close()
 
 
+def test_every_name_of_a_link_finds_it_and_the_table_joins_them(browser: Browser, tmp_path: Path):
+    document = json.loads(node_document(tmp_path))
+    nic = next(nic for nic in document["nics"] if nic["name"] == "nic7")
+    page = tmp_path / "page.html"
+    page.write_text(self_contained("node", json.dumps(document).encode()))
+    for name in ("nic7", nic["netdev"], nic["address"], nic["rdma"]):
+        tab = browser.tab(f"file://{page}#at={name}")
+        tab.shows("#summary", "all healthy")
+        shown = tab.value(
+            "[...document.querySelectorAll('#nics .tile:not([hidden])')].map((tile) => tile.dataset.name)"
+        )
+        assert shown == ["nic7"], name
+        assert tab.value("document.querySelector('#nics .tile:not([hidden])').open"), (
+            "one that is meant is open"
+        )
+        row = tab.text("#links tbody tr:not([hidden])")
+        for text in ("nic7", nic["netdev"], nic["address"], nic["rdma"], "7 (PIX)"):
+            assert text in row
+        tab.close()
+    tab = browser.tab(f"file://{page}#at=nobody")
+    tab.shows("#nothing", "Nothing on this node")
+    tab.close()
+
+
+def test_a_healthy_node_fits_on_two_screens_and_names_its_model_once(browser: Browser, tmp_path: Path):
+    document = json.loads(node_document(tmp_path))
+    page = tmp_path / "page.html"
+    page.write_text(self_contained("node", json.dumps(document).encode()))
+    tab = browser.tab(f"file://{page}", 1280, 800)
+    tab.shows("#summary", "all healthy")
+    assert tab.text("main").count(document["places"][0]["name"]) == 1
+    assert document["places"][0]["uuid"] not in tab.text("main"), "until its tile is opened"
+    assert tab.value("document.querySelectorAll('#strip button').length") == 21
+    assert tab.value("document.querySelector('#nics').getBoundingClientRect().bottom") < 1600
+    tab.click_on("#strip button", "3")
+    assert tab.value("document.querySelector('.tile[open]').dataset.name") == "nic3"
+    tab.close()
+
+
 HOSTILE = '</script><img src=x onerror="globalThis.pwned=1">'
 LONG = "W" * 4096
 
@@ -133,7 +189,7 @@ def test_hostile_names_on_the_node_page_stay_text_in_their_place(
         {"namespace": hostile, "pod": hostile, "container": hostile, "resource": hostile, "device_ids": ["a"]}
     ]
     nic = next(nic for nic in document["nics"] if nic["vfs"])
-    nic |= {"name": hostile, "driver": hostile, "rdma": hostile}
+    nic |= {"name": hostile, "netdev": hostile, "driver": hostile, "rdma": hostile, "remedy": hostile}
     nic["reasons"] = [{"key": hostile, "detail": hostile, "warning": False}]
     nic["neighbors"] = [
         {
@@ -157,7 +213,17 @@ def test_hostile_names_on_the_node_page_stay_text_in_their_place(
     tab.value("for (const part of document.querySelectorAll('details')) part.open = true")
     shown = tab.value("document.body.textContent")
     assert not set(shown) & set("\u202e\u2066\u200f\u0000\x1b"), "a character that does not print is escaped"
-    for part in ("#title", "#summary", "#notices", "#gpus", "#nics", "#kubelet"):
+    for part in (
+        "#title",
+        "#summary",
+        "#notices",
+        "#strip",
+        "#trouble",
+        "#links",
+        "#gpus",
+        "#nics",
+        "#kubelet",
+    ):
         escaped = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in hostile)
         assert escaped in tab.value(f"document.querySelector('{part}').textContent"), part
     assert tab.value("[globalThis.pwned ?? 0, document.images.length]") == [0, 0]
@@ -228,6 +294,7 @@ def test_the_page_of_recorded_samples_has_curves_and_refuses_what_is_no_recordin
     page.write_text(printed("health", "--html", "replay", str(RECORDINGS / "pauses.jsonl")))
     tab = browser.tab(f"file://{page}")
     tab.until("document.querySelectorAll('#nics .curve').length > 0")
+    tab.click_on("#nics .tile > summary")
     assert "paus" in tab.text("#nics .curves")
     tab.close()
     broken = tmp_path / "broken.jsonl"

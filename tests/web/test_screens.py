@@ -39,8 +39,8 @@ BREAKAGES = {
     },
     "node": {
         "no style": "document.querySelector('style').sheet.disabled = true",
-        "no GPUs": "document.getElementById('gpus').remove()",
-        "one tile in a row": "for (const tiles of document.querySelectorAll('.tiles')) tiles.style.display = 'block'",
+        "no links": "document.getElementById('links').remove()",
+        "the wrong colors": "document.documentElement.style.filter = 'invert(1)'",
     },
 }
 

@@ -3,4 +3,4 @@
 A package of its own, so that what runs on nodes and in the controller holds no stand-in. It adds the verb ``demo``.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -18,7 +18,7 @@ def add(add: Add) -> None:
         "  nodeagent health               every NIC and GPU, from the agent that runs here\n"
         "  nodeagent health --html        the page of this node as one HTML file\n"
         "  nodeagent health --html replay FILE   the same from recorded samples: the health at their end, and curves\n"
-        "  nodeagent health DEVICE        every rule of nic7, a netdev, RDMA device, PCI address, GPU0, UUID\n"
+        "  nodeagent health DEVICE        one device with every rule: nic7, netdev, RDMA, PCI address, GPU0, UUID\n"
         "  nodeagent health rules         the rules in force, with --config those of that file\n"
         "  nodeagent health replay FILE   every change of health that the rules make on recorded samples\n\n"
         "The agent that serves the machine below --root answers, wherever the command runs. If there is none, the\n"

@@ -74,7 +74,7 @@ async def read_document(config: Config, root: Path) -> tuple[bytes, bool]:
         health,
         gpus,
         (),
-        {},
+        offer.rails,
         {},
         node=await asyncio.to_thread(node_name, root),
         source="read once by `nodeagent health --html`",

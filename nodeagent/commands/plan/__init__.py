@@ -99,7 +99,7 @@ def add_cabling(add: Add) -> None:
     parser = add(
         "cabling",
         _cabling,
-        "compare every link of the hall with a cabling plan: planned, elsewhere, missing, without LLDP or slow",
+        "compare every link of the hall with a cabling plan: planned, miscabled, missing, without LLDP or slow",
         "Without --plan, links are compared with the leaf groups that the reports lead to. The result is 0 if every\n"
         "link is as planned, 1 if one is not, and 2 if the input cannot be read.",
     )
@@ -208,14 +208,21 @@ def _topology(options: argparse.Namespace) -> int:
 
 
 def _node_list(preview: Preview, options: argparse.Namespace) -> int:
-    from nodeagent.commands.plan.node_lists import NodeLists
+    from nodeagent.fabric.node_lists import NodeLists, NoDomainsError
 
     names = sys.stdin.read() if options.nodes == "-" else options.nodes
     only = None if names is None else frozenset(re.split(r"[\s,]+", names)) - {""}
     if only is not None and not only:
         raise UserFileError("--nodes", "there is no name", "names of Nodes, separated by commas or spaces")
-    lists = NodeLists(preview, only)
-    print(lists.written(options.format))
+    lists = NodeLists(preview.outcome, preview.plan.rules.fabric, only)
+    try:
+        print(lists.written(options.format))
+    except NoDomainsError:
+        raise UserFileError(
+            "--format slurm-block",
+            "no NVLink domain of two nodes or more is known",
+            "tiers.nvlink: auto in the file of --fabric, or --format slurm",
+        ) from None
     if unknown := lists.unknown():
         note(
             f"not in the tree: {', '.join(unknown[:10])}{f' and {len(unknown) - 10} more' if unknown[10:] else ''}"

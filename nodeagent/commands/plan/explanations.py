@@ -38,8 +38,12 @@ def explain(preview: Preview, name: str, on: Screen = PLAIN) -> str:
     elif name in levels.reports or name in levels.refused or name in levels.nodes or name in plan.nodes.place:
         lines = _node(preview, name, on)
     else:
-        keys = [key for key in (name, votes.names.key_of(name)) if key in votes.rails]
-        if not keys:
+        keys = (name, votes.names.key_of(name))
+        if leaf := next((key for key in keys if key in votes.rails), None):
+            lines = _switch(preview, leaf, on)
+        elif upper := next((key for key in keys if plan.tiers.uplinks.below(key)), None):
+            lines = _upper_switch(preview, upper, on)
+        else:
             known = {
                 *levels.reports,
                 *levels.refused,
@@ -52,7 +56,6 @@ def explain(preview: Preview, name: str, on: Screen = PLAIN) -> str:
             raise UnknownNameError(
                 f"{shown(name)} is not a node, switch or HyperNode in this input{hint}; `nodeagent topology` lists them"
             )
-        lines = _switch(preview, keys[0], on)
     text = [*lines]
     table_at = text.index("") if "" in text else len(text)
     sentences = [part for line in text[:table_at] for part in wrapped(line, on)]
@@ -168,13 +171,46 @@ def _switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
     for anomaly in plan.outcome.anomalies:
         if anomaly.switch == key:
             yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
-    rows = [
+    rows = _links_at(preview, key)
+    yield from _carried(preview, rows)
+    yield ""
+    yield from columns(("NODE", "LINK", "PORT", "LLDP"), sorted(rows), on)
+
+
+def _upper_switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
+    plan = preview.plan
+    at = {
+        leaf: _links_at(preview, leaf)
+        for leaf in sorted(plan.tiers.uplinks.below(key) & plan.votes.rails.keys())
+    }
+    yield f"The switch {plain(key)} is above {_count(len(at), 'switch', 'switches')} of nodes."
+    yield from _carried(preview, [row for rows in at.values() for row in rows])
+    yield ""
+    table = [
+        (
+            plain(leaf),
+            str(len(rows)),
+            str(len({row[0] for row in rows})),
+            str(len(plan.tiers.uplinks.of(leaf) - {key})),
+        )
+        for leaf, rows in at.items()
+    ]
+    yield from columns(("SWITCH", "LINKS", "NODES", "OTHER UPLINKS"), table, on)
+
+
+def _links_at(preview: Preview, key: str) -> list[tuple[str, str, str, str]]:
+    """Node, link, port and freshness of each link at a switch."""
+    return [
         (node, shown(pattern.shape[i].link), shown(report.ports[i]), _freshness(report, i))
-        for pattern in votes.at(key)
+        for pattern in preview.plan.votes.at(key)
         for i, leaf in enumerate(pattern.keys)
         if leaf == key
         for node, report in pattern.nodes.items()
     ]
+
+
+def _carried(preview: Preview, rows: Collection[tuple[str, str, str, str]]) -> Iterator[str]:
+    """The links and nodes of these rows, and the pods with VFs of the links."""
     yield f"It carries {_count(len(rows), 'link')} of {_count(len({row[0] for row in rows}), 'node')}."
     carried = {(node, link) for node, link, *_ in rows}
     pods = sorted(
@@ -185,8 +221,6 @@ def _switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
     )
     if pods:
         yield f"{_count(len(pods), 'pod')} with VFs of these links: {one_line(', '.join(_shortened(tuple(pods))))}."
-    yield ""
-    yield from columns(("NODE", "LINK", "PORT", "LLDP"), sorted(rows), on)
 
 
 def _common_nodes(preview: Preview, leaf: str, other: str) -> str:

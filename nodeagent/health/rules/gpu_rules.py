@@ -256,6 +256,25 @@ def _pcie_speed(view: GpuView) -> Measured | None:
     return Measured(generation, words, bad=generation < most, sentence=sentence)
 
 
+def _slowed_by_power(view: GpuView) -> Measured | None:
+    """The hardware also slows a GPU down that is too hot; that is the other rule."""
+    reasons = [view.values.get(f"gpu_clock_reason/{name}") for name in ("power_brake", "hardware_slowdown")]
+    hot = view.values.get("gpu_clock_reason/hardware_thermal")
+    if None in reasons or hot is None:
+        return None
+    brake, slowed = reasons
+    sentence = "The hardware slows the GPU down: its power supply cannot give what it draws."
+    return _set(float(brake == 1 or (slowed == 1 and not hot)), sentence)
+
+
+def _memory_too_hot(view: GpuView) -> Measured | None:
+    celsius, most = view.values.get("gpu_memory_celsius"), view.values.get("gpu_memory_limit_celsius")
+    if celsius is None or not most:
+        return None
+    sentence = f"The memory has {celsius:g} °C; its limit is {most:g} °C."
+    return Measured(celsius, f"{celsius:g} of {most:g} °C", bad=celsius >= most, sentence=sentence)
+
+
 class MeasuredRow(msgspec.Struct, frozen=True):
     """One rule on a measured value, before the settings apply.
 
@@ -361,6 +380,17 @@ MEASURED_RULES: tuple[MeasuredRow, ...] = (
                 _flag("gpu_fabric_degraded_bandwidth", "The NVLink fabric gives this GPU less than its bandwidth."),
                 "set", "The NVLink fabric gives the GPU less than its bandwidth.",
                 enter="fabric_seconds", nvlinks=True),
+    MeasuredRow("thermal_slowdown",
+                _flag("gpu_clock_reason/hardware_thermal", "The hardware slows the GPU down, because it is too hot."),
+                "set", "The hardware slows the GPU down, because it is too hot.",
+                "nvmlClocksEventReasonHwThermalSlowdown.", enter="slowdown_seconds"),
+    MeasuredRow("power_slowdown", _slowed_by_power, "set",
+                "The hardware slows the GPU down, because its power supply cannot give what it draws.",
+                "nvmlClocksEventReasonHwPowerBrakeSlowdown and HwSlowdown.",
+                enter="slowdown_seconds"),
+    MeasuredRow("memory_temperature", _memory_too_hot, "≥ the driver's limit",
+                "The memory of the GPU is too hot.", "NVML_TEMPERATURE_THRESHOLD_MEM_MAX.",
+                enter="slowdown_seconds"),
     MeasuredRow("pcie_width", _pcie_width, "less than possible",
                 "The PCIe link has fewer lanes than the GPU and its slot support.", "For 10 s: DGX health checks.",
                 enter="pcie_width_seconds", clear="pcie_clear_seconds", follows=True),

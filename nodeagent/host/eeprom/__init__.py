@@ -8,54 +8,25 @@ decode(image)
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nodeagent.host.eeprom import cmis, sff8472, sff8636
-from nodeagent.host.eeprom.image import (
-    ADDRESS,
-    DIAGNOSTICS,
-    AlarmThresholds,
-    Area,
-    EepromError,
-    Image,
-    Lane,
-    Medium,
-    Module,
-)
-
-__all__ = [
-    "ADDRESS",
-    "DIAGNOSTICS",
-    "IDENTIFIER",
-    "AlarmThresholds",
-    "Area",
-    "EepromError",
-    "Image",
-    "Lane",
-    "Medium",
-    "Module",
-    "decode",
-    "missing",
-]
+from nodeagent.host.eeprom.image import Area, EepromError, Image, Module
 
 IDENTIFIER = Area(0, 0, 1)
 """SFF-8024: the first byte identifies the standard of the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Standard:
+class _Standard(NamedTuple):
     first: tuple[Area, ...]
     further: Callable[[Image], tuple[Area, ...]]
     decode: Callable[[Image], Module]
 
 
-_SFF8472 = _Standard(sff8472.FIRST, sff8472.further, sff8472.decode)
-_SFF8636 = _Standard(sff8636.FIRST, sff8636.further, sff8636.decode)
-_CMIS = _Standard(cmis.FIRST, cmis.further, cmis.decode)
 _STANDARDS = {
-    **dict.fromkeys(sff8472.KINDS, _SFF8472),
-    **dict.fromkeys(sff8636.KINDS, _SFF8636),
-    **dict.fromkeys(cmis.KINDS, _CMIS),
+    kind: _Standard(standard.FIRST, standard.further, standard.decode)
+    for standard in (sff8472, sff8636, cmis)
+    for kind in standard.KINDS
 }
 
 

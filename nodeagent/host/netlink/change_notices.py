@@ -13,10 +13,11 @@ import socket
 import struct
 from collections.abc import Iterator
 from errno import ENOBUFS
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Literal, NamedTuple, get_args
 
+from nodeagent.host.fd import Closing
 from nodeagent.host.netlink.message import NetlinkError, attributes, messages, number
-from nodeagent.host.netlink.socket import GENERIC, HEADER_BYTES, GenericSocket
+from nodeagent.host.netlink.socket import GENERIC, HEADER_BYTES, GenericSocket, subscribed
 
 Setting = Literal[
     "admin", "mtu", "modes", "features", "driver_flags", "rings", "channels", "pause", "eee", "fec"
@@ -42,6 +43,7 @@ _ETHTOOL_NOTICES: dict[int, Setting] = {
 _HEADER, _DEV_INDEX = 1, 1
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1  # include/uapi/linux/netlink.h
 _DATAGRAM_MAX = 32 * 1024
+_WHAT = "notices of changes"
 _DRAIN_MAX = 1024
 """Bounds the time that a storm of notices holds the event loop."""
 
@@ -53,29 +55,26 @@ class ChangeNotice(NamedTuple):
     setting: Setting
 
 
-class ChangeNotices:
+class ChangeNotices(Closing):
     """Both subscriptions. ``netdevs`` and ``ethtool`` are their non-blocking sockets; without the family ``ethtool``
     (Linux before 5.6) the second is ``None``."""
 
     def __init__(self) -> None:
         self.overruns = 0
         self._known: dict[int, tuple[bool, int | None]] = {}
-        self.netdevs = _subscribed(socket.NETLINK_ROUTE, _RTMGRP_LINK)
+        self.netdevs = subscribed(socket.NETLINK_ROUTE, _RTMGRP_LINK, _WHAT)
         self.ethtool: socket.socket | None = None
         try:
             with GenericSocket("ethtool") as control:
                 self._family = control.kind
                 group = control.groups().get("monitor")
             if group is not None:
-                self.ethtool = _subscribed(GENERIC, 0)
+                self.ethtool = subscribed(GENERIC, 0, _WHAT)
                 self.ethtool.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
         except NetlinkError:
             pass
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.netdevs.close()
         if self.ethtool is not None:
             self.ethtool.close()
@@ -122,14 +121,3 @@ def _device(payload: bytes) -> int | None:
     """The ifindex in a notice of ethtool."""
     header = attributes(payload, HEADER_BYTES).get(_HEADER)
     return number(attributes(header).get(_DEV_INDEX)) if header is not None else None
-
-
-def _subscribed(protocol: int, groups: int) -> socket.socket:
-    try:
-        opened = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol
-        )
-        opened.bind((0, groups))
-    except OSError as error:
-        raise NetlinkError(f"cannot subscribe to notices of changes: {error.strerror}") from error
-    return opened

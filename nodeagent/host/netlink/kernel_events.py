@@ -14,10 +14,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from errno import ENOBUFS
-from typing import Self
 
-from nodeagent.host.fd import wait_readable
+from nodeagent.host.fd import Closing, wait_readable
 from nodeagent.host.netlink.message import NetlinkError, attributes, messages, text
+from nodeagent.host.netlink.socket import subscribed
 
 __all__ = ["SUBSYSTEMS", "LinkEvents", "NetlinkError", "Uevents", "subsystem"]
 
@@ -33,29 +33,13 @@ _DRAIN_MAX = 4096  # bounds the time that a storm of events holds the event loop
 SUBSYSTEMS = frozenset({"pci", "net", "infiniband"})
 
 
-class _KernelEvents:
+class _KernelEvents(Closing):
     """One subscribed socket. One task at a time may wait on it."""
 
     def __init__(self, protocol: int, groups: int, what: str, matches: Callable[[bytes], bool]) -> None:
         self._matches = matches
-        try:
-            self.socket = socket.socket(
-                socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol
-            )
-        except OSError as error:
-            raise NetlinkError(f"no netlink socket for {what}: {error.strerror}; allow AF_NETLINK") from error
-        try:
-            self.socket.bind((0, groups))
-        except OSError as error:
-            self.socket.close()
-            raise NetlinkError(f"cannot subscribe to {what}: {error.strerror}") from error
+        self.socket = subscribed(protocol, groups, what)
         self.resyncs = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self.socket.close()

@@ -12,8 +12,9 @@ import socket
 import struct
 from collections.abc import Callable
 from errno import EAGAIN, ENOBUFS, ENOENT
-from typing import Self, TypeVar
+from typing import TypeVar
 
+from nodeagent.host.fd import Closing
 from nodeagent.host.netlink.message import (
     DONE,
     ERROR,
@@ -47,7 +48,25 @@ _HEADER = struct.Struct("=BBH")  # command, version, reserved
 HEADER_BYTES = _HEADER.size
 
 
-class NetlinkSocket:
+def subscribed(protocol: int, groups: int, what: str) -> socket.socket:
+    """A non-blocking socket that receives the messages of these groups. ``what`` is their name in errors."""
+    opened = _netlink_socket(protocol, what, socket.SOCK_NONBLOCK)
+    try:
+        opened.bind((0, groups))
+    except OSError as error:
+        opened.close()
+        raise NetlinkError(f"cannot subscribe to {what}: {error.strerror}") from error
+    return opened
+
+
+def _netlink_socket(protocol: int, what: str, flags: int = 0) -> socket.socket:
+    try:
+        return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | flags, protocol)
+    except OSError as error:
+        raise NetlinkError(f"no netlink socket for {what}: {error.strerror}; allow AF_NETLINK") from error
+
+
+class NetlinkSocket(Closing):
     """``family`` is the name in errors. ``datagram_max`` is for single answers beyond 64 KiB."""
 
     def __init__(self, protocol: int, family: str, datagram_max: int = _DATAGRAM_MAX) -> None:
@@ -58,21 +77,11 @@ class NetlinkSocket:
         self._datagram_max = datagram_max
         self._socket = self._open()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         self._socket.close()
 
     def _open(self) -> socket.socket:
-        try:
-            opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, self._protocol)
-        except OSError as error:
-            why = f"no netlink socket for {self._family}: {error.strerror}; allow AF_NETLINK"
-            raise NetlinkError(why) from error
+        opened = _netlink_socket(self._protocol, self._family)
         # Python's own timeout would cost a poll before each receive.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _TIMEOUT_S, 0))
         return opened

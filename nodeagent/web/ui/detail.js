@@ -1,20 +1,9 @@
 // The panel of what is selected: a link, a node, a switch or a HyperNode.
 
-import { bits, clock, duration, el, pairs, svg, table } from "./dom.js";
-import { anomalySymbol, SHAPES } from "./symbols.js";
-
-/** A symbol of the map beside text. */
-export function symbol(entry) {
-  const color = `fill:var(${entry.color})`;
-  const picture = svg("svg", { class: "symbol", viewBox: "-1 -1 12 12", "aria-hidden": "true" }, svg("path", { d: SHAPES[entry.shape] }));
-  picture.firstChild.style.cssText = color;
-  return picture;
-}
-
-/** A button that selects something. */
-export function chooser(name, at, select) {
-  return name ? el("button", { class: "link", type: "button", onclick: () => select(at), text: name }) : "";
-}
+import { bits, clock, duration, el, pairs, table } from "./dom.js";
+import { chooser, symbol } from "./parts.js";
+import { anomalySymbol } from "./symbols.js";
+import { troubleEntry } from "./troubles.js";
 
 /**
  * The content for a selection. `reportOf(name)` resolves to the node's whole report with words for its reasons,
@@ -45,6 +34,7 @@ function aboutLink(model, found, select, reportOf) {
   fillReport(more, link.node, reportOf(link.node), (report) => reportedLink(report, link.name));
   return [
     el("h2", {}, el("span", {}, symbol(link.state), ` ${link.node} · ${link.name}`)),
+    troublesOf(model, found, select),
     pairs(
       ["State", `${link.state.word}${link.stale ? ", and the LLDP information has expired" : ""}`],
       ["Column", link.column.title],
@@ -54,7 +44,6 @@ function aboutLink(model, found, select, reportOf) {
       ["Node", chooser(link.node, `node:${link.node}`, select)],
       ["Leaf group", group && chooser(group.name, `hypernode:${group.name}`, select)],
     ),
-    anomalies(link.anomalies),
     more,
   ];
 }
@@ -79,7 +68,7 @@ function aboutNode(model, found, select, reportOf) {
       ["Not placed", model.unplaced.get(found.name)],
       ["Report", !shape && "none: is the agent running on this node?"],
     ),
-    anomalies(model.anomaliesOfNode.get(found.name) ?? []),
+    troublesOf(model, found, select),
     rows.length ? table("Links", ["Link", "State", "Switch", "Port"], rows) : "",
     more,
     el("p", { class: "quiet", text: "The present values, GPUs and curves are on the page /ui/ of the node's own agent, and in `nodeagent health` there." }),
@@ -101,7 +90,7 @@ function aboutSwitch(model, found, select) {
       ["Links", String(cells.length)],
       ["Leaf group", groups.length > 0 && groups.map((entry) => chooser(entry.name, `hypernode:${entry.name}`, select))],
     ),
-    anomalies(model.anomaliesOfSwitch.get(found.name) ?? []),
+    troublesOf(model, found, select),
     table(cells.length > rows.length ? `The first ${rows.length} links` : "Links", ["Port", "Node", "Link", "State"], rows),
   ];
 }
@@ -125,6 +114,7 @@ function aboutHyperNode(model, found, select) {
     el("h2", {}, el("span", { text: hypernode.name })),
     pairs(
       ["Tier", `${hypernode.tier} (${hypernode.tierName})`],
+      ["On the map", model.titles[place] !== hypernode.name && model.titles[place]],
       ["Members", String(hypernode.members)],
       ["In trouble", model.troubleBelow(place)],
       ["Below", parent && chooser(parent.name, `hypernode:${parent.name}`, select)],
@@ -137,9 +127,15 @@ function aboutHyperNode(model, found, select) {
   ];
 }
 
-function anomalies(list) {
-  return el("div", {}, list.map((anomaly) => el("div", { class: "reason grave" },
-    el("b", {}, symbol(anomalySymbol(anomaly.kind)), ` ${anomaly.kind}`), el("p", { text: anomaly.message }))));
+/** What is wrong here, as in the list; an anomaly that only touches this place too. */
+function troublesOf(model, found, select) {
+  const troubles = model.troublesAt(found);
+  const said = troubles.flatMap((one) => one.details).join("\n");
+  const { anomalies } = found.kind === "link" ? model.link(found.node, found.link)
+    : { anomalies: (found.kind === "node" ? model.anomaliesOfNode : model.anomaliesOfSwitch).get(found.name) ?? [] };
+  return el("div", { class: "troubles" }, troubles.map((one) => troubleEntry(model, one, select, `${found.kind}:${found.name}`)),
+    anomalies.filter((anomaly) => !said.includes(anomaly.message)).map((anomaly) => el("div", { class: "reason grave" },
+      el("b", {}, symbol(anomalySymbol(anomaly.kind)), ` ${anomaly.kind}`), el("p", { text: anomaly.message }))));
 }
 
 /** The last report that was shown: a new document does not empty the panel until its own report arrives. */

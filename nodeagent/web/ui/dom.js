@@ -27,7 +27,7 @@ function fill(element, properties, children) {
     else if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else element.setAttribute(key, value === true ? "" : plain(value));
   }
-  const kept = children.flat().filter((child) => child !== null && child !== undefined && child !== false);
+  const kept = children.flat().filter((child) => child !== null && child !== undefined && child !== false && child !== "");
   element.append(...kept.map((child) => (child instanceof Node ? child : plain(child))));
   return element;
 }
@@ -55,18 +55,36 @@ export function pairs(...entries) {
 }
 
 export function table(caption, heads, rows) {
-  return el("table", {}, el("caption", { text: caption }),
+  return el("table", {}, caption && el("caption", { text: caption }),
     el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col", text: head })))),
     el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell) => el("td", {}, cell))))));
 }
 
-/** A duration in the largest unit with a count of at least 2. */
+/** A duration in its two largest units: "5 min 17 s". */
 export function duration(seconds) {
-  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) {
-    if (seconds >= 2 * size) return `${Math.floor(seconds / size)} ${unit}`;
+  let left = Math.max(0, Math.round(seconds));
+  const parts = [];
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]]) {
+    const number = Math.floor(left / size);
+    left %= size;
+    if (number || parts.length || size === 1) parts.push(number && `${number} ${unit}`);
   }
-  return `${Math.max(0, Math.round(seconds))} s`;
+  return parts.slice(0, 2).filter(Boolean).join(" ") || "0 s";
 }
+
+/** "for 5 min 17 s", which goes on while it is shown. Nothing without a time. */
+export function since(unix) {
+  if (unix === null || unix === undefined) return null;
+  return el("time", { "data-since": unix, title: `since ${clock(unix)}`, text: lasting(unix) });
+}
+
+function lasting(unix) {
+  return `for ${duration(Date.now() / 1000 - unix)}`;
+}
+
+setInterval(() => {
+  for (const time of document.querySelectorAll("time[data-since]")) time.textContent = lasting(Number(time.dataset.since));
+}, 5000);
 
 /** "1 node", "2 nodes". */
 export function count(number, noun) {

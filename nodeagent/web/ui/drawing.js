@@ -7,6 +7,7 @@ import { SHAPES } from "./symbols.js";
 const FONT = "system-ui, sans-serif";
 const SHAPE_PX = 5; // a smaller cell is a square of its color
 const TEXT_PX = 6; // smaller text is left out
+export const TITLES_SCALE = 9 / 14; // below, a map has titles of a fixed size above its blocks and frames instead
 
 /** Draws on a canvas; `scale` is pixels by unit of the map. */
 export class CanvasPen {
@@ -66,6 +67,7 @@ export class SvgPen {
   constructor(colors) {
     this.colors = colors;
     this.parts = [];
+    this.scale = 1;
     this.origin = { x: 0, y: 0 };
   }
 
@@ -101,18 +103,14 @@ export function escaped(text) {
   return plain(text).replace(/[&<>"']/g, (char) => `&#${char.codePointAt(0)};`);
 }
 
-/** The name, or what others do not begin with if the whole name is too wide: its end tells it apart from them. */
-function titleOf(pen, name, shortName, size, width) {
-  return pen.measure(name, size, true) <= width ? name : shortName;
-}
-
 /** Draw a block with its origin at 0, 0. `rows` limits what is drawn to rows from, to. */
 export function drawBlock(pen, model, block, mode, rows = [0, block.nodes.length]) {
   const { group } = block;
   pen.rect(0, 0, block.width, block.height, "--block");
-  const titleWidth = block.width - 2 * PAD - 44;
-  pen.text(PAD, 14, titleOf(pen, group.name, block.shortName, 11, titleWidth), "--ink", 11, { bold: true, width: titleWidth });
-  pen.text(block.width - PAD - 40, 14, count(block.nodes.length, "node"), "--quiet", 9, { width: 44 });
+  if (pen.scale >= TITLES_SCALE) {
+    pen.text(PAD, 14, group.title, "--ink", 11, { bold: true, width: block.width - 2 * PAD - 44 });
+    pen.text(block.width - PAD - 40, 14, count(block.nodes.length, "node"), "--quiet", 9, { width: 44 });
+  }
   block.columns.forEach((column, i) => {
     pen.text(block.lefts[i] + CELL / 2, TITLE + HEADS - 4, column.label, "--quiet", 8, { middle: true, width: CELL + 2 });
   });
@@ -140,10 +138,10 @@ export function drawFrame(pen, frame) {
   pen.rect(frame.x, frame.y, frame.width, frame.height, "--frame");
   pen.outline(frame.x + 0.5, frame.y + 0.5, frame.width - 1, frame.height - 1, "--line", 1);
   const { tierName, derivedFrom, members } = frame.hypernode;
-  const name = titleOf(pen, frame.hypernode.name, frame.shortName, 14, frame.width / 2);
+  if (pen.scale < TITLES_SCALE) return;
   const about = [tierName, `${count(members, "member")}`, derivedFrom && `by ${derivedFrom}`].filter(Boolean).join(" · ");
-  pen.text(frame.x + 14, frame.y + 19, name, "--ink", 14, { bold: true, width: frame.width / 2 });
-  pen.text(frame.x + 26 + Math.min(pen.measure(name, 14, true), frame.width / 2), frame.y + 19, about, "--quiet", 11, { width: frame.width / 2 - 40 });
+  pen.text(frame.x + 14, frame.y + 19, frame.title, "--ink", 14, { bold: true, width: frame.width / 2 });
+  pen.text(frame.x + 26 + Math.min(pen.measure(frame.title, 14, true), frame.width / 2), frame.y + 19, about, "--quiet", 11, { width: frame.width / 2 - 40 });
 }
 
 /** The whole map as an SVG file. */

@@ -1,12 +1,13 @@
 // The fabric map: joins the document, the map, the lists and the state of the view.
 
 import { connect } from "./connection.js";
-import { describe, sentence, symbol } from "./detail.js";
+import { describe, sentence } from "./detail.js";
 import { count, download, el, plain, replace } from "./dom.js";
 import { asSvg } from "./drawing.js";
 import { FabricMap } from "./fabric_map.js";
 import { FabricModel } from "./fabric_model.js";
 import { asCsv, showLists } from "./lists.js";
+import { symbol } from "./parts.js";
 import { legendOf, readColors, roleSymbol, STATES } from "./symbols.js";
 import { ViewState } from "./view_state.js";
 
@@ -116,9 +117,21 @@ function fileName() {
 
 function showSelection(reveal) {
   const found = model.find(view.values.at);
+  if (!found) findByOtherName(view.values.at);
   map.select(found, reveal);
   replace(byId("detail"), describe(model, found, select, reportOf));
   byId("spoken").textContent = plain(sentence(model, found));
+}
+
+/** A link may be named by its netdev, PCI address, RDMA device or MAC address: the report of its node has them. */
+async function findByOtherName(at) {
+  const [, node, name] = /^link:([^/]*)\/(.*)$/.exec(at) ?? [];
+  if (!model.nodeIndex.has(node)) return;
+  const report = await reportOf(node).catch(() => null);
+  const link = report?.links.find((entry) => [entry.netdev, entry.pciAddress, entry.rdmaDevice, entry.mac].includes(name));
+  if (view.values.at !== at) return;
+  if (link && model.find(`link:${node}/${link.name}`)) view.set({ at: `link:${node}/${link.name}` }, true);
+  else replace(byId("detail"), el("p", { class: "quiet", text: `${node} reports no link that is called ${name}.` }));
 }
 
 function showSide() {
@@ -194,7 +207,8 @@ function showFound() {
   replace(byId("found"), found.map((entry, i) => el("li", {}, el("button", {
     type: "button", class: i === current ? "current" : "", onclick: () => choose(entry.at),
   }, el("b", { text: entry.name }), el("i", { text: entry.more || entry.kind })))));
-  byId("found").hidden = !found.length;
+  if (text && !found.length) byId("found").append(el("li", { class: "none", text: "Nothing has this in its name: no node, link, switch, port, HyperNode or pod." }));
+  byId("found").hidden = !text;
   return found;
 }
 

@@ -1,7 +1,7 @@
 // The canvas: pan, zoom, keyboard and the drawing of a frame.
 // Each block is drawn once into a bitmap of the present zoom; a step of a pan only places bitmaps.
 
-import { CanvasPen, drawBlock, drawFrame } from "./drawing.js";
+import { CanvasPen, drawBlock, drawFrame, TITLES_SCALE } from "./drawing.js";
 import { CELL, GAP, HEADS, hit, layOut, rowTop, TITLE } from "./layout.js";
 
 const BUDGET_MS = 8; // for drawing blocks again within one frame
@@ -343,21 +343,21 @@ export class FabricMap {
 
   /** The names of frames and blocks at a size that can be read, where their own title is too small. */
   drawTitles(scale, toWindow) {
-    if (14 * scale >= 9) return;
+    if (scale >= TITLES_SCALE) return;
     toWindow();
     const blockSize = 10 / scale;
     const blockPen = new CanvasPen(this.context, this.colors, scale);
     for (const block of this.layout.blocks) {
       if (block.width * scale < 44 || (TITLE + HEADS) * scale < 6) continue;
-      blockPen.text(block.x + 3 / scale, block.y + blockSize, block.shortName, "--quiet", blockSize, { width: block.width - 6 / scale });
+      blockPen.text(block.x + 3 / scale, block.y + blockSize, block.group.title, "--quiet", blockSize, { width: block.width - 6 / scale });
     }
     const size = 11 / scale;
     const pen = new CanvasPen(this.context, this.colors, scale);
     for (const frame of this.layout.frames) {
       if (frame.width * scale < 70) continue;
-      const width = Math.min(frame.width - 8 / scale, (frame.shortName.length * 7.5 + 8) / scale);
+      const width = Math.min(frame.width - 8 / scale, (frame.title.length * 7.5 + 8) / scale);
       pen.rect(frame.x + 4 / scale, frame.y - 2 / scale, width, size * 1.3, "--frame");
-      pen.text(frame.x + 7 / scale, frame.y + size * 0.9, frame.shortName, "--ink", size, { bold: true, width });
+      pen.text(frame.x + 7 / scale, frame.y + size * 0.9, frame.title, "--ink", size, { bold: true, width });
     }
   }
 

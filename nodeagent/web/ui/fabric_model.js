@@ -15,6 +15,7 @@ export class FabricModel {
     this.fabrics = [content.fabric];
     this.indexAnomalies();
     this.shapes = content.shapes.map((shape) => this.readShape(shape));
+    this.titles = titlesOf(content.hypernodes);
     this.groups = this.makeGroups();
     this.switches = this.indexSwitches();
   }
@@ -62,11 +63,11 @@ export class FabricModel {
       for (const shape of new Set(nodes.map((node) => this.content.shapesOf[node]))) {
         for (const column of this.shapes[shape]?.columns ?? []) columns.set(column.key, column);
       }
-      const group = { place, hypernode, name: hypernode?.name ?? "not in the tree", nodes, columns: [...columns.values()].sort(byColumn) };
+      const group = { place, hypernode, name: hypernode?.name ?? "not in the tree", title: this.titles[place] ?? "not in the tree", nodes, columns: [...columns.values()].sort(byColumn) };
       group.linkOf = new Map();
       groups.push(group);
     }
-    return groups.sort((a, b) => (a.place < 0) - (b.place < 0) || natural.compare(a.name, b.name));
+    return groups.sort((a, b) => (a.place < 0) - (b.place < 0) || natural.compare(a.title, b.title));
   }
 
   indexSwitches() {
@@ -154,19 +155,27 @@ export class FabricModel {
     return bad.length ? `${bad.length} of ${nodes.length} nodes: ${words.join(", ")}` : "";
   }
 
-  /** The links in a bad state that no anomaly explains, those of one switch and state together: most first. */
-  badLinks() {
-    const together = new Map();
-    this.content.states.forEach((letters, node) => [...letters].forEach((letter, i) => {
-      if (!STATES[letter]?.trouble) return;
-      const link = this.link(node, i);
-      if (link.anomalies.length) return;
-      const key = link.switch ? `${letter} ${link.switch}` : `${letter} ${node} ${i}`;
-      const known = together.get(key) ?? { state: link.state, switchName: link.switch, links: [] };
-      known.links.push(link);
-      together.set(key, known);
-    }));
-    return [...together.values()].sort((a, b) => b.links.length - a.links.length);
+  /** The `at` of the place of a trouble; empty if the map does not have it. */
+  placeOf(trouble) {
+    const [node, link] = trouble.links[0] ?? [];
+    let at = this.nodeIndex.has(trouble.where) ? `node:${trouble.where}` : `switch:${trouble.where}`;
+    if (trouble.linkCount === 1) at = `link:${node}/${link}`;
+    else if (node && node !== trouble.where) {
+      const first = this.find(`link:${node}/${link}`);
+      at = first ? `switch:${this.link(first.node, first.link).switch}` : "";
+    }
+    return this.find(at) ? at : "";
+  }
+
+  /** The troubles of the list that concern this. */
+  troublesAt(found) {
+    if (found.kind === "link") {
+      const { node, name } = this.link(found.node, found.link);
+      return this.content.troubles.filter((trouble) => trouble.links.some(([on, link]) => on === node && link === name));
+    }
+    return this.content.troubles.filter((trouble) => trouble.where === found.name
+      || (found.kind === "node" && trouble.links.some(([node]) => node === found.name))
+      || (found.kind === "switch" && this.placeOf(trouble) === `switch:${found.name}`));
   }
 
   countStates() {
@@ -187,11 +196,15 @@ export class FabricModel {
     const found = [];
     const add = (kind, name, at, more = "") => found.length < 4 * limit && found.push({ kind, name, at, more });
     const has = (name) => name.toLowerCase().includes(wanted);
-    for (const hypernode of this.content.hypernodes) if (has(hypernode.name)) add("HyperNode", hypernode.name, `hypernode:${hypernode.name}`);
+    this.content.hypernodes.forEach(({ name }, i) => {
+      if (has(name) || has(this.titles[i])) add("HyperNode", this.titles[i], `hypernode:${name}`, `HyperNode ${name}`);
+    });
     for (const name of this.content.nodes) if (has(name)) add("node", name, `node:${name}`);
     for (const name of this.switches.keys()) if (has(name)) add("switch", name, `switch:${name}`);
     const parts = wanted.split(/\s+/);
     const ports = new Set(this.content.portNames.flatMap((name, i) => (name.toLowerCase() === parts.at(-1) ? [i] : [])));
+    const [node, link] = parts;
+    if (parts.length === 2 && this.nodeIndex.has(node)) add("link", `${node} ${link}`, `link:${node}/${link}`, "link by any of its names");
     if (ports.size) this.searchPorts(ports, parts.slice(0, -1).join(" "), add);
     const rank = (entry) => (entry.name.toLowerCase() === wanted ? 0 : entry.name.toLowerCase().startsWith(wanted) ? 1 : 2);
     return found.sort((a, b) => rank(a) - rank(b) || natural.compare(a.name, b.name)).slice(0, limit);
@@ -221,6 +234,34 @@ export class FabricModel {
     }
     return null;
   }
+}
+
+/** The title of each HyperNode on the map: what the names of its switches share, or of those below it. */
+function titlesOf(hypernodes) {
+  const below = hypernodes.map(() => []);
+  const byTier = hypernodes.map((entry, i) => ({ entry, i })).sort((a, b) => a.entry.tier - b.entry.tier);
+  for (const { entry, i } of byTier) {
+    if (!below[i].length) below[i].push(...entry.switches);
+    if (entry.parent >= 0) below[entry.parent].push(...below[i]);
+  }
+  const titles = below.map((names, i) => sharedBy(names) || hypernodes[i].name);
+  const isShared = (i) => titles.some((title, k) => k !== i && title === titles[i] && hypernodes[k].tier === hypernodes[i].tier);
+  return titles.map((title, i) => {
+    if (!isShared(i)) return title;
+    const [first, ...others] = [...new Set(below[i])].sort(natural.compare);
+    return first ? `${first}${others.length ? ` +${others.length}` : ""}` : hypernodes[i].name;
+  });
+}
+
+/** How all names begin, without half of a number and without what joins it to the rest. */
+function sharedBy(names) {
+  const [first = "", ...others] = names;
+  if (!others.length) return first;
+  let length = first.length;
+  for (const name of others) while (!name.startsWith(first.slice(0, length))) length -= 1;
+  const cut = names.some((name) => /[0-9]/.test(name[length] ?? ""));
+  const shared = first.slice(0, length);
+  return (cut ? shared.replace(/[0-9]+$/, "") : shared).replace(/([-_.: ]+(leaf|tor|switch|sw|rail|r)?)+$/i, "");
 }
 
 function byColumn(a, b) {

@@ -25,27 +25,16 @@ export function layOut(model, filters, aspect) {
   uppers.sort((a, b) => a.entry.tier - b.entry.tier);
   let best = 1, most = 0;
   for (const factor of TRIED) {
-    const { width, height } = arrange(blocks, uppers, aspect * factor);
+    const { width, height } = arrange(model, blocks, uppers, aspect * factor);
     const size = Math.min(aspect / width, 1 / height);
     if (size > most) [best, most] = [factor, size];
   }
-  const { width, height, frames } = arrange(blocks, uppers, aspect * best, true);
-  const prefix = commonPrefix(blocks.map((block) => block.group.name));
-  for (const block of blocks) block.shortName = block.group.name.slice(prefix);
-  for (const frame of frames) frame.shortName = frame.hypernode.name.slice(commonPrefix(frames.map((other) => other.hypernode.name)));
+  const { width, height, frames } = arrange(model, blocks, uppers, aspect * best, true);
   return { width, height, blocks, frames };
 }
 
-/** How many characters all names begin with, up to the last hyphen. */
-function commonPrefix(names) {
-  const [first = "", ...others] = names;
-  let length = first.length;
-  for (const name of others) while (!name.startsWith(first.slice(0, length))) length -= 1;
-  return others.length ? first.slice(0, length).lastIndexOf("-") + 1 : 0;
-}
-
 /** Place the blocks in their frames, and those on the map. `final`: make all places absolute. */
-function arrange(blocks, uppers, aspect, final = false) {
+function arrange(model, blocks, uppers, aspect, final = false) {
   const boxes = new Map(); // the boxes of the members of each parent; -1 is the map itself
   const place = (parent, box) => (boxes.get(parent) ?? boxes.set(parent, []).get(parent)).push(box);
   for (const block of blocks) place(block.group.hypernode?.parent ?? -1, block);
@@ -55,7 +44,7 @@ function arrange(blocks, uppers, aspect, final = false) {
     if (!members) continue;
     const packed = pack(members, aspect);
     const frame = {
-      hypernode: entry, members, width: packed.width + 2 * MARGIN, height: packed.height + FRAME_TITLE + 1.5 * MARGIN,
+      hypernode: entry, title: model.titles[i], members, width: packed.width + 2 * MARGIN, height: packed.height + FRAME_TITLE + 1.5 * MARGIN,
       offset: { x: MARGIN, y: FRAME_TITLE + MARGIN / 2 },
     };
     frames.push(frame);
@@ -82,7 +71,7 @@ function makeBlock(model, group, index, filters) {
     lefts.push(x);
     x += CELL + GAP;
   });
-  const titleWidth = group.name.length * 6.4 + 60;
+  const titleWidth = group.title.length * 6.4 + 60;
   return {
     group, index, nodes, columns, lefts, nameWidth,
     width: Math.max(2 * PAD + nameWidth + cellsWidth, Math.min(titleWidth, 220)),

@@ -2,33 +2,33 @@
 
 import { affinityPicture } from "./affinity_picture.js";
 import { bits, duration, el, gib, pairs, svg, table } from "./dom.js";
+import { few } from "./parts.js";
 import { amount, sparkline } from "./sparkline.js";
 import { SHAPES, STATES } from "./symbols.js";
 
 const BY_WORD = Object.fromEntries(Object.values(STATES).map((state) => [state.word, state]));
 
-/** The symbol of a state and its word. */
-export function stateOf(word) {
+/** The symbol of a state, and its word. */
+export function stateOf(word, withWord = true) {
   const state = BY_WORD[word] ?? (word === "unhealthy" ? { ...STATES.x } : STATES["?"]);
   const picture = svg("svg", { class: "symbol", viewBox: "-1 -1 12 12", "aria-hidden": "true" }, svg("path", { d: SHAPES[state.shape] }));
   picture.firstChild.style.fill = `var(${state.color})`;
-  return el("span", { class: "statesign" }, picture, ` ${word}`);
+  return withWord ? el("span", { class: "statesign" }, picture, ` ${word}`) : picture;
 }
 
 export function gpuCards(node) {
   const { gpus, obstacle } = node.gpus;
   if (!gpus.length) return [el("h2", { text: "GPUs" }), el("p", { class: "quiet", text: "No GPU is known on this node." })];
   return [
-    el("h2", { text: "GPUs" }),
+    el("h2", {}, "GPUs", el("span", { class: "quiet", text: oneModel(node) ? ` ${gpus.length} × ${oneModel(node)}` : "" })),
     obstacle && el("p", { class: "quiet", text: `How much the pods use is not known: ${obstacle}.` }),
     el("div", { class: "tiles" }, gpus.map((gpu) => {
       const place = node.places.find((entry) => entry.uuid === gpu.uuid);
-      return el("article", { class: "tile", "data-name": `GPU${gpu.index}` },
-        el("h3", {}, `GPU ${gpu.index}`, stateOf(gpu.state)),
+      return tile(`GPU ${gpu.index}`, "", gpu.state, loadOf(gpu),
         gpu.memory_bytes ? memoryBar(gpu) : null,
         reasonList(place?.reasons ?? []),
         pairs(
-          ["Model", place?.name],
+          ["Model", oneModel(node) ? "" : place?.name],
           ["Load", gpu.utilization !== null && (gpu.old_seconds === null ? amount(gpu.utilization, "of the time")
             : el("span", { class: "quiet", text: `${amount(gpu.utilization, "of the time")} ${age(gpu)}` }))],
           ["Devices", gpu.resource && `${gpu.slices} of ${gpu.resource}${gpu.free === null ? "" : `, ${gpu.free} free`}`],
@@ -67,11 +67,16 @@ function memoryBar(gpu) {
     gpu.outside.map((process) => el("li", { text: `process ${process.pid} ${process.name}, in no pod: ${gib(process.memory_bytes)}` }))));
 }
 
+/** Rails first, as on the map. */
+export function byRail(nics) {
+  return [...nics].sort((a, b) => (a.rail ?? 1e9) - (b.rail ?? 1e9));
+}
+
 export function nicCards(node) {
+  const known = node.resources.every((resource) => resource.held !== null);
   return [
     el("h2", { text: "NICs" }),
-    el("div", { class: "tiles" }, node.nics.map((nic) => el("article", { class: "tile", "data-name": nic.name },
-      el("h3", {}, `${nic.name}${nic.rail === null ? "" : ` · rail ${nic.rail}`}`, stateOf(nic.state)),
+    el("div", { class: "tiles" }, byRail(node.nics).map((nic) => tile(nic.name, nic.netdev === nic.name ? "" : nic.netdev, nic.state, shortOf(nic, known),
       nic.allocatable ? null : el("p", { class: "withdrawn", text: "withdrawn: the kubelet gives its VFs to no new pod" }),
       reasonList(nic.reasons),
       ...nic.neighbors.map((neighbor) => el("p", { class: "neighbor" }, "↔ ", el("b", { text: neighbor.system_name ?? neighbor.chassis_id.value }),
@@ -79,6 +84,8 @@ export function nicCards(node) {
       nic.neighbors.length ? null : el("p", { class: "quiet", text: "no neighbor is known" }),
       ...nic.remarks.map((remark) => el("div", { class: "reason" }, el("b", { text: remark.key }), el("p", { text: remark.detail }))),
       pairs(
+        ["Netdev", nic.netdev],
+        ["Rail", nic.rail],
         ["Speed", bits(nic.speedMbps)],
         ["Carrier", nic.carrier === null ? "" : nic.carrier ? "yes" : "no"],
         ["MTU", nic.mtu],
@@ -88,7 +95,7 @@ export function nicCards(node) {
         ["Default route", nic.defaultRoute && "yes: never offered"],
       ),
       curves(node, nic.address),
-      vfTable(nic, node.resources.every((resource) => resource.held !== null))))),
+      vfTable(nic, known)))),
   ];
 }
 
@@ -99,7 +106,32 @@ function vfTable(nic, known) {
   const free = known ? "free" : "not known";
   const rows = nic.vfs.map((vf) => [vf.index === null ? "" : String(vf.index), el("span", { class: "mono", text: vf.address }), vf.holder ?? el("span", { class: "quiet", text: vf.resource ? free : "not offered" }),
     vf.healthy === null ? stateOf(vf.state) : vf.healthy ? "Healthy" : "Unhealthy"]);
-  return el("details", {}, el("summary", { text: `${nic.vfs.length} VFs${known ? `, ${held} held` : ""}` }), table("", ["VF", "PCI address", "Holder", "Kubelet"], rows));
+  return el("details", { class: "vfs" }, el("summary", { text: `${nic.vfs.length} VFs${known ? `, ${held} held` : ""}` }), table("", ["VF", "PCI address", "Holder", "Kubelet"], rows));
+}
+
+/** A device: its name, state and the most important value; the rest when it is opened. */
+function tile(name, also, state, value, ...content) {
+  return el("details", { class: "tile", "data-name": name },
+    el("summary", {}, el("b", { text: name }), also && el("span", { class: "quiet", text: also }), stateOf(state), value && el("span", { class: "value", text: value })), ...content);
+}
+
+/** The model of the GPUs, if all have the same. */
+function oneModel(node) {
+  const models = new Set(node.places.map((place) => place.name));
+  return models.size === 1 ? [...models][0] : "";
+}
+
+/** Where a NIC leads, and how many of its VFs are in use. */
+function shortOf(nic, known) {
+  const to = nic.neighbors.map((neighbor) => `${neighbor.system_name ?? neighbor.chassis_id.value} ${neighbor.port_id.value}`)[0] ?? "no neighbor is known";
+  const held = nic.vfs.filter((vf) => vf.holder).length;
+  return [to, nic.vfs.length > 0 && (known ? `${held} of ${nic.vfs.length} VFs held` : `${nic.vfs.length} VFs`)].filter(Boolean).join(" · ");
+}
+
+function loadOf(gpu) {
+  const load = gpu.utilization === null ? "" : `${amount(gpu.utilization, "of the time")} load`;
+  const pods = gpu.pods.map((pod) => [pod.namespace, pod.pod].filter(Boolean).join("/"));
+  return [load, few(pods), gpu.used_bytes !== null && gpu.memory_bytes ? `${gib(gpu.used_bytes)} of ${gib(gpu.memory_bytes)}` : ""].filter(Boolean).join(" · ");
 }
 
 function reasonList(reasons) {
@@ -157,7 +189,7 @@ export function healthCard(node) {
       ...device.reasons.map((reason) => {
         const rule = device.rules.find((entry) => entry.rule === reason.key);
         return el("div", { class: `reason ${reason.warning ? "" : "grave"}` }, el("b", { text: reason.key }), el("p", { text: reason.detail }),
-          rule && el("p", {}, `measured ${rule.measured ?? "nothing"}, threshold ${rule.threshold}${rule.clears ? `; clears ${rule.clears}` : ""}${rule.inS ? `, ${duration(rule.inS)} to go` : ""}`));
+          rule && el("p", {}, `${rule.measured === null ? "no value now" : `now ${rule.measured}`}, threshold ${rule.threshold}${rule.clears ? `; clears ${rule.clears}` : ""}${rule.inS ? `, ${duration(rule.inS)} to go` : ""}`));
       }))),
     el("details", {}, el("summary", { text: "All rules" }), ...node.health.map((device) => table(device.name, ["Rule", "Phase", "Measured", "Threshold"],
       device.rules.filter((rule) => rule.phase !== "off" && rule.phase !== "unknown").map((rule) => [rule.rule, rule.phase, rule.measured ?? "–", rule.threshold])))),

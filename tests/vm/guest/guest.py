@@ -56,7 +56,9 @@ from nodeagent_lab.sim.kubelet import Admission, Kubelet, PodSpec  # noqa: E402
 log = logging.getLogger("guest")
 
 PREFIX = "nodeagent.io"
-PATIENCE_S = 60.0  # software emulation on a busy machine
+PATIENCE_S = 300.0
+"""The longest wait of a step. Each wait ends with its event; this ends a step whose event never comes. A guest that is
+emulated beside the tests may have a tenth of a core, and waited 60 s in vain."""
 PFS: list[str] = []
 
 

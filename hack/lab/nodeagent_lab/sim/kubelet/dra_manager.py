@@ -25,7 +25,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from nodeagent.kube import dra_health_v1_pb2, dra_health_v1alpha1_pb2, dra_v1_pb2, dra_v1beta1_pb2
+from nodeagent.kube import dra_health_v1_pb2, dra_health_v1alpha1_pb2, dra_v1_pb2
 from nodeagent_lab.sim.kubelet import protocol
 from nodeagent_lab.sim.kubelet.plugin_clients import RegistrationError
 from nodeagent_lab.sim.kubelet.pods import Journal
@@ -36,7 +36,7 @@ DIAL_S = 10.0
 FORGET_S = 30.0
 HEALTH_S = 30.0
 HEALTH_AGAIN_S = 5.0
-SERVICES: dict[str, ModuleType] = {"v1.DRAPlugin": dra_v1_pb2, "v1beta1.DRAPlugin": dra_v1beta1_pb2}
+SERVICES: dict[str, ModuleType] = {"v1.DRAPlugin": dra_v1_pb2}
 HEALTH_SERVICES: dict[str, ModuleType] = {
     "v1.DRAResourceHealth": dra_health_v1_pb2,
     "v1alpha1.DRAResourceHealth": dra_health_v1alpha1_pb2,
@@ -115,7 +115,7 @@ class DriverClient:
 class DraManager:
     """``delete_slices`` deletes the ResourceSlices of the Node, of one driver or of all (``None``).
 
-    ``knows`` are the services that this kubelet supports: 1.36 has v1 and v1beta1 of DRAPlugin and v1alpha1 of health.
+    ``knows`` are the services that this kubelet supports: 1.36 has v1 of DRAPlugin and v1alpha1 of health.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class DraManager:
         journal: Journal,
         delete_slices: Callable[[str | None], None] = lambda _driver: None,
         *,
-        knows: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"),
+        knows: tuple[str, ...] = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth"),
         call_s: float = CALL_S,
         forget_s: float = FORGET_S,
     ) -> None:

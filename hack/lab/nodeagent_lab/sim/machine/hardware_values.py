@@ -171,6 +171,7 @@ _GPU_VOLATILE = (
 )
 
 
+_CLOCK_REASONS = ("idle", "power_cap", "hardware_slowdown", "thermal", "hardware_thermal", "power_brake")
 _FABRIC_FAULTS = ("degraded_bandwidth", "route_unhealthy", "misconfigured", "not_ready", "failed")
 
 
@@ -181,7 +182,21 @@ def healthy_gpu_values(part: GpuPart) -> dict[str, float]:
         "gpu_memory_total_bytes": part.memory_mib << 20,
         "gpu_celsius": 31,
         "gpu_memory_celsius": 38,
+        "gpu_limit_celsius": 90,
+        "gpu_memory_limit_celsius": 105,
         "gpu_utilization": 0,
+        "gpu_memory_utilization": 0,
+        "gpu_memory_reserved_bytes": 602 << 20,
+        "gpu_encoder_utilization": 0,
+        "gpu_decoder_utilization": 0,
+        "gpu_power_watts": 72,
+        "gpu_power_limit_watts": 700,
+        "gpu_energy_joules": 0,
+        "gpu_sm_hertz": 345e6,
+        "gpu_memory_hertz": 2619e6,
+        **{f"gpu_clock_reason/{reason}": float(reason == "idle") for reason in _CLOCK_REASONS},
+        "gpu_pcie_bytes/transmit": 0,
+        "gpu_pcie_bytes/receive": 0,
         "gpu_performance_state": 0,
         "gpu_row_remap_pending": 0,
         "gpu_row_remap_failed": 0,
@@ -196,6 +211,7 @@ def healthy_gpu_values(part: GpuPart) -> dict[str, float]:
     }
     if part.nvlinks:
         values["gpu_nvlink_bytes_per_second"] = _NVLINK_BYTES
+        values |= {"gpu_nvlink_bytes/transmit": 0, "gpu_nvlink_bytes/receive": 0}
         values |= {f"gpu_nvlink_up/{link}": 1 for link in range(part.nvlinks)}
         values |= {f"gpu_fabric_{fault}": 0 for fault in _FABRIC_FAULTS}
     return values

@@ -21,9 +21,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from nodeagent.commands.plan.preview import Preview
-from nodeagent.commands.user_files import UserFileError
 from nodeagent.fabric.hypernode import LEAF, NVLINK, HyperNode, tier_name
+from nodeagent.fabric.outcome import PlanOutcome
 from nodeagent.fabric.reports import shown
 from nodeagent.fabric.switch_keys import digest
 
@@ -31,6 +30,7 @@ NAME_MAX = 64
 """Characters of SwitchName."""
 
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,18})")
+_ENTRY = re.compile(r"([^,\[\]\s]+)(?:\[([-0-9,]+)\])?")
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,24 @@ class Switch:
     switches: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+class NoDomainsError(Exception):
+    """The tree has no NVLink domain, so there are no blocks."""
+
+
 class NodeLists:
-    """The wanted tree, with the nodes ``only`` alone; ``None``: with all. What has no node is left out."""
+    """The tree of a plan, with the nodes ``only`` alone; ``None``: with all. What has no node is left out."""
 
-    preview: Preview
-    only: Collection[str] | None = None
+    def __init__(self, outcome: PlanOutcome, fabric: str, only: Collection[str] | None = None) -> None:
+        self._outcome, self._fabric, self._only = outcome, fabric, only
+        self._wanted = {hypernode.name: hypernode for hypernode in outcome.hypernodes}
 
-    def written(self, form: str) -> str:
-        """The file of a form that the module's docstring names. Raises ``UserFileError`` for a form without content."""
+    @property
+    def is_empty(self) -> bool:
+        return not self._ordered()
+
+    def written(self, form: str, *, comments: bool = True) -> str:
+        """The file of a form that the module's docstring names. ``comments``: with those about nodes without a place.
+        Raises ``NoDomainsError`` for blocks without domains."""
         forms = {
             "slurm": self._tree,
             "slurm-block": self._blocks,
@@ -58,23 +67,33 @@ class NodeLists:
             "hostfile": self._hostfile,
             "ranks": self._ranks,
         }
-        return "\n".join(forms[form]())
+        lines = [*forms[form]()]
+        if comments and form.startswith("slurm"):
+            lines += self._comments()
+        return "\n".join(lines)
+
+    def leaves(self) -> dict[str, tuple[str, ...]]:
+        """The nodes of each leaf group, those of its NVLink domains included."""
+        found = dict[str, tuple[str, ...]]()
+        for hypernode in self._outcome.hypernodes:
+            if hypernode.tier_name == tier_name(LEAF):
+                inside = (node for domain in hypernode.children for node in self._wanted[domain].nodes)
+                found[hypernode.name] = tuple(filter(self._has, (*hypernode.nodes, *inside)))
+        return found
 
     def unknown(self) -> list[str]:
         """The nodes of ``only`` that the tree does not have."""
-        return sorted(set(self.only or ()) - set(self._ordered()), key=_sort_key)
+        return sorted(set(self._only or ()) - set(self._ordered()), key=_sort_key)
 
     def _has(self, node: str) -> bool:
-        return self.only is None or node in self.only
+        return self._only is None or node in self._only
 
     def _switches(self) -> list[Switch]:
         """From the leaves up, in the order of the planner."""
-        wanted, found = self.preview.wanted, dict[str, Switch]()
-        for hypernode in self.preview.outcome.hypernodes:
-            if hypernode.tier_name == tier_name(LEAF):
-                inside = (node for domain in hypernode.children for node in wanted[domain].nodes)
-                nodes = tuple(node for node in (*hypernode.nodes, *inside) if self._has(node))
-                switch = Switch(_switch(hypernode.name), nodes)
+        leaves, found = self.leaves(), dict[str, Switch]()
+        for hypernode in self._outcome.hypernodes:
+            if hypernode.name in leaves:
+                switch = Switch(_switch(hypernode.name), leaves[hypernode.name])
             elif hypernode.tier_name == tier_name(NVLINK):
                 continue
             else:
@@ -88,7 +107,7 @@ class NodeLists:
         """The nodes of each NVLink domain, in the order of the tree: Slurm joins consecutive blocks to larger ones."""
         domain = {
             node: hypernode.name
-            for hypernode in self.preview.outcome.hypernodes
+            for hypernode in self._outcome.hypernodes
             if hypernode.tier_name == tier_name(NVLINK)
             for node in hypernode.nodes
         }
@@ -99,31 +118,28 @@ class NodeLists:
         return domains
 
     def _tree(self) -> Iterator[str]:
-        fabric = self.preview.plan.rules.fabric
-        yield f"# The fabric {fabric}, from the LLDP neighbors of its nodes, for TopologyPlugin=topology/tree"
+        yield f"# The fabric {self._fabric}, from the LLDP neighbors of its nodes, for TopologyPlugin=topology/tree"
         for switch in self._switches():
             kind, names = ("Nodes", switch.nodes) if switch.nodes else ("Switches", switch.switches)
             yield f"SwitchName={switch.name} {kind}={hostlist(names)}"
-        yield from self._comments()
 
     def _blocks(self) -> Iterator[str]:
         domains = self._domains()
         if not domains:
-            raise UserFileError(
-                "--format slurm-block",
-                "no NVLink domain of two nodes or more is known",
-                "tiers.nvlink: auto in the file of --fabric, or --format slurm",
-            )
+            raise NoDomainsError
         yield "# The NVLink domains of the nodes, for TopologyPlugin=topology/block"
         for name, nodes in domains.items():
             yield f"BlockName={_switch(name)} Nodes={hostlist(nodes)}"
         yield f"BlockSizes={','.join(map(str, block_sizes(domains)))}"
-        yield from self._comments()
 
     def _yaml(self) -> Iterator[str]:
-        fabric = self.preview.plan.rules.fabric
-        yield f"# The fabric {fabric}, from the LLDP neighbors of its nodes, for topology.yaml of Slurm"
-        yield from (f"- topology: {_quoted(fabric)}", "  cluster_default: true", "  tree:", "    switches:")
+        yield f"# The fabric {self._fabric}, from the LLDP neighbors of its nodes, for topology.yaml of Slurm"
+        yield from (
+            f"- topology: {_quoted(self._fabric)}",
+            "  cluster_default: true",
+            "  tree:",
+            "    switches:",
+        )
         for switch in self._switches():
             kind, names = ("nodes", switch.nodes) if switch.nodes else ("children", switch.switches)
             yield from (f"    - switch: {_quoted(switch.name)}", f"      {kind}: {_quoted(hostlist(names))}")
@@ -135,17 +151,17 @@ class NodeLists:
                     f"    - block: {_quoted(_switch(name))}",
                     f"      nodes: {_quoted(hostlist(nodes))}",
                 )
-        yield from self._comments()
 
     def _comments(self) -> Iterator[str]:
         """The nodes that Slurm knows and the tree does not have: with topology/tree Slurm needs each of them."""
-        for unplaced in self.preview.outcome.unplaced:
+        for unplaced in self._outcome.unplaced:
             if self._has(unplaced.node):
                 yield f"# not in the tree: {shown(unplaced.node) or '(no name)'}: {unplaced.reason}"
 
     def _ordered(self) -> dict[str, str]:
         """The leaf group of each node, in the order of the tree from its top."""
-        wanted, parent = self.preview.wanted, self.preview.plan.parent
+        wanted = self._wanted
+        children = {child for hypernode in wanted.values() for child in hypernode.children}
         order = dict[str, str]()
 
         def visit(hypernode: HyperNode, group: str) -> None:
@@ -155,7 +171,7 @@ class NodeLists:
                     visit(wanted[child], group)
             order.update((node, group) for node in sorted(hypernode.nodes, key=_sort_key) if self._has(node))
 
-        for root in sorted((one for one in wanted if one not in parent), key=_sort_key):
+        for root in sorted((one for one in wanted if one not in children), key=_sort_key):
             visit(wanted[root], "")
         return order
 
@@ -178,6 +194,22 @@ def block_sizes(domains: dict[str, list[str]]) -> list[int]:
 def hostlist(names: Iterable[str]) -> str:
     """The names, separated by commas; those that differ in a number of the same width at the end are one entry."""
     return ",".join(_entries(sorted(names, key=_sort_key)))
+
+
+def expanded(hostlists: Iterable[str]) -> Iterator[str]:
+    """The names of hostlists such as ``gpu-[001-032,040],login``, each with one bracket at most.
+
+    >>> [*expanded(["gpu-[08-10,12],login", "cpu-1"])]
+    ['gpu-08', 'gpu-09', 'gpu-10', 'gpu-12', 'login', 'cpu-1']
+    """
+    for stem, inner in (found for text in hostlists for found in _ENTRY.findall(text)):
+        for span in inner.split(","):
+            first, _, last = span.partition("-")
+            yield from (
+                (f"{stem}{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1))
+                if inner
+                else (stem,)
+            )
 
 
 def _sort_key(name: str) -> tuple[str, int, int]:

@@ -1,0 +1,51 @@
+"""The first thing to do about a reason of a NIC or GPU, for lists and pages; docs/runbook.md has the whole. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+RUNBOOK = "docs/runbook.md#reasons"
+_REMEDIES = {
+    "carrier_down": "check cable, optics and the switch port",
+    "admin_down": "the link is switched off on the node: ip link set DEVICE up",
+    "device_missing": "the NIC left the PCI bus: reboot the node, then replace the NIC",
+    "driver_unbound": "bind the NIC to its driver again",
+    "not_answering": "the firmware of the NIC does not answer: drain the node and reboot it",
+    "firmware_fatal": "the firmware of the NIC has failed: drain the node and reboot it",
+    "flapping": "reseat or replace cable and optics",
+    "speed_reduced": "check the optics at both ends, and the speed of the switch port",
+    "optics_": "clean or replace the module",
+    "pre_fec_ber": "clean or replace cable and optics",
+    "post_fec": "replace cable or optics: packets are lost",
+    "fec_uncorrectable": "replace cable or optics: packets are lost",
+    "crc_errors": "replace cable or optics: packets are lost",
+    "lane_imbalance": "clean or replace the module",
+    "pcie_": "reseat the NIC, or move it to another slot",
+    "pause": "the node receives too slowly: look for a stuck program, then for PCIe errors",
+    "gid_missing": "set the address of the NIC again",
+    "miscabled": "move the cable to the port of the cabling plan",
+    "ib_": "check the subnet manager",
+    "xid_": "drain the node, then reset the GPU or reboot",
+    "recovery_": "drain the node, then reset the GPU or reboot",
+    "gpu_lost": "drain the node and reboot it; if the GPU stays away, replace it",
+    "gpu_un": "drain the node, then reset the GPU or reboot",
+    "remap_": "drain the node and reset the GPU; if it comes again, replace it",
+    "sram_": "drain the node and reset the GPU; if it comes again, replace it",
+    "nvlink_": "drain the node and reset its GPUs; if it comes again, replace the GPU or its cable",
+    "fabric_": "look at the log of nvidia-fabricmanager, then drain the node and reset its GPUs",
+    "driver_": "look at the kernel's log for the driver, then drain the node and reboot it",
+    "data_stale": "the agent's readings stopped: kubectl logs of its pod",
+    "link_unseen": "the agent's readings stopped: kubectl logs of its pod",
+}
+"""By the beginning of a reason. ``DEVICE`` is the name of the device."""
+
+
+def remedy_for(reasons: Iterable[str], device: str) -> str:
+    """The remedy for the first of these reasons of a device that has one, else the runbook."""
+    found = next((text for reason in reasons if (text := remedy_of(reason))), RUNBOOK)
+    return found.replace("DEVICE", device)
+
+
+def remedy_of(reason: str) -> str | None:
+    """The remedy for a reason of a NIC or GPU; ``None``: the runbook alone has it."""
+    return next((remedy for start, remedy in _REMEDIES.items() if reason.startswith(start)), None)

@@ -1,0 +1,171 @@
+"""Objects for other programs that follow the tree: a ConfigMap with Slurm's topology, and NFD's groups of nodes.
+
+Rules:
+
+* Each change makes slurmctld read its configuration again, or NFD match all nodes. So an object is written only when
+  its content differs, and the objects of a kind at most once in ``PAUSE_S``. A text that comes and goes with the health
+  of links is in none of them.
+* A tree without nodes changes nothing: it is more often an error than the wish to empty another program's file.
+* What another one has edited or deleted is restored within ``CHECK_S``. Objects of another owner stay as they are.
+* A kind that cannot be written delays neither the tree nor the other kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from nodeagent.base.bounded_calls import in_thread
+from nodeagent.cluster.retry import FailureLog
+from nodeagent.fabric.fabric_settings import FabricName
+from nodeagent.fabric.hypernode import LEAF, OURS, OWNER_LABEL, labels_of
+from nodeagent.fabric.node_lists import NodeLists, NoDomainsError, expanded
+from nodeagent.fabric.outcome import PlanOutcome
+from nodeagent.kube.client import ApiClient, ApiError
+from nodeagent.kube.lease import NotLeading
+from nodeagent.kube.resource import Json, Resource, metadata
+from nodeagent.topology.controller_config import SlurmSettings
+from nodeagent.topology.write_log import WriteLog
+
+log = logging.getLogger(__name__)
+
+PAUSE_S, CHECK_S = 60.0, 600.0
+SLURM_CONFIG_MAP = "nodeagent-slurm-topology"
+_FORMS = {
+    "tree": ("slurm", "topology.conf"),
+    "block": ("slurm-block", "topology.conf"),
+    "yaml": ("slurm-yaml", "topology.yaml"),
+}
+"""The form of ``NodeLists`` and the name of Slurm's file, by ``slurm.format``."""
+
+
+CONFIG_MAPS: Resource[Json] = Resource("", "v1", "configmaps", "ConfigMap", True, dict)
+NODE_FEATURE_GROUPS: Resource[Json] = Resource(
+    "nfd.k8s-sigs.io", "v1alpha1", "nodefeaturegroups", "NodeFeatureGroup", True, dict
+)
+BOTH = (CONFIG_MAPS, NODE_FEATURE_GROUPS)
+WRITTEN = {"create": BOTH, "patch": BOTH, "delete": (NODE_FEATURE_GROUPS,)}
+"""By verb. The one ConfigMap is never deleted."""
+
+Wanted = Callable[[PlanOutcome], Mapping[str, Json] | None]
+"""The objects that a plan leads to, by name; ``None``: what there is stays."""
+
+
+def slurm_topology(
+    settings: SlurmSettings, fabric: FabricName, outcome: PlanOutcome
+) -> dict[str, Json] | None:
+    """The ConfigMap with Slurm's file."""
+    lists = NodeLists(outcome, fabric, frozenset(expanded(settings.nodes)) if settings.nodes else None)
+    form, file = _FORMS[settings.format]
+    if lists.is_empty:
+        return None
+    try:
+        text = lists.written(form, comments=False)
+    except NoDomainsError:
+        log.warning("Slurm's blocks are not written: no NVLink domain is known. setting=tiers.nvlink")
+        return None
+    labels = {OWNER_LABEL: OURS}
+    return {SLURM_CONFIG_MAP: {"metadata": {"labels": labels}, "data": {file: f"{text}\n"}}}
+
+
+def node_feature_groups(fabric: FabricName, outcome: PlanOutcome) -> dict[str, Json] | None:
+    """A NodeFeatureGroup for each leaf group. Its rule lists the nodes by the name that NFD's worker reports."""
+
+    def group(name: str, nodes: tuple[str, ...]) -> Json:
+        terms = {"nodename": {"op": "In", "value": [*nodes]}}
+        rule = {
+            "name": f"nodes of {name}",
+            "matchFeatures": [{"feature": "system.name", "matchExpressions": terms}],
+        }
+        return {"metadata": {"labels": dict(labels_of(fabric, LEAF))}, "spec": {"featureGroupRules": [rule]}}
+
+    leaves = NodeLists(outcome, fabric).leaves()
+    return {name: group(name, nodes) for name, nodes in leaves.items() if nodes} or None
+
+
+class KeptObjects:
+    """Keeps the objects of one kind in one namespace. ``only``: the name, if there is one object."""
+
+    def __init__(
+        self, client: ApiClient, write_log: WriteLog, resource: Resource[Json], namespace: str, wanted: Wanted,
+        only: str = "",
+    ) -> None:  # fmt: skip
+        self._client, self._resource, self._namespace = client, resource, namespace
+        self._wanted, self._write_log, self._only = wanted, write_log, only
+        self._failures = FailureLog(f"A {resource.kind} for another program cannot be kept")
+
+    async def run(self, latest: Callable[[], PlanOutcome | None]) -> None:
+        """Keep the objects of the ``latest`` plan until cancelled."""
+        loop, kept, checked_at = asyncio.get_running_loop(), None, 0.0
+        while True:
+            outcome = latest()
+            if outcome is not None and (outcome is not kept or loop.time() >= checked_at + CHECK_S):
+                try:
+                    await self._keep(outcome)
+                    kept, checked_at = outcome, loop.time()
+                    self._failures.succeeded()
+                except ApiError as error:
+                    self._failures.failed(error, namespace=self._namespace)
+                except NotLeading:
+                    await asyncio.Event().wait()  # until this task is cancelled
+            await asyncio.sleep(PAUSE_S)
+
+    async def _keep(self, outcome: PlanOutcome) -> None:
+        """Raises ``ApiError``, after the writes that are possible."""
+        wanted = await in_thread(partial(self._wanted, outcome))
+        if wanted is None:
+            return
+        stored = await self._read()
+        failed: ApiError | None = None
+        for name in sorted(wanted.keys() | stored.keys()):
+            body, known = wanted.get(name), stored.get(name)
+            if body is not None and known is not None and _same(body, known):
+                continue
+            verb = "delete" if body is None else "create" if known is None else "patch"
+            result = "ok"
+            try:
+                await self._write(name, body, known)
+            except ApiError as error:
+                failed, result = error, str(error)
+            place = f"{self._resource.kind} {self._namespace}/{name}"
+            self._write_log.add(verb, place, "it follows the tree", result)
+            if failed is not None and (failed.status is None or failed.retry_after_s is not None):
+                break
+        if failed is not None:
+            raise failed
+
+    async def _read(self) -> dict[str, Json]:
+        """Our objects by name."""
+        try:
+            if self._only:
+                found = [await self._client.get(self._resource, self._only, namespace=self._namespace)]
+            else:
+                labels = f"{OWNER_LABEL}={OURS}"
+                found = (
+                    await self._client.list(self._resource, namespace=self._namespace, labels=labels)
+                ).items
+        except ApiError as error:
+            if not (error.missing and self._only):
+                raise
+            return {}
+        every = [(metadata(one), one) for one in found]
+        return {meta.name: one for meta, one in every if (meta.labels or {}).get(OWNER_LABEL) == OURS}
+
+    async def _write(self, name: str, body: Json | None, stored: Json | None) -> None:
+        """An object of another owner is refused as existing already."""
+        if body is None:
+            await self._client.delete(self._resource, name, namespace=self._namespace)
+        elif stored is None:
+            named = body | {"metadata": body["metadata"] | {"name": name}}
+            await self._client.create(self._resource, named, namespace=self._namespace)
+        else:
+            if "data" in body:
+                body = body | {"data": dict.fromkeys(stored.get("data") or ()) | body["data"]}
+            await self._client.patch(self._resource, name, body, namespace=self._namespace)
+        log.info("An object for another program is written. kind=%s name=%s", self._resource.kind, name)
+
+
+def _same(body: Json, stored: Json) -> bool:
+    return all(stored.get(part) == value for part, value in body.items() if part != "metadata")

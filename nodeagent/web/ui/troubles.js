@@ -1,0 +1,31 @@
+// The troubles of the fabric: the list of `nodeagent trouble`. See nodeagent/fabric/troubles.py.
+
+import { el, since } from "./dom.js";
+import { chooser, entry, few, symbol } from "./parts.js";
+import { anomalySymbol, STATES } from "./symbols.js";
+
+/** What, since when, where (unless that is `here`), why, whose pods, and what to do. */
+export function troubleEntry(model, one, select, here = "") {
+  const at = model.placeOf(one);
+  const pods = Object.entries(model.content.pods).filter(([, places]) => places.includes(model.content.troubles.indexOf(one))).map(([pod]) => pod);
+  return entry([symbol(symbolOf(one)), one.what], since(one.since),
+    at !== here && el("p", {}, at ? chooser(one.where, at, select) : one.where),
+    ...(one.linkCount > 1 ? [one.details.join(", ")] : one.details).map((text) => el("p", { text })),
+    one.pods > 0 && el("p", {}, el("b", { text: "pods " }), few(pods, one.pods)),
+    el("p", {}, el("b", { text: "do " }), one.remedy));
+}
+
+function symbolOf(one) {
+  if (one.linkCount > 1) return STATES.x;
+  return Object.values(STATES).find((state) => state.word === one.what) ?? anomalySymbol(one.reasons[0] ?? one.what);
+}
+
+/** A pod with its troubles. */
+export function podEntry(model, [pod, places], select) {
+  const found = places.map((place) => model.content.troubles[place]);
+  return entry(pod, since(found.map((one) => one.since).filter((time) => time !== null).sort((a, b) => a - b)[0]),
+    ...found.map((one) => {
+      const at = model.placeOf(one);
+      return el("p", {}, symbol(symbolOf(one)), " ", at ? chooser(one.where, at, select) : one.where, ` ${one.what}`);
+    }));
+}
