@@ -196,8 +196,10 @@ def _of_anomaly(anomaly: Anomaly, since: float | None) -> FabricTrouble:
     where = " ".join(filter(None, (anomaly.node, anomaly.link))) or anomaly.switch
     links = ((anomaly.node, anomaly.link),) if anomaly.link else ()
     kind = anomaly.kind.value
-    what = AnomalyKind.MISCABLED.value if anomaly.kind in _CABLES else kind
-    return FabricTrouble(what, where, since, links, (kind,), (anomaly.message,), (), _REMEDIES[anomaly.kind])
+    what, text = kind, anomaly.message
+    if anomaly.kind in _CABLES:
+        what, text = AnomalyKind.MISCABLED.value, f"{kind}: {text}"
+    return FabricTrouble(what, where, since, links, (kind,), (text,), (), _REMEDIES[anomaly.kind])
 
 
 def _more(nodes: int) -> FabricTrouble:
