@@ -23,6 +23,12 @@ def main(directory: Path, requirements: Path) -> None:
         sys.exit(f"Python {'.'.join(map(str, MINIMUM))} or newer is needed, this is {sys.version.split()[0]}")
     if importlib.util.find_spec("ensurepip") is None:
         install_ensurepip()
+    count = sum("==" in line for line in requirements.read_text().splitlines())
+    print(
+        f"Installing {count} Python packages of {requirements} in {directory}, for this project alone. It takes one to "
+        "two minutes, once ...",
+        file=sys.stderr,
+    )
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
     pip = [
         str(directory / "bin" / "python"),

@@ -11,14 +11,17 @@ import msgspec
 from nodeagent import discovery
 from nodeagent.agent_config import Config
 from nodeagent.base.supervise import end_tasks
+from nodeagent.commands.terminal import note
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot, StaleSource
+from nodeagent.host.packet import may_receive
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.gpu_publisher import GpuPublisher
+from nodeagent.sources.machine_access import has_netdevs
 from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.web.machine_view import MachineView, machine_view
 
@@ -36,6 +39,11 @@ class RunningSources:
         self.gpu_publisher = GpuPublisher(discovery.health_service(config), RememberedGpus(folder))
         self.rails = RailMemory(folder)
         quiet = msgspec.structs.replace(config.lldp, transmit=False)
+        if quiet.source == "socket" and has_netdevs(Tree(root), config.links.select) and not may_receive():
+            note(
+                "LLDP is not received: this user lacks CAP_NET_RAW, so no link can be found miscabled; run as root"
+            )
+            quiet = msgspec.structs.replace(quiet, source="none")
         self._sources = discovery.Discovery(
             self.inventory,
             msgspec.structs.replace(config, lldp=quiet),

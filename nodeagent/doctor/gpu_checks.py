@@ -60,11 +60,11 @@ TOPIC = Topic(
         ),
         "gpu_fault": Advice(
             "The GPU reports errors; its devices are Unhealthy.",
-            "check the kernel log for its XIDs; reset it (nvidia-smi --gpu-reset -i N) or reboot",
+            "check the kernel log for its XIDs; reset the GPU (nvidia-smi --gpu-reset) or reboot",
         ),
         "gpu_recovery": Advice(
             "The driver requires this action before the GPU is used again.",
-            "drain the node and do it: nvidia-smi --gpu-reset -i N, or a reboot",
+            "drain the node and do it: nvidia-smi --gpu-reset, or a reboot",
         ),
         "recovery_untold": Advice(
             "Drivers before r565 do not report a required reset. Then only XIDs show it, and only while the "
@@ -193,10 +193,13 @@ def _answered(
 
 def _reading(reading: GpuReading, *, offers_mig: bool) -> Iterator[Finding]:
     name = f"GPU {reading.index} ({reading.uuid or reading.pci_address or 'nameless'})"
+    reset = f"reset it (nvidia-smi --gpu-reset -i {reading.index}) or reboot"
     if reading.lost or reading.fault:
-        yield TOPIC.fix("gpu_fault", f"{name}: {'lost' if reading.lost else reading.fault}")
+        remedy = f"check the kernel log for its XIDs; {reset}"
+        yield TOPIC.fix("gpu_fault", f"{name}: {'lost' if reading.lost else reading.fault}", remedy)
     if reading.recovery_action not in (None, "none"):
-        yield TOPIC.fix("gpu_recovery", f"{name}: {reading.recovery_action}")
+        remedy = f"drain the node, then {reset}"
+        yield TOPIC.fix("gpu_recovery", f"{name}: {reading.recovery_action}", remedy)
     if reading.mig and not offers_mig:
         yield TOPIC.warn("mig_not_offered", f"{name} is in MIG mode")
     elif reading.mig and reading.mig_devices == ():

@@ -1,4 +1,4 @@
-"""List what is wrong in a fabric: links with a fault, wrong cables, refused reports; what concerns most pods first.
+"""The troubles of a fabric: links with a fault, wrong cables, refused reports; what concerns most pods first.
 
 Links that went down within ``TOGETHER_S`` have one cause, so they are one trouble: several links of one switch, or of
 one node. ``CLOCKS_S`` counts for a switch of which no link is up. An anomaly of a link that has a fault joins it. The
@@ -25,8 +25,30 @@ CLOCKS_S = 300.0
 TOGETHER_MIN = 3
 """The fewest links of one switch or node with one cause; two may be a coincidence, or one cable with two lanes."""
 NAMES_MAX = 8
-_OF_ANOMALIES = "docs/topology.md#anomalies"
 _CABLES = frozenset((AnomalyKind.MISCABLED, AnomalyKind.FOREIGN_LEAF, AnomalyKind.RAIL_SWAP))
+_OWN_NAME = "give each switch a name of its own"
+_REMEDIES = {
+    AnomalyKind.MISCABLED: "move the cable to the switch in the message",
+    AnomalyKind.FOREIGN_LEAF: "move the cable to the switch in the message",
+    AnomalyKind.RAIL_SWAP: "exchange the two cables",
+    AnomalyKind.RAIL_SHIFT: "move each cable of the node by the number of rails in the message",
+    AnomalyKind.MISSING_RAIL: "check link, cable and optics, and whether the switch port sends LLDP",
+    AnomalyKind.NODE_TO_NODE: "move both ends of the cable to the switches of their rails",
+    AnomalyKind.SHARED_SWITCH: "write the entry of `fabrics` in the message",
+    AnomalyKind.OTHER_FABRIC: "write the entries of `fabrics` in the message",
+    AnomalyKind.NO_LEAVES: "define the groups in the topology file; let DPUs forward LLDP",
+    AnomalyKind.SHARED_PORT: "look for a hub or bridge between the nodes, or for two switches with one name",
+    AnomalyKind.CONTESTED_LINK: "remove the bridge between them, or find the forger: nodeagent neighbors",
+    AnomalyKind.DUPLICATE_SYSTEM_NAME: _OWN_NAME,
+    AnomalyKind.SHARED_CHASSIS_ID: "give each switch a chassis ID of its own",
+    AnomalyKind.AMBIGUOUS_SWITCH: f"{_OWN_NAME}, or let it announce its management address",
+    AnomalyKind.REPLACED_SWITCH: "nothing, if the switch was replaced",
+    AnomalyKind.UNDECIDABLE: "list the groups in the topology file",
+    AnomalyKind.NVLINK_DOMAIN_MIXED: "assign all GPUs of the node to one partition of the NVLink fabric",
+    AnomalyKind.NVLINK_DOMAIN_SPLIT: "correct the cables of the nodes in the message",
+    AnomalyKind.OVERSIZED: "list these nodes in groups of their own in the topology file",
+}
+"""One for each kind; the table of docs/topology.md has the whole."""
 
 
 class FabricTrouble(NamedTuple):
@@ -173,9 +195,11 @@ def _of_link(fault: LinkFault, anomalies: Iterable[Anomaly]) -> FabricTrouble:
 def _of_anomaly(anomaly: Anomaly, since: float | None) -> FabricTrouble:
     where = " ".join(filter(None, (anomaly.node, anomaly.link))) or anomaly.switch
     links = ((anomaly.node, anomaly.link),) if anomaly.link else ()
-    remedy = "move the cable to the switch in the message" if anomaly.kind in _CABLES else _OF_ANOMALIES
     kind = anomaly.kind.value
-    return FabricTrouble(kind, where, since, links, (kind,), (anomaly.message,), (), remedy)
+    what, text = kind, anomaly.message
+    if anomaly.kind in _CABLES:
+        what, text = AnomalyKind.MISCABLED.value, f"{kind}: {text}"
+    return FabricTrouble(what, where, since, links, (kind,), (text,), (), _REMEDIES[anomaly.kind])
 
 
 def _more(nodes: int) -> FabricTrouble:

@@ -91,6 +91,15 @@ _FILTER = (
 )
 
 
+def may_receive() -> bool:
+    """Whether this process may open a socket for frames."""
+    try:
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close()
+    except PermissionError:
+        return False
+    return True
+
+
 class LldpSocket:
     """Takes over ``opened``, a result of ``open_socket(ifindex)``. Calls ``on_frame`` with each frame, and
     ``on_lost`` once when the netdev has left this namespace.

@@ -299,8 +299,8 @@ def test_the_table_starts_with_the_cables_to_move_and_ends_with_the_sums(
     random.Random(0).shuffle(reports)
     assert main(["cabling", "--from", str(write(tmp_path / "links.json", reports))]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:7]] == ["elsewhere"] * 3 + ["missing", "no-lldp", "slow"]
-    assert lines[-3].split() == ["LEAF", "GROUP", "ELSEWHERE", "MISSING", "NO-LLDP", "SLOW", "PLANNED"]
+    assert [line.split()[0] for line in lines[1:7]] == ["miscabled"] * 3 + ["missing", "no-lldp", "slow"]
+    assert lines[-3].split() == ["LEAF", "GROUP", "MISCABLED", "MISSING", "NO-LLDP", "SLOW", "PLANNED"]
     assert [line.split()[1:] for line in lines[-2:]] == [
         ["3", "0", "0", "0", "29"],
         ["0", "1", "1", "1", "29"],
@@ -367,7 +367,7 @@ def test_an_export_of_netbox_is_a_plan_with_racks(tmp_path: Path, capsys: pytest
     assert main(["cabling", "--from", str(source), *map(str, plan)]) == 1
     tables = [table.splitlines() for table in capsys.readouterr().out.split("\n\n")]
     assert [table[0].split()[0] for table in tables] == ["STATE", "RAIL", "RACK", "LEAF"]
-    assert [line.split()[:3] for line in tables[0][1:3]] == [["elsewhere", "R00", "su0-n00"]] * 2
+    assert [line.split()[:3] for line in tables[0][1:3]] == [["miscabled", "R00", "su0-n00"]] * 2
     assert [line.split() for line in tables[1][1:]] == [
         ["0", "1", "0", "0", "1", "14"],
         ["1", "1", "0", "1", "0", "14"],
@@ -547,7 +547,7 @@ def test_watch_prints_each_link_that_changes(tmp_path: Path) -> None:
         assert [line[-1] for line in sums if line] == ["PLANNED", *["16"] * RAILS, "PLANNED", "32", "32"]
         made.cables["su0-n01", 0] = "su1-leaf0"
         write(tmp_path / "new.json", made.reports()).rename(source)
-        assert lines.next() == ("su0-n01 rail0: elsewhere at su1-leaf0 Eth1/9, belongs to su0-leaf0\n")
+        assert lines.next() == ("su0-n01 rail0: miscabled at su1-leaf0 Eth1/9, belongs to su0-leaf0\n")
         source.rename(tmp_path / "away.json")
         assert "links.json" in Lines(watch.stderr.fileno()).next()
         made.cables["su0-n01", 0] = "su0-leaf0"

@@ -47,7 +47,7 @@ def fabric(nodes: int = 8) -> Fabric:
 
 @pytest.mark.slow
 def test_the_fabric_demo_runs_to_its_end_and_prints_every_step():
-    done = demo("--nodes", "8", "--once")
+    done = demo("--nodes", "8")  # ends by itself, because its output is no terminal
     assert (done.returncode, done.stderr) == (0, "")
     steps = re.split(r"^(?=\d+\. )", done.stdout, flags=re.M)
     about, formed, miscabled, rebooted, survived, replaced, reracked, followed, added = steps

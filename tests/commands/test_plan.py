@@ -354,6 +354,12 @@ def test_explain_names_expired_links_that_do_not_count(
     assert "expired, not counted" in out
 
 
+def test_a_typing_error_gets_the_similar_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for typed, meant in (("gpu-04", "gpu-004"), ("hall1-su1-leaf33", "hall1-su1-leaf3")):
+        assert main(["explain", typed, "--from", "docs/samples/nodelinks.yaml"]) == 1
+        assert f"similar are {meant}" in capsys.readouterr().err
+
+
 def test_an_unknown_name_or_path_is_named_in_the_error(
     reports: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -202,7 +202,7 @@ def test_a_wrong_cable_is_told_once(tmp_path: Path) -> None:
     made.cables["su0-n00", 2] = "su1-leaf2"
     (one,) = found(made.reports(), tmp_path)
     assert (one.what, one.where, one.remedy) == (
-        "foreign-leaf",
+        "miscabled",
         "su0-n00 rail2",
         "move the cable to the switch in the message",
     )

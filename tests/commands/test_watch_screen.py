@@ -41,7 +41,7 @@ class Tmux:
 
     def __init__(self, width: int, height: int, script: str) -> None:
         self._socket = f"nodeagent-{uuid4().hex[:8]}"
-        program = f"trap : INT; NO_COLOR=1 {sys.executable} -c '{script}'; echo code $?; read end"
+        program = f"unset COLUMNS LINES; trap : INT; NO_COLOR=1 {sys.executable} -c '{script}'; echo code $?; read end"
         size = ("-x", str(width), "-y", str(height))
         self("-f", "/dev/null", "new-session", "-d", *size, "-c", str(HERE), "sh", "-c", program)
 

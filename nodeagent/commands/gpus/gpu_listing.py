@@ -14,6 +14,7 @@ from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
 from nodeagent.commands.agent_query import AGAIN_S, ask_for, follow, origin
+from nodeagent.commands.json_document import document
 from nodeagent.commands.options import FAILED, GOOD
 from nodeagent.commands.running_sources import RunningSources, known_kinds
 from nodeagent.commands.scan.listing import beginnings
@@ -36,11 +37,12 @@ async def show(config: Config, options: argparse.Namespace) -> int:
     fetch = partial(ask_for, _LINES, "/gpus", config, options.root)
     answer, source = await in_thread(fetch)
     note(origin(answer, source, ALONE))
+    place = None if answer is None else source
     views = _own(config, options.root) if answer is None else follow(answer, fetch)
     code = GOOD
     with watching(in_place=options.watch and not options.json) as show:
         async for lines in views:
-            show(msgspec.json.encode(lines).decode() if options.json else as_table(lines, screen()))
+            show(document(lines, options.root, place) if options.json else as_table(lines, screen()))
             code = FAILED if answer is None and lines.silent is not None else GOOD
             if not options.watch:
                 break

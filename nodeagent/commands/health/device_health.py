@@ -26,6 +26,7 @@ from nodeagent.commands.agent_query import (
     follow,
     origin,
 )
+from nodeagent.commands.json_document import document
 from nodeagent.commands.options import FAILED, GOOD
 from nodeagent.commands.running_sources import RunningSources, nics_of_machine, sentences, unanswered
 from nodeagent.commands.scan.listing import beginnings
@@ -70,24 +71,25 @@ async def show(config: Config, options: argparse.Namespace, device: str | None) 
     fetch = partial(_of_agent, config, options.root, options.listen)
     answer, source = await in_thread(fetch)
     note(origin(answer, source, ALONE))
+    place = None if answer is None else source
     views = _own(config, options.root) if answer is None else follow(answer, fetch)
     code = GOOD
     with watching(in_place=options.watch and not options.json) as show:
         async for health in views:
-            show(_text(health, device, as_json=options.json))
+            show(_text(health, device, options, place))
             code = FAILED if answer is None and health.silent else GOOD
             if not options.watch:
                 break
     return code
 
 
-def _text(health: DeviceHealth, device: str | None, *, as_json: bool) -> str:
+def _text(health: DeviceHealth, device: str | None, options: argparse.Namespace, place: str | None) -> str:
     view = None if device is None else find(health, device)
     silent = sentences(health.silent)
-    if as_json:
+    if options.json:
         for sentence in silent:
             note(sentence)
-        return msgspec.json.encode(health.views if view is None else view).decode()
+        return document(health.views if view is None else view, options.root, place)
     return as_table(health.views, screen(), silent) if view is None else as_detail(view, screen())
 
 
@@ -148,7 +150,7 @@ def find(health: DeviceHealth, name: str) -> DeviceView:
         names = (
             view.label,
             view.name,
-            view.netdev if view.nic else None,
+            view.netdev,
             view.rdma,
             view.device,
             view.device.removeprefix("0000:"),
@@ -179,7 +181,7 @@ def as_table(views: Sequence[DeviceView], on: Screen = PLAIN, silent: Sequence[s
     rows = [
         (
             view.label,
-            view.netdev,
+            view.netdev if view.nic else None,
             view.device,
             view.state,
             "Healthy" if view.allocatable else "Unhealthy",

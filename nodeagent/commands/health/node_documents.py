@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import socket
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from nodeagent.agent_config import Config
 from nodeagent.commands.agent_query import origin
 from nodeagent.commands.health import replay
 from nodeagent.commands.health.device_health import ALONE, fetch_page
+from nodeagent.commands.json_document import node_name
 from nodeagent.commands.options import FAILED, GOOD
 from nodeagent.commands.running_sources import RunningSources, known_kinds, unanswered, view_of
 from nodeagent.commands.terminal import note
@@ -36,7 +36,6 @@ from nodeagent.web.sample_history import EVERY_S, SampleHistory
 from nodeagent.web.ui_files import self_contained
 
 _HEALTH = msgspec.json.Decoder(tuple[DeviceView, ...])
-_HOSTNAME = "etc/hostname"
 
 
 def show(config: Config, options: argparse.Namespace) -> int:
@@ -77,19 +76,11 @@ async def read_document(config: Config, root: Path) -> tuple[bytes, bool]:
         (),
         offer.rails,
         {},
-        node=await asyncio.to_thread(_name, root),
+        node=await asyncio.to_thread(node_name, root),
         source="read once by `nodeagent health --html`",
         taken=time.time(),
     )
     return msgspec.json.encode(view), bool(unanswered(snapshot.stale_sources))
-
-
-def _name(root: Path) -> str:
-    """The name in the machine's file, or this host's for its own root."""
-    try:
-        return (root / _HOSTNAME).read_text().strip() or str(root)
-    except (OSError, UnicodeDecodeError):
-        return socket.gethostname() if root == Path("/") else str(root)
 
 
 # --- recordings -----------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
 from nodeagent.base.supervise import beside
 from nodeagent.commands.agent_query import ask_for, follow, origin, wait_for
+from nodeagent.commands.json_document import document
 from nodeagent.commands.neighbors.ib_neighbors import with_infiniband
 from nodeagent.commands.running_sources import nics_of_machine
 from nodeagent.commands.terminal import PLAIN, Screen, columns, note, screen, watching, wrapped
@@ -83,7 +83,7 @@ async def show(config: Config, options: argparse.Namespace) -> None:
 
     def text(listing: NeighborListing) -> str:
         listing = listing.named(names) if found is None else listing
-        return as_json(listing, place) if options.json else as_table(listing, screen())
+        return as_json(listing, place, root) if options.json else as_table(listing, screen())
 
     if options.watch:
         if found is None:
@@ -223,11 +223,11 @@ def _progress(listing: NeighborListing, wait_s: float | None) -> str:
 # --- for programs ---------------------------------------------------------------------------------------
 
 
-def as_json(listing: NeighborListing, agent: str | None = None) -> str:
+def as_json(listing: NeighborListing, agent: str | None = None, root: Path = Path("/")) -> str:
     """One object on one line. ``agent``: the socket of the agent that has answered, if one has. Absent values are
     null. The first neighbor of a link is the one in NodeLinks.
     """
-    return json.dumps(
+    return document(
         {
             "agent": agent,
             "fault": listing.fault,
@@ -262,7 +262,8 @@ def as_json(listing: NeighborListing, agent: str | None = None) -> str:
             "findings": [to_builtins(remark) for remark in listing.remarks],
             "waited_seconds": listing.waited_s,
         },
-        ensure_ascii=True,
+        root,
+        agent,
     )
 
 

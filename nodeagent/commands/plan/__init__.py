@@ -124,7 +124,7 @@ def add_cabling(add: Add) -> None:
     parser = add(
         "cabling",
         _cabling,
-        "compare every link of the hall with a cabling plan: planned, elsewhere, missing, without LLDP or slow",
+        "compare every link of the hall with a cabling plan: planned, miscabled, missing, without LLDP or slow",
         "Without --plan, links are compared with the leaf groups that the reports lead to. The result is 0 if every\n"
         "link is as planned, 1 if one is not, and 2 if the input cannot be read.",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from difflib import get_close_matches
 
 from nodeagent.base.plain_text import one_line
 from nodeagent.commands.plan.preview import Preview
@@ -43,8 +44,17 @@ def explain(preview: Preview, name: str, on: Screen = PLAIN) -> str:
         elif upper := next((key for key in keys if plan.tiers.uplinks.below(key)), None):
             lines = _upper_switch(preview, upper, on)
         else:
+            known = {
+                *levels.reports,
+                *levels.refused,
+                *votes.names.keys.values(),
+                *preview.wanted,
+                *preview.published,
+            }
+            similar = ", ".join(map(shown, get_close_matches(name, sorted(known), n=4)))
+            hint = f"; similar are {similar}" if similar else ""
             raise UnknownNameError(
-                f"{shown(name)} is not a node, switch or HyperNode in this input; `nodeagent topology` lists them"
+                f"{shown(name)} is not a node, switch or HyperNode in this input{hint}; `nodeagent topology` lists them"
             )
     text = [*lines]
     table_at = text.index("") if "" in text else len(text)

@@ -54,6 +54,11 @@ class CableState(StrEnum):
     SLOW = "slow"
     PLANNED = "planned"
 
+    @property
+    def word(self) -> str:
+        """The state for people: a wrong cable has one name in every list."""
+        return "miscabled" if self is CableState.ELSEWHERE else self.value
+
 
 class CheckedLink(NamedTuple):
     """One link. ``rack`` is empty if the plan names none. ``switch`` and ``port`` are where it is, ``to_switch`` and
@@ -365,7 +370,7 @@ def _print_table(options: argparse.Namespace, links: list[CheckedLink]) -> None:
     has_racks = any(link.rack for link in links)
     rows = [
         (
-            str(link.state), *([link.rack] if has_racks else []), link.node, link.rail, link.link,
+            link.state.word, *([link.rack] if has_racks else []), link.node, link.rail, link.link,
             f"{link.switch} {link.port}".strip(), f"{link.to_switch} {link.to_port}".strip(), link.note,
         )
         for link in _listed(options, links)
@@ -384,7 +389,7 @@ def _sums(head: str, links: list[CheckedLink], of: Callable[[CheckedLink], str])
         (name, *(str(states[state]) for state in CableState))
         for name, states in count_states(links, of).items()
     ]
-    heads = (head, *(state.upper() for state in CableState))
+    heads = (head, *(state.word.upper() for state in CableState))
     return "\n".join(columns(heads, counts, screen(), optional=(CableState.PLANNED.upper(),)))
 
 
@@ -396,4 +401,4 @@ def _sentence(link: CheckedLink) -> str:
         else ""
     )
     note = f" ({link.note})" if link.note else ""
-    return one_line(f"{link.node} {link.link}: {link.state}{at}{to}{note}")
+    return one_line(f"{link.node} {link.link}: {link.state.word}{at}{to}{note}")

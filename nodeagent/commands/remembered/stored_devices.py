@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from nodeagent.agent_config import Config
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.stored_file import StoredFile, StoredForm
+from nodeagent.commands.json_document import document
 from nodeagent.commands.options import GOOD, USAGE
 from nodeagent.commands.terminal import screen, section
 from nodeagent.host.sysfs import Tree
@@ -73,7 +73,8 @@ def show(config: Config, options: argparse.Namespace) -> int:
     stored, gpus = _gpus(config, options.root)
     if options.json:
         rails = [_rail_object(row) for row in rows]
-        print(json.dumps({"rails": rails, "gpus": [_gpu_object(gpu, machine.has_gpu(gpu)) for gpu in gpus]}))
+        listed = [_gpu_object(gpu, machine.has_gpu(gpu)) for gpu in gpus]
+        print(document({"rails": rails, "gpus": listed}, options.root, None))
         return GOOD
     parts = [
         f"No rails are stored in {file.path}; the agent stores them when it offers VFs.\n",

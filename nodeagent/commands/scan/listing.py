@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import operator
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -24,6 +23,7 @@ from nodeagent.agent_config import check as check_config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside
 from nodeagent.commands.agent_query import Fetch, ask_for, follow, origin, wait_for
+from nodeagent.commands.json_document import document
 from nodeagent.commands.options import FAILED, GOOD
 from nodeagent.commands.running_sources import sentences, unanswered, view_of
 from nodeagent.commands.terminal import PLAIN, Screen, joined, note, remarks, screen, section, watching
@@ -68,7 +68,7 @@ async def show(config: Config, options: argparse.Namespace) -> int:
                 note(sentence)
             named = True
             place = None if agent is None else source
-            show(as_json(view, place) if options.json else as_table(view, screen()))
+            show(as_json(view, place, root) if options.json else as_table(view, screen()))
             code = FAILED if agent is None and unanswered(view.snapshot.stale_sources) else GOOD
     return code
 
@@ -180,11 +180,11 @@ async def _scanning(config: Config, root: Path, rails: RailMemory) -> AsyncItera
 # --- for programs ---------------------------------------------------------------------------------------
 
 
-def as_json(view: MachineView, agent: str | None = None) -> str:
+def as_json(view: MachineView, agent: str | None = None, root: Path = Path("/")) -> str:
     """One object on one line. ``agent``: the socket of the agent that has answered, if one has. Absent values are
     null; ids are listed in full."""
     snapshot = view.snapshot
-    return json.dumps(
+    return document(
         {
             "agent": agent,
             "product": snapshot.product,
@@ -211,9 +211,11 @@ def as_json(view: MachineView, agent: str | None = None) -> str:
             "findings": [to_builtins(remark) for remark in snapshot.remarks],
             "troubles": [to_builtins(trouble) for trouble in view.troubles],
             "silent": [to_builtins(source) for source in snapshot.stale_sources],
+            "nics": dict(view.nics),
             "unreadable": list(snapshot.unreadable),
         },
-        ensure_ascii=True,
+        root,
+        agent,
     )
 
 
@@ -243,7 +245,6 @@ def as_table(view: MachineView, on: Screen = PLAIN) -> str:
             optional=("NUMA", "DRIVER", "VFS", "RDMA", "PCI ADDRESS", "LINK"),
             absent=_absent(snapshot, "pci"),
         ),
-        _neighbor_section(view, on),
         _affinity_section(view, on),
         _reasons(view, on),
     ]
@@ -391,25 +392,6 @@ def _link_word(link: Link | None) -> str | None:
         return None
     word = "admin-down" if not link.admin_up else "up" if link.carrier else "down"
     return f"{word} (default route)" if link.default_route else word
-
-
-def _neighbor_section(view: MachineView, on: Screen) -> str:
-    """The neighbors that the table of NICs lacks: further ones of a link, and those of links without a PF."""
-    snapshot = view.snapshot
-    shown = {pf.netdev for pf in _pfs(snapshot)}
-    rows = [
-        (
-            _label(view, neighbor.link),
-            neighbor.system_name or neighbor.chassis_id.value,
-            neighbor.port_id.value,
-            neighbor.port_description or None,
-            "stale" if neighbor.stale else "live",
-        )
-        for i, neighbor in enumerate(snapshot.neighbors)
-        if neighbor.link not in shown or any(neighbor.link == one.link for one in snapshot.neighbors[:i])
-    ]
-    heads = ("LINK", "SWITCH", "PORT", "DESCRIPTION", "STATE")
-    return section("NEIGHBORS", heads, rows, on, optional=("DESCRIPTION",)) if rows else ""
 
 
 def _affinity_section(view: MachineView, on: Screen) -> str:

@@ -54,7 +54,7 @@ def _vfs_apply(options: argparse.Namespace) -> int:
     config = load(options.config)
     log_to_stderr(options.log_level or "info")
     result = apply.apply(config, options.root, force=options.force)
-    print(apply.as_json(result) if options.json else apply.as_table(result, screen()))
+    print(apply.as_json(result, options.root) if options.json else apply.as_table(result, screen()))
     return GOOD if result.good else FAILED
 
 
@@ -64,5 +64,5 @@ def _vfs_show(options: argparse.Namespace) -> int:
     config = load(options.config)
     log_to_stderr(options.log_level or "warning")
     result = apply.show(config, options.root)
-    print(apply.as_json(result) if options.json else apply.as_table(result, screen()))
+    print(apply.as_json(result, options.root) if options.json else apply.as_table(result, screen()))
     return GOOD

@@ -16,7 +16,6 @@ alone. With an empty section ``apply`` reads nothing.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from msgspec import to_builtins
 
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.commands.json_document import document
 from nodeagent.commands.running_sources import nics_of_machine
 from nodeagent.commands.terminal import PLAIN, Screen, joined, remarks, section
 from nodeagent.commands.vfs.provision_pf import PfProvisioning, VfInUseError, spell, until
@@ -338,9 +338,9 @@ def _settings(tree: Tree, pf: Function) -> dict[int, VfSettings] | None:
 # --- the results ----------------------------------------------------------------------------------------
 
 
-def as_json(result: VfsResult) -> str:
+def as_json(result: VfsResult, root: Path = Path("/")) -> str:
     """One object on one line. Absent values are null."""
-    return json.dumps({"good": result.good, **to_builtins(result)}, ensure_ascii=True)
+    return document({"good": result.good, **to_builtins(result)}, root, None)
 
 
 def as_table(result: VfsResult, on: Screen = PLAIN) -> str:

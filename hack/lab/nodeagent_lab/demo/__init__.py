@@ -39,7 +39,11 @@ def add(add: Add) -> None:
         action="store_true",
         help="instead of the steps: the pages in a browser, with buttons for the faults (docs/ui.md)",
     )
-    parser.add_argument("--once", action="store_true", help="end after the last step instead of staying up")
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="end after the last step, as without a terminal",
+    )
     parser.add_argument(
         "--write",
         type=Path,
@@ -102,7 +106,11 @@ def _demo(options: argparse.Namespace) -> int:
         print("nodeagent: the demo of claims has no page: give --ui without --dra", file=sys.stderr)
         return USAGE
     return shows.main(
-        options.machine, once=options.once, nodes=options.nodes, by_claim=options.dra, ui=options.ui
+        options.machine,
+        once=options.once or not (options.ui or sys.stdout.isatty()),
+        nodes=options.nodes,
+        by_claim=options.dra,
+        ui=options.ui,
     )
 
 

@@ -27,6 +27,10 @@ async def show_fabric_page(cluster: DemoCluster, *, once: bool) -> None:
         await show_panel(panel, connect, once=once)
 
 
+REBOOT_S = 4.0
+"""A real switch needs minutes."""
+
+
 class FabricFaults:
     """Changes one thing in the fabric for each button. The agents report it at once."""
 
@@ -44,6 +48,7 @@ class FabricFaults:
         return [
             DemoFault("cable", "plug a cable into the wrong unit", self._miscable, self._correct),
             DemoFault("switch", f"switch {self._leaf} off", self._stop_switch, self._start_switch),
+            DemoFault("reboot", f"reboot {self._leaf}", self._reboot_switch),
             DemoFault("replace", f"replace {self._replaced}", self._replace_switch),
             DemoFault("move", f"move {self._moved} to another unit", self._move, self._move_back),
             DemoFault("node", "add a node", self._add_node),
@@ -68,6 +73,11 @@ class FabricFaults:
     async def _start_switch(self) -> None:
         self._fabric.boot(self._leaf)
         await self._rescan(self._fabric.at(self._leaf))
+
+    async def _reboot_switch(self) -> None:
+        await self._stop_switch()
+        await asyncio.sleep(REBOOT_S)
+        await self._start_switch()
 
     async def _replace_switch(self) -> None:
         self._fabric.replace(self._replaced)

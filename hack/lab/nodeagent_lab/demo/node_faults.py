@@ -10,24 +10,43 @@ from nodeagent.agent_config import Config
 from nodeagent.host.sysfs import Tree
 from nodeagent.web import local_socket
 from nodeagent_lab.demo.fault_panel import DemoFault, FaultPanel, Streams, connect_to_socket
+from nodeagent_lab.demo.machine_load import MachineLoad
 from nodeagent_lab.sim.kubelet import Kubelet
 from nodeagent_lab.sim.machine import Machine
 
 CONNECT_S = 2.0
+FULL_WATTS = 0.001
 
 
-def node_faults(machine: Machine, kubelet: Kubelet, pfs: Sequence[str]) -> list[DemoFault]:
+def node_faults(machine: Machine, kubelet: Kubelet, pfs: Sequence[str], load: MachineLoad) -> list[DemoFault]:
     """The faults that this machine can have. ``pfs``: the PCI addresses of its offered NICs."""
     faults: list[DemoFault] = []
     if pfs:
-        faults.append(
+        last, first = pfs[-1], pfs[0]
+        faults += [
             DemoFault(
                 "cable",
                 "pull the cable of the last NIC",
-                _call(lambda: machine.set_link(pfs[-1], up=False)),
-                _call(lambda: machine.set_link(pfs[-1], up=True)),
-            )
-        )
+                _call(lambda: machine.set_link(last, up=False)),
+                _call(lambda: machine.set_link(last, up=True)),
+            ),
+            DemoFault("flap", "nic0 flaps three times", _call(lambda: machine.flap(first, 3))),
+            DemoFault(
+                "light",
+                "nic0 loses its light slowly",
+                _call(lambda: load.dimming.update({first: FULL_WATTS})),
+                _call(load.dimming.clear),
+            ),
+            DemoFault(
+                "pcie",
+                "PCIe of nic0 trains to 8 lanes",
+                _call(lambda: machine.downtrain(first, width=8)),
+                _call(lambda: machine.downtrain(first)),
+            ),
+            DemoFault(
+                "pauses", "a pause storm at nic0", _call(lambda: machine.count(first, "pause_storm_errors"))
+            ),
+        ]
     if machine.gpus:
         gpu = len(machine.gpus) - 1
 

@@ -16,10 +16,12 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from nodeagent.agent_config import Config
+from nodeagent.base.supervise import beside
 from nodeagent.commands.running_sources import sentences, unanswered
 from nodeagent.commands.scan.listing import as_table, scan_once
 from nodeagent.facts.allocation import Devices
 from nodeagent_lab.demo.demo_steps import DemoError, DemoSteps, command, free_port, printed, running, tail
+from nodeagent_lab.demo.machine_load import MachineLoad
 from nodeagent_lab.demo.node_faults import node_faults, show_node_page
 from nodeagent_lab.sim.kubelet import Admission, Kubelet, PodSpec
 from nodeagent_lab.sim.machine import Machine
@@ -76,13 +78,11 @@ class NodeShow(DemoSteps):
                 await self._show_registration()
                 await self._show_pods()
                 if ui:
-                    faults = node_faults(
-                        self._machine,
-                        self._kubelet,
-                        [self._offered[nic][0].parent for nic in self._named("/nic")],
-                    )
-                    await show_node_page(faults, self._root, once=once)
-                    return
+                    pfs = [self._offered[nic][0].parent for nic in self._named("/nic")]
+                    load = MachineLoad(self._machine, pfs)
+                    faults = node_faults(self._machine, self._kubelet, pfs, load)
+                    async with beside(load.run(), show_node_page(faults, self._root, once=once)):
+                        return
                 await self._show_gpu_fault()
                 await self._show_link_fault()
                 await self._show_kubelet_restart()
@@ -127,7 +127,9 @@ class NodeShow(DemoSteps):
             return
         self.step("The LLDP neighbors (`nodeagent neighbors`)")
         try:
-            self._node = await stack.enter_async_context(sending(rails(names)))
+            self._node = await stack.enter_async_context(
+                sending(rails(names), lambda link: self._machine.nic(link).cable)
+            )
         except SwitchesError as error:
             self.say(f"skipped: this {error}", "")
             return

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import shutil
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
@@ -66,8 +66,11 @@ def rails(netdevs: Mapping[int, str], port: int = 1) -> tuple[SwitchPort, ...]:
 
 
 @contextlib.asynccontextmanager
-async def sending(ports: tuple[SwitchPort, ...]) -> AsyncIterator[Netns]:
-    """The node's namespace: each link is a netdev of its name with a sending switch at the other end.
+async def sending(
+    ports: tuple[SwitchPort, ...], lit: Callable[[str], bool] = lambda _link: True
+) -> AsyncIterator[Netns]:
+    """The node's namespace: each link is a netdev of its name with a sending switch at the other end. ``lit``: whether
+    the cable of a link is in.
 
     Raises ``SwitchesError`` if namespaces are not allowed or a tool is missing.
     """
@@ -84,7 +87,7 @@ async def sending(ports: tuple[SwitchPort, ...]) -> AsyncIterator[Netns]:
         for i, port in enumerate(ports):
             veth(node, port.link, fabric, f"cable{i}")
             sockets.append((port, fabric.raw(f"cable{i}")))
-        task = asyncio.create_task(_send(sockets))
+        task = asyncio.create_task(_send(sockets, lit))
         try:
             yield node
         finally:
@@ -94,10 +97,12 @@ async def sending(ports: tuple[SwitchPort, ...]) -> AsyncIterator[Netns]:
                 opened.close()
 
 
-async def _send(sockets: list[tuple[SwitchPort, socket.socket]]) -> None:
+async def _send(sockets: list[tuple[SwitchPort, socket.socket]], lit: Callable[[str], bool]) -> None:
     rounds = 0
     while True:
         for port, opened in sockets:
+            if not lit(port.link):
+                continue
             with contextlib.suppress(OSError):  # the link is down
                 opened.send(port.announcement())
         rounds += 1
