@@ -33,7 +33,9 @@ from typing import TypeVar
 from nodeagent.base.backoff import JITTER, Backoff
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
+from nodeagent.base.change_log import CONTROLLER_MAX, Change, ChangeLog
 from nodeagent.base.ending import end_at
+from nodeagent.base.kept_changes import keep_changes
 from nodeagent.base.supervise import end_tasks, ending_signals, first_cause, keep
 from nodeagent.fabric import Planner, PlanOutcome
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
@@ -117,11 +119,8 @@ class Controller:
         )
         self._reader = ApiClient(access, manager="nodeagent-controller")
         self._writer = ApiClient(access, manager="nodeagent-controller", guard=self.lease.check)
-        self.fabric = FabricInForce(
-            config,
-            topology,
-            partial(make_parts, namespace=settings.namespace, reader=self._reader, writer=self._writer),
-        )
+        self.changes, self._history = ChangeLog(CONTROLLER_MAX), config.history
+        self.fabric = FabricInForce(config, topology, self._make_parts)
         self._parts = self.fabric.parts
         self._exempt: FabricParts | None = None
         """The parts that garbage collection leaves out."""
@@ -146,13 +145,22 @@ class Controller:
         )
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
+    def _make_parts(self, config: FabricConfig, topology: Topology) -> FabricParts:
+        namespace = self._settings.namespace
+        return make_parts(
+            config, topology, self.changes, namespace=namespace, reader=self._reader, writer=self._writer
+        )
+
     async def run(self) -> None:
         """Run until cancelled."""
+        self.changes.add([Change(time.time(), "controller", self._settings.identity, "", "started")])
         jobs: dict[str, Callable[[], Awaitable[object]]] = {
             "mirror": self.fabric.mirror,
             "lead": lambda: lead(self.lease, partial(self.fabric.until_replaced, self._lead)),
             "web": self._serve,
         }
+        if self._history.file is not None:
+            jobs["history"] = partial(keep_changes, self.changes, Path(self._history.file))
         if self.fabric.file is not None:
             jobs["config"] = self.fabric.file.run
         try:

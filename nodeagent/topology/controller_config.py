@@ -14,7 +14,7 @@ from nodeagent.config.setting import setting
 from nodeagent.config.settings_file import Remark, read_settings, unsaid
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.topology.switches.switch_settings import SwitchesSettings, switch_conflicts
-from nodeagent.web.web_settings import AccessSettings, web_conflicts
+from nodeagent.web.web_settings import AccessSettings, HistorySettings, web_conflicts
 
 Output = Literal["hypernodes", "labels"]
 FilePath = Annotated[str, formats.form(r"[^\x00-\x1f]+", "a path", at_most=4095)]
@@ -54,6 +54,9 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
         AccessSettings,
         setting("The web server of the controller, at --listen: TLS, access control and the fabric map."),
     ] = AccessSettings()
+    history: Annotated[
+        HistorySettings, setting("What changed in the reports of the nodes, and when: nodeagent history.")
+    ] = HistorySettings()
     overlap_condition: Annotated[
         bool,
         setting(

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nodeagent.base.change_log import ChangeLog
 from nodeagent.base.supervise import Fatal, beside, keep
 from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.fabric import Planner
@@ -112,11 +113,17 @@ class FabricInForce:
 
 
 def make_parts(
-    config: FabricConfig, topology: Topology, *, namespace: str, reader: ApiClient, writer: ApiClient
+    config: FabricConfig,
+    topology: Topology,
+    changes: ChangeLog,
+    *,
+    namespace: str,
+    reader: ApiClient,
+    writer: ApiClient,
 ) -> FabricParts:
     """Raises ``Fatal`` if this installation cannot do what is configured."""
     planner = Planner(config, topology)
-    mirror = ClusterMirror(reader, namespace, planner, config.label_keys)
+    mirror = ClusterMirror(reader, namespace, planner, config.label_keys, changes)
     switches = None
     if config.switches.method != "none":
         asking = _switch_reader(config.switches)

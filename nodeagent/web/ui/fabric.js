@@ -6,6 +6,7 @@ import { count, download, el, plain, replace } from "./dom.js";
 import { asSvg } from "./drawing.js";
 import { FabricMap } from "./fabric_map.js";
 import { FabricModel } from "./fabric_model.js";
+import { historyCard } from "./history.js";
 import { asCsv, showLists } from "./lists.js";
 import { legendOf, readColors, roleSymbol, STATES } from "./symbols.js";
 import { ViewState } from "./view_state.js";
@@ -122,6 +123,7 @@ function showSelection(reveal) {
 }
 
 function showSide() {
+  replace(byId("history"), historyCard(model.content.changes));
   replace(byId("lists"), showLists(model, view.values.list, select, (list) => view.set({ list })));
 }
 
