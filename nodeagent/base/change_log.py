@@ -1,4 +1,4 @@
-"""What changed, and when: the newest transitions of facts. Pure.
+"""The newest transitions of facts, each with its time. Pure.
 
 * The number of changes and the length of each text are bounded: a link that flaps for a day takes the place of older
   changes, not memory.

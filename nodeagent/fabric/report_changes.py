@@ -1,4 +1,4 @@
-"""What a report of a node says otherwise than the one before: states of links, and switch ports at their other ends."""
+"""The differences of two reports of a node: states of links, and switch ports at their other ends."""
 
 from __future__ import annotations
 
