@@ -22,6 +22,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -31,10 +32,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from nodeagent import discovery
+from nodeagent import __version__, discovery
 from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
+from nodeagent.base.change_log import AGENT_MAX, Change, ChangeLog
 from nodeagent.base.ending import end_at
+from nodeagent.base.kept_changes import keep_changes
 from nodeagent.base.stored_file import StoredFile, keep_files, unwritable
 from nodeagent.base.supervise import ending_signals, first_cause, keep
 from nodeagent.cluster import agent_tasks
@@ -42,6 +45,7 @@ from nodeagent.cluster.deliveries import SLICES, Deliveries
 from nodeagent.config.faults import ConfigError
 from nodeagent.config.followed_configuration import FollowedConfiguration, configuration_text
 from nodeagent.dra.offered import DraOffer
+from nodeagent.facts.changes import NodeChanges
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding
 from nodeagent.health.state_file import StateFile
@@ -65,6 +69,8 @@ from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.sharing.mps_watch import MpsWatch
 from nodeagent.sharing.shares import shares_of
 from nodeagent.sources import gpu_source
+from nodeagent.sources.cordons_file import FORM as CORDONS
+from nodeagent.sources.cordons_file import CordonsFile
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.web.pages import Pages, PageSources
@@ -109,6 +115,7 @@ class Stored(NamedTuple):
     rails: RailMemory
     sizes: SliceSizes
     requests: RequestNotes
+    cordons: StoredFile[CordonsFile]
 
     @classmethod
     def open(cls, config: Config, options: AgentOptions, read_holdings: Callable[[], object]) -> Stored:
@@ -127,12 +134,13 @@ class Stored(NamedTuple):
             rails,
             SliceSizes(folder),
             RequestNotes(folder),
+            StoredFile(folder, CORDONS),
         )
 
     @property
     def files(self) -> tuple[StoredFile[Any], ...]:
         """The files whose loss is reported."""
-        return self.rails.file, self.sizes.file, self.gpus.file, self.faults.file
+        return self.rails.file, self.sizes.file, self.gpus.file, self.faults.file, self.cordons
 
 
 class Sharing(NamedTuple):
@@ -160,6 +168,7 @@ class Agent:
         self.deliveries = Deliveries()
         self._read_pods = asyncio.Event()
         self.stored = Stored.open(config, options, self._read_pods.set)
+        self.changes = ChangeLog(AGENT_MAX)
         self.health = discovery.health_service(config, self.stored.faults)
         self._gpus = GpuPublisher(self.health, self.stored.gpus)
         self.sources = discovery.Discovery(
@@ -171,8 +180,10 @@ class Agent:
             sampled=True,
             stores=True,
             rails=self.stored.rails,
+            cordons=self.stored.cordons,
         )
         self._make_offer()
+        self._follow_changes()
         self.sharing = self._sharing()
         self._gpus.publish_usage_to(self.sharing.accounting.take_usage)
         self.file = self._configuration_file()
@@ -213,6 +224,11 @@ class Agent:
             dra_offer,
             news,
         )
+
+    def _follow_changes(self) -> None:
+        of_node, started = NodeChanges(lambda: self.offering.rails), f"started, version {__version__}"
+        self.inventory.listener = lambda now: self.changes.add(of_node.take(now, time.time()))
+        self.changes.add([Change(time.time(), "agent", "agent", "", started)])
 
     def _sharing(self) -> Sharing:
         config, inventory, offering = self._config, self.inventory, self.offering
@@ -272,6 +288,7 @@ class Agent:
                 pools=lambda: tuple(pool_statuses(offer, claims.driver, deliveries.of(SLICES))),
                 limits=self.sharing.limits,
                 mps=self.sharing.mps,
+                changes=self.changes,
                 unwritable_state=partial(unwritable, self.stored.files),
                 node=self._options.node_name or socket.gethostname(),
             ),
@@ -307,6 +324,8 @@ class Agent:
         }
         if self.file is not None:
             tasks["config"] = self.file.run
+        if config.history.file is not None:
+            tasks["history"] = partial(keep_changes, self.changes, Path(config.history.file))
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
             if not self._tree.recorded:
@@ -398,6 +417,7 @@ class Agent:
             log.warning("A changed setting takes effect when the agent is restarted. setting=volcano")
         logging.getLogger().setLevel((self._options.log_level or config.log.level).upper())
         discovery.adopt(self.health, self._config.health, config.health)
+        self.changes.add([Change(time.time(), "agent", "configuration", "", "another one is in force")])
 
 
 async def run(config: Config, options: AgentOptions) -> None:

@@ -49,7 +49,7 @@ from nodeagent.kinds.resource_settings import (
 from nodeagent.kubelet.kubelet_settings import CdiSettings, KubeletSettings
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources.source_settings import InfinibandSettings, LinksSettings, LldpSettings
-from nodeagent.web.web_settings import WebSettings, web_conflicts
+from nodeagent.web.web_settings import HistorySettings, WebSettings, web_conflicts
 
 AUTO = "auto"
 ABOUT = """\
@@ -72,6 +72,7 @@ RESTART_SETTINGS = (
     "cluster",
     "nv_sentinel",
     "samples",
+    "history",
 )
 """A change of these takes effect at the next start."""
 
@@ -133,6 +134,9 @@ class Config(Settings, frozen=True, kw_only=True):
     nv_sentinel: Annotated[
         NvSentinelSettings, setting("Health events for NVSentinel's platform connector on this node.")
     ] = NvSentinelSettings()
+    history: Annotated[
+        HistorySettings, setting("What changed on this node, and when: nodeagent history.")
+    ] = HistorySettings()
     samples: Annotated[SamplesSettings, setting("How often each collector reads the NICs.")] = (
         SamplesSettings()
     )

@@ -34,7 +34,9 @@ from typing import TypeVar
 from nodeagent.base.backoff import JITTER, Backoff
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
+from nodeagent.base.change_log import CONTROLLER_MAX, Change, ChangeLog
 from nodeagent.base.ending import end_at
+from nodeagent.base.kept_changes import keep_changes
 from nodeagent.base.supervise import end_tasks, ending_signals, first_cause, keep
 from nodeagent.fabric import Planner, PlanOutcome
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
@@ -119,20 +121,17 @@ class Controller:
         )
         self._reader = ApiClient(access, manager="nodeagent-controller")
         self._writer = ApiClient(access, manager="nodeagent-controller", guard=self.lease.check)
-        write_log = WriteLog()
-        self.fabric = FabricInForce(
-            config,
-            topology,
-            partial(make_parts, settings.namespace, self._reader, self._writer, write_log),
-        )
+        self.changes, self._history = ChangeLog(CONTROLLER_MAX), config.history
+        self._write_log = WriteLog()
+        self.fabric = FabricInForce(config, topology, self._make_parts)
         self._parts = self.fabric.parts
         self._exempt: FabricParts | None = None
         """The parts that garbage collection leaves out."""
-        self.hypernodes = HyperNodeWriter(self._writer, write_log)
+        self.hypernodes = HyperNodeWriter(self._writer, self._write_log)
         self._labeler = ApiClient(
             access, manager="nodeagent-controller", guard=self.lease.check, threads=IN_FLIGHT
         )
-        self.labels = NodeLabeler(self._labeler, write_log)
+        self.labels = NodeLabeler(self._labeler, self._write_log)
         self.events = FabricEvents(self._writer, settings.namespace, settings.identity, LEASE)
         self._planned = asyncio.Event()
         self._pause_until = float("-inf")
@@ -141,20 +140,29 @@ class Controller:
             self.fabric,
             self.lease,
             self.progress,
-            ReplicaWrites(self.hypernodes, self.labels, write_log),
+            ReplicaWrites(self.hypernodes, self.labels, self._write_log),
             self._reader,
             settings.namespace,
             settings.identity,
         )
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
+    def _make_parts(self, config: FabricConfig, topology: Topology) -> FabricParts:
+        namespace = self._settings.namespace
+        return make_parts(
+            namespace, self._reader, self._writer, self._write_log, config, topology, self.changes
+        )
+
     async def run(self) -> None:
         """Run until cancelled."""
+        self.changes.add([Change(time.time(), "controller", self._settings.identity, "", "started")])
         jobs: dict[str, Callable[[], Awaitable[object]]] = {
             "mirror": self.fabric.mirror,
             "lead": lambda: lead(self.lease, partial(self.fabric.until_replaced, self._lead)),
             "web": self._serve,
         }
+        if self._history.file is not None:
+            jobs["history"] = partial(keep_changes, self.changes, Path(self._history.file))
         if self.fabric.file is not None:
             jobs["config"] = self.fabric.file.run
         try:

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, within
+from nodeagent.base.stored_file import StoredFile
 from nodeagent.base.supervise import keep
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Gpu, Link, Neighbor, Remark
+from nodeagent.health.cordons import Cordon
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.service import HealthService
@@ -33,6 +35,7 @@ from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample
 from nodeagent.sources import cabling_plan, gpu_source, host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
+from nodeagent.sources.cordons_file import CordonsFile, follow_cordons
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import NoDriver, has_netdevs, hints, permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities
@@ -110,10 +113,11 @@ class Discovery:
         sampled: bool = False,
         stores: bool = False,
         rails: RailMemory | None = None,
+        cordons: StoredFile[CordonsFile] | None = None,
     ) -> None:
         """``node_name`` is the system name that this node sends to switches. ``sampled``: run the samplers too.
         ``stores``: keep the GPUs for the next start; a single look reads them only. ``rails`` has the NICs that an
-        earlier agent offered; those that are gone are missing.
+        earlier agent offered; those that are gone are missing. ``cordons`` is read here and followed.
         """
         self._tree = Tree(root)
         if not within("sysfs", START_S, partial(self._tree.exists, "/sys")):
@@ -138,6 +142,9 @@ class Discovery:
         self._gpu_facts.publish_to(self._publish_gpus)
         self._last_scan = rails.known_nics(config.resources) if rails is not None else None
         """The scan that a restarted PCI source continues from."""
+        self._cordons = cordons
+        if cordons is not None and (stored := cordons.read()) is not None:
+            self._health.take_cordons(stored.cordons)
         self._gpu_hint = asyncio.Event()
         self._scan_request = ScanRequest()
         self._pci_reads = BoundedScan("pci", self._tree, self._scan_request.request)
@@ -203,6 +210,7 @@ class Discovery:
             ("health", True, self._health.run),
             ("memory", True, self._health.state_file.run),
             ("gpu-memory", self._stores, self._keep_gpus),
+            ("cordons", self._cordons is not None, self._follow_cordons),
             ("samples", self._sampled, self._sample),
             ("cabling", config.health.cabling_plan is not None, self._watch_cabling_plan),
             ("lldp", receives_lldp(config, self._tree), self._watch_lldp),
@@ -268,6 +276,14 @@ class Discovery:
     async def _keep_gpus(self) -> None:
         facts = self._gpu_facts
         await facts.remembered.run(facts.forget, self._config.scan_seconds)
+
+    async def _follow_cordons(self) -> None:
+        def take(cordons: tuple[Cordon, ...]) -> None:
+            self._health.take_cordons(cordons)
+            self._gpu_facts.publish_again()
+
+        assert self._cordons is not None
+        await follow_cordons(self._cordons, take)
 
     async def _watch_paths(self) -> None:
         pause_s = self._config.scan_seconds / 2  # not together with the scans of the PCI source

@@ -55,6 +55,11 @@ def has_failed(health: Health) -> bool:
     return health.state in FAILED and not (faults and faults <= _USABLE_BY_RUNNING_PODS)
 
 
+def is_withdrawn(health: Health) -> bool:
+    """Whether a fault keeps new pods away; a cordon is none."""
+    return not health.allocatable and not health.only_cordoned
+
+
 def reported_devices(snapshot: Snapshot) -> tuple[ReportedDevice, ...]:
     """The PFs whose link is in use, then the GPUs, then those that no resource can offer."""
     links = [
@@ -76,8 +81,8 @@ def reported_devices(snapshot: Snapshot) -> tuple[ReportedDevice, ...]:
 
 
 def failed_devices(snapshot: Snapshot) -> frozenset[str]:
-    """The keys of the reported devices that pods cannot get."""
-    return frozenset(device.key for device in reported_devices(snapshot) if not device.health.allocatable)
+    """The keys of the reported devices that pods cannot get because of a fault."""
+    return frozenset(device.key for device in reported_devices(snapshot) if is_withdrawn(device.health))
 
 
 def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ...]:
@@ -99,7 +104,7 @@ def affected_pods(snapshot: Snapshot, offered: Offered) -> tuple[AffectedPod, ..
         for devices in offered_devices:
             pod_ids = remaining.intersection(devices.ids)
             remaining -= pod_ids
-            if pod_ids and not devices.health.allocatable and devices.health.state not in QUIET:
+            if pod_ids and is_withdrawn(devices.health) and devices.health.state not in QUIET:
                 device = _held_device(devices, parents.get(devices.parent), pod_ids)
                 affected.append(AffectedPod(namespace, pod, resource, tuple(sorted(pod_ids)), device))
         if remaining and offered_devices and not snapshot.stale_sources:

@@ -1,6 +1,7 @@
 """The taints of devices in ResourceSlices, by their health. Pure.
 
-An Unhealthy device gets no new claim (NoSchedule); pods that hold it stay. A degraded device is only marked (None).
+An Unhealthy or cordoned device gets no new claim (NoSchedule); pods that hold it stay. A degraded device is only
+marked (None).
 ``NoExecute`` deletes pods without regard to disruption budgets, so it needs a rule that asks for it, and no more than
 a share of the devices of a pool gets it. A taint goes with its fault.
 """
@@ -12,11 +13,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from nodeagent.dra.devices import DraDevice, GpuDevice
-from nodeagent.facts.model import Health, State
+from nodeagent.facts.model import CORDONED, Health, State
 
 Json = dict[str, Any]
 
-UNHEALTHY, DEGRADED = "nodeagent.io/unhealthy", "nodeagent.io/degraded"
+UNHEALTHY, DEGRADED, CORDON = "nodeagent.io/unhealthy", "nodeagent.io/degraded", "nodeagent.io/cordoned"
 NONE, NO_SCHEDULE, NO_EXECUTE = "None", "NoSchedule", "NoExecute"
 _MISSING = "missing"
 
@@ -45,6 +46,8 @@ def taints(
     for device in devices:
         if device.name not in found and device.health.state is State.DEGRADED:
             found[device.name] = [_taint(DEGRADED, _key(device.health), NONE)]
+        if any(reason.key == CORDONED for reason in device.health.reasons):
+            found.setdefault(device.name, []).append(_taint(CORDON, CORDONED, NO_SCHEDULE))
     return found
 
 
@@ -66,7 +69,7 @@ def marked_no_execute(slices: Sequence[Json]) -> frozenset[str]:
 def _failure(device: DraDevice) -> str | None:
     """The key of the reason why a device may not be given to a claim; ``None``: it may."""
     gone = device.gpu.lost if isinstance(device, GpuDevice) else device.missing
-    if device.health.allocatable and not gone:
+    if (device.health.allocatable or device.health.only_cordoned) and not gone:
         return None
     return _key(device.health) or _MISSING
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from nodeagent.base.change_log import Change
 from nodeagent.base.plain_text import one_line
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.fabric.groups import CablingPattern
@@ -146,6 +147,8 @@ class FabricView(FabricPart, frozen=True, kw_only=True):
     obstacles: tuple[str, ...]
     waiting_writes: tuple[str, ...]
     writes: tuple[WriteRecord, ...] = ()
+    changes: tuple[Change, ...] = ()
+    """The newest ones, the oldest first; none in a file."""
     details: Mapping[str, ViewReport] | None = None
     """The whole reports of nodes by name, in a file; the live page asks for one at a time."""
 
@@ -156,6 +159,7 @@ def fabric_view(
     taken: float,
     writes: Iterable[WriteRecord] = (),
     details: Mapping[str, ViewReport] | None = None,
+    changes: Iterable[Change] = (),
 ) -> FabricView:
     """The document of a plan that was computed at ``now``, the planner's clock; ``taken`` is this moment in Unix
     time."""
@@ -205,6 +209,7 @@ def fabric_view(
         obstacles=tuple(obstacles(outcome).values()),
         waiting_writes=tuple(f"{write.verb} {write.object.name}: {write.reason}" for write in outcome.writes),
         writes=tuple(writes),
+        changes=tuple(changes),
         details=details,
     )
 

@@ -8,7 +8,7 @@ There is no queue: a slow reader sees the latest snapshot. Belongs to one event 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,8 @@ class Inventory:
         self._published: set[str] = set()
         self._waiters: list[asyncio.Future[None]] = []
         self._events: list[asyncio.Event] = []
+        self.listener: Callable[[Snapshot], object] = lambda _snapshot: None
+        """Takes each snapshot, after those who wait for it are awake; it must be quick."""
 
     def publish(self, source: str, **facts: Any) -> bool:
         """Replace these parts of the snapshot; its facts are current. Return whether anything changed."""
@@ -75,4 +77,5 @@ class Inventory:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+        self.listener(self.snapshot)
         return not same

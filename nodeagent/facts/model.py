@@ -40,6 +40,10 @@ LINK_STATES = (
 """The states of a link in reports and metrics, the worst first. The definition of NodeLinks lists the same words."""
 
 
+CORDONED = "cordoned"
+"""The key of the reason of a device that a person keeps from new pods."""
+
+
 class Reason(msgspec.Struct, frozen=True):
     """Why a state is not healthy. ``key`` is from a closed set. ``detail`` is a sentence for people that stays the
     same while the fault is active. A ``warning`` does not change the state.
@@ -60,6 +64,12 @@ class Health(msgspec.Struct, frozen=True):
     state: State = State.HEALTHY
     reasons: tuple[Reason, ...] = ()
     allocatable: bool = True
+
+    @property
+    def only_cordoned(self) -> bool:
+        """Whether a person alone keeps new pods away: pods that hold the device can use it."""
+        usable = self.state not in (State.DOWN, State.UNHEALTHY)
+        return usable and any(reason.key == CORDONED and not reason.warning for reason in self.reasons)
 
 
 HEALTHY = Health()

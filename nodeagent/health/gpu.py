@@ -18,6 +18,7 @@ from msgspec import structs
 
 from nodeagent.base.duration import duration
 from nodeagent.facts.model import GpuFunction, Health, Reason, State
+from nodeagent.health.cordons import with_cordon
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import GuardSettings
@@ -507,6 +508,7 @@ class GpuJudge(Judge[GpuState]):
     def health(self, uuid: str) -> Health:
         """Return the last health. A GPU from the state file without one has its recorded faults."""
         health = self._health.get(uuid) or self.devices[uuid].health(Guard(), uuid)
+        health = with_cordon(health, self.cordons.get(uuid))
         return health if self._driver_failure is None else unknown(health, self._driver_failure)
 
     # --- over a restart -------------------------------------------------------------------------------

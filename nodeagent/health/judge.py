@@ -160,6 +160,8 @@ class Judge(Generic[_Device]):
         self.devices: dict[str, _Device] = {}
         """PFs by PCI address, GPUs by UUID in the order of the driver."""
         self._guard = Guard(guard.share, guard.seconds, self.least)
+        self.cordons: Mapping[str, Reason] = {}
+        """Of the devices that a person keeps from new pods. They change no state, and the guard counts none."""
 
     def adopt_guard(self, guard: GuardSettings) -> None:
         """Apply changed settings of the guard, from the next evaluation on."""

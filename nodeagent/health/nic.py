@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from nodeagent.base.duration import duration
 from nodeagent.facts.affinity import root_port
-from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link, Neighbor, Reason, State
+from nodeagent.facts.model import CORDONED, HEALTHY, Function, Gpu, Health, Link, Neighbor, Reason, State
 from nodeagent.health import cabling
 from nodeagent.health.carrier_losses import (
     COUNTERS,
@@ -32,6 +32,7 @@ from nodeagent.health.carrier_losses import (
     CarrierLosses,
     CarrierSettings,
 )
+from nodeagent.health.cordons import with_cordon
 from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
 from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
@@ -591,6 +592,7 @@ class NicJudge(Judge[NicState]):
             judged = health[function.pci_address]
         else:
             judged = self._health_of_vf(function, health.get(function.parent))
+        judged = with_cordon(judged, self.cordons.get(function.parent or function.pci_address))
         return function if function.health == judged else replace(function, health=judged)
 
     def _health_of_vf(self, vf: Function, pf: Health | None) -> Health:
@@ -627,4 +629,6 @@ def roles(functions: Iterable[Function], gpus: Iterable[Gpu]) -> dict[str, str]:
 
 def keys(rules: Sequence[Rule]) -> frozenset[str]:
     """Return every key that a reason of a PF may have."""
-    return frozenset({rule.key for rule in rules} | {"guard", "unused", "link_unseen", "data_stale"})
+    return frozenset(
+        {rule.key for rule in rules} | {"guard", "unused", "link_unseen", "data_stale", CORDONED}
+    )

@@ -21,6 +21,7 @@ import msgspec
 
 from nodeagent.facts.model import HEALTHY, Function, Gpu, GpuFunction, Health, Link, Neighbor, UnusableGpu
 from nodeagent.health.cabling import EMPTY, Plan, is_switch
+from nodeagent.health.cordons import Cordon, cordon_reasons
 from nodeagent.health.explain import DeviceView, explain_gpus, explain_nics, explain_unusable
 from nodeagent.health.gpu import GpuJudge, JudgedGpus
 from nodeagent.health.gpu_settings import GpuSettings
@@ -74,6 +75,7 @@ class HealthService:
         self._stored_nics: dict[DeviceIdentity, NicRecord] = {}
         self._gpu_records: dict[str, GpuRecord] = {}
         self._unusable: tuple[UnusableGpu, ...] = ()
+        self._cordons: tuple[Cordon, ...] = ()
         self._plan: Plan = EMPTY
         self._neighbors: tuple[Neighbor, ...] = ()
         self._logged: set[str] = set()
@@ -122,6 +124,7 @@ class HealthService:
         functions, links = tuple(functions), tuple(links)
         self._macs |= {link.pci_address: link.permanent_mac or link.mac for link in links}
         self._restore_nics(functions)
+        self._cordon()
         self.nics.now = max(self.nics.now, self._clock())
         self.nics.take_facts(functions, links, faults)
         self.nics.take_roles(roles(functions, tuple(gpus)))
@@ -152,6 +155,15 @@ class HealthService:
         self.nics.take_plan(plan)
         self.judge_nics()
         self._log_unknown_names()
+
+    def take_cordons(self, cordons: tuple[Cordon, ...]) -> None:
+        """The caller publishes the GPUs of ``judged_gpus``."""
+        self._cordons = cordons
+        self._cordon()
+        self.judge_nics()
+
+    def _cordon(self) -> None:
+        self.nics.cordons = self.gpus.cordons = cordon_reasons(self._cordons, self._macs)
 
     def judge_nics(self) -> None:
         """Evaluate now, and publish the functions if their health has changed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from nodeagent.facts.affinity import affinity
-from nodeagent.facts.model import LINK_STATES, Function, Gpu, Health, Holding, State
+from nodeagent.facts.model import CORDONED, LINK_STATES, Function, Gpu, Health, Holding, State
 from nodeagent.metrics.computed_family import ComputedFamily, computed
 from nodeagent.metrics.scrape_input import DeviceCount, FactIndex
 from nodeagent.metrics.text_format import Series
@@ -64,7 +64,7 @@ def _gpu_health_state(facts: FactIndex) -> Iterator[Series]:
 def _reasons(judged: Iterable[tuple[str, Health]]) -> Iterator[Series]:
     for name, health in judged:
         for reason in health.reasons:
-            yield (name, reason.key, "warning" if reason.warning else "fault"), 1
+            yield (name, reason.key, "warning" if reason.warning or reason.key == CORDONED else "fault"), 1
 
 
 def _gpu_nic_affinity(facts: FactIndex) -> Iterator[Series]:

@@ -188,6 +188,12 @@ class GpuPublisher:
         self._judged = self.health.judged_gpus()
         self.remembered.update(self._take_all())
 
+    def publish_again(self) -> None:
+        """Publish the GPUs with their present health, if they are known: cordons have changed."""
+        self._judged = self.health.judged_gpus()
+        if self._has_driver_news:
+            self._publish(self._gpus())
+
     def _bus(self) -> dict[str, GpuFunction] | None:
         if self._functions is None:
             return None

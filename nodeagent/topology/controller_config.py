@@ -14,7 +14,7 @@ from nodeagent.config.setting import Settings, listed, setting
 from nodeagent.config.settings_file import Remark, read_settings, unsaid
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.topology.switches.switch_settings import SwitchesSettings, switch_conflicts
-from nodeagent.web.web_settings import AccessSettings, web_conflicts
+from nodeagent.web.web_settings import AccessSettings, HistorySettings, web_conflicts
 
 Output = Literal["hypernodes", "labels", "slurm", "nodefeaturegroups"]
 FilePath = Annotated[str, formats.form(r"[^\x00-\x1f]+", "a path", at_most=4095)]
@@ -108,6 +108,9 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
             "list and watch all pods (overlays/jobs)."
         ),
     ] = False
+    history: Annotated[
+        HistorySettings, setting("What changed in the reports of the nodes, and when: nodeagent history.")
+    ] = HistorySettings()
     overlap_condition: Annotated[
         bool,
         setting(

@@ -29,6 +29,7 @@ from nodeagent.topology.mirrors import NAME_MAX
 from nodeagent.topology.node_labels import NodeLabeler
 from nodeagent.topology.write_log import WriteLog
 from nodeagent.web.auth import AccessControl
+from nodeagent.web.history_page import history_page
 from nodeagent.web.live_document import JSON_TYPE, LiveDocument
 from nodeagent.web.server import Page, PageHandler, WebServer
 from nodeagent.web.ui_pages import PREFIX, UiPages
@@ -73,6 +74,7 @@ class ControllerPages:
         self._fabric, self._lease, self._progress, self._writes = fabric, lease, progress, writes
         self._reader, self._namespace, self._replica = reader, namespace, replica
         self._planned = asyncio.Event()
+        self._changes = history_page(fabric.parts.mirror.changes, f"the controller {replica}")
         self.live = LiveDocument(self._document, self._changed, self._state)
 
     def planned(self) -> None:
@@ -88,7 +90,12 @@ class ControllerPages:
             folders[PREFIX] = UiPages(
                 "fabric",
                 self.live,
-                {"node.json": self._node, "pods.json": self._pods, "jobs.json": self._jobs},
+                {
+                    "node.json": self._node,
+                    "pods.json": self._pods,
+                    "jobs.json": self._jobs,
+                    "history.json": self._changes,
+                },
             ).answer
         access = AccessControl(self._settings)
         server = WebServer({"/metrics": self.metrics, **probes}, access, folders)
@@ -104,7 +111,10 @@ class ControllerPages:
         plan_at, taken = time.monotonic(), time.time()
         prepared = self._fabric.parts.planner.prepare(plan_at)
         writes = self._writes.log.recent()
-        return await in_thread(lambda: msgspec.json.encode(fabric_view(prepared(), plan_at, taken, writes)))
+        changes = self._fabric.parts.mirror.changes.newest()
+        return await in_thread(
+            lambda: msgspec.json.encode(fabric_view(prepared(), plan_at, taken, writes, changes=changes))
+        )
 
     def _changed(self) -> Awaitable[object]:
         mirror = self._fabric.parts.mirror

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nodeagent.base.change_log import ChangeLog
 from nodeagent.base.supervise import Fatal, beside, keep
 from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.fabric import Planner
@@ -136,11 +137,12 @@ def make_parts(
     write_log: WriteLog,
     config: FabricConfig,
     topology: Topology,
+    changes: ChangeLog,
 ) -> FabricParts:
     """Raises ``Fatal`` if this installation cannot do what is configured."""
     planner = Planner(config, topology)
     pods = PodIndex(with_links=config.jobs)
-    mirror = ClusterMirror(reader, namespace, planner, config.label_keys, pods)
+    mirror = ClusterMirror(reader, namespace, planner, config.label_keys, changes, pods)
     switches = None
     if config.switches.method != "none":
         asking = _switch_reader(config.switches)

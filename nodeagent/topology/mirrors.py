@@ -16,16 +16,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import msgspec
 
 from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.change_log import CONTROLLER_MAX, ChangeLog
 from nodeagent.base.plain_text import one_line
 from nodeagent.fabric import Planner
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
 from nodeagent.fabric.jobs import held_links
 from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain, VfHolder
+from nodeagent.fabric.report_changes import report_changes
 from nodeagent.fabric.reports import InternPool
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
@@ -127,8 +130,9 @@ _DOMAINS = msgspec.json.Decoder(tuple[ReportedDomain, ...])
 
 
 class ClusterMirror:
-    """The three copies. ``revision`` increases with each change. ``label_keys`` are the labels of Nodes that the
-    controller may write."""
+    """The three copies. ``revision`` increases with each change, and ``changes`` has those of reports.
+
+    ``label_keys`` are the labels of Nodes that the controller may write."""
 
     def __init__(
         self,
@@ -136,9 +140,11 @@ class ClusterMirror:
         namespace: str,
         listener: Planner,
         label_keys: Iterable[str],
+        changes: ChangeLog | None = None,
         pods: PodIndex | None = None,
     ) -> None:
         self.revision = 0
+        self.changes = changes or ChangeLog(CONTROLLER_MAX)
         self.pods = pods or PodIndex()
         self._client = client
         self._waiters: list[asyncio.Future[None]] = []
@@ -258,7 +264,11 @@ class ClusterMirror:
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 self._listener.refuse(name, str(error))
             else:
+                before = self._listener.inputs.reports.get(name)
                 self._listener.report(name, report)
+                after = self._listener.inputs.reports.get(name)
+                if before is not None and after is not None:
+                    self.changes.add(report_changes(before, after, report, time.time()))
             self.stir()
         return content
 

@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from nodeagent.base.bounded_calls import in_thread
+from nodeagent.base.change_log import ChangeLog
 from nodeagent.facts.inventory import Inventory
 from nodeagent.health.explain import DeviceView
 from nodeagent.host.clock import boottime
 from nodeagent.kubelet.rpc_stats import ResourceStatus
 from nodeagent.web.gpu_statuses import GpuStatuses
+from nodeagent.web.history_page import history_page
 from nodeagent.web.live_document import LiveDocument
 from nodeagent.web.machine_view import MachineView
 from nodeagent.web.node_view import node_view
@@ -21,6 +23,7 @@ from nodeagent.web.sample_history import EVERY_S, SampleHistory
 from nodeagent.web.server import FolderHandler
 from nodeagent.web.ui_pages import UiPages
 
+AGENT = "the agent of this node"
 _HEALTH = msgspec.json.Decoder(tuple[DeviceView, ...])
 
 
@@ -33,6 +36,7 @@ class NodePageSources(msgspec.Struct, frozen=True):
     statuses: Callable[[], tuple[ResourceStatus, ...]]
     rails: Callable[[], Mapping[str, int]]
     history: SampleHistory
+    changes: ChangeLog
 
 
 class NodePage:
@@ -42,13 +46,19 @@ class NodePage:
 
     def folder(self) -> FolderHandler:
         """The handler of the folder."""
-        return UiPages("node", self.live).answer
+        return UiPages(
+            "node",
+            self.live,
+            {"history.json": history_page(self._sources.changes, AGENT, self._sources.node)},
+        ).answer
 
     async def _document(self) -> bytes:
         sources, taken = self._sources, time.time()
         machine, gpus, statuses = sources.machine_view(), sources.gpus(), sources.statuses()
         health, rails = sources.explained_health(), sources.rails()
         history = sources.history.curves(boottime(), taken)
+
+        changes = sources.changes.newest()
 
         def make() -> bytes:
             view = node_view(
@@ -59,8 +69,9 @@ class NodePage:
                 rails,
                 history,
                 node=sources.node,
-                source="the agent of this node",
+                source=AGENT,
                 taken=taken,
+                changes=changes,
             )
             return msgspec.json.encode(view)
 

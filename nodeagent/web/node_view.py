@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from nodeagent.base.change_log import Change
 from nodeagent.facts.affinity import affinity
 from nodeagent.facts.model import Function, Gpu, Holding, Neighbor, Reason, Remark, Snapshot
 from nodeagent.facts.remedies import remedy_for
@@ -109,6 +110,8 @@ class NodeView(NodePart, frozen=True, kw_only=True):
     holders: tuple[Holding, ...]
     history: Mapping[str, list[dict[str, object]]]
     """The curves of each PF and GPU."""
+    changes: tuple[Change, ...] = ()
+    """The newest ones, the oldest first; none without an agent."""
 
 
 def node_view(
@@ -122,6 +125,7 @@ def node_view(
     node: str,
     source: str,
     taken: float,
+    changes: Iterable[Change] = (),
 ) -> NodeView:
     """``source``: where the facts come from, in words. ``rails``: of the offered PFs, by PCI address."""
     snapshot = machine.snapshot
@@ -149,6 +153,7 @@ def node_view(
             for held in (snapshot.holdings or ())[:HOLDERS_MAX]
         ),
         history=history,
+        changes=tuple(changes),
     )
 
 

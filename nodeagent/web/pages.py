@@ -13,6 +13,7 @@ import msgspec
 
 from nodeagent.base import supervise
 from nodeagent.base.bounded_calls import hanging_calls
+from nodeagent.base.change_log import ChangeLog
 from nodeagent.base.unwritable_memory import UnwritableMemory, unwritable_remark
 from nodeagent.config.formats import host_port
 from nodeagent.dra.offered import PoolStatus
@@ -72,6 +73,8 @@ class PageSources(NamedTuple):
     accounting: GpuAccounting
     limits: CgroupLimits
     mps: MpsWatch
+    changes: ChangeLog
+    """The newest changes of this node."""
     node: str = ""
     """The name of this node, for people."""
     claims: Callable[[], ClaimFigures | None] = lambda: None
@@ -104,6 +107,7 @@ class Pages:
             sources.statuses,
             lambda: sources.offering().rails,
             self._history,
+            sources.changes,
         )
         self._ui = NodePage(page_sources).folder()
         self.access = AccessControl(settings, (sources.node, socket.gethostname()))

@@ -74,6 +74,18 @@ class AccessSettings(Settings, frozen=True, kw_only=True):
         return any((self.certificate_file, self.client_ca_file, self.token_file))
 
 
+class HistorySettings(Settings, frozen=True, kw_only=True):
+    """The newest changes, for `nodeagent history` and the pages: 1,000 in an agent, 100,000 in a controller."""
+
+    file: Annotated[
+        AbsolutePath | None,
+        setting(
+            "Absolute path of a file that keeps the newest 10,000 changes over a restart; null: they are lost then. "
+            "Its folder must be a volume of the pod. It is written at most every 30 s."
+        ),
+    ] = None
+
+
 class WebSettings(AccessSettings, frozen=True, kw_only=True):
     """The web server at the address of `listen`: /metrics, /health, /ui/, /healthz and /readyz."""
 

@@ -31,6 +31,7 @@ PAGE = ROOT / "docs/stored-files.md"
 UNREPORTED = {
     "neighbors.json": "the neighbors are learned again from their frames",
     "infiniband.json": "a switch is asked three more times",
+    "history.json": "the changes before a restart are forgotten",
     "requests.json": "one request of each size goes to the emptiest GPU",
     "claims/UID.json": "the claim is refused, and the Event of its pod has the reason",
 }
@@ -38,6 +39,8 @@ UNREPORTED = {
 UNSHOWN = {
     "health.json": "`nodeagent health` shows the faults, and each of them has a way to clear",
     "requests.json": "it only helps to choose a GPU",
+    "history.json": "`nodeagent history` shows it",
+    "cordons.json": "`nodeagent cordon` shows and `uncordon` ends them",
     "slices.json": "`/readyz` shows a size that stays",
     "neighbors.json": "`nodeagent neighbors` shows the neighbors",
     "infiniband.json": "`nodeagent neighbors` shows a port whose peer does not answer",

@@ -72,6 +72,7 @@ LARGE_CLASSES = {
     "nodeagent/sources/gpu_publisher.py:GpuPublisher": "one method for each kind of news, and the state they share",
     "nodeagent/topology/switches/switch_poller.py:SwitchPoller": LIFETIME,
     "nodeagent/web/gpu_statuses.py:GpuStatus": DOCUMENT,
+    "nodeagent/web/node_view.py:NodeView": DOCUMENT,
     "nodeagent/web/node_view.py:ViewNic": DOCUMENT,
     "nodeagent/web/pages.py:PageSources": DOCUMENT,
 }

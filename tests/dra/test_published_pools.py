@@ -18,6 +18,7 @@ from nodeagent.dra.published_pools import PublishedPools
 from nodeagent.dra.slice_layout import wanted_slices, writes
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import (
+    CORDONED,
     HEALTHY,
     Function,
     Gpu,
@@ -28,6 +29,7 @@ from nodeagent.facts.model import (
     Snapshot,
     State,
 )
+from nodeagent.health.cordons import with_cordon
 from nodeagent.offering.offer import Offer
 from nodeagent_lab.sim.apiserver import resource_slices
 from tests.support.kind_machines import dgx, gpu_of, pf_of, vf_of
@@ -202,6 +204,19 @@ def test_health_is_a_taint_that_goes_with_its_fault() -> None:
     assert node.taints("gpu") == {0: ("unknown", "NoSchedule")}, "without a reason the state is one"
     node.take(dgx())
     assert node.taints("gpu") == node.taints("nic") == {}
+
+
+def test_a_cordon_is_a_taint_beside_that_of_a_fault() -> None:
+    why = Reason(CORDONED, "cordoned by ann")
+    for health, faults in ((HEALTHY, []), (SLOW, ["degraded"]), (BAD, ["unhealthy"])):
+        node = Node(with_health(dgx(), with_cordon(health, why), gpus=1, pfs=1))
+        for pool in ("gpu", "nic"):
+            found = [(it["key"], it["effect"]) for it in node.devices(pool)[0].get("taints", ())]
+            expected = [
+                (f"nodeagent.io/{fault}", "None" if fault == "degraded" else "NoSchedule") for fault in faults
+            ]
+            assert found == [*expected, ("nodeagent.io/cordoned", "NoSchedule")]
+            assert "taints" not in node.devices(pool)[1]
 
 
 def test_a_lost_gpu_and_a_missing_nic_are_tainted_and_stay_published() -> None:

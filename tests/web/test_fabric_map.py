@@ -17,6 +17,7 @@ import pytest
 import urllib3.util  # noqa: F401 - loaded here: Python 3.11 may fail to import in two threads at once (gh-106176)
 from msgspec import structs
 
+from nodeagent.base.change_log import Change
 from nodeagent.fabric import FabricRules, HyperNode, Planner
 from nodeagent.fabric.fabric_settings import IMMEDIATE
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
@@ -71,6 +72,23 @@ def opened(browser: Browser, folder: Path, cables: fabrics.Cables, **more: objec
     file = folder / "map.html"
     file.write_text(self_contained("fabric", msgspec.json.encode(view)))
     return MapPage(browser.tab(f"file://{file}"))
+
+
+def test_the_time_line_has_the_newest_change_first(browser: Browser, tmp_path: Path) -> None:
+    changes = [
+        Change(1.8e9 + i, "nic", f"nic{i}", "healthy", "down", ("no <b>carrier</b>",), node="gpu-1")
+        for i in range(20)
+    ]
+    planner = Planner(FabricRules())
+    view = fabric_view(planner.prepare(0.0)(), 0.0, 1_767_225_600.0, changes=changes)
+    file = tmp_path / "map.html"
+    file.write_text(self_contained("fabric", msgspec.json.encode(view)))
+    tab = browser.tab(f"file://{file}")
+    shown = tab.shows("#history", "gpu-1 nic19 healthy → down")
+    assert shown.index("nic19") < shown.index("nic18")
+    assert "no <b>carrier</b>" in shown
+    assert "8 older" in shown
+    tab.close()
 
 
 # --- the demo's fabric --------------------------------------------------------------------------------

@@ -46,6 +46,9 @@ async def test_the_live_page_shows_holders_faults_curves_and_resources(browser: 
             machine.agent.pages._history.take([sample], at)
         machine.machine.set_link(pf, up=False)
         await asyncio.to_thread(tab.shows, "#health", "carrier_down")
+        assert " healthy → down (carrier_down)" in await asyncio.to_thread(
+            tab.shows, "#history", "carrier_down"
+        )
         curves = await asyncio.to_thread(tab.text, "#nics .tile[open] .curves")
         assert "70 °C module temperature" in curves
         assert "0.0 dBm received light" in curves

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
+from nodeagent.base.change_log import ChangeLog
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Health, Holding, Snapshot, State
@@ -58,6 +59,7 @@ def pages_of(
         cluster_remarks=Deliveries().remarks,
         accounting=GpuAccounting(GpuSettings(), Snapshot, lambda: {}),
         limits=CgroupLimits(Tree("/"), "/var/log/pods", Inventory(), lambda: None),
+        changes=ChangeLog(10),
         mps=MpsWatch(Path("/mps"), Inventory(), tuple, exclusive_process=False),
     )
     return Pages(WebSettings(), sources)

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from nodeagent.base.plain_text import one_line
-from nodeagent.cluster.affected_devices import ReportedDevice, reported_devices
+from nodeagent.cluster.affected_devices import ReportedDevice, is_withdrawn, reported_devices
 from nodeagent.facts.model import Snapshot, State
 
 NIC_CHECK = "NodeagentNicHealth"
@@ -99,13 +99,13 @@ class EventLedger:
 def event_of(device: ReportedDevice, entities: Entities) -> SentinelEvent:
     """The event of a device whose state is known."""
     health, component = device.health, "NIC" if device.link else "GPU"
-    if health.allocatable and health.state is State.HEALTHY:
+    if not is_withdrawn(health) and health.state is State.HEALTHY:
         return SentinelEvent(component, entities)
     reasons = [reason for reason in health.reasons if not reason.warning] or health.reasons
     codes = tuple(reason.key for reason in reasons) or (health.state.value,)
     details = ", ".join(reason.detail for reason in reasons) or health.state.value
     message = one_line(f"{device.title}: {details}".replace(";", ","), MESSAGE_MAX)
-    return SentinelEvent(component, entities, not health.allocatable, codes, message)
+    return SentinelEvent(component, entities, is_withdrawn(health), codes, message)
 
 
 def _entities(snapshot: Snapshot) -> dict[str, Entities]:

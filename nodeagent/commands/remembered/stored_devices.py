@@ -49,6 +49,14 @@ class RailRow(NamedTuple):
     in_force: bool
 
 
+class NamedDevice(NamedTuple):
+    """A device that the agent stores: ``name`` is nic3 or gpu2, ``device`` a PCI address or UUID."""
+
+    name: str
+    device: str
+    mac: str | None = None
+
+
 class _Machine:
     """The PCI bus now, without the devices of which a file hangs."""
 
@@ -91,7 +99,23 @@ def show(config: Config, options: argparse.Namespace) -> int:
     return GOOD
 
 
-def _read(config: Config, root: Path, form: StoredForm[T], remedy: str) -> tuple[StoredFile[T], T | None]:
+def device_names(config: Config, root: Path) -> dict[str, NamedDevice]:
+    """The NICs with a rail in force and the GPUs, by each of their names in small letters."""
+    found: dict[str, NamedDevice] = {}
+    for row in _rail_rows(config, _Machine(root), _rails(config, root)[1]):
+        if row.in_force and row.rail.pci_address:
+            device = NamedDevice(f"nic{row.rail.number}", row.rail.pci_address, row.rail.permanent_mac)
+            names = (device.name, *_keys(row), *filter(None, (row.netdev,)))
+            found |= {name.lower(): device for name in names}
+    for gpu in _gpus(config, root)[1]:
+        device = NamedDevice(f"gpu{gpu.index}", gpu.uuid)
+        found |= {name.lower(): device for name in (device.name, gpu.uuid, gpu.pci_address)}
+    return found
+
+
+def read_stored(
+    config: Config, root: Path, form: StoredForm[T], remedy: str
+) -> tuple[StoredFile[T], T | None]:
     """The file and its content. Raises ``RememberedError``."""
     file = StoredFile(Tree(root).path(config.health.state_directory), form)
     content = file.read()
@@ -104,7 +128,7 @@ def _read(config: Config, root: Path, form: StoredForm[T], remedy: str) -> tuple
 
 
 def _rails(config: Config, root: Path) -> tuple[StoredFile[RailsFile], RailsFile]:
-    file, content = _read(config, root, rail_memory.FORM, " to number the NICs again")
+    file, content = read_stored(config, root, rail_memory.FORM, " to number the NICs again")
     return file, content or RailsFile()
 
 
@@ -199,7 +223,7 @@ def _names(templates: Sequence[str], rail: Rail, netdev: str | None) -> Iterator
 def _gpus(
     config: Config, root: Path
 ) -> tuple[StoredFile[tuple[RememberedGpu, ...]], tuple[RememberedGpu, ...]]:
-    file, gpus = _read(config, root, remembered_gpus.FORM, ", and the agent writes it again")
+    file, gpus = read_stored(config, root, remembered_gpus.FORM, ", and the agent writes it again")
     return file, sound(gpus or ())
 
 

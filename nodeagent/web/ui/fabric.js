@@ -6,6 +6,7 @@ import { count, download, el, plain, replace } from "./dom.js";
 import { asSvg } from "./drawing.js";
 import { FabricMap } from "./fabric_map.js";
 import { FabricModel } from "./fabric_model.js";
+import { historyCard } from "./history.js";
 import { JobFilter } from "./job_filter.js";
 import { asCsv, showLists } from "./lists.js";
 import { symbol } from "./parts.js";
@@ -140,6 +141,7 @@ async function findByOtherName(at) {
 }
 
 function showSide() {
+  replace(byId("history"), historyCard(model.content.changes));
   replace(byId("lists"), showLists(model, view.values.list, select, (list) => view.set({ list })));
 }
 

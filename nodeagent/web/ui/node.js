@@ -3,6 +3,7 @@
 import { connect } from "./connection.js";
 import { count, el, plain, replace } from "./dom.js";
 import { affinityCard, gpuCards, healthCard, kubeletCard, nicCards } from "./node_cards.js";
+import { historyCard } from "./history.js";
 import { cellStrip, devicesOf, isBad, linkTable, troubleCards } from "./node_overview.js";
 import { ViewState } from "./view_state.js";
 
@@ -35,6 +36,7 @@ connect((node) => {
   replace(byId("affinity"), affinityCard(node));
   replace(byId("kubelet"), kubeletCard(node));
   replace(byId("health"), healthCard(node));
+  replace(byId("history"), historyCard(node.changes));
   for (const details of document.querySelectorAll("details")) details.open = before.get(ownerOf(details)) || more.includes(details.dataset.name);
   filter();
 }, (state) => {

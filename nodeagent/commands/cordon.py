@@ -1,0 +1,166 @@
+"""The verbs `cordon` and `uncordon`: keep new pods away from a NIC or a GPU, and offer it again."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from nodeagent.commands.log_lines import log_to_stderr
+from nodeagent.commands.options import FAILED, GOOD, USAGE, Add, config_option, json_option, load
+
+if TYPE_CHECKING:
+    from nodeagent.agent_config import Config
+    from nodeagent.base.stored_file import StoredFile
+    from nodeagent.health.cordons import Cordon
+    from nodeagent.sources.cordons_file import CordonsFile
+
+TAKEN_S = 5.0
+REASON_MAX = 200
+
+
+def add_cordon(add: Add) -> None:
+    parser = add(
+        "cordon",
+        _cordon,
+        "keep new pods away from a NIC or a GPU until it is uncordoned; without a name, list what is cordoned",
+        "  nodeagent cordon                                    every cordoned device, by whom, since when and why\n"
+        "  nodeagent cordon nic3 --reason 'swap the optics'    a rail, netdev, PCI or MAC address\n"
+        "  nodeagent cordon gpu2 --reason 'case 4711'          a GPU by index, UUID or PCI address\n"
+        "  nodeagent uncordon nic3                             offer it again\n\n"
+        "The kubelet gets the devices as Unhealthy, or claims get a taint NoSchedule: no new pod has them. Pods that\n"
+        "hold them are neither evicted nor disturbed. The cordon is stored on the node (`health.stateDirectory`) and\n"
+        "lasts over restarts and reboots. It hides no fault. docs/planned-work.md has the limits.",
+    )
+    config_option(parser)
+    json_option(parser)
+    parser.add_argument("--reason", metavar="TEXT", help="why, for the next person who looks")
+    parser.add_argument(
+        "--author",
+        metavar="NAME",
+        default=os.environ.get("NODEAGENT_AUTHOR") or os.environ.get("SUDO_USER"),
+        help="who (default: NODEAGENT_AUTHOR, which `kubectl nodeagent` sets, or the user of this shell)",
+    )
+    parser.add_argument("device", nargs="*", metavar="DEVICE", help="nic3, gpu2, or another name of it")
+
+
+def add_uncordon(add: Add) -> None:
+    parser = add("uncordon", _uncordon, "offer cordoned NICs or GPUs to pods again")
+    config_option(parser)
+    parser.add_argument("device", nargs="+", metavar="DEVICE", help="as in the list of `nodeagent cordon`")
+
+
+def _cordon(options: argparse.Namespace) -> int:
+    from nodeagent.base.plain_text import one_line
+    from nodeagent.base.rfc3339 import rfc3339
+    from nodeagent.commands.remembered.stored_devices import device_names
+    from nodeagent.health.cordons import Cordon
+    from nodeagent.sources.cordons_file import CordonsFile
+
+    config = load(options.config)
+    log_to_stderr(options.log_level or "error")
+    file, cordons = _stored(config, options)
+    if not options.device:
+        return _list(cordons, as_json=options.json)
+    if not (options.reason or "").strip():
+        print("nodeagent: give --reason: the next person who looks must know why", file=sys.stderr)
+        return USAGE
+    names = device_names(config, options.root)
+    if unknown := [name for name in options.device if name.lower() not in names]:
+        shown = ", ".join(dict.fromkeys(found.name for found in names.values())) or "none"
+        print(f"nodeagent: {unknown[0]}: no such device here; there are: {shown}", file=sys.stderr)
+        return USAGE
+    author, reason = one_line(options.author or getpass.getuser(), 64), one_line(options.reason, REASON_MAX)
+    found = {names[name.lower()] for name in options.device}
+    new = tuple(
+        Cordon(it.device, it.name, rfc3339(time.time()), author, reason, it.mac)
+        for it in sorted(found, key=lambda it: it.name)
+    )
+    kept = tuple(it for it in cordons if not any(it.is_of(one.device, one.mac) for one in new))
+    file.write(CordonsFile(cordons=(*kept, *new)))
+    for cordon in new:
+        print(f"{cordon.name} ({cordon.device}) is cordoned: no new pod gets it; pods that hold it keep it")
+    return _taken(config, options, {cordon.device: True for cordon in new})
+
+
+def _uncordon(options: argparse.Namespace) -> int:
+    from nodeagent.sources.cordons_file import CordonsFile
+
+    config = load(options.config)
+    log_to_stderr(options.log_level or "error")
+    file, cordons = _stored(config, options)
+    wanted = {name.lower() for name in options.device}
+    ended = [it for it in cordons if wanted & _keys(it)]
+    if unknown := wanted - {key for it in ended for key in _keys(it)}:
+        shown = ", ".join(it.name for it in cordons) or "none"
+        print(f"nodeagent: {min(unknown)}: it is not cordoned; cordoned are: {shown}", file=sys.stderr)
+        return USAGE
+    file.write(CordonsFile(cordons=tuple(it for it in cordons if it not in ended)))
+    for cordon in ended:
+        print(f"{cordon.name} ({cordon.device}) is offered again, unless a fault withdraws it")
+    return _taken(config, options, {cordon.device: False for cordon in ended})
+
+
+def _keys(cordon: Cordon) -> set[str]:
+    return {key.lower() for key in (cordon.name, cordon.device, cordon.mac) if key}
+
+
+def _stored(
+    config: Config, options: argparse.Namespace
+) -> tuple[StoredFile[CordonsFile], tuple[Cordon, ...]]:
+    from nodeagent.commands.remembered.stored_devices import read_stored
+    from nodeagent.sources.cordons_file import FORM, CordonsFile
+
+    file, content = read_stored(config, options.root, FORM, ", which ends all cordons")
+    return file, (content or CordonsFile()).cordons
+
+
+def _list(cordons: tuple[Cordon, ...], *, as_json: bool) -> int:
+    import msgspec
+
+    from nodeagent.commands.terminal import screen, section
+
+    if as_json:
+        print(msgspec.json.encode({"cordons": cordons}).decode())
+    elif not cordons:
+        print("Nothing is cordoned.")
+    else:
+        rows = ((it.name, it.device, it.since, it.author or None, it.reason) for it in cordons)
+        print(section("CORDONED", ("DEVICE", "ID", "SINCE", "BY", "REASON"), rows, screen()), end="")
+    return GOOD
+
+
+def _taken(config: Config, options: argparse.Namespace, wanted: Mapping[str, bool]) -> int:
+    """Wait until the running agent has taken the cordons over. Return the exit code."""
+    import asyncio
+    from functools import partial
+
+    import msgspec
+
+    from nodeagent.commands.agent_query import ask_for, wait_for
+    from nodeagent.commands.terminal import note
+    from nodeagent.facts.model import CORDONED
+    from nodeagent.health.explain import DeviceView
+
+    decoder = msgspec.json.Decoder(tuple[DeviceView, ...])
+
+    def late(views: tuple[DeviceView, ...] | None) -> Iterator[str]:
+        for view in views or ():
+            cordoned = any(reason.key == CORDONED for reason in view.reasons)
+            if wanted.get(view.device, cordoned) != cordoned:
+                yield view.name
+
+    fetch = partial(ask_for, decoder, "/health", config, options.root)
+    views, source = fetch()
+    if views is None:
+        note(f"no agent runs here ({source}); it takes this over when it starts")
+        return GOOD
+    views = asyncio.run(wait_for(views, fetch, TAKEN_S, lambda seen: any(late(seen))))
+    if missing := ", ".join(late(views)):
+        note(f"the agent at {source} has not taken this over within {TAKEN_S:g} s for {missing}: see its log")
+        return FAILED
+    return GOOD

@@ -1,0 +1,55 @@
+"""Cordoned devices: a person keeps new pods away from a NIC or a GPU until the same or another one ends it.
+
+* `nodeagent cordon` writes the file and the agent follows it, so a cordon needs no API server and survives restarts and
+  reboots.
+* The kubelet gets the devices as Unhealthy. It allocates none of them, and neither ends nor evicts a pod that holds
+  one. They stay on its list: it panics if a device in use leaves it.
+* A cordon is no fault: the state stays what the rules say, and no eviction, condition or Event follows from it.
+* A NIC is its permanent MAC address, so that a cordon follows the card into another slot; without one its PCI address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from nodeagent.facts.model import CORDONED, Health, Reason
+
+
+class Cordon(msgspec.Struct, frozen=True, rename="camel"):
+    """``device`` is the PCI address of a NIC or the UUID of a GPU, ``name`` what the person called it. ``since`` is in
+    RFC 3339."""
+
+    device: str
+    name: str
+    since: str
+    author: str = ""
+    reason: str = ""
+    mac: str | None = None
+
+    def is_of(self, device: str, mac: str | None) -> bool:
+        return self.device == device if None in (self.mac, mac) else self.mac == mac
+
+    @property
+    def sentence(self) -> str:
+        by, why = f" by {self.author}" if self.author else "", f": {self.reason}" if self.reason else ""
+        return f"cordoned{by} since {self.since}{why}; nodeagent uncordon {self.name} ends it"
+
+
+def with_cordon(health: Health, reason: Reason | None) -> Health:
+    """The health of a device that is cordoned for this reason. Where a fault withdraws the device, it is a warning."""
+    if reason is None:
+        return health
+    reasons = (*health.reasons, Reason(CORDONED, reason.detail, warning=not health.allocatable))
+    return Health(health.state, reasons, allocatable=False)
+
+
+def cordon_reasons(cordons: Iterable[Cordon], macs: Mapping[str, str | None]) -> dict[str, Reason]:
+    """The reason of each cordoned device, by PCI address or UUID. ``macs`` has the NICs of this node."""
+    return {
+        device: Reason(CORDONED, cordon.sentence)
+        for cordon in cordons
+        for device in {cordon.device: None, **macs}
+        if cordon.is_of(device, macs.get(device))
+    }

@@ -1,0 +1,158 @@
+"""Cordoned devices: no new pod gets them, pods that hold them keep them, and no fault is hidden."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from nodeagent.base.stored_file import StoredFile
+from nodeagent.cli import main
+from nodeagent.cluster.affected_devices import affected_pods, failed_devices, reported_devices
+from nodeagent.cluster.nvsentinel.health_events import event_of
+from nodeagent.facts.model import CORDONED, HEALTHY, Health, Reason, Snapshot, State
+from nodeagent.health.cordons import Cordon, cordon_reasons, with_cordon
+from nodeagent.health.service import HealthService
+from nodeagent.sources.cordons_file import FORM
+from nodeagent_lab.sim.kubelet import PodSpec
+from tests.support.judged_machine import link, pf, vf
+from tests.support.running_agent import Node, node
+
+HEAD = "two-gpus-and-two-nics"
+NIC0, NIC1, MEMORY = f"{HEAD}/nic0", f"{HEAD}/nic1", f"{HEAD}/gpu-mem"
+PF0 = "0000:18:00.0"
+WHY = Reason(CORDONED, "cordoned by ann")
+DOWN = Health(State.DOWN, (Reason("carrier_down", "no carrier"),), allocatable=False)
+DEGRADED = Health(State.DEGRADED, (Reason("crc_errors", "many"),))
+NIC = pf(1)
+CORDON = Cordon(NIC.pci_address, "nic0", "2026-11-27T12:00:00Z", "ann", "optics")
+
+
+async def verb(n: Node, *words: str) -> int:
+    words = (*words, "--root", str(n.root), "--config", str(n.config_file))
+    return await asyncio.to_thread(main, list(words))
+
+
+@pytest.mark.slow
+async def test_a_cordoned_device_gets_no_new_pod_and_its_pods_stay(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with node() as n:
+        await n.kubelet.start()
+        await n.start_agent(n.configure("scanSeconds: 600\n"))
+        await n.allocatable(NIC0, 4)
+        await n.kubelet.until(lambda: n.kubelet.allocatable().get(MEMORY, 0) > 0)
+        free = n.kubelet.allocatable()[MEMORY]
+        held = await n.kubelet.admit(PodSpec.single("held", {NIC0: 1, MEMORY: 2}))
+        assert held.admitted
+        assert await verb(n, "cordon", "nic0", "gpu1", "--reason", "swap the optics", "--author", "ann") == 0
+        await n.allocatable(NIC0, 0)
+        await n.allocatable(MEMORY, free // 2)
+        assert n.kubelet.allocatable()[NIC1] == 4
+        assert n.kubelet.capacity()[NIC0] == 4  # the devices stay on the list: a pod holds one
+        assert not (await n.kubelet.admit(PodSpec.single("new", {NIC0: 1}))).admitted
+        capsys.readouterr()
+        assert await verb(n, "cordon", "--json") == 0
+        listed = json.loads(capsys.readouterr().out)["cordons"]
+        assert [(it["name"], it["author"], it["reason"]) for it in listed] == [
+            (name, "ann", "swap the optics") for name in ("gpu1", "nic0")
+        ]
+        await n.stop_agent()
+        await n.start_agent(n.configure("scanSeconds: 600\n"))
+        await n.allocatable(NIC1, 4)
+        assert n.kubelet.allocatable()[NIC0] == 0  # never offered, from the first message on
+        assert n.agent is not None
+        snapshot = n.agent.inventory.snapshot
+        assert {it.health.state for it in (*snapshot.functions, *snapshot.gpus)} == {State.HEALTHY}
+        assert await verb(n, "uncordon", "NIC0", "gpu1") == 0
+        await n.allocatable(NIC0, 4)
+        await n.allocatable(MEMORY, free)
+        capsys.readouterr()
+        assert await verb(n, "history", "nic0", "--json", "--since", "1h") == 0
+        changes = json.loads(capsys.readouterr().out)["changes"]
+        assert [(it["before"], it["after"]) for it in changes] == [
+            ("", "healthy (cordoned)"),
+            ("healthy (cordoned)", "healthy"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cordon", "nic0"], "give --reason"),
+        (["cordon", "nic9", "--reason", "x"], "nic9: no such device here; there are: none"),
+        (["uncordon", "nic0"], "nic0: it is not cordoned; cordoned are: none"),
+    ],
+)
+def test_a_wrong_cordon_names_the_remedy(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("sys/bus/pci/devices", "sys/class/net"):
+        (tmp_path / folder).mkdir(parents=True)
+    assert main([*words, "--root", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("before", "state", "warning", "alone"),
+    [
+        (HEALTHY, State.HEALTHY, False, True),
+        (DEGRADED, State.DEGRADED, False, True),
+        (DOWN, State.DOWN, True, False),
+        (
+            Health(State.DEGRADED, (Reason("optics_low", "dark"),), allocatable=False),
+            State.DEGRADED,
+            True,
+            False,
+        ),
+    ],
+)
+def test_a_cordon_hides_no_fault(before: Health, state: State, warning: bool, alone: bool) -> None:
+    after = with_cordon(before, WHY)
+    assert (after.state, after.allocatable, after.only_cordoned) == (state, False, alone)
+    assert after.reasons == (*before.reasons, Reason(CORDONED, WHY.detail, warning=warning))
+    assert with_cordon(before, None) is before
+
+
+@pytest.mark.parametrize(
+    ("cordon", "macs", "expected"),
+    [
+        (CORDON, {NIC.pci_address: "02:00:00:00:00:01"}, {NIC.pci_address}),  # its MAC address was not known then
+        (Cordon("0000:99:00.0", "nic0", "", mac="02:00:00:00:00:01"), {"0000:01:00.0": "02:00:00:00:00:01"},
+         {"0000:01:00.0"}),  # the card was moved
+        (Cordon("0000:01:00.0", "nic0", "", mac="02:00:00:00:00:99"), {"0000:01:00.0": "02:00:00:00:00:01"}, set()),
+        (Cordon("GPU-1", "gpu0", ""), {}, {"GPU-1"}),
+    ],
+)  # fmt: skip
+def test_a_cordon_follows_its_card(cordon: Cordon, macs: dict[str, str | None], expected: set[str]) -> None:
+    found = set(cordon_reasons((cordon,), macs))
+    assert found & ({*macs} | {"GPU-1"}) == expected
+
+
+def test_vfs_follow_their_pf_and_a_cordon_is_no_change_of_state() -> None:
+    health = HealthService(clock=lambda: 1000.0)
+    functions = (NIC, vf(NIC, 0), pf(2))
+    health.judge_functions(functions, (link(NIC), link(pf(2))))
+    published: list[tuple[bool, ...]] = []
+    health.publish_functions(lambda them: published.append(tuple(it.health.allocatable for it in them)))
+    health.take_cordons((CORDON,))
+    health.take_cordons(())
+    assert published == [(False, False, True), (True, True, True)]
+    assert not any(figures.transitions for figures in health.figures().values())
+
+
+def test_a_cordoned_device_has_not_failed() -> None:
+    snapshot = Snapshot(functions=(replace(NIC, health=with_cordon(HEALTHY, WHY)),))
+    assert failed_devices(snapshot) == frozenset()
+    assert affected_pods(snapshot, ()) == ()
+    (device,) = reported_devices(snapshot)
+    assert event_of(device, ()).healthy
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"version": 7}', '{"version": 1, "cordons": [{"name": 3}]}'])
+def test_a_file_that_cannot_be_read_costs_the_cordons_alone(text: str, tmp_path: Path) -> None:
+    (tmp_path / FORM.name).write_text(text)
+    assert StoredFile(tmp_path, FORM).read() is None
