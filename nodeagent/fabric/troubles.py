@@ -1,4 +1,4 @@
-"""What is wrong in a fabric: links with a fault, wrong cables, refused reports; what concerns most pods first.
+"""The troubles of a fabric: links with a fault, wrong cables, refused reports; what concerns most pods first.
 
 Links that went down within ``TOGETHER_S`` have one cause, so they are one trouble: several links of one switch, or of
 one node. An anomaly of a link that has a fault joins it. The verb ``trouble`` and the fabric map show this list.
