@@ -48,7 +48,12 @@ def links(where: str) -> tuple[Panel, ...]:
         Panel(
             "Bit error ratio before FEC",
             "FEC fails above the line. If one rail rises, check its optics.",
-            ((f"nodeagent_link_pre_fec_bit_error_ratio{selector} > 0", "{{instance}} {{device}}"),),
+            (
+                (
+                    f"instance_device:nodeagent_link_pre_fec_bit_error_ratio:rate5m{selector} > 0",
+                    "{{instance}} {{device}}",
+                ),
+            ),
             empty="no bit errors",
             unit="sci",
             logarithmic=True,

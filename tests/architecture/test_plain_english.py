@@ -25,6 +25,7 @@ LEFT_OUT = {
     "daemonset/chart/templates": "generated from the kustomization",
     "daemonset/monitoring/prometheusrule.yaml": "generated from rules.yaml",
     "daemonset/monitoring/dashboards": "generated from hack/dashboards.py",
+    "docs/pictures": "made by tests/web/test_pictures.py",
     "tests/golden": "outputs, whose texts are checked in nodeagent/",
 }
 """Files and folders that are not checked, and why. All others in the repository are."""

@@ -33,6 +33,13 @@ def test_the_configuration_table_is_current() -> None:
     assert SETTINGS.read_text() == current, "make golden, and look at what changed"
 
 
+def test_the_first_screen_has_both_pictures_and_the_first_command_shows_the_map() -> None:
+    first, command = README.read_text().split("```")[:2]
+    assert re.findall(r"!\[.+\]\((.+)\)", first) == ["docs/pictures/map.png", "docs/pictures/node.png"]
+    assert len(first.splitlines()) < 25
+    assert command.strip() == 'make demo ARGS="--nodes 64 --ui"'
+
+
 def test_the_commands_of_the_readme_exist(capsys: pytest.CaptureFixture[str]) -> None:
     lines = re.findall(r"^nodeagent ((?:[a-z]+ ?)+)", README.read_text(), re.M)
     assert len(lines) > 5

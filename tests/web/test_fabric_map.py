@@ -21,6 +21,7 @@ from nodeagent.base.change_log import Change
 from nodeagent.fabric import FabricRules, HyperNode, Planner
 from nodeagent.fabric.fabric_settings import IMMEDIATE
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
+from nodeagent.fabric.nodelinks import HeldVf, VfHolder
 from nodeagent.fabric.outcome import WriteRecord
 from nodeagent.web import live_document
 from nodeagent.web.ui_files import self_contained
@@ -221,6 +222,107 @@ def test_the_page_follows_the_dark_mode_and_is_readable_on_paper(demo: MapPage):
     demo.tab.emulate(media="print")
     assert demo.tab.value("getComputedStyle(document.getElementById('controls')).display") == "none"
     assert "foreign-leaf" in demo.tab.text("#lists")
+
+
+def test_a_search_without_a_hit_says_so(demo: MapPage):
+    assert "Nothing has this in its name" in demo.search("no-such-thing")
+    assert demo.tab.value("document.querySelectorAll('#found button').length") == 0
+
+
+def test_a_link_is_found_by_each_of_its_names(demo: MapPage):
+    report = demo.tab.value(
+        "document.getElementById('map').fabricMap.model.content.details['gpu-040'].links"
+        ".find((link) => link.name === 'nic2')"
+    )
+    for name in (report["netdev"], report["pciAddress"], report["mac"]):
+        demo.tab.value(f"location.hash = 'at=link:gpu-040/{name}'")
+        wait_until(lambda: demo.hash().get("at") == "link:gpu-040/nic2", what=name)
+        assert "gpu-040 · nic2" in demo.detail()
+    demo.search(f"gpu-041 {report['netdev']}")
+    demo.tab.key("Enter")
+    wait_until(lambda: demo.hash().get("at") == "link:gpu-041/nic2", what="the search")
+    demo.tab.value("location.hash = 'at=link:gpu-040/none'")
+    demo.tab.shows("#detail", "gpu-040 reports no link that is called none")
+
+
+def test_a_block_has_one_title_at_each_zoom_and_it_is_what_its_switches_share(demo: MapPage):
+    for scale in (0.3, 0.5, 0.6, 0.64, 0.65, 1.0):
+        drawn = demo.tab.value(
+            f"""(() => {{
+                const map = document.getElementById("map").fabricMap, drawn = [];
+                const draw = CanvasRenderingContext2D.prototype.fillText;
+                CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {{
+                    drawn.push(text);
+                    return draw.call(this, text, ...more);
+                }};
+                map.bitmaps.clear();
+                map.moveTo({{ ...map.view, scale: {scale} }});
+                map.drawNow();
+                CanvasRenderingContext2D.prototype.fillText = draw;
+                return drawn;
+            }})()"""
+        )
+        assert [drawn.count(title) for title in ("hall1-su1", "hall1-su2")] == [1, 1], scale
+    assert "hall1-su1" in demo.search("hall1-su1")
+    demo.tab.key("Enter")
+    assert "nodeagent-t1-hall1-su1" in demo.detail()
+
+
+def test_one_long_name_leaves_room_for_the_other_columns(browser: Browser, tmp_path: Path):
+    cables = fabrics.rails(2, 4, 2)
+    node, *_ = cables
+    cables[node] = (End("W" * 200, "swp1"), cables[node][1])
+    page = opened(browser, tmp_path, cables)
+    page.search(node)
+    page.tab.key("Enter")
+    widths = page.tab.value(
+        "[...document.querySelectorAll('#detail thead th')].map((head) => head.getBoundingClientRect().width)"
+    )
+    assert min(widths) > 40, widths
+    page.tab.close()
+
+
+def test_a_dead_switch_is_the_first_trouble_with_its_pods_time_and_remedy(browser: Browser, tmp_path: Path):
+    planner = Planner(FabricRules(hysteresis=IMMEDIATE))
+    for number, (node, row) in enumerate(fabrics.rails(2, 4, 2).items()):
+        report = fabrics.links(node, row)
+        broken = msgspec.structs.replace(
+            report.links[0], state="down", reasons=("carrier_down",), reason_details=("no carrier",),
+            last_transition_time="2026-01-01T00:00:00Z",
+        )  # fmt: skip
+        held = VfHolder(
+            namespace="team", pod=f"p{number}", vfs=(HeldVf(link="rail0", pci_address="a"),), since=""
+        )
+        if node.startswith("su000") or node == "su001-n002":
+            report = msgspec.structs.replace(report, links=(broken, *report.links[1:]), holders=(held,))
+        planner.report(node, report)
+    view = fabric_view(planner.prepare(0.0)(), 0.0, 1_767_225_600.0)
+    file = tmp_path / "map.html"
+    file.write_text(self_contained("fabric", msgspec.json.encode(view)))
+    page = MapPage(browser.tab(f"file://{file}"))
+    first, second = page.tab.value(
+        "[...document.querySelectorAll('#list .entry')].map((entry) => entry.innerText)"
+    )
+    for text in (
+        "4 links of 4 nodes went down at once",
+        "for ",
+        "su000-leaf-r0",
+        "team/p0",
+        "check the switch",
+    ):
+        assert text in first
+    for text in ("down", "su001-n002 rail0 to su001-leaf-r0", "no carrier", "do check cable"):
+        assert text in second
+    page.tab.click_on("#list .link", "su000-leaf-r0")
+    assert page.hash()["at"] == "switch:su000-leaf-r0"
+    assert "check the switch" in page.detail()
+    page.tab.click_on(".tabs button", "Pods")
+    pods = page.tab.value("[...document.querySelectorAll('#list .entry h4')].map((head) => head.innerText)")
+    assert len(pods) == 5
+    page.tab.click_on("#list .link", "su001-n002")
+    assert page.hash()["at"] == "link:su001-n002/rail0"
+    assert page.complaints() == []
+    page.tab.close()
 
 
 # --- larger and worse -----------------------------------------------------------------------------------

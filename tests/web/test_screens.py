@@ -64,9 +64,9 @@ def opened(browser: Browser, files: dict[str, Path], request: pytest.FixtureRequ
     tab.close()
 
 
-def grid(browser: Browser, tab: Tab) -> list[str]:
+def grid(browser: Browser, screenshot: bytes) -> list[str]:
     """The screenshot as rows of levels, two for each field: brightness and contrast."""
-    picture = "data:image/png;base64," + base64.b64encode(tab.screenshot()).decode()
+    picture = "data:image/png;base64," + base64.b64encode(screenshot).decode()
     reader = browser.tab("about:blank")
     levels: list[int] = reader.value(
         f"""(async () => {{
@@ -109,7 +109,7 @@ def difference(found: list[str], reference: list[str]) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", list(BREAKAGES))
 def test_a_page_looks_like_its_reference(browser: Browser, opened: Tab, page: str):
-    found, file = grid(browser, opened), REFERENCES / f"{page}.txt"
+    found, file = grid(browser, opened.screenshot()), REFERENCES / f"{page}.txt"
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
         file.parent.mkdir(exist_ok=True)
         file.write_text("\n".join(found) + "\n")
@@ -123,5 +123,5 @@ def test_a_gross_breakage_is_noticed(browser: Browser, opened: Tab, page: str, b
     opened.value(BREAKAGES[page][breakage])
     opened.value("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     reference = (REFERENCES / f"{page}.txt").read_text().split()
-    found = difference(grid(browser, opened), reference)
+    found = difference(grid(browser, opened.screenshot()), reference)
     assert found > 2 * GROSS, f"{found:.3f}"
