@@ -61,11 +61,7 @@ export function troubleCards(node, { nics, gpus }) {
     ...device.reasons.map((reason) => reasonWithRule(reason, device.health)),
     device.pods.length > 0 && el("p", {}, el("b", { text: "pods " }), few(device.pods)),
     device.remedy && el("p", {}, el("b", { text: "do " }), device.remedy),
-    el("p", {}, el("button", { type: "button", class: "link", onclick: () => showTile(device.name), text: `all of ${device.name}` }), runbook(node))));
-}
-
-function runbook(node) {
-  return node.runbook ? [" · ", el("a", { href: `${node.runbook}#reasons`, text: "runbook" })] : "";
+    el("p", {}, el("button", { type: "button", class: "link", onclick: () => showTile(device.name), text: `all of ${device.name}` }))));
 }
 
 /** The reason, and from an agent the value now beside its threshold and what clears it. */
