@@ -124,6 +124,14 @@ def test_half_a_digest_is_none(digest: str) -> None:
     assert checks.base_complaints(f"python:3.11{digest}")
 
 
+def test_a_release_needs_somebody_who_answers_for_it() -> None:
+    table = checks.MAINTAINERS.read_text()
+    (complaint,) = checks.maintainer_complaints(table)
+    assert "enter who answers" in complaint
+    named = table.replace("*to be filled in by the owner of the repository*", "A. Person")
+    assert checks.maintainer_complaints(named) == []
+
+
 def test_the_file_of_the_base_names_the_default_of_the_dockerfile() -> None:
     name = checks.base_image(checks.BASE.read_text()).partition("@")[0]
     (default,) = re.findall(r"^ARG BASE=(.+)$", (ROOT / "Dockerfile").read_text(), re.M)
