@@ -125,11 +125,10 @@ def test_half_a_digest_is_none(digest: str) -> None:
 
 
 def test_a_release_needs_somebody_who_answers_for_it() -> None:
-    table = checks.MAINTAINERS.read_text()
-    (complaint,) = checks.maintainer_complaints(table)
+    (complaint,) = checks.maintainer_complaints("| *to be filled in by the owner of the repository* | | all |")
     assert "enter who answers" in complaint
-    named = table.replace("*to be filled in by the owner of the repository*", "A. Person")
-    assert checks.maintainer_complaints(named) == []
+    assert checks.maintainer_complaints("| A. Person | @person | all |") == []
+    assert checks.MAINTAINERS.exists()
 
 
 def test_the_file_of_the_base_names_the_default_of_the_dockerfile() -> None:
