@@ -212,6 +212,17 @@ def expanded(hostlists: Iterable[str]) -> Iterator[str]:
             )
 
 
+def ranges(hostlist: str) -> Iterator[tuple[int, int]]:
+    """The first and the last number of each range in the brackets.
+
+    >>> [*ranges("gpu-[08-10,12],cpu-1-2")]
+    [(8, 10), (12, 12)]
+    """
+    for span in (one for _, inner in _ENTRY.findall(hostlist) if inner for one in inner.split(",")):
+        first, _, last = span.partition("-")
+        yield int(first), int(last or first)
+
+
 def _sort_key(name: str) -> tuple[str, int, int]:
     numbered = _NUMBERED.fullmatch(name)
     return (name, 0, 0) if numbered is None else (numbered[1], len(numbered[2]), int(numbered[2]))

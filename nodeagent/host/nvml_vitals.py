@@ -323,12 +323,8 @@ class VitalsReader:
                 return None  # the next reading of all GPUs reports it
             # A driver without a call has it for no GPU.
             uuid = "" if error.value == lib.NVML_ERROR_FUNCTION_NOT_FOUND else self._uuid
-            usual = error.value in (
-                lib.NVML_ERROR_FUNCTION_NOT_FOUND,
-                lib.NVML_ERROR_NOT_SUPPORTED,
-                lib.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-            )
-            self._log_missing(call, uuid, str(error), logging.INFO if usual else logging.WARNING)
+            level = logging.INFO if error.value in _missing(lib) else logging.WARNING
+            self._log_missing(call, uuid, str(error), level)
         except ValueError as error:  # includes UnicodeDecodeError: an invalid text
             self._log_missing(call, self._uuid, str(error), logging.WARNING)
         return None
@@ -337,6 +333,15 @@ class VitalsReader:
         if (call, uuid) not in self._logged:
             self._logged.add((call, uuid))
             log.log(level, "GPU value is not available. call=%s of=%r why=%r", call, uuid or "all", reason)
+
+
+def _missing(lib: Any) -> tuple[int, ...]:
+    """The errors of a driver or a GPU that lacks a call, or this version of it."""
+    return (
+        lib.NVML_ERROR_FUNCTION_NOT_FOUND,
+        lib.NVML_ERROR_NOT_SUPPORTED,
+        lib.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    )
 
 
 def _number(lib: Any, answer: Any) -> float:
@@ -384,7 +389,7 @@ def _memory(lib: Any, handle: Any) -> dict[str, float]:
         memory = lib.nvmlDeviceGetMemoryInfo(handle, lib.nvmlMemory_v2)
         reserved = {"gpu_memory_reserved_bytes": float(memory.reserved)}
     except lib.NVMLError as error:
-        if error.value not in (lib.NVML_ERROR_FUNCTION_NOT_FOUND, lib.NVML_ERROR_NOT_SUPPORTED):
+        if error.value not in _missing(lib):
             raise
         memory, reserved = lib.nvmlDeviceGetMemoryInfo(handle), {}
     used, total = float(memory.used), float(memory.total)
@@ -404,13 +409,17 @@ def _ecc(lib: Any, handle: Any, name: str, error: str, location: str, period: st
 def _number_of(
     lib: Any, call: str, handle: Any, name: str, scale: float, *arguments: Any
 ) -> dict[str, float]:
-    return {name: float(getattr(lib, call)(handle, *arguments)) * scale}
+    value = float(getattr(lib, call)(handle, *arguments))
+    return {name: value * scale if value <= COUNTER_MAX else math.nan}
 
 
 def _clock_reasons(lib: Any, handle: Any) -> dict[str, float]:
     bits = int(lib.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    gone = bits in (2**32 - 1, 2**64 - 1)
     return {
-        f"gpu_clock_reason/{name}": float(bool(bits & getattr(lib, f"nvmlClocksEventReason{reason}")))
+        f"gpu_clock_reason/{name}": math.nan
+        if gone
+        else float(bool(bits & getattr(lib, f"nvmlClocksEventReason{reason}")))
         for name, reason in CLOCK_REASONS.items()
     }
 

@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 
 from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflicts
 from nodeagent.config import formats
-from nodeagent.config.faults import Conflict
+from nodeagent.config.faults import Conflict, quote
 from nodeagent.config.former_keys import FORMER_KEYS
 from nodeagent.config.setting import Settings, listed, setting
 from nodeagent.config.settings_file import Remark, read_settings, unsaid
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
+from nodeagent.fabric.node_lists import ranges
 from nodeagent.topology.switches.switch_settings import SwitchesSettings, switch_conflicts
 from nodeagent.web.web_settings import AccessSettings, HistorySettings, web_conflicts
 
@@ -28,6 +29,10 @@ Hosts = Annotated[
         rf"({_HOSTS})(,({_HOSTS}))*", "a name of nodes or a hostlist such as gpu-[001-032]", at_most=4095
     ),
 ]
+
+
+HOSTS_MAX = 200_000
+"""The names in all hostlists, for the sake of memory: twice the nodes of the largest fabric that was measured."""
 
 
 class SlurmSettings(Settings, frozen=True, kw_only=True):
@@ -141,9 +146,23 @@ def _conflicts(config: FabricConfig) -> Iterator[Conflict]:
     for i, entry in enumerate(config.fabrics):
         if entry == FabricSelect(fabric=entry.fabric):
             yield Conflict((("fabrics", i),), 'matches every link; if this is meant, write nodes: ["*"]')
+    for conflict in _host_conflicts(config.slurm.nodes):
+        yield conflict.below("slurm", "nodes")
     for conflict in switch_conflicts(config.switches):
         yield conflict.below("switches")
     for conflict in min_links_conflicts(config.nodes, config.min_links):
         yield conflict.below("nodes")
     for conflict in web_conflicts(config.web):
         yield conflict.below("web")
+
+
+def _host_conflicts(hostlists: tuple[str, ...]) -> Iterator[Conflict]:
+    count = 0
+    for i, hostlist in enumerate(hostlists):
+        sizes = [last - first + 1 for first, last in ranges(hostlist)]
+        count += sum(sizes)
+        if min(sizes, default=1) < 1:
+            yield Conflict(((i,),), f"{quote(hostlist)} has a range whose end is below its start")
+        elif count > HOSTS_MAX:
+            yield Conflict(((i,),), f"these are more than {HOSTS_MAX} names")
+            return

@@ -10,7 +10,7 @@ Rules:
   Volcano rebuilds a part of its tree at each write, and links of all nodes may flap.
 * A tree without nodes changes nothing: it is more often an error than the wish to empty another program's file.
 * What another one has edited or deleted is restored within ``CHECK_S``. Objects of another owner stay as they are.
-* A kind that cannot be written delays neither the tree nor the other kind.
+* A kind that cannot be written delays neither the tree nor the other kind, and costs one call in ``PAUSE_S``.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ class KeptObjects:
                 failed, result = error, str(error)
             place = "/".join(filter(None, (self._namespace, name)))
             self._write_log.add(verb, f"{self._resource.kind} {place}", "it follows the tree", result)
-            if failed is not None and (failed.status is None or failed.retry_after_s is not None):
-                break
+            if failed is not None and not failed.conflict:
+                break  # the others mostly fail as well; those that wait come first in the next round
         if failed is not None:
             raise failed
         return self._resource is not ANNOTATED or len(due) <= AT_ONCE

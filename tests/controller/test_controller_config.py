@@ -32,6 +32,18 @@ def test_a_file_without_settings_gives_the_default_rules() -> None:
     assert load_fabric(HEAD, name="f") == FabricConfig()
 
 
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ('"gpu-[5-1]"', 'f:3:17: slurm.nodes[0]: "gpu-[5-1]" has a range whose end is below its start'),
+        ('"gpu-[0-999999999]"', "f:3:17: slurm.nodes[0]: these are more than 200000 names"),
+        ('"a-[1-150000]", "b-[1-150000]"', "f:3:33: slurm.nodes[1]: these are more than 200000 names"),
+    ],
+)
+def test_hostlists_that_would_fill_the_memory_or_are_empty_are_refused(nodes: str, said: str) -> None:
+    assert faults(f"slurm: {{nodes: [{nodes}]}}") == [said]
+
+
 def test_everything_can_be_set() -> None:
     text = """\
 fabric: gpu

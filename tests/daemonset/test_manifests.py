@@ -633,3 +633,29 @@ def test_selectors_of_agent_and_controller_do_not_overlap() -> None:
     assert not agent.items() <= controller["labels"].items()
     one, other = (found["spec"] for found in of_kind(built("overlays/node-pool"), "DaemonSet"))
     assert not one["selector"]["matchLabels"].items() <= other["template"]["metadata"]["labels"].items()
+
+
+# docs/adoption.md
+
+ADOPTION = (ROOT / "docs" / "adoption.md").read_text()
+
+
+def test_the_commands_of_step_0_leave_agents_that_offer_nothing() -> None:
+    """NVIDIA's device plugin stays there: a GPU that both offer is given away twice."""
+    step = ADOPTION.partition("## 0. Observe")[2].partition("\n## ")[0]
+    folders = re.findall(r"^kubectl apply -k daemonset/(\S*)", step, re.M)
+    cluster = {key: one for folder in folders for key, one in by_key(built(folder)).items()}
+    agents = named(list(cluster.values()), "ConfigMap", "nodeagent")
+    assert load(agents["data"]["nodeagent.yaml"], name="nodeagent.yaml").resources == ()
+    assert of_kind(list(cluster.values()), "Deployment"), "the controller"
+
+
+def test_a_later_step_applies_parts_that_keep_the_configuration_of_the_agents() -> None:
+    """An overlay brings the configuration of the base, and with it GPU memory."""
+    last = ADOPTION.partition("## 3. Placement")[2]
+    parts = sorted(set(re.findall(r"`daemonset/([-a-z/]+)`", last)))
+    assert {"controller", "evictions", "kueue", "dra"} <= set(parts)
+    for part in parts:
+        assert not [
+            one for one in of_kind(built(part), "ConfigMap") if one["metadata"]["name"] == "nodeagent"
+        ]

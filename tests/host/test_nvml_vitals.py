@@ -199,6 +199,30 @@ def test_a_gpu_without_measured_values_has_only_its_memory(nvml, machine):
     assert (reading.texts, reading.absurd, reading.processes) == ({}, [], [])
 
 
+@pytest.mark.parametrize("ones", [2**32 - 1, 2**64 - 1])
+def test_all_ones_are_no_reason_of_the_clocks(nvml, machine, ones):
+    """A GPU that has left the bus is not slowed down by heat and power at once."""
+    machine.set(gpu(0), *vital(clock_reasons=ones))
+    (reading,) = vitals(nvml)
+    assert not [name for name in reading.values if name.startswith("gpu_clock_reason")]
+    assert sorted(reading.absurd) == sorted(f"gpu_clock_reason/{reason}" for reason in CLOCK_REASONS)
+
+
+def test_the_energy_that_is_not_available_is_none(nvml, machine):
+    machine.set(gpu(0), *vital(energy_mj=NOT_AVAILABLE))
+    (reading,) = vitals(nvml)
+    assert ("gpu_energy_joules" in reading.values, reading.absurd) == (False, ["gpu_energy_joules"])
+
+
+@pytest.mark.parametrize("result", [3, 13, 25])
+def test_without_the_second_version_of_the_call_the_first_gives_the_memory(nvml, machine, result):
+    """NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH."""
+    used = vital(memory_used=7 << 20, memory_reserved=1 << 20)
+    machine.set(gpu(0), *used, f"fail nvmlDeviceGetMemoryInfo_v2 {result}")
+    (reading,) = vitals(nvml)
+    assert reading.values == {"gpu_memory_used_bytes": 7 << 20, "gpu_memory_total_bytes": 81559 << 20}
+
+
 def test_an_old_driver_returns_the_values_that_it_supports(start, old, machine):
     machine.set(gpu(0), *vital(ecc_1_0_7=1, pcie_width=16, celsius=40, fabric_state=3), field(145, 1))
     (reading,) = vitals(start(old))

@@ -229,6 +229,51 @@ async def test_a_group_of_another_owner_stays_and_the_others_are_written(
             assert server.find("nodefeaturegroups", name, NFD)["spec"] == theirs["spec"]
 
 
+@pytest.mark.parametrize("refused", ["no namespace", "403", "500", "close"])
+async def test_groups_that_cannot_be_written_cost_one_call_a_minute(refused: str) -> None:
+    """The other groups fail in the same way, and the record of writes would hold nothing else."""
+    units = 25
+    async with controllers.cluster(units) as server:
+        server.put(nfd_definition())
+        if refused != "no namespace":
+            server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NFD}})
+            server.fail(refused, verb="create", resource="nodefeaturegroups", times=None)
+        async with running(server, GROUPS):
+            await until(lambda: len(server.objects("hypernodes")) == units)
+            await until(lambda: server.counts["create", "nodefeaturegroups"])
+            before, loop = server.counts["create", "nodefeaturegroups"], asyncio.get_running_loop()
+            began = loop.time()
+            await asyncio.sleep(5 * PAUSE_S)
+            rounds = (loop.time() - began) / PAUSE_S + 1
+            assert 0 < server.counts["create", "nodefeaturegroups"] - before <= rounds
+            assert before <= 2
+            server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NFD}})
+            server.heal()
+            await until(lambda: len(in_nfd(server)) == units)
+
+
+async def test_one_group_that_is_refused_holds_no_other_up() -> None:
+    units = 5
+    async with controllers.cluster(units) as server:
+        server.put(nfd_definition())
+        server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NFD}})
+        async with running(server, GROUPS):
+            await until(lambda: len(in_nfd(server)) == units)
+            right = in_nfd(server)
+        refused = min(right)
+        server.fail("422", verb="patch", resource="nodefeaturegroups", name=refused, times=None)
+        for one in server.objects("nodefeaturegroups"):
+            one["spec"]["featureGroupRules"][0]["matchFeatures"][0]["matchExpressions"]["nodename"][
+                "value"
+            ] = ["x"]
+            server.put(one)
+        async with running(server, GROUPS, "b"):
+            await until(lambda: in_nfd(server) == right | {refused: ["x"]})
+            await until(partial(_more, lambda: server.counts["patch", "nodefeaturegroups"], units + 2))
+            server.heal()
+            await until(lambda: in_nfd(server) == right)
+
+
 async def test_without_nfds_definition_the_tree_is_written(caplog: pytest.LogCaptureFixture) -> None:
     async with cluster() as server, running(server, GROUPS):
         await until(lambda: groups(server) == [FIRST, SECOND])
