@@ -2,7 +2,7 @@
 # Remove what nodeagent has written to the API server: its labels, taints, conditions and annotations of Nodes, its
 # HyperNodes, its NodeFeatureGroups, its ConfigMap for Slurm, its Lease, its ResourceSlices, and the definition of NodeLinks with all reports.
 #   daemonset/uninstall.sh [NAMESPACE [LABEL-PREFIX …]]
-# Run it after `kubectl delete -k daemonset/` or `helm uninstall`, with the rights of a cluster administrator. Labels that
+# Run it after `kubectl delete -k` of what was applied or `helm uninstall`, with the rights of a cluster administrator. Labels that
 # people set (nodeagent.io/agent, nodeagent.io/pool) and objects of other owners stay. If the fabric configuration has
 # further label keys, name their prefixes too, such as network.topology.nvidia.com/. The taint nodeagent.io/starting is
 # removed from all Nodes, because no controller is left that would; node groups must not create Nodes with it any more.
@@ -54,7 +54,7 @@ esac
 running=$(kubectl get daemonsets,deployments --all-namespaces --selector app.kubernetes.io/part-of=nodeagent \
     --output go-template='{{range .items}}{{.metadata.namespace}}/{{.metadata.name}} {{end}}')
 if [ -n "$running" ]; then
-    echo "nodeagent still runs; remove it first: kubectl delete -k daemonset/, or helm" \
+    echo "nodeagent still runs; remove it first: kubectl delete -k daemonset/ or the overlay that was applied, or helm" \
         "uninstall. Found: $running" >&2
     exit 1
 fi

@@ -181,7 +181,7 @@ def elsewhere(folder: str, value: str, kubectl: str) -> list[Object]:
     """A part whose Role and RoleBinding are in the namespace of another program."""
     manifests = build(folder, kubectl)
     for manifest in of_kind(manifests, "Role", "RoleBinding"):
-        manifest["metadata"]["namespace"] = f"@value@$.Values.{value}.namespace@"
+        manifest["metadata"]["namespace"] = f"@value@$.Values.{value}.namespace | quote@"
     return manifests
 
 

@@ -444,10 +444,11 @@ def test_a_part_of_the_controller_is_refused_without_the_controller(part: str) -
     assert render({part: {"enabled": True}, "controller": {"enabled": True}})
 
 
-def test_the_objects_of_other_programs_are_in_the_namespaces_of_the_values() -> None:
-    on = {part: {"enabled": True, "namespace": "theirs"} for part in ("slurm", "nodeFeatureGroups")}
+@pytest.mark.parametrize("name", ["theirs", "0123", "yes"])
+def test_the_objects_of_other_programs_are_in_the_namespaces_of_the_values(name: str) -> None:
+    on = {part: {"enabled": True, "namespace": name} for part in ("slurm", "nodeFeatureGroups")}
     manifests = render({"controller": {"enabled": True}, **on})
-    theirs = [one for one in manifests if one["metadata"].get("namespace") == "theirs"]
+    theirs = [one for one in manifests if one["metadata"].get("namespace") == name]
     assert sorted(one["kind"] for one in theirs) == ["Role", "Role", "RoleBinding", "RoleBinding"]
 
 
@@ -523,6 +524,9 @@ def test_the_kustomization_for_another_namespace_equals_the_chart(tmp_path: Path
         {"agent": {"runtimeClass": "nvidia"}},
         {"pools": {"Big": {"nodeSelector": {"a": "b"}, "config": ""}}},
         {"pools": {"big": {"config": ""}}},
+        {"slurm": {"enabled": True, "namespace": "A b"}},
+        {"slurm": {"enabled": True, "namespace": None}},
+        {"nodeFeatureGroups": {"enabled": True, "namespace": "a: b"}},
     ],
 )
 def test_an_unknown_value_is_refused(values: dict[str, Any]) -> None:
