@@ -74,7 +74,9 @@ def changes_since(every: Sequence[Change], at: float, name: str = "", limit: int
     for change in reversed(every):
         if len(found) >= limit:
             break
-        if change.at >= at and (not name or change.is_about(name)):  # a clock that is set back makes earlier ones later
+        if change.at >= at and (
+            not name or change.is_about(name)
+        ):  # a clock that is set back makes earlier ones later
             found.append(change)
     return found[::-1]
 

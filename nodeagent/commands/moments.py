@@ -22,8 +22,7 @@ def moment(text: str, now: float, *, past: bool) -> float:
     try:
         if (found := _DURATION.fullmatch(text)) is not None:
             length = int(found[1]) * _UNITS[found[2]]
-            at = now - length if past else now + length
-            return datetime.fromtimestamp(at, UTC).timestamp()  # it has a date
+            return datetime.fromtimestamp(now - length if past else now + length, UTC).timestamp()
         today = datetime.fromtimestamp(now).astimezone()
         if _CLOCK.fullmatch(text) is None:
             return datetime.fromisoformat(text).astimezone().timestamp()

@@ -18,6 +18,7 @@ from nodeagent.cluster.nvsentinel.health_events import event_of
 from nodeagent.facts.model import CORDONED, HEALTHY, Health, Reason, Snapshot, State
 from nodeagent.health.cordons import Cordon, cordon_reasons, with_cordon
 from nodeagent.health.service import HealthService
+from nodeagent.kinds import unhealthy
 from nodeagent.kinds.rail_numbers import Rail, selection
 from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kubelet import rail_memory
@@ -124,6 +125,14 @@ def test_a_cordon_hides_no_fault(before: Health, state: State, warning: bool, al
 
 
 @pytest.mark.parametrize(
+    ("before", "said"),
+    [(HEALTHY, "x is cordoned by ann"), (DEGRADED, "x is cordoned by ann"), (DOWN, "x is down: no carrier")],
+)
+def test_a_refusal_names_what_keeps_the_device_away(before: Health, said: str) -> None:
+    assert str(unhealthy("nic0", "x", with_cordon(before, WHY))) == f"nic0: {said}"
+
+
+@pytest.mark.parametrize(
     ("cordon", "macs", "expected"),
     [
         (CORDON, {NIC.pci_address: "02:00:00:00:00:01"}, {NIC.pci_address}),  # its MAC address was not known then
@@ -179,7 +188,11 @@ def two_entries(tmp_path: Path) -> list[str]:
         (tmp_path / folder).mkdir(parents=True)
     config = tmp_path / "nodeagent.yaml"
     config.write_text(TWO_ENTRIES)
-    keys = [selection(entry) for entry in load(TWO_ENTRIES, name="nodeagent.yaml").resources if isinstance(entry, VfResource)]
+    keys = [
+        selection(entry)
+        for entry in load(TWO_ENTRIES, name="nodeagent.yaml").resources
+        if isinstance(entry, VfResource)
+    ]
     rails = [Rail(0, "0000:18:00.0", "02:00:00:00:00:01"), Rail(0, "0000:4f:00.0", "02:00:00:00:00:02")]
     entries = tuple(NumberedSelection(key, (rail,)) for key, rail in zip(keys, rails, strict=True))
     StoredFile(tmp_path / "var/lib/nodeagent", rail_memory.FORM).write(rail_memory.RailsFile(entries=entries))

@@ -197,7 +197,12 @@ def _rail_rows(config: Config, machine: _Machine, content: RailsFile) -> list[Ra
     present = {function.pci_address: function for function in functions}
     numbering = {key: (rails, match(rails, nics)) for key, rails in content.numbering.items()}
     names = nic_names(
-        {it.pci_address: it.number for key in in_force for it in numbering.get(key, ((), ()))[1] if it.pci_address}
+        {
+            it.pci_address: it.number
+            for key in in_force
+            for it in numbering.get(key, ((), ()))[1]
+            if it.pci_address
+        }
     )
     rows = []
     for key, (rails, matched) in numbering.items():
@@ -211,7 +216,9 @@ def _rail_rows(config: Config, machine: _Machine, content: RailsFile) -> list[Ra
             is_here = machine.has(address, present)
             rdma = here.rdma.device if here and here.rdma else None
             nic_name = names.get(address) if key in in_force else None
-            row = RailRow(name, nic_name, known[rail.number], rail, is_here, netdev, rdma, vfs, key in in_force)
+            row = RailRow(
+                name, nic_name, known[rail.number], rail, is_here, netdev, rdma, vfs, key in in_force
+            )
             rows.append(row)
     return sorted(rows, key=lambda row: (not row.in_force, row.rail.number))
 
