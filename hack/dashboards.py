@@ -140,6 +140,11 @@ def links(where: str) -> tuple[Panel, ...]:
                     f"(nodeagent_transceiver_receive_power_watts{selector} > 0))",
                     "{{instance}} {{device}}",
                 ),
+                (
+                    f"10 * log10(1000 * max(nodeagent_transceiver_threshold"
+                    f'{{{where}sensor="receive_power_watts",level="low_alarm"}}))',
+                    "highest alarm limit",
+                ),
             ),
             unit="dBm",
         ),

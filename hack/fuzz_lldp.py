@@ -25,10 +25,12 @@ except ImportError:
     atheris = None
 
 if atheris is not None:
-    with atheris.instrument_imports(include=["nodeagent.lldp"]):
-        from nodeagent.lldp import describe, ethernet, lldpdu, lldpdu_codec, neighbor_table, pcap
+    with atheris.instrument_imports(include=["nodeagent.lldp", "nodeagent_lab.captures"]):
+        from nodeagent.lldp import ethernet, lldpdu, lldpdu_codec, neighbor_table
+        from nodeagent_lab.captures import describe, pcap
 else:
-    from nodeagent.lldp import describe, ethernet, lldpdu, lldpdu_codec, neighbor_table, pcap
+    from nodeagent.lldp import ethernet, lldpdu, lldpdu_codec, neighbor_table
+    from nodeagent_lab.captures import describe, pcap
 
 _START = bytes.fromhex("0207041c34da1c5800 04070573777031733006020078".replace(" ", ""))
 _FRAME = ethernet.NEAREST_BRIDGE + bytes(6) + b"\x88\xcc" + _START

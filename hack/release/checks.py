@@ -12,6 +12,8 @@ from hack.release import notices, versions
 from hack.release.versions import ROOT, ReleaseError, git
 
 BASE = ROOT / "hack/base-image.txt"
+MAINTAINERS = ROOT / ".github/MAINTAINERS.md"
+NOBODY = "to be filled in"
 PIN = "make release ARGS=base, on a machine that reaches the registry of the base, and commit the file"
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 """The name of an architecture for images, and for wheels."""
@@ -32,11 +34,19 @@ def all_complaints(base: str | None, architectures: tuple[str, ...] = tuple(ARCH
             f"the working tree has changes, and a release is a commit: commit or stash them\n{changed}"
         )
     found += base_complaints(base or base_image(BASE.read_text()))
+    found += maintainer_complaints(MAINTAINERS.read_text())
     if notices.notices(notices.LOCK.read_text()) != notices.NOTICES.read_text():
         found.append(
             f"{notices.NOTICES.name} is not that of the lock: make release ARGS=notices, and commit it"
         )
     return found + wheel_complaints(notices.pins(notices.LOCK.read_text()), architectures, pip_has_wheels)
+
+
+def maintainer_complaints(text: str) -> list[str]:
+    """A release needs somebody who answers for it."""
+    if NOBODY not in text:
+        return []
+    return [f"{MAINTAINERS.relative_to(ROOT)} names nobody: enter who answers reports of vulnerabilities"]
 
 
 def base_image(text: str) -> str:

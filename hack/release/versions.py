@@ -28,6 +28,7 @@ FILES = (
     "docs/install.md",
     "docs/runbook.md",
     "docs/troubleshooting.md",
+    "docs/tutorial.md",
     "hack/lab/nodeagent_lab/__init__.py",
     "hack/lab/pyproject.toml",
 )

@@ -34,7 +34,6 @@ VERBS: dict[str, str] = {
     "run": "run.add",
     "scan": "scan.add",
     "neighbors": "neighbors.add",
-    "decode": "decode.add",
     "config": "config.add",
     "vfs": "vfs.add",
     "mps": "mps.add",
@@ -63,10 +62,8 @@ parser, and the functions with the modules."""
 ENTRY_POINTS = "nodeagent.verbs"
 """The group in which another package names its verbs, each with its function ``add``."""
 
-SEPARATE = {
-    "demo": "the simulated machines of `nodeagent demo` are a package of their own, nodeagent-lab: "
-    "pip install . ./hack/lab, in a copy of the repository"
-}
+_LAB = "in a package of its own, nodeagent-lab: pip install . ./hack/lab, in a copy of the repository"
+SEPARATE = {"demo": f"`nodeagent demo` is {_LAB}", "decode": f"`nodeagent decode` is {_LAB}"}
 """Verbs of packages that may be missing, and how to install them."""
 
 

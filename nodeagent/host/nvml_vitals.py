@@ -15,7 +15,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import product
 from typing import Any, ClassVar, TypeVar
 
 from nodeagent.host.gpu_driver import DriverError, GpuProcess, GpuVitals
@@ -108,6 +107,20 @@ _CALLS = {
     "nvmlDeviceGetTotalEnergyConsumption": ("gpu_energy_joules", 1e-3),
 }
 """The calls that return one number, with its name and the factor to its unit."""
+_CODECS = {
+    "nvmlDeviceGetEncoderUtilization": "gpu_encoder_utilization",
+    "nvmlDeviceGetDecoderUtilization": "gpu_decoder_utilization",
+}
+_ECC = {
+    "gpu_ecc_correctable_sram": ("CORRECTED", "SRAM", "VOLATILE"),
+    "gpu_ecc_correctable_dram": ("CORRECTED", "DRAM", "VOLATILE"),
+    "gpu_ecc_uncorrectable_sram": ("UNCORRECTED", "SRAM", "VOLATILE"),
+    "gpu_ecc_uncorrectable_dram": ("UNCORRECTED", "DRAM", "VOLATILE"),
+    "gpu_ecc_correctable_sram_lifetime": ("CORRECTED", "SRAM", "AGGREGATE"),
+    "gpu_ecc_correctable_dram_lifetime": ("CORRECTED", "DRAM", "AGGREGATE"),
+    "gpu_ecc_uncorrectable_sram_lifetime": ("UNCORRECTED", "SRAM", "AGGREGATE"),
+    "gpu_ecc_uncorrectable_dram_lifetime": ("UNCORRECTED", "DRAM", "AGGREGATE"),
+}
 _LINK_COUNTERS = {
     "gpu_nvlink_replays": "NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY",
     "gpu_nvlink_recoveries": "NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY",
@@ -188,12 +201,10 @@ class VitalsReader:
         yield "nvmlDeviceGetFieldValues", lambda: self._fields(handle)
         yield "nvmlDeviceGetMemoryInfo", lambda: _memory(lib, handle)
         yield "nvmlDeviceGetSramEccErrorStatus", lambda: _sram(lib, handle)
-        for error, location, period in product(
-            ("CORRECTED", "UNCORRECTED"), ("SRAM", "DRAM"), ("VOLATILE", "AGGREGATE")
-        ):
+        for name, (error, location, period) in _ECC.items():
             yield (
                 f"nvmlDeviceGetMemoryErrorCounter({error}, {location}, {period})",
-                partial(_ecc, lib, handle, error, location, period),
+                partial(_ecc, lib, handle, name, error, location, period),
             )
         for call, (name, scale) in _CALLS.items():
             yield call, partial(_number_of, lib, call, handle, name, scale)
@@ -212,14 +223,8 @@ class VitalsReader:
         yield "nvmlDeviceGetCurrentClocksEventReasons", lambda: _clock_reasons(lib, handle)
         yield "nvmlDeviceGetPerformanceState", lambda: _performance(lib, handle)
         yield "nvmlDeviceGetUtilizationRates", lambda: _utilization(lib, handle)
-        for unit in ("Encoder", "Decoder"):
-            call = f"nvmlDeviceGet{unit}Utilization"
-            yield (
-                call,
-                lambda call=call, unit=unit: {  # type: ignore[misc]
-                    f"gpu_{unit.lower()}_utilization": getattr(lib, call)(handle)[0] / 100
-                },
-            )
+        for call, name in _CODECS.items():
+            yield call, lambda call=call, name=name: {name: getattr(lib, call)(handle)[0] / 100}  # type: ignore[misc]
         yield (
             "nvmlDeviceGetTemperature",
             lambda: {"gpu_celsius": float(lib.nvmlDeviceGetTemperature(handle, lib.NVML_TEMPERATURE_GPU))},
@@ -386,16 +391,14 @@ def _memory(lib: Any, handle: Any) -> dict[str, float]:
     return {"gpu_memory_used_bytes": used, "gpu_memory_total_bytes": total, **reserved}
 
 
-def _ecc(lib: Any, handle: Any, error: str, location: str, period: str) -> dict[str, float]:
+def _ecc(lib: Any, handle: Any, name: str, error: str, location: str, period: str) -> dict[str, float]:
     count = lib.nvmlDeviceGetMemoryErrorCounter(
         handle,
         getattr(lib, f"NVML_MEMORY_ERROR_TYPE_{error}"),
         getattr(lib, f"NVML_{period}_ECC"),
         getattr(lib, f"NVML_MEMORY_LOCATION_{location}"),
     )
-    kind = "correctable" if error == "CORRECTED" else "uncorrectable"
-    lifetime = "_lifetime" if period == "AGGREGATE" else ""
-    return {f"gpu_ecc_{kind}_{location.lower()}{lifetime}": float(count)}
+    return {name: float(count)}
 
 
 def _number_of(

@@ -21,8 +21,8 @@ from nodeagent.kube.client import ApiClient
 
 ROOT = Path(__file__).parents[2]
 KEY = re.compile(r"(?:topology\.)?nodeagent\.io/[A-Za-z-]+(?:-[0-9])?")
-OTHER_KEYS = {"nodeagent.io/v1alpha1"}
-"""Strings of this form that are no marks."""
+OTHER_KEYS = {"nodeagent.io/v1alpha1", "nodeagent.io/trouble"}
+"""Strings of this form that are no marks of a Node: a version, and an annotation of HyperNodes."""
 
 
 def manifests(name: str) -> Iterator[dict[str, Any]]:

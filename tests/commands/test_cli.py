@@ -573,12 +573,15 @@ def test_an_interrupted_demo_leaves_no_process_and_no_folder(number: signal.Sign
     command += ["--machine", "two-gpu-two-nic"]
     with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as folder:
         environment = {**os.environ, "TMPDIR": folder}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-            assert process.stdout is not None
-            assert any("press Ctrl-C" in line for line in process.stdout)
+        screen, terminal = os.openpty()  # without a terminal the demo ends by itself
+        with open(screen) as shown, subprocess.Popen(command, stdout=terminal, env=environment) as process:
+            os.close(terminal)
+            assert any("press Ctrl-C" in line for line in shown)
             assert running(folder)
             process.send_signal(number)
-            process.communicate(timeout=30)
+            with suppress(OSError):  # the end of a terminal is EIO
+                shown.read()
+            process.wait(timeout=30)
         assert process.returncode == 130
         assert not running(folder)
         assert os.listdir(folder) == []

@@ -43,7 +43,7 @@ def test_every_setting_reaches_the_rules():
         "fabric_not_ready": ("set for 32 s", 32, 32),
         "fabric_failed": ("set for 32 s", 32, 32),
         "fabric_misconfigured": ("set for 32 s", 32, 32),
-        "nvlink_down": ("< 18 up for 60 s", 60, 61),
+        "nvlink_down": ("< 18 up for 1 min", 60, 61),
         "fabric_unhealthy": ("set for 32 s", 32, 61),
         "nvlink_errors": ("≥ 3 per second", 0, 61),
         "remap_pending": ("set", 0, 61),

@@ -21,7 +21,8 @@ from tests.support.kubernetes_schemas import small_schemas
 from tests.support.manifests import Manifest, parsed
 
 CLUSTER_SCOPED = {
-    "Namespace", "AdmissionCheck", "ClusterOverridePolicy", "ClusterPropagationPolicy", "ClusterQueue", "Cohort",
+    "Namespace", "ClusterRole", "ClusterRoleBinding",
+    "AdmissionCheck", "ClusterOverridePolicy", "ClusterPropagationPolicy", "ClusterQueue", "Cohort",
     "FlowSchema", "PriorityClass", "PriorityLevelConfiguration", "ProvisioningRequestConfig", "Queue", "ResourceFlavor",
     "Topology", "WorkloadPriorityClass",
 }  # fmt: skip

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -201,6 +202,7 @@ class RecordingPlanner:
 
     def __init__(self) -> None:
         self.rails: dict[str, int | None] = {}
+        self.inputs = SimpleNamespace(reports={})
 
     def report(self, name: str, links: NodeLinks | None) -> None:
         self.rails[name] = None if links is None else len(links.links)

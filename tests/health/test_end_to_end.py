@@ -156,6 +156,8 @@ def test_the_command_reads_the_machine_without_an_agent(
     assert "enp154s0np0" in capsys.readouterr().err
     assert main(["health", "--root", str(root), "--json"]) == 0
     assert {view["kind"] for view in json.loads(capsys.readouterr().out)} == {"nic", "gpu"}
+    assert main(["health", "--root", str(root), "enp24s0np0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["netdev"] == "enp24s0np0"
     assert main(["health", "replay"]) == 2
     assert main(["health", "a", "b"]) == 2
 

@@ -9,7 +9,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from nodeagent.lldp.describe import describe
 from nodeagent.lldp.escaping import object_identifier, printable, valid_unicode
 from nodeagent.lldp.ethernet import GROUPS, NEAREST_BRIDGE, build_frame, parse_frame
 from nodeagent.lldp.lldpdu import (
@@ -35,6 +34,7 @@ from nodeagent.lldp.lldpdu import (
 )
 from nodeagent.lldp.lldpdu_codec import decode, encode
 from nodeagent.lldp.optional_tlvs import BASIC, ORGANIZATIONAL
+from nodeagent_lab.captures.describe import describe
 from tests.support.examples import examples
 
 SPECS = (*BASIC, *ORGANIZATIONAL)
@@ -589,4 +589,4 @@ def test_every_field_is_in_the_description(field, data):
     value = data.draw(optional[field].filter(lambda value: value not in (None, ())))
     bare = Lldpdu(ChassisId(4, MAC), PortId(5, b"swp1"), 120)
     described = describe(structs.replace(bare, **{field: value}))
-    assert described != describe(bare), f"add {field} to nodeagent/lldp/describe.py"
+    assert described != describe(bare), f"add {field} to hack/lab/nodeagent_lab/captures/describe.py"

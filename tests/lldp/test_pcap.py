@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.lldp.describe import decode_file, line, lines
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import (
     Application,
@@ -33,7 +32,8 @@ from nodeagent.lldp.lldpdu import (
     Vlan,
 )
 from nodeagent.lldp.lldpdu_codec import encode
-from nodeagent.lldp.pcap import BLOCK_MAX, Packet, PcapError, lldp_frame, packets
+from nodeagent_lab.captures.describe import decode_file, line, lines
+from nodeagent_lab.captures.pcap import BLOCK_MAX, Packet, PcapError, lldp_frame, packets
 
 SOURCE = bytes.fromhex("1c34da1c5801")
 SMALL = Lldpdu(ChassisId(4, bytes.fromhex("1c34da1c5800")), PortId(5, b"swp1"), 120)

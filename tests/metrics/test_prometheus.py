@@ -34,6 +34,7 @@ pytestmark = pytest.mark.needs("prometheus", "openssl")
 
 EMPTY = {
     # A healthy or simulated machine has no series for these.
+    "Bit error ratio before FEC": "a rate: the counters of this machine stand still",
     "Flaps per hour": "no link lost its carrier",
     "NVLinks down": "no NVLink is down",
     "Restarts of parts": "no part of the agent failed",

@@ -124,6 +124,13 @@ def test_half_a_digest_is_none(digest: str) -> None:
     assert checks.base_complaints(f"python:3.11{digest}")
 
 
+def test_a_release_needs_somebody_who_answers_for_it() -> None:
+    (complaint,) = checks.maintainer_complaints("| *to be filled in by the owner of the repository* | | all |")
+    assert "enter who answers" in complaint
+    assert checks.maintainer_complaints("| A. Person | @person | all |") == []
+    assert checks.MAINTAINERS.exists()
+
+
 def test_the_file_of_the_base_names_the_default_of_the_dockerfile() -> None:
     name = checks.base_image(checks.BASE.read_text()).partition("@")[0]
     (default,) = re.findall(r"^ARG BASE=(.+)$", (ROOT / "Dockerfile").read_text(), re.M)

@@ -23,8 +23,8 @@ def add(add: Add) -> None:
 def _decode(options: argparse.Namespace) -> int:
     from nodeagent.commands import user_files
     from nodeagent.commands.user_files import UserFileError
-    from nodeagent.lldp.describe import lines
-    from nodeagent.lldp.pcap import PcapError
+    from nodeagent_lab.captures.describe import lines
+    from nodeagent_lab.captures.pcap import PcapError
 
     expected = "a pcap or pcapng file, as `tcpdump -w FILE` writes it"
     try:

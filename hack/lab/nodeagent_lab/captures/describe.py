@@ -27,7 +27,7 @@ from nodeagent.lldp.lldpdu import (
     capability_words,
 )
 from nodeagent.lldp.lldpdu_codec import decode
-from nodeagent.lldp.pcap import Capture, Packet, lldp_frames
+from nodeagent_lab.captures.pcap import Capture, Packet, lldp_frames
 
 Json = dict[str, Any]
 
