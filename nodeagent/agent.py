@@ -226,7 +226,10 @@ class Agent:
         )
 
     def _follow_changes(self) -> None:
-        of_node, started = NodeChanges(lambda: self.offering.rails), f"started, version {__version__}"
+        of_node, started = (
+            NodeChanges(lambda: nic_names(self.offering.rails)),
+            f"started, version {__version__}",
+        )
         self.inventory.listener = lambda now: self.changes.add(of_node.take(now, time.time()))
         self.changes.add([Change(time.time(), "agent", "agent", "", started)])
 

@@ -72,9 +72,11 @@ def changes_since(every: Sequence[Change], at: float, name: str = "", limit: int
     name = name.lower()
     found: list[Change] = []
     for change in reversed(every):
-        if change.at < at or len(found) >= limit:
+        if len(found) >= limit:
             break
-        if not name or change.is_about(name):
+        if change.at >= at and (
+            not name or change.is_about(name)
+        ):  # a clock that is set back makes earlier ones later
             found.append(change)
     return found[::-1]
 

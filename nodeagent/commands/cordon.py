@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from nodeagent.commands.log_lines import log_to_stderr
@@ -51,7 +52,7 @@ def add_cordon(add: Add) -> None:
 def add_uncordon(add: Add) -> None:
     parser = add("uncordon", _uncordon, "offer cordoned NICs or GPUs to pods again")
     config_option(parser)
-    parser.add_argument("device", nargs="+", metavar="DEVICE", help="as in the list of `nodeagent cordon`")
+    parser.add_argument("device", nargs="+", metavar="DEVICE", help="nic3, gpu2, or another name of it")
 
 
 def _cordon(options: argparse.Namespace) -> int:
@@ -63,9 +64,8 @@ def _cordon(options: argparse.Namespace) -> int:
 
     config = load(options.config)
     log_to_stderr(options.log_level or "error")
-    file, cordons = _stored(config, options)
     if not options.device:
-        return _list(cordons, as_json=options.json)
+        return _list(_stored(config, options)[1], as_json=options.json)
     if not (options.reason or "").strip():
         print("nodeagent: give --reason: the next person who looks must know why", file=sys.stderr)
         return USAGE
@@ -80,26 +80,38 @@ def _cordon(options: argparse.Namespace) -> int:
         Cordon(it.device, it.name, rfc3339(time.time()), author, reason, it.mac)
         for it in sorted(found, key=lambda it: it.name)
     )
-    kept = tuple(it for it in cordons if not any(it.is_of(one.device, one.mac) for one in new))
-    file.write(CordonsFile(cordons=(*kept, *new)))
+    with _alone(config, options):
+        file, cordons = _stored(config, options)
+        kept = tuple(it for it in cordons if not any(it.is_of(one.device, one.mac) for one in new))
+        file.write(CordonsFile(cordons=(*kept, *new)))
     for cordon in new:
         print(f"{cordon.name} ({cordon.device}) is cordoned: no new pod gets it; pods that hold it keep it")
     return _taken(config, options, {cordon.device: True for cordon in new})
 
 
 def _uncordon(options: argparse.Namespace) -> int:
+    from nodeagent.commands.remembered.stored_devices import device_names
     from nodeagent.sources.cordons_file import CordonsFile
 
     config = load(options.config)
     log_to_stderr(options.log_level or "error")
-    file, cordons = _stored(config, options)
     wanted = {name.lower() for name in options.device}
-    ended = [it for it in cordons if wanted & _keys(it)]
-    if unknown := wanted - {key for it in ended for key in _keys(it)}:
-        shown = ", ".join(it.name for it in cordons) or "none"
-        print(f"nodeagent: {min(unknown)}: it is not cordoned; cordoned are: {shown}", file=sys.stderr)
-        return USAGE
-    file.write(CordonsFile(cordons=tuple(it for it in cordons if it not in ended)))
+    with _alone(config, options):
+        file, cordons = _stored(config, options)
+        ended = [it for it in cordons if wanted & _keys(it)]
+        if others := wanted - {key for it in ended for key in _keys(it)}:
+            names = device_names(config, options.root)
+            of = {
+                name: [it for it in cordons if it.is_of(device.device, device.mac)]
+                for name in others
+                if (device := names.get(name)) is not None
+            }
+            if unknown := [name for name in sorted(others) if not of.get(name)]:
+                shown = ", ".join(it.name for it in cordons) or "none"
+                print(f"nodeagent: {unknown[0]}: it is not cordoned; cordoned are: {shown}", file=sys.stderr)
+                return USAGE
+            ended += (it for found in of.values() for it in found if it not in ended)
+        file.write(CordonsFile(cordons=tuple(it for it in cordons if it not in ended)))
     for cordon in ended:
         print(f"{cordon.name} ({cordon.device}) is offered again, unless a fault withdraws it")
     return _taken(config, options, {cordon.device: False for cordon in ended})
@@ -107,6 +119,13 @@ def _uncordon(options: argparse.Namespace) -> int:
 
 def _keys(cordon: Cordon) -> set[str]:
     return {key.lower() for key in (cordon.name, cordon.device, cordon.mac) if key}
+
+
+def _alone(config: Config, options: argparse.Namespace) -> AbstractContextManager[None]:
+    from nodeagent.host.sysfs import Tree
+    from nodeagent.sources.cordons_file import one_at_a_time
+
+    return one_at_a_time(Tree(options.root).path(config.health.state_directory))
 
 
 def _stored(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION = re.compile(r"(\d{1,9}) ?(s|min|m|h|d|w)")
@@ -19,10 +19,10 @@ def moment(text: str, now: float, *, past: bool) -> float:
     [992800.0, 1001800.0, 0.0]
     """
     text = text.strip()
-    if (found := _DURATION.fullmatch(text)) is not None:
-        length = int(found[1]) * _UNITS[found[2]]
-        return now - length if past else now + length
     try:
+        if (found := _DURATION.fullmatch(text)) is not None:
+            length = int(found[1]) * _UNITS[found[2]]
+            return datetime.fromtimestamp(now - length if past else now + length, UTC).timestamp()
         today = datetime.fromtimestamp(now).astimezone()
         if _CLOCK.fullmatch(text) is None:
             return datetime.fromisoformat(text).astimezone().timestamp()

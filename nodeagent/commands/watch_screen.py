@@ -16,6 +16,7 @@ import tty
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from types import TracebackType
+from typing import NoReturn
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _STYLE = re.compile("\x1b\\[[0-9;]*m")
@@ -39,6 +40,7 @@ class WatchScreen:
         self._stack = ExitStack()
 
     def __enter__(self) -> WatchScreen:
+        self._stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _end))
         sys.stdout.write(_ENTER)
         self._stack.callback(sys.stdout.write, _LEAVE)
         if sys.stdin.isatty():
@@ -63,7 +65,7 @@ class WatchScreen:
             self._draw()
 
     def _draw(self) -> None:
-        width, height = os.get_terminal_size(sys.stdout.fileno())
+        width, height = _size()
         found = [*matching(self.text.splitlines(), self._filter)]
         lines = [part for line in found for part in _folded(line, width)]
         rows = max(1, height - 1)
@@ -89,13 +91,16 @@ class WatchScreen:
             if end in ready:
                 return
             with suppress(OSError):
-                for key in _keys(os.read(fd, 256).decode(errors="replace")):
+                typed = os.read(fd, 256)
+                for key in _keys(typed.decode(errors="replace")):
                     with self._lock:
                         self._press(key)
                         self._draw()
+                if typed and not self.ended:
+                    continue
             if self.ended:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-                return
+            return  # ended, or the terminal is gone
 
     def _press(self, key: str) -> None:
         if self._typed is not None:
@@ -106,7 +111,7 @@ class WatchScreen:
             self._typed = ""
         elif key == "\x1b":
             self._filter = ""
-        page = max(1, os.get_terminal_size(sys.stdout.fileno()).lines - 2)
+        page = max(1, _size().lines - 2)
         if self._typed is None:
             self._at = _ENDS.get(key, self._at + _STEPS.get(key, 0) + page * _PAGES.get(key, 0))
 
@@ -121,6 +126,16 @@ class WatchScreen:
             return
         self._typed = typed[:-1] if key in ("\x7f", "\b") else typed + (key if key.isprintable() else "")
         self._filter, self._at = self._typed, 0
+
+
+def _size() -> os.terminal_size:
+    """The size of the terminal; one that does not know it, as at the start of `kubectl exec --tty`, has 80 x 24."""
+    width, height = os.get_terminal_size(sys.stdout.fileno())
+    return os.terminal_size((width or 80, height or 24))
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _keys(typed: str) -> Iterator[str]:

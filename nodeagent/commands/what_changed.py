@@ -123,7 +123,7 @@ def _saved(source: str) -> HistoryDocument:
             if isinstance(change["at"], str):
                 change["at"] = datetime.fromisoformat(change["at"]).timestamp()
         node, found = str(saved.get("node", "")), msgspec.convert(changes, list[Change])
-        return HistoryDocument(0.0, source, node, 0.0, True, found)
+        return HistoryDocument(0.0, source, node, 0.0, saved.get("complete", True) is not False, found)
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         fault = f"it has no list of changes ({error})"
         raise UserFileError(name_of(source), fault, SAVED) from error

@@ -30,10 +30,10 @@ Facts = dict[tuple[str, str], FactInWords]
 
 
 class NodeChanges:
-    """Compares each snapshot with the one before. ``rails``: of the offered PFs, by PCI address."""
+    """Compares each snapshot with the one before. ``nics``: the names of the NICs with a rail, by PCI address."""
 
-    def __init__(self, rails: Callable[[], Mapping[str, int]]) -> None:
-        self._rails = rails
+    def __init__(self, nics: Callable[[], Mapping[str, str]]) -> None:
+        self._nics = nics
         self._last = Snapshot()
         self._known: Facts = {}
 
@@ -42,7 +42,7 @@ class NodeChanges:
         last, self._last = self._last, now
         if all(getattr(last, part) is getattr(now, part) for part in _PARTS):
             return ()
-        return tuple(self._differences(dict(_facts(now, self._rails())), at))
+        return tuple(self._differences(dict(_facts(now, self._nics())), at))
 
     def _differences(self, facts: Facts, at: float) -> Iterator[Change]:
         for (what, key), fact in facts.items():
@@ -59,13 +59,13 @@ class NodeChanges:
             yield Change(at, what, gone.where, gone.text, _ABSENT[what], (), gone.names)
 
 
-def _facts(now: Snapshot, rails: Mapping[str, int]) -> Iterator[tuple[tuple[str, str], FactInWords]]:
+def _facts(now: Snapshot, nics: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], FactInWords]]:
     name_of: dict[str, str] = {}
     names_of: dict[str, tuple[str, ...]] = {}
     for pf in now.functions:
         if pf.parent is None:
-            netdev, rail = pf.netdev or pf.pci_address, rails.get(pf.pci_address)
-            name_of[netdev] = where = netdev if rail is None else f"nic{rail}"
+            netdev = pf.netdev or pf.pci_address
+            name_of[netdev] = where = nics.get(pf.pci_address, netdev)
             rdma = pf.rdma.device if pf.rdma else None
             names_of[netdev] = names = tuple(it for it in (pf.netdev, pf.pci_address, rdma) if it)
             yield ("nic", pf.pci_address), _health(where, pf.link_state, pf.health, names)

@@ -21,7 +21,7 @@ from nodeagent.base.plain_text import one_line
 from nodeagent.facts.affinity import affinity
 from nodeagent.facts.allocation import Allocation, Devices
 from nodeagent.facts.cdi import CdiDevices
-from nodeagent.facts.model import Function, Gpu, Health, Holding, Snapshot
+from nodeagent.facts.model import CORDONED, Function, Gpu, Health, Holding, Snapshot
 
 _SHOWN_MAX = 63  # characters: the longest device id that the kubelet's own documentation allows
 _NAMED_MAX = 3
@@ -174,6 +174,9 @@ def unknown(resource: str, ids: Iterable[str]) -> Refused:
 
 
 def unhealthy(resource: str, name: str, health: Health) -> Refused:
+    if health.only_cordoned:
+        why = next(reason.detail for reason in health.reasons if reason.key == CORDONED)
+        return Refused(f"{resource}: {ascii_name(name)} is {ascii_name(why)}")
     why = f": {ascii_name(health.reasons[0].detail)}" if health.reasons else ""
     return Refused(f"{resource}: {ascii_name(name)} is {health.state}{why}")
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import msgspec
 
+from nodeagent.base.file_writing import make_folder
 from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.health.cordons import Cordon
 from nodeagent.host.inotify import CONTENT, FolderWatch, InotifyError
@@ -32,6 +36,19 @@ FORM = StoredForm(
     loss="cordoned devices are offered to new pods",
     version=_VERSION,
 )
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until no other verb changes the cordons of this folder, so that none writes over what another has added.
+    Raises ``OSError``."""
+    make_folder(folder)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 async def follow_cordons(file: StoredFile[CordonsFile], take: Callable[[tuple[Cordon, ...]], object]) -> None:

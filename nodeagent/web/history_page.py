@@ -44,7 +44,7 @@ def history_page(changes: ChangeLog, source: str, node: str = "") -> Question:
             changes.changes
         )  # a thread searches: in the longest log this takes a quarter of a second
         found = await in_thread(partial(changes_since, every, since, parameters.get("name", ""), limit))
-        kept = changes.total == len(changes.changes) or (changes.changes and changes.changes[0].at < since)
+        kept = changes.changes and changes.changes[0].at < since
         document = HistoryDocument(time.time(), source, node, since, bool(kept) and len(found) < limit, found)
         return Page(200, msgspec.json.encode(document), JSON_TYPE)
 

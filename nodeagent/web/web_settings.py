@@ -80,7 +80,8 @@ class HistorySettings(Settings, frozen=True, kw_only=True):
     file: Annotated[
         AbsolutePath | None,
         setting(
-            "Absolute path of a file that keeps the newest 10,000 changes over a restart; null: they are lost then. "
+            "Absolute path of a file that keeps the newest changes over a restart, 1,000 of an agent and 10,000 of a "
+            "controller; null: they are lost then. "
             "Its folder must be a volume of the pod. It is written at most every 30 s."
         ),
     ] = None

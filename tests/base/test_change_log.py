@@ -64,6 +64,12 @@ def test_since_gives_the_newest_in_order(times: list[int], since: int, limit: in
     assert [it.at for it in changes_since(log.changes, since, "NIC1")] == [at for at in wanted if at % 2]
 
 
+def test_a_clock_that_is_set_back_hides_no_change() -> None:
+    log = ChangeLog(10)
+    log.add(change(at) for at in (100.0, 200.0, 50.0))
+    assert [it.at for it in changes_since(log.changes, 80.0)] == [100.0, 200.0]
+
+
 @pytest.mark.parametrize("name", ["gpu-17", "nic3", "gpu-17/nic3", "leaf3", "0000:41:00.0"])
 def test_a_thing_is_found_by_each_of_its_names(name: str) -> None:
     log = ChangeLog(10)

@@ -14,6 +14,7 @@ from nodeagent.base.kept_changes import FORM, kept
 from nodeagent.cli import main
 from nodeagent.commands import moments
 from nodeagent.commands.what_changed import differences
+from nodeagent.web.history_page import history_page
 from tests.support.manifests import ROOT
 
 NOON = 1795867200.0  # 2026-11-28 12:00 UTC
@@ -87,6 +88,36 @@ def test_what_was_printed_as_json_is_read_again(
     assert stamps == [time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(at)) for at in times]
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_saved_answer_says_again_whether_it_was_complete(
+    complete: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "saved.json"
+    file.write_text(json.dumps({"complete": complete, "changes": []}))
+    assert main(["history", "--json", "--from", str(file)]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["complete"] is complete
+    assert ("older changes are not kept" in err) is not complete
+
+
+@pytest.mark.parametrize(
+    ("times", "since", "complete"),
+    [
+        ([], 5.0, False),
+        ([10.0], 5.0, False),  # a daemon that started at 10 does not know what was before
+        ([10.0], 20.0, True),
+        ([10.0, 30.0], 20.0, True),
+    ],
+)
+async def test_an_answer_is_complete_if_the_changes_reach_back(
+    times: list[float], since: float, complete: bool
+) -> None:
+    log = ChangeLog(10)
+    log.add(Change(at, "agent", "agent", "", "started") for at in times)
+    page = await history_page(log, "agent")({"since": str(since)})
+    assert json.loads(page.body)["complete"] is complete
+
+
 def test_the_difference_of_two_moments_has_each_thing_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,7 +165,7 @@ def test_a_moment_is_what_people_mean(text: str, past: bool, expected: float) ->
     assert moments.moment(text, NOON, past=past) == expected
 
 
-@pytest.mark.parametrize("text", ["", "25:00", "2h30", "999999999999d", "-1h", "9999-13-01"])
+@pytest.mark.parametrize("text", ["", "25:00", "2h30", "999999999999d", "9999999w", "-1h", "9999-13-01"])
 def test_no_moment_names_the_forms(text: str) -> None:
     with pytest.raises(ValueError, match="is no time: give"):
         moments.moment(text, NOON, past=True)

@@ -182,6 +182,17 @@ def test_a_node_without_a_place_is_a_trouble_of_the_job(tmp_path: Path) -> None:
     assert "leaf groups: 2; fewest possible: 2 (the largest filled first)" in shown
 
 
+def test_a_node_without_a_report_is_named_and_not_taken_for_good(tmp_path: Path) -> None:
+    reports, pods = scene()
+    seen = preview([it for it in reports if it.node_name != "su0-n01"], pods, tmp_path)
+    jobs = by_job(map(job_pod, seen.pods))
+    made, found = job.described(seen, jobs, JobKey("ml", "JobSet", "llama"))
+    lines = [*job.as_lines(made, found, NOW)]
+    assert made["unreportedNodes"] == ["su0-n01"]
+    assert "no NodeLinks report of: su0-n01; nothing is known of their links" in lines
+    assert lines[-1] == "No trouble with its links of which a report is here."
+
+
 def test_a_joint_trouble_of_a_switch_is_shown_once(tmp_path: Path) -> None:
     reports, pods = scene()
     for node in ("su0-n00", "su0-n01", "su0-n02", "su0-n03"):

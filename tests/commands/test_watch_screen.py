@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import pty
+import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -126,6 +130,31 @@ def test_q_ends_with_the_code_of_the_verb_and_leaves_the_last_text(small: Tmux) 
     shown = small.screen(shows="code 0")
     assert "ended by q" in shown
     assert "q: end" not in shown
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_terminal_without_a_size_is_drawn_and_a_signal_gives_it_back(stop: signal.Signals) -> None:
+    """A terminal of `kubectl exec --tty` may have no size at first."""
+    main, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    with subprocess.Popen(
+        [sys.executable, "-c", WATCHED], stdin=terminal, stdout=terminal, stderr=terminal, cwd=HERE
+    ) as program:
+        shown = b""
+        while b"q: end" not in shown:
+            shown += os.read(main, 65536)
+            assert b"Error" not in shown
+        program.send_signal(stop)
+        while b"\x1b[?1049l" not in shown:
+            shown += os.read(main, 65536)
+        os.set_blocking(main, False)
+        while program.poll() is None:
+            with contextlib.suppress(BlockingIOError):
+                os.read(main, 65536)
+    assert b"\x1b[?25h" in shown
+    assert termios.tcgetattr(terminal) == before
+    os.close(main)
+    os.close(terminal)
 
 
 def test_the_interrupt_key_ends_as_ever(small: Tmux) -> None:

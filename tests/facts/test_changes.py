@@ -53,7 +53,7 @@ START = Snapshot(functions=(NIC, vf(NIC, 0)), links=(link(NIC),), gpus=(GPU,), n
     ],
 )  # fmt: skip
 def test_a_change_is_an_entry_and_its_end_is_another(parts: dict[str, Any], expected: list[Any]) -> None:
-    changes = NodeChanges(lambda: {NIC.pci_address: 3})
+    changes = NodeChanges(lambda: {NIC.pci_address: "nic3"})
     assert list(changes.take(START, 1.0)) == []
     found = [(it.what, it.where, it.before, it.after) for it in changes.take(replace(START, **parts), 2.0)]
     assert found == expected

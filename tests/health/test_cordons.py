@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from nodeagent.agent_config import load
 from nodeagent.base.stored_file import StoredFile
 from nodeagent.cli import main
 from nodeagent.cluster.affected_devices import affected_pods, failed_devices, reported_devices
@@ -16,7 +18,12 @@ from nodeagent.cluster.nvsentinel.health_events import event_of
 from nodeagent.facts.model import CORDONED, HEALTHY, Health, Reason, Snapshot, State
 from nodeagent.health.cordons import Cordon, cordon_reasons, with_cordon
 from nodeagent.health.service import HealthService
-from nodeagent.sources.cordons_file import FORM
+from nodeagent.kinds import unhealthy
+from nodeagent.kinds.rail_numbers import Rail, selection
+from nodeagent.kinds.resource_settings import VfResource
+from nodeagent.kubelet import rail_memory
+from nodeagent.kubelet.rail_memory import NumberedSelection
+from nodeagent.sources.cordons_file import FORM, CordonsFile, one_at_a_time
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.judged_machine import link, pf, vf
 from tests.support.running_agent import Node, node
@@ -118,6 +125,14 @@ def test_a_cordon_hides_no_fault(before: Health, state: State, warning: bool, al
 
 
 @pytest.mark.parametrize(
+    ("before", "said"),
+    [(HEALTHY, "x is cordoned by ann"), (DEGRADED, "x is cordoned by ann"), (DOWN, "x is down: no carrier")],
+)
+def test_a_refusal_names_what_keeps_the_device_away(before: Health, said: str) -> None:
+    assert str(unhealthy("nic0", "x", with_cordon(before, WHY))) == f"nic0: {said}"
+
+
+@pytest.mark.parametrize(
     ("cordon", "macs", "expected"),
     [
         (CORDON, {NIC.pci_address: "02:00:00:00:00:01"}, {NIC.pci_address}),  # its MAC address was not known then
@@ -156,3 +171,84 @@ def test_a_cordoned_device_has_not_failed() -> None:
 def test_a_file_that_cannot_be_read_costs_the_cordons_alone(text: str, tmp_path: Path) -> None:
     (tmp_path / FORM.name).write_text(text)
     assert StoredFile(tmp_path, FORM).read() is None
+
+
+TWO_ENTRIES = """apiVersion: nodeagent.io/v1alpha1
+kind: NodeAgentConfig
+resources:
+- {name: "nic{rail}", kind: vf, select: {netdevs: [a0]}}
+- {name: "sto{rail}", kind: vf, select: {netdevs: [b0]}}
+"""
+
+
+@pytest.fixture
+def two_entries(tmp_path: Path) -> list[str]:
+    """The options for a node without an agent, of whose two NICs each is the first one of its entry."""
+    for folder in ("sys/bus/pci/devices", "sys/class/net"):
+        (tmp_path / folder).mkdir(parents=True)
+    config = tmp_path / "nodeagent.yaml"
+    config.write_text(TWO_ENTRIES)
+    keys = [
+        selection(entry)
+        for entry in load(TWO_ENTRIES, name="nodeagent.yaml").resources
+        if isinstance(entry, VfResource)
+    ]
+    rails = [Rail(0, "0000:18:00.0", "02:00:00:00:00:01"), Rail(0, "0000:4f:00.0", "02:00:00:00:00:02")]
+    entries = tuple(NumberedSelection(key, (rail,)) for key, rail in zip(keys, rails, strict=True))
+    StoredFile(tmp_path / "var/lib/nodeagent", rail_memory.FORM).write(rail_memory.RailsFile(entries=entries))
+    return ["--root", str(tmp_path), "--config", str(config)]
+
+
+def cordoned(two_entries: list[str], capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
+    capsys.readouterr()
+    assert main(["cordon", "--json", *two_entries]) == 0
+    return [(it["name"], it["device"]) for it in json.loads(capsys.readouterr().out)["cordons"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nic0", ("nic0", "0000:18:00.0")),
+        ("nic0.1", ("nic0.1", "0000:4f:00.0")),
+        ("sto0", ("nic0.1", "0000:4f:00.0")),
+    ],
+)
+def test_a_name_is_that_of_one_nic_where_two_entries_number_theirs(
+    name: str, expected: tuple[str, str], two_entries: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cordon", name, "--reason", "x", *two_entries]) == 0
+    assert cordoned(two_entries, capsys) == [expected]
+    assert main(["remembered", "forget", "nic0", *two_entries]) == 0
+    assert "sto0" not in capsys.readouterr().out
+
+
+def test_any_name_of_a_device_ends_its_cordon(
+    two_entries: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cordon", "nic0", "sto0", "--reason", "x", *two_entries]) == 0
+    assert main(["uncordon", "sto0", "nic7", *two_entries]) == 2
+    assert len(cordoned(two_entries, capsys)) == 2, "a wrong name ends no cordon"
+    assert main(["uncordon", "sto0", *two_entries]) == 0
+    assert cordoned(two_entries, capsys) == [("nic0", "0000:18:00.0")]
+
+
+@pytest.mark.parametrize("other", ["cordon", "uncordon"])
+def test_a_verb_waits_for_another_one(
+    other: str, two_entries: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cordon that was written meanwhile is not lost."""
+    if other == "uncordon":
+        assert main(["cordon", "nic0", "--reason", "x", *two_entries]) == 0
+    words = ["nic0", *(["--reason", "x"] if other == "cordon" else []), *two_entries]
+    folder = tmp_path / "var/lib/nodeagent"
+    with ThreadPoolExecutor() as pool:
+        with one_at_a_time(folder):
+            code = pool.submit(main, [other, *words])
+            with pytest.raises(TimeoutError):
+                code.result(1.0)
+            file = StoredFile(folder, FORM)
+            before = (file.read() or CordonsFile()).cordons
+            file.write(CordonsFile(cordons=(*before, Cordon("0000:4f:00.0", "nic0.1", ""))))
+        assert code.result(60) == 0
+    expected = [("nic0.1", "0000:4f:00.0"), *[("nic0", "0000:18:00.0")] * (other == "cordon")]
+    assert cordoned(two_entries, capsys) == expected

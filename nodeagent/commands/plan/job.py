@@ -99,6 +99,7 @@ def described(preview: Preview, jobs: Jobs, job: JobKey) -> tuple[dict[str, Any]
         "leafGroups": {name: group for name, group in fabric.groups.items() if name},
         "fewestLeafGroups": fabric.fewest,
         "unplacedNodes": fabric.groups.get("", ()),
+        "unreportedNodes": sorted(nodes - preview.reports.keys()),
         "linksOf": "vfs" if fabric.links else "nodes",
         "links": [
             {
@@ -141,7 +142,8 @@ def as_lines(
         yield from wrapped(sentence.lstrip(), on, "  " if sentence.startswith(" ") else "")
     yield ""
     yield from trouble.blocks(found, now, on)
-    yield f"{_count(len(found), 'trouble')}." if found else "No trouble with its links."
+    known = " of which a report is here" if job["unreportedNodes"] else ""
+    yield f"{_count(len(found), 'trouble')}." if found else f"No trouble with its links{known}."
 
 
 def _sentences(job: Mapping[str, Any], now: float) -> Iterator[str]:
@@ -158,6 +160,8 @@ def _sentences(job: Mapping[str, Any], now: float) -> Iterator[str]:
     )
     if job["unplacedNodes"]:
         yield f"  in no leaf group: {hostlist(job['unplacedNodes'])}"
+    if job["unreportedNodes"]:
+        yield f"no NodeLinks report of: {hostlist(job['unreportedNodes'])}; nothing is known of their links"
     if without := [pod["name"] for pod in pods if not pod["node"]]:
         yield f"pods without a node: {', '.join(few(without))}"
     if job["linksOf"] == "nodes":

@@ -15,7 +15,7 @@ from nodeagent.commands.json_document import document
 from nodeagent.commands.options import GOOD, USAGE
 from nodeagent.commands.terminal import screen, section
 from nodeagent.host.sysfs import Tree
-from nodeagent.kinds.rail_numbers import RAIL_NAME, Rail, match, nics_of, selection
+from nodeagent.kinds.rail_numbers import Rail, match, nic_names, nics_of, selection
 from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kubelet import rail_memory
 from nodeagent.kubelet.rail_memory import RailsFile, without
@@ -37,9 +37,10 @@ class RememberedError(Exception):
 
 class RailRow(NamedTuple):
     """One rail of one entry of the configuration, as it is stored, and ``rail`` with its present address. ``present``
-    is ``None`` where a file of the NIC does not answer."""
+    is ``None`` where a file of the NIC does not answer. ``nic`` is the name of its NIC in all verbs and pages."""
 
     name: str
+    nic: str | None
     stored: Rail
     rail: Rail
     present: bool | None
@@ -104,9 +105,8 @@ def device_names(config: Config, root: Path) -> dict[str, NamedDevice]:
     found: dict[str, NamedDevice] = {}
     for row in _rail_rows(config, _Machine(root), _rails(config, root)[1]):
         if row.in_force and row.rail.pci_address:
-            device = NamedDevice(f"nic{row.rail.number}", row.rail.pci_address, row.rail.permanent_mac)
-            names = (device.name, *_keys(row), *filter(None, (row.netdev,)))
-            found |= {name.lower(): device for name in names}
+            device = NamedDevice(row.nic or row.name, row.rail.pci_address, row.rail.permanent_mac)
+            found |= dict.fromkeys(_keys(row), device)
     for gpu in _gpus(config, root)[1]:
         device = NamedDevice(f"gpu{gpu.index}", gpu.uuid)
         found |= {name.lower(): device for name in (device.name, gpu.uuid, gpu.pci_address)}
@@ -179,8 +179,8 @@ def _refuse(unknown: str, kind: str, file: Path | None, known: Sequence[str]) ->
 
 
 def _keys(row: RailRow) -> set[str]:
-    names = (*row.name.split(","), RAIL_NAME.format(row.rail.number)) if row.in_force else ()
-    others = (row.rail.pci_address, row.rail.permanent_mac, row.netdev, row.rdma)
+    names = row.name.split(",") if row.in_force else ()
+    others = (row.nic, row.rail.pci_address, row.rail.permanent_mac, row.netdev, row.rdma)
     return {key.lower() for key in (*names, *others) if key}
 
 
@@ -195,10 +195,19 @@ def _rail_rows(config: Config, machine: _Machine, content: RailsFile) -> list[Ra
             in_force.setdefault(selection(entry), []).append(entry.name)
     stored = {nic.pf.pci_address: nic for nic in content.nics}
     present = {function.pci_address: function for function in functions}
+    numbering = {key: (rails, match(rails, nics)) for key, rails in content.numbering.items()}
+    names = nic_names(
+        {
+            it.pci_address: it.number
+            for key in in_force
+            for it in numbering.get(key, ((), ()))[1]
+            if it.pci_address
+        }
+    )
     rows = []
-    for key, rails in content.numbering.items():
+    for key, (rails, matched) in numbering.items():
         known = {rail.number: rail for rail in rails}
-        for rail in match(rails, nics):
+        for rail in matched:
             address = rail.pci_address or ""
             nic, here = stored.get(address), present.get(address)
             netdev = here.netdev if here else nic.pf.netdev if nic else None
@@ -206,7 +215,11 @@ def _rail_rows(config: Config, machine: _Machine, content: RailsFile) -> list[Ra
             name = ",".join(_names(in_force.get(key, [str(rail.number)]), rail, netdev))
             is_here = machine.has(address, present)
             rdma = here.rdma.device if here and here.rdma else None
-            rows.append(RailRow(name, known[rail.number], rail, is_here, netdev, rdma, vfs, key in in_force))
+            nic_name = names.get(address) if key in in_force else None
+            row = RailRow(
+                name, nic_name, known[rail.number], rail, is_here, netdev, rdma, vfs, key in in_force
+            )
+            rows.append(row)
     return sorted(rows, key=lambda row: (not row.in_force, row.rail.number))
 
 
