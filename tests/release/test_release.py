@@ -125,7 +125,9 @@ def test_half_a_digest_is_none(digest: str) -> None:
 
 
 def test_a_release_needs_somebody_who_answers_for_it() -> None:
-    (complaint,) = checks.maintainer_complaints("| *to be filled in by the owner of the repository* | | all |")
+    (complaint,) = checks.maintainer_complaints(
+        "| *to be filled in by the owner of the repository* | | all |"
+    )
     assert "enter who answers" in complaint
     assert checks.maintainer_complaints("| A. Person | @person | all |") == []
     assert checks.MAINTAINERS.exists()
