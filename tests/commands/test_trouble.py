@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,7 @@ from nodeagent.facts.remedies import remedy_of
 from nodeagent.health.rules.links import LINK_RULES
 from tests.commands.test_cabling import hall, write
 from tests.support.halls import Hall
+from tests.support.manifests import ROOT
 
 NOW = 1_800_000_000.0
 AT = "2027-01-15T07:54:43Z"
@@ -243,3 +246,12 @@ def test_the_verb_fails_if_anything_is_wrong(
 
 def test_each_fault_of_a_link_by_facts_has_a_remedy() -> None:
     assert [rule.key for rule in LINK_RULES if remedy_of(rule.key) is None] == []
+
+
+def test_watching_ends_with_the_reader_of_its_pipe() -> None:
+    words = ["trouble", "--watch", "1", "--from", str(ROOT / "docs/samples/nodelinks.yaml")]
+    with subprocess.Popen([sys.executable, "-m", "nodeagent", *words], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        program.stdout.close()
+        assert program.wait(60) == 0

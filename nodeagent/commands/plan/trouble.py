@@ -48,9 +48,10 @@ def repeated(options: argparse.Namespace, look: Callable[[], tuple[str, bool]]) 
         while True:
             try:
                 text, _ = look()
-                paint(text)
             except (ApiError, ConfigError, SourceError, UserFileError, OSError) as error:
                 paint(f"{text}\n\nnodeagent: {error}") if sys.stdout.isatty() else note(str(error))
+            else:
+                paint(text)  # a reader who has gone ends it
             time.sleep(max(options.watch, WATCH_MIN_S))
     return GOOD
 
