@@ -41,7 +41,7 @@ def documented() -> list[str]:
     commands = set()
     for page in (ROOT / "README.md", *PAGES):
         for line in re.findall(r"(?:kubectl nodeagent|-- nodeagent) ([^`\n|]+)", page.read_text()):
-            words = [word for word in line.split() if word not in ("NODE", "…")]
+            words = [word for word in line.split() if word not in ("NODE", "$node", "…")]
             if words and words[0] in OF_THE_POD:
                 commands.add(" ".join(words))
     return sorted(commands)
