@@ -1,4 +1,4 @@
-"""Create a virtual environment with the pinned requirements and the two packages of this project.
+"""Create a virtual environment with the pinned requirements and the packages of this project.
 
     python3 hack/venv.py DIRECTORY REQUIREMENTS
 
@@ -39,9 +39,8 @@ def main(directory: Path, requirements: Path) -> None:
         "--disable-pip-version-check",
     ]
     subprocess.run([*pip, "--require-hashes", "--requirement", str(requirements)], check=True)
-    subprocess.run(
-        [*pip, "--no-deps", "--no-build-isolation", "--editable", ".", "--editable", "./hack/lab"], check=True
-    )
+    packages = [word for folder in (".", "./hack/hall", "./hack/lab") for word in ("--editable", folder)]
+    subprocess.run([*pip, "--no-deps", "--no-build-isolation", *packages], check=True)
 
 
 def install_ensurepip() -> None:

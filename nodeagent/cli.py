@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from nodeagent import __version__
-from nodeagent.commands import FAILED, GOOD, SEPARATE, USAGE, Verb, declarations, joined
+from nodeagent.commands import FAILED, GOOD, SEPARATE, USAGE, Verb, declarations, how_to_install, joined
 from nodeagent.commands.options import ALIGNED, common_options
 
 
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _parser().print_help()
         return GOOD
     if words[0] in SEPARATE and words[0] not in joined():
-        print(f"nodeagent: {SEPARATE[words[0]]}", file=sys.stderr)
+        print(f"nodeagent: {how_to_install(words[0])}", file=sys.stderr)
         return USAGE
     options = _parser(words[0]).parse_args(words)
     if options.log_level:  # some verbs set no level of their own
@@ -124,7 +124,9 @@ def _explain(error: Exception) -> int:
     if isinstance(error, UserFileError):
         note(str(error))
         return USAGE
-    known = type(error).__module__.startswith(("nodeagent.", "nodeagent_lab.")) or isinstance(error, OSError)
+    known = type(error).__module__.startswith(
+        ("nodeagent.", "nodeagent_hall.", "nodeagent_lab.")
+    ) or isinstance(error, OSError)
     if not known or logging.getLogger().isEnabledFor(logging.DEBUG):
         logging.getLogger("nodeagent").error("Unexpected.", exc_info=error)
     if isinstance(error, OSError) and error.filename is not None:

@@ -1,6 +1,6 @@
 """The verbs of the command line. Each verb prints its result to stdout and its logs to stderr.
 
-A module or package holds one verb, ``plan`` those of a fabric: options, composition and rendering. A verb imports its
+A module or package holds one verb: options, composition and rendering. A verb imports its
 room when it runs, so that ``--help`` and ``config check`` do not load gRPC. The agent starts without the modules of the
 other verbs. ``options`` holds the options that several verbs share. Other packages add verbs by entry points.
 """
@@ -27,6 +27,7 @@ __all__ = [
     "Verb",
     "declaration",
     "declarations",
+    "how_to_install",
     "joined",
 ]
 
@@ -45,12 +46,6 @@ VERBS: dict[str, str] = {
     "uncordon": "cordon.add_uncordon",
     "claim": "claim.add",
     "doctor": "doctor.add",
-    "trouble": "plan.add_trouble",
-    "job": "plan.add_job",
-    "plan": "plan.add_plan",
-    "explain": "plan.add_explain",
-    "topology": "plan.add_topology",
-    "cabling": "plan.add_cabling",
     "capture": "capture.add",
     "controller": "controller.add",
     "completion": "completion.add",
@@ -62,9 +57,11 @@ parser, and the functions with the modules."""
 ENTRY_POINTS = "nodeagent.verbs"
 """The group in which another package names its verbs, each with its function ``add``."""
 
-_LAB = "in a package of its own, nodeagent-lab: pip install . ./hack/lab, in a copy of the repository"
-SEPARATE = {"demo": f"`nodeagent demo` is {_LAB}", "decode": f"`nodeagent decode` is {_LAB}"}
-"""Verbs of packages that may be missing, and how to install them."""
+SEPARATE = {
+    **dict.fromkeys(("trouble", "job", "plan", "explain", "topology", "cabling"), "hall"),
+    **dict.fromkeys(("demo", "decode"), "lab"),
+}
+"""The verbs of packages that may be missing, each with the folder of its package in ``hack``."""
 
 
 def declarations(only: str | None = None) -> Iterator[Callable[[Add], None]]:
@@ -87,6 +84,15 @@ def joined() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points
 
     return {one.name: one for one in entry_points(group=ENTRY_POINTS) if one.name not in VERBS}
+
+
+def how_to_install(verb: str) -> str:
+    """The sentence for a verb of ``SEPARATE`` that is not installed."""
+    folder = SEPARATE[verb]
+    return (
+        f"`nodeagent {verb}` is in a package of its own, nodeagent-{folder}: pip install . ./hack/{folder}, in a copy "
+        "of the repository"
+    )
 
 
 def declaration(verb: str) -> Callable[[Add], None]:

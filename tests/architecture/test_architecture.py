@@ -109,9 +109,13 @@ REPEATED = {
 """Names of modules that repeat, and why."""
 LATER = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X{3}|HA" + r"CK)\b")
 
-LAB = ROOT / "hack/lab/nodeagent_lab"
+BESIDE = (ROOT / "hack/hall/nodeagent_hall", ROOT / "hack/lab/nodeagent_lab")
+"""The packages that add verbs."""
 SOURCES = sorted(
-    path for folder in (ROOT / "nodeagent", LAB) for path in folder.rglob("*.py") if "_pb2" not in path.name
+    path
+    for folder in (ROOT / "nodeagent", *BESIDE)
+    for path in folder.rglob("*.py")
+    if "_pb2" not in path.name
 )
 ROOMS = {f"nodeagent.{path.name}" for path in (ROOT / "nodeagent").iterdir() if path.is_dir()}
 ROOMS -= {"nodeagent.base", "nodeagent.commands"}
@@ -404,6 +408,7 @@ def test_no_test_uses_mock() -> None:
                 "nodeagent.commands",
                 "nodeagent.fabric",
                 "nodeagent.doctor",
+                "nodeagent_hall",
                 "nodeagent_lab.sim",
             },
         ),
@@ -439,12 +444,14 @@ def test_the_help_lists_every_verb() -> None:
     declared = {
         (
             ".".join(
-                path.relative_to(LAB.parent if path.is_relative_to(LAB) else ROOT).with_suffix("").parts
+                path.relative_to(next((one.parent for one in BESIDE if path.is_relative_to(one)), ROOT))
+                .with_suffix("")
+                .parts
             ).removesuffix(".__init__"),
             node.name,
         )
         for path in SOURCES
-        if path.is_relative_to(ROOT / "nodeagent/commands") or path.is_relative_to(LAB)
+        if any(path.is_relative_to(folder) for folder in (ROOT / "nodeagent/commands", *BESIDE))
         for node in tree(path).body
         if isinstance(node, ast.FunctionDef) and [arg.arg for arg in node.args.args] == ["add"]
     }

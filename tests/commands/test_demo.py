@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from nodeagent.cli import main
-from nodeagent.commands.plan.topology_picture import fold
 from nodeagent.kube.access import kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, LEASES
+from nodeagent_hall.topology_picture import fold
 from nodeagent_lab.demo.control_plane import CONTROLLER, DemoCluster, RequestLog
 from nodeagent_lab.demo.demo_steps import DemoError
 from nodeagent_lab.demo.fabric_show import FabricShow

@@ -12,8 +12,8 @@ import pytest
 
 from nodeagent import cli
 from nodeagent.commands import user_files
-from nodeagent.commands.plan import objects, preview
 from nodeagent.fabric import FabricRules
+from nodeagent_hall import objects, preview
 
 UNIT, RAILS, NODES = 8, 8, 1600
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent import cli
-from nodeagent.commands.plan.objects import Objects
-from nodeagent.commands.plan.preview import make_objects, make_preview, read_cluster
 from nodeagent.fabric import FabricRules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError
+from nodeagent_hall.objects import Objects
+from nodeagent_hall.preview import make_objects, make_preview, read_cluster
 from nodeagent_lab.sim.apiserver import ApiServer
 
 LINK = {

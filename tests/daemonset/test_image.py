@@ -67,9 +67,9 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def laboratory(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``/opt/nodeagent`` of the target ``lab``: its stage adds to a copy of the first one."""
     base = tmp_path_factory.mktemp("laboratory")
-    subprocess.run(["cp", "-r", image.parents[1] / "bin", base], check=True)
-    subprocess.run(["cp", "-r", image.parents[1] / "opt", base], check=True)
-    (base / "tmp").mkdir()
+    subprocess.run(
+        ["cp", "-r", *(image.parents[1] / name for name in ("bin", "opt", "tmp")), base], check=True
+    )
     opt = base / "opt" / "nodeagent"
     program = opt / "bin" / "nodeagent"
     program.write_text(program.read_text().replace(str(image), str(opt)))
@@ -130,6 +130,8 @@ def test_the_image_runs_and_writes_nothing_into_itself(image: Path, tmp_path: Pa
     done = run(image, "scan", "--root", str(tmp_path / "host"))
     assert done.returncode == 0, done.stderr
     assert "nvidia-dgx-h100/nic7" in done.stdout
+    done = run(image, "trouble", "--from", str(ROOT / "docs/samples/nodelinks.yaml"))
+    assert (done.returncode, done.stderr) == (1, ""), "the verbs of the hall are in the image"
     assert files(image) == before
 
 

@@ -92,7 +92,7 @@ def test_the_command_lines_that_it_shows_are_valid(page: Path) -> None:
 
 @one_item("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_python_names_that_it_names_exist(page: Path) -> None:
-    for name in re.findall(r"`(nodeagent(?:_lab)?(?:\.\w+)+)`", page.read_text()):
+    for name in re.findall(r"`(nodeagent(?:_hall|_lab)?(?:\.\w+)+)`", page.read_text()):
         if not name.startswith(("nodeagent.io", "nodeagent.yaml", "nodeagent.lock")):
             pkgutil.resolve_name(name)
 
@@ -103,7 +103,9 @@ def messages() -> dict[Path, list[str]]:
     Each is on one line; a field of an f-string is ``…``. Adjacent literals are one text, as in Python.
     """
     texts: dict[Path, list[str]] = {}
-    for path in sorted([*(ROOT / "nodeagent").rglob("*.py"), *(ROOT / "hack/lab").rglob("*.py")]):
+    for path in sorted(
+        path for folder in ("nodeagent", "hack/hall", "hack/lab") for path in (ROOT / folder).rglob("*.py")
+    ):
         found = texts[path] = []
         tree = ast.parse(path.read_text())
         documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

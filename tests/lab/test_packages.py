@@ -1,4 +1,4 @@
-"""Two packages from one repository: the product works without the laboratory, and the laboratory adds its verb."""
+"""Three packages from one repository: the product works without the others, and each of them adds its verbs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import nodeagent
+import nodeagent_hall
 import nodeagent_lab
 from nodeagent import cli
 from nodeagent.commands import SEPARATE, VERBS, joined
@@ -38,7 +40,7 @@ MAIN = PATH + "from nodeagent import cli; sys.exit(cli.main())"
 
 @pytest.fixture(scope="module")
 def dependencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages of this environment without the two of this repository."""
+    """The packages of this environment without those of this repository."""
     folder = tmp_path_factory.mktemp("dependencies")
     for path in Path(sysconfig.get_path("purelib")).iterdir():
         if "nodeagent" not in path.name:
@@ -48,16 +50,26 @@ def dependencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Both wheels, built from the files of a clean clone, each in a folder of its own."""
+    """The wheels, built from the files of a clean clone, each in a folder of its own."""
     base = tmp_path_factory.mktemp("packages")
-    tracked = ["git", "ls-files", "-z", "nodeagent", "hack/lab", "pyproject.toml", "README.md", "LICENSE"]
+    tracked = [
+        "git",
+        "ls-files",
+        "-z",
+        "nodeagent",
+        "hack/hall",
+        "hack/lab",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+    ]
     names = subprocess.run(tracked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
         target = base / "clone" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((ROOT / name).read_bytes())
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    build += ["--wheel-dir", str(base), ".", "./hack/lab"]
+    build += ["--wheel-dir", str(base), ".", "./hack/hall", "./hack/lab"]
     subprocess.run(build, cwd=base / "clone", check=True, timeout=170)
     folders = {}
     for wheel in base.glob("*.whl"):
@@ -82,7 +94,7 @@ def test_each_module_of_the_wheel_is_imported_without_the_laboratory(
     assert (done.returncode, done.stderr) == (0, "")
     modules = {name for name in done.stdout.split() if name.partition(".")[0] == "nodeagent"}
     assert len(modules) > 300
-    assert "nodeagent_lab" not in done.stdout
+    assert not {"nodeagent_lab", "nodeagent_hall"} & {*done.stdout.split()}
 
 
 def test_the_wheel_of_the_product_holds_no_stand_in(installed: dict[str, Path]) -> None:
@@ -94,17 +106,33 @@ def test_the_wheel_of_the_product_holds_no_stand_in(installed: dict[str, Path]) 
     assert not folders & {"sim", "demo", "machines", "lab"}
 
 
-def test_without_the_laboratory_the_demo_is_one_line_that_says_how_to_install_it(
-    installed: dict[str, Path], dependencies: Path
+@pytest.mark.parametrize(("verb", "folder"), SEPARATE.items())
+def test_a_verb_of_a_package_that_is_missing_is_one_line_that_says_how_to_install_it(
+    verb: str, folder: str, installed: dict[str, Path], dependencies: Path
 ) -> None:
     path = [installed["nodeagent"], dependencies]
-    done = run(MAIN, path, "demo", "--once")
+    done = run(MAIN, path, verb, "--help")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
-    assert "pip install . ./hack/lab" in done.stderr
-    shown = run(MAIN, path, "--help")
+    assert f"pip install . ./hack/{folder}" in done.stderr
+
+
+def test_the_help_of_the_product_lists_its_own_verbs_alone(
+    installed: dict[str, Path], dependencies: Path
+) -> None:
+    shown = run(MAIN, [installed["nodeagent"], dependencies], "--help")
     assert shown.returncode == 0
-    assert "demo" not in shown.stdout
+    assert not [verb for verb in SEPARATE if f"\n    {verb}  " in shown.stdout]
+
+
+def test_with_the_package_of_the_hall_its_verbs_read_reports(
+    installed: dict[str, Path], dependencies: Path
+) -> None:
+    path = [installed["nodeagent"], installed["nodeagent_hall"], dependencies]
+    assert "\n    plan  " in run(MAIN, path, "--help").stdout
+    sample = ROOT / "docs/samples/nodelinks.yaml"
+    done = run(MAIN, path, "plan", "--from", str(sample))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_with_the_laboratory_the_demo_is_a_verb_like_the_others(
@@ -117,14 +145,17 @@ def test_with_the_laboratory_the_demo_is_a_verb_like_the_others(
     assert (tmp_path / "out/nodelinks.yaml").exists()
 
 
-def test_both_packages_have_one_version() -> None:
-    project = tomllib.loads((ROOT / "hack/lab/pyproject.toml").read_text())["project"]
-    assert nodeagent_lab.__version__ == nodeagent.__version__
+@pytest.mark.parametrize("package", [nodeagent_hall, nodeagent_lab])
+def test_all_packages_have_one_version(package: ModuleType) -> None:
+    folder = package.__name__.removeprefix("nodeagent_")
+    project = tomllib.loads((ROOT / "hack" / folder / "pyproject.toml").read_text())["project"]
+    assert package.__version__ == nodeagent.__version__
     assert project["dependencies"] == [f"nodeagent=={nodeagent.__version__}"]
 
 
-def test_the_verbs_of_the_laboratory_are_those_that_its_absence_explains() -> None:
-    assert {name for name, verb in joined().items() if verb.module.startswith("nodeagent_lab")} == {*SEPARATE}
+def test_the_verbs_of_other_packages_are_those_whose_absence_is_explained() -> None:
+    found = {name: verb.module.partition(".")[0] for name, verb in joined().items()}
+    assert found == {name: f"nodeagent_{folder}" for name, folder in SEPARATE.items()}
     assert not {*SEPARATE} & {*VERBS}
 
 

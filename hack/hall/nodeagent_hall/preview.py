@@ -17,8 +17,6 @@ from typing import Any
 
 from msgspec import structs
 
-from nodeagent.commands.plan import objects
-from nodeagent.commands.plan.objects import Objects, store_object
 from nodeagent.commands.terminal import note
 from nodeagent.commands.user_files import UserFileError
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
@@ -32,6 +30,8 @@ from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, PODS, Partial, Resource
 from nodeagent.topology.fabric_file import read_fabric
+from nodeagent_hall import objects
+from nodeagent_hall.objects import Objects, store_object
 
 NO_CLUSTER = (
     "name a cluster with --kubeconfig FILE, or read reports with --from FILE "

@@ -12,12 +12,12 @@ from typing import Any
 from nodeagent.base.duration import duration
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.options import FAILED, GOOD
-from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
 from nodeagent.commands.terminal import PLAIN, Screen, note, screen, watching, wrapped
 from nodeagent.commands.user_files import UserFileError
 from nodeagent.config.faults import ConfigError
 from nodeagent.fabric.troubles import FabricTrouble, few, troubles
 from nodeagent.kube.client import ApiError
+from nodeagent_hall.preview import Preview, SourceError, read_preview
 
 WATCH_MIN_S = 1.0
 

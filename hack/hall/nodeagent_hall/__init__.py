@@ -1,4 +1,7 @@
-"""The verbs of a fabric: trouble, job, plan (the HyperNodes that would be written), explain, topology and cabling."""
+"""The verbs of a fabric: trouble, job, plan (the HyperNodes that would be written), explain, topology and cabling.
+
+A package of its own, because neither the agent nor the controller loads it. The image has it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from nodeagent.commands.terminal import note, screen
 from nodeagent.commands.user_files import UserFileError
 
 if TYPE_CHECKING:
-    from nodeagent.commands.plan.preview import Preview
+    from nodeagent_hall.preview import Preview
+
+__version__ = "0.2.0"
 
 LISTS = ("slurm", "slurm-block", "slurm-yaml", "hostfile", "ranks")
 """Forms of `topology` that are lists of nodes (`node_lists`)."""
@@ -179,15 +184,15 @@ def source_options(parser: argparse.ArgumentParser, *, current: bool = False) ->
 
 
 def _trouble(options: argparse.Namespace) -> int:
-    from nodeagent.commands.plan import trouble
+    from nodeagent_hall import trouble
 
     log_to_stderr(options.log_level or "warning")
     return trouble.show(options)
 
 
 def _job(options: argparse.Namespace) -> int:
-    from nodeagent.commands.plan import job
-    from nodeagent.commands.plan.preview import SourceError
+    from nodeagent_hall import job
+    from nodeagent_hall.preview import SourceError
 
     log_to_stderr(options.log_level or "warning")
     try:
@@ -198,8 +203,8 @@ def _job(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from nodeagent.commands.plan import render
-    from nodeagent.commands.plan.preview import read_preview
+    from nodeagent_hall import render
+    from nodeagent_hall.preview import read_preview
 
     log_to_stderr(options.log_level or "warning")
     preview = read_preview(options)
@@ -217,8 +222,8 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from nodeagent.commands.plan import explanations
-    from nodeagent.commands.plan.preview import read_preview
+    from nodeagent_hall import explanations
+    from nodeagent_hall.preview import read_preview
 
     log_to_stderr(options.log_level or "warning")
     try:
@@ -230,8 +235,8 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _topology(options: argparse.Namespace) -> int:
-    from nodeagent.commands.plan import topology_picture
-    from nodeagent.commands.plan.preview import read_preview
+    from nodeagent_hall import topology_picture
+    from nodeagent_hall.preview import read_preview
 
     log_to_stderr(options.log_level or "warning")
     preview = read_preview(options, whole_reports=options.format == "html")
@@ -269,7 +274,7 @@ def _node_list(preview: Preview, options: argparse.Namespace) -> int:
 
 
 def _cabling(options: argparse.Namespace) -> int:
-    from nodeagent.commands.plan import hall_report
+    from nodeagent_hall import hall_report
 
     log_to_stderr("warning")
     return hall_report.show(options)

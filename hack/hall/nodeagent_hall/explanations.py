@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
 from nodeagent.base.plain_text import one_line
-from nodeagent.commands.plan.preview import Preview
 from nodeagent.commands.terminal import PLAIN, Screen, columns, wrapped
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
 from nodeagent.fabric.outcome import in_trouble
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
 from nodeagent.fabric.switch_keys import plain
+from nodeagent_hall.preview import Preview
 
 _DERIVED = {
     "topology-file": "the topology file joins them",

@@ -15,8 +15,6 @@ from typing import Any
 
 from nodeagent.base.duration import duration
 from nodeagent.base.rfc3339 import rfc3339
-from nodeagent.commands.plan import trouble
-from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
 from nodeagent.commands.terminal import PLAIN, Screen, screen, wrapped
 from nodeagent.config.faults import did_you_mean
 from nodeagent.fabric.jobs import ALIASES, KINDS, FabricOfJobs, JobKey, JobPod, by_job, held_links, job_pod
@@ -24,6 +22,8 @@ from nodeagent.fabric.link_faults import FAULTS, unix
 from nodeagent.fabric.node_lists import hostlist
 from nodeagent.fabric.nodelinks import NOT_UP
 from nodeagent.fabric.troubles import FabricTrouble, few, troubles
+from nodeagent_hall import trouble
+from nodeagent_hall.preview import Preview, SourceError, read_preview
 
 CANDIDATES_MAX = 6
 NO_PODS = "no pod of a job in this input; a file needs those of `kubectl get pods -A -o yaml` too"

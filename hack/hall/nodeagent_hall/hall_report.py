@@ -20,10 +20,6 @@ from typing import NamedTuple
 
 from nodeagent.base.plain_text import one_line
 from nodeagent.commands.options import FAILED, GOOD
-from nodeagent.commands.plan import planned_cables
-from nodeagent.commands.plan.planned_cables import CablingPlan
-from nodeagent.commands.plan.port_order import NodePort, deviations
-from nodeagent.commands.plan.preview import Preview, SourceError, read_preview
 from nodeagent.commands.terminal import columns, screen
 from nodeagent.commands.user_files import UserFileError
 from nodeagent.config.faults import ConfigError
@@ -34,6 +30,10 @@ from nodeagent.fabric.reports import shown
 from nodeagent.fabric.switch_keys import plain
 from nodeagent.health.cabling import Port, same_port, same_switch
 from nodeagent.kube.client import ApiError
+from nodeagent_hall import planned_cables
+from nodeagent_hall.planned_cables import CablingPlan
+from nodeagent_hall.port_order import NodePort, deviations
+from nodeagent_hall.preview import Preview, SourceError, read_preview
 
 WRONG_CABLES = frozenset((AnomalyKind.FOREIGN_LEAF, AnomalyKind.RAIL_SWAP, AnomalyKind.MISCABLED))
 USUAL_MIN = 3

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from nodeagent.commands.plan.preview import Preview
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
 from nodeagent.fabric.reports import shown
 from nodeagent.fabric.switch_keys import plain
 from nodeagent.health.rules import rule_words
 from nodeagent.web.ui_files import self_contained
+from nodeagent_hall.preview import Preview
 
 AnomalyKinds = dict[tuple[str, str], str]
 """By node and link."""
