@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
+from nodeagent.facts.model import HEALTHY, Health, Reason, State
 from nodeagent_lab.demo.control_plane import DemoCluster
 from nodeagent_lab.demo.fault_panel import DemoFault, FaultPanel, Streams
 from nodeagent_lab.demo.node_faults import show_panel
@@ -29,6 +30,11 @@ async def show_fabric_page(cluster: DemoCluster, *, once: bool) -> None:
 
 REBOOT_S = 4.0
 """A real switch needs minutes."""
+FLAPS, FLAP_S = 5, 1.5
+_NARROW = Health(State.DEGRADED, (Reason("pcie_width", "x8 of x16"),), allocatable=False)
+_DIM = Health(
+    State.DEGRADED, (Reason("optics_rx_power", "lane 3: -11.2 dBm, 0.8 dB below the limit of -10.4 dBm"),)
+)
 
 
 class FabricFaults:
@@ -47,6 +53,17 @@ class FabricFaults:
     def all(self) -> list[DemoFault]:
         return [
             DemoFault("cable", "plug a cable into the wrong unit", self._miscable, self._correct),
+            DemoFault("pull", f"pull a cable of {self._cabled}", self._pull, self._insert),
+            DemoFault("flap", f"a link of {self._cabled} flaps {FLAPS} times", self._flap),
+            DemoFault(
+                "light", f"the light of {self._moved} fades", self._wear_out(_DIM), self._wear_out(HEALTHY)
+            ),
+            DemoFault(
+                "pcie",
+                f"half of the PCIe lanes of {self._moved} fail",
+                self._wear_out(_NARROW),
+                self._wear_out(HEALTHY),
+            ),
             DemoFault("switch", f"switch {self._leaf} off", self._stop_switch, self._start_switch),
             DemoFault("reboot", f"reboot {self._leaf}", self._reboot_switch),
             DemoFault("replace", f"replace {self._replaced}", self._replace_switch),
@@ -65,6 +82,28 @@ class FabricFaults:
     async def _correct(self) -> None:
         self._fabric.plug(self._cabled, self._rail, self._fabric.leaf(0, self._rail))
         await self._rescan([self._cabled])
+
+    async def _pull(self) -> None:
+        self._fabric.cut(self._cabled, 0)
+        await self._rescan([self._cabled])
+
+    async def _insert(self) -> None:
+        self._fabric.mend(self._cabled, 0)
+        await self._rescan([self._cabled])
+
+    async def _flap(self) -> None:
+        for _ in range(FLAPS):
+            await self._pull()
+            await asyncio.sleep(FLAP_S)
+            await self._insert()
+            await asyncio.sleep(FLAP_S)
+
+    def _wear_out(self, health: Health) -> Callable[[], Awaitable[None]]:
+        async def change() -> None:
+            self._fabric.wear(self._moved, self._rail, health)
+            await self._rescan([self._moved])
+
+        return change
 
     async def _stop_switch(self) -> None:
         self._fabric.stop_frames(self._leaf)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from nodeagent.facts.model import Function, Health, Identifier, Link, Neighbor, Reason, State
+from nodeagent.facts.model import HEALTHY, Function, Health, Identifier, Link, Neighbor, Reason, State
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.machine.state import Device
 
@@ -51,6 +51,7 @@ class Fabric:
         self._boxes: Counter[str] = Counter()
         self._without_frames: set[str] = set()
         self._cut: set[tuple[str, str]] = set()
+        self._worn: dict[tuple[str, str], Health] = {}
         self.nodes: list[str] = []
         for number in range(nodes):
             self.add(number * self.units // nodes)
@@ -86,6 +87,10 @@ class Fabric:
     def mend(self, node: str, rail: int) -> None:
         self._cut.discard((node, self.rails[rail]))
 
+    def wear(self, node: str, rail: int, health: Health = HEALTHY) -> None:
+        """Give one NIC a fault that leaves its link up, or take it back."""
+        self._worn[node, self.rails[rail]] = health
+
     def stop_frames(self, switch: str) -> None:
         """Turn a switch off, as in a reboot or power loss: no carrier, no LLDP."""
         self._without_frames.add(switch)
@@ -120,7 +125,8 @@ class Fabric:
             link = replace(up, carrier=False, operstate="down", speed_mbps=None) if down else up
             links.append(replace(link, mac=f"02:00:{number >> 8:02x}:{number & 0xFF:02x}:00:{place:02x}"))
             function = self._functions[address]
-            functions.append(replace(function, health=_DOWN) if down else function)
+            health = _DOWN if down else self._worn.get((node, address), function.health)
+            functions.append(replace(function, health=health))
         return {
             "functions": tuple(functions),
             "links": tuple(sorted(links, key=lambda link: link.netdev)),
