@@ -56,13 +56,16 @@ class FabricFaults:
             DemoFault("pull", f"pull a cable of {self._cabled}", self._pull, self._insert),
             DemoFault("flap", f"a link of {self._cabled} flaps {FLAPS} times", self._flap),
             DemoFault(
-                "light", f"the light of {self._moved} fades", self._wear_out(_DIM), self._wear_out(HEALTHY)
+                "light",
+                f"the light of {self._moved} fades",
+                self._wear_out(0, _DIM),
+                self._wear_out(0, HEALTHY),
             ),
             DemoFault(
                 "pcie",
                 f"half of the PCIe lanes of {self._moved} fail",
-                self._wear_out(_NARROW),
-                self._wear_out(HEALTHY),
+                self._wear_out(self._rail, _NARROW),
+                self._wear_out(self._rail, HEALTHY),
             ),
             DemoFault("switch", f"switch {self._leaf} off", self._stop_switch, self._start_switch),
             DemoFault("reboot", f"reboot {self._leaf}", self._reboot_switch),
@@ -98,9 +101,9 @@ class FabricFaults:
             await self._insert()
             await asyncio.sleep(FLAP_S)
 
-    def _wear_out(self, health: Health) -> Callable[[], Awaitable[None]]:
+    def _wear_out(self, rail: int, health: Health) -> Callable[[], Awaitable[None]]:
         async def change() -> None:
-            self._fabric.wear(self._moved, self._rail, health)
+            self._fabric.wear(self._moved, rail, health)
             await self._rescan([self._moved])
 
         return change
