@@ -56,3 +56,13 @@ def test_ratios_are_taken_to_the_bare_plugin_of_the_same_run(monkeypatch: pytest
     }
     slow = Figure("agent", "start", "ms", [161.0], key="agent start")
     assert "1 of 1 fall short" in ratio_table(ratios([*floors, slow]))
+
+
+def test_the_exponent_of_a_cost_is_that_of_its_two_largest_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "hack"))
+    from bench_scaling import ROWS, exponent, with_slices
+
+    assert exponent((1, 10, 100), (5.0, 7.0, 70.0)) == pytest.approx(1)
+    assert exponent((8, 16), (3.0, 12.0)) == pytest.approx(2)
+    assert all(len(row.sizes) > 2 and [*row.sizes] == sorted(row.sizes) for row in ROWS.values())
+    assert with_slices(80) > 0
