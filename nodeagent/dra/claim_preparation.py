@@ -18,6 +18,7 @@ from nodeagent.dra import DRIVER
 from nodeagent.dra.device_attributes import LinkMemory, published
 from nodeagent.dra.device_metadata import POD_CLAIM_NAME, ClaimName, metadata_files, metadata_mount
 from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice, gpu_name, plugin_holders, pool_name
+from nodeagent.dra.nccl_devices import ib_hca
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares, VfInterface
 from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim
 from nodeagent.facts.allocation import Allocation, DeviceInfo
@@ -99,12 +100,13 @@ def prepare_claim(
     _choose_vfs(using, Shares(others), snapshot)
     uid = claim.metadata.uid
     granted = [_grant(group, snapshot) for group in _by_request(shares)]
+    nccl = _nccl(using, by_name.values(), snapshot)
     edits: dict[str, ContainerEdits] = {}
     prepared: list[PreparedDevice] = []
     for group, allocation in zip(_by_request(shares), granted, strict=True):
         for share in group:
             name = f"{uid}-{len(prepared)}"
-            edits[name] = _edits(allocation, share, shares)
+            edits[name] = _edits(allocation, share, shares, nccl)
             prepared.append(_prepared(share, f"{CDI_KIND}={name}", allocation, snapshot))
     record = PreparedClaim(
         uid,
@@ -117,11 +119,9 @@ def prepare_claim(
         tuple(_infos(granted)),
         claim.pods,
     )
-    return (
-        record
-        if metadata_folder is None
-        else _with_metadata(record, claim, shares, snapshot, metadata_folder)
-    )
+    if metadata_folder is None:
+        return record
+    return _with_metadata(record, claim, shares, snapshot, metadata_folder)
 
 
 def _with_metadata(
@@ -253,17 +253,19 @@ def _check_clients(shares: Iterable[_Share], others: Sequence[PreparedClaim]) ->
 
 
 def _choose_vfs(shares: Iterable[_Share], held: Shares, snapshot: Snapshot) -> None:
-    taken = set(held.vfs)
+    taken, own = set(held.vfs), set[str]()
     for share in shares:
         device = share.device
         if isinstance(device, PfDevice):
             facts = _forgiven(snapshot, device) if _tolerates(share) else snapshot
             free = [vf for vf in device.vfs if vf not in taken]
+            near = [function for function in facts.functions if function.pci_address in own]
             try:
-                share.vfs = tuple(device.kind.prefer(facts, free, (), share.amount))
+                share.vfs = tuple(device.kind.prefer(facts, free, (), share.amount, near))
             except Refused as refusal:
                 raise Refused(f"{refusal}{_why(device, free, facts)}", invalid=refusal.invalid) from None
             taken.update(share.vfs)
+            own.update(share.vfs)
 
 
 def _why(device: PfDevice, free: Sequence[str], snapshot: Snapshot) -> str:
@@ -340,7 +342,24 @@ def _pfs(device: DraDevice) -> tuple[str, ...]:
     return (device.pf.pci_address,) if isinstance(device, PfDevice) else ()
 
 
-def _edits(allocation: Allocation, share: _Share, shares: Iterable[_Share]) -> ContainerEdits:
+def _nccl(
+    shares: Iterable[_Share], devices: Iterable[DraDevice], snapshot: Snapshot
+) -> tuple[tuple[str, str], ...]:
+    """Return the variable for NCCL, the same for each VF of the claim: of equal names the last one counts, and NCCL
+    leaves out the VFs of other requests, which the container cannot open."""
+    vfs = {
+        vf
+        for share in shares
+        if isinstance(share.device, PfDevice) and share.device.kind.nccl_ib_hca
+        for vf in share.vfs
+    }
+    value = ib_hca(vfs, devices, snapshot.functions)
+    return () if value is None else (("NCCL_IB_HCA", value),)
+
+
+def _edits(
+    allocation: Allocation, share: _Share, shares: Iterable[_Share], nccl: tuple[tuple[str, str], ...]
+) -> ContainerEdits:
     """Return the edits of one share: the variables of its resource, and variables with the name of its request.
 
     A container with two requests of one resource gets both CDI devices, and the second sets the same variables again.
@@ -355,7 +374,7 @@ def _edits(allocation: Allocation, share: _Share, shares: Iterable[_Share]) -> C
             (f"NODEAGENT_PFS_{end}", ",".join(dict.fromkeys(pf for it in request for pf in _pfs(it.device))))
         ]
     else:
-        env = [(f"NODEAGENT_VFS_{end}", ",".join(vf for it in request for vf in it.vfs))]
+        env = [(f"NODEAGENT_VFS_{end}", ",".join(vf for it in request for vf in it.vfs)), *nccl]
     return ContainerEdits((*allocation.env, *env), allocation.device_nodes, allocation.mounts)
 
 

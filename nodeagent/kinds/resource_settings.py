@@ -118,6 +118,13 @@ class VfResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="vf"
             "(docs/dra.md)."
         ),
     ] = False
+    nccl_ib_hca: Annotated[
+        bool,
+        setting(
+            "With mode dra: give the containers of a claim the variable NCCL_IB_HCA, with the RDMA devices of its VFs, "
+            "their rails and planes (docs/rails.md). Leave the variable out of the image and the pod."
+        ),
+    ] = False
     vf_driver: Annotated[
         Literal["any", "netdevice", "vfio-pci", "rdma"],
         setting(

@@ -46,7 +46,7 @@ class VfPool(DeviceKind, frozen=True):
 
     ``vf_indexes`` restricts them, ``None`` is all. ``rdma_cm``: the host has ``/dev/infiniband/rdma_cm`` (the module
     ``rdma_ucm``); a missing device node keeps a container from starting. ``vhost_net`` adds the device nodes of a
-    virtio-user port, ``/dev/vhost-net`` and ``/dev/net/tun``.
+    virtio-user port, ``/dev/vhost-net`` and ``/dev/net/tun``. ``nccl_ib_hca``: see ``nodeagent.dra.nccl_devices``.
 
     Never offered: VFs of a PF that carries the host's default route, VFs whose PF is gone, and VFs bound to a UIO
     driver (no IOMMU protects the node from them).
@@ -62,6 +62,7 @@ class VfPool(DeviceKind, frozen=True):
     rdma_cm: bool = True
     vhost_net: bool = False
     cdi: bool = False
+    nccl_ib_hca: bool = False
 
     def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
         held = {
@@ -90,7 +91,8 @@ class VfPool(DeviceKind, frozen=True):
     def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:
         """Choose from the PF with the fewest VFs in this choice (spread), or with the fewest free VFs (pack).
 
-        Ties go to the PF with the most free VFs (spread), to the PF nearest to ``near``, to the lowest index.
+        Ties go to the PF with the most free VFs (spread), to the PF nearest to ``near``, and then by index: first the
+        index that the container has on another plane of the NIC, then one that is free on all planes, then the lowest.
         """
         chosen = self._usable(snapshot, asked.must)
         elsewhere = self._held_elsewhere(snapshot)
@@ -109,7 +111,8 @@ class VfPool(DeviceKind, frozen=True):
         far = {name: (*distance(pf, asked.near), name) for name, pf in pfs.items()}
         fresh = _pack if self.preferred == "pack" else _spread
         taken = Counter(_pf(vf) for vf in chosen)
-        picked = fresh(choice, asked.rest, taken, lambda vf: far[_pf(vf)])
+        aligned = _aligned(snapshot, (*asked.near, *chosen))
+        picked = fresh(choice, asked.rest, taken, lambda vf: (*far[_pf(vf)], aligned(vf), *_index(vf)))
         return [vf.pci_address for vf in picked]
 
     def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
@@ -267,15 +270,15 @@ class VfPool(DeviceKind, frozen=True):
         )
 
 
-_Far = Callable[[Function], tuple[int, int, str]]
+_Order = Callable[[Function], tuple[int | str, ...]]
 
 
-def _spread(choice: Iterable[Function], count: int, taken: Counter[str], far: _Far) -> list[Function]:
+def _spread(choice: Iterable[Function], count: int, taken: Counter[str], order: _Order) -> list[Function]:
     free = Counter(_pf(vf) for vf in choice)
-    rest = sorted(choice, key=_index)
+    rest = list(choice)
     picked: list[Function] = []
     while len(picked) < count:
-        vf = min(rest, key=lambda vf: (taken[_pf(vf)], -free[_pf(vf)], far(vf), _index(vf)))
+        vf = min(rest, key=lambda vf: (taken[_pf(vf)], -free[_pf(vf)], order(vf)))
         rest.remove(vf)
         taken[_pf(vf)] += 1
         free[_pf(vf)] -= 1
@@ -283,13 +286,30 @@ def _spread(choice: Iterable[Function], count: int, taken: Counter[str], far: _F
     return picked
 
 
-def _pack(choice: Iterable[Function], count: int, taken: Counter[str], far: _Far) -> list[Function]:
+def _pack(choice: Iterable[Function], count: int, taken: Counter[str], order: _Order) -> list[Function]:
     free = Counter(_pf(vf) for vf in choice)
-    order = sorted(
-        choice,
-        key=lambda vf: (not taken[_pf(vf)], free[_pf(vf)], far(vf), _index(vf)),
-    )
-    return order[:count]
+    return sorted(choice, key=lambda vf: (not taken[_pf(vf)], free[_pf(vf)], order(vf)))[:count]
+
+
+def _aligned(snapshot: Snapshot, chosen: Iterable[Function]) -> Callable[[Function], int]:
+    """Return the rank of a VF by its index on the other planes of its NIC, which are the PFs in one PCI slot: 0 where
+    the container has one of these VFs (``chosen``), 2 where one is held or sick, otherwise 1."""
+
+    def by_place(vfs: Iterable[Function]) -> dict[tuple[str, int | None], set[str]]:
+        pfs: dict[tuple[str, int | None], set[str]] = {}
+        for vf in vfs:
+            pfs.setdefault((_pf(vf)[:-2], vf.vf_index), set()).add(_pf(vf))
+        return pfs
+
+    held = {id_ for holding in snapshot.holdings or () for id_ in holding.device_ids}
+    own = by_place(chosen)
+    lost = by_place(vf for vf in snapshot.functions if vf.pci_address in held or not vf.health.allocatable)
+
+    def rank(vf: Function) -> int:
+        place, pf = (_pf(vf)[:-2], vf.vf_index), {_pf(vf)}
+        return 0 if own.get(place, pf) - pf else 2 if lost.get(place, pf) - pf else 1
+
+    return rank
 
 
 def _pf(vf: Function) -> str:

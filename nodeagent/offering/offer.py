@@ -326,6 +326,7 @@ class Offer:
                 preferred=entry.preferred,
                 rdma_cm=snapshot.paths.rdma_cm,
                 cdi=entry.device_list_strategy == "cdi",
+                nccl_ib_hca=entry.nccl_ib_hca,
             )
 
     def _numbered(self, entry: VfResource, snapshot: Snapshot) -> Rails:
