@@ -431,6 +431,13 @@ AGENT: dict[str, Note] = {
     "resource_enforcement": Note(
         "none: a program that uses more than its share takes it from its neighbors; docs/gpu-memory.md.",
         origin="the configuration, the driver's version and the host's cgroups"),
+    "gpu_container_limit_in_force": Note(
+        "0: the container runs without the limit that the level promises; its Event GpuMemoryNotLimited names the "
+        "cause. Absent while it is not known.", peers="none",
+        origin="nvmlDeviceGetMemoryLimits_v1 for the cgroup of each container"),
+    "gpu_container_limit_since_timestamp_seconds": Note(
+        "time() - this is how long it has been so, as far as this agent has seen it.", peers="none",
+        origin="as gpu_container_limit_in_force"),
     "build_info": Note("Follow a rollout."),
     "rpc_duration_seconds": Note(
         "The kubelet admits pods one after another and waits for Allocate: above 0.1 s check the disk."),
