@@ -68,7 +68,10 @@ def driver(tree: Tree, settings: GpuSettings) -> nvml_session.Driver:
     """Make a new driver for one session."""
     if settings.driver == "none":
         return NoDriver()
-    return RecordedGpuDriver(tree.root) if tree.recorded else Nvml(processes=settings.health.processes)
+    health = settings.health
+    if tree.recorded:
+        return RecordedGpuDriver(tree.root)
+    return Nvml(processes=health.processes, profiling=health.profiling)
 
 
 def health_service(config: Config, state_file: StateFile | None = None) -> HealthService:

@@ -89,6 +89,14 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = False
 
+    profiling: Annotated[
+        bool,
+        setting(
+            "Measure what the units of each GPU do between two readings: SMs and their occupancy, tensor cores, memory "
+            "and NVLinks. Needs a Hopper GPU or a newer one. Off by default: these are further calls of the driver."
+        ),
+    ] = False
+
     @property
     def gap_s(self) -> float:
         """The longest time between two readings that counts for a fault."""
