@@ -547,7 +547,7 @@ NODE = Dashboard(
 
 SOME = 'instance=~"$instance",'
 PER_GPU = "{{instance}} GPU {{gpu}}"
-PROFILED = "not measured: gpu.health.profiling is off"
+PROFILED = "not measured: gpu.profiling is off"
 
 
 def of_gpus(name: str, labels: str = "") -> str:

@@ -243,7 +243,7 @@ def _reading(reading: GpuReading, *, offers_mig: bool) -> Iterator[Finding]:
 
 
 def _shared_memory(gpus: GpuFacts, answer: DriverAnswer, kernel: tuple[int, int]) -> Iterator[Finding]:
-    """What training on several nodes needs of the driver."""
+    """Findings about the driver that training on several nodes depends on."""
     if answer.not_persistent:
         named = ", ".join(map(str, answer.not_persistent))
         yield TOPIC.note("persistence_off", f"persistence mode is off on GPU {named}")

@@ -1,4 +1,4 @@
-"""What the units of a GPU do, by NVML's GPM (GPU performance monitoring): Hopper and newer.
+"""Profiling of the units of a GPU by NVML's GPM (GPU performance monitoring): Hopper and newer.
 
 A value is the mean between two samples, here two readings: the first reading of a session has none. The driver keeps
 the samples, so each one is freed when the next one is compared with it, and the last ones before the driver is closed.

@@ -37,7 +37,7 @@ from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.host.nvml import Nvml
 from nodeagent.host.nvml_limits import CHARGED, UNLIMITED, CgroupLimit, MemoryLimits
 from nodeagent.host.sysfs import Tree
-from nodeagent.sharing.container_cgroups import ContainerCgroups, FoundCgroups
+from nodeagent.sharing.container_cgroups import CONTAINER_LOGS, ContainerCgroups, FoundCgroups
 from nodeagent.sharing.shares import Share
 
 log = logging.getLogger(__name__)
@@ -221,7 +221,7 @@ def set_limits(
         limits = driver.memory_limits()
         for share in shares:
             if share.level == SET_BY_TOOLKIT:
-                visible = bool(found.pods and found.pods_of)
+                visible = bool(found.pods and found.pods_of and tree.exists(CONTAINER_LOGS))
                 states.append(_read_limit(tree, limits, share, cgroups[share[:3]], visible=visible))
                 continue
             state, written = _set_limit(tree, limits, share, cgroups[share[:3]])

@@ -1,5 +1,4 @@
-"""What training on several nodes needs of the driver, read from the files of a machine: GPUDirect RDMA, IMEX channels,
-persistence mode."""
+"""The doctor finds, in the files of a machine, GPUDirect RDMA, IMEX channels and persistence mode."""
 
 from __future__ import annotations
 

@@ -399,7 +399,12 @@ def test_the_limit_of_the_container_toolkit_is_read_back_and_never_set(
 
 
 @pytest.mark.parametrize(
-    ("hidden", "reason"), [("var/log/pods", "overlays/gpu-memory-limits"), ("sys/fs/cgroup", "does not see")]
+    ("hidden", "reason"),
+    [
+        ("var/log/pods", "overlays/gpu-memory-limits"),
+        ("var/log/containers", "overlays/gpu-memory-limits"),
+        ("sys/fs/cgroup", "does not see"),
+    ],
 )
 def test_a_limit_that_cannot_be_read_is_unknown(
     tmp_path: Path, start: Callable[..., Child], machine: Machine, hidden: str, reason: str

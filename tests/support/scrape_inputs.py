@@ -46,6 +46,9 @@ from nodeagent.web.pages import device_counts
 from nodeagent_lab.sim.machine import Machine
 
 KEYS = {
+    "direction": ("transmit", "receive"),
+    "reason of NVML": ("power_cap",),
+    "unit of the GPU": ("sm", "sm_occupancy", "tensor", "memory"),
     "lane": ("0", "1"),
     "priority": ("3",),
     "error name of the kernel": ("RxErr", "Timeout"),
