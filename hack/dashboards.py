@@ -1,4 +1,4 @@
-"""Grafana dashboards as reviewable tables: ``fleet`` for all nodes, ``node`` for one.
+"""Grafana dashboards as reviewable tables: ``fleet`` for all nodes, ``node`` for one, ``gpus`` for the GPUs of some.
 
 A panel has a title, a hint, its queries and a unit; ``hack/grafana.py`` computes places, numbers and colors.
 Written to ``daemonset/monitoring/dashboards/`` by ``hack/monitoring.py``.
@@ -545,4 +545,182 @@ NODE = Dashboard(
     one_node=True,
 )
 
-DASHBOARDS = {"fleet": FLEET, "node": NODE}
+SOME = 'instance=~"$instance",'
+PER_GPU = "{{instance}} GPU {{gpu}}"
+PROFILED = "not measured: gpu.profiling is off"
+
+
+def of_gpus(name: str, labels: str = "") -> str:
+    """The series of the chosen nodes."""
+    return f"nodeagent_gpu_{name}{{{(SOME + labels).rstrip(',')}}}"
+
+
+def activity(unit: str) -> str:
+    return of_gpus("activity_ratio", f'unit="{unit}"')
+
+
+def rate_of(name: str, direction: str) -> str:
+    labels = f'direction="{direction}"'
+    return f"sum by (instance, gpu) (rate({of_gpus(name, labels)}[5m]))"
+
+
+HEAT = of_gpus("temperature_celsius", 'sensor="gpu"')
+SLOWED = of_gpus("clock_reason", 'reason!="idle"')
+UNCORRECTABLE = of_gpus("ecc_errors_total", 'type="uncorrectable"')
+GPUS = Dashboard(
+    "nodeagent-gpus",
+    "nodeagent: GPUs",
+    "What the GPUs do, what holds them back, and their errors.",
+    {
+        "Load": (
+            Panel(
+                "Utilization",
+                "Share of the time in which any kernel ran.",
+                ((of_gpus("utilization_ratio"), PER_GPU),),
+                unit="percentunit",
+            ),
+            Panel(
+                "Tensor cores",
+                "Low beside a high utilization: the kernels do not use them.",
+                ((activity("tensor"), PER_GPU),),
+                unit="percentunit",
+                empty=PROFILED,
+            ),
+            Panel(
+                "SMs",
+                "Busy SMs, and their occupancy: active warps of those that fit.",
+                ((activity("sm"), f"{PER_GPU} busy"), (activity("sm_occupancy"), f"{PER_GPU} occupancy")),
+                unit="percentunit",
+                empty=PROFILED,
+            ),
+            Panel(
+                "Bandwidth of the memory",
+                "Near 100 %: the kernels wait for memory.",
+                ((activity("memory"), PER_GPU),),
+                unit="percentunit",
+                empty=PROFILED,
+            ),
+            Panel(
+                "NVLink",
+                "Sent and received over all links.",
+                (
+                    (rate_of("nvlink_bytes_total", "transmit"), f"{PER_GPU} sent"),
+                    (rate_of("nvlink_bytes_total", "receive"), f"{PER_GPU} received"),
+                ),
+                unit="Bps",
+            ),
+            Panel(
+                "PCIe",
+                "Sent and received.",
+                (
+                    (rate_of("pcie_bytes_total", "transmit"), f"{PER_GPU} sent"),
+                    (rate_of("pcie_bytes_total", "receive"), f"{PER_GPU} received"),
+                ),
+                unit="Bps",
+            ),
+        ),
+        "Memory": (
+            Panel(
+                "Memory in use",
+                "As nvidia-smi shows it.",
+                ((of_gpus("memory_used_bytes"), PER_GPU),),
+                unit="bytes",
+                width=12,
+            ),
+            Panel(
+                "Containers without their limit",
+                "They can take the memory of their neighbors; the Event GpuMemoryNotLimited has the cause.",
+                (
+                    (
+                        f"{of_gpus('container_limit_in_force')} == 0",
+                        "{{namespace}}/{{pod}} {{container}} on {{instance}} GPU {{gpu}}",
+                    ),
+                ),
+                width=12,
+                empty="none",
+            ),
+        ),
+        "Heat and power": (
+            Panel(
+                "Average temperature",
+                "Of the chosen nodes.",
+                ((f"avg({HEAT})", "average"),),
+                unit="celsius",
+                kind="stat",
+                width=12,
+                height=5,
+            ),
+            Panel(
+                "Power of all",
+                "Of the chosen nodes, without CPUs, NICs and fans.",
+                ((f"sum({of_gpus('power_watts')})", "sum"),),
+                unit="watt",
+                kind="stat",
+                width=12,
+                height=5,
+            ),
+            Panel(
+                "Temperature",
+                "If one is hotter than the others, check the airflow.",
+                ((of_gpus("temperature_celsius"), f"{PER_GPU} {{{{sensor}}}}"),),
+                unit="celsius",
+            ),
+            Panel(
+                "Power",
+                "Less than that of the others under equal load: this GPU waits.",
+                ((of_gpus("power_watts"), PER_GPU),),
+                unit="watt",
+            ),
+            Panel(
+                "SM clock",
+                "One GPU slower than the others under equal load slows the whole job down.",
+                ((of_gpus("clock_hertz", 'clock="sm"'), PER_GPU),),
+                unit="hertz",
+            ),
+            Panel(
+                "Slowed down",
+                "Reasons that the clocks are not higher, without idle GPUs.",
+                (
+                    (
+                        f"sum by (instance, gpu, reason) ({SLOWED}) > 0",
+                        f"{PER_GPU} {{{{reason}}}}",
+                    ),
+                ),
+                width=24,
+                empty="no GPU is slowed down",
+            ),
+        ),
+        "Errors": (
+            *gpus(SOME),
+            Panel(
+                "Uncorrectable ECC errors",
+                "Since the driver was loaded. Any: reset the GPU; see the runbook.",
+                (
+                    (
+                        f"sum by (instance, gpu) ({UNCORRECTABLE}) > 0",
+                        PER_GPU,
+                    ),
+                ),
+                empty="none",
+            ),
+            Panel(
+                "Remapped rows",
+                "Spare rows in use; pending ones need a reset.",
+                (
+                    (f"sum by (instance, gpu) ({of_gpus('remapped_rows')}) > 0", f"{PER_GPU} remapped"),
+                    (f"{of_gpus('row_remap_pending')} > 0", f"{PER_GPU} pending"),
+                ),
+                empty="none",
+            ),
+            Panel(
+                "PCIe replays",
+                "Packets that were sent again: a growing rate is a bad slot or riser.",
+                ((f"rate({of_gpus('pcie_replays_total')}[5m])", PER_GPU),),
+            ),
+        ),
+    },
+    one_node=False,
+    some_nodes=True,
+)
+
+DASHBOARDS = {"fleet": FLEET, "node": NODE, "gpus": GPUS}

@@ -46,6 +46,9 @@ class Dashboard:
     description: str
     rows: dict[str, tuple[Panel, ...]]
     one_node: bool
+    """Whether one node is chosen, as ``$instance``."""
+    some_nodes: bool = False
+    """Whether ``$instance`` may be several nodes, or all."""
 
 
 def model(board: Dashboard) -> dict[str, Any]:
@@ -112,7 +115,8 @@ def _variables(board: Dashboard) -> Iterable[dict[str, Any]]:
         "allValue": ".*",  # matches series without the label too: a single Prometheus sets none
         "current": {"text": "All", "value": "$__all"},
     }
-    if board.one_node:
+    if board.one_node or board.some_nodes:
+        several = {"multi": True, "includeAll": True, "current": {"text": "All", "value": "$__all"}}
         yield {
             "name": "instance",
             "label": "Node",
@@ -124,6 +128,7 @@ def _variables(board: Dashboard) -> Iterable[dict[str, Any]]:
             },
             "refresh": 2,
             "sort": 1,
+            **(several if board.some_nodes else {}),
         }
 
 

@@ -67,7 +67,7 @@ from nodeagent.offering.readiness import pool_statuses
 from nodeagent.sharing.cgroup_limits import CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.sharing.mps_watch import MpsWatch
-from nodeagent.sharing.shares import shares_of
+from nodeagent.sharing.shares import HARD_LEVELS, shares_of
 from nodeagent.sources import gpu_source
 from nodeagent.sources.cordons_file import FORM as CORDONS
 from nodeagent.sources.cordons_file import CordonsFile
@@ -241,7 +241,7 @@ class Agent:
                 self._tree,
                 config.gpu.accounting.pod_logs,
                 inventory,
-                lambda: shares_of(offering.offered, inventory.snapshot, "nvml-limits"),
+                lambda: shares_of(offering.offered, inventory.snapshot, *HARD_LEVELS),
             ),
             MpsWatch(
                 self.stored.folder / MPS_FOLDER,

@@ -68,7 +68,9 @@ def driver(tree: Tree, settings: GpuSettings) -> nvml_session.Driver:
     """Make a new driver for one session."""
     if settings.driver == "none":
         return NoDriver()
-    return RecordedGpuDriver(tree.root) if tree.recorded else Nvml(processes=settings.health.processes)
+    if tree.recorded:
+        return RecordedGpuDriver(tree.root)
+    return Nvml(processes=settings.health.processes, profiling=settings.profiling)
 
 
 def health_service(config: Config, state_file: StateFile | None = None) -> HealthService:

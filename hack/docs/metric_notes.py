@@ -43,6 +43,10 @@ AGENT: dict[str, Note] = {
     "gpu_utilization_ratio": Note(
         "1 may be one small kernel after another; 0 on an allocated GPU: the job waits.",
         peers="DCGM_FI_DEV_GPU_UTIL (percent)", rules="pcie_speed"),
+    "gpu_activity_ratio": Note(
+        "sm near 1 with a low tensor: the kernels do not use the tensor cores; a high memory: bandwidth limits them.",
+        peers="DCGM_FI_PROF_GR_ENGINE_ACTIVE, _SM_ACTIVE, _SM_OCCUPANCY, _PIPE_TENSOR_ACTIVE, _PIPE_FP64_ACTIVE, "
+        "_PIPE_FP32_ACTIVE, _PIPE_FP16_ACTIVE, _DRAM_ACTIVE"),
     "gpu_memory_utilization_ratio": Note(
         "High beside a low use of the multiprocessors: the job waits for memory.",
         peers="DCGM_FI_DEV_MEM_COPY_UTIL (percent)"),
@@ -62,6 +66,9 @@ AGENT: dict[str, Note] = {
     "gpu_performance_state": Note(
         "PCIe speed is compared only in state 0 or while a kernel runs.", peers="DCGM_FI_DEV_PSTATE",
         rules="pcie_speed"),
+    "gpu_persistence_mode": Note(
+        "0: the first program on an idle GPU waits for seconds, unless the agent or another one keeps the driver open.",
+        peers="DCGM_FI_DEV_PERSISTENCE_MODE (not by default)"),
     "gpu_ecc_errors_total": Note(
         "Uncorrectable in SRAM: the GPU is unhealthy until it is reset.",
         peers="DCGM_FI_DEV_ECC_SBE_VOL_TOTAL; DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", rules="sram_uncorrectable"),
@@ -85,6 +92,9 @@ AGENT: dict[str, Note] = {
         peers="DCGM_FI_DEV_NVLINK_*_ERROR_COUNT_TOTAL", rules="nvlink_errors"),
     "gpu_nvlink_bytes_total": Note(
         "Equal on all GPUs of a collective.", peers="DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL; DCGM_FI_PROF_NVLINK_*_BYTES"),
+    "gpu_nvlink_rate_bytes": Note(
+        "Divide by nvlink_speed_bytes and the number of links: the use of the NVLinks.",
+        peers="DCGM_FI_PROF_NVLINK_TX_BYTES, DCGM_FI_PROF_NVLINK_RX_BYTES"),
     "gpu_nvlink_speed_bytes": Note("Equal on all GPUs of a node."),
     "gpu_pcie_bytes_total": Note(
         "Traffic with the host and with NICs.", peers="DCGM_FI_PROF_PCIE_TX_BYTES; DCGM_FI_PROF_PCIE_RX_BYTES"),
@@ -431,6 +441,13 @@ AGENT: dict[str, Note] = {
     "resource_enforcement": Note(
         "none: a program that uses more than its share takes it from its neighbors; docs/gpu-memory.md.",
         origin="the configuration, the driver's version and the host's cgroups"),
+    "gpu_container_limit_in_force": Note(
+        "0: the container runs without the limit that the level promises; its Event GpuMemoryNotLimited names the "
+        "cause. Absent while it is not known.", peers="none",
+        origin="nvmlDeviceGetMemoryLimits_v1 for the cgroup of each container"),
+    "gpu_container_limit_since_timestamp_seconds": Note(
+        "time() - this is how long it has been so, as far as this agent has seen it.", peers="none",
+        origin="as gpu_container_limit_in_force"),
     "build_info": Note("Follow a rollout."),
     "rpc_duration_seconds": Note(
         "The kubelet admits pods one after another and waits for Allocate: above 0.1 s check the disk."),

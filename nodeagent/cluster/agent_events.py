@@ -3,7 +3,7 @@
     subject                                                             function
     faults of links and GPUs, on the Node and on pods that hold them    ``device_notices``
     pods over their share of GPU memory, processes outside of pods      ``over_use_notices``
-    limits of GPU memory that cannot be set                             ``limit_notices``
+    limits of GPU memory that are promised and not in force             ``limit_notices``
     pods that have lost their GPU with its MPS daemon                   ``mps_notices``
     a state folder that cannot be written                               ``state_notices``
 
@@ -38,7 +38,7 @@ from nodeagent.cluster.event_writer import HOURLY_S, EventTarget, EventWriter, N
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Gpu, Reason, Snapshot, State
 from nodeagent.kube.client import ApiClient
-from nodeagent.sharing.cgroup_limits import CgroupLimits
+from nodeagent.sharing.cgroup_limits import NOT_IN_FORCE, CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.sharing.mps_watch import MpsWatch
 
@@ -190,14 +190,13 @@ def over_use_notices(accounting: GpuAccounting, gpus: Sequence[Gpu], node: str) 
 
 
 def limit_notices(limits: CgroupLimits, gpus: Sequence[Gpu], node: str) -> Iterator[Notice]:
-    """Yield a notice on the pod and one on the Node for each limit that cannot be set."""
+    """Yield a notice on the pod and one on the Node for each container that runs without its limit."""
     reason = "GpuMemoryNotLimited"
-    for state in limits.states:
-        if state.failure is None:
+    for share in limits.limits:
+        if share.state != NOT_IN_FORCE:
             continue
-        share = state.share
         title = _gpu_title(share.uuid, gpus)
-        fact = f"{share.size_bytes >> 20} MiB of {title}, and no limit keeps it within them: {state.failure}"
+        fact = f"{share.size_bytes >> 20} MiB of {title}, and no limit keeps it within them: {share.why}"
         about = f"{share.uuid} {share.namespace}/{share.pod}/{share.container}"
         message = f"Container {share.container} of pod {share.namespace}/{share.pod} has {fact}"
         yield Notice(_on_node(node), about, reason, message, title=title)

@@ -20,6 +20,8 @@ import msgspec
 from nodeagent.fabric.nodelinks import GpuMemoryLevel
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
+from nodeagent.sharing.cgroup_limits import IN_FORCE, NOT_IN_FORCE
+from nodeagent.sharing.shares import HARD_LEVELS
 
 
 def level_in_force(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> str | None:
@@ -28,10 +30,16 @@ def level_in_force(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> str | Non
 
 
 def levels_in_force(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> tuple[GpuMemoryLevel, ...]:
-    """Return the enforcement of each resource of GPU memory, in the order of the configuration."""
+    """Return the enforcement of each resource of GPU memory, in the order of the configuration. A hard limit is in
+    force if the driver shows it for each container that it was read of."""
+    read = {limit.state for limit in snapshot.gpu_limits} & {IN_FORCE, NOT_IN_FORCE}
     levels = ((kind.resource, kind.level(snapshot)) for kind in kinds)
     return tuple(
-        GpuMemoryLevel(resource=resource, enforcement=level)
+        GpuMemoryLevel(
+            resource=resource,
+            enforcement=level,
+            in_force=NOT_IN_FORCE not in read if read and level in HARD_LEVELS else None,
+        )
         for resource, level in levels
         if level is not None
     )

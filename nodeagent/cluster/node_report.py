@@ -137,10 +137,23 @@ def report(
         metadata=Metadata(name=node, namespace=namespace),
         node_name=node,
         links=tuple(sorted(reported.values(), key=_place)),
-        gpu_memory=before.gpu_memory if before is not None and _gpus_unknown(snapshot) else levels,
+        gpu_memory=before.gpu_memory
+        if before is not None and _gpus_unknown(snapshot)
+        else tuple(_dated(level, before, stamp) for level in levels),
         nvlink_domains=_domains(snapshot, before),
         holders=vf_holders(snapshot, names, before, stamp) if with_holders else (),
     )
+
+
+def _dated(level: GpuMemoryLevel, before: NodeLinks | None, stamp: str) -> GpuMemoryLevel:
+    """The level with the time since when its limit is in force, or is not."""
+    if level.in_force is None:
+        return level
+    last = next(
+        (entry for entry in (before.gpu_memory if before else ()) if entry.resource == level.resource), None
+    )
+    same = last is not None and last.in_force == level.in_force
+    return msgspec.structs.replace(level, since=last.since if last is not None and same else stamp)
 
 
 def _gpus_unknown(snapshot: Snapshot) -> bool:

@@ -23,12 +23,14 @@ OLDER_STATES = {MISSING: State.DOWN.value, State.UNUSED.value: State.DOWN.value}
 _STATES = ("state", "health")
 _REQUIRED = ("name", "chassisID", "portID", "subtype", "value")
 _FIXED = ("apiVersion", "kind", "metadata", "nodeName")
-_STEP = re.compile(r'\[(?:name=)?"([^"]+)"\]|\[(\d+)\]|([^.\[\]]+)')
+_STEP = re.compile(r'\[(?:name=|resource=)?"([^"]+)"\]|\[(\d+)\]|([^.\[\]]+)')
 _TOO_MANY = re.compile(r"must have at most (\d+) items")
 _UNDECLARED_WORDS = "field not declared in schema"
 _UNDECLARED = re.compile(rf"\.(\S+): {_UNDECLARED_WORDS}")
 """The refusal of a server-side apply with a field that the definition lacks. It names no cause, and its message is cut,
-so the field is left out of every link."""
+so the field is left out of every entry of its list."""
+_KEYED = ("links", "gpuMemory")
+"""The lists whose entries the server names by a key."""
 
 FieldPath = tuple[str | int, ...]
 
@@ -85,8 +87,8 @@ def _named(
     """The refused fields with their paths in the report."""
     for field in fields:
         path = _path(report, field.field)
-        if field.message == _UNDECLARED_WORDS and path[:1] == ("links",) and len(path) > 2:
-            alike = ((*path[:1], n, *path[2:]) for n in range(len(report["links"])))
+        if field.message == _UNDECLARED_WORDS and path and path[0] in _KEYED and len(path) > 2:
+            alike = ((*path[:1], n, *path[2:]) for n in range(len(report[str(path[0])])))
             yield from ((field, other) for other in alike if _holds(report, other))
         else:
             yield field, path
@@ -104,7 +106,8 @@ def _path(report: dict[str, Any], field: str) -> FieldPath:
         if key is not None:
             holder = _at(report, tuple(path)) if _holds(report, tuple(path)) else None
             items = holder if isinstance(holder, list | tuple) else ()
-            found = (n for n, item in enumerate(items) if isinstance(item, dict) and item.get("name") == key)
+            keyed = [item if isinstance(item, dict) else {} for item in items]
+            found = (n for n, item in enumerate(keyed) if key in (item.get("name"), item.get("resource")))
             path.append(next(found, -1))
         else:
             path.append(int(place) if place is not None else name)

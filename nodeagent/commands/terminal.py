@@ -35,7 +35,7 @@ _COLORS = {
     "red": "unhealthy Unhealthy down deaf away active missing elsewhere failed refused fix",
 }
 _COLOR_OF = {word: color for color, words in _COLORS.items() for word in words.split()}
-_WORD = re.compile(r"^\s*\S+ (?:s|min|h|d|%|°C|MiB|GiB)\b(?: \d+ (?:s|min|h)\b)?|^\s*\S+|\S+")
+_WORD = re.compile(r"^\s*\S+ (?:s|min|h|d|%|°C|MiB|GiB|W|MHz)\b(?: \d+ (?:s|min|h)\b)?|^\s*\S+|\S+")
 """A word with the indent before it; a number and its unit, and a duration of two units, are one word."""
 _STATE_HEADS = frozenset(("STATE", "KUBELET", "HEALTH", "PHASE", "LINK", "LLDP"))
 

@@ -221,7 +221,9 @@ def _findings(outcomes: dict[str, ReadOutcome], target: Target) -> Iterator[Find
     )
     yield from found_by("lldp", lambda facts: lldp_checks.findings(facts, config))
     yield from found_by("infiniband", lambda facts: infiniband_checks.findings(facts, config))
-    yield from found_by("gpus", lambda facts: gpu_checks.findings(facts, config))
+    machine: machine_checks.MachineFacts | None = outcomes["machine"].value
+    kernel = None if machine is None else machine.kernel
+    yield from found_by("gpus", lambda facts: gpu_checks.findings(facts, config, kernel))
     yield from found_by("mps", mps_checks.findings)
     yield from found_by("runtime", lambda facts: runtime_checks.findings(facts, config, gpus))
     yield from found_by(

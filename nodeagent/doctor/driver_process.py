@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -25,7 +25,8 @@ _REAP_S = 0.5
 @dataclass(frozen=True, slots=True)
 class DriverAnswer:
     """``excluded``: the PCI addresses that a setting of the driver leaves out. ``error``: the driver refused all calls,
-    with this message; ``absent``: there is no driver. ``crashed``: how the process ended without an answer.
+    with this message; ``absent``: there is no driver. ``not_persistent``: the indexes of the GPUs without persistence
+    mode. ``crashed``: how the process ended without an answer.
     """
 
     version: str | None = None
@@ -34,6 +35,7 @@ class DriverAnswer:
     error: str | None = None
     absent: bool = False
     crashed: str | None = None
+    not_persistent: tuple[int, ...] = ()
 
 
 def read_in_process(root: str, driver: str, timeout_s: float) -> DriverAnswer | None:
@@ -66,7 +68,12 @@ def read_driver(root: str, name: str) -> DriverAnswer:
     driver = discovery.driver(tree, GpuSettings(driver="nvml" if name == "nvml" else "none"))
     try:
         driver.open()
-        return DriverAnswer(driver.version(), driver.gpus(), driver.excluded())
+        readings = driver.gpus()
+        answer = DriverAnswer(driver.version(), readings, driver.excluded())
+        with suppress(DriverError):  # what is measured is missed least
+            off = {gpu.uuid for gpu in driver.vitals() if gpu.values.get("gpu_persistence_mode") == 0}
+            answer = replace(answer, not_persistent=tuple(gpu.index for gpu in readings if gpu.uuid in off))
+        return answer
     except DriverError as error:
         return DriverAnswer(error=str(error), absent=error.absent)
     finally:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from nodeagent.agent_config import Config
 from nodeagent.doctor.driver_process import DriverAnswer, read_driver, read_in_process
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.reads import Target, text
+from nodeagent.doctor.reads import Target, text, version
 from nodeagent.facts.model import Gpu, GpuFunction, LimitSupport
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import Tree
@@ -84,6 +84,23 @@ TOPIC = Topic(
             "CUDA opens these device nodes, which do not exist until a program has created them.",
             "run nvidia-modprobe -u -c=0 at boot, or nvidia-persistenced",
         ),
+        "persistence_off": Advice(
+            "The driver forgets an idle GPU when its last program ends: the next one waits for seconds, and clocks and "
+            "counts begin again. The agent keeps the GPUs open while it runs.",
+            "run nvidia-persistenced at boot",
+        ),
+        "gpudirect": FACT,
+        "gpudirect_missing": Advice(
+            "NICs cannot reach GPU memory (GPUDirect RDMA): NCCL copies each message through the memory of the host.",
+            "load nvidia-peermem at boot, or use NVIDIA's open kernel modules with Linux 5.12 or newer (DMA-BUF)",
+        ),
+        "imex": FACT,
+        "imex_missing": Advice(
+            "The GPUs are in an NVLink domain of several nodes. Programs share memory across them only with an IMEX "
+            "channel.",
+            "run nvidia-imex with the module's option NVreg_CreateImexChannel0=1, or NVIDIA's DRA driver, whose "
+            "ComputeDomains make channels as pods need them",
+        ),
         "memory_limits": FACT,
         "memory_limits_inert": Advice(
             "Slices are counted. The parts that enforce the limit are missing here, so a program can use more than "
@@ -95,6 +112,10 @@ TOPIC = Topic(
 )
 
 _RECOVERY_DRIVER = 565
+MODULES = "/sys/module"
+IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
+DMA_BUF_KERNEL = (5, 12)
+"""The first kernel with DMA-BUF for RDMA (ib_umem_dmabuf_get)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +128,11 @@ class GpuFacts:
     nodes: tuple[str, ...] = ()
     support: LimitSupport = field(default_factory=LimitSupport)
     hung_s: float = 0.0
+    taint: str | None = None
+    """The kernel's taint by the module, ``POE`` or ``OE``: P is a proprietary one. ``None`` if it is not seen."""
+    peermem: bool = False
+    rdma: bool = False
+    imex_channels: int = 0
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -129,10 +155,15 @@ def read(target: Target) -> GpuFacts:
         nodes=tuple(node for node in GPU_NODES if tree.exists(node)),
         support=limit_support(tree, target.config.gpu.accounting.pod_logs),
         hung_s=target.timeout_s,
+        taint=text(tree, f"{MODULES}/nvidia/taint"),
+        peermem=any(tree.exists(f"{MODULES}/{name}") for name in ("nvidia_peermem", "nv_peer_mem")),
+        rdma=bool(tree.names("/sys/class/infiniband")),
+        imex_channels=len(tree.names(IMEX_CHANNELS)),
     )
 
 
-def findings(gpus: GpuFacts, config: Config) -> Iterator[Finding]:
+def findings(gpus: GpuFacts, config: Config, kernel: str | None = None) -> Iterator[Finding]:
+    """``kernel``: its release, if it is known."""
     if config.gpu.driver == "none":
         yield TOPIC.ok("gpus_left_alone", "gpu.driver is none: GPUs are ignored")
         return
@@ -150,6 +181,7 @@ def findings(gpus: GpuFacts, config: Config) -> Iterator[Finding]:
         yield from _refused(answer, ours)
     else:
         yield from _answered(gpus, answer, ours, config)
+        yield from _shared_memory(gpus, answer, version(kernel) or DMA_BUF_KERNEL)
         yield from _limits(gpus, answer, config)
 
 
@@ -210,16 +242,37 @@ def _reading(reading: GpuReading, *, offers_mig: bool) -> Iterator[Finding]:
         yield TOPIC.ok("mig", f"{name} has MIG devices: {listed}")
 
 
+def _shared_memory(gpus: GpuFacts, answer: DriverAnswer, kernel: tuple[int, int]) -> Iterator[Finding]:
+    """Findings about the driver that training on several nodes depends on."""
+    if answer.not_persistent:
+        named = ", ".join(map(str, answer.not_persistent))
+        yield TOPIC.note("persistence_off", f"persistence mode is off on GPU {named}")
+    if answer.readings and gpus.rdma and gpus.peermem:
+        yield TOPIC.ok("gpudirect", "NICs reach GPU memory: nvidia-peermem is loaded")
+    elif answer.readings and gpus.rdma and gpus.taint is not None:
+        if kernel >= DMA_BUF_KERNEL and "P" not in gpus.taint:
+            yield TOPIC.ok(
+                "gpudirect", "NICs reach GPU memory by DMA-BUF: NVIDIA's open kernel modules are loaded"
+            )
+        else:
+            yield TOPIC.warn("gpudirect_missing", "nvidia-peermem is not loaded, and there is no DMA-BUF")
+    domains = {reading.nvlink_domain for reading in answer.readings if reading.nvlink_domain}
+    if domains and gpus.imex_channels:
+        yield TOPIC.ok("imex", f"{count(gpus.imex_channels, 'IMEX channel')} for the NVLink domain")
+    elif domains:
+        yield TOPIC.note("imex_missing", f"{IMEX_CHANNELS} has no channel")
+
+
 def _limits(gpus: GpuFacts, answer: DriverAnswer, config: Config) -> Iterator[Finding]:
     wanted = [
         e
         for e in config.resources
         if isinstance(e, GpuMemResource) and e.enforcement in ("auto", "env", "nvml-limits")
     ]
-    version = _major(answer.version)
-    if not wanted or not answer.readings or version is None:
+    major = _major(answer.version)
+    if not wanted or not answer.readings or major is None:
         return
-    lacking = [f"driver {answer.version}"] if version < LIMITS_DRIVER else []
+    lacking = [f"driver {answer.version}"] if major < LIMITS_DRIVER else []
     lacking += ["cgroup v1"] if gpus.support.cgroup2 is False else []
     if lacking:
         yield TOPIC.note(

@@ -99,10 +99,13 @@ class VfHolder(Wire, frozen=True, kw_only=True):
 
 class GpuMemoryLevel(Wire, frozen=True, kw_only=True):
     """A resource of GPU memory, and what keeps programs within their share of it: ``none``, ``env``, ``nvml-limits``,
-    ``mps``, ``evict``."""
+    ``mps``, ``evict``. ``in_force``: whether the driver shows the limit of each container that it was read of,
+    and ``since`` when this is so."""
 
     resource: str
     enforcement: str
+    in_force: bool | None = None
+    since: str | None = None
 
 
 class ReportedDomain(Wire, frozen=True, kw_only=True):

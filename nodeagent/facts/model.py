@@ -302,6 +302,23 @@ class VgpuShare(msgspec.Struct, frozen=True):
     slices: int
 
 
+class ContainerLimit(msgspec.Struct, frozen=True):
+    """The hard limit of GPU memory of one container on one GPU, as the driver shows it.
+
+    ``state`` is ``in force``, ``not in force``, ``waiting`` while the container is not found, or ``unknown`` while the
+    limit cannot be read. ``since`` is the Unix time at which this was first seen, ``why`` the reason for the others.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    uuid: str
+    size_bytes: int
+    state: str
+    since: float
+    why: str | None = None
+
+
 class StaleSource(msgspec.Struct, frozen=True):
     """A source that cannot publish at present. Its last facts stay, and no health is derived from its failure."""
 
@@ -332,6 +349,8 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     limit_support: LimitSupport = LimitSupport()
     limits_kept: bool = False
     """Whether the driver has kept a limit of GPU memory: the agent has set one and read it back."""
+    gpu_limits: tuple[ContainerLimit, ...] = ()
+    """Of the containers whose level of enforcement promises a hard limit, by pod."""
     mps_obstacles: tuple[tuple[str, str], ...] = ()
     """The UUID of each GPU that needs an MPS daemon, and why no program can use it; empty if one can."""
     neighbors: tuple[Neighbor, ...] = ()

@@ -181,6 +181,13 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
     health: Annotated[GpuHealthSettings, setting("Limits for the measured values of a GPU.")] = (
         GpuHealthSettings()
     )
+    profiling: Annotated[
+        bool,
+        setting(
+            "Measure what the units of each GPU do between two readings: SMs and their occupancy, tensor cores, memory "
+            "and NVLinks. Needs a Hopper GPU or a newer one. Off by default: these are further calls of the driver."
+        ),
+    ] = False
     accounting: Annotated[
         GpuAccountingSettings, setting("Pods that use more GPU memory than they were granted.")
     ] = GpuAccountingSettings()

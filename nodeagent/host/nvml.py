@@ -59,9 +59,9 @@ class Nvml:
     _users: ClassVar[set[int]] = set()
     """The objects whose thread may be in the library: one that hangs there never leaves."""
 
-    def __init__(self, *, processes: bool = False) -> None:
-        """``processes``: the vitals include the compute processes of each GPU."""
-        self._with_processes = processes
+    def __init__(self, *, processes: bool = False, profiling: bool = False) -> None:
+        """``processes``: the vitals include the compute processes of each GPU; ``profiling``: what its units do."""
+        self._with = {"processes": processes, "profiling": profiling}
         self._lib: Any = None
         self._events: Any = None
         self._vitals: VitalsReader | None = None
@@ -89,7 +89,7 @@ class Nvml:
             self._leave_library(lib, unload=failure.mismatch)
             raise failure from error
         self._lib = lib
-        self._vitals = VitalsReader(lib, processes=self._with_processes)
+        self._vitals = VitalsReader(lib, **self._with)
         if not events:
             return
         try:
@@ -106,9 +106,11 @@ class Nvml:
         events, self._events = self._events, None
         self._uuids.clear()
         self._handles.clear()
-        self._vitals = None
+        vitals, self._vitals = self._vitals, None
         if lib is None:
             return
+        if vitals is not None:
+            vitals.close()
         for name, free in (
             ("nvmlEventSetFree", lambda: events is None or lib.nvmlEventSetFree(events)),
             ("nvmlShutdown", lib.nvmlShutdown),

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 from nodeagent.host.gpu_driver import DriverError, GpuProcess, GpuVitals
 from nodeagent.host.nvlink_domain import fabric_info, fabric_state, is_pending
+from nodeagent.host.nvml_profiling import ProfilingReader
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "gpu_memory_hertz": (0, 1e11),
     "gpu_clock_reason": (0, 1),
     "gpu_performance_state": (0, 15),
+    "gpu_persistence_mode": (0, 1),
     "gpu_row_remap_pending": (0, 1),
     "gpu_row_remap_failed": (0, 1),
     "gpu_remapped_correctable": (0, 2.0**32 - 2),
@@ -57,6 +59,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "gpu_sram_threshold_exceeded": (0, 1),
     "gpu_nvlink_up": (0, 1),
     "gpu_nvlink_bytes_per_second": (0, 1e13),
+    "gpu_activity": (0, 1),
+    "gpu_nvlink_rate": (0, 1e13),
     "gpu_pcie_generation": (1, 16),
     "gpu_pcie_generation_max": (1, 16),
     "gpu_pcie_width": (1, 64),
@@ -105,6 +109,7 @@ _CALLS = {
     "nvmlDeviceGetPowerUsage": ("gpu_power_watts", 1e-3),
     "nvmlDeviceGetEnforcedPowerLimit": ("gpu_power_limit_watts", 1e-3),
     "nvmlDeviceGetTotalEnergyConsumption": ("gpu_energy_joules", 1e-3),
+    "nvmlDeviceGetPersistenceMode": ("gpu_persistence_mode", 1.0),
 }
 """The calls that return one number, with its name and the factor to its unit."""
 _CODECS = {
@@ -169,9 +174,10 @@ class VitalsReader:
     _logged: ClassVar[set[tuple[str, str]]] = set()
     """The missing values that are logged: once, not at each opening."""
 
-    def __init__(self, lib: Any, *, processes: bool = False) -> None:
+    def __init__(self, lib: Any, *, processes: bool = False, profiling: bool = False) -> None:
         self._lib = lib
         self._processes = processes
+        self._profiling = ProfilingReader(lib) if profiling else None
         self._links: dict[str, int] = {}
         self._sampled: dict[str, int] = {}
         """The time stamp of the newest sample of a process, by UUID, in microseconds of the driver's clock."""
@@ -195,6 +201,11 @@ class VitalsReader:
         if self._processes:
             processes = self._running(handle)
         return plausible(uuid, values, texts, processes)
+
+    def close(self) -> None:
+        """Free what the driver keeps for this reader."""
+        if self._profiling is not None:
+            self._profiling.close()
 
     def _calls(self, handle: Any) -> Iterable[tuple[str, Callable[[], dict[str, float]]]]:
         lib = self._lib
@@ -221,6 +232,8 @@ class VitalsReader:
                 partial(_number_of, lib, "nvmlDeviceGetTemperatureThreshold", handle, name, 1.0, which),
             )
         yield "nvmlDeviceGetCurrentClocksEventReasons", lambda: _clock_reasons(lib, handle)
+        if (profiling := self._profiling) is not None:
+            yield "nvmlGpmMetricsGet", lambda: profiling.read(handle, self._uuid)
         yield "nvmlDeviceGetPerformanceState", lambda: _performance(lib, handle)
         yield "nvmlDeviceGetUtilizationRates", lambda: _utilization(lib, handle)
         for call, name in _CODECS.items():

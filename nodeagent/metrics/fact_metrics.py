@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from nodeagent.facts.affinity import affinity
-from nodeagent.facts.model import CORDONED, LINK_STATES, Function, Gpu, Health, Holding, State
+from nodeagent.facts.model import CORDONED, LINK_STATES, ContainerLimit, Function, Gpu, Health, Holding, State
 from nodeagent.metrics.computed_family import ComputedFamily, computed
 from nodeagent.metrics.scrape_input import DeviceCount, FactIndex
 from nodeagent.metrics.text_format import Series
@@ -252,6 +252,15 @@ def _enforcement(facts: FactIndex) -> Iterator[Series]:
             yield (resource, level), 1
 
 
+def _limits(value: Callable[[ContainerLimit], float]) -> Callable[[FactIndex], Iterator[Series]]:
+    def series(facts: FactIndex) -> Iterator[Series]:
+        for limit in facts.snapshot.gpu_limits:
+            if limit.state in ("in force", "not in force"):
+                yield (facts.gpu_name(limit.uuid), limit.namespace, limit.pod, limit.container), value(limit)
+
+    return series
+
+
 FACT_FAMILIES: tuple[ComputedFamily[FactIndex], ...] = (
     computed("gpus", "state",
         "GPUs of the node: on_bus, on the PCI bus; named, reached by the driver; lost, known and not reached.", _gpus),
@@ -325,5 +334,10 @@ FACT_FAMILIES: tuple[ComputedFamily[FactIndex], ...] = (
     computed("resource_enforcement", "resource,level",
         "1 for the level in force that keeps programs within their share of GPU memory: none, env, nvml-limits, mps or "
         "evict.", _enforcement),
+    computed("gpu_container_limit_in_force", "gpu,namespace,pod,container",
+        "1 while the driver shows the hard limit of GPU memory that the container should have, 0 while it does not.",
+        _limits(lambda limit: limit.state == "in force")),
+    computed("gpu_container_limit_since_timestamp_seconds", "gpu,namespace,pod,container",
+        "Time since when the hard limit of the container is in force, or is not.", _limits(lambda limit: limit.since)),
 )  # fmt: skip
 """In the order of the page. They are computed when the facts change, and kept."""

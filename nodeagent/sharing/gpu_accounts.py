@@ -10,14 +10,15 @@ from collections.abc import Mapping
 
 import msgspec
 
-from nodeagent.facts.gpu_usage import GpuUsage, OutsideProcess, PodUse
+from nodeagent.facts.gpu_usage import GpuUsage, NamedProcess, PodUse
 from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER, granted_shares
 
 
 class PodAccount(msgspec.Struct, frozen=True):
     """One pod on one GPU, in bytes. ``used_bytes`` is ``None`` if it is not measured; ``utilization`` is
-    the pod's part of the time of the SMs, 0 to 1. ``uid`` is empty for a pod without processes: podresources has none.
+    the pod's part of the time of the SMs, 0 to 1, and ``members`` are its processes. ``uid`` is empty for a pod without
+    processes: podresources has none.
 
     Two pods of one name, of which one is about to end, are one account with the UID of none."""
 
@@ -28,6 +29,7 @@ class PodAccount(msgspec.Struct, frozen=True):
     utilization: float | None = None
     processes: int = 0
     uid: str = ""
+    members: tuple[NamedProcess, ...] = ()
 
 
 class GpuAccount(msgspec.Struct, frozen=True):
@@ -35,7 +37,7 @@ class GpuAccount(msgspec.Struct, frozen=True):
 
     uuid: str
     pods: tuple[PodAccount, ...]
-    outside: tuple[OutsideProcess, ...] = ()
+    outside: tuple[NamedProcess, ...] = ()
 
 
 def accounts(
@@ -96,7 +98,7 @@ def _account(uuid: str, granted: Mapping[tuple[str, str], int], usage: GpuUsage 
         share = granted.get((namespace, pod), 0)
         use = uses.get((namespace, pod))
         if use is not None:
-            numbers = (use.memory_bytes, use.utilization, use.processes, use.uid)
+            numbers = (use.memory_bytes, use.utilization, use.processes, use.uid, use.members)
             pods.append(PodAccount(namespace, pod, share, *numbers))
         else:
             pods.append(PodAccount(namespace, pod, share, None if usage is None else 0))
@@ -112,4 +114,5 @@ def _sum(one: PodUse, other: PodUse) -> PodUse:
         one.memory_bytes + other.memory_bytes,
         one.processes + other.processes,
         min(1.0, sum(shares)) if shares else None,
+        members=(*one.members, *other.members),
     )

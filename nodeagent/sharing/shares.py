@@ -11,31 +11,36 @@ from msgspec import structs
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
 
+HARD_LEVELS = ("env", "nvml-limits")
+"""The levels that promise a hard limit."""
+
 
 class Share(NamedTuple):
-    """The memory of one GPU that one container holds."""
+    """The memory of one GPU that one container holds. ``level``: what keeps it within them."""
 
     namespace: str
     pod: str
     container: str
     uuid: str
     size_bytes: int
+    level: str = "nvml-limits"
 
 
-def shares_of(kinds: Iterable[DeviceKind], snapshot: Snapshot, level: str) -> tuple[Share, ...] | None:
-    """Return the shares of the resources with this level, sorted; ``None`` before podresources has answered."""
+def shares_of(kinds: Iterable[DeviceKind], snapshot: Snapshot, *levels: str) -> tuple[Share, ...] | None:
+    """Return the shares of the resources with these levels, sorted; ``None`` before podresources has answered."""
     if snapshot.holdings is None:
         return None
     # A limit is set before it can be read back.
     tried = structs.replace(snapshot, limits_kept=True)
     sizes = {
-        kind.resource: kind.device_mib << 20
+        kind.resource: (kind.device_mib << 20, level)
         for kind in kinds
-        if kind.device_mib is not None and kind.level(tried) == level
+        if kind.device_mib is not None and (level := kind.level(tried)) in levels
     }
-    held: Counter[tuple[str, str, str, str]] = Counter()
+    held: Counter[tuple[str, str, str, str, str]] = Counter()
     for holding in snapshot.holdings:
-        if (size := sizes.get(holding.resource)) is not None:
+        if (found := sizes.get(holding.resource)) is not None:
+            container = holding.namespace, holding.pod, holding.container
             for id_ in holding.device_ids:
-                held[holding.namespace, holding.pod, holding.container, id_.partition("::")[0]] += size
-    return tuple(Share(*key, size) for key, size in sorted(held.items()))
+                held[*container, id_.partition("::")[0], found[1] or ""] += found[0]
+    return tuple(Share(*key[:4], size, key[4]) for key, size in sorted(held.items()))

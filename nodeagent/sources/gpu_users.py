@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable
 
 from nodeagent.base.plain_text import one_line
-from nodeagent.facts.gpu_usage import GpuUsage, OutsideProcess, PodUse
+from nodeagent.facts.gpu_usage import GpuUsage, NamedProcess, PodUse
 from nodeagent.host.gpu_driver import GpuProcess
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.sources.cgroups import CgroupPlace, place_of, pods_of
@@ -58,7 +58,7 @@ class GpuUsers:
     def usage(self, processes: Iterable[GpuProcess]) -> GpuUsage:
         """Return who uses the GPU. A process that has ended meanwhile is left out."""
         pods: dict[str, list[GpuProcess]] = {}
-        outside: list[OutsideProcess] = []
+        outside: list[NamedProcess] = []
         for process in processes:
             place = self._place(process.pid)
             if place is None:
@@ -66,9 +66,7 @@ class GpuUsers:
             if place.pod is not None:
                 pods.setdefault(place.pod, []).append(process)
             else:
-                outside.append(
-                    OutsideProcess(process.pid, self._comm(process.pid), process.memory_bytes or 0)
-                )
+                outside.append(self._named(process))
         return GpuUsage(
             tuple(sorted((self._pod_use(uid, members) for uid, members in pods.items()), key=_by_name)),
             tuple(sorted(outside, key=lambda process: process.pid)),
@@ -84,6 +82,7 @@ class GpuUsers:
             len(processes),
             min(1.0, sum(shares)) if shares else None,
             uid,
+            tuple(self._named(process) for process in sorted(processes, key=lambda process: process.pid)),
         )
 
     def _place(self, pid: int) -> CgroupPlace | None:
@@ -98,9 +97,10 @@ class GpuUsers:
         own = next((uid for uid in pods if self._name(uid)[0]), place.pod) if len(pods) > 1 else place.pod
         return place._replace(pod=own)
 
-    def _comm(self, pid: int) -> str:
-        comm = SysfsScan(self._tree).read(self._tree.text, f"/proc/{pid}/comm")
-        return one_line(comm or "", NAME_MAX, ascii_only=True)
+    def _named(self, process: GpuProcess) -> NamedProcess:
+        comm = SysfsScan(self._tree).read(self._tree.text, f"/proc/{process.pid}/comm")
+        name = one_line(comm or "", NAME_MAX, ascii_only=True)
+        return NamedProcess(process.pid, name, process.memory_bytes or 0)
 
     def _name(self, uid: str) -> tuple[str, str]:
         """Namespace and name of a pod; without them, its UID as name."""

@@ -12,11 +12,13 @@ from msgspec import structs
 
 from nodeagent.base.backoff import Backoff, RateLimit
 from nodeagent.cluster import event_writer
-from nodeagent.cluster.agent_events import AgentEvents, device_notices, unknown_devices
+from nodeagent.cluster.agent_events import AgentEvents, device_notices, limit_notices, unknown_devices
 from nodeagent.cluster.deliveries import Deliveries
 from nodeagent.cluster.event_writer import BURST, HOURLY_S, PER_S, EventTarget, Notice, NoticeLedger
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import Holding, StaleSource
+from nodeagent.facts.model import ContainerLimit, Holding, StaleSource
+from nodeagent.host.sysfs import Tree
+from nodeagent.sharing.cgroup_limits import CgroupLimits
 from tests.support.cluster_node import (
     DEGRADED,
     DOWN,
@@ -52,6 +54,22 @@ def test_each_fault_becomes_a_notice_with_a_reason_and_a_message():
             "VF 0000:11:00.1 of ens1np0 (0000:11:00.0), held as x/nic (0000:11:00.1), has failed: no carrier",
         ),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("state", ["in force", "waiting", "unknown", "not in force"])
+def test_a_container_without_its_promised_limit_becomes_a_notice_on_its_pod_and_the_node(state):
+    limit = ContainerLimit(
+        "team", "llm-0", "main", "GPU-0", 40 << 30, state, 1.75e9, "the driver shows no limit"
+    )
+    inventory = Inventory()
+    inventory.publish("limits", gpu_limits=(limit,))
+    limits = CgroupLimits(Tree("/"), "/var/log/pods", inventory, lambda: None)
+    standing = [(n.target.kind, n.reason, n.message) for n in limit_notices(limits, (), "n")]
+    fact = "has 40960 MiB of GPU ? (GPU-0), and no limit keeps it within them: the driver shows no limit"
+    assert standing == ([] if state != "not in force" else [
+        ("Node", "GpuMemoryNotLimited", f"Container main of pod team/llm-0 {fact}"),
+        ("Pod", "GpuMemoryNotLimited", f"Container main {fact}"),
+    ])  # fmt: skip
 
 
 # --- the ledger ---

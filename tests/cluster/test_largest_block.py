@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -14,10 +15,11 @@ from nodeagent.cluster.largest_block import (
     FreeBlock,
     free_block,
     level_in_force,
+    levels_in_force,
 )
 from nodeagent.cluster.node_marks import BLOCK_LABEL, LEVEL_LABEL
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import Holding, LimitSupport, Snapshot
+from nodeagent.facts.model import ContainerLimit, Holding, LimitSupport, Snapshot
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.whole_gpu import WholeGpus
 from tests.support.cluster_node import GPU_LOST, snapshot
@@ -144,6 +146,22 @@ async def test_a_label_of_an_earlier_configuration_is_removed(server, client, ru
     running(marker(client, inventory, ClusterSettings(label=True)).run())
     await server.until(lambda: label_of(server) is None)
     assert server.find("nodes", "gpu-0")["metadata"]["labels"] == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("states", "level", "in_force"),
+    [
+        ((), "env", None),
+        (("unknown", "waiting"), "env", None),
+        (("in force", "unknown"), "env", True),
+        (("in force", "not in force"), "nvml-limits", False),
+        (("not in force",), "mps", None),
+    ],
+)
+def test_a_level_is_in_force_while_the_driver_shows_each_limit(states, level, in_force):
+    limits = tuple(ContainerLimit("ns", "p", "c", "GPU-0", 1, state, 0.0) for state in states)
+    (found,) = levels_in_force((replace(KIND, enforcement=level),), Snapshot(gpu_limits=limits))
+    assert (found.enforcement, found.in_force) == (level, in_force)
 
 
 async def test_the_level_in_force_is_a_label_and_one_of_an_earlier_configuration_is_removed(

@@ -542,6 +542,35 @@ def test_the_report_has_the_enforcement_of_each_resource_and_an_older_definition
     assert "gpuMemory" not in body(report(Snapshot(), "n1", {}, None, now=0.0), None)
 
 
+def test_whether_a_limit_is_in_force_is_reported_with_the_time_of_its_change():
+    def reported(in_force: bool | None, before: NodeLinks | None, now: float) -> NodeLinks:
+        levels = (GpuMemoryLevel(resource="x/gpu-mem", enforcement="env", in_force=in_force),)
+        return report(Snapshot(), "n1", {}, before, now=now, levels=levels)
+
+    first = reported(True, None, 0.0)
+    later = reported(True, first, 60.0)
+    assert later == first, "a report without a change is not written"
+    lost = reported(False, later, 120.0)
+    (level,) = lost.gpu_memory
+    assert (level.in_force, level.since) == (False, "1970-01-01T00:02:00Z")
+    assert reported(None, lost, 180.0).gpu_memory[0].since is None
+
+
+def test_an_older_definition_costs_of_the_enforcement_only_what_it_lacks():
+    levels = tuple(
+        GpuMemoryLevel(resource=f"x/gpu-mem{n}", enforcement="env", in_force=True) for n in range(2)
+    )
+    written = msgspec.json.decode(
+        msgspec.json.encode(body(report(Snapshot(), "n1", {}, None, now=0.0, levels=levels), None))
+    )
+    for name in ("inForce", "since"):
+        field = f'.gpuMemory[resource="x/gpu-mem0"].{name}'
+        why = f"failed to create typed patch object: {field}: field not declared in schema"
+        refused = ApiError("patch", "/nodelinks/n1", 500, "", why)
+        assert leave_out(written, refused_fields(refused)) == [f"gpuMemory[{n}].{name}" for n in range(2)]
+    assert written["gpuMemory"] == [{"resource": f"x/gpu-mem{n}", "enforcement": "env"} for n in range(2)]
+
+
 # Pods that hold VFs
 
 

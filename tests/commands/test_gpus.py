@@ -10,18 +10,20 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.cli import main
-from nodeagent.commands.gpus.gpu_listing import as_table
+from nodeagent.commands.gpus.gpu_listing import LIMITED_BY, as_table
 from nodeagent.commands.terminal import Screen
-from nodeagent.facts.gpu_usage import OutsideProcess
-from nodeagent.facts.model import Holding, MigDevice, Snapshot
+from nodeagent.facts.gpu_usage import NamedProcess
+from nodeagent.facts.model import ContainerLimit, Holding, MigDevice, Snapshot
 from nodeagent.health.gpu_settings import GpuSettings
+from nodeagent.host.nvml_vitals import CLOCK_REASONS
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.metrics.scrape_input import DeviceCount
 from nodeagent.sharing.gpu_accounts import PodAccount, accounts
-from nodeagent.web.gpu_statuses import GpuStatus, GpuStatuses, gpu_statuses
+from nodeagent.web.gpu_statuses import GpuStatus, GpuStatuses, MigStatus, gpu_statuses
 from nodeagent_lab.sim.kubelet import PodSpec
 from nodeagent_lab.sim.machine import Machine
 from tests.cluster.test_agent_tasks import HEAD
+from tests.commands.test_plan import golden
 from tests.sharing.test_gpu_accounting import ACCOUNTING, GIB, SCOPE, UID, process, use
 from tests.support.kind_machines import gpu_of
 from tests.support.running_agent import node
@@ -42,29 +44,112 @@ FIRST = GpuStatus(
     used_bytes=47 * GIB,
     utilization=0.97,
     celsius=41.0,
-    pods=(PodAccount("team", "llm-0", 40 * GIB, 45 * GIB, 0.5, 1), PodAccount("", UID, 0, None)),
-    outside=(OutsideProcess(7, "X", GIB),),
+    model="NVIDIA H100 80GB HBM3",
+    power_watts=512.4,
+    power_limit_watts=700.0,
+    sm_hertz=1410e6,
+    memory_hertz=2619e6,
+    clock_reasons=("power_cap", "hardware_slowdown"),
+    ecc_correctable=5,
+    ecc_uncorrectable=1,
+    limits=(
+        ContainerLimit(
+            "team", "llm-0", "main", "GPU-32203369-0000", 40 * GIB, "not in force", 1.8e9, "none is set"
+        ),
+    ),
+    pods=(
+        PodAccount(
+            *("team", "llm-0", 40 * GIB, 45 * GIB, 0.5, 1),
+            members=(NamedProcess(11, "python3", 44 * GIB), NamedProcess(12, "", GIB)),
+        ),
+        PodAccount("", UID, 0, None),
+    ),
+    outside=(NamedProcess(7, "X", GIB),),
+)
+SECOND = GpuStatus(
+    index=1,
+    uuid="GPU-8897a477-0000",
+    memory_bytes=80 * GIB,
+    state="healthy",
+    model="NVIDIA H100 80GB HBM3",
+    clock_reasons=(),
+    ecc_correctable=0,
+    ecc_uncorrectable=0,
+    mig=(
+        MigStatus("MIG-41b36259-7f51-5c6f-9d27-0a4b29bd1b04", "1g.10gb", 10 * GIB, "team/small-1"),
+        MigStatus("MIG-5b2b6b7a-3d60-5b0e-8f3e-1d2e3f405162", "3g.40gb", 40 * GIB),
+    ),
 )
 
 
 def test_the_table_has_a_line_for_each_gpu_and_pod_and_marks_an_over_use() -> None:
     table = as_table(
-        GpuStatuses((FIRST, GpuStatus(1, "GPU-8897a477-0000", 80 * GIB, "healthy")), "no hostPID")
+        GpuStatuses(
+            (FIRST, GpuStatus(1, "GPU-8897a477-0000", 80 * GIB, "healthy")), "no hostPID", driver="580.95"
+        ),
+        now=1.8e9 + 7200,
     )
     assert [" ".join(line.split()) for line in table.splitlines()] == [
-        "GPUS",
-        "GPU UUID GRANTED USED FREE LARGEST LOAD TEMP HEALTH",
-        "0 GPU-32203369-0000 40.0 GiB 47.0 GiB 0/79 0 97 % 41 °C unhealthy",
-        "team/llm-0 40.0 GiB 45.0 GiB 50 % above its share",
-        "pod 0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d 0.0 GiB - -",
-        "X (7), in no pod 1.0 GiB",
-        "1 GPU-8897a477-0000 - - - - - - healthy",
+        "GPUS: 1 x NVIDIA H100 80GB HBM3, driver 580.95",
+        "GPU UUID GRANTED USED FREE LARGEST LOAD HEALTH",
+        "0 GPU-32203369-0000 40.0 GiB 47.0/80.0 GiB 0/79 0 97 % unhealthy",
+        "1 GPU-8897a477-0000 - - - - - healthy",
+        "",
+        "HARDWARE",
+        "GPU POWER TEMP SM CLOCK MEM CLOCK ECC ERRORS SLOWED BY",
+        "0 512/700 W 41 °C 1410 MHz 2619 MHz 5 corrected, 1 uncorrected power limit, hardware slowdown",
+        "1 - - - - - -",
+        "",
+        "USERS",
+        "GPU POD OR PROCESS GRANTED USED LOAD REMARK",
+        "0 team/llm-0 40.0 GiB 45.0 GiB 50 % above its share, limit not in force for 2 h",
+        "0 pod 0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d 0.0 GiB - -",
+        "0 X (7) 1.0 GiB in no pod",
         "",
         "REMARKS",
         "the use by pods is not known: no hostPID",
         "GPU0: unhealthy: xid_79",
+        "team/llm-0, container main: its limit on GPU0 is not in force: none is set",
     ]
-    assert "GPU-32203369  " in as_table(GpuStatuses((FIRST,)), Screen(80))
+
+
+@pytest.mark.parametrize("width", [80, None])
+def test_the_tables_fit_a_terminal_of_80_columns(width: int | None) -> None:
+    listed = GpuStatuses((FIRST, SECOND), driver="580.95.05")
+    said = as_table(listed, Screen(width), processes=True, now=1.8e9 + 7200)
+    golden(f"gpus-{width or 'wide'}.txt", said)
+    assert max(map(len, said.splitlines())) <= (width or 200)
+
+
+def test_gpus_of_several_models_are_named_one_by_one() -> None:
+    other = replace(SECOND, model="NVIDIA L40S", mig=())
+    said = as_table(GpuStatuses((FIRST, other)))
+    assert said.startswith("GPUS: 1 x NVIDIA H100 80GB HBM3, 1 x NVIDIA L40S\n")
+    assert "  GPU1 (NVIDIA L40S): healthy\n" in said
+
+
+def test_each_reason_of_the_driver_has_words() -> None:
+    assert LIMITED_BY.keys() == CLOCK_REASONS.keys()
+
+
+def test_what_is_measured_of_a_gpu_is_in_its_status() -> None:
+    values = {
+        "gpu_memory_used_bytes": 3.0 * GIB, "gpu_power_watts": 95.5, "gpu_power_limit_watts": 700.0,
+        "gpu_sm_hertz": 345e6, "gpu_memory_hertz": 1593e6, "gpu_ecc_correctable_sram": 2.0,
+        "gpu_ecc_correctable_dram": 3.0, "gpu_ecc_uncorrectable_dram": 1.0, "gpu_clock_reason/idle": 1.0,
+        "gpu_clock_reason/thermal": 0.0,
+    }  # fmt: skip
+    sample = Sample(0.0, gpu_of(0).uuid, Source.GPU, values)
+    limits = tuple(ContainerLimit("ns", "p", "c", gpu_of(n).uuid, GIB, "in force", 1.0) for n in (0, 1))
+    snapshot = Snapshot(gpus=(gpu_of(0),), gpu_driver="580.95.05", gpu_limits=limits)
+    listed = gpu_statuses(snapshot, [], [sample], (), None, **AT_0)
+    (gpu,) = listed.gpus
+    assert (gpu.used_bytes, gpu.power_watts, gpu.power_limit_watts) == (3 * GIB, 95.5, 700.0)
+    assert (gpu.sm_hertz, gpu.memory_hertz, gpu.clock_reasons) == (345e6, 1593e6, ("idle",))
+    assert (gpu.ecc_correctable, gpu.ecc_uncorrectable, gpu.limits) == (5, 1, limits[:1])
+    assert (gpu.model, listed.driver) == (gpu_of(0).name, "580.95.05")
+    (unmeasured,) = gpu_statuses(snapshot, [], [], (), None, **AT_0).gpus
+    assert (unmeasured.clock_reasons, unmeasured.ecc_correctable) == (None, None), "unknown is not nothing"
 
 
 def test_a_pod_is_above_its_share_only_beyond_the_tolerance_of_the_rule() -> None:
@@ -93,9 +178,10 @@ def test_the_last_values_of_a_gpu_that_is_not_measured_are_marked_with_their_age
     assert (fresh.old_seconds, fresh.free) == ((gap_s, 0) if lost else (None, 79))
     (old,) = (listed := at(400.0)).gpus
     assert (old.old_seconds, old.celsius) == (300.0, 31.0)
-    row, *_, remark = as_table(listed).splitlines()[2:]
+    row, _, _, _, hardware, *_, remark = as_table(listed).splitlines()[2:]
     free = "0/79 0" if lost else "79/79 79"
-    assert f"2.0 GiB (old) {free} 50 % (old) 31 °C (old)" in " ".join(row.split())
+    assert f"2.0/79.6 GiB (old) {free} 50 % (old)" in " ".join(row.split())
+    assert "0 - 31 °C (old) -" in " ".join(hardware.split())
     assert remark.strip() == "GPU0: its values are 5 min old, because it is not measured any more"
     assert "\x1b[2m31 °C (old)" in as_table(listed, Screen(200, color=True))
 
@@ -108,12 +194,13 @@ def test_a_gpu_in_mig_mode_has_a_line_for_each_mig_device_with_its_pod() -> None
     count = DeviceCount("x/mig-1g.10gb", gpu.uuid, 2, 2, 1, None)
     (status,) = (whole := gpu_statuses(snapshot, [count], [], accounts(snapshot, {}, {}), None, **AT_0)).gpus
     assert (status.slices, status.granted_bytes) == (None, 10 * GIB)
-    assert [" ".join(line.split()) for line in as_table(whole).splitlines()][2:] == [
-        f"0 {gpu.uuid} 10.0 GiB - - - - - healthy",
+    table = [" ".join(line.split()) for line in as_table(whole).splitlines()]
+    assert table[2:5] == [
+        f"0 {gpu.uuid} 10.0 GiB - - - - healthy",
         "MIG-a 10.0 GiB 1g.10gb, held by team/llm-0",
         "MIG-b 1g.10gb, free",
-        "team/llm-0 10.0 GiB - -",
     ]
+    assert table[-1] == "0 team/llm-0 10.0 GiB - -"
 
 
 async def test_the_agent_answers_with_shares_use_and_pods(capsys) -> None:
@@ -142,9 +229,15 @@ async def test_the_agent_answers_with_shares_use_and_pods(capsys) -> None:
         (pod,) = first["pods"]
         assert (pod["pod"], pod["used_bytes"], pod["utilization"]) == ("p", 41 * GIB, 0.25)
         assert (second["free"], second["pods"]) == (79, [])
+        assert pod["members"] == [
+            {"pid": 11, "name": "python3", "memory_bytes": 41 * GIB, "memoryBytes": 41 * GIB}
+        ]
         out, _ = await gpus()
         assert "default/p" in out
         assert "41.0 GiB" in out
+        assert "python3 (11)" not in out
+        out, _ = await gpus("--processes")
+        assert "python3 (11)" in out
 
 
 @pytest.mark.slow

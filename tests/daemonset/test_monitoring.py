@@ -19,6 +19,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from hack.docs.metric_notes import AGENT
 from nodeagent.controller import Progress
 from nodeagent.fabric import compute
 from nodeagent.facts.model import Holding
@@ -34,7 +35,7 @@ from tests.support.scrape_inputs import facts, page, scrape_input, with_faults
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "daemonset" / "monitoring"
 RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
-BOARDS = ("fleet", "node")
+BOARDS = ("fleet", "node", "gpus")
 
 
 @cache
@@ -288,6 +289,23 @@ def test_a_panel_of_faults_without_a_fault_is_not_empty() -> None:
     }
     assert filtered
     assert not {title for title in filtered if not empty[title]}
+
+
+NVIDIAS = (
+    "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_UTIL",
+    "DCGM_FI_DEV_FB_USED", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+)  # fmt: skip
+"""The fields of dcgm-exporter's own dashboard (12239), at its commit d5e5f510."""
+
+
+def test_the_dashboard_of_gpus_answers_what_nvidias_does() -> None:
+    queried = {name for _, expression in expressions("gpus") for name in names(expression)}
+    peers = {f"nodeagent_{noun}": note.peers.replace(" _", " DCGM_FI_PROF_") for noun, note in AGENT.items()}
+    for field in NVIDIAS:
+        assert queried & {name for name, text in peers.items() if re.search(rf"\b{field}\b", text)}, field
+    titles = dict(expressions("gpus"))
+    assert titles["Power of all"].startswith("sum(nodeagent_gpu_power_watts")
+    assert titles["Average temperature"].startswith("avg(nodeagent_gpu_temperature_celsius")
 
 
 def test_the_fleet_shows_the_controller() -> None:

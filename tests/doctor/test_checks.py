@@ -260,6 +260,16 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ("warn mig_not_offered", gpu_checks.findings(of_gpus(structs.replace(READING, mig=True)), SLICES_ONLY)),
     ("warn mig_empty", gpu_checks.findings(of_gpus(structs.replace(READING, mig=True)), DEFAULT)),
     ("warn gpu_nodes", gpu_checks.findings(of_gpus(nodes=()), DEFAULT)),
+    (
+        "note persistence_off",
+        gpu_checks.findings(of_gpus(answer=DriverAnswer("615", (READING,), not_persistent=(0,))), DEFAULT),
+    ),
+    ("warn gpudirect_missing", gpu_checks.findings(of_gpus(rdma=True, taint="POE"), DEFAULT)),
+    ("warn gpudirect_missing", gpu_checks.findings(of_gpus(rdma=True, taint="OE"), DEFAULT, "5.11.22")),
+    (
+        "note imex_missing",
+        gpu_checks.findings(of_gpus(structs.replace(READING, nvlink_domain="a.1")), DEFAULT),
+    ),
     ("note memory_limits_inert", gpu_checks.findings(of_gpus(support=LimitSupport(cgroup2=False)), DEFAULT)),
     ("note memory_limits_inert", gpu_checks.findings(of_gpus(version="614.99.99"), DEFAULT)),
     ("note runtime_unseen", runtime_checks.findings(runtime_checks.RuntimeFacts(), DEFAULT, ())),

@@ -208,6 +208,63 @@ def test_all_ones_are_no_reason_of_the_clocks(nvml, machine, ones):
     assert sorted(reading.absurd) == sorted(f"gpu_clock_reason/{reason}" for reason in CLOCK_REASONS)
 
 
+GPM = {1: 97.5, 2: 90, 3: 45, 5: 62.5, 10: 71, 11: 0, 12: 5, 13: 6, 61: 1024, 60: 512}
+"""By nvmlGpmMetricId_t of nvml.h."""
+
+
+def gpm(index=0):
+    return [f"gpm {index} {number} {value}" for number, value in GPM.items()]
+
+
+def profiled(reading):
+    return {
+        name: value
+        for name, value in reading.values.items()
+        if name.startswith(("gpu_act", "gpu_nvlink_rate"))
+    }
+
+
+def test_what_the_units_of_a_gpu_do_is_the_mean_between_two_readings(nvml, machine):
+    machine.set(gpu(0), gpu(1), *gpm(0))
+    assert [profiled(one) for one in vitals(nvml)] == [{}, {}], "one sample alone has no mean"
+    first, second = vitals(nvml)
+    assert profiled(first) == pytest.approx(
+        {
+            "gpu_activity/graphics": 0.975,
+            "gpu_activity/sm": 0.9,
+            "gpu_activity/sm_occupancy": 0.45,
+            "gpu_activity/tensor": 0.625,
+            "gpu_activity/memory": 0.71,
+            "gpu_activity/fp64": 0.0,
+            "gpu_activity/fp32": 0.05,
+            "gpu_activity/fp16": 0.06,
+            "gpu_nvlink_rate/transmit": 2**30,
+            "gpu_nvlink_rate/receive": 2**29,
+        }
+    )
+    assert profiled(second) == {}, "a metric that a GPU lacks is absent"
+    nvml.close()  # the stand-in ends the process if a sample is left
+    nvml.open()
+    assert [profiled(one) for one in vitals(nvml)] == [{}, {}], "a session begins with its first sample"
+
+
+@pytest.mark.parametrize("call", ["nvmlGpmSampleAlloc", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"])
+@pytest.mark.parametrize("result", [3, 4, 999])
+def test_without_a_sample_the_other_values_are_read_and_profiling_begins_again(nvml, machine, call, result):
+    machine.set(gpu(0), *gpm(0), *vital(celsius=41))
+    vitals(nvml)
+    machine.set(gpu(0), *gpm(0), *vital(celsius=41), f"fail {call} {result}")
+    for _ in range(2):
+        (reading,) = vitals(nvml)
+        assert (profiled(reading), reading.values["gpu_celsius"]) == ({}, 41)
+    machine.set(gpu(0), *gpm(0))
+    vitals(nvml)
+    (reading,) = vitals(nvml)
+    assert len(profiled(reading)) == len(GPM)
+    nvml.close()
+    nvml.open()
+
+
 def test_the_energy_that_is_not_available_is_none(nvml, machine):
     machine.set(gpu(0), *vital(energy_mj=NOT_AVAILABLE))
     (reading,) = vitals(nvml)

@@ -278,7 +278,7 @@ def test_the_series_of_a_vf_a_nic_a_gpu_or_a_pod_disappear_with_it() -> None:
         f'nodeagent_link_health_reason{{device="{nic.netdev}",reason="device_missing",severity="fault"}} 1'
         in left
     )
-    assert "worker-0" not in rendered(snapshot=replace(snapshot, holdings=()), gpu_accounts=())
+    assert "worker-0" not in rendered(snapshot=replace(snapshot, holdings=(), gpu_limits=()), gpu_accounts=())
     gpu = snapshot.gpus[-1]
     without_gpu = rendered(snapshot=replace(snapshot, gpus=snapshot.gpus[:-1]))
     assert f'gpu="{gpu.index}"' not in without_gpu

@@ -10,7 +10,7 @@ from nodeagent.host.gpu_driver import DriverError
 from nodeagent.host.nvml import Nvml
 
 logging.basicConfig(level=logging.INFO)
-nvml = Nvml(processes=True)
+nvml = Nvml(processes=True, profiling=True)
 for line in sys.stdin:
     call, arguments = json.loads(line)
     answer = {}

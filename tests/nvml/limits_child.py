@@ -20,7 +20,9 @@ LOGS = "/var/log/pods"
 
 
 def shown(states):
-    return [[*state.share[:4], state.word, list(state.cgroups), state.failure] for state in states]
+    return [
+        [*state.share[:4], state.word, list(state.cgroups), state.failure, state.in_words] for state in states
+    ]
 
 
 def answer(value):
@@ -59,7 +61,8 @@ async def report(limits, inventory):
     while True:
         revision = limits.revision
         kept = inventory.snapshot.limits_kept
-        answer({"states": shown(limits.states), "writes": limits.writes, "kept": kept})
+        facts = [[limit.state, limit.since, limit.why] for limit in limits.limits]
+        answer({"states": shown(limits.states), "writes": limits.writes, "kept": kept, "facts": facts})
         await limits.changed(revision)
 
 

@@ -221,6 +221,19 @@ static int enter(Machine *m, const char *call, int index) {
     int result = enter(&m, call, index);                   \
     if (result != OK) return result
 
+/* GPM: "gpm GPU METRIC VALUE" lines are the means between any two samples of that GPU. */
+typedef struct { int index; long taken; } GpmSample;
+typedef struct { unsigned metric; int result; double value; const char *names[3]; } GpmMetric;
+typedef struct {
+    unsigned version, count;
+    GpmSample *first, *second;
+    GpmMetric metrics[333];
+} GpmMetrics;
+static atomic_int gpm_samples;
+#ifndef OLD_DRIVER
+static atomic_long gpm_taken;
+#endif
+
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
 #ifdef TOO_OLD
@@ -237,9 +250,59 @@ int nvmlShutdown(void) {
         fprintf(stderr, "stand-in: nvmlShutdown while a thread waits\n");
         abort();
     }
+    if (gpm_samples && opened == 1) {
+        fprintf(stderr, "stand-in: nvmlShutdown with %d samples\n", gpm_samples);
+        abort();
+    }
     opened--;
     return OK;
 }
+
+#ifndef OLD_DRIVER
+int nvmlGpmSampleAlloc(GpmSample **sample) {
+    ENTER("nvmlGpmSampleAlloc", -1);
+    *sample = calloc(1, sizeof **sample);
+    (*sample)->index = -1;
+    gpm_samples++;
+    return OK;
+}
+
+int nvmlGpmSampleFree(GpmSample *sample) {
+    ENTER("nvmlGpmSampleFree", -1);
+    gpm_samples--;
+    free(sample);
+    return OK;
+}
+
+int nvmlGpmSampleGet(Device *device, GpmSample *sample) {
+    ENTER("nvmlGpmSampleGet", device->index);
+    *sample = (GpmSample){device->index, ++gpm_taken};
+    return OK;
+}
+
+int nvmlGpmMetricsGet(GpmMetrics *asked) {
+    ENTER("nvmlGpmMetricsGet", -1);
+    GpmSample *a = asked->first, *b = asked->second;
+    if (asked->version != 1 || asked->count > 333) return INVALID_ARGUMENT;
+    if (a->index < 0 || a->index != b->index || a->taken >= b->taken) return INVALID_ARGUMENT;
+    for (unsigned i = 0; i < asked->count; i++) {
+        GpmMetric *metric = &asked->metrics[i];
+        char line[512];
+        int index;
+        unsigned number;
+        double value;
+        FILE *file = fopen(getenv("NVML_STANDIN"), "r");
+        metric->result = NOT_SUPPORTED;
+        while (file && fgets(line, sizeof line, file))
+            if (sscanf(line, "gpm %d %u %lf", &index, &number, &value) == 3 && index == a->index && number == metric->metric) {
+                metric->result = OK;
+                metric->value = value;
+            }
+        if (file) fclose(file);
+    }
+    return OK;
+}
+#endif
 
 const char *nvmlErrorString(int result) {
     static _Thread_local char text[32];

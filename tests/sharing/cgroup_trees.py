@@ -57,6 +57,10 @@ class Node:
                     (folder / name).touch()
         return folder
 
+    def remove(self, path: Path) -> None:
+        """At once, as the kernel does: file by file the driver would write into a folder that is half gone."""
+        shutil.rmtree(path.rename(self.root / "removed"))
+
     def pod(self, namespace: str, name: str, qos: str = "burstable") -> Pod:
         self.count += 1
         uid = f"0a1b2c3d-4e5f-4a6b-8c7d-{self.count:012x}"
@@ -117,10 +121,10 @@ class Pod:
     def stop(self, container: str) -> None:
         """The runtime removes the cgroup; the logs stay for a while."""
         path = self.running.pop(container)
-        shutil.rmtree(path.parent if path.name == "container" else path)
+        self.node.remove(path.parent if path.name == "container" else path)
 
     def end(self) -> None:
         if not self.ended:
-            shutil.rmtree(self.node.cgroups / self.path)
+            self.node.remove(self.node.cgroups / self.path)
         self.running.clear()
         self.ended = True

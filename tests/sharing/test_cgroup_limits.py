@@ -356,6 +356,95 @@ def test_the_limit_follows_a_container_through_its_life(
     assert not node.reservations().replace(f"{BUS} 0\n", "")
 
 
+def in_words(answer: dict[str, Any]) -> list[str]:
+    return [state[7] for state in answer["states"]]
+
+
+def toolkit(machine: Machine, node: Node, cgroup: Path, hard: int, *, misc: bool) -> None:
+    """Set both limits as NVIDIA's hook does, past the agent."""
+    if misc:
+        with Path(f"{machine.path}.limits").open("a") as file:
+            file.write(f"0 {cgroup} {hard} {hard}\n")
+    else:
+        (cgroup / "dmem.max").write_text(f"{BUS} {hard}\n")
+        (cgroup / "dmem.min").write_text(f"{BUS} {hard}\n")
+
+
+@pytest.mark.parametrize("misc", [False, True], ids=["dmem", "misc"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.title)
+def test_the_limit_of_the_container_toolkit_is_read_back_and_never_set(
+    tmp_path: Path, start: Callable[..., Child], machine: Machine, layout: Layout, misc: bool
+) -> None:
+    machine.set(gpu(0), gpu(1), *(["misc"] if misc else []))
+    node = Node(tmp_path / "root", layout, dmem=not misc)
+    pod = node.pod("ns", "train")
+    asked = (*share(pod, "main", GIB), "env")
+    child = start("pass", node)
+    assert in_words(child.ask(asked)) == ["waiting"]
+    main = pod.start("main", link=False)
+    assert in_words(child.ask(asked)) == ["waiting"], "another container of the pod may be without a limit"
+    pod.link("main")
+    for hard, word, shown in (
+        (None, "not in force", "the driver shows no limit"),
+        (2 * GIB, "not in force", "the driver shows 2048 MiB"),
+        (GIB, "in force", None),
+        (GIB // 2, "in force", None),
+    ):
+        if hard is not None:
+            toolkit(machine, node, main, hard, misc=misc)
+        answer = child.ask(asked)
+        assert (in_words(answer), answer["writes"]) == ([word], 0)
+        assert (shown or "") in (answer["states"][0][6] or "")
+    assert not Path(f"{machine.path}.calls").exists(), "nothing was set"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "reason"),
+    [
+        ("var/log/pods", "overlays/gpu-memory-limits"),
+        ("var/log/containers", "overlays/gpu-memory-limits"),
+        ("sys/fs/cgroup", "does not see"),
+    ],
+)
+def test_a_limit_that_cannot_be_read_is_unknown(
+    tmp_path: Path, start: Callable[..., Child], machine: Machine, hidden: str, reason: str
+) -> None:
+    node = Node(tmp_path / "root", LAYOUTS[0])
+    pod = node.pod("ns", "train")
+    pod.start("main")
+    asked = (*share(pod, "main", GIB), "env")
+    machine.set(gpu(0), gpu(1), "fail nvmlDeviceGetMemoryLimits_v1 999")
+    answer = start("pass", node).ask(asked)
+    assert in_words(answer) == ["unknown"]
+    machine.set(gpu(0), gpu(1))
+    shutil.rmtree(node.root / hidden)
+    answer = start("pass", node).ask(asked)
+    assert in_words(answer) == ["unknown"]
+    assert reason in answer["states"][0][6]
+
+
+def test_a_verified_limit_has_the_time_of_its_state_and_stays_while_nothing_answers(
+    tmp_path: Path, start: Callable[..., Child], machine: Machine
+) -> None:
+    node = Node(tmp_path / "root", LAYOUTS[0])
+    pod = node.pod("ns", "train")
+    main = pod.start("main")
+    child = start("follow", node)
+    child.receive()
+    child.send((*share(pod, "main", GIB), "env"))
+    lacking = child.until(lambda answer: bool(answer["facts"]))
+    assert lacking["facts"][0][0] == "not in force"
+    assert not lacking["kept"], "auto does not call a limit its own that it has not set"
+    machine.set(gpu(0), gpu(1), "fail nvmlInitWithFlags 9")
+    silent = child.until(lambda answer: in_words(answer) == ["unknown"])
+    assert silent["facts"] == lacking["facts"], "an unknown state neither begins nor ends one"
+    machine.set(gpu(0), gpu(1))
+    toolkit(machine, node, main, GIB, misc=False)
+    held = child.until(lambda answer: in_words(answer) == ["in force"])
+    assert held["facts"][0][0] == "in force"
+    assert held["facts"][0][1] >= lacking["facts"][0][1]
+
+
 def test_auto_sets_limits_before_one_was_read_back() -> None:
     kind = structs.replace(SLICES, enforcement="auto")
     holding = Holding("ns", "pod", "main", kind.resource, ids(0, 0, 1))
@@ -363,6 +452,18 @@ def test_auto_sets_limits_before_one_was_read_back() -> None:
     assert kind.level(snapshot) == "env"
     (found,) = shares_of([kind], snapshot, "nvml-limits") or ()
     assert (found.container, found.size_bytes) == ("main", 2 * GIB)
+
+
+def test_shares_of_several_levels_have_their_own() -> None:
+    env = structs.replace(SLICES, resource="x/env", enforcement="env")
+    holdings = tuple(Holding("ns", "pod", "main", kind.resource, ids(0, 0, 1)) for kind in (SLICES, env))
+    snapshot = structs.replace(ALLOWED, holdings=holdings)
+    own = structs.replace(SLICES, enforcement="nvml-limits")
+    found = shares_of([own, env], snapshot, "env", "nvml-limits") or ()
+    assert [(share.level, share.size_bytes) for share in found] == [
+        ("env", 2 * GIB),
+        ("nvml-limits", 2 * GIB),
+    ]
 
 
 class Lives(RuleBasedStateMachine):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nodeagent.facts.gpu_usage import GpuUsage, OutsideProcess, PodUse
+from nodeagent.facts.gpu_usage import GpuUsage, NamedProcess, PodUse
 from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.sharing.gpu_accounts import GpuAccount, PodAccount, accounts
 from nodeagent.sharing.over_use import OverUse, OverUses
@@ -41,7 +41,7 @@ def test_grants_are_added_up_over_containers_and_resources_and_never_exceed_the_
 
 def test_a_pod_without_a_grant_is_listed_and_one_without_processes_uses_nothing() -> None:
     snapshot = machine(holding("llm", "x/gpu-mem", f"{uuid_of(0)}::0"))
-    outside = (OutsideProcess(7, "X", 5),)
+    outside = (NamedProcess(7, "X", 5),)
     usage = {
         uuid_of(0): GpuUsage((PodUse("kube-system", "probe", 9, 1, 0.5),), outside),
         uuid_of(1): GpuUsage(),
@@ -57,7 +57,7 @@ def test_a_pod_without_a_grant_is_listed_and_one_without_processes_uses_nothing(
 
 
 def account(used: int | None, pod: str = "llm", outside: int = 0) -> GpuAccount:
-    processes = (OutsideProcess(7, "X", outside),) if outside else ()
+    processes = (NamedProcess(7, "X", outside),) if outside else ()
     return GpuAccount("GPU-0", (PodAccount("team", pod, 100, used),), processes)
 
 
@@ -114,7 +114,7 @@ def test_processes_outside_of_pods_are_named() -> None:
     over = OverUses(tolerance_bytes=10, grace_s=0, gap_s=30)
     assert over.observe([account(0, outside=11)], 0)
     assert [(one.pod, one.used_bytes, one.processes) for one in over.active.values()] == [("", 11, "X (7)")]
-    many = replace(account(0), outside=tuple(OutsideProcess(n, "", 5) for n in range(5)))
+    many = replace(account(0), outside=tuple(NamedProcess(n, "", 5) for n in range(5)))
     fresh = OverUses(10, 0, 30)
     fresh.observe([many], 0)
     assert [one.processes for one in fresh.active.values()] == ["? (0), ? (1), ? (2) and 2 more"]

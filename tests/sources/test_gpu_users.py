@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.facts.gpu_usage import GpuUsage, OutsideProcess, PodUse
+from nodeagent.facts.gpu_usage import GpuUsage, NamedProcess, PodUse
 from nodeagent.host.gpu_driver import GpuProcess
 from nodeagent.host.sysfs import Tree
 from nodeagent.sources.cgroups import CgroupPlace, place_of
@@ -126,8 +126,14 @@ def test_the_processes_of_a_pod_add_up_and_the_others_are_named(host: Host) -> N
         GpuProcess(21, 1), GpuProcess(99, 1000),
     ]  # fmt: skip
     assert users.usage(processes) == GpuUsage(
-        (PodUse("", STATIC, 0, 1, uid=STATIC), PodUse("team", "llm-0", 12, 2, 1.0, POD)),
-        (OutsideProcess(20, "nvidia-cuda-mps…", 9), OutsideProcess(21, "\\x1b[31mX", 1)),
+        (
+            PodUse("", STATIC, 0, 1, uid=STATIC, members=(NamedProcess(13, "python3", 0),)),
+            PodUse(
+                *("team", "llm-0", 12, 2, 1.0, POD),
+                (NamedProcess(11, "python3", 5), NamedProcess(12, "python3", 7)),
+            ),
+        ),
+        (NamedProcess(20, "nvidia-cuda-mps…", 9), NamedProcess(21, "\\x1b[31mX", 1)),
     )
 
 
@@ -158,7 +164,7 @@ def test_a_pod_that_starts_later_gets_its_name_and_a_reused_pid_its_new_pod(host
             host.pod("team", "llm-0", POD)
     host.process(11, "0::/user.slice\n")
     users.begin()
-    assert users.usage([GpuProcess(11, 5)]) == GpuUsage((), (OutsideProcess(11, "python3", 5),))
+    assert users.usage([GpuProcess(11, 5)]) == GpuUsage((), (NamedProcess(11, "python3", 5),))
 
 
 def test_without_the_hosts_processes_or_the_folder_the_obstacle_is_named(host: Host) -> None:

@@ -19,8 +19,9 @@ from nodeagent.agent_config import Config
 from nodeagent.base.unwritable_memory import UnwritableMemory
 from nodeagent.commands.scan.listing import scan_once
 from nodeagent.dra.prepared_claim import ClaimFigures
-from nodeagent.facts.gpu_usage import GpuUsage, OutsideProcess, PodUse
+from nodeagent.facts.gpu_usage import GpuUsage, NamedProcess, PodUse
 from nodeagent.facts.model import (
+    ContainerLimit,
     Function,
     Gpu,
     Health,
@@ -45,6 +46,9 @@ from nodeagent.web.pages import device_counts
 from nodeagent_lab.sim.machine import Machine
 
 KEYS = {
+    "direction": ("transmit", "receive"),
+    "reason of NVML": ("power_cap",),
+    "unit of the GPU": ("sm", "sm_occupancy", "tensor", "memory"),
     "lane": ("0", "1"),
     "priority": ("3",),
     "error name of the kernel": ("RxErr", "Timeout"),
@@ -179,6 +183,10 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
         "post_fec_errors": 0.0,
         "expected_speed_mbps": 400_000,
     }
+    gpu = snapshot.gpus[0].uuid
+    states = (("worker-0", "in force"), ("worker-1", "not in force"), ("worker-2", "unknown"))
+    limits = (ContainerLimit("train", name, "main", gpu, 24 << 30, state, 1.75e9) for name, state in states)
+    snapshot = structs.replace(snapshot, gpu_limits=tuple(limits))
     shown = ScrapeInput(
         snapshot=snapshot,
         samples=samples(snapshot, at),
@@ -214,7 +222,7 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
             {"nvidia-dgx-h100/gpu-mem": 1 << 30},
             {
                 snapshot.gpus[0].uuid: GpuUsage(
-                    (PodUse("train", "worker-0", 24 << 30, 2, 0.5),), (OutsideProcess(7, "X", 1 << 20),)
+                    (PodUse("train", "worker-0", 24 << 30, 2, 0.5),), (NamedProcess(7, "X", 1 << 20),)
                 )
             },
         ),

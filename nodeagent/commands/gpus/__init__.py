@@ -14,14 +14,16 @@ def add(add: Add) -> None:
         "gpus",
         _gpus,
         "show the memory and load of each GPU, and the pods that hold and use it",
-        "One line for each GPU: memory that pods were granted, memory in use, free slices, the largest request that\n"
-        "fits, load, temperature, health. Below it is a line for each pod, with its share and what its processes\n"
-        "use, and for each process that is in no pod. The use by pods needs `gpu.health.processes`.\n\n"
+        "GPUS: memory that pods were granted, memory in use as nvidia-smi shows it, free slices, the largest request\n"
+        "that fits, load, health. HARDWARE: power, temperature, clocks and what limits them, ECC errors since the\n"
+        "driver was loaded. USERS: a line for each pod, with its share, what its processes use and whether a limit\n"
+        "keeps it within its share, and for each process that is in no pod; their use needs `gpu.health.processes`.\n\n"
         "The agent that serves the machine below --root answers. Without one the command reads the machine for two\n"
         "seconds. A line on stderr shows which answer it is.",
     )
     config_option(parser)
     json_option(parser)
+    parser.add_argument("--processes", action="store_true", help="list the processes of each pod too")
     parser.add_argument("--watch", action="store_true", help="print again every second, until interrupted")
 
 
