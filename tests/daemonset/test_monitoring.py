@@ -106,7 +106,7 @@ COUNTED = {
     "NodePcieAer": {"nodeagent_pcie_aer_errors_total", "nodeagent_pcie_info"},  # of GPUs, which have no rule
     "NodeNicFirmwareError": {"nodeagent_devlink_health_state", "nodeagent_pcie_info"},  # beside fw_fatal
 }
-"""What alerts read beside states and reasons."""
+"""The metrics that alerts read beside states and reasons."""
 
 
 def test_alerts_about_devices_fire_on_the_verdict_of_the_agent() -> None:

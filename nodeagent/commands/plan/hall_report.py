@@ -336,7 +336,7 @@ def _print_changes(options: argparse.Namespace, links: list[CheckedLink]) -> lis
 
 
 def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[CheckedLink]]:
-    """What was read and when, and its links."""
+    """The origin of the document (``Preview.origin``), and all links."""
     preview = read_preview(options, whole_reports=True)
     reports = [*preview.reports.values()]
     nodes = {report.node_name for report in reports} | preview.nodes
