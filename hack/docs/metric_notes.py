@@ -85,7 +85,7 @@ AGENT: dict[str, Note] = {
         rules="remap_pending"),
     "gpu_row_remap_failed": Note("Replace the GPU.", peers="DCGM_FI_DEV_ROW_REMAP_FAILURE", rules="remap_failed"),
     "gpu_nvlink_up": Note(
-        "Any 0: alert NodeGpuNvlinkDown; jobs on several GPUs fall back to PCIe or fail.",
+        "Any 0 that was 1: reason nvlink_down, alert NodeGpuUnhealthy; jobs on several GPUs fall back to PCIe or fail.",
         peers="DCGM_EXP_P2P_STATUS", rules="nvlink_down"),
     "gpu_nvlink_errors_total": Note(
         "Recoveries cost time; single CRC errors are corrected. A rising rate often precedes a link failure.",
@@ -284,7 +284,7 @@ AGENT: dict[str, Note] = {
         "The function's own maximum alone would report every card in a narrower slot.",
         peers="node_pcidevice_max_link_width (of the function alone)", rules="pcie_width"),
     "pcie_aer_errors_total": Note(
-        "Any fatal or nonfatal: alert NodePcieAer. Always 0 where the firmware handles AER.",
+        "Any fatal or nonfatal: alert NodePcieAer; of a NIC by its reason. Always 0 where the firmware handles AER.",
         rules="pcie_aer_fatal pcie_aer_nonfatal pcie_aer_correctable"),
     "pcie_signal_integrity_errors_total": Note(
         "Growing, with a reduced width or speed: the slot, the riser or the card.",

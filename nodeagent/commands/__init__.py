@@ -40,7 +40,7 @@ VERBS: dict[str, str] = {
     "mps": "mps.add",
     "health": "health.add",
     "gpus": "gpus.add",
-    "history": "what_changed.add",
+    "history": "history.add",
     "remembered": "remembered.add",
     "cordon": "cordon.add_cordon",
     "uncordon": "cordon.add_uncordon",

@@ -65,7 +65,7 @@ def _cordon(options: argparse.Namespace) -> int:
     config = load(options.config)
     log_to_stderr(options.log_level or "error")
     if not options.device:
-        return _list(_stored(config, options)[1], as_json=options.json)
+        return _list(_stored(config, options)[1], options)
     if not (options.reason or "").strip():
         print("nodeagent: give --reason: the next person who looks must know why", file=sys.stderr)
         return USAGE
@@ -138,13 +138,12 @@ def _stored(
     return file, (content or CordonsFile()).cordons
 
 
-def _list(cordons: tuple[Cordon, ...], *, as_json: bool) -> int:
-    import msgspec
-
+def _list(cordons: tuple[Cordon, ...], options: argparse.Namespace) -> int:
+    from nodeagent.commands.json_document import document
     from nodeagent.commands.terminal import screen, section
 
-    if as_json:
-        print(msgspec.json.encode({"cordons": cordons}).decode())
+    if options.json:
+        print(document({"cordons": cordons}, options.root, None))
     elif not cordons:
         print("Nothing is cordoned.")
     else:

@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from nodeagent.commands.json_document import document
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
     FAILED,
@@ -83,7 +84,7 @@ def _doctor(options: argparse.Namespace) -> int:
     )
     report = doctor.examine(place)
     if options.json:
-        print(doctor.as_json(report.findings))
+        print(document(doctor.as_object(report.findings), options.root, None))
     else:
         on = screen()
         print(doctor.as_table(doctor.TOPICS, report.findings, on.width, partial(colored, on=on)))

@@ -10,11 +10,13 @@ import json
 import os
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import to_builtins
 
+from nodeagent.base.bounded_calls import within
 from nodeagent.base.regular_file import read_regular
 from nodeagent.base.rfc3339 import rfc3339
 
@@ -59,6 +61,7 @@ def node_name(root: Path) -> str:
     if name := os.environ.get("NODE_NAME"):
         return name
     try:
-        return read_regular(root / "etc/hostname", _NAME_MAX).decode().strip() or str(root)
+        text = within("the name of the node", 1.0, partial(read_regular, root / "etc/hostname", _NAME_MAX))
+        return text.decode().strip() or str(root)
     except (OSError, UnicodeDecodeError):
         return socket.gethostname() if root == Path("/") else str(root)

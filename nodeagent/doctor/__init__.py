@@ -35,7 +35,7 @@ from nodeagent.doctor import (
 )
 from nodeagent.doctor.cluster_checks import ClusterFacts, ClusterOptions
 from nodeagent.doctor.configuration_checks import ConfigurationFacts
-from nodeagent.doctor.finding import Advice, Finding, Level, Topic, as_json, as_table
+from nodeagent.doctor.finding import Advice, Finding, Level, Topic, as_object, as_table
 from nodeagent.doctor.nic_checks import StoredNics
 from nodeagent.doctor.reads import ReadOutcome, ReadTask, Target
 from nodeagent.facts.model import Snapshot
@@ -52,7 +52,7 @@ __all__ = [
     "DoctorReport",
     "Finding",
     "Level",
-    "as_json",
+    "as_object",
     "as_table",
     "examine",
 ]

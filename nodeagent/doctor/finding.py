@@ -7,13 +7,12 @@ Keys are for programs: they are added, but never renamed.
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nodeagent.base.plain_text import one_line
 
@@ -128,17 +127,14 @@ def as_table(
     return "\n".join([*parts, *_wrapped(summary(findings), "", width)])
 
 
-def as_json(findings: Sequence[Finding]) -> str:
-    """One object on one line."""
+def as_object(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The findings and their counts, for programs."""
     counted = Counter(finding.level for finding in findings)
-    return json.dumps(
-        {
-            "version": VERSION,
-            "summary": {level.value: counted[level] for level in Level},
-            "findings": [asdict(finding) for finding in findings],
-        },
-        ensure_ascii=True,
-    )
+    return {
+        "version": VERSION,
+        "summary": {level.value: counted[level] for level in Level},
+        "findings": [asdict(finding) for finding in findings],
+    }
 
 
 def summary(findings: Sequence[Finding]) -> str:

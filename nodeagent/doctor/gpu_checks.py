@@ -60,11 +60,11 @@ TOPIC = Topic(
         ),
         "gpu_fault": Advice(
             "The GPU reports errors; its devices are Unhealthy.",
-            "check the kernel log for its XIDs; reset the GPU (nvidia-smi --gpu-reset) or reboot",
+            "check the kernel log for its XIDs; reset the GPU (nvidia-smi --gpu-reset -i INDEX) or reboot",
         ),
         "gpu_recovery": Advice(
             "The driver requires this action before the GPU is used again.",
-            "drain the node and do it: nvidia-smi --gpu-reset, or a reboot",
+            "drain the node and do it: nvidia-smi --gpu-reset -i INDEX, or a reboot",
         ),
         "recovery_untold": Advice(
             "Drivers before r565 do not report a required reset. Then only XIDs show it, and only while the "

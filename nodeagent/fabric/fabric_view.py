@@ -26,6 +26,7 @@ from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
 from nodeagent.fabric.switch_keys import plain
 from nodeagent.fabric.troubles import FabricTrouble, few, troubles
+from nodeagent.facts.remedies import runbook_links
 
 STALE, CONTESTED, SAYS_MISCABLED = 1, 2, 4
 """Bits of a mark: the LLDP information has expired; another neighbor sends too; the node reports it as miscabled."""
@@ -111,6 +112,8 @@ class ViewReport(msgspec.Struct, frozen=True):
     links: tuple[NodeLink, ...]
     reasons: Mapping[str, Any]
     holders: tuple[VfHolder, ...] = ()
+    runbook: Mapping[str, str] = {}
+    """As ``FabricView.runbook``."""
 
 
 class FabricView(FabricPart, frozen=True, kw_only=True):
@@ -151,6 +154,10 @@ class FabricView(FabricPart, frozen=True, kw_only=True):
     """The newest ones, the oldest first; none in a file."""
     details: Mapping[str, ViewReport] | None = None
     """The whole reports of nodes by name, in a file; the live page asks for one at a time."""
+    runbook: Mapping[str, str] = {}
+    """The addresses of reasons in the runbook, if that is known."""
+    node_page: str | None = None
+    """The address of the page of a node, with ``{node}``."""
 
 
 def fabric_view(
@@ -160,6 +167,9 @@ def fabric_view(
     writes: Iterable[WriteRecord] = (),
     details: Mapping[str, ViewReport] | None = None,
     changes: Iterable[Change] = (),
+    *,
+    runbook: str | None = None,
+    node_page: str | None = None,
 ) -> FabricView:
     """The document of a plan that was computed at ``now``, the planner's clock; ``taken`` is this moment in Unix
     time."""
@@ -211,6 +221,8 @@ def fabric_view(
         writes=tuple(writes),
         changes=tuple(changes),
         details=details,
+        runbook=runbook_links(runbook, (key for one in found[:TROUBLES_SHOWN] for key in one.reasons)),
+        node_page=node_page,
     )
 
 

@@ -38,12 +38,45 @@ _REMEDIES = {
     "link_unseen": "the agent's readings stopped: kubectl logs of its pod",
 }
 """By the beginning of a reason. ``DEVICE`` is the name of the device."""
+_SECTIONS = {
+    "nodelinkdown": ("carrier_down", "admin_down", "device_missing", "driver_unbound", "not_answering"),
+    "nodelinkflapping": ("flapping",),
+    "nodelinkspeedreduced": ("speed_reduced",),
+    "nodelinkmiscabled": ("miscabled",),
+    "nodelinkprefecberhigh": ("pre_fec_ber", "lane_imbalance"),
+    "nodelinkpostfecerrors": ("post_fec_errors", "fec_uncorrectable"),
+    "nodelinkcrcerrors": ("crc_errors",),
+    "nodelinkpausestorm": ("pause_",),
+    "nodelinkhoststall": ("host_stall", "pcie_stall", "network_paused"),
+    "nodetransceiverhot": ("optics_temperature",),
+    "nodetransceiverlowlight": ("optics_rx_power",),
+    "nodepciewidthreduced": ("pcie_width", "pcie_speed"),
+    "nodepcieaer": ("pcie_aer_",),
+    "noderdmanogid": ("gid_missing",),
+    "nodenicfirmwareerror": ("firmware_fatal",),
+    "nodegpuunhealthy": ("gpu_lost", "gpu_un"),
+    "nodegpuxid": ("xid_", "recovery_"),
+    "nodegpunvlinkdown": ("nvlink_", "fabric_unhealthy", "fabric_degraded"),
+    "nodegpurowremap": ("remap_", "sram_"),
+    "nodeagentcollectorstale": ("link_unseen", "data_stale"),
+    "nodeagentsourcesilent": ("driver_silent",),
+}
+"""The sections of docs/runbook.md, with the beginnings of their reasons. The section `reasons` has the others."""
 
 
 def remedy_for(reasons: Iterable[str], device: str) -> str:
     """The remedy for the first of these reasons of a device that has one, else the runbook."""
     found = next((text for reason in reasons if (text := remedy_of(reason))), RUNBOOK)
     return found.replace("DEVICE", device)
+
+
+def runbook_links(runbook: str | None, reasons: Iterable[str]) -> dict[str, str]:
+    """The address of the section of each reason, in the runbook at this address; none without one."""
+    return {} if runbook is None else {key: f"{runbook}#{section_of(key)}" for key in sorted({*reasons})}
+
+
+def section_of(reason: str) -> str:
+    return next((name for name, starts in _SECTIONS.items() if reason.startswith(starts)), "reasons")
 
 
 def remedy_of(reason: str) -> str | None:

@@ -15,7 +15,7 @@ from nodeagent.config.settings_file import Remark, read_settings, unsaid
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.fabric.node_lists import ranges
 from nodeagent.topology.switches.switch_settings import SwitchesSettings, switch_conflicts
-from nodeagent.web.web_settings import AccessSettings, HistorySettings, web_conflicts
+from nodeagent.web.web_settings import AccessSettings, HistorySettings, WebAddress, web_conflicts
 
 Output = Literal["hypernodes", "labels", "slurm", "nodefeaturegroups"]
 FilePath = Annotated[str, formats.form(r"[^\x00-\x1f]+", "a path", at_most=4095)]
@@ -66,6 +66,19 @@ class NodeFeatureGroupsSettings(Settings, frozen=True, kw_only=True):
     ] = "node-feature-discovery"
 
 
+class MapSettings(AccessSettings, frozen=True, kw_only=True):
+    """The web server of the controller."""
+
+    node_page: Annotated[
+        WebAddress | None,
+        setting(
+            "The address of the page of a node, with {node} in place of its name, as your browsers reach it: "
+            "http://{node}:9808/ui/ where names of nodes resolve, or that of a proxy. The fabric map links to it; "
+            "null: it shows a command in place of the link."
+        ),
+    ] = None
+
+
 class FabricConfig(FabricRules, frozen=True, kw_only=True):
     """The configuration of the controller."""
 
@@ -102,9 +115,9 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
         SwitchesSettings()
     )
     web: Annotated[
-        AccessSettings,
+        MapSettings,
         setting("The web server of the controller, at --listen: TLS, access control and the fabric map."),
-    ] = AccessSettings()
+    ] = MapSettings()
     jobs: Annotated[
         bool,
         setting(
@@ -152,6 +165,8 @@ def _conflicts(config: FabricConfig) -> Iterator[Conflict]:
         yield conflict.below("switches")
     for conflict in min_links_conflicts(config.nodes, config.min_links):
         yield conflict.below("nodes")
+    if config.web.node_page is not None and "{node}" not in config.web.node_page:
+        yield Conflict((("web", "nodePage"),), "must contain {node}: each node has a page of its own")
     for conflict in web_conflicts(config.web):
         yield conflict.below("web")
 

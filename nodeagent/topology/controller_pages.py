@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 import msgspec
 
@@ -17,12 +18,14 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.config.formats import host_port
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
 from nodeagent.fabric.nodelinks import NodeLink, VfHolder
+from nodeagent.facts.remedies import runbook_links
 from nodeagent.health.rules import rule_words
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.lease import Lease
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.metrics.controller_metrics import ControllerInput, PlanProgress, render
 from nodeagent.metrics.text_format import PLAIN, negotiate
+from nodeagent.topology.controller_config import MapSettings
 from nodeagent.topology.fabric_in_force import FabricInForce
 from nodeagent.topology.hypernodes import HyperNodeWriter
 from nodeagent.topology.mirrors import NAME_MAX
@@ -61,7 +64,7 @@ class ControllerPages:
 
     def __init__(
         self,
-        settings: AccessSettings,
+        settings: MapSettings,
         fabric: FabricInForce,
         lease: Lease,
         progress: PlanProgress,
@@ -110,11 +113,14 @@ class ControllerPages:
     async def _document(self) -> bytes:
         plan_at, taken = time.monotonic(), time.time()
         prepared = self._fabric.parts.planner.prepare(plan_at)
-        writes = self._writes.log.recent()
-        changes = self._fabric.parts.mirror.changes.newest()
-        return await in_thread(
-            lambda: msgspec.json.encode(fabric_view(prepared(), plan_at, taken, writes, changes=changes))
+        view = partial(
+            fabric_view,
+            writes=self._writes.log.recent(),
+            changes=self._fabric.parts.mirror.changes.newest(),
+            runbook=self._settings.runbook,
+            node_page=self._settings.node_page,
         )
+        return await in_thread(lambda: msgspec.json.encode(view(prepared(), plan_at, taken)))
 
     def _changed(self) -> Awaitable[object]:
         mirror = self._fabric.parts.mirror
@@ -143,8 +149,9 @@ class ControllerPages:
             return Page(404, b"the node has no report now\n")
         known = self._fabric.parts.planner.inputs.known_neighbors
         links = known.complete_links(name, listed.items[0].links)
-        words = rule_words({reason for link in links for reason in link.reasons})
-        view = ViewReport(links, words, listed.items[0].holders)
+        keys = {reason for link in links for reason in link.reasons}
+        links_of = runbook_links(self._settings.runbook, keys)
+        view = ViewReport(links, rule_words(keys), listed.items[0].holders, links_of)
         return Page(200, msgspec.json.encode(view), JSON_TYPE)
 
     async def _pods(self, parameters: Mapping[str, str]) -> Page:

@@ -37,6 +37,7 @@ class NodePageSources(msgspec.Struct, frozen=True):
     rails: Callable[[], Mapping[str, int]]
     history: SampleHistory
     changes: ChangeLog
+    runbook: str | None
 
 
 class NodePage:
@@ -72,6 +73,7 @@ class NodePage:
                 source=AGENT,
                 taken=taken,
                 changes=changes,
+                runbook=sources.runbook,
             )
             return msgspec.json.encode(view)
 

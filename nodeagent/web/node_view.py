@@ -13,7 +13,7 @@ import msgspec
 from nodeagent.base.change_log import Change
 from nodeagent.facts.affinity import affinity
 from nodeagent.facts.model import Function, Gpu, Holding, Neighbor, Reason, Remark, Snapshot
-from nodeagent.facts.remedies import remedy_for
+from nodeagent.facts.remedies import remedy_for, runbook_links
 from nodeagent.health.explain import DeviceView
 from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kubelet.rpc_stats import ResourceStatus
@@ -112,6 +112,8 @@ class NodeView(NodePart, frozen=True, kw_only=True):
     """The curves of each PF and GPU."""
     changes: tuple[Change, ...] = ()
     """The newest ones, the oldest first; none without an agent."""
+    runbook: Mapping[str, str] = {}
+    """The addresses of reasons in the runbook, if that is known."""
 
 
 def node_view(
@@ -126,6 +128,7 @@ def node_view(
     source: str,
     taken: float,
     changes: Iterable[Change] = (),
+    runbook: str | None = None,
 ) -> NodeView:
     """``source``: where the facts come from, in words. ``rails``: of the offered PFs, by PCI address."""
     snapshot = machine.snapshot
@@ -135,6 +138,7 @@ def node_view(
         for id_ in held.device_ids
     }
     pfs = [function for function in snapshot.functions if function.parent is None]
+    healths = [gpu.health for gpu in snapshot.gpus] + [pf.health for pf in pfs]
     return NodeView(
         node=node,
         taken=taken,
@@ -154,6 +158,7 @@ def node_view(
         ),
         history=history,
         changes=tuple(changes),
+        runbook=runbook_links(runbook, (reason.key for one in healths for reason in one.reasons)),
     )
 
 

@@ -108,6 +108,7 @@ class Pages:
             lambda: sources.offering().rails,
             self._history,
             sources.changes,
+            settings.runbook,
         )
         self._ui = NodePage(page_sources).folder()
         self.access = AccessControl(settings, (sources.node, socket.gethostname()))

@@ -5,8 +5,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from nodeagent.config import formats
 from nodeagent.config.faults import Conflict
 from nodeagent.config.setting import AbsolutePath, Address, HostName, Settings, listed, setting
+
+WebAddress = Annotated[
+    str, formats.form(r"https?://[^\s\"<>]+", "an address that begins with https:// or http://", at_most=2000)
+]
 
 
 class AccessSettings(Settings, frozen=True, kw_only=True):
@@ -67,6 +72,13 @@ class AccessSettings(Settings, frozen=True, kw_only=True):
             "/metrics. A browser asks for the token as a password; any user name will do."
         ),
     ] = True
+    runbook: Annotated[
+        WebAddress | None,
+        setting(
+            "The address of docs/runbook.md of this version in your copy of the repository, as monitoring.runbook "
+            "of the chart: each reason on the pages is a link to its section. null: no links."
+        ),
+    ] = None
 
     @property
     def restricted(self) -> bool:

@@ -104,6 +104,7 @@ REPEATED = {
     "controller": VERB_OF_A_ROOM,
     "doctor": VERB_OF_A_ROOM,
     "health": VERB_OF_A_ROOM,
+    "history": "the verb, and the last samples of a device in health/",
     "kubelet": "the agent's side of the kubelet's API, and its stand-in in sim/",
 }
 """Names of modules that repeat, and why."""

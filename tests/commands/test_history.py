@@ -13,7 +13,7 @@ from nodeagent.base.change_log import Change, ChangeLog
 from nodeagent.base.kept_changes import FORM, kept
 from nodeagent.cli import main
 from nodeagent.commands import moments
-from nodeagent.commands.what_changed import differences
+from nodeagent.commands.history import differences
 from nodeagent.web.history_page import history_page
 from tests.support.manifests import ROOT
 

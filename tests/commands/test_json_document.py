@@ -1,15 +1,91 @@
-"""The documents of `--json`: both styles of keys, and the envelope."""
+"""The documents of `--json`: both styles of keys, and the envelope of every verb."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from nodeagent.cli import main
+from nodeagent.cli import _parser, main
+from nodeagent.commands.completion import parsers
 from nodeagent.commands.json_document import document
 from nodeagent_lab.sim.machine import Machine
+from tests.commands import test_job
+from tests.support.manifests import ROOT
+
+OF_A_NODE = {
+    "scan": "scan --json --root MACHINE",
+    "neighbors": "neighbors --json --root MACHINE",
+    "health": "health --json --root MACHINE",
+    "health DEVICE": "health nic0 --json --root MACHINE",
+    "health rules": "health rules --json --root MACHINE",
+    "health replay": "health replay RECORDING --json",
+    "gpus": "gpus --json --root MACHINE",
+    "history": "history --json --from HISTORY",
+    "remembered": "remembered --json --root MACHINE",
+    "cordon": "cordon --json --root MACHINE",
+    "doctor": "doctor --json --root MACHINE",
+    "vfs show": "vfs show --json --root MACHINE",
+    "vfs apply": "vfs apply --json --root MACHINE",
+}
+OF_A_FABRIC = {
+    "trouble": "trouble --json --from HALL",
+    "job": "job llama --json --from HALL",
+    "plan": "plan --json --from HALL",
+    "explain": "explain su0-n00 --json --from HALL",
+    "explain SWITCH": "explain su0-leaf0 --json --from HALL",
+    "topology": "topology --format json --from HALL",
+    "cabling": "cabling --all --json --from HALL",
+}
+OTHER_FORMS = {"decode": "the time and the sender of each frame"}
+"""Verbs whose objects have a time and a source of their own."""
+OTHER_MEANING = {"health rules": {"source"}}
+"""Keys of an earlier version with another meaning, which stay for one release."""
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    machine, hall = tmp_path / "machine", tmp_path / "hall"
+    Machine.load("two-gpu-two-nic").write(machine)
+    hall.mkdir()
+    test_job.file(*test_job.troubled(), hall)
+    history = tmp_path / "history.json"
+    history.write_text(json.dumps({"node": "gpu-1", "changes": []}))
+    monkeypatch.setenv("NODE_NAME", "gpu-1")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    recording = ROOT / "tests/recordings/flaps.jsonl"
+    return {"MACHINE": str(machine), "HALL": str(hall), "HISTORY": str(history), "RECORDING": str(recording)}
+
+
+def printed(line: str, inputs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """The objects that a command prints."""
+    assert main([inputs.get(word, word) for word in line.split()]) in (0, 1)
+    text = capsys.readouterr().out
+    try:
+        made = json.loads(text)
+    except json.JSONDecodeError:
+        made = list(map(json.loads, text.splitlines()))
+    assert made
+    return made if isinstance(made, list) else [made]
+
+
+def has_json(parser: argparse.ArgumentParser) -> bool:
+    return any(
+        "--json" in action.option_strings
+        or (action.dest == "format" and action.choices is not None and "json" in action.choices)
+        for action in parser._actions
+    )
+
+
+def test_the_table_has_every_verb_that_prints_json() -> None:
+    found = {one.prog.removeprefix("nodeagent ") for one in parsers(_parser()) if has_json(one)}
+    tested = OF_A_NODE.keys() | OF_A_FABRIC.keys() | OTHER_FORMS.keys()
+    assert len(found) > 15
+    assert not found - tested, "give a new verb the keys node (or cluster), time and source, and a row here"
+    assert not {name for name in tested if not name.startswith(tuple(found))}
 
 
 def test_keys_of_an_earlier_version_stay_beside_the_new_ones(tmp_path: Path) -> None:
@@ -19,15 +95,44 @@ def test_keys_of_an_earlier_version_stay_beside_the_new_ones(tmp_path: Path) -> 
     assert made["source"] == "/run/agent.sock"
 
 
-@pytest.mark.parametrize("verb", ["scan", "health", "gpus", "vfs show", "remembered"])
-def test_every_document_names_node_time_and_source(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("verb", OF_A_NODE)
+def test_a_document_of_a_node_names_node_time_and_source(
+    verb: str, inputs: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Machine.load("two-gpu-two-nic").write(tmp_path)
-    monkeypatch.setenv("NODE_NAME", "gpu-1")
-    assert main([*verb.split(), "--json", "--root", str(tmp_path)]) == 0
-    made = json.loads(capsys.readouterr().out)
-    for one in made if isinstance(made, list) else [made]:
-        assert one["node"] == "gpu-1"
-        assert one["source"] == "this command"
+    for one in printed(OF_A_NODE[verb], inputs, capsys):
+        assert one["node"] == (None if verb == "health replay" else "gpu-1")
         assert one["time"].endswith("Z")
+        if "source" not in OTHER_MEANING.get(verb, ()):
+            assert one["source"] in ("this command", inputs["HISTORY"], inputs["RECORDING"])
+        assert not {key for key in one if "_" in key and camel(key) not in one}
+
+
+@pytest.mark.parametrize("verb", OF_A_FABRIC)
+def test_a_document_of_a_fabric_names_cluster_time_and_source(
+    verb: str, inputs: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for one in printed(OF_A_FABRIC[verb], inputs, capsys):
+        assert (one["cluster"], one["fabric"], one["source"]) == (None, "compute", inputs["HALL"])
+        assert one["time"].endswith("Z")
+        assert not {key for key in one if "_" in key and camel(key) not in one}
+
+
+def camel(key: str) -> str:
+    first, *others = key.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def test_an_explanation_has_its_sentences_and_its_table(
+    inputs: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (made,) = printed("explain su0-n02 --json --from HALL", inputs, capsys)
+    assert (made["kind"], made["name"]) == ("node", "su0-n02")
+    (leaf,) = made["hypernodes"]
+    assert made["sentences"][0] == f"The node su0-n02 is in {leaf}."
+    assert {link["group"] for link in made["links"]} == {leaf}
+    assert made["links"][0].keys() == {"link", "rail", "switch", "port", "lldp", "group"}
+    (switch,) = printed(f"explain {made['links'][0]['switch']} --json --from HALL", inputs, capsys)
+    assert (switch["kind"], switch["hypernodes"]) == ("switch", [leaf])
+    assert "su0-n02" in {link["node"] for link in switch["links"]}
+    (above,) = printed(f"explain {leaf} --json --from HALL", inputs, capsys)
+    assert (above["kind"], above["hypernodes"]) == ("hypernode", [])

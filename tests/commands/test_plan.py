@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,12 @@ def fabric(tmp_path: Path) -> Path:
 
 def says(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert main([str(one) for one in arguments]) == 0
-    return capsys.readouterr().out
+    return timeless(capsys.readouterr().out)
+
+
+def timeless(text: str) -> str:
+    """The same without the time and the source of a document."""
+    return re.sub(r'^  "(time|source)": "(.*)",$', r'  "\1": "…",', text, flags=re.MULTILINE)
 
 
 def golden(name: str, said: str) -> None:
@@ -144,7 +150,7 @@ def test_the_same_bytes_for_any_order_form_and_hash_seed(reports: Path, tmp_path
             check=True,
             env={**os.environ, "PYTHONHASHSEED": str(seed)},
         )
-        said.add(done.stdout)
+        said.add(timeless(done.stdout.decode()))
     assert len(said) == 1
 
 
@@ -164,7 +170,7 @@ def test_a_folder_and_the_standard_input(
         capture_output=True,
         check=True,
     )
-    assert done.stdout.decode() == whole
+    assert timeless(done.stdout.decode()) == whole
 
 
 def plan(capsys: pytest.CaptureFixture[str], tmp_path: Path, items: list[Any], *more: object) -> Any:
@@ -338,7 +344,8 @@ def test_an_empty_list_gives_an_empty_plan_with_a_note(
     file.write_text(text)
     assert main(["plan", "--json", "--from", str(file)]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out) == {"hypernodes": [], "labels": {}, "anomalies": [], "unplaced": [], "writes": []}
+    empty = {"hypernodes": [], "labels": {}, "anomalies": [], "unplaced": [], "writes": []}
+    assert json.loads(out).items() >= empty.items()
     assert "no NodeLinks" in err
 
 

@@ -233,7 +233,7 @@ def test_the_verb_fails_if_anything_is_wrong(
     assert expected in printed
     if form:
         document = json.loads(printed)
-        assert {*document} == {"time", "source", "nodes", "links", "troubles"}
+        assert {*document} == {"cluster", "fabric", "time", "source", "nodes", "links", "troubles"}
         assert document["source"] == source
         (one,) = document["troubles"]
         assert one["since"] == AT

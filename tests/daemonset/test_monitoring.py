@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from hack.docs.metric_notes import AGENT
 from nodeagent.controller import Progress
 from nodeagent.fabric import compute
-from nodeagent.facts.model import Holding
+from nodeagent.facts.model import Holding, State
 from nodeagent.health import gpu, unusable_gpus
 from nodeagent.health.nic import keys
 from nodeagent.health.rules import NIC_RULES, gpu_rules, xids
@@ -103,6 +103,52 @@ def test_rules_keep_the_clusters_apart() -> None:
     assert not [labels for labels in groups if "cluster" not in labels.split(", ")]
 
 
+COUNTED = {
+    "NodePcieAer": {"nodeagent_pcie_aer_errors_total", "nodeagent_pcie_info"},  # of GPUs, which have no rule
+    "NodeNicFirmwareError": {"nodeagent_devlink_health_state", "nodeagent_pcie_info"},  # beside fw_fatal
+}
+"""The metrics that alerts read beside states and reasons."""
+
+
+def test_alerts_about_devices_fire_on_the_verdict_of_the_agent() -> None:
+    """A second threshold over raw metrics pages a person while ``nodeagent health`` is quiet."""
+    for alert, rule in rules("alert").items():
+        if not alert.startswith(("NodeAgent", "NodeFabric")):
+            read = names(rule["expr"]) - {
+                f"nodeagent_{kind}_health_{what}" for kind in ("link", "gpu") for what in ("state", "reason")
+            }
+            assert read == COUNTED.get(alert, set()), alert
+
+
+def test_alerts_name_reasons_that_exist() -> None:
+    reasons = keys(NIC_RULES) | gpu_reasons()
+    named = {
+        pattern.replace(".*", "*")
+        for rule in rules("alert").values()
+        for text in re.findall(r'reason=~?"([^"]*)"', rule["expr"])
+        for pattern in re.sub(r"(\w+)\((\w+)\|(\w+)\)", r"\1\2|\1\3", text).split("|")
+    }
+    assert len(named) > 20
+    assert not {name for name in named if not any(fnmatchcase(reason, name) for reason in reasons)}
+
+
+def test_a_reason_that_withdraws_a_nic_has_an_alert() -> None:
+    """Rules that set the link down fire by its state."""
+    by_reason = [
+        re.compile(text)
+        for rule in rules("alert").values()
+        for text in re.findall(r'reason=~?"([^"]*)"', rule["expr"])
+    ]
+    silent = {
+        rule.key
+        for rule in NIC_RULES
+        if rule.withdraws
+        and rule.state is not State.DOWN
+        and not any(pattern.fullmatch(rule.key) for pattern in by_reason)
+    }
+    assert not silent
+
+
 def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
     tested: dict[str, set[float]] = {}
     for test in yaml.safe_load((FOLDER / "rules_test.yaml").read_text())["tests"]:
@@ -116,7 +162,7 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
 def test_an_alert_has_a_summary_a_description_and_a_runbook_link(alert: str) -> None:
     rule = rules("alert")[alert]
     assert {*rule["annotations"]} - {"map_url"} == {"summary", "description", "runbook_url"}
-    if alert.startswith(("NodeLink", "NodeTransceiver")):
+    if not alert.startswith(("NodeAgent", "NodeFabric")):
         assert rule["annotations"]["map_url"] == "/ui/#at=node:{{ $labels.instance }}"
     assert rule["labels"]["severity"] in ("critical", "warning")
     # A path in the repository: of the version that is installed, and of no host that may not exist.

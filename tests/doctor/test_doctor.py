@@ -89,7 +89,7 @@ def test_json_is_one_object(small: tuple[Machine, Path], capsys: pytest.CaptureF
     _, root = small
     assert main(["doctor", "--root", str(root), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert set(printed) == {"version", "summary", "findings"}
+    assert set(printed) == {"node", "time", "source", "version", "summary", "findings"}
     assert printed["version"] == 1
     assert set(printed["summary"]) == {"ok", "note", "warn", "fix"}
     assert sum(printed["summary"].values()) == len(printed["findings"])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.commands.json_document import camel
 from nodeagent.lldp.ethernet import NEAREST_BRIDGE, build_frame
 from nodeagent.lldp.lldpdu import (
     Application,
@@ -405,7 +406,9 @@ ttl 120  warning: system capabilities: 1 octets, 4 or more expected at byte 34
 
 
 def test_a_capture_is_printed_as_json_lines():
-    assert "".join(each + "\n" for each in lines(sample(), as_json=True)) == GOLDEN
+    printed = [json.loads(each) for each in lines(sample(), as_json=True)]
+    assert printed == [camel(json.loads(each)) for each in GOLDEN.splitlines()]
+    assert printed[0]["chassisId"] == printed[0]["chassis_id"]
 
 
 def test_a_capture_is_printed_as_text_lines():

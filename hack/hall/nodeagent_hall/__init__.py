@@ -6,10 +6,12 @@ A package of its own, because neither the agent nor the controller loads it. The
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import FAILED, GOOD, USAGE, Add, json_option, seconds
@@ -93,6 +95,7 @@ def add_explain(add: Add) -> None:
         "nodes in trouble.",
     )
     source_options(parser, current=True)
+    json_option(parser)
     parser.add_argument("name", metavar="NODE|SWITCH|HYPERNODE")
 
 
@@ -211,7 +214,7 @@ def _plan(options: argparse.Namespace) -> int:
     for overlap in preview.outcome.overlaps if options.json or options.yaml or options.diff else ():
         note(f"nothing is written: {render.overlap_sentence(overlap)}")
     if options.json:
-        print(render.as_json(preview.outcome))
+        _print_json(preview, options, render.document(preview.outcome))
     elif options.yaml:
         print(render.as_yaml(preview.outcome.hypernodes), end="")
     elif options.diff:
@@ -226,11 +229,16 @@ def _explain(options: argparse.Namespace) -> int:
     from nodeagent_hall.preview import read_preview
 
     log_to_stderr(options.log_level or "warning")
+    preview = read_preview(options, with_holders=True)
     try:
-        print(explanations.explain(read_preview(options, with_holders=True), options.name, screen()))
+        explanation = explanations.explain(preview, options.name)
     except explanations.UnknownNameError as error:
         note(str(error))
         return FAILED
+    if options.json:
+        _print_json(preview, options, explanation.as_document())
+    else:
+        print(explanation.as_text(screen()))
     return GOOD
 
 
@@ -244,6 +252,9 @@ def _topology(options: argparse.Namespace) -> int:
         return _node_list(preview, options)
     if options.nodes is not None:
         raise UserFileError("--nodes", "it chooses the nodes of a list", f"--format {', '.join(LISTS)}")
+    if options.format == "json":
+        _print_json(preview, options, topology_picture.document(preview))
+        return GOOD
     drawing = topology_picture.draw(preview, options.format, whole=options.whole)
     print(topology_picture.wrap(drawing, screen().width) if options.format == "tree" else drawing)
     return GOOD
@@ -271,6 +282,10 @@ def _node_list(preview: Preview, options: argparse.Namespace) -> int:
         )
         return FAILED
     return GOOD
+
+
+def _print_json(preview: Preview, options: argparse.Namespace, document: dict[str, Any]) -> None:
+    print(json.dumps(preview.origin(options.source, time.time()) | document, indent=2))
 
 
 def _cabling(options: argparse.Namespace) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
+from typing import Any, NamedTuple
 
 from nodeagent.base.plain_text import one_line
 from nodeagent.commands.terminal import PLAIN, Screen, columns, wrapped
@@ -29,20 +30,64 @@ class UnknownNameError(Exception):
     """The input has nothing with this name. The message shows how to list the names."""
 
 
-def explain(preview: Preview, name: str, on: Screen = PLAIN) -> str:
+class Table(NamedTuple):
+    """The links of a node or of a switch, or the switches below one (``key``)."""
+
+    key: str
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+class Explanation(NamedTuple):
+    """The answer about one thing. ``kind``: node, switch or hypernode; ``hypernodes``: those above it, the lowest
+    first."""
+
+    kind: str
+    name: str
+    hypernodes: tuple[str, ...]
+    sentences: tuple[str, ...]
+    table: Table | None
+
+    def as_text(self, on: Screen = PLAIN) -> str:
+        lines = [part for line in self.sentences for part in wrapped(line, on)]
+        if self.table is not None:
+            lines += ["", *columns(self.table.heads, self.table.rows, on, optional=("RAIL",))]
+        return "\n".join(lines)
+
+    def as_document(self) -> dict[str, Any]:
+        document: dict[str, Any] = self._asdict()
+        del document["table"]
+        document["sentences"] = [line.strip() for line in self.sentences]
+        if self.table is not None:
+            keys = [_camel(head) for head in self.table.heads]
+            document[self.table.key] = [dict(zip(keys, row, strict=True)) for row in self.table.rows]
+        return document
+
+
+def _camel(head: str) -> str:
+    first, *others = head.lower().split()
+    return first + "".join(map(str.capitalize, others))
+
+
+def explain(preview: Preview, name: str) -> Explanation:
     """Explain a node, a switch or a HyperNode. Raises ``UnknownNameError``."""
     plan = preview.plan
     levels, votes = plan.levels, plan.votes
+    lines: Iterator[str | Table]
     if name in preview.wanted or name in preview.published:
-        lines = _hypernode(preview, name)
+        kind, lines, lowest = "hypernode", _hypernode(preview, name), preview.plan.parent.get(name)
     elif name in levels.reports or name in levels.refused or name in levels.nodes or name in plan.nodes.place:
-        lines = _node(preview, name, on)
+        kind, lines = "node", _node(preview, name)
+        lowest = plan.nvlink.of.get(name, plan.nodes.place.get(name))
     else:
         keys = (name, votes.names.key_of(name))
+        kind, lowest = "switch", None
         if leaf := next((key for key in keys if key in votes.rails), None):
-            lines = _switch(preview, leaf, on)
+            lines = _switch(preview, leaf)
+            home = plan.cabling.home(leaf)
+            lowest = None if home is None else plan.names.names.get(home)
         elif upper := next((key for key in keys if plan.tiers.uplinks.below(key)), None):
-            lines = _upper_switch(preview, upper, on)
+            lines = _upper_switch(preview, upper)
         else:
             known = {
                 *levels.reports,
@@ -56,13 +101,13 @@ def explain(preview: Preview, name: str, on: Screen = PLAIN) -> str:
             raise UnknownNameError(
                 f"{shown(name)} is not a node, switch or HyperNode in this input{hint}; `nodeagent topology` lists them"
             )
-    text = [*lines]
-    table_at = text.index("") if "" in text else len(text)
-    sentences = [part for line in text[:table_at] for part in wrapped(line, on)]
-    return "\n".join([*sentences, *text[table_at:]])
+    said = [*lines]
+    table = next((one for one in said if isinstance(one, Table)), None)
+    sentences = tuple(one for one in said if isinstance(one, str))
+    return Explanation(kind, name, tuple(_upwards(preview, lowest)), sentences, table)
 
 
-def _node(preview: Preview, node: str, on: Screen) -> Iterator[str]:
+def _node(preview: Preview, node: str) -> Iterator[str | Table]:
     plan = preview.plan
     name = plan.nodes.place.get(node)
     lowest = plan.nvlink.of.get(node, name)
@@ -85,7 +130,7 @@ def _node(preview: Preview, node: str, on: Screen) -> Iterator[str]:
     for anomaly in plan.outcome.anomalies:
         if anomaly.node == node or node in anomaly.nodes:
             yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
-    yield from _links(preview, node, on)
+    yield from _links(preview, node)
 
 
 def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
@@ -114,7 +159,7 @@ def _votes(preview: Preview, node: str, name: str | None) -> Iterator[str]:
         yield f"{has} expired LLDP information; such links count for it too."
 
 
-def _links(preview: Preview, node: str, on: Screen) -> Iterator[str]:
+def _links(preview: Preview, node: str) -> Iterator[Table]:
     plan = preview.plan
     pattern = plan.votes.pattern(node)
     if pattern is None:
@@ -139,11 +184,10 @@ def _links(preview: Preview, node: str, on: Screen) -> Iterator[str]:
                 group,
             )
         )
-    yield ""
-    yield from columns(("LINK", "RAIL", "SWITCH", "PORT", "LLDP", "GROUP"), rows, on, optional=("RAIL",))
+    yield Table("links", ("LINK", "RAIL", "SWITCH", "PORT", "LLDP", "GROUP"), rows)
 
 
-def _switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
+def _switch(preview: Preview, key: str) -> Iterator[str | Table]:
     plan = preview.plan
     votes, cabling = plan.votes, plan.cabling
     group = votes.of.get(key)
@@ -173,11 +217,10 @@ def _switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
             yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
     rows = _links_at(preview, key)
     yield from _carried(preview, rows)
-    yield ""
-    yield from columns(("NODE", "LINK", "PORT", "LLDP"), sorted(rows), on)
+    yield Table("links", ("NODE", "LINK", "PORT", "LLDP"), sorted(rows))
 
 
-def _upper_switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
+def _upper_switch(preview: Preview, key: str) -> Iterator[str | Table]:
     plan = preview.plan
     at = {
         leaf: _links_at(preview, leaf)
@@ -185,7 +228,6 @@ def _upper_switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
     }
     yield f"The switch {plain(key)} is above {_count(len(at), 'switch', 'switches')} of nodes."
     yield from _carried(preview, [row for rows in at.values() for row in rows])
-    yield ""
     table = [
         (
             plain(leaf),
@@ -195,7 +237,7 @@ def _upper_switch(preview: Preview, key: str, on: Screen) -> Iterator[str]:
         )
         for leaf, rows in at.items()
     ]
-    yield from columns(("SWITCH", "LINKS", "NODES", "OTHER UPLINKS"), table, on)
+    yield Table("switches", ("SWITCH", "LINKS", "NODES", "OTHER UPLINKS"), table)
 
 
 def _links_at(preview: Preview, key: str) -> list[tuple[str, str, str, str]]:
@@ -330,14 +372,15 @@ def _weakest_pair(preview: Preview, group: SwitchGroup) -> tuple[str, str] | Non
 
 
 def _parents(preview: Preview, name: str) -> str:
-    parts = []
-    above = preview.plan.parent
-    parent = above.get(name)
-    while parent is not None:
-        hypernode = preview.wanted[parent]
-        parts.append(f", below {parent} (tier {hypernode.tier}, {hypernode.tier_name})")
-        parent = above.get(parent)
-    return "".join(parts)
+    above = (preview.wanted[parent] for parent in _upwards(preview, preview.plan.parent.get(name)))
+    return "".join(f", below {one.name} (tier {one.tier}, {one.tier_name})" for one in above)
+
+
+def _upwards(preview: Preview, name: str | None) -> Iterator[str]:
+    """This HyperNode and those above it."""
+    while name is not None:
+        yield name
+        name = preview.plan.parent.get(name)
 
 
 def _freshness(report: CompactReport, i: int) -> str:

@@ -16,9 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nodeagent.base.plain_text import one_line
+from nodeagent.commands.json_document import camel
 from nodeagent.commands.options import FAILED, GOOD
 from nodeagent.commands.terminal import columns, screen
 from nodeagent.commands.user_files import UserFileError
@@ -287,11 +288,15 @@ def _usual_speeds(reports: Iterable[NodeLinks]) -> dict[str, int]:
 
 def show(options: argparse.Namespace) -> int:
     """Print the links that are not as planned, with ``--watch`` each that changes. Return the exit code."""
-    links = _check(options)
+    origin, links = _check(options)
     if options.json:
         print(
             json.dumps(
-                [{**link._asdict(), "state": str(link.state)} for link in _listed(options, links)], indent=2
+                [
+                    origin | camel({**link._asdict(), "state": str(link.state)})
+                    for link in _listed(options, links)
+                ],
+                indent=2,
             )
         )
     elif options.csv:
@@ -317,7 +322,7 @@ def _cell(text: str) -> str:
 def _print_changes(options: argparse.Namespace, links: list[CheckedLink]) -> list[CheckedLink]:
     """Check again, and print the links that differ. An input that cannot be read now is a line on stderr."""
     try:
-        changed = _check(options)
+        _, changed = _check(options)
     except (ApiError, ConfigError, SourceError, UserFileError, OSError) as error:
         print(one_line(f"nodeagent: {error}"), file=sys.stderr, flush=True)
         return links
@@ -330,21 +335,23 @@ def _print_changes(options: argparse.Namespace, links: list[CheckedLink]) -> lis
     return changed
 
 
-def _check(options: argparse.Namespace) -> list[CheckedLink]:
+def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[CheckedLink]]:
+    """The origin of the document (``Preview.origin``), and all links."""
     preview = read_preview(options, whole_reports=True)
     reports = [*preview.reports.values()]
     nodes = {report.node_name for report in reports} | preview.nodes
-    links = {
+    names = {
         name
         for report in reports
         for link in report.links
         for name in (link.name, link.netdev, link.pci_address)
         if name
     }
-    planned = None if options.plan is None else planned_cables.read(options.plan, nodes, links)
+    planned = None if options.plan is None else planned_cables.read(options.plan, nodes, names)
     if planned is not None:
         _print_not_compared(planned.left_out, links_beside_plan(reports, planned))
-    return check_hall(reports, preview, planned, order=options.order)
+    links = check_hall(reports, preview, planned, order=options.order)
+    return preview.origin(options.source, time.time()), links
 
 
 def _print_not_compared(cables: int, links: list[tuple[str, str]]) -> None:

@@ -42,7 +42,7 @@ def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> i
         jobs = by_job(map(job_pod, preview.pods))
         job, found = described(preview, jobs, chosen(jobs, options.name, options.namespace))
         if options.json:
-            envelope = trouble.document(preview, found, options.source or "cluster", now())
+            envelope = trouble.document(preview, found, options.source, now())
             return json.dumps({**envelope, "job": job}, indent=2), not found
         return "\n".join(as_lines(job, found, now(), screen())), not found
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
+from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.terminal import note
 from nodeagent.commands.user_files import UserFileError
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
@@ -56,6 +57,8 @@ class Preview:
     """The pods with VFs by node, if ``Objects.holders`` was a dict."""
     pods: tuple[ListedPod, ...] = ()
     """The Pods, if ``Objects.pods`` was a list."""
+    cluster: str | None = None
+    """The address of the API server that was read."""
 
     @property
     def outcome(self) -> PlanOutcome:
@@ -64,6 +67,15 @@ class Preview:
     @property
     def wanted(self) -> dict[str, HyperNode]:
         return {hypernode.name: hypernode for hypernode in self.outcome.hypernodes}
+
+    def origin(self, source: str | None, now: float) -> dict[str, Any]:
+        """The first keys of each document of `--json`: what was read and when. ``source``: the file of `--from`."""
+        return {
+            "cluster": self.cluster,
+            "fabric": self.plan.rules.fabric,
+            "time": rfc3339(now),
+            "source": source or "cluster",
+        }
 
 
 def read_preview(
@@ -86,16 +98,19 @@ def read_preview(
         read.holders = {}
     if with_pods:
         read.pods = []
+    cluster = None
     if options.source is not None:
         objects.read(options.source, read)
     else:
         namespace = options.namespace if with_pods else None
-        asyncio.run(read_cluster(cluster_access(options.kubeconfig), read, namespace))
+        access = cluster_access(options.kubeconfig)
+        asyncio.run(read_cluster(access, read, namespace))
+        cluster = access.server
     if options.current is not None:
         if options.current == options.source == "-":
             raise SourceError("the standard input can be read only once: give a file to --from or --current")
         objects.read(options.current, read)
-    preview = make_preview(read)
+    preview = replace(make_preview(read), cluster=cluster)
     for sentence in (*read.notes, *_notes(preview.plan, config.hysteresis)):
         note(sentence)
     return preview

@@ -21,10 +21,6 @@ _WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 _SHOWN = 40
 
 
-def as_json(outcome: PlanOutcome) -> str:
-    return json.dumps(document(outcome), indent=2, ensure_ascii=True)
-
-
 def document(outcome: PlanOutcome) -> dict[str, Any]:
     return {
         "hypernodes": [render(hypernode) for hypernode in outcome.hypernodes],

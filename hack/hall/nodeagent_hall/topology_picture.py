@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 import time
@@ -33,9 +32,8 @@ def draw(preview: Preview, form: str, *, whole: bool = False) -> str:
     renderers: dict[str, Callable[[dict[str, Any]], str]] = {
         "tree": lambda document: "\n".join(_tree(document, whole=True) if whole else fold(_tree(document))),
         "dot": _dot,
-        "json": lambda document: json.dumps(document, indent=2),
     }
-    return renderers[form](_document(preview))
+    return renderers[form](document(preview))
 
 
 def wrap(tree: str, width: int | None) -> str:
@@ -52,7 +50,7 @@ def wrap(tree: str, width: int | None) -> str:
     return "\n".join(lines)
 
 
-def _document(preview: Preview) -> dict[str, Any]:
+def document(preview: Preview) -> dict[str, Any]:
     outcome, wanted = preview.outcome, preview.wanted
     kinds = {(anomaly.node, anomaly.link): str(anomaly.kind) for anomaly in outcome.anomalies}
     parent = preview.plan.parent

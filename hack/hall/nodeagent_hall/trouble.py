@@ -29,7 +29,7 @@ def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> i
         preview = read_preview(options, whole_reports=True)
         found = troubles(preview.plan)
         if options.json:
-            text = json.dumps(document(preview, found, options.source or "cluster", now()), indent=2)
+            text = json.dumps(document(preview, found, options.source, now()), indent=2)
         else:
             text = as_text(preview, found, now(), screen())
         return text, bool(preview.reports and not found)
@@ -56,11 +56,12 @@ def repeated(options: argparse.Namespace, look: Callable[[], tuple[str, bool]]) 
     return GOOD
 
 
-def document(preview: Preview, found: Iterable[FabricTrouble], source: str, now: float) -> dict[str, Any]:
+def document(
+    preview: Preview, found: Iterable[FabricTrouble], source: str | None, now: float
+) -> dict[str, Any]:
     """The list for programs, in an envelope that says what was read and when."""
     return {
-        "time": rfc3339(now),
-        "source": source,
+        **preview.origin(source, now),
         "nodes": len(preview.reports),
         "links": sum(len(report.links) for report in preview.reports.values()),
         "troubles": [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -252,10 +251,10 @@ def show_rules(config: Config, options: argparse.Namespace) -> int:
         return GOOD
     keys = ("rule", "state", "kubelet", "enter", "enterFor", "clear", "clearFor", "window", "enabled")
     rows = [
-        dict(zip(keys, rule_row(rule), strict=True)) | {"meaning": rule.meaning, "source": rule.origin}
+        dict(zip(keys, rule_row(rule), strict=True)) | {"meaning": rule.meaning, "origin": rule.origin}
         for rule in rules
     ]
-    print(json.dumps(rows))
+    print(document([row | {"source": row["origin"]} for row in rows], options.root, None))
     return GOOD
 
 

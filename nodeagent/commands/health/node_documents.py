@@ -79,6 +79,7 @@ async def read_document(config: Config, root: Path) -> tuple[bytes, bool]:
         node=await asyncio.to_thread(node_name, root),
         source="read once by `nodeagent health --html`",
         taken=time.time(),
+        runbook=config.web.runbook,
     )
     return msgspec.json.encode(view), bool(unanswered(snapshot.stale_sources))
 
@@ -142,6 +143,7 @@ def recording_document(header: Header, samples: Iterable[Sample], config: Config
         node=name,
         source="recorded samples, by `nodeagent health --html replay`",
         taken=taken,
+        runbook=config.web.runbook,
     )
     return msgspec.json.encode(view)
 

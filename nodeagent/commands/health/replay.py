@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands import user_files
+from nodeagent.commands.json_document import document
 from nodeagent.commands.options import GOOD
 from nodeagent.commands.terminal import PLAIN, Screen, screen, section
 from nodeagent.commands.user_files import UserFileError
@@ -42,7 +42,8 @@ def show(config: Config, options: argparse.Namespace, file: str) -> int:
     with recorded(file) as (header, samples):
         for transition in replay(header, tally.follow(samples), config.health, config.gpu):
             tally.count(transition)
-            print(json.dumps(as_object(transition)) if options.json else describe(transition, header))
+            change = as_object(transition) | {"node": None}  # a recording does not name its node
+            print(document(change, options.root, file) if options.json else describe(transition, header))
     tally.finish()
     if not options.json:
         print(f"\n{summary(tally, screen())}", end="")

@@ -1,7 +1,7 @@
 // The panel of what is selected: a link, a node, a switch or a HyperNode.
 
 import { bits, clock, duration, el, pairs, table } from "./dom.js";
-import { chooser, symbol } from "./parts.js";
+import { chooser, linkTo, reasonKey, symbol } from "./parts.js";
 import { anomalySymbol } from "./symbols.js";
 import { troubleEntry } from "./troubles.js";
 
@@ -58,7 +58,7 @@ function aboutNode(model, found, select, reportOf) {
   });
   const more = el("div");
   fillReport(more, found.name, reportOf(found.name), (report) => [
-    ...report.links.flatMap((link) => (link.reasons ?? []).length ? [el("h3", { text: link.name }), ...reasons(link, report.reasons)] : []),
+    ...report.links.flatMap((link) => (link.reasons ?? []).length ? [el("h3", { text: link.name }), ...reasons(link, report)] : []),
     holders(report.holders ?? []),
   ]);
   return [
@@ -71,8 +71,15 @@ function aboutNode(model, found, select, reportOf) {
     troublesOf(model, found, select),
     rows.length ? table("Links", ["Link", "State", "Switch", "Port"], rows) : "",
     more,
-    el("p", { class: "quiet", text: "The present values, GPUs and curves are on the page /ui/ of the node's own agent, and in `nodeagent health` there." }),
+    nodePage(model, found.name),
   ];
+}
+
+/** The link to the page of the node's own agent, or how to get there. */
+function nodePage(model, node) {
+  const template = model.content.nodePage;
+  if (template) return el("p", {}, linkTo(`Page of ${node}`, template.replaceAll("{node}", encodeURIComponent(node))), ": present values, GPUs and curves");
+  return el("p", { class: "quiet" }, "Present values and GPUs: ", el("code", { text: `kubectl nodeagent health ${node}` }), ". With web.nodePage in the file of the controller this is a link to the page of the node.");
 }
 
 function aboutSwitch(model, found, select) {
@@ -171,18 +178,18 @@ function reportedLink(report, name) {
       ["Port there", neighbor && [neighbor.portID.value, neighbor.portDescription].filter(Boolean).join(" — ")],
       ["Management", neighbor?.managementAddresses?.join(", ")],
     ),
-    ...((link.reasons ?? []).length ? [el("h3", { text: "Reasons" }), ...reasons(link, report.reasons)] : []),
+    ...((link.reasons ?? []).length ? [el("h3", { text: "Reasons" }), ...reasons(link, report)] : []),
     holders((report.holders ?? []).map((holder) => ({ ...holder, vfs: holder.vfs.filter((vf) => vf.link === name) })).filter((holder) => holder.vfs.length)),
   ];
 }
 
 /** The reasons of a link: the value that started each beside its threshold, and what clears it by the rule's default. */
-function reasons(link, words) {
+function reasons(link, { reasons: words, runbook }) {
   const rules = new Map(Object.entries(words ?? {}));
   return link.reasons.map((key, i) => {
     const rule = rules.get(key);
     const detail = link.reasonDetails?.[i];
-    return el("div", { class: "reason" }, el("b", { text: key }),
+    return el("div", { class: "reason" }, reasonKey(key, runbook),
       detail && el("p", { class: "measured", text: detail }),
       rule && el("p", { class: detail ? "quiet" : "", text: `${rule.meaning} Threshold by default: ${rule.threshold}. Clears: ${rule.clears}.` }));
   });

@@ -1,7 +1,7 @@
 // The top of the node page: the cells of the node, what is wrong with it, and all names of each link.
 
 import { bits, el, since, table } from "./dom.js";
-import { few } from "./parts.js";
+import { few, reasonKey } from "./parts.js";
 import { byRail, stateOf } from "./node_cards.js";
 
 const QUIET = ["healthy", "unused"];
@@ -58,16 +58,16 @@ export function troubleCards(node, { nics, gpus }) {
       device.health && device.health.forS !== null && since(node.taken - device.health.forS)),
     device.to && el("p", { class: "quiet", text: `to ${device.to}` }),
     device.withdrawn && el("p", { class: "withdrawn", text: "withdrawn: the kubelet gives its VFs to no new pod" }),
-    ...device.reasons.map((reason) => reasonWithRule(reason, device.health)),
+    ...device.reasons.map((reason) => reasonWithRule(reason, device.health, node.runbook)),
     device.pods.length > 0 && el("p", {}, el("b", { text: "pods " }), few(device.pods)),
     device.remedy && el("p", {}, el("b", { text: "do " }), device.remedy),
     el("p", {}, el("button", { type: "button", class: "link", onclick: () => showTile(device.name), text: `all of ${device.name}` }))));
 }
 
 /** The reason, and from an agent the value now beside its threshold and what clears it. */
-function reasonWithRule(reason, health) {
+function reasonWithRule(reason, health, runbook) {
   const rule = health?.rules.find((entry) => entry.rule === reason.key);
-  return el("div", { class: `reason ${reason.warning ? "" : "grave"}` }, el("b", { text: reason.key }), el("p", { text: reason.detail }),
+  return el("div", { class: `reason ${reason.warning ? "" : "grave"}` }, reasonKey(reason.key, runbook), el("p", { text: reason.detail }),
     rule && el("p", {}, `${rule.measured === null ? "no value now" : `now ${rule.measured}`}, threshold ${rule.threshold}${rule.clears ? `; clears ${rule.clears}` : ""}`));
 }
 

@@ -16,6 +16,16 @@ export function chooser(name, at, select) {
   return name ? el("button", { class: "link", type: "button", onclick: () => select(at), text: name }) : "";
 }
 
+/** A link to another page, which opens beside this one. */
+export function linkTo(text, address) {
+  return el("a", { href: address, target: "_blank", rel: "noopener noreferrer", text });
+}
+
+/** The key of a reason, as a link to its section where the runbook is known. */
+export function reasonKey(key, runbook) {
+  return el("b", {}, runbook?.[key] ? linkTo(key, runbook[key]) : key);
+}
+
 /** A block of a list: its title, when (a text or an element), and paragraphs. */
 export function entry(title, when, ...body) {
   return el("article", { class: "entry" }, el("h4", {}, title, typeof when === "string" ? when && el("time", { text: when }) : when), body.filter(Boolean));

@@ -1,7 +1,7 @@
 // The troubles of the fabric: the list of `nodeagent trouble`. See nodeagent/fabric/troubles.py.
 
 import { el, since } from "./dom.js";
-import { chooser, entry, few, symbol } from "./parts.js";
+import { chooser, entry, few, linkTo, symbol } from "./parts.js";
 import { anomalySymbol, STATES } from "./symbols.js";
 
 /** What, since when, where (unless that is `here`), why, whose pods, and what to do. */
@@ -12,7 +12,14 @@ export function troubleEntry(model, one, select, here = "") {
     at !== here && el("p", {}, at ? chooser(one.where, at, select) : one.where),
     ...(one.linkCount > 1 ? [one.details.join(", ")] : one.details).map((text) => el("p", { text })),
     one.pods > 0 && el("p", {}, el("b", { text: "pods " }), few(pods, one.pods)),
-    el("p", {}, el("b", { text: "do " }), one.remedy));
+    el("p", {}, el("b", { text: "do " }), one.remedy, runbookLink(model, one)));
+}
+
+/** A link to what the runbook says about the first reason that it has. */
+function runbookLink(model, one) {
+  const links = model.content.runbook ?? {};
+  const key = one.reasons.find((reason) => links[reason]);
+  return key ? [" · ", linkTo("runbook", links[key])] : "";
 }
 
 function symbolOf(one) {

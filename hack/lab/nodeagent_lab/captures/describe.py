@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nodeagent.base.rfc3339 import rfc3339
+from nodeagent.commands.json_document import camel
 from nodeagent.lldp.escaping import family_word, mac, object_identifier, printable, valid_unicode
 from nodeagent.lldp.ethernet import Frame
 from nodeagent.lldp.lldpdu import (
@@ -35,7 +36,7 @@ Json = dict[str, Any]
 def lines(capture: Capture, as_json: bool) -> Iterator[str]:
     """One line for each LLDP frame of a pcap or pcapng file. Raises ``PcapError`` at a malformed packet."""
     for decoded in decode_file(capture):
-        yield json.dumps(decoded, separators=(", ", ": ")) if as_json else line(decoded)
+        yield json.dumps(camel(decoded), separators=(", ", ": ")) if as_json else line(decoded)
 
 
 def decode_file(capture: Capture) -> Iterator[Json]:
