@@ -424,8 +424,8 @@ def test_the_doctor_finds_nothing_to_fix_on_a_working_machine(run: Run) -> None:
 
 
 STARVED = "Unanswered: "
-"""The guest has a part of one core. While the host does not run it, its reads of sysfs exceed their limits, and the part
-of the agent that made them is started again. That these parts do their work afterwards is what the other tests see."""
+"""The guest has a part of one core. While the host does not run it, its reads of sysfs exceed their limits, and the
+part of the agent that made them is started again. The other tests see that these parts do their work afterwards."""
 
 
 def test_the_agent_logs_no_error_from_start_to_end(run: Run) -> None:
