@@ -51,6 +51,7 @@ VERBS: dict[str, str] = {
     "explain": "plan.add_explain",
     "topology": "plan.add_topology",
     "cabling": "plan.add_cabling",
+    "maintain": "plan.add_maintain",
     "capture": "capture.add",
     "controller": "controller.add",
     "completion": "completion.add",

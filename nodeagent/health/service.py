@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
@@ -21,7 +22,7 @@ import msgspec
 
 from nodeagent.facts.model import HEALTHY, Function, Gpu, GpuFunction, Health, Link, Neighbor, UnusableGpu
 from nodeagent.health.cabling import EMPTY, Plan, is_switch
-from nodeagent.health.cordons import Cordon, cordon_reasons
+from nodeagent.health.cordons import Cordon, PlannedWork, cordon_reasons
 from nodeagent.health.explain import DeviceView, explain_gpus, explain_nics, explain_unusable
 from nodeagent.health.gpu import GpuJudge, JudgedGpus
 from nodeagent.health.gpu_settings import GpuSettings
@@ -161,6 +162,14 @@ class HealthService:
         self._cordons = cordons
         self._cordon()
         self.judge_nics()
+
+    def take_planned_work(self, planned: Mapping[str, tuple[float, float, str]]) -> None:
+        """Begin, end (Unix time) and sentence of the work on NICs, by PCI address."""
+        ahead = time.time() - self._clock()
+        moved = {nic: PlannedWork(at - ahead, to - ahead, why) for nic, (at, to, why) in planned.items()}
+        if moved or self.nics.planned:
+            self.nics.take_planned(moved)
+            self.judge_nics()
 
     def _cordon(self) -> None:
         self.nics.cordons = self.gpus.cordons = cordon_reasons(self._cordons, self._macs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
@@ -10,6 +11,7 @@ from nodeagent.commands.plan.preview import Preview
 from nodeagent.commands.terminal import PLAIN, Screen, columns, wrapped
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
+from nodeagent.fabric.maintenance import standing
 from nodeagent.fabric.outcome import in_trouble
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
 from nodeagent.fabric.switch_keys import plain
@@ -56,10 +58,22 @@ def explain(preview: Preview, name: str, on: Screen = PLAIN) -> str:
             raise UnknownNameError(
                 f"{shown(name)} is not a node, switch or HyperNode in this input{hint}; `nodeagent topology` lists them"
             )
-    text = [*lines]
+    text = [*_planned(preview, name), *lines]
     table_at = text.index("") if "" in text else len(text)
     sentences = [part for line in text[:table_at] for part in wrapped(line, on)]
     return "\n".join([*sentences, *text[table_at:]])
+
+
+def _planned(preview: Preview, name: str) -> Iterator[str]:
+    """The planned work on a node, or the links of a switch that its work concerns."""
+    of_switch: dict[str, list[str]] = {}
+    for node, entry in standing(preview.plan.levels.maintained, time.time()):
+        if node == name:
+            yield f"Planned work on {entry.link or 'the whole node'}: {entry.sentence}."
+        elif entry.switch == name:
+            of_switch.setdefault(entry.sentence, []).append(f"{node} {entry.link}")
+    for sentence, links in of_switch.items():
+        yield f"Planned work on {_count(len(links), 'link')}, such as {links[0]}: {sentence}."
 
 
 def _node(preview: Preview, node: str, on: Screen) -> Iterator[str]:
