@@ -28,7 +28,7 @@ from nodeagent.base.plain_text import one_line
 from nodeagent.fabric import Planner
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
 from nodeagent.fabric.jobs import held_links
-from nodeagent.fabric.maintenance import MAINTENANCE
+from nodeagent.fabric.maintenance import MAINTENANCE, standing
 from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain, VfHolder
 from nodeagent.fabric.report_changes import report_changes
 from nodeagent.fabric.reports import InternPool
@@ -297,12 +297,14 @@ class ClusterMirror:
 
     def _take_maintenance(self, node: str, text: str | None) -> None:
         book = self._listener.inputs.maintenance
-        if book.take(node, text):
-            if fault := book.faults.get(node):
-                log.warning(
-                    "The annotation %s of a Node is wrong. node=%s fault=%r", MAINTENANCE, node, fault
-                )
-            self.stir()
+        if not book.take(node, text):
+            return
+        if fault := book.faults.get(node):
+            log.warning("The annotation %s of a Node is wrong. node=%s fault=%r", MAINTENANCE, node, fault)
+        self.stir()
+        now, loop = time.time(), asyncio.get_running_loop()
+        for _, entry in standing({node: book.of_node.get(node, ())}, now):
+            loop.call_later(entry.end - now, self.stir)
 
     def _node_changed(self, name: str, _before: OurLabels | None, now: OurLabels | None) -> None:
         self.stir()
