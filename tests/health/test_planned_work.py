@@ -107,7 +107,9 @@ def test_the_service_takes_times_of_the_clock_on_the_wall(monkeypatch: pytest.Mo
     health.judge_functions([pf(1)], [link(pf(1))])
     health.take_planned_work({pf(1).pci_address: (1_000_400.0, 1_000_600.0, "work")})
     assert health.nics.planned == {pf(1).pci_address: PlannedWork(400.0, 600.0, "work")}
-    assert [it.key for it in health.judge_functions([pf(1)], [link(pf(1))])[0].health.reasons] == [MAINTENANCE]
+    assert [it.key for it in health.judge_functions([pf(1)], [link(pf(1))])[0].health.reasons] == [
+        MAINTENANCE
+    ]
     assert health.nics.due() == 600.0
     health.take_planned_work({})
     assert health.judge_functions([pf(1)], [link(pf(1))])[0].health == HEALTHY
