@@ -240,9 +240,9 @@ class NodeReporter:
     """Keep this node's NodeLinks up to date.
 
     ``rails`` and ``levels`` return the rails and the enforcement of GPU memory for each report. ``with_holders``
-    reports the pods that hold VFs. ``planned`` takes begin, end and sentence of planned work by PCI address, each time
-    that the server has sent the report with its annotations. ``jitter_s`` spreads the first reports of nodes that start
-    together.
+    reports the pods that hold VFs. ``planned`` takes begin and end of planned work (seconds from now) and a sentence by
+    PCI address, each time that the server has sent the report with its annotations. ``jitter_s`` spreads the first
+    reports of nodes that start together.
     """
 
     def __init__(
@@ -377,12 +377,12 @@ class NodeReporter:
             log.warning(
                 "The annotation %s of the report is wrong. fault=%r", MAINTENANCE, fault or "none now"
             )
-        self._fault, found = fault, {"": entries}
+        self._fault, found, now = fault, {"": entries}, time.time()
         self._planned(
             {
-                link.pci_address: (work.begin, work.end, work.sentence)
+                link.pci_address: (work.begin - now, work.end - now, work.sentence)
                 for link in stored.links
-                if link.pci_address and (work := under_maintenance(found, "", link.name, time.time()))
+                if link.pci_address and (work := under_maintenance(found, "", link.name, now))
             }
         )
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
@@ -164,9 +163,9 @@ class HealthService:
         self.judge_nics()
 
     def take_planned_work(self, planned: Mapping[str, tuple[float, float, str]]) -> None:
-        """Begin, end (Unix time) and sentence of the work on NICs, by PCI address."""
-        ahead = time.time() - self._clock()
-        moved = {nic: PlannedWork(at - ahead, to - ahead, why) for nic, (at, to, why) in planned.items()}
+        """Begin and end of the work on NICs, in seconds from now, and a sentence, by PCI address."""
+        now = self._clock()
+        moved = {nic: PlannedWork(now + begin, now + end, why) for nic, (begin, end, why) in planned.items()}
         if moved or self.nics.planned:
             self.nics.take_planned(moved)
             self.judge_nics()
