@@ -275,7 +275,7 @@ class NodeReporter:
         self._board = board or NoticeBoard()
         self._stored: NodeLinks | None = None
         self._fault = ""
-        """What is wrong with the annotation of planned work."""
+        """The fault of the annotation of planned work; empty: none."""
         self._left_out: tuple[str, ...] = ()
         self._reduced: NodeLinks | None = None
         """The report that was written in place of ``_stored``, without the parts that the server refused."""

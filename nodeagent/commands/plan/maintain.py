@@ -77,7 +77,7 @@ async def _run(options: argparse.Namespace, now: float, until: float) -> int:
 
 
 def _maker(options: argparse.Namespace, now: float, until: float) -> Callable[..., Maintenance]:
-    """What makes the entry of a link, of a switch's link, or of a node."""
+    """Make the entry of a link, of a switch's link, or of a node."""
     author = one_line(options.author or getpass.getuser(), NAME_MAX)
     since, to = (datetime.fromtimestamp(int(at), UTC) for at in (now, until))
     return partial(
