@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.cli import main
 from nodeagent.facts.model import CORDONED, HEALTHY, MAINTENANCE, Health, Reason, State
 from nodeagent.health.cordons import PlannedWork, with_cordon, with_planned_work
 from nodeagent.health.service import HealthService
 from nodeagent.measurements.sample import Source
+from nodeagent_lab.sim.apiserver import ApiServer
+from tests.commands.test_plan_live import kubeconfig
 from tests.support.judged_machine import Bench, link, pf
+from tests.support.running_agent import node
 
 LINK = Source.LINK
 
@@ -112,3 +119,41 @@ def test_the_service_takes_times_from_now() -> None:
     assert health.nics.due() == 600.0
     health.take_planned_work({})
     assert health.judge_functions([pf(1)], [link(pf(1))])[0].health == HEALTHY
+
+
+@pytest.mark.slow
+async def test_the_agent_learns_of_the_work_from_its_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole way: the verb with a kubeconfig, the annotations, the agent without a right to read Nodes."""
+    server = await ApiServer().start()
+    links = [{"name": "nic0", "pciAddress": "0000:18:00.0", "rail": 0, "state": "healthy"}]
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0"}})
+    server.put({"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeLinks", "nodeName": "gpu-0", "links": links,
+                "metadata": {"name": "gpu-0", "namespace": "nodeagent"}})  # fmt: skip
+    file = kubeconfig(server, tmp_path / "kubeconfig")
+    file.write_text(file.read_text().replace("    user: u\n", "    user: u\n    namespace: nodeagent\n", 1))
+
+    async def verb(*words: str) -> str:
+        assert await asyncio.to_thread(main, list(words)) == 0
+        return capsys.readouterr().out
+
+    try:
+        async with node() as n:
+            settings = n.configure(f"cluster: {{access: kubeconfig, kubeconfig: {file}}}\n")
+            await n.kubelet.start()
+            words = ["--until", "2h", "--reason", "optics", "--author", "ann", "--kubeconfig", str(file)]
+            await verb("maintain", "gpu-0/nic0", *words)
+            before = len(server.requests)
+            await n.start_agent(settings, node_name="gpu-0")
+            await n.allocatable("two-gpus-and-two-nics/nic0", 4)
+            await n.until(lambda: n.agent is not None and bool(n.agent.health.nics.planned))
+            said = await verb("health", "nic0", "--root", str(n.root), "--config", str(n.config_file))
+            assert "by ann: optics" in " ".join(said.split())
+            metrics = (await n.get("/metrics"))[1]
+            assert 'reason="maintenance",severity="warning"} 1' in metrics
+            seen = {(it.verb, it.resource) for it in list(server.requests)[before:]}
+            assert "nodelinks" in {resource for _, resource in seen}
+            assert ("get", "nodes") not in seen
+    finally:
+        await server.stop()

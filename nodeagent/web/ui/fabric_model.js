@@ -15,7 +15,7 @@ export class FabricModel {
     this.fabrics = [content.fabric];
     this.indexAnomalies();
     this.planned = new Map();
-    for (const one of content.maintenance) push(this.planned, `${one.node}\n${one.link}`, one.text);
+    for (const one of content.maintenance ?? []) push(this.planned, `${one.node}\n${one.link}`, one.text);
     this.shapes = content.shapes.map((shape) => this.readShape(shape));
     this.titles = titlesOf(content.hypernodes);
     this.groups = this.makeGroups();
