@@ -19,7 +19,9 @@ class Toleration(msgspec.Struct, frozen=True):
     def covers(self, key: str, value: str, effect: str) -> bool:
         """Whether it tolerates this taint, as ``ToleratesTaint`` of Kubernetes' resourceclaim package."""
         same = self.key in ("", key) and self.effect in ("", effect)
-        return same and (self.operator == "Exists" or self.value == value)
+        return same and (
+            self.operator == "Exists" or (self.operator in ("", "Equal") and self.value == value)
+        )
 
 
 class DeviceResult(msgspec.Struct, frozen=True, rename="camel"):

@@ -302,6 +302,8 @@ CORDONED_AND_SICK = with_cordon(SICK, Reason(CORDONED, "cordoned by ann"))
         (CORDONED_ALONE, [{"key": CORDONED_KEY, "operator": "Exists"}], True),
         (CORDONED_ALONE, [{"key": CORDONED_KEY, "value": CORDONED}], True),
         (CORDONED_ALONE, [{"key": CORDONED_KEY}], False),
+        (CORDONED_ALONE, [{"key": CORDONED_KEY, "operator": "", "value": CORDONED}], True),
+        (CORDONED_ALONE, [{"key": CORDONED_KEY, "operator": "Like", "value": CORDONED}], False),
         (CORDONED_ALONE, [{"key": CORDONED_KEY, "operator": "Exists", "effect": "NoExecute"}], False),
         (CORDONED_ALONE, [{"key": UNHEALTHY_KEY, "operator": "Exists"}], False),
         (SICK, [{"key": CORDONED_KEY, "operator": "Exists"}], False),

@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.agent_config import load
+from nodeagent.agent_config import Config, load
 from nodeagent.base.stored_file import StoredFile
 from nodeagent.cli import main
 from nodeagent.cluster.affected_devices import affected_pods, failed_devices, reported_devices
 from nodeagent.cluster.nvsentinel.health_events import event_of
+from nodeagent.doctor import capabilities
+from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import CORDONED, HEALTHY, Health, Reason, Snapshot, State
 from nodeagent.health.cordons import Cordon, cordon_reasons, with_cordon
 from nodeagent.health.service import HealthService
+from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import unhealthy
 from nodeagent.kinds.rail_numbers import Rail, selection
 from nodeagent.kinds.resource_settings import VfResource
@@ -207,6 +210,16 @@ async def test_a_file_that_breaks_is_seen_and_the_cordons_of_a_running_agent_sta
         await n.allocatable(NIC0, 4)
         assert "cannot be read" in (said := (await n.get("/readyz"))[1])
         assert "so cordoned devices are offered to new pods" in said
+
+
+@pytest.mark.parametrize(("text", "broken"), [(None, False), ("{", True), ('{"version": 1}', False)])
+def test_the_doctor_sees_a_broken_file(text: str | None, broken: bool, tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    if text is not None:
+        (tmp_path / "var/lib/nodeagent").mkdir(parents=True)
+        (tmp_path / "var/lib/nodeagent" / FORM.name).write_text(text)
+    rights = capabilities.read(Target(Tree(tmp_path), Config(), recorded=True, kubelet_dir=None))
+    assert ("cordons_broken" in {it.key for it in capabilities.findings(rights, Config())}) is broken
 
 
 def test_the_list_of_a_broken_file_changes_nothing(
