@@ -24,7 +24,7 @@ labels='topology\.nodeagent\.io/[^ ]*|nodeagent\.io/(link-degraded|gpu-mem-large
 taints='nodeagent\.io/(links-down|device-failed|links-below-minimum|starting):[^ ]*'
 conditions='nodeagent\.io/(LinkHealthy|GpuHealthy|FabricLinks)'
 # Volcano's own device plugin writes the same annotations, so only those of the agents count.
-annotations='volcano\.sh/node-vgpu-(register|handshake)'
+annotations='(nodeagent\.io/maintenance|f:volcano\.sh/node-vgpu-(register|handshake))'
 [ $# -eq 0 ] || shift
 for prefix; do
     labels="$labels|$(printf '%s' "$prefix" | sed 's/\./\\./g')[^ ]*"
@@ -65,11 +65,12 @@ marks=$(kubectl get nodes --show-managed-fields --output go-template='{{range .i
 {{- range $key, $value := .metadata.labels}}label {{$node}} {{$key}}{{"\n"}}{{end}}
 {{- range .spec.taints}}taint {{$node}} {{.key}}:{{.effect}}{{"\n"}}{{end}}
 {{- range .status.conditions}}condition {{$node}} {{.type}}{{"\n"}}{{end}}
+{{- range $key, $_ := .metadata.annotations}}annotation {{$node}} {{$key}}{{"\n"}}{{end}}
 {{- range .metadata.managedFields}}{{if eq .manager "nodeagent"}}
 {{- with .fieldsV1}}{{with index . "f:metadata"}}{{with index . "f:annotations"}}
 {{- range $key, $_ := .}}annotation {{$node}} {{$key}}{{"\n"}}{{end}}{{end}}{{end}}{{end}}{{end}}{{end}}{{end}}')
 printf '%s\n' "$marks" |
-    { grep -E "^(label [^ ]+ ($labels)|taint [^ ]+ ($taints)|condition [^ ]+ ($conditions)|annotation [^ ]+ f:($annotations))\$" ||
+    { grep -E "^(label [^ ]+ ($labels)|taint [^ ]+ ($taints)|condition [^ ]+ ($conditions)|annotation [^ ]+ $annotations)\$" ||
         true; } |
     while read -r what node mark; do
         case $what in

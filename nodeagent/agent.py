@@ -349,6 +349,7 @@ class Agent:
                 by_volcano(config),
                 self.claims.written,
                 self._tree,
+                self.health.take_planned_work,
             )
             tasks["cluster"] = partial(agent_tasks.run, state, access, self.settled)
         if config.nv_sentinel.socket is not None:

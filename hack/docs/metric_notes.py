@@ -533,6 +533,10 @@ AGENT: dict[str, Note] = {
 
 CONTROLLER: dict[str, Note] = {
     "build_info": Note("Follow a rollout."),
+    "maintenance_end_timestamp_seconds": Note(
+        "Alerts about the link or node are silent until then: nodeagent maintain. All replicas export it, 20,000 "
+        "series at most: aggregate with max."
+    ),
     "controller_leader": Note("The sum must be 1; it is 0 for some seconds when the leader changes."),
     "configuration_in_force": Note("0: the running configuration stays; /readyz and the log have the fault."),
     "fabric_plans_total": Note("Grows with every change of a report."),

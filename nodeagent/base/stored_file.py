@@ -100,7 +100,7 @@ class StoredFile(Generic[T]):
         usable = folder is not None and (self.boot is not None or not form.of_boot)
         self.path = folder / form.name if folder is not None and usable else None
         self.unreadable: str | None = None
-        """Why the file of an earlier agent cannot be read; ``None`` if it was read or does not exist."""
+        """Why the file cannot be read; ``None`` if it was read or written, or does not exist."""
         self.unwritable: str | None = None
         """Why the last write failed."""
         self._written = b""
@@ -152,7 +152,8 @@ class StoredFile(Generic[T]):
             replace_file(self.path, self.form.encode(value), durable=True)
 
     async def changed(self) -> T | None:
-        """Return the value if another program has replaced the file since it was read or written here."""
+        """Return the value if another program has replaced the file since it was read or written here. A broken file
+        is noted in ``unreadable``."""
         if self.path is None or self._hangs():
             return None
         written = self._written
@@ -160,16 +161,21 @@ class StoredFile(Generic[T]):
         call.add_done_callback(asyncio.Future.exception)  # an error that comes late has no reader
         self._call = call
         await asyncio.wait((call,), timeout=WRITE_S)
-        if not call.done() or call.exception() is not None or self._written != written:
+        if not call.done() or self._written != written:
+            return None
+        if call.exception() is not None:
+            self.unreadable = None if isinstance(call.exception(), FileNotFoundError) else self.unreadable
             return None
         found = call.result()
         if not found or found == written:
+            self.unreadable = None if found else self.unreadable
             return None
         try:
             value = self.form.decode(found)
-        except (ValueError, RecursionError):
-            return None  # the next change replaces it
-        self._written = found
+        except (ValueError, RecursionError) as error:
+            self.unreadable = str(error)  # the last value stays in force
+            return None
+        self._written, self.unreadable = found, None
         return value
 
     async def restore(self) -> None:
@@ -181,9 +187,13 @@ class StoredFile(Generic[T]):
         await self._ended(WRITE_S)
 
     def fault(self) -> UnwritableMemory | None:
-        """Return why the last write failed, if it did."""
-        reason = self.unwritable
-        return None if reason is None else UnwritableMemory(str(self.path), reason, self.form.loss)
+        """Return why the last write failed or the file cannot be read, if that is so."""
+        path, loss = str(self.path), self.form.loss
+        if self.unwritable is not None:
+            return UnwritableMemory(path, self.unwritable, loss)
+        if self.unreadable is not None:
+            return UnwritableMemory(path, self.unreadable, loss, broken=True, known=bool(self._written))
+        return None
 
     def _hangs(self) -> bool:
         return self._call is not None and not self._call.done()
@@ -199,7 +209,7 @@ class StoredFile(Generic[T]):
     def _settle(self, text: bytes, call: asyncio.Future[Any]) -> None:
         error = call.exception()
         if error is None:
-            self._written, self.unwritable = text, None
+            self._written, self.unwritable, self.unreadable = text, None, None
         else:
             self._complain(getattr(error, "strerror", None) or str(error))
 
@@ -239,5 +249,5 @@ async def keep_files(files: Iterable[StoredFile[Any]]) -> None:
 
 
 def unwritable(files: Iterable[StoredFile[Any]]) -> tuple[UnwritableMemory, ...]:
-    """Return the files whose last write failed."""
+    """Return the files whose last write failed, or that cannot be read."""
     return tuple(fault for file in files if (fault := file.fault()) is not None)

@@ -113,7 +113,7 @@ class AgentOffer(Protocol):
 
 class AgentState(NamedTuple):
     """The parts of the agent whose state is written. ``volcano``: Volcano's deviceshare places pods by GPU. ``claims``
-    are the prepared ones by UID whose files are on the disk."""
+    are the prepared ones by UID whose files are on the disk. ``planned`` takes the planned work on NICs."""
 
     settings: ClusterSettings
     health: HealthSettings
@@ -127,6 +127,7 @@ class AgentState(NamedTuple):
     volcano: bool
     claims: Callable[[], Mapping[str, PreparedClaim]]
     tree: Tree
+    planned: Callable[[Mapping[str, tuple[float, float, str]]], object] = lambda _work: None
 
 
 class Writing(NamedTuple):
@@ -258,6 +259,7 @@ def _report(to: Writing) -> Task:
         board=to.board,
         levels=lambda snapshot: levels_in_force(offer.offered, snapshot),
         with_holders=to.agent.settings.report_holders,
+        planned=to.agent.planned,
     ).run
 
 

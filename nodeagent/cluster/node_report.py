@@ -41,6 +41,7 @@ from nodeagent.cluster.deliveries import Deliveries, Delivery, incomplete
 from nodeagent.cluster.event_writer import EventTarget, Notice, NoticeBoard
 from nodeagent.cluster.refused_fields import OLDER_STATES, leave_out, refused_fields
 from nodeagent.cluster.retry import ApiRetry
+from nodeagent.fabric.maintenance import MAINTENANCE, read_maintenance, under_maintenance
 from nodeagent.fabric.nodelinks import (
     CONTENDERS_MAX,
     NOT_UP,
@@ -252,7 +253,9 @@ class NodeReporter:
     """Keep this node's NodeLinks up to date.
 
     ``rails`` and ``levels`` return the rails and the enforcement of GPU memory for each report. ``with_holders``
-    reports the pods that hold VFs. ``jitter_s`` spreads the first reports of nodes that start together.
+    reports the pods that hold VFs. ``planned`` takes begin and end of planned work (seconds from now) and a sentence by
+    PCI address, each time that the server has sent the report with its annotations. ``jitter_s`` spreads the first
+    reports of nodes that start together.
     """
 
     def __init__(
@@ -268,6 +271,7 @@ class NodeReporter:
         board: NoticeBoard | None = None,
         levels: Callable[[Snapshot], tuple[GpuMemoryLevel, ...]] = lambda _snapshot: (),
         with_holders: bool = False,
+        planned: Callable[[Mapping[str, tuple[float, float, str]]], object] = lambda _work: None,
         jitter_s: float = 10.0,
         gather_s: float = GATHER_S,
         gap_s: float = GAP_S,
@@ -276,12 +280,15 @@ class NodeReporter:
         self._client, self._inventory = client, inventory
         self._node, self._namespace, self._rails = node, namespace, rails
         self._owner, self._levels, self._with_holders = owner, levels, with_holders
+        self._planned = planned
         self._jitter_s, self._gather_s, self._gap_s, self._patience_s = jitter_s, gather_s, gap_s, patience_s
         self._retry = ApiRetry(
             "The NodeLinks report does not reach the API server", delivery or Deliveries().of("nodelinks")
         )
         self._board = board or NoticeBoard()
         self._stored: NodeLinks | None = None
+        self._fault = ""
+        """The fault of the annotation of planned work; empty: none."""
         self._left_out: tuple[str, ...] = ()
         self._reduced: NodeLinks | None = None
         """The report that was written in place of ``_stored``, without the parts that the server refused."""
@@ -346,7 +353,7 @@ class NodeReporter:
         left_out: list[str] = []
         for attempt in range(TRIES):
             try:
-                await self._client.apply(REPORT, written, force=True)
+                self._take_planned(await self._client.apply(REPORT, written, force=True))
             except ApiError as error:
                 written = msgspec.json.decode(msgspec.json.encode(written))  # lists instead of tuples
                 removed = leave_out(written, refused_fields(error), whole_links=attempt >= FINE_TRIES)
@@ -369,11 +376,28 @@ class NodeReporter:
                     continue
                 self._stored = self._reduced = None
             else:
+                self._take_planned(stored)
                 if self._reduced is None or _DECIDED(stored) != _DECIDED(self._reduced):
                     self._stored, self._reduced = stored, None
             if self._retry.reason is not None:
                 self._succeeded(self._left_out)
             return
+
+    def _take_planned(self, stored: NodeLinks) -> None:
+        """Pass on the planned work that `nodeagent maintain` has written to the report beside the Node."""
+        entries, fault = read_maintenance((stored.metadata.annotations or {}).get(MAINTENANCE))
+        if fault != self._fault:
+            log.warning(
+                "The annotation %s of the report is wrong. fault=%r", MAINTENANCE, fault or "none now"
+            )
+        self._fault, found, now = fault, {"": entries}, time.time()
+        self._planned(
+            {
+                link.pci_address: (work.begin - now, work.end - now, work.sentence)
+                for link in stored.links
+                if link.pci_address and (work := under_maintenance(found, "", link.name, now))
+            }
+        )
 
     def _succeeded(self, left_out: tuple[str, ...]) -> None:
         self._left_out = left_out

@@ -58,7 +58,7 @@ ENTRY_POINTS = "nodeagent.verbs"
 """The group in which another package names its verbs, each with its function ``add``."""
 
 SEPARATE = {
-    **dict.fromkeys(("trouble", "job", "plan", "explain", "topology", "cabling"), "hall"),
+    **dict.fromkeys(("trouble", "job", "plan", "explain", "topology", "cabling", "maintain"), "hall"),
     **dict.fromkeys(("demo", "decode"), "lab"),
 }
 """The verbs of packages that may be missing, each with the folder of its package in ``hack``."""

@@ -81,7 +81,7 @@ def _cordon(options: argparse.Namespace) -> int:
         for it in sorted(found, key=lambda it: it.name)
     )
     with _alone(config, options):
-        file, cordons = _stored(config, options)
+        file, cordons = _stored(config, options, aside=True)
         kept = tuple(it for it in cordons if not any(it.is_of(one.device, one.mac) for one in new))
         file.write(CordonsFile(cordons=(*kept, *new)))
     for cordon in new:
@@ -97,7 +97,7 @@ def _uncordon(options: argparse.Namespace) -> int:
     log_to_stderr(options.log_level or "error")
     wanted = {name.lower() for name in options.device}
     with _alone(config, options):
-        file, cordons = _stored(config, options)
+        file, cordons = _stored(config, options, aside=True)
         ended = [it for it in cordons if wanted & _keys(it)]
         if others := wanted - {key for it in ended for key in _keys(it)}:
             names = device_names(config, options.root)
@@ -129,12 +129,29 @@ def _alone(config: Config, options: argparse.Namespace) -> AbstractContextManage
 
 
 def _stored(
-    config: Config, options: argparse.Namespace
+    config: Config, options: argparse.Namespace, *, aside: bool = False
 ) -> tuple[StoredFile[CordonsFile], tuple[Cordon, ...]]:
-    from nodeagent.commands.remembered.stored_devices import read_stored
+    """The file and the cordons in it. A broken file is moved away with ``aside``, never replaced: a running agent that
+    has read it before writes its cordons again. Raises ``RememberedError``."""
+    from nodeagent.base.stored_file import RESTORE_S
+    from nodeagent.commands.remembered.stored_devices import RememberedError, read_stored
+    from nodeagent.host.sysfs import Tree
     from nodeagent.sources.cordons_file import FORM, CordonsFile
 
-    file, content = read_stored(config, options.root, FORM, ", which ends all cordons")
+    again = f"a running agent that knows the cordons writes them again within {RESTORE_S:g} s"
+    try:
+        file, content = read_stored(
+            config, options.root, FORM, f"`nodeagent cordon NAME` moves it away, and {again}"
+        )
+    except RememberedError as error:
+        if not aside:
+            raise
+        path = Tree(options.root).path(config.health.state_directory) / FORM.name
+        broken = path.replace(path.with_name(f"{FORM.name}.broken"))
+        fault = str(error).partition("; ")[0]
+        raise RememberedError(
+            f"{fault}; it is now {broken}, and nothing else has changed; {again}: list them then, and repeat this"
+        ) from None
     return file, (content or CordonsFile()).cordons
 
 

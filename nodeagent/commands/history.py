@@ -44,7 +44,9 @@ def add(add: Add) -> None:
     when.add_argument(
         "--between", nargs=2, metavar=("TIME", "TIME"), help="what differs from one to the other"
     )
-    parser.add_argument("--until", metavar="TIME", help="up to then (default: now)")
+    parser.add_argument(
+        "--until", metavar="TIME", help="up to then (default, and if it has not come yet: now)"
+    )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--from", dest="source", metavar="FILE|-", help="what --json printed, or a history.file"
@@ -53,7 +55,7 @@ def add(add: Add) -> None:
 
 
 def _history(options: argparse.Namespace) -> int:
-    from nodeagent.commands.moments import moment
+    from nodeagent.commands.moments import end, moment
     from nodeagent.commands.terminal import note, screen
 
     log_to_stderr(options.log_level or "error")
@@ -61,7 +63,7 @@ def _history(options: argparse.Namespace) -> int:
     try:
         first, last = options.between or (options.since, options.until)
         since = moment(first, now, past=True)
-        until = math.inf if last is None else moment(last, now, past=True)
+        until = math.inf if last is None else end(last, since, now)
     except ValueError as error:
         print(f"nodeagent: {error}", file=sys.stderr)
         return USAGE

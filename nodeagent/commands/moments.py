@@ -35,6 +35,17 @@ def moment(text: str, now: float, *, past: bool) -> float:
         raise ValueError(f"{text!r} is no time: {FORMS}") from error
 
 
+def end(text: str, since: float, now: float) -> float:
+    """The end of a time that began at ``since``. A time of day that would be before it, and comes again today or within
+    the next 12 hours, has not come yet."""
+    at = moment(text, now, past=True)
+    if at < since and _CLOCK.fullmatch(text.strip()) is not None:
+        ahead = moment(text, now, past=False)
+        if ahead < now + 43200 or local(ahead, "%F") == local(now, "%F"):
+            return ahead
+    return at
+
+
 def local(at: float, form: str = "%Y-%m-%d %H:%M:%S %Z") -> str:
     """A Unix time in local time, with the zone."""
     try:

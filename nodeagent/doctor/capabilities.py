@@ -13,12 +13,14 @@ from pathlib import Path
 
 from nodeagent.agent_config import Config
 from nodeagent.base.file_writing import unwritable_because
+from nodeagent.base.stored_file import StoredFile
 from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, shortened
 from nodeagent.doctor.reads import Target
 from nodeagent.health.state_file import FORM
 from nodeagent.host.kmsg import KernelLog, KernelLogError
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kubelet.device_info import DEVICE_INFO
+from nodeagent.sources.cordons_file import FORM as CORDONS
 
 TOPIC = Topic(
     "rights",
@@ -65,6 +67,12 @@ TOPIC = Topic(
             "The state file of an earlier agent cannot be read. The agent ignores it and writes a new one.",
             "nothing if it happened once; otherwise check the disk",
         ),
+        "cordons_broken": Advice(
+            "The file of the cordons cannot be read. An agent that starts offers the cordoned devices to new pods; one "
+            "that runs keeps the cordons that it read before.",
+            "move the file away; after a minute list the cordons (`nodeagent cordon`), and set again those that are "
+            "missing",
+        ),
     },
 )
 
@@ -74,11 +82,13 @@ CAPABILITIES = {"NET_ADMIN": 12, "NET_RAW": 13, "SYSLOG": 34}
 
 @dataclass(frozen=True, slots=True)
 class StateDirectory:
-    """The state directory, why it is not writable (``refusal``), and why its file is unreadable (``broken``)."""
+    """The state directory, why it is not writable (``refusal``), and why its file is unreadable (``broken``), or that
+    of the cordons."""
 
     folder: str
     refusal: str | None = None
     broken: str | None = None
+    broken_cordons: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +136,9 @@ def _state(tree: Tree, folder: str) -> StateDirectory:
             broken = "not a JSON object"
     except (SysfsError, ValueError, RecursionError) as error:
         broken = str(error)
-    return StateDirectory(folder, _unwritable(tree.path(folder)), broken)
+    cordons = StoredFile(tree.path(folder), CORDONS)
+    cordons.read()
+    return StateDirectory(folder, _unwritable(tree.path(folder)), broken, cordons.unreadable)
 
 
 def written(config: Config) -> tuple[str, ...]:
@@ -160,9 +172,11 @@ def findings(rights: ProcessRights, config: Config) -> Iterator[Finding]:
 def _judge_state(state: StateDirectory) -> Iterator[Finding]:
     if state.broken is not None:
         yield TOPIC.warn("state_broken", f"{state.folder}/{FORM.name}: {state.broken}")
+    if state.broken_cordons is not None:
+        yield TOPIC.fix("cordons_broken", f"{state.folder}/{CORDONS.name}: {state.broken_cordons}")
     if state.refusal is not None:
         yield TOPIC.warn("state_unwritable", f"{state.folder}: {state.refusal}")
-    if state.broken is None and state.refusal is None:
+    if state.broken is state.broken_cordons is state.refusal is None:
         yield TOPIC.ok("state", f"state is saved in {state.folder}")
 
 

@@ -17,6 +17,7 @@ from nodeagent.base.quantities import quantity
 from nodeagent.dra import DRIVER
 from nodeagent.dra.device_attributes import LinkMemory, published
 from nodeagent.dra.device_metadata import POD_CLAIM_NAME, ClaimName, metadata_files, metadata_mount
+from nodeagent.dra.device_taints import tolerates
 from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice, gpu_name, plugin_holders, pool_name
 from nodeagent.dra.nccl_devices import ib_hca
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares, VfInterface
@@ -191,7 +192,8 @@ def _check_devices(shares: Iterable[_Share], snapshot: Snapshot) -> None:
             raise Occupied(str(held_by(device.name, device.name, holder)))
         lost = device.gpu.lost if isinstance(device, GpuDevice) else device.missing
         # The VFs of a PF have their own health, which the choice of VFs checks.
-        sick = isinstance(device, GpuDevice) and not device.health.allocatable and not _tolerates(share)
+        sick = isinstance(device, GpuDevice) and not device.health.allocatable
+        sick = sick and not tolerates(share.result.tolerations or (), device.health)
         if lost or sick:
             raise unhealthy(DRIVER, device.name, device.health)
 
@@ -257,7 +259,7 @@ def _choose_vfs(shares: Iterable[_Share], held: Shares, snapshot: Snapshot) -> N
     for share in shares:
         device = share.device
         if isinstance(device, PfDevice):
-            facts = _forgiven(snapshot, device) if _tolerates(share) else snapshot
+            facts = _forgiven(snapshot, share)
             free = [vf for vf in device.vfs if vf not in taken]
             near = [function for function in facts.functions if function.pci_address in own]
             try:
@@ -277,20 +279,16 @@ def _why(device: PfDevice, free: Sequence[str], snapshot: Snapshot) -> str:
     return f" ({ascii_name(sick.pci_address)}: {ascii_name(reasons[0].detail)})" if reasons else ""
 
 
-def _tolerates(share: _Share) -> bool:
-    """Whether the request tolerates the taint of an Unhealthy device, as a diagnostic pod does."""
-    return any(
-        it.effect in ("", "NoSchedule") and (not it.key or it.key.startswith(f"{DRIVER}/"))
-        for it in share.result.tolerations or ()
-    )
-
-
-def _forgiven(snapshot: Snapshot, device: PfDevice) -> Snapshot:
-    """Return the facts with this PF and its VFs healthy."""
+def _forgiven(snapshot: Snapshot, share: _Share) -> Snapshot:
+    """Return the facts with those functions of the device healthy whose taints the request tolerates, as a diagnostic
+    pod does."""
+    tolerations, own = share.result.tolerations, share.device.hardware
+    if not tolerations:
+        return snapshot
 
     def forgive(function: Function) -> Function:
-        own = function.pci_address in device.hardware
-        return msgspec.structs.replace(function, health=HEALTHY) if own else function
+        forgiven = function.pci_address in own and tolerates(tolerations, function.health)
+        return msgspec.structs.replace(function, health=HEALTHY) if forgiven else function
 
     return msgspec.structs.replace(snapshot, functions=tuple(map(forgive, snapshot.functions)))
 
@@ -318,8 +316,7 @@ def _grant(group: Sequence[_Share], snapshot: Snapshot) -> Allocation:
         first.kind, pfs=tuple(sorted({pf for share in group for pf in _pfs(share.device)}))
     )
     for share in group:
-        if isinstance(share.device, PfDevice) and _tolerates(share):
-            snapshot = _forgiven(snapshot, share.device)
+        snapshot = _forgiven(snapshot, share)
     return pool.allocate(snapshot, [vf for share in group for vf in share.vfs])
 
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from nodeagent.dra.devices import DraDevice, GpuDevice
+from nodeagent.dra.resource_claim import Toleration
 from nodeagent.facts.model import CORDONED, Health, State
 
 Json = dict[str, Any]
@@ -35,19 +36,45 @@ def taints(
     would have it, it is given to those of ``before``, which have it already, and the others get NoSchedule: so many
     devices seldom fail at once, and one wrong rule must not empty a node.
     """
-    failed = {device.name: reason for device in devices if (reason := _failure(device)) is not None}
+    failed = {
+        device.name: reason
+        for device in devices
+        if (reason := _failure(device.health, gone=_is_gone(device))) is not None
+    }
     asked = {name for name, reason in failed.items() if reason in no_execute}
     if len(asked) > max(1, int(len(devices) * share)):
         asked &= set(before)
     found = {
-        name: [_taint(UNHEALTHY, reason, NO_EXECUTE if name in asked else NO_SCHEDULE)]
-        for name, reason in failed.items()
+        device.name: _taints_of(
+            device.health, failed.get(device.name), NO_EXECUTE if device.name in asked else NO_SCHEDULE
+        )
+        for device in devices
     }
-    for device in devices:
-        if device.name not in found and device.health.state is State.DEGRADED:
-            found[device.name] = [_taint(DEGRADED, _key(device.health), NONE)]
-        if any(reason.key == CORDONED for reason in device.health.reasons):
-            found.setdefault(device.name, []).append(_taint(CORDON, CORDONED, NO_SCHEDULE))
+    return {name: of_device for name, of_device in found.items() if of_device}
+
+
+def tolerates(tolerations: Sequence[Toleration], health: Health) -> bool:
+    """Whether a request tolerates each taint that keeps claims from a device of this health, as the scheduler
+    compares them. Whether an Unhealthy one has NoSchedule or NoExecute depends on settings and on other devices, so
+    both count."""
+    reason = _failure(health)
+    return any(
+        all(
+            taint["effect"] == NONE or any(it.covers(**taint) for it in tolerations)
+            for taint in _taints_of(health, reason, effect)
+        )
+        for effect in (NO_SCHEDULE, NO_EXECUTE)
+    )
+
+
+def _taints_of(health: Health, failure: str | None, effect: str) -> list[Json]:
+    found = []
+    if failure is not None:
+        found.append(_taint(UNHEALTHY, failure, effect))
+    elif health.state is State.DEGRADED:
+        found.append(_taint(DEGRADED, _key(health), NONE))
+    if any(reason.key == CORDONED for reason in health.reasons):
+        found.append(_taint(CORDON, CORDONED, NO_SCHEDULE))
     return found
 
 
@@ -66,12 +93,15 @@ def marked_no_execute(slices: Sequence[Json]) -> frozenset[str]:
     )
 
 
-def _failure(device: DraDevice) -> str | None:
+def _is_gone(device: DraDevice) -> bool:
+    return device.gpu.lost if isinstance(device, GpuDevice) else device.missing
+
+
+def _failure(health: Health, *, gone: bool = False) -> str | None:
     """The key of the reason why a device may not be given to a claim; ``None``: it may."""
-    gone = device.gpu.lost if isinstance(device, GpuDevice) else device.missing
-    if (device.health.allocatable or device.health.only_cordoned) and not gone:
+    if (health.allocatable or health.only_cordoned) and not gone:
         return None
-    return _key(device.health) or _MISSING
+    return _key(health) or _MISSING
 
 
 def _key(health: Health) -> str:

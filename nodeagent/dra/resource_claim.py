@@ -12,7 +12,16 @@ class Toleration(msgspec.Struct, frozen=True):
     """A taint that a request tolerates. An empty ``key`` or ``effect`` stands for every one."""
 
     key: str = ""
+    operator: str = "Equal"
+    value: str = ""
     effect: str = ""
+
+    def covers(self, key: str, value: str, effect: str) -> bool:
+        """Whether it tolerates this taint, as ``ToleratesTaint`` of Kubernetes' resourceclaim package."""
+        same = self.key in ("", key) and self.effect in ("", effect)
+        return same and (
+            self.operator == "Exists" or (self.operator in ("", "Equal") and self.value == value)
+        )
 
 
 class DeviceResult(msgspec.Struct, frozen=True, rename="camel"):

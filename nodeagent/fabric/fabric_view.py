@@ -10,6 +10,7 @@ Times are Unix time, in seconds. Text from reports is escaped to one line of pri
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from nodeagent.base.plain_text import one_line
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.fabric.groups import CablingPattern
 from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
+from nodeagent.fabric.maintenance import SERIES_MAX, standing
 from nodeagent.fabric.nodelinks import NodeLink, VfHolder
 from nodeagent.fabric.outcome import WriteRecord, obstacles
 from nodeagent.fabric.placement import Placement
@@ -86,6 +88,16 @@ class ViewTrouble(FabricPart, frozen=True, kw_only=True):
     details: tuple[str, ...]
     pods: int
     remedy: str
+    maintenance: str = ""
+
+
+class ViewMaintenance(FabricPart, frozen=True, kw_only=True):
+    """Planned work on a link, or on a whole node without ``link``, until ``end`` (Unix time)."""
+
+    node: str
+    link: str
+    end: float
+    text: str
 
 
 class ViewMove(FabricPart, frozen=True, kw_only=True):
@@ -147,6 +159,8 @@ class FabricView(FabricPart, frozen=True, kw_only=True):
     moves: tuple[ViewMove, ...]
     foreign: tuple[ViewHyperNode, ...]
     overlaps: tuple[ViewOverlap, ...]
+    maintenance: tuple[ViewMaintenance, ...]
+    """At most ``SERIES_MAX``; those whose time is over are left out."""
     obstacles: tuple[str, ...]
     waiting_writes: tuple[str, ...]
     writes: tuple[WriteRecord, ...] = ()
@@ -173,7 +187,7 @@ def fabric_view(
 ) -> FabricView:
     """The document of a plan that was computed at ``now``, the planner's clock; ``taken`` is this moment in Unix
     time."""
-    outcome, found = plan.outcome, troubles(plan, taken - now)
+    outcome, found = plan.outcome, troubles(plan, taken - now, taken)
     places = {hypernode.name: i for i, hypernode in enumerate(outcome.hypernodes)}
     rows = _Rows(plan)
     nodes = sorted({*plan.nodes.place, *plan.levels.reports, *plan.levels.refused} - {""})
@@ -215,6 +229,10 @@ def fabric_view(
         overlaps=tuple(
             ViewOverlap(name=entry.name, source=entry.source, members=entry.members)
             for entry in outcome.overlaps
+        ),
+        maintenance=tuple(
+            ViewMaintenance(node=shown(node), link=entry.link, end=entry.end, text=entry.sentence)
+            for node, entry in islice(standing(plan.levels.maintained, taken), SERIES_MAX)
         ),
         obstacles=tuple(obstacles(outcome).values()),
         waiting_writes=tuple(f"{write.verb} {write.object.name}: {write.reason}" for write in outcome.writes),
@@ -333,6 +351,7 @@ def _trouble(one: FabricTrouble) -> ViewTrouble:
         details=tuple(one_line(detail, TEXT_SHOWN) for detail in few(one.details)),
         pods=len(one.pods),
         remedy=one.remedy,
+        maintenance=one.maintenance,
     )
 
 

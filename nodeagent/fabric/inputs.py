@@ -9,6 +9,7 @@ from typing import NamedTuple
 from nodeagent.fabric.fabric_settings import FabricRules
 from nodeagent.fabric.hypernode import HyperNode, Texts
 from nodeagent.fabric.link_faults import LinkFault, LinkFaults
+from nodeagent.fabric.maintenance import Maintained, MaintenanceBook
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.reports import CompactReport, InternPool, RefusedReportError, ReportReader
 from nodeagent.fabric.topology_file import Topology
@@ -36,6 +37,7 @@ class Levels:
     faults: Mapping[str, tuple[LinkFault, ...]] = field(default_factory=dict)
     more_faults: int = 0
     """Nodes whose faults are not in ``faults``: there are too many."""
+    maintained: Maintained = field(default_factory=dict)
 
     def exists(self, node: str) -> bool:
         """While no Node at all is known, every node counts as existing: an empty list is no evidence."""
@@ -62,6 +64,7 @@ class Inputs:
         self.reports: dict[str, CompactReport] = {}
         self.refused: dict[str, str] = {}
         self.faults = LinkFaults()
+        self.maintenance = MaintenanceBook()
         self.nodes: dict[str, KnownLabels] = {}
         self.own: dict[str, HyperNode] = {}
         self.foreign: dict[str, HyperNode] = {}
@@ -120,6 +123,7 @@ class Inputs:
             self.uplinks_by_key,
             self.faults.of_node.copy(),
             len(self.faults.beyond),
+            self.maintenance.of_node.copy(),
         )
 
 

@@ -122,6 +122,7 @@ class Metadata(Wire, frozen=True, kw_only=True):
     name: str | None = None
     namespace: str | None = None
     resource_version: str | None = None
+    annotations: dict[str, str] | None = None
 
 
 class NodeLinks(Wire, frozen=True, kw_only=True):

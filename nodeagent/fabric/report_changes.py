@@ -21,7 +21,7 @@ def report_changes(
         known = earlier.get((what, name))
         if known is None or known == text or stale or (link := links.get(name)) is None:
             continue
-        rail = None if link.rail is None else f"nic{link.rail}"
+        rail = None if link.rail is None or f"nic{link.rail}" in links else f"nic{link.rail}"
         switch = link.neighbor and (link.neighbor.system_name or link.neighbor.chassis_id.value)
         details = (link.reason_details or link.reasons) if what == "nic" else ()
         names = (

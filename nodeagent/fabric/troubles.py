@@ -7,10 +7,12 @@ verb ``trouble`` and the fabric map show this list.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from nodeagent.fabric.link_faults import FAULTS_MAX, LinkFault
+from nodeagent.fabric.maintenance import Maintained, under_maintenance
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.fabric.planner import Plan
 from nodeagent.fabric.reports import STATE_LETTERS, shown
@@ -52,7 +54,8 @@ _REMEDIES = {
 
 
 class FabricTrouble(NamedTuple):
-    """A fault with its place, its start (Unix time), its reasons, the pods that hold its links, and the remedy."""
+    """A fault with its place, its start (Unix time), its reasons, the pods that hold its links, and the remedy.
+    ``maintenance`` says which of it is planned work; empty: nothing."""
 
     what: str
     where: str
@@ -62,12 +65,14 @@ class FabricTrouble(NamedTuple):
     details: tuple[str, ...]
     pods: tuple[str, ...]
     remedy: str
+    maintenance: str = ""
 
 
-def troubles(plan: Plan, to_unix: float = 0.0) -> list[FabricTrouble]:
-    """Everything that is wrong in the reports and in their tree, what concerns most pods and links first.
+def troubles(plan: Plan, to_unix: float = 0.0, at: float = math.inf) -> list[FabricTrouble]:
+    """Everything that is wrong in the reports and in their tree: first what is not planned work, then what concerns
+    most pods and links.
 
-    ``to_unix`` makes Unix time of the planner's clock.
+    ``to_unix`` makes Unix time of the planner's clock. Planned work whose time is over ``at`` this Unix time is none.
     """
     outcome = plan.outcome
     faults = [fault for of_node in plan.levels.faults.values() for fault in of_node]
@@ -107,7 +112,27 @@ def troubles(plan: Plan, to_unix: float = 0.0) -> list[FabricTrouble]:
     )
     if plan.levels.more_faults:
         found.append(_more(plan.levels.more_faults))
-    return sorted(found, key=lambda one: (-len(one.pods), -len(one.links), -(one.since or 0.0), one.where))
+    found = [_with_maintenance(one, plan.levels.maintained, at) for one in found]
+    return sorted(
+        found,
+        key=lambda one: (
+            one.maintenance.startswith("maintenance"),
+            -len(one.pods),
+            -len(one.links),
+            -(one.since or 0.0),
+            one.where,
+        ),
+    )
+
+
+def _with_maintenance(one: FabricTrouble, maintained: Maintained, at: float) -> FabricTrouble:
+    """A trouble of which only some links are under maintenance says how many: the others need somebody now."""
+    places = one.links or ((one.where, ""),)
+    found = [entry for place in places if (entry := under_maintenance(maintained, *place, at)) is not None]
+    if not found:
+        return one
+    some = f"{len(found)} of {len(places)} links: " if len(found) < len(places) else ""
+    return one._replace(maintenance=f"{some}{found[0].sentence}")
 
 
 def _alive(plan: Plan) -> set[str]:

@@ -41,6 +41,7 @@ LINK_STATES = (
 
 
 CORDONED = "cordoned"
+MAINTENANCE = "maintenance"
 """The key of the reason of a device that a person keeps from new pods."""
 
 

@@ -1,4 +1,4 @@
-"""The losses of a link that count as flaps, and the changes by an administrator that explain a loss. Pure.
+"""The losses of a link that count as flaps, and what explains a loss: an administrator's change, or planned work. Pure.
 
 Drivers drop the carrier to apply a change: igb does so for MTU, rings, channels, pauses and the number of VFs, mlx5 for
 MTU, rings and channels. Such a loss is no flap. The notice of the change may arrive before or after the loss, so a
@@ -55,8 +55,10 @@ class CarrierLosses:
         self.settings = CarrierSettings()
         self.uncounted_until = 0.0
         """After a restart the losses in between are unknown until their counter is read, or until this time."""
-        self._explained = False
-        """Losses were explained since the last call of ``end_explained``."""
+        self._excused = (math.inf, -math.inf)
+        """Begin and end of planned work on the link."""
+        self._explained_since = math.inf
+        """Since when losses were explained, of those explained after the last call of ``end_explained``."""
         self._gap = (-math.inf, -math.inf)
         """Begin and end of the last time without a reading whose losses were spread over it."""
         self._counted_by = ""
@@ -111,6 +113,8 @@ class CarrierLosses:
     def _add(self, losses: float, since: float, at: float) -> None:
         if self.changed_at is not None and since <= self.changed_at + self.settle_s:
             return
+        if self._excused[0] <= at <= self._excused[1]:
+            return
         steps = max(1, min(round(losses), _LOSSES_MAX)) if since < at else 1
         self._gap = (since, at) if since < at else self._gap
         for step in range(1, steps + 1):
@@ -136,11 +140,19 @@ class CarrierLosses:
         """An administrator changed the link at this time: losses shortly before and after are no flaps. Each of those
         that were spread over a time may have been as late as its end."""
         self.changed_at = at
+        self._remove(at - self.settle_s, math.inf)
+
+    def excuse(self, begin: float, end: float) -> None:
+        """Somebody works on the link in this time: its losses are no flaps, the earlier ones included."""
+        self._excused = (begin, end)
+        self._remove(begin, end)
+
+    def _remove(self, first: float, last: float) -> None:
         begin, end = self._gap
         kept = []
         for loss_at, losses in self.times:
-            if loss_at >= at - self.settle_s or (end >= at - self.settle_s and loss_at > begin):
-                self._explained = True
+            if first <= loss_at <= last or (first <= end <= last and loss_at > begin):
+                self._explained_since = min(first, self._explained_since)
                 self.penalty.remove(losses, loss_at, self._half_life_s)
             else:
                 kept.append((loss_at, losses))
@@ -149,11 +161,10 @@ class CarrierLosses:
     def end_explained(self, rules: Iterable[Rule], holds: Mapping[str, Hold]) -> None:
         """End the faults that started by losses which a change has explained since. The losses that remain may start
         them again."""
-        if self._explained and self.changed_at is not None:
-            for hold in (holds[rule.key] for rule in rules if rule.decays is not None and rule.key in holds):
-                if hold.active and hold.since is not None and hold.since >= self.changed_at - self.settle_s:
-                    hold.end()
-        self._explained = False
+        for hold in (holds[rule.key] for rule in rules if rule.decays is not None and rule.key in holds):
+            if hold.active and hold.since is not None and hold.since >= self._explained_since:
+                hold.end()
+        self._explained_since = math.inf
 
     def within_day(self, now: float) -> int:
         return round(sum(losses for at, losses in self.times if at + DAY_S > now))

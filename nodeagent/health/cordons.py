@@ -1,4 +1,5 @@
-"""Cordoned devices: a person keeps new pods away from a NIC or a GPU until the same or another one ends it.
+"""Cordoned devices: a person keeps new pods away from a NIC or a GPU until the same or another one ends it. And planned
+work on NICs.
 
 * `nodeagent cordon` writes the file and the agent follows it, so a cordon needs no API server and survives restarts and
   reboots.
@@ -10,11 +11,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from nodeagent.facts.model import CORDONED, Health, Reason
+from nodeagent.facts.model import CORDONED, MAINTENANCE, Health, Reason
 
 
 class Cordon(msgspec.Struct, frozen=True, rename="camel"):
@@ -43,6 +47,24 @@ def with_cordon(health: Health, reason: Reason | None) -> Health:
         return health
     reasons = (*health.reasons, Reason(CORDONED, reason.detail, warning=not health.allocatable))
     return Health(health.state, reasons, allocatable=False)
+
+
+class PlannedWork(NamedTuple):
+    """`nodeagent maintain` of a NIC. Its times are CLOCK_BOOTTIME."""
+
+    begin: float
+    end: float
+    sentence: str
+
+
+NO_WORK = PlannedWork(math.inf, -math.inf, "")
+
+
+def with_planned_work(health: Health, work: PlannedWork | None, now: float) -> Health:
+    """The health of a NIC with a remark while work on it is planned, which changes nothing else."""
+    if work is None or now >= work.end:
+        return health
+    return replace(health, reasons=(*health.reasons, Reason(MAINTENANCE, work.sentence, warning=True)))
 
 
 def cordon_reasons(cordons: Iterable[Cordon], macs: Mapping[str, str | None]) -> dict[str, Reason]:

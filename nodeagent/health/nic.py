@@ -21,7 +21,18 @@ from msgspec.structs import replace
 
 from nodeagent.base.duration import duration
 from nodeagent.facts.affinity import root_port
-from nodeagent.facts.model import CORDONED, HEALTHY, Function, Gpu, Health, Link, Neighbor, Reason, State
+from nodeagent.facts.model import (
+    CORDONED,
+    HEALTHY,
+    MAINTENANCE,
+    Function,
+    Gpu,
+    Health,
+    Link,
+    Neighbor,
+    Reason,
+    State,
+)
 from nodeagent.health import cabling
 from nodeagent.health.carrier_losses import (
     COUNTERS,
@@ -32,7 +43,7 @@ from nodeagent.health.carrier_losses import (
     CarrierLosses,
     CarrierSettings,
 )
-from nodeagent.health.cordons import with_cordon
+from nodeagent.health.cordons import NO_WORK, PlannedWork, with_cordon, with_planned_work
 from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
 from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
@@ -438,6 +449,8 @@ class NicJudge(Judge[NicState]):
         self._neighbors: dict[str, list[Neighbor]] = {}
         self._plan: cabling.Plan = {}
         self._records: dict[str, NicRecord] = {}
+        self.planned: Mapping[str, PlannedWork] = {}
+        """Work on NICs, by PCI address."""
 
     # --- inputs ---------------------------------------------------------------------------------------
 
@@ -467,7 +480,19 @@ class NicJudge(Judge[NicState]):
             self.devices = dict(sorted({**self.devices, function.pci_address: nic}.items()))
             if (record := self._records.pop(function.pci_address, None)) is not None:
                 nic.restore(record, self.now)
+            self._excuse(nic)
         return nic
+
+    def take_planned(self, planned: Mapping[str, PlannedWork]) -> None:
+        """Work on NICs, by PCI address: no loss of the carrier in its time is a flap."""
+        self.planned = planned
+        for nic in self.devices.values():
+            self._excuse(nic)
+
+    def _excuse(self, nic: NicState) -> None:
+        work = self.planned.get(nic.address, NO_WORK)
+        nic.losses.excuse(work.begin, work.end)
+        nic.has_news = True
 
     def take_samples(self, samples: Iterable[Sample]) -> bool:
         """Return whether any has news of a link, which is evaluated at once. Only samples of PFs are used."""
@@ -521,6 +546,7 @@ class NicJudge(Judge[NicState]):
     def due(self) -> float | None:
         """Return the time of the next evaluation if there is no news before."""
         moments = [*self._guard.due(), *(moment for nic in self.devices.values() for moment in nic.due())]
+        moments += (work.end for work in self.planned.values())
         return min((moment for moment in moments if moment is not None and moment > self.now), default=None)
 
     # --- the gate and the majority --------------------------------------------------------------------
@@ -592,7 +618,9 @@ class NicJudge(Judge[NicState]):
             judged = health[function.pci_address]
         else:
             judged = self._health_of_vf(function, health.get(function.parent))
-        judged = with_cordon(judged, self.cordons.get(function.parent or function.pci_address))
+        pf = function.parent or function.pci_address
+        judged = with_cordon(judged, self.cordons.get(pf))
+        judged = with_planned_work(judged, self.planned.get(pf), self.now)
         return function if function.health == judged else replace(function, health=judged)
 
     def _health_of_vf(self, vf: Function, pf: Health | None) -> Health:
@@ -630,5 +658,5 @@ def roles(functions: Iterable[Function], gpus: Iterable[Gpu]) -> dict[str, str]:
 def keys(rules: Sequence[Rule]) -> frozenset[str]:
     """Return every key that a reason of a PF may have."""
     return frozenset(
-        {rule.key for rule in rules} | {"guard", "unused", "link_unseen", "data_stale", CORDONED}
+        {rule.key for rule in rules} | {"guard", "unused", "link_unseen", "data_stale", CORDONED, MAINTENANCE}
     )

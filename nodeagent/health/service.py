@@ -21,7 +21,7 @@ import msgspec
 
 from nodeagent.facts.model import HEALTHY, Function, Gpu, GpuFunction, Health, Link, Neighbor, UnusableGpu
 from nodeagent.health.cabling import EMPTY, Plan, is_switch
-from nodeagent.health.cordons import Cordon, cordon_reasons
+from nodeagent.health.cordons import Cordon, PlannedWork, cordon_reasons
 from nodeagent.health.explain import DeviceView, explain_gpus, explain_nics, explain_unusable
 from nodeagent.health.gpu import GpuJudge, JudgedGpus
 from nodeagent.health.gpu_settings import GpuSettings
@@ -161,6 +161,14 @@ class HealthService:
         self._cordons = cordons
         self._cordon()
         self.judge_nics()
+
+    def take_planned_work(self, planned: Mapping[str, tuple[float, float, str]]) -> None:
+        """Begin and end of the work on NICs, in seconds from now, and a sentence, by PCI address."""
+        now = self._clock()
+        moved = {nic: PlannedWork(now + begin, now + end, why) for nic, (begin, end, why) in planned.items()}
+        if moved or self.nics.planned:
+            self.nics.take_planned(moved)
+            self.judge_nics()
 
     def _cordon(self) -> None:
         self.nics.cordons = self.gpus.cordons = cordon_reasons(self._cordons, self._macs)

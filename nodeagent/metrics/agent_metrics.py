@@ -138,7 +138,7 @@ AGENT_FAMILIES: tuple[ComputedFamily[ScrapeInput], ...] = (
     computed("file_unwritable", "file,error",
         "1 while a file that containers need cannot be written; error is the name of the errno.",
         lambda shown: (((file.path, file.error), 1) for file in shown.unwritable)),
-    computed("state_unwritable", "file", "1 while a file of the state folder cannot be written.",
+    computed("state_unwritable", "file", "1 while a file of the state folder cannot be written, or read.",
         lambda shown: (((str(file.path),), 1) for file in shown.unwritable_state)),
     computed("resource_devices", "resource,health", "Devices in the list that the agent sends to the kubelet.",
         _devices),

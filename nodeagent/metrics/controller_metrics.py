@@ -69,6 +69,8 @@ class ControllerInput(msgspec.Struct, frozen=True):
     configuration_fault: str = ""
     jobs: Sequence[JobFabric] = ()
     """The jobs that are shown, if configured; of the leader."""
+    maintenance: Mapping[tuple[str, str, str, str], float] = {}
+    """When planned work ends (Unix time), by Node, link, netdev and PCI address."""
 
 
 class _Families(Collector):
@@ -196,6 +198,9 @@ CONTROLLER_FAMILIES: tuple[ComputedFamily[ControllerInput], ...] = (
         lambda shown: ((one.job, len(one.faulty)) for one in shown.jobs)),
     computed("job_leaf_groups", "namespace,kind,name", "Leaf groups with nodes of the job.",
         lambda shown: ((one.job, one.leaf_groups) for one in shown.jobs)),
+    computed("maintenance_end_timestamp_seconds", "node,link,device,pci_address",
+        "When the maintenance of a link ends, or that of the whole node (no link); absent after it.",
+        lambda shown: shown.maintenance.items()),
     computed("task_restarts_total", "task", "Tasks of the controller that failed and were restarted.",
         lambda shown: by_key(shown.restarts)),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from nodeagent.base import supervise
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.config.formats import host_port
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
+from nodeagent.fabric.maintenance import ends
 from nodeagent.fabric.nodelinks import NodeLink, VfHolder
 from nodeagent.facts.remedies import runbook_links
 from nodeagent.health.rules import rule_words
@@ -188,6 +189,7 @@ class ControllerPages:
             startup_taints=parts.startup.writes if parts.startup is not None else None,
             configuration_fault=self._fabric.fault,
             jobs=() if parts.jobs is None else parts.jobs.shown,
+            maintenance=ends(parts.planner.inputs.maintenance.of_node, time.time()),
         )
         return Page(200, *render(shown, openmetrics=negotiate(accept) != PLAIN))
 

@@ -7,7 +7,8 @@ Rules:
 * An object that cannot be decoded is refused by name and does not affect the others.
 * The pods in reports are kept for the search of the map and the list of troubles: a pod that starts or ends makes no
   plan, unless a link of its node has a fault.
-* Of a Node only the metadata is requested, and only the labels that the controller may write are kept.
+* Of a Node only the metadata is requested. The labels that the controller may write are kept, and the annotation with
+  planned work; one that cannot be read is logged once.
 * A watch can stop without ending, and its copy is then outdated. Before a plan is written, the versions of all
   HyperNodes are listed: a write names the version of one object, but the rules of the tree concern all of them.
 """
@@ -27,6 +28,7 @@ from nodeagent.base.plain_text import one_line
 from nodeagent.fabric import Planner
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
 from nodeagent.fabric.jobs import held_links
+from nodeagent.fabric.maintenance import MAINTENANCE, standing
 from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain, VfHolder
 from nodeagent.fabric.report_changes import report_changes
 from nodeagent.fabric.reports import InternPool
@@ -289,12 +291,26 @@ class ClusterMirror:
 
     def _take_node(self, node: Partial) -> OurLabels:
         """The labels that the controller may write: a Node has fifty others. Equal labels are one value."""
+        self._take_maintenance(node.metadata.name, (node.metadata.annotations or {}).get(MAINTENANCE))
         labels = node.metadata.labels or {}
         return self._shared_labels(tuple((key, labels[key]) for key in self._label_keys if key in labels))
+
+    def _take_maintenance(self, node: str, text: str | None) -> None:
+        book = self._listener.inputs.maintenance
+        if not book.take(node, text):
+            return
+        if fault := book.faults.get(node):
+            log.warning("The annotation %s of a Node is wrong. node=%s fault=%r", MAINTENANCE, node, fault)
+        self.stir()
+        now, loop = time.time(), asyncio.get_running_loop()
+        for _, entry in standing({node: book.of_node.get(node, ())}, now):
+            loop.call_later(entry.end - now, self.stir)
 
     def _node_changed(self, name: str, _before: OurLabels | None, now: OurLabels | None) -> None:
         self.stir()
         self._listener.node(name, None if now is None else dict(now))
+        if now is None:
+            self._take_maintenance(name, None)
 
     # --- HyperNodes ---------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from nodeagent.cluster.node_report import HOLDERS_MAX, REPORT, NodeReporter, body, report
 from nodeagent.cluster.refused_fields import leave_out, refused_fields
+from nodeagent.fabric.maintenance import MAINTENANCE
 from nodeagent.fabric.nodelinks import Contender, GpuMemoryLevel, NodeLinks, ReportedId, convert, decode
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import (
@@ -362,7 +363,10 @@ def test_the_summary_counts_for_kubectl_and_the_owner_is_the_node():
 
 @asynccontextmanager
 async def reporting(
-    server: ApiServer, *, with_holders: bool = False
+    server: ApiServer,
+    *,
+    with_holders: bool = False,
+    planned: Callable[[Mapping[str, tuple[float, float, str]]], object] = lambda _work: None,
 ) -> AsyncIterator[tuple[Inventory, NodeReporter]]:
     inventory = Inventory()
     client = ApiClient(Access(server.url, token=server.token()))
@@ -373,6 +377,7 @@ async def reporting(
         "nodeagent",
         lambda: RAILS,
         with_holders=with_holders,
+        planned=planned,
         jitter_s=0,
         gather_s=0.05,
         gap_s=0.2,
@@ -417,6 +422,57 @@ async def test_the_object_follows_the_facts_with_few_writes():
                 server, lambda found: found["links"][0]["neighbor"]["portID"]["value"] == "Ethernet9/0"
             )
             assert sink.writes <= 4
+    finally:
+        await server.stop()
+
+
+async def test_planned_work_on_the_report_reaches_the_health_of_its_links(
+    caplog: pytest.LogCaptureFixture,
+):
+    """The agent may not read Nodes: `nodeagent maintain` copies the annotation to the report."""
+    server, taken = await ApiServer().start(), list[dict[str, Any]]()
+    first, second = (it.pci_address for it in snapshot(neighbor(0), neighbor(1), count=2).functions)
+
+    def annotate(*entries: dict[str, str]) -> None:
+        report = server.find("nodelinks", "gpu-0", "nodeagent")
+        assert report is not None
+        server.put(
+            {**report, "metadata": report["metadata"] | {"annotations": {MAINTENANCE: json.dumps(entries)}}}
+        )
+
+    try:
+        async with reporting(server, planned=lambda work: taken.append(dict(work))) as (inventory, _):
+            state(inventory, snapshot(neighbor(0), neighbor(1), count=2))
+            name = (await stored(server, lambda found: True))["links"][0]["name"]
+            await until(lambda: taken == [{}])
+            annotate(
+                {
+                    "link": name,
+                    "since": "2026-01-01T00:00:00Z",
+                    "until": "2100-01-01T00:00:00Z",
+                    "reason": "optics",
+                },
+                {"link": name, "until": "2020-01-01T00:00:00Z"},
+                {"until": "soon"},
+            )
+            for port in ("p1", "p2"):
+                state(inventory, snapshot(neighbor(0, port), neighbor(1), count=2))
+                await stored(
+                    server, lambda it, port=port: it["links"][0]["neighbor"]["portID"]["value"] == port
+                )
+                await until(lambda: bool(taken[-1]))
+            ((begin, end, why),) = taken[-1].values()
+            assert taken[-1].keys() == {first}
+            assert (begin < 0 < end, round(end - begin)) == (True, 4102444800 - 1767225600)
+            assert why == "maintenance until 2100-01-01T00:00:00Z: optics"
+            annotate({"until": "2100-01-01T00:00:00Z"})
+            state(inventory, snapshot(neighbor(0, "p3"), neighbor(1), count=2))
+            await until(lambda: len(taken[-1]) == 2)
+            assert taken[-1].keys() == {first, second}
+            kept = server.find("nodelinks", "gpu-0", "nodeagent")
+            assert kept is not None
+            assert MAINTENANCE in kept["metadata"]["annotations"], "the report keeps what a person wrote"
+        assert sum("entry 3" in line for line in caplog.messages) == 1
     finally:
         await server.stop()
 

@@ -132,14 +132,37 @@ def test_the_difference_of_two_moments_has_each_thing_once(
     [
         (["--since", "yesterday"], "'yesterday' is no time: give a duration such as 30min"),
         (["--between", "1h", "2h"], "the second time is before the first"),
+        (["--between", "11:30", "11:10"], "the second time is before the first"),
         (["--from", str(ROOT / "README.md")], "README.md"),
     ],
 )
 def test_wrong_input_names_the_remedy(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOON)
     assert main(["history", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "expected"),
+    [
+        ("11:50", "12:10", NOON + 600),  # has not come yet
+        ("08:00", "23:00", NOON + 39600),
+        ("11:50", "11:55", NOON - 300),
+        ("13:00", "01:00", NOON - 39600),  # yesterday to today
+        ("11:50", "11:40", NOON - 1200),  # the wrong order
+        ("2h", "3h", NOON - 10800),
+        ("11:50", "2026-11-28 13:00", NOON + 3600),
+    ],
+)
+def test_an_end_that_has_not_come_is_later_and_not_yesterday(since: str, until: str, expected: float) -> None:
+    assert moments.end(until, moments.moment(since, NOON, past=True), NOON) == expected
+
+
+def test_just_before_midnight_the_end_is_tomorrow() -> None:
+    late = NOON + 43200 - 300
+    assert moments.end("00:10", moments.moment("23:50", late, past=True), late) == NOON + 43200 + 600
 
 
 def test_without_an_agent_the_verb_says_what_to_give(

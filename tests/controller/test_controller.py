@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,9 +14,11 @@ import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
+from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.fabric.known_neighbors import KnownNeighbors
+from nodeagent.fabric.maintenance import MAINTENANCE
 from nodeagent.fabric.nodelinks import LinkNeighbor, ReportedId
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access
@@ -256,6 +259,65 @@ async def test_metrics_and_probes_show_the_state():
             status, text = await get("/readyz")
             assert status == 200
             assert "nodes: 8 known" in text
+
+
+async def test_planned_work_on_nodes_is_a_series_a_mark_of_the_map_and_one_log_line(
+    caplog: pytest.LogCaptureFixture,
+):
+    def annotate(server: ApiServer, node: str, entries: object, **labels: str) -> None:
+        text = None if entries is None else json.dumps(entries)
+        meta = {"name": node, "labels": labels, "annotations": {MAINTENANCE: text} if text else {}}
+        server.put({"apiVersion": "v1", "kind": "Node", "metadata": meta})
+
+    async with cluster() as server, running(server) as controller:
+        book = controller.planner.inputs.maintenance
+        annotate(server, "node-00", [{"until": "2100-01-01T00:00:00Z", "link": "nic0", "netdev": "enp1"}, {}])
+        annotate(server, "node-01", [{"until": "2100-01-01T00:00:00Z"}, {"until": "2020-01-01T00:00:00Z"}])
+        await until(lambda: len(book.of_node) == 2)
+        for beat in range(3):
+            annotate(server, "node-00", [{"until": "2100-01-01T00:00:00Z", "link": "nic0", "netdev": "enp1"}, {}],
+                     beat=str(beat))  # fmt: skip
+        await until(lambda: controller.cluster.nodes.objects and controller.progress.plans > 0)
+        series = {
+            line.split(" ")[0] for line in page(controller) if "maintenance_end" in line and line[0] != "#"
+        }
+        name = "nodeagent_maintenance_end_timestamp_seconds"
+        assert series == {
+            f'{name}{{device="enp1",link="nic0",node="node-00",pci_address=""}}',
+            f'{name}{{device="",link="",node="node-01",pci_address=""}}',
+        }
+        view = json.loads(await controller.pages._document())
+        assert [(it["node"], it["link"]) for it in view["maintenance"]] == [
+            ("node-00", "nic0"),
+            ("node-01", ""),
+        ]
+        revision = controller.cluster.revision
+        annotate(server, "node-01", None)
+        await until(lambda: "node-01" not in book.of_node)
+        assert controller.cluster.revision > revision, "the map is drawn again"
+        server.remove("nodes", "node-00")
+        await until(lambda: not book.of_node)
+        assert sum("entry 2" in line for line in caplog.messages) == 1
+
+
+async def test_planned_work_that_ends_draws_the_map_again():
+    async with cluster() as server, running(server) as controller:
+        await until(lambda: controller.progress.plans > 0)
+        meta = {
+            "name": "node-00",
+            "annotations": {MAINTENANCE: json.dumps([{"until": rfc3339(time.time() + 60)}])},
+        }
+        server.put({"apiVersion": "v1", "kind": "Node", "metadata": meta})
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await until(lambda: "node-00" in controller.planner.inputs.maintenance.of_node)
+        await asyncio.sleep(30)
+        await controller.cluster.changed(controller.cluster.revision)
+        assert 50 < loop.time() - began <= 60
+
+
+def page(controller: Controller) -> list[str]:
+    return controller.pages.metrics("").body.decode().splitlines()
 
 
 async def test_the_page_shows_the_neighbor_that_the_operators_file_has():

@@ -18,6 +18,7 @@ import pytest
 
 from nodeagent.cluster.node_marks import OWN_MARKS, STARTING_TAINT
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, SOURCE_LABEL
+from nodeagent.fabric.maintenance import MAINTENANCE
 from nodeagent.kube.failure import ApiError
 from tests.daemonset.test_dra_manifests import WRONG_CLAIMS, WRONG_SLICES
 from tests.daemonset.test_schemas import REPORT
@@ -57,6 +58,7 @@ def test_an_agent_writes_its_own_report(everything: list[Manifest]) -> None:
     assert refusals(everything, replace(write(report(), "DELETE", report()), object=None)) == []
 
 
+WORK = {MAINTENANCE: '[{"until":"2026-12-01T00:00:00Z"}]'}
 FORGED: dict[str, tuple[Request, str]] = {
     "another's report": (
         write(report("dgx-002")),
@@ -92,6 +94,12 @@ FORGED: dict[str, tuple[Request, str]] = {
         write(report(annotations={"x": "a" * 2000}), "UPDATE", report(annotations={"x": "a" * 1500})),
         "1024 characters",
     ),
+    "planned work of its own": (write(report(annotations=WORK)), "planned work"),
+    "planned work prolonged": (
+        write(report(annotations=WORK), "UPDATE", report(annotations={MAINTENANCE: "[]"})),
+        "planned work",
+    ),
+    "planned work ended": (write(report(), "UPDATE", report(annotations=WORK)), "planned work"),
     "one more label each time": (
         write(
             report(labels={str(n): "" for n in range(21)}),
@@ -107,6 +115,8 @@ def test_labels_and_annotations_of_people_and_webhooks_do_not_block_the_report(
     everything: list[Manifest],
 ) -> None:
     """`kubectl apply` by hand writes an annotation of the size of the object; webhooks label every object."""
+    work = report(annotations={MAINTENANCE: "a" * 9000})
+    assert refusals(everything, write(work, "UPDATE", work)) == []
     long = report(annotations={"kubectl.kubernetes.io/last-applied-configuration": "a" * 9000})
     assert refusals(everything, write(long | {"links": []}, "UPDATE", long)) == []
     many = report(labels={str(n): "" for n in range(30)})
@@ -401,6 +411,7 @@ WRONG_FOR_ALL: dict[str, Callable[[dict[str, Any]], object]] = {
     "a finalizer": lambda made: made["metadata"].update(finalizers=["x.io/stay"]),
     "an annotation": lambda made: made["metadata"]["annotations"].update(note="2"),
     "annotations gone": lambda made: made["metadata"].pop("annotations"),
+    "planned work": lambda made: made["metadata"]["annotations"].update(WORK),
     "its pool": lambda made: made["metadata"]["labels"].update({"nodeagent.io/pool": "other"}),
     "its agent": lambda made: made["metadata"]["labels"].update({"nodeagent.io/agent": "false"}),
     "readiness": lambda made: made["status"].update(conditions=[{"type": "Ready", "status": "False"}]),

@@ -63,10 +63,23 @@ def fabric() -> frozenset[str]:
     progress = Progress(outcome=compute(()))
     writes = Counter({("create", "ok"): 1})
     asked = SimpleNamespace(reads=Counter({"ok": 1}), states=Counter({"silent": 1}), round_s=1.0, rounds=1)
-    shown = ControllerInput(progress, {}, writes, Counter({"ok": 1}), {}, leading=True, switches=asked)
+    shown = ControllerInput(progress, {}, writes, Counter({"ok": 1}), {}, leading=True, switches=asked,
+                             maintenance={("n", "", "", ""): 1.0})  # fmt: skip
     return frozenset(
         re.findall(r"^(nodeagent_\w+)", render(shown, openmetrics=False)[0].decode(), re.MULTILINE)
     )
+
+
+def test_every_alert_about_a_node_is_silent_while_work_on_it_is_planned() -> None:
+    silent = "unless on (cluster, instance) instance:nodeagent_maintenance:end"
+    of_link = "unless on (cluster, instance, device) instance_device:nodeagent_maintenance:end"
+    for group in groups():
+        for rule in group["rules"]:
+            if "alert" in rule and group["name"] != "nodeagent-fabric":
+                assert rule["expr"].endswith(silent), rule["alert"]
+                assert (of_link in rule["expr"]) is (group["name"] == "nodeagent-links"), rule["alert"]
+            elif "alert" in rule:
+                assert "maintenance" not in rule["expr"], "it is about the controller"
 
 
 def exposed() -> set[str]:

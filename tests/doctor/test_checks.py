@@ -395,6 +395,13 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
             capabilities.ProcessRights(state=capabilities.StateDirectory("/s", None, "no JSON")), DEFAULT
         ),
     ),
+    (
+        "fix cordons_broken",
+        capabilities.findings(
+            capabilities.ProcessRights(state=capabilities.StateDirectory("/s", broken_cordons="no JSON")),
+            DEFAULT,
+        ),
+    ),
     ("note sys_read_only", capabilities.findings(capabilities.ProcessRights(sys_read_only=True), DEFAULT)),
     (
         "fix folder_unwritable",

@@ -12,7 +12,8 @@ from nodeagent.dra.device_taints import taints
 from nodeagent.dra.devices import GpuDevice
 from nodeagent.dra.prepared_claim import PreparedClaim, holdings
 from nodeagent.facts.cdi import spec
-from nodeagent.facts.model import Holding, LimitSupport, Snapshot
+from nodeagent.facts.model import CORDONED, Health, Holding, LimitSupport, Reason, Snapshot
+from nodeagent.health.cordons import with_cordon
 from nodeagent.kinds import Refused
 from tests.support.dra_node import (
     CONFIG,
@@ -288,6 +289,66 @@ def test_an_unhealthy_device_is_refused_unless_the_request_tolerates_its_taint()
         with pytest.raises(Refused, match="XID 79"):
             prepared(claim_of("c", result(device, 1, "g")), sick)
         assert prepared(claim_of("c", result(device, 1, "g", **toleration)), sick).devices
+
+
+UNHEALTHY_KEY, CORDONED_KEY = "nodeagent.io/unhealthy", "nodeagent.io/cordoned"
+CORDONED_ALONE = with_cordon(Health(), Reason(CORDONED, "cordoned by ann"))
+CORDONED_AND_SICK = with_cordon(SICK, Reason(CORDONED, "cordoned by ann"))
+
+
+@pytest.mark.parametrize(
+    ("health", "tolerations", "granted"),
+    [
+        (CORDONED_ALONE, [{"key": CORDONED_KEY, "operator": "Exists"}], True),
+        (CORDONED_ALONE, [{"key": CORDONED_KEY, "value": CORDONED}], True),
+        (CORDONED_ALONE, [{"key": CORDONED_KEY}], False),
+        (CORDONED_ALONE, [{"key": CORDONED_KEY, "operator": "", "value": CORDONED}], True),
+        (CORDONED_ALONE, [{"key": CORDONED_KEY, "operator": "Like", "value": CORDONED}], False),
+        (CORDONED_ALONE, [{"key": CORDONED_KEY, "operator": "Exists", "effect": "NoExecute"}], False),
+        (CORDONED_ALONE, [{"key": UNHEALTHY_KEY, "operator": "Exists"}], False),
+        (SICK, [{"key": CORDONED_KEY, "operator": "Exists"}], False),
+        (SICK, [{"key": "nodeagent.io/degraded", "operator": "Exists"}], False),
+        (SICK, [{"key": UNHEALTHY_KEY, "operator": "Exists"}], True),
+        (SICK, [{"key": UNHEALTHY_KEY, "operator": "Exists", "effect": "NoExecute"}], True),
+        (SICK, [{"key": UNHEALTHY_KEY, "operator": "Equal", "value": SICK.reasons[0].key}], True),
+        (SICK, [{"key": UNHEALTHY_KEY, "operator": "Equal", "value": "other"}], False),
+        (CORDONED_AND_SICK, [{"key": CORDONED_KEY, "operator": "Exists"}], False),
+        (CORDONED_AND_SICK, [{"key": UNHEALTHY_KEY, "operator": "Exists"}], False),
+        (CORDONED_AND_SICK, [{"key": key, "operator": "Exists"} for key in (CORDONED_KEY, UNHEALTHY_KEY)], True),
+        (CORDONED_AND_SICK, [{"operator": "Exists"}], True),
+    ],
+)  # fmt: skip
+def test_each_taint_needs_its_toleration(
+    health: Health, tolerations: list[dict[str, str]], granted: bool
+) -> None:
+    facts = machine()
+    ill = replace(
+        facts,
+        gpus=tuple(replace(gpu, health=health) for gpu in facts.gpus),
+        functions=tuple(replace(function, health=health) for function in facts.functions),
+    )
+    for device, of_facts in ((gpus_of(ill)[0], ill), (pfs_of(ill)[0], ill)):
+        claim = claim_of("c", result(device, 1, "g", tolerations=tolerations))
+        if granted:
+            assert prepared(claim, of_facts).devices
+        else:
+            with pytest.raises(Refused):
+                prepared(claim, of_facts)
+
+
+def test_a_vf_with_a_fault_of_its_own_is_not_forgiven_with_the_cordon_of_its_nic() -> None:
+    facts = machine()
+    pf = pfs_of(facts)[0]
+    cordoned = replace(
+        facts,
+        functions=tuple(
+            replace(it, health=CORDONED_AND_SICK if it.pci_address == pf.vfs[0] else CORDONED_ALONE)
+            for it in facts.functions
+        ),
+    )
+    toleration = {"tolerations": [{"key": CORDONED_KEY, "operator": "Exists"}]}
+    claim = claim_of("c", result(pfs_of(cordoned)[0], 1, "r", **toleration))
+    assert prepared(claim, cordoned).devices[0].vfs == (pf.vfs[1],)
 
 
 def test_a_sick_vf_is_not_chosen_and_a_mig_gpu_is_refused_with_its_reason() -> None:

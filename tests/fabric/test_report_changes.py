@@ -69,3 +69,13 @@ def test_the_bound_of_the_controller_is_hard() -> None:
     (entry,) = changed(REPORT, with_link(state="down"))
     log.add(entry for _ in range(CONTROLLER_MAX + 10))
     assert len(log.changes) == CONTROLLER_MAX
+
+
+@pytest.mark.parametrize("others", [(), (replace(LINK, name="nic0", state="healthy"),)])
+def test_the_rail_is_no_name_of_a_link_where_another_link_has_it(others: tuple[NodeLink, ...]) -> None:
+    """Two entries of the configuration number their NICs: both first ones have the rail 0."""
+    second = replace(LINK, name="nic0.1", rail=0)
+    before = replace(REPORT, links=(*others, second))
+    (change,) = changed(before, replace(REPORT, links=(*others, replace(second, state="down"))))
+    assert change.is_about("nic0.1")
+    assert change.is_about("nic0") is (not others)

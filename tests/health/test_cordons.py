@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.agent_config import load
+from nodeagent.agent_config import Config, load
 from nodeagent.base.stored_file import StoredFile
 from nodeagent.cli import main
 from nodeagent.cluster.affected_devices import affected_pods, failed_devices, reported_devices
 from nodeagent.cluster.nvsentinel.health_events import event_of
+from nodeagent.doctor import capabilities
+from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import CORDONED, HEALTHY, Health, Reason, Snapshot, State
 from nodeagent.health.cordons import Cordon, cordon_reasons, with_cordon
 from nodeagent.health.service import HealthService
+from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import unhealthy
 from nodeagent.kinds.rail_numbers import Rail, selection
 from nodeagent.kinds.resource_settings import VfResource
@@ -171,6 +174,64 @@ def test_a_cordoned_device_has_not_failed() -> None:
 def test_a_file_that_cannot_be_read_costs_the_cordons_alone(text: str, tmp_path: Path) -> None:
     (tmp_path / FORM.name).write_text(text)
     assert StoredFile(tmp_path, FORM).read() is None
+
+
+@pytest.mark.slow
+async def test_a_file_that_breaks_is_seen_and_the_cordons_of_a_running_agent_stay(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with node() as n:
+        file = n.root / "var/lib/nodeagent" / FORM.name
+        await n.kubelet.start()
+        await n.start_agent(n.configure("scanSeconds: 600\n"))
+        await n.allocatable(NIC0, 4)
+        assert await verb(n, "cordon", "nic0", "--reason", "swap the optics", "--author", "ann") == 0
+        await n.allocatable(NIC0, 0)
+        assert n.agent is not None
+        stored = n.agent.stored.cordons
+        file.write_text("{")
+        await n.until(lambda: stored.unreadable is not None)
+        assert f'nodeagent_state_unwritable{{file="{file}"}} 1' in (await n.get("/metrics"))[1]
+        assert f"{file} cannot be read" in (said := (await n.get("/readyz"))[1])
+        assert "so after a restart cordoned devices are offered to new pods" in said
+        capsys.readouterr()
+        assert await verb(n, "cordon", "gpu1", "--reason", "x") == 1
+        assert f"{file}.broken, and nothing else has changed" in capsys.readouterr().err
+        assert (file.with_name("cordons.json.broken").read_text(), file.exists()) == ("{", False)
+        await stored.restore()
+        assert await verb(n, "cordon", "gpu1", "--reason", "x") == 0
+        capsys.readouterr()
+        assert await verb(n, "cordon", "--json") == 0
+        assert {it["name"] for it in json.loads(capsys.readouterr().out)["cordons"]} == {"nic0", "gpu1"}
+        assert stored.unreadable is None
+        await n.stop_agent()
+        file.write_text("{")
+        await n.start_agent(n.configure("scanSeconds: 600\n"))
+        await n.allocatable(NIC0, 4)
+        assert "cannot be read" in (said := (await n.get("/readyz"))[1])
+        assert "so cordoned devices are offered to new pods" in said
+
+
+@pytest.mark.parametrize(("text", "broken"), [(None, False), ("{", True), ('{"version": 1}', False)])
+def test_the_doctor_sees_a_broken_file(text: str | None, broken: bool, tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    if text is not None:
+        (tmp_path / "var/lib/nodeagent").mkdir(parents=True)
+        (tmp_path / "var/lib/nodeagent" / FORM.name).write_text(text)
+    rights = capabilities.read(Target(Tree(tmp_path), Config(), recorded=True, kubelet_dir=None))
+    assert ("cordons_broken" in {it.key for it in capabilities.findings(rights, Config())}) is broken
+
+
+def test_the_list_of_a_broken_file_changes_nothing(
+    two_entries: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "var/lib/nodeagent" / FORM.name
+    file.write_text("{")
+    for words in (["cordon"], ["uncordon", "nic0"], ["uncordon", "nic0"]):
+        before = file.exists()
+        assert main([*words, *two_entries]) == (1 if before else 2)
+        assert file.exists() is (before and words == ["cordon"])
+        assert ("cannot be read" in capsys.readouterr().err) is before
 
 
 TWO_ENTRIES = """apiVersion: nodeagent.io/v1alpha1

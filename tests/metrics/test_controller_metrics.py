@@ -34,6 +34,7 @@ def full_input() -> ControllerInput:
             writes=Counter({("condition", "ok"): 1, ("taint", "ok"): 2}), spared=3, counts={"taint": 2}
         ),
         jobs=[JobFabric(JobKey("ml", "JobSet", "llama"), {"a": ("n",)}, 1, (("n", "nic0"),), ())],
+        maintenance={("n", "nic0", "enp1", "0000:18:00.0"): 1.8e9, ("n", "", "", ""): 1.7e9},
     )
 
 

@@ -46,7 +46,13 @@ ABSENT = {
     "nodeagent_hanging_call_seconds",
 }
 """Families that have series only in case of trouble."""
-CONTROLLER = ("nodeagent_fabric_", "nodeagent_controller_", "nodeagent_switch", "nodeagent_watch_")
+CONTROLLER = (
+    "nodeagent_maintenance",
+    "nodeagent_fabric_",
+    "nodeagent_controller_",
+    "nodeagent_switch",
+    "nodeagent_watch_",
+)
 """Families of the controller; tests/daemonset/test_monitoring.py checks that they exist."""
 
 

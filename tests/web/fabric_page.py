@@ -28,6 +28,23 @@ class MapPage:
         )
         return x, y
 
+    def is_hatched(self, node: str, link: str) -> bool:
+        """Whether stripes of the color of the block or paper are over the symbol of a link that fills its cell."""
+        x, y = self.cell(node, link)
+        colors: int = self.tab.value(
+            f"""(() => {{
+                const {{ canvas, context, view }} = document.getElementById("map").fabricMap;
+                const {{ left, top }} = canvas.getBoundingClientRect();
+                const ratio = canvas.width / canvas.clientWidth;
+                const side = Math.max(3, Math.round(6 * view.scale * ratio));
+                const at = [({x} - left) * ratio - side / 2, ({y} - top) * ratio - side / 2];
+                const {{ data }} = context.getImageData(...at, side, side);
+                const pixels = Array.from({{ length: data.length / 4 }}, (_, i) => data.slice(4 * i, 4 * i + 3));
+                return new Set(pixels.map((pixel) => pixel.join())).size;
+            }})()"""
+        )
+        return colors > 1
+
     def click_cell(self, node: str, link: str) -> None:
         self.tab.click(*self.cell(node, link))
 

@@ -92,6 +92,38 @@ def test_the_time_line_has_the_newest_change_first(browser: Browser, tmp_path: P
     tab.close()
 
 
+def test_a_link_under_maintenance_is_hatched_and_says_why(browser: Browser, tmp_path: Path) -> None:
+    cables = fabrics.rails(1, 4, 4)
+    planner = Planner(FabricRules(hysteresis=IMMEDIATE))
+    for node, row in cables.items():
+        planner.report(node, fabrics.links(node, row))
+    until_later = {"until": "2027-01-01T00:00:00Z", "reason": "<b>optics</b>", "author": "ann"}
+    first, second, *_ = cables
+    for node, entry in ((first, {"link": "rail1", **until_later}), (second, until_later)):
+        planner.inputs.maintenance.take(node, json.dumps([entry]))
+    view = fabric_view(planner.prepare(0.0)(), 0.0, 1_767_225_600.0)
+    file = tmp_path / "map.html"
+    file.write_text(self_contained("fabric", msgspec.json.encode(view)))
+    page = MapPage(browser.tab(f"file://{file}"))
+    hatched = {
+        (node, link) for node in cables for link in ("rail0", "rail1", "rail2") if page.is_hatched(node, link)
+    }
+    assert hatched == {(first, "rail1"), *((second, f"rail{n}") for n in range(3))}
+    assert "under maintenance" in page.tab.text("#legend")
+    said = "maintenance until 2027-01-01T00:00:00Z by ann: <b>optics</b>"
+    page.click_cell(first, "rail1")
+    assert said in page.detail()
+    page.search(second)
+    page.tab.key("Enter")
+    wait_until(lambda: said in page.detail(), what="the panel of the node")
+    assert page.detail().count("healthy, under maintenance") == 4
+    page.search("su000-leaf-r1")
+    page.tab.key("Enter")
+    wait_until(lambda: page.detail().count("under maintenance") == 2, what="the panel of the switch")
+    assert page.complaints() == []
+    page.tab.close()
+
+
 # --- the demo's fabric --------------------------------------------------------------------------------
 
 

@@ -1,4 +1,5 @@
-"""The verbs of a fabric: trouble, job, plan (the HyperNodes that would be written), explain, topology and cabling.
+"""The verbs of a fabric: trouble, job, plan (the HyperNodes that would be written), explain, topology, cabling
+and maintain.
 
 A package of its own, because neither the agent nor the controller loads it. The image has it.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
@@ -161,6 +163,41 @@ def add_cabling(add: Add) -> None:
     parser.add_argument("--all", action="store_true", help="list links that are as planned too")
 
 
+def add_maintain(add: Add) -> None:
+    parser = add(
+        "maintain",
+        _maintain,
+        "planned work: silence the alerts of a link, a node or a switch until a time; without a name, list it",
+        "  nodeagent maintain                                         what is under maintenance, until when, by whom\n"
+        "  nodeagent maintain gpu-17/nic3 --until 2h --reason optics  a link; nic3 alone is that of this node\n"
+        "  nodeagent maintain gpu-17 --until 18:00                    everything on a node\n"
+        "  nodeagent maintain leaf2 --until 2026-12-01T06:00+01:00    the links of all nodes to this switch\n"
+        "  nodeagent maintain leaf2 --end                             it is over\n\n"
+        "It is written into an annotation of the Nodes (nodeagent.io/maintenance) with the rights of your kubeconfig:\n"
+        "list, get and patch of nodes, and of nodelinks so that agents count no flaps. Alerts are silent and views\n"
+        "mark it while it lasts. No fault is hidden, and new pods still come: see `nodeagent cordon` and `kubectl\n"
+        "cordon`. docs/planned-work.md has the limits.",
+    )
+    json_option(parser)
+    parser.add_argument("target", nargs="*", metavar="NODE/NIC|NODE|SWITCH", help="what is worked on")
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument("--until", metavar="TIME", help="30min, 2h, 18:00, or a date and time (RFC 3339)")
+    when.add_argument("--end", action="store_true", help="end it now")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for the next person who looks")
+    parser.add_argument(
+        "--author",
+        metavar="NAME",
+        default=os.environ.get("NODEAGENT_AUTHOR") or os.environ.get("SUDO_USER"),
+        help="who (default: NODEAGENT_AUTHOR, or the user of this shell)",
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="how to reach the cluster (default: as kubectl does)",
+    )
+
+
 def source_options(parser: argparse.ArgumentParser, *, current: bool = False) -> None:
     """The input of ``preview.read_preview``. ``current``: with the option for the published HyperNodes."""
     parser.add_argument(
@@ -184,6 +221,13 @@ def source_options(parser: argparse.ArgumentParser, *, current: bool = False) ->
         parser.add_argument(
             "--current", metavar="FILE", help="the published HyperNodes: a file, a directory, or -"
         )
+
+
+def _maintain(options: argparse.Namespace) -> int:
+    from nodeagent_hall import maintain
+
+    log_to_stderr(options.log_level or "error")
+    return maintain.run(options)
 
 
 def _trouble(options: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from nodeagent.base.plain_text import one_line
 from nodeagent.commands.terminal import PLAIN, Screen, columns, wrapped
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
+from nodeagent.fabric.maintenance import standing
 from nodeagent.fabric.outcome import in_trouble
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
 from nodeagent.fabric.switch_keys import plain
@@ -101,10 +103,22 @@ def explain(preview: Preview, name: str) -> Explanation:
             raise UnknownNameError(
                 f"{shown(name)} is not a node, switch or HyperNode in this input{hint}; `nodeagent topology` lists them"
             )
-    said = [*lines]
+    said = [*_planned(preview, name), *lines]
     table = next((one for one in said if isinstance(one, Table)), None)
     sentences = tuple(one for one in said if isinstance(one, str))
     return Explanation(kind, name, tuple(_upwards(preview, lowest)), sentences, table)
+
+
+def _planned(preview: Preview, name: str) -> Iterator[str]:
+    """The planned work on a node, or the links of a switch that its work concerns."""
+    of_switch: dict[str, list[str]] = {}
+    for node, entry in standing(preview.plan.levels.maintained, time.time()):
+        if node == name:
+            yield f"Planned work on {entry.link or 'the whole node'}: {entry.sentence}."
+        elif entry.switch == name:
+            of_switch.setdefault(entry.sentence, []).append(f"{node} {entry.link}")
+    for sentence, links in of_switch.items():
+        yield f"Planned work on {_count(len(links), 'link')}, such as {links[0]}: {sentence}."
 
 
 def _node(preview: Preview, node: str) -> Iterator[str | Table]:

@@ -88,7 +88,7 @@ def described(preview: Preview, jobs: Jobs, job: JobKey) -> tuple[dict[str, Any]
     }
     found = [
         one
-        for one in troubles(preview.plan)
+        for one in troubles(preview.plan, at=time.time())
         if own.intersection(one.links) or (not one.links and one.where in nodes)
     ]
     starts = [at for pod in pods if (at := unix(pod.since)) is not None]

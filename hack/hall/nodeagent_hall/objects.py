@@ -28,6 +28,7 @@ from nodeagent.config.bounded_yaml import LOADER, Limits, bounded_events
 from nodeagent.fabric import hypernode, nodelinks
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError
 from nodeagent.fabric.jobs import ListedPod
+from nodeagent.fabric.maintenance import MAINTENANCE
 from nodeagent.fabric.nodelinks import NodeLinks, ReportError, VfHolder
 from nodeagent.fabric.planner import Planner
 
@@ -92,6 +93,14 @@ class Objects:
             reports[name] = before
             if self.reports is not None and kept is not None:
                 self.reports[name] = kept
+
+    def add_node(self, name: str, labels: dict[str, str], annotations: dict[str, str]) -> None:
+        self.nodes[name] = labels
+        book = self.planner.inputs.maintenance
+        if book.take(name, annotations.get(MAINTENANCE)) and (fault := book.faults.get(name)):
+            self.notes.append(
+                f"the annotation {MAINTENANCE} of the Node {one_line(name, 64)} is wrong: {fault}"
+            )
 
     def drop_reports(self) -> None:
         """They are read again from the start."""
@@ -372,10 +381,8 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
             objects.notes.append(f"HyperNode {_name(document)} is ignored: {error}")
     elif kind == "Node":
         metadata = document.get("metadata")
-        labels = metadata.get("labels") if isinstance(metadata, dict) else None
-        pairs = labels.items() if isinstance(labels, dict) else ()
         objects.stored += 1
-        objects.nodes[_name(document)] = {str(key): str(value) for key, value in pairs}
+        objects.add_node(_name(document), *(_texts(metadata, key) for key in ("labels", "annotations")))
     elif kind == "Pod" and objects.pods is not None:
         try:
             objects.pods.append(msgspec.convert(document, ListedPod, strict=not lax))
@@ -385,6 +392,11 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
     else:
         return False
     return True
+
+
+def _texts(metadata: Any, key: str) -> dict[str, str]:
+    texts = metadata.get(key) if isinstance(metadata, dict) else None
+    return {str(name): str(text) for name, text in texts.items()} if isinstance(texts, dict) else {}
 
 
 def _report(document: dict[str, Any], lax: bool) -> NodeLinks:

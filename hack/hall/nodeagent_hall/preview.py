@@ -165,7 +165,8 @@ async def read_cluster(cluster: Access, read: Objects, namespace: str | None = N
 
     def take_node(node: Partial) -> None:
         read.stored += 1
-        read.nodes[node.metadata.name] = dict(node.metadata.labels or {})
+        meta = node.metadata
+        read.add_node(meta.name, dict(meta.labels or {}), meta.annotations or {})
 
     def store(document: dict[str, Any], kind: str) -> None:
         store_object({"kind": kind, **document}, read)

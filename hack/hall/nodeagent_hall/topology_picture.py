@@ -12,6 +12,7 @@ import msgspec
 
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
+from nodeagent.fabric.maintenance import standing
 from nodeagent.fabric.reports import shown
 from nodeagent.fabric.switch_keys import plain
 from nodeagent.health.rules import rule_words
@@ -51,6 +52,7 @@ def wrap(tree: str, width: int | None) -> str:
 
 
 def document(preview: Preview) -> dict[str, Any]:
+    work = standing(preview.plan.levels.maintained, time.time())
     outcome, wanted = preview.outcome, preview.wanted
     kinds = {(anomaly.node, anomaly.link): str(anomaly.kind) for anomaly in outcome.anomalies}
     parent = preview.plan.parent
@@ -60,6 +62,9 @@ def document(preview: Preview) -> dict[str, Any]:
         "fabric": preview.plan.rules.fabric,
         "hypernodes": [_branch(preview, root, wanted, kinds) for root in roots],
         "unplaced": [{"node": unplaced.node, "reason": unplaced.reason} for unplaced in outcome.unplaced],
+        "maintenance": [
+            {"node": shown(node), "link": entry.link or None, "text": entry.sentence} for node, entry in work
+        ],
     }
 
 
@@ -111,6 +116,8 @@ def _tree(document: dict[str, Any], *, whole: bool = False) -> list[str]:
     lines += _below(document["hypernodes"], "", whole)
     for unplaced in document["unplaced"]:
         lines.append(f"unplaced: {shown(unplaced['node']) or '(no name)'}: {unplaced['reason']}")
+    for one in document["maintenance"]:
+        lines.append(f"planned: {one['node']}{' ' + one['link'] if one['link'] else ''}: {one['text']}")
     return lines
 
 

@@ -27,7 +27,7 @@ def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> i
 
     def look() -> tuple[str, bool]:
         preview = read_preview(options, whole_reports=True)
-        found = troubles(preview.plan)
+        found = troubles(preview.plan, at=now())
         if options.json:
             text = json.dumps(document(preview, found, options.source, now()), indent=2)
         else:
@@ -92,4 +92,6 @@ def blocks(found: Iterable[FabricTrouble], now: float, on: Screen = PLAIN) -> It
             yield from wrapped(detail, on, "  ")
         if one.pods:
             yield from wrapped(f"pods: {', '.join(few(one.pods))}", on, "  ")
+        if one.maintenance:
+            yield from wrapped(f"planned: {one.maintenance}", on, "  ")
         yield from (*wrapped(f"do: {one.remedy}", on, "  "), "")

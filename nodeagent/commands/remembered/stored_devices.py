@@ -120,7 +120,7 @@ def read_stored(
     file = StoredFile(Tree(root).path(config.health.state_directory), form)
     content = file.read()
     if file.unreadable is not None:
-        raise RememberedError(f"{file.path} cannot be read: {file.unreadable}; delete it{remedy}")
+        raise RememberedError(f"{file.path} cannot be read: {file.unreadable}; {remedy}")
     return file, content
 
 
@@ -128,7 +128,7 @@ def read_stored(
 
 
 def _rails(config: Config, root: Path) -> tuple[StoredFile[RailsFile], RailsFile]:
-    file, content = read_stored(config, root, rail_memory.FORM, " to number the NICs again")
+    file, content = read_stored(config, root, rail_memory.FORM, "delete it to number the NICs again")
     return file, content or RailsFile()
 
 
@@ -236,7 +236,7 @@ def _names(templates: Sequence[str], rail: Rail, netdev: str | None) -> Iterator
 def _gpus(
     config: Config, root: Path
 ) -> tuple[StoredFile[tuple[RememberedGpu, ...]], tuple[RememberedGpu, ...]]:
-    file, gpus = read_stored(config, root, remembered_gpus.FORM, ", and the agent writes it again")
+    file, gpus = read_stored(config, root, remembered_gpus.FORM, "delete it, and the agent writes it again")
     return file, sound(gpus or ())
 
 

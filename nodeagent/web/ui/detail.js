@@ -22,7 +22,7 @@ export function sentence(model, found) {
   if (found?.kind === "link") {
     const link = model.link(found.node, found.link);
     const to = link.switch ? `to ${link.switch} ${link.port}` : "no neighbor";
-    return `${link.node} ${link.name}: ${link.state.word}, ${to}${link.anomalies.length ? `; ${link.anomalies[0].kind}` : ""}`;
+    return `${link.node} ${link.name}: ${link.state.word}, ${to}${link.anomalies.length ? `; ${link.anomalies[0].kind}` : ""}${link.planned.length ? "; under maintenance" : ""}`;
   }
   return found ? `${found.kind} ${found.name}` : "";
 }
@@ -37,6 +37,7 @@ function aboutLink(model, found, select, reportOf) {
     troublesOf(model, found, select),
     pairs(
       ["State", `${link.state.word}${link.stale ? ", and the LLDP information has expired" : ""}`],
+      ["Planned", link.planned.join("; ")],
       ["Column", link.column.title],
       ["Switch", chooser(link.switch, `switch:${link.switch}`, select)],
       ["Port", link.port],
@@ -53,7 +54,8 @@ function aboutNode(model, found, select, reportOf) {
   const shape = model.shapes[model.content.shapesOf[found.node]];
   const rows = (shape?.links ?? []).map((_, i) => {
     const link = model.link(found.node, i);
-    return [chooser(link.name, `link:${link.node}/${link.name}`, select), el("span", {}, symbol(link.state), ` ${link.state.word}`),
+    const planned = link.planned.length ? ", under maintenance" : "";
+    return [chooser(link.name, `link:${link.node}/${link.name}`, select), el("span", {}, symbol(link.state), ` ${link.state.word}${planned}`),
       chooser(link.switch, `switch:${link.switch}`, select), link.port];
   });
   const more = el("div");
@@ -66,6 +68,7 @@ function aboutNode(model, found, select, reportOf) {
     pairs(
       ["Leaf group", group && chooser(group.name, `hypernode:${group.name}`, select)],
       ["Not placed", model.unplaced.get(found.name)],
+      ["Planned", model.plannedOn(found.name, "").join("; ")],
       ["Report", !shape && "none: is the agent running on this node?"],
     ),
     troublesOf(model, found, select),
@@ -87,7 +90,7 @@ function aboutSwitch(model, found, select) {
   const rows = cells.slice(0, 400).map(({ node, link }) => {
     const entry = model.link(node, link);
     return [entry.port, chooser(entry.node, `node:${entry.node}`, select), chooser(entry.name, `link:${entry.node}/${entry.name}`, select),
-      el("span", {}, symbol(entry.state), ` ${entry.state.word}`)];
+      el("span", {}, symbol(entry.state), ` ${entry.state.word}${entry.planned.length ? ", under maintenance" : ""}`)];
   });
   rows.sort((a, b) => a[0].localeCompare(b[0], "en", { numeric: true }));
   const groups = model.content.hypernodes.filter((entry) => entry.switches.includes(found.name));

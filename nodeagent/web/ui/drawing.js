@@ -2,7 +2,7 @@
 
 import { count, plain } from "./dom.js";
 import { CELL, HEADS, PAD, rowTop, TITLE } from "./layout.js";
-import { SHAPES } from "./symbols.js";
+import { PLANNED, SHAPES } from "./symbols.js";
 
 const FONT = "system-ui, sans-serif";
 const SHAPE_PX = 5; // a smaller cell is a square of its color
@@ -127,8 +127,9 @@ export function drawBlock(pen, model, block, mode, rows = [0, block.nodes.length
   }
 }
 
-function drawCell(pen, x, y, { symbol, attention, stale }) {
+function drawCell(pen, x, y, { symbol, attention, stale, planned }) {
   pen.shape(x, y, symbol.shape, symbol.color);
+  if (planned && CELL * pen.scale >= SHAPE_PX) pen.shape(x, y, PLANNED.shape, "--paper");
   if (stale) pen.rect(x, y + CELL - 3, CELL, 3, "--paper");
   if (attention) pen.outline(x - 0.5, y - 0.5, CELL + 1, CELL + 1, "--ink", 0.7);
 }

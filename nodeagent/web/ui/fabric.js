@@ -77,7 +77,7 @@ function showMap() {
   map.select(model.find(view.values.at), false);
   showSummary();
   showControls();
-  replace(byId("legend"), legendOf(color, model.fabrics).map((entry) => el("li", {}, symbol(entry), entry.word)));
+  replace(byId("legend"), legendOf(color, model.fabrics, model.planned.size).map((entry) => el("li", {}, symbol(entry), entry.word)));
   const empty = byId("empty");
   empty.hidden = map.layout.blocks.length > 0;
   empty.textContent = model.content.nodes.length ? "Nothing matches the filters." : "No node has reported yet.";
@@ -113,7 +113,7 @@ function showControls() {
 
 function exportSvg() {
   const colors = readColors();
-  const svg = asSvg(model, map.layout, view.values.color, colors, legendOf(view.values.color, model.fabrics), document.title);
+  const svg = asSvg(model, map.layout, view.values.color, colors, legendOf(view.values.color, model.fabrics, model.planned.size), document.title);
   download(`${fileName()}.svg`, "image/svg+xml", svg);
 }
 

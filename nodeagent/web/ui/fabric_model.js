@@ -14,6 +14,8 @@ export class FabricModel {
     this.unplaced = new Map(Object.entries(content.unplaced));
     this.fabrics = [content.fabric];
     this.indexAnomalies();
+    this.planned = new Map();
+    for (const one of content.maintenance ?? []) push(this.planned, `${one.node}\n${one.link}`, one.text);
     this.shapes = content.shapes.map((shape) => this.readShape(shape));
     this.titles = titlesOf(content.hypernodes);
     this.groups = this.makeGroups();
@@ -113,11 +115,18 @@ export class FabricModel {
       state: STATES[this.content.states[node][link]] ?? NO_REPORT,
       switch: place < 0 ? "" : this.content.switches[place], port: port < 0 ? "" : this.content.portNames[port],
       stale: Boolean(mark & STALE), contested: Boolean(mark & CONTESTED),
+      planned: this.plannedOn(this.nodeName(node), shape.links[link]),
       anomalies: this.anomaliesOfLink.get(`${this.nodeName(node)}\n${shape.links[link]}`) ?? [],
     };
   }
 
-  /** The symbol of a cell in a color mode, and whether it needs attention. */
+  /** The sentences about planned work on a link, or on its whole node. */
+  plannedOn(node, link) {
+    if (!this.planned.size) return [];
+    return [...(this.planned.get(`${node}\n`) ?? []), ...(link && this.planned.get(`${node}\n${link}`) || [])];
+  }
+
+  /** The symbol of a cell in a color mode, whether it needs attention, and whether work on it is planned. */
   cell(node, link, mode) {
     const shape = this.shapes[this.content.shapesOf[node]];
     const state = STATES[this.content.states[node][link]] ?? NO_REPORT;
@@ -125,12 +134,13 @@ export class FabricModel {
       ? this.anomaliesOfLink.get(`${this.content.nodes[node]}\n${shape.links[link]}`) : undefined;
     const stale = this.content.marks[node] !== "" && Boolean(Number(this.content.marks[node][link] ?? 0) & STALE);
     const attention = Boolean(state.trouble || anomalies);
-    if (mode === "role") return { symbol: roleSymbol(this.fabrics, shape.columns[link].fabric), attention: false, stale };
+    const planned = this.plannedOn(this.nodeName(node), shape.links[link]).length > 0;
+    if (mode === "role") return { symbol: roleSymbol(this.fabrics, shape.columns[link].fabric), attention: false, stale, planned };
     if (mode === "anomaly") {
       const symbol = anomalies ? anomalySymbol(anomalies[0].kind) : { color: "--unused", shape: "square" };
-      return { symbol, attention: Boolean(anomalies), stale: false };
+      return { symbol, attention: Boolean(anomalies), stale: false, planned };
     }
-    return { symbol: anomalies && !state.trouble ? { ...anomalySymbol(anomalies[0].kind) } : state, attention, stale };
+    return { symbol: anomalies && !state.trouble ? { ...anomalySymbol(anomalies[0].kind) } : state, attention, stale, planned };
   }
 
   hasTrouble(node) {

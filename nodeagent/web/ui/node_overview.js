@@ -24,6 +24,11 @@ export function devicesOf(node) {
   return { nics, gpus };
 }
 
+/** `nodeagent maintain`: work on it is planned. */
+function isPlanned(device) {
+  return device.reasons.some((reason) => reason.key === "maintenance");
+}
+
 export function isBad(device) {
   return !QUIET.includes(device.state) || device.reasons.some((reason) => !reason.warning);
 }
@@ -37,7 +42,7 @@ function portOf(nic) {
 export function cellStrip({ nics, gpus }) {
   const cells = (title, devices) => devices.length > 0 && el("div", { class: "cells", role: "group", "aria-label": title }, el("b", { text: title }),
     devices.map((device) => el("button", {
-      type: "button", class: isBad(device) ? "bad" : "", title: `${device.name}: ${device.state}`, "aria-label": `${device.name}: ${device.state}`, onclick: () => showTile(device.name),
+      type: "button", class: `${isBad(device) ? "bad" : ""}${isPlanned(device) ? " planned" : ""}`, title: `${device.name}: ${device.state}`, "aria-label": `${device.name}: ${device.state}`, onclick: () => showTile(device.name),
     }, stateOf(device.state, false), el("span", { text: device.name.replace(/^(GPU |nic)(?=\d)/, "") }))));
   return [cells("NICs", nics), cells("GPUs", gpus)];
 }

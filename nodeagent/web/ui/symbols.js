@@ -12,6 +12,7 @@ export const SHAPES = {
   bar: "M0 3.8H10V6.2H0Z",
   circle: "M5 0A5 5 0 1 1 4.99 0Z",
   bars: "M0 0H10V3.4H0ZM0 6.6H10V10H0Z",
+  hatch: "M0 3.5L3.5 0H6.5L0 6.5ZM3.5 10L10 3.5V6.5L6.5 10Z",
 };
 
 export const STATES = {
@@ -23,6 +24,8 @@ export const STATES = {
   "?": { word: "unknown", color: "--unknown", shape: "ring", trouble: true },
   o: { word: "unused", color: "--unused", shape: "dot" },
 };
+/** Over the symbol of a link, in the color of the paper. */
+export const PLANNED = { word: "under maintenance", color: "--ink", shape: "hatch" };
 export const NO_REPORT = { word: "not reported", color: "--unused", shape: "dot" };
 
 const ROLES = [
@@ -49,10 +52,11 @@ export function roleSymbol(fabrics, fabric) {
 }
 
 /** What the legend explains in a color mode, as symbols with a word. */
-export function legendOf(mode, fabrics) {
-  if (mode === "anomaly") return [...ANOMALY_GROUPS, OTHER_ANOMALY, { word: "no anomaly", color: "--unused", shape: "square" }];
-  if (mode === "role") return fabrics.map((fabric) => roleSymbol(fabrics, fabric));
-  return Object.values(STATES);
+export function legendOf(mode, fabrics, planned) {
+  const more = planned ? [PLANNED] : [];
+  if (mode === "anomaly") return [...ANOMALY_GROUPS, OTHER_ANOMALY, { word: "no anomaly", color: "--unused", shape: "square" }, ...more];
+  if (mode === "role") return [...fabrics.map((fabric) => roleSymbol(fabrics, fabric)), ...more];
+  return [...Object.values(STATES), ...more];
 }
 
 /** The colors of the page as they are now, in light or dark. */

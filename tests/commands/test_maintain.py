@@ -1,0 +1,216 @@
+"""`nodeagent maintain` against an API server: who gets which annotation, what ends, and what a person is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodeagent.cli import main
+from nodeagent.fabric.maintenance import MAINTENANCE, Maintenance, read_maintenance
+from nodeagent_hall.maintain import TRIES
+from nodeagent_lab.sim.apiserver import ApiServer
+from tests.commands.test_plan_live import kubeconfig
+from tests.controller.test_controller import populate
+
+Verb = Callable[..., Any]
+EXPIRED = '[{"until":"2020-01-01T00:00:00Z","link":"nic0"}]'
+
+
+@asynccontextmanager
+async def cluster(folder: Path) -> AsyncIterator[tuple[ApiServer, Verb]]:
+    """Two units of four nodes, whose links nic0 and nic1 go to two leaf switches each; and the verb, for a user."""
+    server = await ApiServer().start()
+    try:
+        populate(server)
+        server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "cpu-1"}})
+        file = kubeconfig(server, folder / "kubeconfig")
+
+        async def verb(*words: str) -> int:
+            return await asyncio.to_thread(main, ["maintain", *words, "--kubeconfig", str(file)])
+
+        yield server, verb
+    finally:
+        await server.stop()
+
+
+def work(server: ApiServer, *, of_report: bool = False) -> dict[str, tuple[Maintenance, ...]]:
+    kind = ("nodelinks", "nodeagent") if of_report else ("nodes", None)
+    found = {}
+    for name in [f"node-{unit}{number}" for unit in range(2) for number in range(4)] + ["cpu-1"]:
+        obj = server.find(kind[0], name, kind[1]) or {"metadata": {}}
+        entries, fault = read_maintenance((obj["metadata"].get("annotations") or {}).get(MAINTENANCE))
+        assert fault == ""
+        if entries:
+            found[name] = entries
+    return found
+
+
+async def test_a_link_a_node_and_a_switch_are_maintained_listed_and_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with cluster(tmp_path) as (server, verb):
+        assert (
+            await verb("node-01/NIC1", "--until", "2h", "--reason", "optics\x1b[2J", "--author", "ann") == 0
+        )
+        assert "node-01/nic1 is under maintenance until" in capsys.readouterr().out
+        ((entry,),) = work(server).values()
+        assert (entry.link, entry.switch, entry.author) == ("nic1", "", "ann")
+        assert entry.reason == "optics\\x1b[2J"
+        assert 7190 < entry.end - entry.begin <= 7200
+        assert await verb("su1-leaf0", "cpu-1", "--until", "2100-01-01T00:00:00+01:00") == 0
+        found = work(server)
+        assert {(it.link, it.switch) for it in found["node-12"]} == {("nic0", "su1-leaf0")}
+        assert [(it.link, it.sentence[:37]) for it in found["cpu-1"]] == [
+            ("", "maintenance until 2099-12-31T23:00:00")
+        ]
+        assert found.keys() == {"node-01", "node-10", "node-11", "node-12", "node-13", "cpu-1"}
+        assert work(server, of_report=True) == {name: it for name, it in found.items() if name != "cpu-1"}
+        capsys.readouterr()
+        assert await verb("--json") == 0
+        listed = json.loads(capsys.readouterr().out)["maintenance"]
+        assert {(it["node"], it.get("link"), it.get("switch")) for it in listed} >= {
+            ("node-12", "nic0", "su1-leaf0")
+        }
+        assert await verb() == 0
+        assert "su1-leaf0" in capsys.readouterr().out
+        assert await verb("su1-leaf0", "node-01/nic1", "--end") == 0
+        assert "node-13/nic0 is no longer under maintenance" in capsys.readouterr().out
+        assert work(server).keys() == {"cpu-1"}
+        node = server.find("nodes", "node-01")
+        assert node is not None
+        assert MAINTENANCE not in node["metadata"].get("annotations", {})
+        assert await verb("cpu-1", "--end") == 0
+        capsys.readouterr()
+        assert await verb() == 0
+        assert capsys.readouterr().out == "Nothing is under maintenance.\n"
+
+
+async def test_what_is_named_again_is_replaced_and_what_is_over_goes(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (server, verb):
+        server.put({"apiVersion": "v1", "kind": "Node",
+                    "metadata": {"name": "node-00", "annotations": {MAINTENANCE: EXPIRED, "a": "b"}}})  # fmt: skip
+        for until in ("2h", "3h"):
+            assert await verb("node-00/nic1", "--until", until) == 0
+        assert await verb("node-00", "--until", "1h") == 0
+        entries = work(server)["node-00"]
+        assert [it.link for it in entries] == ["nic1", ""]
+        assert entries[0].end - entries[0].begin > 7200
+        node = server.find("nodes", "node-00")
+        assert node is not None
+        assert node["metadata"]["annotations"]["a"] == "b"
+
+
+@pytest.mark.parametrize(("times", "code"), [(TRIES - 1, 0), (TRIES, 1)])
+async def test_a_node_that_another_client_changes_is_read_again(
+    times: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with cluster(tmp_path) as (server, verb):
+        server.fail("409", verb="patch", resource="nodes", name="node-00", times=times)
+        assert await verb("node-00", "node-01", "--until", "1h") == code
+        assert ("node-00" in work(server)) is (code == 0)
+        assert "node-01" in work(server), "a failure stops no other node"
+        assert ("node-00: patch" in capsys.readouterr().err) is (code == 1)
+        gets = [seen for seen in server.requests if (seen.verb, seen.name) == ("get", "node-00")]
+        assert len(gets) == TRIES
+
+
+async def test_a_missing_right_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with cluster(tmp_path) as (server, verb):
+        server.fail("deny", verb="patch", resource="nodelinks", times=None)
+        assert await verb("su0-leaf0", "--until", "1h") == 0
+        assert capsys.readouterr().err.count("the agents do not learn of it and count flaps: patch") == 1
+        assert (len(work(server)), work(server, of_report=True)) == (4, {})
+        server.heal()
+        server.fail("403", verb="patch", resource="nodes", times=None)
+        assert await verb("su1-leaf0", "--until", "1h") == 1
+        assert capsys.readouterr().err.count("patch /api/v1/nodes/") == 1
+        assert len(work(server)) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["node-00"], 2, "give --until with a time that is still to come, or --end"),
+        (["node-00", "--until", "2020-01-01T00:00:00Z"], 2, "give --until with a time that is still to come"),
+        (["node-00", "--until", "soon"], 2, "'soon' is no time: give a duration"),
+        (["--until", "2h"], 2, "name a link (gpu-17/nic3), a node or a switch"),
+        (["node-99", "--until", "2h"], 2, "node-99: no node, NODE/nic3 or switch is called so"),
+        (["nic0", "--until", "2h"], 2, "nic0: no node, NODE/nic3 or switch is called so"),
+        (["node-00/nic7", "--until", "2h"], 2, "`nodeagent topology` lists what is"),
+        (["node-00", "--end"], 2, "node-00: it is not under maintenance; `nodeagent maintain` lists what is"),
+    ],
+)
+async def test_a_wrong_input_names_the_remedy_and_writes_nothing(
+    words: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with cluster(tmp_path) as (server, verb):
+        assert await verb(*words) == code
+        assert message in capsys.readouterr().err
+        assert work(server) == {}
+
+
+async def test_on_the_node_itself_a_link_needs_no_other_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NODE_NAME", "node-02")
+    async with cluster(tmp_path) as (server, verb):
+        assert await verb("nic0", "--until", "30min") == 0
+        assert work(server).keys() == {"node-02"}
+
+
+async def test_a_wrong_annotation_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with cluster(tmp_path) as (server, verb):
+        server.put({"apiVersion": "v1", "kind": "Node",
+                    "metadata": {"name": "node-00", "annotations": {MAINTENANCE: '[{"until":"x"}]'}}})  # fmt: skip
+        assert await verb() == 0
+        assert "of the Node node-00 is wrong and partly ignored: entry 1" in capsys.readouterr().err
+
+
+async def test_views_of_the_desk_say_what_is_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with cluster(tmp_path) as (server, verb):
+        report = server.find("nodelinks", "node-12", "nodeagent")
+        assert report is not None
+        report["links"][0] |= {"state": "down", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        server.put(report)
+        assert await verb("su1-leaf0", "--until", "2h", "--reason", "upgrade", "--author", "ann") == 0
+        access = ["--kubeconfig", str(tmp_path / "kubeconfig")]
+        capsys.readouterr()
+        assert await asyncio.to_thread(main, ["trouble", *access]) == 1, "listed, and not good"
+        assert "planned: maintenance of su1-leaf0 until" in capsys.readouterr().out
+        assert await asyncio.to_thread(main, ["trouble", "--json", *access]) == 1
+        assert "by ann: upgrade" in json.loads(capsys.readouterr().out)["troubles"][0]["maintenance"]
+        assert await asyncio.to_thread(main, ["topology", *access]) == 0
+        assert "planned: node-10 nic0: maintenance of su1-leaf0 until" in capsys.readouterr().out
+        assert await asyncio.to_thread(main, ["explain", "node-10", *access]) == 0
+        assert "Planned work on nic0: maintenance of su1-leaf0" in capsys.readouterr().out
+        assert await asyncio.to_thread(main, ["explain", "su1-leaf0", *access]) == 0
+        assert "Planned work on 4 links, such as node-10 nic0" in capsys.readouterr().out
+
+
+async def test_a_file_with_nodes_has_the_planned_work_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with cluster(tmp_path) as (server, _):
+        report = server.find("nodelinks", "node-12", "nodeagent")
+    entry = {"until": "2100-01-01T00:00:00Z", "link": "nic0"}
+    node = {
+        "kind": "Node",
+        "metadata": {"name": "node-12", "annotations": {MAINTENANCE: json.dumps([entry, {}])}},
+    }
+    file = tmp_path / "objects.json"
+    file.write_bytes(msgspec.json.encode([report, node]))
+    assert main(["topology", "--from", str(file), "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["maintenance"] == [
+        {"node": "node-12", "link": "nic0", "text": "maintenance until 2100-01-01T00:00:00Z"}
+    ]
+    assert "of the Node node-12 is wrong: entry 2" in err
