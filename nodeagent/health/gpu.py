@@ -34,6 +34,7 @@ from nodeagent.health.rules.gpu_rules import (
     MIG_ENABLED,
     MISMATCH,
     NVLINK_ERRORS,
+    NVLINK_SYMBOL_ERRORS,
     PASSTHROUGH,
     RECOVERY_PREFIX,
     UNREADABLE,
@@ -89,7 +90,7 @@ class GpuState(JudgedDevice):
         """The XIDs with a fault, in their order; ``None`` is an unavailable GPU."""
         self._nvlink_errors: dict[str, tuple[Counter, float]] = {}
         """Each counter, and the time of its last reading."""
-        self._nvlink_errors_per_s: float | None = None
+        self._nvlink_errors_per_s: Mapping[str, float] = {}
         self._reset = False
         """The GPU was reset, and its measured values were not read since."""
 
@@ -190,8 +191,8 @@ class GpuState(JudgedDevice):
         self._reset = False
 
     def _count_nvlink_errors(self, values: Mapping[str, float], now: float) -> None:
-        rates = []
-        for name in NVLINK_ERRORS:
+        rates: dict[str, float] = {}
+        for name in (*NVLINK_ERRORS, NVLINK_SYMBOL_ERRORS):
             count = values.get(name)
             if count is None or is_ones(count):
                 continue
@@ -199,8 +200,8 @@ class GpuState(JudgedDevice):
             self._nvlink_errors[name] = counter, now
             added, seconds = counter.take(count, now, _ERRORS_MAX_PER_S), now - read_at
             if added is not None and 0 < seconds <= self._shared.settings.health.gap_s:
-                rates.append(added / seconds)
-        self._nvlink_errors_per_s = sum(rates) if rates else None
+                rates[name] = added / seconds
+        self._nvlink_errors_per_s = rates
 
     def _view(self) -> GpuView:
         return GpuView(

@@ -50,11 +50,19 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
         Annotated[float, msgspec.Meta(ge=1, le=1e9)],
         setting("CRC errors, replays and recoveries of all NVLinks per second that are a fault."),
     ] = 100.0
+    nvlink_bit_error_ratio: Annotated[
+        Annotated[float, msgspec.Meta(gt=0, le=1)],
+        setting("Bit error ratio of the worst NVLink that is a fault; drivers report it from Blackwell on."),
+    ] = 1e-12
+    nvlink_symbol_errors_per_second: Annotated[
+        Annotated[float, msgspec.Meta(ge=0.001, le=1e9)],
+        setting("Symbol errors of all NVLinks per second that are a fault."),
+    ] = 10.0
     fabric_seconds: Annotated[
         Seconds,
         setting(
-            "Seconds that the NVLink fabric must report a fault of the GPU before it counts. A GPU that is not "
-            "registered when the agent starts is withheld at once."
+            "Seconds that the NVLink fabric must report a fault of the GPU, or too many bit and symbol errors, before "
+            "it counts. A GPU that is not registered when the agent starts is withheld at once."
         ),
     ] = 30.0
     slowdown_seconds: Annotated[
@@ -64,6 +72,13 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
             "before it is a fault."
         ),
     ] = 30.0
+    stuck_seconds: Annotated[
+        Seconds,
+        setting(
+            "Seconds that a process on the GPU must hang in the kernel (state D) before it is a fault. Only with "
+            "processes."
+        ),
+    ] = 300.0
     pcie_width_seconds: Annotated[
         Seconds,
         setting("Seconds that the PCIe link must have fewer lanes than possible before it is a fault."),
@@ -198,6 +213,7 @@ def gpu_health_conflicts(health: GpuHealthSettings) -> Iterator[Conflict]:
         ("clear_seconds", "nvlink_down_seconds"),
         ("clear_seconds", "fabric_seconds"),
         ("clear_seconds", "slowdown_seconds"),
+        ("clear_seconds", "stuck_seconds"),
         ("pcie_clear_seconds", "pcie_width_seconds"),
     ):
         least = getattr(health, hold)
