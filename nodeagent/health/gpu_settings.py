@@ -193,6 +193,11 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
             "once. null: only a reset clears it."
         ),
     ] = 600.0
+    xid_repeats: Annotated[
+        Annotated[int, msgspec.Meta(ge=2, le=100)],
+        setting("Number of times that an XID must come on one GPU, at least 5 minutes apart, to be a fault."),
+    ] = 3
+    xid_repeat_seconds: Annotated[Seconds, setting("Seconds within which it must come so often.")] = 86400.0
     health: Annotated[GpuHealthSettings, setting("Limits for the measured values of a GPU.")] = (
         GpuHealthSettings()
     )

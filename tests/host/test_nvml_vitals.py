@@ -219,9 +219,7 @@ def test_all_ones_are_no_reason_of_the_clocks(nvml, machine, ones):
 
 
 def test_a_driver_before_535_has_the_reasons_of_the_clocks_by_their_former_name(nvml, machine):
-    machine.set(
-        gpu(0), *vital(clock_reasons=0x40), "fail nvmlDeviceGetCurrentClocksEventReasons 13"
-    )
+    machine.set(gpu(0), *vital(clock_reasons=0x40), "fail nvmlDeviceGetCurrentClocksEventReasons 13")
     (reading,) = vitals(nvml)
     assert reading.values["gpu_clock_reason/hardware_thermal"] == 1
 

@@ -11,7 +11,7 @@ from nodeagent.health.gpu import GpuJudge, GpuState
 from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
 from nodeagent.health.health_settings import GuardSettings
 from nodeagent.health.record import GpuRecord
-from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import DriverMessage, GpuEvent, GpuReading, GpuVitals
 
 SOUND: dict[str, float] = {
     "gpu_row_remap_pending": 0,
@@ -99,6 +99,11 @@ class GpuBench:
 
     def xid(self, now: float, *xids: int | None, uuid: str | None = "GPU-0") -> GpuBench:
         return self.take(now, events=[GpuEvent(uuid, xid) for xid in xids])
+
+    def message(self, now: float, *messages: DriverMessage) -> GpuBench:
+        """Take new lines of the kernel log."""
+        self.judge.take_messages(messages, now)
+        return self.take(now)
 
     def tick(self, **changes: float | None) -> GpuBench:
         """Read and measure the first GPU, then let ``every`` seconds pass."""

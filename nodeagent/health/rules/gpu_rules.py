@@ -24,7 +24,7 @@ import msgspec
 from nodeagent.base.duration import duration
 from nodeagent.facts.model import GpuFunction, State
 from nodeagent.health.rule import Measure, Measured, Rule
-from nodeagent.host.gpu_driver import GpuReading
+from nodeagent.host.gpu_driver import DriverMessage, GpuReading
 
 if TYPE_CHECKING:
     from nodeagent.health.gpu_settings import GpuHealthSettings
@@ -80,7 +80,8 @@ class GpuView(NamedTuple):
     """One GPU as the measures of its rules read it. ``values`` are the last measured ones, ``links`` the NVLinks
     that were up in this boot. ``limits`` are the thresholds of the measured values. ``mismatch`` is the sentence about
     a driver whose library and kernel module have different versions. ``nvlink_errors_per_s``: the rates between the
-    last two readings, by the name of the counter."""
+    last two readings, by the name of the counter. ``switch_error``: the last fatal error of an NVSwitch, while
+    it is new. ``switches_reported``: whether there was one in the life of the agent."""
 
     reading: GpuReading
     values: Mapping[str, float]
@@ -89,6 +90,8 @@ class GpuView(NamedTuple):
     whereabouts: Whereabouts = Whereabouts()
     mismatch: str | None = None
     nvlink_errors_per_s: Mapping[str, float] = {}
+    switch_error: DriverMessage | None = None
+    switches_reported: bool = False
 
 
 # --- the driver's list and its readings -------------------------------------------------------------------
@@ -250,13 +253,28 @@ def _nvlink_ratio(kind: str) -> Measure:
     """Measure this bit error ratio of the worst NVLink."""
 
     def measure(view: GpuView) -> Measured | None:
-        ratio, most = view.values.get(f"gpu_nvlink_bit_error_ratio/{kind}"), view.limits.nvlink_bit_error_ratio
+        ratio, most = (
+            view.values.get(f"gpu_nvlink_bit_error_ratio/{kind}"),
+            view.limits.nvlink_bit_error_ratio,
+        )
         if ratio is None:
             return None
         sentence = f"The worst NVLink has the {kind} bit error ratio {ratio:.0e}; {most:.0e} is too much."
         return Measured(ratio, f"{ratio:.0e}", bad=ratio >= most, sentence=sentence)
 
     return measure
+
+
+def _switch_error(view: GpuView) -> Measured | None:
+    """Only a GPU with NVLinks that were up depends on the switches of its node."""
+    if not view.links or not view.switches_reported:
+        return None
+    error = view.switch_error
+    if error is None:
+        return Measured(0.0, "none", bad=False)
+    link = "" if error.link is None else f" on its link {error.link}"
+    sentence = f"The NVSwitch {error.pci_address} reported the fatal SXid {error.number}{link} (kernel log)."
+    return Measured(1.0, "", bad=True, sentence=sentence)
 
 
 def _pcie_width(view: GpuView) -> Measured | None:
@@ -427,6 +445,9 @@ MEASURED_RULES: tuple[MeasuredRow, ...] = (
                 lambda limits: f"≥ {limits.nvlink_symbol_errors_per_second:g} per second",
                 "The NVLinks of the GPU meet too many symbol errors per second.",
                 "10: NVSentinel's symbol_error of InfiniBand ports.", enter="fabric_seconds", nvlinks=True),
+    MeasuredRow("nvswitch_error", _switch_error, "a fatal SXid in the kernel log",
+                "An NVSwitch of the node reported a fatal error; the GPU at a link that fails reports XID 74 itself.",
+                "NVIDIA, Fabric Manager User Guide, fatal SXid errors.", nvlinks=True),
     MeasuredRow("remap_pending",
                 _flag("gpu_row_remap_pending", "A bad row of the GPU's memory is remapped at its next reset."), "set",
                 "A row of the memory is remapped at the next reset.",
