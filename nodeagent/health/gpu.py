@@ -76,15 +76,7 @@ class GpuRules:
         self.repeated = repeated_rule(settings)
         self.switch_error: DriverMessage | None = None
         """The last fatal error of an NVSwitch, while it is new."""
-        self.switch_error_at: float | None = None
-
-    def take_switch_error(self, message: DriverMessage, now: float) -> None:
-        self.switch_error, self.switch_error_at = message, now
-
-    def age(self, now: float) -> None:
-        """Drop an error that every GPU has seen with its measured values."""
-        if self.switch_error_at is not None and now - self.switch_error_at > self.settings.health.gap_s:
-            self.switch_error = None
+        self.switch_error_at = 0.0
 
 
 class GpuState(JudgedDevice):
@@ -155,9 +147,8 @@ class GpuState(JudgedDevice):
         rule = self._xids.get(message.number)
         hold = None if rule is None else self.holds[rule.key]
         if hold is not None and self.xid_history.line(message.number, hold.since or 0.0) is not None:
-            self._decode(
-                message.number, needs_reset(message), measured_event(message.number, message).sentence
-            )
+            sentence = measured_event(message.number, message).sentence
+            self._decode(message.number, needs_reset(message), sentence)
 
     def _decode(self, xid: int | None, fatal: bool, sentence: str | None) -> None:
         """Let the kernel log decide about an active XID. The text changes once, and again if the error is graver."""
@@ -269,7 +260,6 @@ class GpuState(JudgedDevice):
             self.mismatch,
             self._nvlink_errors_per_s,
             self._shared.switch_error,
-            self._shared.switch_error_at is not None,
         )
 
     # --- evaluation -----------------------------------------------------------------------------------
@@ -344,12 +334,10 @@ class GpuState(JudgedDevice):
             for rule in self.measured_rules
             if (hold := self.holds.get(rule.key)) is not None and hold.active
         ]
-        own = {xid: xid_rule(xid, self._shared.settings).withdraws for xid in self._xids}
-        faults = [
-            XidFault(xid, hold.since or 0.0, rule.withdraws and not own[xid], hold.text)
-            for xid, rule in self._xids.items()
-            if (hold := self.holds[rule.key])
-        ]
+        faults = []
+        for xid, rule in self._xids.items():
+            graver = rule.withdraws and not xid_rule(xid, self._shared.settings).withdraws
+            faults.append(XidFault(xid, self.holds[rule.key].since or 0.0, graver, self.holds[rule.key].text))
         return GpuRecord(
             self.reading,
             self.read_at,
@@ -443,7 +431,7 @@ class GpuJudge(Judge[GpuState]):
         for message in messages:
             if message.switch:
                 if message.fatal:
-                    self._rules.take_switch_error(message, now)
+                    self._rules.switch_error, self._rules.switch_error_at = message, now
                 continue
             for gpu in self.devices.values():
                 if (gpu.reading.pci_address or "").partition(".")[0] == message.pci_address:
@@ -525,7 +513,8 @@ class GpuJudge(Judge[GpuState]):
 
     def take_vitals(self, vitals: Iterable[GpuVitals], now: float) -> None:
         """Take the measured values of some GPUs."""
-        self._rules.age(now)
+        if now - self._rules.switch_error_at > self.settings.health.gap_s:  # each GPU has been measured since
+            self._rules.switch_error = None
         for values in vitals:
             if (gpu := self.devices.get(values.uuid)) is not None:
                 gpu.take_vitals(values, now)

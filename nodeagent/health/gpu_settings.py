@@ -50,10 +50,12 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
         Annotated[float, msgspec.Meta(ge=1, le=1e9)],
         setting("CRC errors, replays and recoveries of all NVLinks per second that are a fault."),
     ] = 100.0
-    nvlink_bit_error_ratio: Annotated[
-        Annotated[float, msgspec.Meta(gt=0, le=1)],
-        setting("Bit error ratio of the worst NVLink that is a fault; drivers report it from Blackwell on."),
-    ] = 1e-12
+    nvlink_errors_per_terabit: Annotated[
+        Annotated[float, msgspec.Meta(ge=0.001, le=1e9)],
+        setting(
+            "Errors of the worst NVLink in 10^12 bits that are a fault. Drivers report it from Blackwell on."
+        ),
+    ] = 1.0
     nvlink_symbol_errors_per_second: Annotated[
         Annotated[float, msgspec.Meta(ge=0.001, le=1e9)],
         setting("Symbol errors of all NVLinks per second that are a fault."),
@@ -75,8 +77,7 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
     stuck_seconds: Annotated[
         Seconds,
         setting(
-            "Seconds that a process on the GPU must hang in the kernel (state D) before it is a fault. Only with "
-            "processes."
+            "Seconds that a process on the GPU must hang in the kernel to be a fault. Only with processes."
         ),
     ] = 300.0
     pcie_width_seconds: Annotated[

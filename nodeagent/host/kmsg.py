@@ -89,25 +89,15 @@ def message_of(record: bytes) -> DriverMessage | None:
     """Decode a line of NVIDIA's drivers about an NVLink error."""
     text = _kernel_text(record)
     if found := _SXID.match(text):
-        address, number, severity, link = found.groups()
-        return DriverMessage(
-            address.decode("ascii"),
-            int(number),
-            severity == b"Fatal",
-            None if link is None else int(link),
-            switch=True,
-        )
+        link = None if found[4] is None else int(found[4])
+        return DriverMessage(found[1].decode(), int(found[2]), found[3] == b"Fatal", link, switch=True)
     found = _XID.match(text)
     if found is None:
         return None
-    link = int(found[5])
+    link = None if found[5].startswith(b"-") else int(found[5])
+    unit, subcode = found[3].decode(), int(found[6], 16) >> 20 & 0x3F
     return DriverMessage(
-        found[1].decode("ascii"),
-        int(found[2]),
-        found[4] == b"Fatal",
-        link if link >= 0 else None,
-        unit=found[3].decode("ascii"),
-        subcode=int(found[6], 16) >> 20 & 0x3F,
+        found[1].decode(), int(found[2]), found[4] == b"Fatal", link, unit=unit, subcode=subcode
     )
 
 

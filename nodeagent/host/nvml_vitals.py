@@ -264,15 +264,18 @@ class VitalsReader:
             if name not in unsupported:
                 wanted += [(f"{name}/{link}", getattr(lib, field), link) for link in links]
         answers = lib.nvmlDeviceGetFieldValues(handle, [(field, scope) for _, field, scope in wanted])
+        kinds = _value_names(lib)
         numbers = {
-            name: _number(lib, answer)
+            name: _number(kinds, answer)
             for (name, _, _), answer in zip(wanted, answers, strict=True)
             if answer.nvmlReturn == lib.NVML_SUCCESS
         }
         count = numbers.pop("links", None)
         if count is not None and LINKS < count <= LINKS_MAX:
             self._links[self._uuid] = int(count)  # used by the next reading
-        if any(numbers.get(f"gpu_nvlink_up/{link}") == 1 for link in links):
+        if self._uuid not in self._unsupported and any(
+            numbers.get(f"gpu_nvlink_up/{link}") == 1 for link in links
+        ):
             possible = {
                 name.partition("/")[0]
                 for (name, _, _), answer in zip(wanted, answers, strict=True)
@@ -371,10 +374,9 @@ def _missing(lib: Any) -> tuple[int, ...]:
     )
 
 
-def _number(lib: Any, answer: Any) -> float:
-    """A field value by its own type. An unknown type gives NaN, and so does an unsigned value with all bits set: it is
-    NVML_VALUE_NOT_AVAILABLE."""
-    names = {
+def _value_names(lib: Any) -> dict[int, str]:
+    """The part of a field value that holds it, by its type."""
+    return {
         lib.NVML_VALUE_TYPE_DOUBLE: "dVal",
         lib.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
         lib.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
@@ -383,6 +385,11 @@ def _number(lib: Any, answer: Any) -> float:
         lib.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
         lib.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
     }
+
+
+def _number(names: dict[int, str], answer: Any) -> float:
+    """A field value by its own type. An unknown type gives NaN, and so does an unsigned value with all bits set: it is
+    NVML_VALUE_NOT_AVAILABLE."""
     name = names.get(answer.valueType)
     value = math.nan if name is None else float(getattr(answer.value, name))
     return math.nan if name == "uiVal" and value == _ONES_32 else value

@@ -72,11 +72,9 @@ class GpuUsers:
         and 15, the start 22."""
         text = SysfsScan(self._tree).read(self._tree.text, f"/proc/{pid}/task/{pid}/stat") or ""
         fields = text.rpartition(")")[2].split()
-        return (
-            " ".join(fields[i - 3] for i in (10, 12, 14, 15, 22))
-            if len(fields) > 19 and fields[0] == "D"
-            else None
-        )
+        if len(fields) < 20 or fields[0] != "D":
+            return None
+        return " ".join(fields[number - 3] for number in (10, 12, 14, 15, 22))
 
     def usage(self, processes: Iterable[GpuProcess]) -> GpuUsage:
         """Return who uses the GPU. A process that has ended meanwhile is left out."""

@@ -81,7 +81,7 @@ class GpuView(NamedTuple):
     that were up in this boot. ``limits`` are the thresholds of the measured values. ``mismatch`` is the sentence about
     a driver whose library and kernel module have different versions. ``nvlink_errors_per_s``: the rates between the
     last two readings, by the name of the counter. ``switch_error``: the last fatal error of an NVSwitch, while
-    it is new. ``switches_reported``: whether there was one in the life of the agent."""
+    it is new."""
 
     reading: GpuReading
     values: Mapping[str, float]
@@ -91,7 +91,6 @@ class GpuView(NamedTuple):
     mismatch: str | None = None
     nvlink_errors_per_s: Mapping[str, float] = {}
     switch_error: DriverMessage | None = None
-    switches_reported: bool = False
 
 
 # --- the driver's list and its readings -------------------------------------------------------------------
@@ -236,27 +235,26 @@ def _nvlink_rate(names: tuple[str, ...], kind: str, least: Callable[[GpuHealthSe
     """Measure the sum of the rates of these counters."""
 
     def measure(view: GpuView) -> Measured | None:
-        rates, limit = (
-            [view.nvlink_errors_per_s[name] for name in names if name in view.nvlink_errors_per_s],
-            least(view.limits),
-        )
+        rates = [rate for name, rate in view.nvlink_errors_per_s.items() if name in names]
         if not rates:
             return None
-        rate = sum(rates)
+        rate, limit = sum(rates), least(view.limits)
         sentence = f"The NVLinks met {rate:.0f} {kind} per second; {limit:g} are too many."
         return Measured(rate, f"{rate:.3g} per second", bad=rate >= limit, sentence=sentence)
 
     return measure
 
 
+def _most_bit_errors(limits: GpuHealthSettings) -> float:
+    return limits.nvlink_errors_per_terabit / 1e12
+
+
 def _nvlink_ratio(kind: str) -> Measure:
     """Measure this bit error ratio of the worst NVLink."""
 
     def measure(view: GpuView) -> Measured | None:
-        ratio, most = (
-            view.values.get(f"gpu_nvlink_bit_error_ratio/{kind}"),
-            view.limits.nvlink_bit_error_ratio,
-        )
+        ratio = view.values.get(f"gpu_nvlink_bit_error_ratio/{kind}")
+        most = _most_bit_errors(view.limits)
         if ratio is None:
             return None
         sentence = f"The worst NVLink has the {kind} bit error ratio {ratio:.0e}; {most:.0e} is too much."
@@ -267,7 +265,7 @@ def _nvlink_ratio(kind: str) -> Measure:
 
 def _switch_error(view: GpuView) -> Measured | None:
     """Only a GPU with NVLinks that were up depends on the switches of its node."""
-    if not view.links or not view.switches_reported:
+    if not view.links:
         return None
     error = view.switch_error
     if error is None:
@@ -325,8 +323,7 @@ def _no_margin(view: GpuView) -> Measured | None:
     if margin is None or least is None or slowed is None:
         return None
     sentence = (
-        f"The driver slows the GPU down for its temperature or that of its memory: {margin:g} °C are left, and "
-        f"{least:g} °C are the limit of the memory."
+        f"The driver slows the GPU down: {margin:g} °C are left, {least:g} °C is the limit of its memory."
     )
     bad = margin <= least and slowed == 1
     return Measured(margin, f"{margin:g} °C left", bad=bad, sentence=sentence)
@@ -431,12 +428,12 @@ MEASURED_RULES: tuple[MeasuredRow, ...] = (
                 "The NVLinks of the GPU meet too many errors per second: CRC errors, replays and recoveries.",
                 "100: DCGM's limit for CRC errors; fewer are corrected and do not matter.", nvlinks=True),
     MeasuredRow("nvlink_effective_ber", _nvlink_ratio("effective"),
-                lambda limits: f"≥ {limits.nvlink_bit_error_ratio:g}",
+                lambda limits: f"≥ {_most_bit_errors(limits):g}",
                 "The worst NVLink has too many bit errors after correction.",
                 "1e-12: IBTA's limit after correction, as for NICs. DCGM reports any error.",
                 enter="fabric_seconds", nvlinks=True),
     MeasuredRow("nvlink_symbol_ber", _nvlink_ratio("symbol"),
-                lambda limits: f"≥ {limits.nvlink_bit_error_ratio:g}",
+                lambda limits: f"≥ {_most_bit_errors(limits):g}",
                 "The worst NVLink has too many wrong symbols.", "As nvlink_effective_ber.",
                 enter="fabric_seconds", nvlinks=True),
     MeasuredRow("nvlink_symbol_errors",

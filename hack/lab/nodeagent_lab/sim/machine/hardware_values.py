@@ -57,7 +57,7 @@ RDMA_FILES = {
 _REPORTERS = ("fw", "fw_fatal", "tx", "rx", "vnic")
 _PATTERNS = (
     *("command_leak", "health_compromised", "unrecoverable", "insufficient_power", "high_temperature"),
-    *("cable_unplugged", "register_access", "transmit_timeout"),
+    *("cable_unplugged", "register_access", "transmit_timeout", "command_failed"),
 )
 
 _LIMITS = {
