@@ -34,7 +34,7 @@ PATTERNS: dict[str, re.Pattern[bytes]] = {
     "transmit_timeout": re.compile(rb"TX timeout detected"),
     "command_failed": re.compile(
         rb"failed, status (?:internal error|bad system state)\("
-        rb"|canceled on out of queue timeout|failed to allocate command entry"
+        rb"|canceled on out of queue timeout|failed to allocate command entry|waiting for command semaphore"
     ),
 }
 """By key, the text after name and address in a line of mlx5_core (drivers/net/ethernet/mellanox/mlx5)."""

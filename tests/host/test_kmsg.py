@@ -36,6 +36,7 @@ COMMANDS = {
     "mlx5_cmd_out_err:838:(pid 9): CREATE_CQ(0x400) op_mod(0x0) failed, status bad system state(0x4), syndrome": True,
     "wait_func:1136:(pid 9): CREATE_MKEY(0x200) canceled on out of queue timeout.": True,
     "cmd_work_handler:1004:(pid 9): failed to allocate command entry": True,
+    "wait_func:1178:(pid 9): CREATE_MKEY(0x200) timeout while waiting for command semaphore.": True,
     "mlx5_cmd_out_err:838:(pid 9): ACCESS_REG(0x805) op_mod(0x1) failed, status bad parameter(0x3)": False,
     "mlx5_cmd_out_err:838:(pid 9): CREATE_QP(0x500) op_mod(0x0) failed, status limits exceeded(0x8)": False,
     "cmd_work_handler:883:(pid 9): cmd[3]: CREATE_CQ(0x400) Async, recovered after timeout": False,
