@@ -113,12 +113,13 @@ class GpuPublisher:
 
     def take_messages(self, messages: Sequence[DriverMessage]) -> None:
         """Take new lines of the kernel log about NVLinks and NVSwitches."""
-        if messages:
-            first = messages[0]
-            log.warning(
-                "The kernel log reports NVLink errors. lines=%d first: pci=%s number=%d fatal=%s link=%s unit=%s",
-                *(len(messages), first.pci_address, first.number, first.fatal, first.link, first.unit or "-"),
-            )
+        if not messages or not self._judged.gpus:
+            return
+        first = messages[0]
+        log.warning(
+            "The kernel log reports NVLink errors. lines=%d first: pci=%s number=%d fatal=%s link=%s unit=%s",
+            *(len(messages), first.pci_address, first.number, first.fatal, first.link, first.unit or "-"),
+        )
         self._judged = self.health.judge_gpus(messages=messages)
         self._publish(self._gpus())
 

@@ -41,7 +41,7 @@ class GpuUsers:
         """Whether the folder of logs was listed in this pass."""
         self._asleep: dict[int, str | None] = {}
         self._asleep_before: dict[int, str | None] = {}
-        """What the processes in state D had used in this pass and in the one before, by pid."""
+        """The CPU time and page faults of processes in state D, in this pass and in the one before, by pid."""
 
     def begin(self) -> str | None:
         """Begin a pass over all GPUs. Return what is missing for it, if anything is."""

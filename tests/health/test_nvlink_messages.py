@@ -1,4 +1,4 @@
-"""What the kernel log adds to the health of GPUs: decoded XIDs of NVLinks, and SXids of NVSwitches."""
+"""Lines of the kernel log in the health of GPUs: decoded XIDs of NVLinks, and SXids of NVSwitches."""
 
 from __future__ import annotations
 
