@@ -256,6 +256,31 @@ def nvlink_errors() -> Iterator[Sample]:
         yield Sample(BEGIN_S + at + 0.1, GPU, Source.GPU, errors)
 
 
+def nvlink_bit_errors() -> Iterator[Sample]:
+    """The ratio counts since the link came up, so that it falls slowly; a reset of the GPU trains the link again."""
+    for at in every(15, 1500):
+        yield Sample(BEGIN_S + at, GPU, Source.GPU, {"gpu_lost": 0.0, "gpu_mig": 0.0})
+        bad = 0 <= at < 300
+        ratios = {
+            f"gpu_nvlink_bit_error_ratio/{kind}": 3e-11 if bad else 15e-255
+            for kind in ("effective", "symbol")
+        }
+        errors = {"gpu_nvlink_symbol_errors": 40 * min(max(at, 0.0), 300.0)}
+        yield Sample(BEGIN_S + at + 0.1, GPU, Source.GPU, ratios | errors)
+
+
+def dead_nic() -> Iterator[Sample]:
+    """The watchdog of the kernel finds a queue that does not send; the driver resets it, and it stops again."""
+
+    def log() -> Iterator[Sample]:
+        lines = 4.0
+        for at in every(15, 1500):
+            lines += 0 <= at < 300
+            yield keyed(at, Source.KERNEL, {"kernel_events/transmit_timeout": lines})
+
+    return ordered(steady(1500, 0), steady(1500), log())
+
+
 def removed_pf() -> Iterator[Sample]:
     def removed() -> Iterator[Sample]:
         yield facts(-300)
@@ -329,6 +354,15 @@ INCIDENTS = (
     ),
     Incident("nvlink-errors", "1000 CRC errors per second on NVLinks for 5 min", nvlink_errors),
     Incident(
+        "nvlink-bit-errors", "an NVLink of a Blackwell GPU with bit errors for 5 min", nvlink_bit_errors
+    ),
+    Incident(
+        "dead-nic",
+        "a NIC is up and does not send: its driver resets a queue every 15 s for 5 min",
+        dead_nic,
+        (("ens1np0", 30, 1185, ("transmit_timeouts",)),),
+    ),
+    Incident(
         "removed-pf",
         "the driver is unbound, the PF leaves the bus, and both return after 10 min",
         removed_pf,
@@ -355,7 +389,8 @@ def recording(incident: Incident) -> bytes:
         )
         for address, netdev in zip(PFS, NETDEVS, strict=True)
     )
-    devices = (Subject(GPU, "gpu", index=0),) if incident.samples is nvlink_errors else nics
+    of_gpu = incident.samples in (nvlink_errors, nvlink_bit_errors)
+    devices = (Subject(GPU, "gpu", index=0),) if of_gpu else nics
     return b"".join(map(encode, (Header(agent="made", devices=devices), *incident.samples())))
 
 

@@ -378,6 +378,7 @@ class Discovery:
             lambda: self._inventory.snapshot.functions,
             self._health.take_samples,
             self._config.samples,
+            take_messages=self._gpu_facts.take_messages,
         )
         with hints(self._tree, self._known_functions) as opened:
             await self._sampler.watch(opened)

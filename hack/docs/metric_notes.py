@@ -40,6 +40,9 @@ AGENT: dict[str, Note] = {
     "gpu_temperature_limit_celsius": Note(
         "The distance to it is the reserve of the cooling.",
         peers="DCGM_FI_DEV_SLOWDOWN_TEMP; DCGM_FI_DEV_MEM_MAX_OP_TEMP", rules="memory_temperature"),
+    "gpu_temperature_margin_celsius": Note(
+        "left at or below memory while clock reason thermal is 1: the GPU or its memory is too hot.",
+        peers="DCGM_FI_DEV_GPU_TEMP_LIMIT (left)", rules="temperature_margin"),
     "gpu_utilization_ratio": Note(
         "1 may be one small kernel after another; 0 on an allocated GPU: the job waits.",
         peers="DCGM_FI_DEV_GPU_UTIL (percent)", rules="pcie_speed"),
@@ -62,7 +65,7 @@ AGENT: dict[str, Note] = {
         peers="DCGM_FI_DEV_SM_CLOCK; DCGM_FI_DEV_MEM_CLOCK (MHz)"),
     "gpu_clock_reason": Note(
         "Under load power_cap is usual. hardware_thermal, hardware_slowdown, power_brake: look at cooling and power.",
-        peers="DCGM_FI_DEV_CLOCKS_EVENT_REASONS (bits)", rules="thermal_slowdown power_slowdown"),
+        peers="DCGM_FI_DEV_CLOCKS_EVENT_REASONS (bits)", rules="thermal_slowdown power_slowdown temperature_margin"),
     "gpu_performance_state": Note(
         "PCIe speed is compared only in state 0 or while a kernel runs.", peers="DCGM_FI_DEV_PSTATE",
         rules="pcie_speed"),
@@ -89,7 +92,12 @@ AGENT: dict[str, Note] = {
         peers="DCGM_EXP_P2P_STATUS", rules="nvlink_down"),
     "gpu_nvlink_errors_total": Note(
         "Recoveries cost time; single CRC errors are corrected. A rising rate often precedes a link failure.",
-        peers="DCGM_FI_DEV_NVLINK_*_ERROR_COUNT_TOTAL", rules="nvlink_errors"),
+        peers="DCGM_FI_DEV_NVLINK_*_ERROR_COUNT_TOTAL; DCGM_FI_DEV_NVLINK_COUNT_RX_SYMBOL_ERRORS",
+        rules="nvlink_errors nvlink_symbol_errors"),
+    "gpu_nvlink_bit_error_ratio": Note(
+        "1.5e-254 is a link without errors. It falls slowly, because it counts since the link came up.",
+        peers="DCGM_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER; DCGM_FI_DEV_NVLINK_COUNT_SYMBOL_BER",
+        rules="nvlink_effective_ber nvlink_symbol_ber"),
     "gpu_nvlink_bytes_total": Note(
         "Equal on all GPUs of a collective.", peers="DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL; DCGM_FI_PROF_NVLINK_*_BYTES"),
     "gpu_nvlink_rate_bytes": Note(
@@ -109,8 +117,10 @@ AGENT: dict[str, Note] = {
         peers="DCGM_FI_DEV_PCIE_LINK_WIDTH; DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH", rules="pcie_width"),
     "gpu_fabric_fault": Note(
         "The fabric manager's log names the switch; jobs on several GPUs are slow or fail.",
-        rules="fabric_not_ready fabric_failed fabric_misconfigured fabric_unhealthy fabric_degraded"),
+        rules="fabric_not_ready fabric_failed fabric_misconfigured fabric_unhealthy fabric_degraded "
+        "fabric_route_recovery fabric_access_timeout"),
     "gpu_processes": Note("More than the pods on the GPU: a process uses it without the kubelet."),
+    "gpu_processes_stuck": Note("A reset of the GPU waits for them.", rules="process_stuck"),
     "gpu_pcie_errors_total": Note(
         "As nodeagent_pcie_aer_errors_total, counted by the GPU.",
         peers="DCGM_FI_PROF_PCIE_*; DCGM_FI_DEV_PCIE_COUNT_*"),
@@ -229,7 +239,8 @@ AGENT: dict[str, Note] = {
     "link_pause_seconds_total": Note(
         "rate() is the share of time: above 5 % transmitted check the host, above 25 % received the fabric; only "
         "priorities with PFC count; receive: the peer paused this node, transmit: this node paused the peer.",
-        peers="rdma_roce_pfc_pause_duration_total (microseconds)", rules="host_stall network_paused pause_source"),
+        peers="rdma_roce_pfc_pause_duration_total (microseconds)", rules="host_stall network_paused pause_source "
+        "transmit_timeouts"),
     "link_pause_transitions_total": Note(
         "Many short pauses: congestion that comes and goes. Few long ones: a receiver that stopped.",
         peers="rdma_roce_pfc_pause_transitions_total"),
@@ -238,7 +249,8 @@ AGENT: dict[str, Note] = {
         peers="rdma_netdev_global_pause_frames_total"),
     "link_global_pause_seconds_total": Note(
         "As nodeagent_link_pause_seconds_total, on a port without PFC.",
-        peers="node_ethtool_transmitted_global_pause_duration", rules="host_stall network_paused pause_source"),
+        peers="node_ethtool_transmitted_global_pause_duration", rules="host_stall network_paused pause_source "
+        "transmit_timeouts"),
     "link_pause_storm_events_total": Note(
         "After an error the NIC stops pausing and loses packets: alert NodeLinkPauseStorm; check the host.",
         peers="rdma_netdev_pause_storm_events_total", rules="pause_storm"),
@@ -297,7 +309,7 @@ AGENT: dict[str, Note] = {
         peers="rdma_pcie_outbound_buffer_overflow_total"),
     "rdma_port_active": Note(
         "0 with carrier: the RDMA part of the driver failed; reload the driver.", peers="node_infiniband_state_id",
-        rules="gid_missing"),
+        rules="gid_missing verbs_missing"),
     "rdma_roce_v2_gids": Note(
         "0 on an active port: no connection can be made: alert NodeRdmaNoGid; check the netdev's addresses.",
         rules="gid_missing"),
@@ -358,7 +370,7 @@ AGENT: dict[str, Note] = {
         "Fewer than the errors: the firmware did not recover from some of them."),
     "kernel_events_total": Note(
         "Messages of the driver about this device; the rules use the same patterns.",
-        peers="problem_counter (node-problem-detector)", rules="firmware_fatal"),
+        peers="problem_counter (node-problem-detector)", rules="firmware_fatal transmit_timeouts command_failures"),
     "gpus": Note(
         "on_bus above named: a GPU is lost or is not offered; nodeagent_gpu_health_reason gives the reason.",
         origin="/sys/bus/pci/devices and NVML"),

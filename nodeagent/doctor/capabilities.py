@@ -37,7 +37,7 @@ TOPIC = Topic(
             "add NET_ADMIN to read transceivers or to configure VFs; otherwise nothing",
         ),
         "syslog_missing": Advice(
-            "The kernel log reports faults of a NIC's firmware. Reading it needs CAP_SYSLOG with "
+            "The kernel log reports faults of NICs, NVLinks and NVSwitches. Reading it needs CAP_SYSLOG with "
             "kernel.dmesg_restrict=1 and, in a container, the host's /dev/kmsg. The shipped manifests give neither.",
             "nothing where another tool monitors the log, or set `samples: {kernelLog: false}`; otherwise add SYSLOG "
             "and the device /dev/kmsg",

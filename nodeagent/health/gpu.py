@@ -34,6 +34,7 @@ from nodeagent.health.rules.gpu_rules import (
     MIG_ENABLED,
     MISMATCH,
     NVLINK_ERRORS,
+    NVLINK_SYMBOL_ERRORS,
     PASSTHROUGH,
     RECOVERY_PREFIX,
     UNREADABLE,
@@ -44,8 +45,18 @@ from nodeagent.health.rules.gpu_rules import (
     recovery_rule,
     wanted_action,
 )
-from nodeagent.health.rules.xids import NO_EVENT, Severity, measured_event, severity, xid_rule
-from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.health.rules.xids import (
+    NO_EVENT,
+    Severity,
+    measured_event,
+    measured_repeats,
+    needs_reset,
+    repeated_rule,
+    severity,
+    xid_rule,
+)
+from nodeagent.health.xid_history import XidHistory
+from nodeagent.host.gpu_driver import DriverMessage, GpuEvent, GpuReading, GpuVitals
 
 KNOWN_MAX = 64
 """New UUIDs in the life of one agent. A driver with another UUID at each reading would make the device list grow. GPUs
@@ -62,6 +73,10 @@ class GpuRules:
         self.settings = settings
         self.measured = measured_rules(settings.health)
         self.measured_in_mig_mode = measured_rules(settings.health, mig=True)
+        self.repeated = repeated_rule(settings)
+        self.switch_error: DriverMessage | None = None
+        """The last fatal error of an NVSwitch, while it is new."""
+        self.switch_error_at = 0.0
 
 
 class GpuState(JudgedDevice):
@@ -87,9 +102,10 @@ class GpuState(JudgedDevice):
         self._shared = rules
         self._xids: dict[int | None, Rule] = {}
         """The XIDs with a fault, in their order; ``None`` is an unavailable GPU."""
+        self.xid_history = XidHistory()
         self._nvlink_errors: dict[str, tuple[Counter, float]] = {}
         """Each counter, and the time of its last reading."""
-        self._nvlink_errors_per_s: float | None = None
+        self._nvlink_errors_per_s: Mapping[str, float] = {}
         self._reset = False
         """The GPU was reset, and its measured values were not read since."""
 
@@ -108,6 +124,9 @@ class GpuState(JudgedDevice):
     # --- events, readings, measured values ------------------------------------------------------------
 
     def take_event(self, xid: int | None, now: float) -> None:
+        if xid is not None:
+            self.xid_history.add(xid, now, self._shared.settings)
+            self._step_repeats(now)
         effect = severity(xid, self._shared.settings)
         if effect is Severity.IGNORE or (
             effect is Severity.ACTION and self.reading.recovery_action is not None
@@ -115,13 +134,41 @@ class GpuState(JudgedDevice):
             return
         self._latch(xid, now)
 
+    def _step_repeats(self, now: float) -> None:
+        settings = self._shared.settings
+        self.step_rule(
+            self._shared.repeated, measured_repeats(self.xid_history.repeated(now, settings), settings), now
+        )
+
+    def take_message(self, message: DriverMessage, now: float) -> None:
+        """Decode an XID by its line in the kernel log, which may come before or after the event. A line alone is no
+        fault."""
+        self.xid_history.take_line(message, now)
+        rule = self._xids.get(message.number)
+        hold = None if rule is None else self.holds[rule.key]
+        if hold is not None and self.xid_history.line(message.number, hold.since or 0.0) is not None:
+            sentence = measured_event(message.number, message).sentence
+            self._decode(message.number, needs_reset(message), sentence)
+
+    def _decode(self, xid: int | None, fatal: bool, sentence: str | None) -> None:
+        """Let the kernel log decide about an active XID. The text changes once, and again if the error is graver."""
+        rule = self._xids[xid]
+        hold, graver = self.holds[rule.key], fatal and not rule.withdraws
+        if graver:
+            self._xids[xid] = xid_rule(xid, self._shared.settings, fatal=True)
+        if sentence and (graver or hold.text == measured_event(xid).sentence):
+            hold.text = sentence
+
     def _latch(self, xid: int | None, at: float) -> None:
+        message = self.xid_history.line(xid, at)
         if xid not in self._xids:
             known = {**self._xids, xid: xid_rule(xid, self._shared.settings)}
             self._xids = {
                 key: known[key] for key in sorted(known, key=lambda xid: -1 if xid is None else xid)
             }
         self.step_rule(self._xids[xid], measured_event(xid), at)
+        if message is not None:
+            self._decode(xid, needs_reset(message), measured_event(xid, message).sentence)
 
     def take_reading(
         self, reading: GpuReading | None, now: float, whereabouts: Whereabouts | None = None
@@ -162,6 +209,7 @@ class GpuState(JudgedDevice):
         view = self._view()
         for rule in rules:
             self.step_rule(rule, rule.measure(view), now)
+        self._step_repeats(now)
         if not self.measured_values:
             self._step_first_registration(view, now)
 
@@ -190,8 +238,8 @@ class GpuState(JudgedDevice):
         self._reset = False
 
     def _count_nvlink_errors(self, values: Mapping[str, float], now: float) -> None:
-        rates = []
-        for name in NVLINK_ERRORS:
+        rates: dict[str, float] = {}
+        for name in (*NVLINK_ERRORS, NVLINK_SYMBOL_ERRORS):
             count = values.get(name)
             if count is None or is_ones(count):
                 continue
@@ -199,8 +247,8 @@ class GpuState(JudgedDevice):
             self._nvlink_errors[name] = counter, now
             added, seconds = counter.take(count, now, _ERRORS_MAX_PER_S), now - read_at
             if added is not None and 0 < seconds <= self._shared.settings.health.gap_s:
-                rates.append(added / seconds)
-        self._nvlink_errors_per_s = sum(rates) if rates else None
+                rates[name] = added / seconds
+        self._nvlink_errors_per_s = rates
 
     def _view(self) -> GpuView:
         return GpuView(
@@ -211,6 +259,7 @@ class GpuState(JudgedDevice):
             self.whereabouts,
             self.mismatch,
             self._nvlink_errors_per_s,
+            self._shared.switch_error,
         )
 
     # --- evaluation -----------------------------------------------------------------------------------
@@ -229,6 +278,7 @@ class GpuState(JudgedDevice):
             *(rule for rule in measured if rule.withdraws),
             UNREADABLE,
             *(rule for rule in xids if not rule.withdraws),
+            self._shared.repeated,
             *(rule for rule in measured if not rule.withdraws),
             MIG_ENABLED,
         )
@@ -240,7 +290,7 @@ class GpuState(JudgedDevice):
 
     def measure_all(self) -> Iterator[tuple[Rule, Measured | None]]:
         """Of events and readings only the active rules appear."""
-        for rule in (*self._announced(), *self._xids.values()):
+        for rule in (*self._announced(), *self._xids.values(), self._shared.repeated):
             if self.is_active(rule.key):
                 yield rule, None
         if self.in_doubt or self.is_active(UNREADABLE.key):
@@ -284,7 +334,10 @@ class GpuState(JudgedDevice):
             for rule in self.measured_rules
             if (hold := self.holds.get(rule.key)) is not None and hold.active
         ]
-        faults = [XidFault(xid, self.holds[rule.key].since or 0.0) for xid, rule in self._xids.items()]
+        faults = []
+        for xid, rule in self._xids.items():
+            graver = rule.withdraws and not xid_rule(xid, self._shared.settings).withdraws
+            faults.append(XidFault(xid, self.holds[rule.key].since or 0.0, graver, self.holds[rule.key].text))
         return GpuRecord(
             self.reading,
             self.read_at,
@@ -293,6 +346,7 @@ class GpuState(JudgedDevice):
             self._unreadable_since(),
             MeasuredRecord(tuple(holds), tuple(sorted(self.links))),
             self._reset,
+            dict(self.xid_history.times),
         )
 
     def _unreadable_since(self) -> float | None:
@@ -308,6 +362,8 @@ class GpuState(JudgedDevice):
         for fault in record.faults:
             if severity(fault.xid, rules.settings) is not Severity.IGNORE:
                 gpu._latch(fault.xid, fault.at)
+                gpu._decode(fault.xid, fault.fatal, fault.detail)
+        gpu.xid_history = XidHistory(record.xid_times)
         for hold in record.measured.holds:
             gpu.holds[hold.fault] = Hold(active=True, since=hold.since, text=hold.detail)
         if record.unreadable_since is not None:
@@ -366,6 +422,20 @@ class GpuJudge(Judge[GpuState]):
             gpu = self.devices.get(event.uuid or "")
             if gpu is not None and (event.xid is not None or event.unavailable):
                 gpu.take_event(event.xid, now)
+                for other in self.devices.values():
+                    if other is not gpu and event.xid is not None:
+                        other.xid_history.forgive(event.xid)
+
+    def take_messages(self, messages: Iterable[DriverMessage], now: float) -> None:
+        """Take new lines of the kernel log about NVLinks and NVSwitches."""
+        for message in messages:
+            if message.switch:
+                if message.fatal:
+                    self._rules.switch_error, self._rules.switch_error_at = message, now
+                continue
+            for gpu in self.devices.values():
+                if (gpu.reading.pci_address or "").partition(".")[0] == message.pci_address:
+                    gpu.take_message(message, now)
 
     def take_readings(
         self,
@@ -443,6 +513,8 @@ class GpuJudge(Judge[GpuState]):
 
     def take_vitals(self, vitals: Iterable[GpuVitals], now: float) -> None:
         """Take the measured values of some GPUs."""
+        if now - self._rules.switch_error_at > self.settings.health.gap_s:  # each GPU has been measured since
+            self._rules.switch_error = None
         for values in vitals:
             if (gpu := self.devices.get(values.uuid)) is not None:
                 gpu.take_vitals(values, now)

@@ -50,11 +50,21 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
         Annotated[float, msgspec.Meta(ge=1, le=1e9)],
         setting("CRC errors, replays and recoveries of all NVLinks per second that are a fault."),
     ] = 100.0
+    nvlink_errors_per_terabit: Annotated[
+        Annotated[float, msgspec.Meta(ge=0.001, le=1e9)],
+        setting(
+            "Errors of the worst NVLink in 10^12 bits that are a fault. Drivers report it from Blackwell on."
+        ),
+    ] = 1.0
+    nvlink_symbol_errors_per_second: Annotated[
+        Annotated[float, msgspec.Meta(ge=0.001, le=1e9)],
+        setting("Symbol errors of all NVLinks per second that are a fault."),
+    ] = 10.0
     fabric_seconds: Annotated[
         Seconds,
         setting(
-            "Seconds that the NVLink fabric must report a fault of the GPU before it counts. A GPU that is not "
-            "registered when the agent starts is withheld at once."
+            "Seconds that the NVLink fabric must report a fault of the GPU, or too many bit and symbol errors, before "
+            "it counts. A GPU that is not registered when the agent starts is withheld at once."
         ),
     ] = 30.0
     slowdown_seconds: Annotated[
@@ -64,6 +74,12 @@ class GpuHealthSettings(Settings, frozen=True, kw_only=True):
             "before it is a fault."
         ),
     ] = 30.0
+    stuck_seconds: Annotated[
+        Seconds,
+        setting(
+            "Seconds that a process on the GPU must hang in the kernel to be a fault. Only with processes."
+        ),
+    ] = 300.0
     pcie_width_seconds: Annotated[
         Seconds,
         setting("Seconds that the PCIe link must have fewer lanes than possible before it is a fault."),
@@ -178,6 +194,11 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
             "once. null: only a reset clears it."
         ),
     ] = 600.0
+    xid_repeats: Annotated[
+        Annotated[int, msgspec.Meta(ge=2, le=100)],
+        setting("Number of times that an XID must come on one GPU, at least 5 minutes apart, to be a fault."),
+    ] = 3
+    xid_repeat_seconds: Annotated[Seconds, setting("Seconds within which it must come so often.")] = 86400.0
     health: Annotated[GpuHealthSettings, setting("Limits for the measured values of a GPU.")] = (
         GpuHealthSettings()
     )
@@ -205,6 +226,7 @@ def gpu_health_conflicts(health: GpuHealthSettings) -> Iterator[Conflict]:
         ("clear_seconds", "nvlink_down_seconds"),
         ("clear_seconds", "fabric_seconds"),
         ("clear_seconds", "slowdown_seconds"),
+        ("clear_seconds", "stuck_seconds"),
         ("pcie_clear_seconds", "pcie_width_seconds"),
     ):
         least = getattr(health, hold)

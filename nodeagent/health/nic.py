@@ -238,6 +238,13 @@ class NicState(JudgedDevice):
         gone = self._has_fault(Fault.DEVICE_MISSING, Fault.DRIVER_UNBOUND)
         return not gone and self._up in ((None, None), (None, True))
 
+    @property
+    def lacks_verbs(self) -> bool | None:
+        """Whether its RDMA device has no ``uverbs`` device. One with VFs is not used itself; ``None``: it has no RDMA
+        device now, which a pod may have taken along."""
+        rdma = self.function.rdma
+        return None if rdma is None else rdma.uverbs is None and not self.function.num_vfs
+
     def set_time(self, now: float) -> None:
         """Read the history as of ``now``."""
         self._now = now
@@ -270,6 +277,7 @@ class NicState(JudgedDevice):
             since_loss_s=self.losses.since_last(self._now),
             cabling=context.cabling,
             cabled_right=context.cabled_right,
+            verbs_missing=context.verbs_missing,
         )
 
     def _carrier_witnesses(self) -> frozenset[str]:
@@ -534,8 +542,10 @@ class NicJudge(Judge[NicState]):
             nic.refresh(now)
         self._apply_gate()
         speeds = self._expected_speeds()
+        with_verbs = any(function.rdma is not None and function.rdma.uverbs for function in self._functions)
         for address, nic in self.devices.items():
-            nic.take_context(NicContext(speeds.get(address), *self._compare_cabling(nic)))
+            verbs_missing = nic.lacks_verbs and with_verbs
+            nic.take_context(NicContext(speeds.get(address), *self._compare_cabling(nic), verbs_missing))
             if nic.has_news or not only_news:
                 nic.step()
         devices = Counter(function.parent for function in self._functions if function.parent is not None)

@@ -26,13 +26,14 @@ class NicContext(NamedTuple):
     expected_mbps: float | None = None
     cabled_right: bool | None = None
     cabling: str | None = None
+    verbs_missing: bool | None = None
 
 
 class NicView(msgspec.Struct):
     """One PF at one moment, as the measures of its rules read it. ``None`` is unknown.
 
     ``window_s`` is the window of the rule that reads. ``carrier_witnesses`` are the sources that report a lost
-    carrier.
+    carrier. ``verbs_missing``: programs of the host have no device for its RDMA port, as they have for others.
     """
 
     history: History
@@ -50,6 +51,7 @@ class NicView(msgspec.Struct):
     since_loss_s: float = math.inf
     cabling: str | None = None
     cabled_right: bool | None = None
+    verbs_missing: bool | None = None
     window_s: float = 0.0
 
 

@@ -72,10 +72,13 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class XidFault(msgspec.Struct, frozen=True):
-    """An XID, or with ``None`` that the GPU is unavailable. ``at`` is the time of the last event."""
+    """An XID, or with ``None`` that the GPU is unavailable. ``at`` is the time of the last event. ``fatal`` and
+    ``detail``: what the kernel log says about it."""
 
     xid: int | None
     at: float
+    fatal: bool = False
+    detail: str = ""
 
 
 class MeasuredHold(msgspec.Struct, frozen=True, rename={"fault": "mark"}):
@@ -99,7 +102,7 @@ class MeasuredRecord(msgspec.Struct, frozen=True):
 
 class GpuRecord(msgspec.Struct, frozen=True, rename={"measured": "chart"}):
     """``reading`` holds the UUID, and of every other field the last value that the driver reported. ``reset``: the
-    GPU was reset, and its measured values were not read since."""
+    GPU was reset, and its measured values were not read since. ``xid_times``: when each XID came."""
 
     reading: GpuReading
     read_at: float
@@ -108,6 +111,7 @@ class GpuRecord(msgspec.Struct, frozen=True, rename={"measured": "chart"}):
     unreadable_since: float | None = None
     measured: MeasuredRecord = MeasuredRecord()
     reset: bool = False
+    xid_times: dict[int, tuple[float, ...]] = {}
 
     @property
     def uuid(self) -> str:
@@ -123,5 +127,6 @@ class GpuRecord(msgspec.Struct, frozen=True, rename={"measured": "chart"}):
     def _times(self) -> Iterator[float]:
         yield self.read_at
         yield from (fault.at for fault in self.faults)
+        yield from (at for times in self.xid_times.values() for at in times)
         if self.unreadable_since is not None:
             yield self.unreadable_since

@@ -33,7 +33,7 @@ from nodeagent.health.rules.xids import Severity, severity
 from nodeagent.health.state_file import DeviceIdentity, StateFile
 from nodeagent.health.structural import NO_FAULTS, Faults
 from nodeagent.host.clock import boottime
-from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import DriverMessage, GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.sample import Sample
 
 log = logging.getLogger(__name__)
@@ -232,16 +232,18 @@ class HealthService:
         self,
         *,
         events: Iterable[GpuEvent] = (),
+        messages: Iterable[DriverMessage] = (),
         readings: Sequence[GpuReading] | None = None,
         vitals: Iterable[GpuVitals] = (),
         bus: Mapping[str, GpuFunction] | None = None,
         mismatch: str | None = None,
     ) -> JudgedGpus:
-        """Return the GPUs with their health after events, a reading of all GPUs, and measured values of some; the
-        caller publishes them. ``bus`` and ``mismatch`` belong to the reading. Without one, ``bus`` is news, and a
-        mismatch keeps the driver from answering."""
+        """Return the GPUs with their health after events, lines of the kernel log, a reading of all GPUs, and
+        measured values of some; the caller publishes them. ``bus`` and ``mismatch`` belong to the reading. Without
+        one, ``bus`` is news, and a mismatch keeps the driver from answering."""
         now = self._clock()
         self.gpus.take_events(events, now)
+        self.gpus.take_messages(messages, now)
         if readings is not None:
             self.gpus.take_readings(readings, now, bus, mismatch)
             self._log_replaced()

@@ -83,6 +83,20 @@ class GpuVitals(Struct, frozen=True):
     """Added by the source, which finds the pods of the processes; ``None`` if it cannot."""
 
 
+class DriverMessage(Struct, frozen=True):
+    """A line of the kernel log about an error: an XID of the NVLinks of a GPU, or with ``switch`` an SXid of an
+    NVSwitch. ``pci_address`` has no function for a GPU. ``unit`` and ``subcode`` (of the register ``intrinfo``) are of
+    XIDs; ``link`` is ``None`` where the line names none."""
+
+    pci_address: str
+    number: int
+    fatal: bool
+    link: int | None = None
+    switch: bool = False
+    unit: str = ""
+    subcode: int = 0
+
+
 class GpuEvent(Struct, frozen=True):
     """An event of the driver. ``xid`` is ``None`` for other events, after which the GPUs should be read again.
 

@@ -1,8 +1,8 @@
-"""Find lines in the kernel log that report a failure of a NIC's firmware.
+"""Find lines in the kernel log that report a failure of a NIC, of the NVLinks of a GPU, or of an NVSwitch.
 
 A line counts only if the kernel wrote it (facility 0; lines that programs write to /dev/kmsg have another one), and
 only if it begins with the driver's name and the PCI address. The rest of the line may be hostile; no text of it
-leaves this module.
+leaves this module but numbers and the names of known units.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from errno import EACCES, EAGAIN, EINVAL, ENOENT, EPERM, EPIPE
 from msgspec import Struct
 
 from nodeagent.host.fd import Closing
+from nodeagent.host.gpu_driver import DriverMessage
 
 PATH = "/dev/kmsg"
 _RECORD_MAX = 8192  # Documentation/ABI/testing/dev-kmsg; a shorter buffer is an error (EINVAL)
@@ -31,10 +32,31 @@ PATTERNS: dict[str, re.Pattern[bytes]] = {
     "cable_unplugged": re.compile(rb"Cable unplugged"),
     "register_access": re.compile(rb"ACCESS_REG\(0x805\)[^\n]{0,80}failed"),
     "transmit_timeout": re.compile(rb"TX timeout detected"),
+    "command_failed": re.compile(
+        rb"failed, status (?:internal error|bad system state)\("
+        rb"|canceled on out of queue timeout|failed to allocate command entry|waiting for command semaphore"
+    ),
 }
 """By key, the text after name and address in a line of mlx5_core (drivers/net/ethernet/mellanox/mlx5)."""
 
 _LINE = re.compile(rb"mlx5_core ([0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])[ :]")
+_SXID = re.compile(
+    rb"nvidia-nvswitch\d{1,3}: SXid \(PCI:([0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])\): "
+    rb"(\d{1,6}), (Fatal|Non-fatal),(?: Link (\d{1,3})\b)?"
+)
+"""NVIDIA, Fabric Manager User Guide, NVSwitch SXid errors. Further lines of the same error have no severity."""
+_UNITS = (
+    rb"SAW_MVB|RLW_CTRL|RLW_REMAP|RLW_RSPCOL|RLW_RXPIPE|RLW_SRC_TRACK|RLW_TAGSTATE|TLW_CTRL|TLW_RX|TLW_TX|TREX"
+    rb"|NVLPW_CTRL|NVLPW|NETIR_BER_EVENT|NETIR_LINK_EVT|NETIR_MFDE_EVENT|NETIR|MSE_WATCHDOG|MSE"
+)
+_XID = re.compile(
+    rb"NVRM: Xid \(PCI:([0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f])\): (14[4-9]|150), "
+    rb"(?:pid=[^,]{0,24}, name=[^,]{0,64}, )?(" + _UNITS + rb")[A-Z0-9_/]{0,24} (Fatal|Nonfatal) "
+    rb"XC\d i\d{1,3} Link (-?\d{1,3}) \(0x([0-9a-f]{1,8})\b"
+)
+"""NVIDIA, Xid catalog, NVLink 5 errors: the units that report XIDs 144 to 150, severity, containment, injection, link,
+``intrinfo`` and further registers."""
+_MESSAGES_AT_ONCE = 64
 _FACILITY_BITS = 3
 
 
@@ -53,13 +75,35 @@ class FirmwareEvent(Struct, frozen=True):
     pattern: str
 
 
-def events_of(record: bytes) -> Iterator[FirmwareEvent]:
-    """Decode ``priority,sequence,microseconds,flags;text`` and dictionary lines of /dev/kmsg."""
+def _kernel_text(record: bytes) -> bytes:
+    """The text of ``priority,sequence,microseconds,flags;text`` and dictionary lines of /dev/kmsg; empty if the kernel
+    has not written it."""
     head, _, rest = record.partition(b";")
     priority = head.partition(b",")[0]
     if not priority.isdigit() or int(priority) >> _FACILITY_BITS:
-        return
-    text = rest.partition(b"\n")[0]
+        return b""
+    return rest.partition(b"\n")[0]
+
+
+def message_of(record: bytes) -> DriverMessage | None:
+    """Decode a line of NVIDIA's drivers about an NVLink error."""
+    text = _kernel_text(record)
+    if found := _SXID.match(text):
+        link = None if found[4] is None else int(found[4])
+        return DriverMessage(found[1].decode(), int(found[2]), found[3] == b"Fatal", link, switch=True)
+    found = _XID.match(text)
+    if found is None:
+        return None
+    link = None if found[5].startswith(b"-") else int(found[5])
+    unit, subcode = found[3].decode(), int(found[6], 16) >> 20 & 0x3F
+    return DriverMessage(
+        found[1].decode(), int(found[2]), found[4] == b"Fatal", link, unit=unit, subcode=subcode
+    )
+
+
+def events_of(record: bytes) -> Iterator[FirmwareEvent]:
+    """Decode a record of /dev/kmsg."""
+    text = _kernel_text(record)
     line = _LINE.match(text)
     if line is None:
         return
@@ -69,10 +113,12 @@ def events_of(record: bytes) -> Iterator[FirmwareEvent]:
 
 
 class KernelLog(Closing):
-    """Reads from the oldest line on, without waiting. ``overruns`` counts how often lines were lost."""
+    """Reads from the oldest line on, without waiting. ``overruns`` counts how often lines were lost. ``messages`` are
+    those of NVIDIA's drivers in the last reading; of more than 64 the first."""
 
     def __init__(self, path: str | os.PathLike[str] = PATH) -> None:
         self.overruns = 0
+        self.messages: list[DriverMessage] = []
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -91,6 +137,7 @@ class KernelLog(Closing):
     def read(self) -> tuple[Counter[FirmwareEvent], bool]:
         """The events since the last call, and whether there are more to read."""
         events: Counter[FirmwareEvent] = Counter()
+        self.messages = []
         for _ in range(_RECORDS_AT_ONCE):
             try:
                 record = os.read(self._fd, _RECORD_MAX)
@@ -106,4 +153,6 @@ class KernelLog(Closing):
             if not record:
                 return events, False
             events.update(events_of(record))
+            if len(self.messages) < _MESSAGES_AT_ONCE and (message := message_of(record)) is not None:
+                self.messages.append(message)
         return events, True

@@ -40,6 +40,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "gpu_memory_celsius": (-55, 150),
     "gpu_limit_celsius": (-55, 150),
     "gpu_memory_limit_celsius": (-55, 150),
+    "gpu_margin_celsius": (-128, 205),
+    "gpu_memory_least_margin_celsius": (-128, 127),
     "gpu_utilization": (0, 1),
     "gpu_memory_reserved_bytes": (0, 2.0**50),
     "gpu_memory_utilization": (0, 1),
@@ -61,12 +63,15 @@ LIMITS: dict[str, tuple[float, float]] = {
     "gpu_nvlink_bytes_per_second": (0, 1e13),
     "gpu_activity": (0, 1),
     "gpu_nvlink_rate": (0, 1e13),
+    "gpu_nvlink_bit_error_ratio": (0, 1),
     "gpu_pcie_generation": (1, 16),
     "gpu_pcie_generation_max": (1, 16),
     "gpu_pcie_width": (1, 64),
     "gpu_pcie_width_max": (1, 64),
     "gpu_fabric_degraded_bandwidth": (0, 1),
+    "gpu_fabric_route_recovery": (0, 1),
     "gpu_fabric_route_unhealthy": (0, 1),
+    "gpu_fabric_access_timeout": (0, 1),
     "gpu_fabric_misconfigured": (0, 1),
     "gpu_fabric_not_ready": (0, 1),
     "gpu_fabric_failed": (0, 1),
@@ -110,6 +115,7 @@ _CALLS = {
     "nvmlDeviceGetEnforcedPowerLimit": ("gpu_power_limit_watts", 1e-3),
     "nvmlDeviceGetTotalEnergyConsumption": ("gpu_energy_joules", 1e-3),
     "nvmlDeviceGetPersistenceMode": ("gpu_persistence_mode", 1.0),
+    "nvmlDeviceGetMarginTemperature": ("gpu_margin_celsius", 1.0),
 }
 """The calls that return one number, with its name and the factor to its unit."""
 _CODECS = {
@@ -130,9 +136,18 @@ _LINK_COUNTERS = {
     "gpu_nvlink_replays": "NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY",
     "gpu_nvlink_recoveries": "NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY",
     "gpu_nvlink_crc_errors": "NVML_FI_DEV_NVLINK_ERROR_DL_CRC",
+    "gpu_nvlink_symbol_errors": "NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS",
 }
+_LINK_RATIOS = {
+    "ber_effective": "NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER",
+    "ber_symbol": "NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER",
+}
+"""Bit error ratios since the link came up: 4 bits of mantissa above 8 bits of a negative decimal exponent (nvml.h,
+``NVML_NVLINK_ERROR_COUNTER_BER_GET``). 0xfff is a link without errors."""
+_BER_MAX = 0xFFF
 _FIELDS = {
     "gpu_memory_celsius": "NVML_FI_DEV_MEMORY_TEMP",
+    "gpu_memory_least_margin_celsius": "NVML_FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT",
     "gpu_remapped_correctable": "NVML_FI_DEV_REMAPPED_COR",
     "gpu_remapped_uncorrectable": "NVML_FI_DEV_REMAPPED_UNC",
     "gpu_row_remap_pending": "NVML_FI_DEV_REMAPPED_PENDING",
@@ -179,6 +194,8 @@ class VitalsReader:
         self._processes = processes
         self._profiling = ProfilingReader(lib) if profiling else None
         self._links: dict[str, int] = {}
+        self._unsupported: dict[str, frozenset[str]] = {}
+        """The values that no NVLink of a GPU has, by UUID: fifth-generation links have others than those before."""
         self._sampled: dict[str, int] = {}
         """The time stamp of the newest sample of a process, by UUID, in microseconds of the driver's clock."""
         self._texts: dict[str, dict[str, str]] = {}
@@ -254,17 +271,30 @@ class VitalsReader:
             (f"nvlink_kib/{way}", getattr(lib, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{word}"), 2**32 - 1)
             for way, word in (("transmit", "TX"), ("receive", "RX"))
         ]
-        for name, field in _LINK_COUNTERS.items():
-            wanted += [(f"{name}/{link}", getattr(lib, field), link) for link in links]
+        of_links = {**_LINK_COUNTERS, **_LINK_RATIOS}
+        unsupported = self._unsupported.get(self._uuid, frozenset())
+        for name, field in of_links.items():
+            if name not in unsupported:
+                wanted += [(f"{name}/{link}", getattr(lib, field), link) for link in links]
         answers = lib.nvmlDeviceGetFieldValues(handle, [(field, scope) for _, field, scope in wanted])
+        kinds = _value_names(lib)
         numbers = {
-            name: _number(lib, answer)
+            name: _number(kinds, answer)
             for (name, _, _), answer in zip(wanted, answers, strict=True)
             if answer.nvmlReturn == lib.NVML_SUCCESS
         }
         count = numbers.pop("links", None)
         if count is not None and LINKS < count <= LINKS_MAX:
             self._links[self._uuid] = int(count)  # used by the next reading
+        if self._uuid not in self._unsupported and any(
+            numbers.get(f"gpu_nvlink_up/{link}") == 1 for link in links
+        ):
+            possible = {
+                name.partition("/")[0]
+                for (name, _, _), answer in zip(wanted, answers, strict=True)
+                if answer.nvmlReturn not in (lib.NVML_ERROR_NOT_SUPPORTED, lib.NVML_ERROR_INVALID_ARGUMENT)
+            }
+            self._unsupported[self._uuid] = frozenset(of_links.keys() - possible)
         return _over_all_links(numbers)
 
     def _running(self, handle: Any) -> tuple[GpuProcess, ...] | None:
@@ -357,10 +387,9 @@ def _missing(lib: Any) -> tuple[int, ...]:
     )
 
 
-def _number(lib: Any, answer: Any) -> float:
-    """A field value by its own type. An unknown type gives NaN, and so does an unsigned value with all bits set: it is
-    NVML_VALUE_NOT_AVAILABLE."""
-    names = {
+def _value_names(lib: Any) -> dict[int, str]:
+    """The part of a field value that holds it, by its type."""
+    return {
         lib.NVML_VALUE_TYPE_DOUBLE: "dVal",
         lib.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
         lib.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
@@ -369,13 +398,19 @@ def _number(lib: Any, answer: Any) -> float:
         lib.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
         lib.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
     }
+
+
+def _number(names: dict[int, str], answer: Any) -> float:
+    """A field value by its own type. An unknown type gives NaN, and so does an unsigned value with all bits set: it is
+    NVML_VALUE_NOT_AVAILABLE."""
     name = names.get(answer.valueType)
     value = math.nan if name is None else float(getattr(answer.value, name))
     return math.nan if name == "uiVal" and value == _ONES_32 else value
 
 
 def _over_all_links(numbers: dict[str, float]) -> dict[str, float]:
-    """Add up the errors of the links; the speed is that of the slowest link that is up."""
+    """Add up the errors of the links. The speed is that of the slowest link that is up, an error ratio that of the
+    worst link."""
     values: dict[str, float] = {}
     speeds: list[float] = []
     for name, value in numbers.items():
@@ -383,6 +418,9 @@ def _over_all_links(numbers: dict[str, float]) -> dict[str, float]:
         if head == "speed":
             if numbers.get(f"gpu_nvlink_up/{link}") == 1 and math.isfinite(value):
                 speeds.append(value * 1e6)  # reported in MB/s
+        elif head in _LINK_RATIOS:
+            worst = f"gpu_nvlink_bit_error_ratio/{head.removeprefix('ber_')}"
+            values[worst] = _worse(values.get(worst, 0.0), value)
         elif head == "nvlink_kib":
             values[f"gpu_nvlink_bytes/{link}"] = value * 1024
         elif head in _LINK_COUNTERS:
@@ -393,6 +431,14 @@ def _over_all_links(numbers: dict[str, float]) -> dict[str, float]:
     if speeds:
         values["gpu_nvlink_bytes_per_second"] = min(speeds)
     return values
+
+
+def _worse(ratio: float, encoded: float) -> float:
+    """The larger of a bit error ratio and an encoded one. One impossible value makes the result impossible."""
+    if not 0 <= encoded <= _BER_MAX:
+        return math.nan
+    decoded = (int(encoded) >> 8) * 10.0 ** -(int(encoded) & 0xFF)
+    return ratio if math.isnan(ratio) else max(ratio, decoded)
 
 
 def _memory(lib: Any, handle: Any) -> dict[str, float]:
@@ -427,7 +473,13 @@ def _number_of(
 
 
 def _clock_reasons(lib: Any, handle: Any) -> dict[str, float]:
-    bits = int(lib.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    """A driver before 535 has the call under its former name only."""
+    try:
+        bits = int(lib.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    except lib.NVMLError as error:
+        if error.value != lib.NVML_ERROR_FUNCTION_NOT_FOUND:
+            raise
+        bits = int(lib.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
     gone = bits in (2**32 - 1, 2**64 - 1)
     return {
         f"gpu_clock_reason/{name}": math.nan
@@ -482,7 +534,9 @@ def _fabric(lib: Any, handle: Any, values: dict[str, float]) -> dict[str, str]:
 
     for name, what in (
         ("gpu_fabric_degraded_bandwidth", "DEGRADED_BW"),
+        ("gpu_fabric_route_recovery", "ROUTE_RECOVERY"),
         ("gpu_fabric_route_unhealthy", "ROUTE_UNHEALTHY"),
+        ("gpu_fabric_access_timeout", "ACCESS_TIMEOUT_RECOVERY"),
     ):
         if bits(what) in (1, 2):  # 1 is true, 2 is false
             values[name] = float(bits(what) == 1)

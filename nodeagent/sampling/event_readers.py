@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 
 from nodeagent.base.supervise import either
 from nodeagent.facts.model import Function
 from nodeagent.host.clock import boottime
 from nodeagent.host.fd import wait_readable
+from nodeagent.host.gpu_driver import DriverMessage
 from nodeagent.host.kmsg import PATTERNS, FirmwareEvent, KernelLog
 from nodeagent.host.netlink.change_notices import SETTINGS, ChangeNotices
 from nodeagent.measurements.sample import Sample, Source
@@ -30,18 +31,25 @@ _NOTICE_GAP_S = 0.2
 
 
 class KernelLogReader:
-    """Counts matching lines since boot."""
+    """Counts matching lines since boot. ``take_messages`` gets the new ones about NVLinks: how old those are that were
+    in the log before, nobody can tell (its clock drifts)."""
 
     source = Source.KERNEL
 
-    def __init__(self, functions: Callable[[], tuple[Function, ...]]) -> None:
+    def __init__(
+        self,
+        functions: Callable[[], tuple[Function, ...]],
+        take_messages: Callable[[Sequence[DriverMessage]], object] = lambda _messages: None,
+    ) -> None:
         self.overruns = 0
         self._functions = functions
+        self._take_messages = take_messages
 
     async def follow(self) -> AsyncIterator[Reading]:
         """Read the log from its oldest line, then each new line."""
         counts: Counter[FirmwareEvent] = Counter()
         new, duration_s, stated_at = 0, 0.0, -_REPEAT_S
+        caught_up = False
         with KernelLog() as kernel:
             while True:
                 began = time.perf_counter()
@@ -50,6 +58,9 @@ class KernelLogReader:
                 self.overruns = kernel.overruns
                 counts.update(events)
                 new += events.total()
+                if caught_up and kernel.messages:
+                    self._take_messages(kernel.messages)
+                caught_up = caught_up or not more
                 if more:
                     await asyncio.sleep(0)
                     continue

@@ -29,6 +29,7 @@ import msgspec
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.facts.model import Function, State
 from nodeagent.host.clock import boottime
+from nodeagent.host.gpu_driver import DriverMessage
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
@@ -65,6 +66,7 @@ class Sampler:
     """Samples the PFs among ``functions()``. Belongs to one event loop and its network namespace.
 
     ``publish`` gets the samples of each reading; ``latest`` holds the newest, ``statuses`` the state of each reader.
+    ``take_messages`` gets new lines of the kernel log about NVLinks.
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class Sampler:
         functions: Callable[[], tuple[Function, ...]],
         publish: Callable[[Sequence[Sample]], None],
         rates: SamplesSettings | None = None,
+        *,
+        take_messages: Callable[[Sequence[DriverMessage]], object] = lambda _messages: None,
     ) -> None:
         self.latest = LatestSamples()
         self.statuses: dict[Source, ReaderStatus] = {}
@@ -88,7 +92,7 @@ class Sampler:
         self._readers: list[SampleReader] = []
         self._busy: set[SampleReader] = set()
         self._closed = False
-        self._kernel_log = KernelLogReader(functions)
+        self._kernel_log = KernelLogReader(functions, take_messages)
         self._administration = AdministrationReader(self._pf_netdevs)
         self._link = self._add(self._recorded or LinkReader(self._pf_netdevs))
         self._rounds = self._other_rounds()

@@ -64,7 +64,8 @@ class SamplesSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = 60.0
     kernel_log: Annotated[
-        bool, setting("Search the kernel log for firmware errors of NICs; needs the host's /dev/kmsg.")
+        bool,
+        setting("Search the kernel log for errors of NICs and NVLinks; needs the host's /dev/kmsg."),
     ] = True
     hang_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=0.1, le=RATE_MAX_S)],

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -23,7 +23,7 @@ from nodeagent.facts.model import Gpu, GpuFunction, UnusableGpu
 from nodeagent.health.service import HealthService
 from nodeagent.health.unusable_gpus import DriverTrouble, find_unusable
 from nodeagent.host.clock import boottime
-from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import DriverMessage, GpuEvent, GpuReading, GpuVitals
 from nodeagent.measurements.reader_status import ReaderStatus
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.measurements.table import measurement
@@ -109,6 +109,18 @@ class GpuPublisher:
 
     def _judge_event(self, event: GpuEvent) -> None:
         self._judged = self.health.judge_gpus(events=(event,))
+        self._publish(self._gpus())
+
+    def take_messages(self, messages: Sequence[DriverMessage]) -> None:
+        """Take new lines of the kernel log about NVLinks and NVSwitches."""
+        if not messages or not self._judged.gpus:
+            return
+        first = messages[0]
+        log.warning(
+            "The kernel log reports NVLink errors. lines=%d first: pci=%s number=%d fatal=%s link=%s unit=%s",
+            *(len(messages), first.pci_address, first.number, first.fatal, first.link, first.unit or "-"),
+        )
+        self._judged = self.health.judge_gpus(messages=messages)
         self._publish(self._gpus())
 
     def take_functions(self, functions: tuple[GpuFunction, ...]) -> None:

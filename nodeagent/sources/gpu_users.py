@@ -39,10 +39,14 @@ class GpuUsers:
         """The places of this pass, by pid: a process may use several GPUs."""
         self._listed = False
         """Whether the folder of logs was listed in this pass."""
+        self._asleep: dict[int, str | None] = {}
+        self._asleep_before: dict[int, str | None] = {}
+        """The CPU time and page faults of processes in state D, in this pass and in the one before, by pid."""
 
     def begin(self) -> str | None:
         """Begin a pass over all GPUs. Return what is missing for it, if anything is."""
         self._places.clear()
+        self._asleep_before, self._asleep = self._asleep, {}
         self._listed = False
         return hidden_processes(self._tree, self._pod_logs)
 
@@ -54,6 +58,23 @@ class GpuUsers:
             container = UNKNOWN if place is None else place.container or HOST
             used[container] = used.get(container, 0.0) + (process.memory_bytes or 0)
         return used
+
+    def stuck(self, processes: Iterable[GpuProcess]) -> int:
+        """Count the processes that were in state D in the last pass and have used no CPU and met no page since."""
+        for pid in {process.pid for process in processes} - self._asleep.keys():
+            self._asleep[pid] = self._sleep(pid)
+        marks = ((self._asleep[process.pid], self._asleep_before.get(process.pid)) for process in processes)
+        return sum(mark is not None and mark == before for mark, before in marks)
+
+    def _sleep(self, pid: int) -> str | None:
+        """Return what the main thread has used since its start, if it sleeps without being interruptible.
+        proc(5): the fields after the name in parentheses begin with the state; page faults are 10 and 12, CPU time 14
+        and 15, the start 22."""
+        text = SysfsScan(self._tree).read(self._tree.text, f"/proc/{pid}/task/{pid}/stat") or ""
+        fields = text.rpartition(")")[2].split()
+        if len(fields) < 20 or fields[0] != "D":
+            return None
+        return " ".join(fields[number - 3] for number in (10, 12, 14, 15, 22))
 
     def usage(self, processes: Iterable[GpuProcess]) -> GpuUsage:
         """Return who uses the GPU. A process that has ended meanwhile is left out."""

@@ -201,6 +201,8 @@ class Session(threading.Thread):
         used = self.users.by_container(vitals.processes)
         values = {f"gpu_container_memory_bytes/{container}": size for container, size in used.items()}
         values["gpu_processes"] = len(vitals.processes)
+        if obstacle is None:
+            values["gpu_processes_stuck"] = self.users.stuck(vitals.processes)
         usage = self.users.usage(vitals.processes) if obstacle is None else None
         return msgspec.structs.replace(vitals, values=vitals.values | values, usage=usage)
 

@@ -20,7 +20,15 @@ def test_the_defaults_withdraw_a_gpu_for_grave_faults_only():
     withdrawing = {rule.key for rule in measured_rules(GpuHealthSettings()) if rule.withdraws}
     assert withdrawing == set(GpuHealthSettings().unhealthy)
     mild = {"nvlink_errors", "remap_pending", "fabric_degraded", "pcie_width", "pcie_speed"}
-    mild |= {"thermal_slowdown", "power_slowdown", "memory_temperature"}
+    mild |= {
+        "thermal_slowdown",
+        "power_slowdown",
+        "memory_temperature",
+        "temperature_margin",
+        "process_stuck",
+    }
+    mild |= {"nvlink_effective_ber", "nvlink_symbol_ber", "nvlink_symbol_errors", "nvswitch_error"}
+    mild |= {"fabric_route_recovery", "fabric_access_timeout"}
     assert mild <= set(MEASURED_KEYS) - withdrawing
 
 
@@ -28,7 +36,8 @@ def test_every_setting_reaches_the_rules():
     gpu = health(
         "{readSeconds: 5, slowdownSeconds: 31, clearSeconds: 61, remappedRows: 1, sramUncorrectable: 2, nvlinks: 18, "
         "nvlinkDownSeconds: 60, nvlinkErrorsPerSecond: 3, fabricSeconds: 32, pcieWidthSeconds: 33, "
-        "pcieSpeedSeconds: 34, pcieClearSeconds: 35, unhealthy: [pcie_width], ignore: [remap_pending], processes: true}"
+        "pcieSpeedSeconds: 34, pcieClearSeconds: 35, nvlinkErrorsPerTerabit: 2, nvlinkSymbolErrorsPerSecond: 4, "
+        "stuckSeconds: 36, unhealthy: [pcie_width], ignore: [remap_pending], processes: true}"
     )
     assert gpu.health.processes
     rules = {rule.key: rule for rule in measured_rules(gpu.health)}
@@ -46,6 +55,10 @@ def test_every_setting_reaches_the_rules():
         "nvlink_down": ("< 18 up for 1 min", 60, 61),
         "fabric_unhealthy": ("set for 32 s", 32, 61),
         "nvlink_errors": ("≥ 3 per second", 0, 61),
+        "nvlink_effective_ber": ("≥ 2e-12 for 32 s", 32, 61),
+        "nvlink_symbol_ber": ("≥ 2e-12 for 32 s", 32, 61),
+        "nvlink_symbol_errors": ("≥ 4 per second for 32 s", 32, 61),
+        "process_stuck": ("≥ 1 process for 36 s", 36, 61),
         "remap_pending": ("set", 0, 61),
         "fabric_degraded": ("set for 32 s", 32, 61),
         "thermal_slowdown": ("set for 31 s", 31, 61),
@@ -68,6 +81,7 @@ def test_the_guard_of_the_settings_covers_nics_and_gpus():
     [
         ("{clearSeconds: 29}", "clearSeconds: must be at least nvlinkDownSeconds, 30"),
         ("{slowdownSeconds: 601}", "clearSeconds: must be at least slowdownSeconds, 601"),
+        ("{stuckSeconds: 601}", "clearSeconds: must be at least stuckSeconds, 601"),
         ("{fabricSeconds: 700}", "clearSeconds: must be at least fabricSeconds, 700"),
         ("{pcieClearSeconds: 5}", "pcieClearSeconds: must be at least pcieWidthSeconds, 10"),
         ("{remappedRows: -1}", "remappedRows"),

@@ -39,6 +39,12 @@ HELD = [
     ("power_slowdown", {"gpu_clock_reason__power_brake": 1}, 30),
     ("power_slowdown", {"gpu_clock_reason__hardware_slowdown": 1}, 30),
     ("memory_temperature", {"gpu_memory_celsius": 105}, 30),
+    ("temperature_margin", {"gpu_margin_celsius": 0, "gpu_clock_reason__thermal": 1}, 30),
+    ("process_stuck", {"gpu_processes_stuck": 1}, 300),
+    ("nvlink_effective_ber", {"gpu_nvlink_bit_error_ratio__effective": 2e-12}, 30),
+    ("nvlink_symbol_ber", {"gpu_nvlink_bit_error_ratio__symbol": 1e-12}, 30),
+    ("fabric_route_recovery", {"gpu_fabric_route_recovery": 1}, 30),
+    ("fabric_access_timeout", {"gpu_fabric_access_timeout": 1}, 30),
     ("pcie_width", {"gpu_pcie_width": 8}, 10),
     ("pcie_speed", {"gpu_pcie_generation": 1}, 900),
 ]
@@ -47,7 +53,8 @@ ALL = [*AT_ONCE, *((key, bad) for key, bad, _ in HELD)]
 
 def test_a_sound_gpu_is_healthy_and_every_fault_is_tested_here():
     assert GpuBench().for_s(3600).health() == HEALTHY
-    assert {key for key, _ in ALL} | {"nvlink_errors"} == set(MEASURED_KEYS), "add it to AT_ONCE or HELD"
+    elsewhere = {"nvlink_errors", "nvlink_symbol_errors", "nvswitch_error"}
+    assert {key for key, _ in ALL} | elsewhere == set(MEASURED_KEYS), "add it to AT_ONCE or HELD"
 
 
 def test_the_table_has_one_row_for_each_fault_the_gravest_first():
@@ -393,6 +400,22 @@ def test_an_nvlink_counter_that_is_missing_or_zero_for_a_moment_is_no_fault(betw
 def test_nvlink_errors_over_a_gap_without_readings_are_no_rate():
     bench = GpuBench(every=3600).tick(gpu_nvlink_crc_errors=0)
     assert bench.tick(gpu_nvlink_crc_errors=1e9).health() == HEALTHY
+
+
+def test_symbol_errors_are_a_fault_of_their_own_after_a_while():
+    bench = GpuBench(every=10).tick().tick(gpu_nvlink_symbol_errors=50)
+    for count in (200, 350, 500):
+        assert bench.reasons() == []
+        bench.tick(gpu_nvlink_symbol_errors=count)
+    assert bench.tick(gpu_nvlink_symbol_errors=650).reasons() == ["nvlink_symbol_errors"]
+    assert bench.health().allocatable
+    assert bench.for_s(600, gpu_nvlink_symbol_errors=650).reasons() == []
+
+
+@pytest.mark.parametrize("values", [{"gpu_margin_celsius": -4}, {"gpu_clock_reason__thermal": 1}])
+def test_a_margin_counts_only_while_the_driver_slows_the_gpu_down(values):
+    """Some GPUs report no margin at any temperature (gpud, temperature component)."""
+    assert GpuBench().for_s(3600, **values).reasons() == []
 
 
 def test_the_limit_of_nvlink_errors_is_configurable():

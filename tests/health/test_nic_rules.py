@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
-from nodeagent.facts.model import HEALTHY, State
+from nodeagent.facts.model import HEALTHY, Rdma, State
 from nodeagent.health.health_settings import GuardSettings, HealthSettings, RuleSettings
 from nodeagent.health.history import History
 from nodeagent.health.rule import Rule, clears, threshold
@@ -75,6 +76,15 @@ CASES = [
         {"rdma_port_active": 1, "roce_v2_gids": 0},
         {"rdma_port_active": 1, "roce_v2_gids": 2},
         counters=False,
+    ),
+    Case(
+        "transmit_timeouts",
+        S.KERNEL,
+        {"kernel_events/transmit_timeout": 1},
+        {"kernel_events/transmit_timeout": 0},
+    ),
+    Case(
+        "command_failures", S.KERNEL, {"kernel_events/command_failed": 1}, {"kernel_events/command_failed": 0}
     ),
     Case("ib_disabled", S.RDMA, {"ib_physical_state": 3}, {"ib_physical_state": 5}, counters=False),
     Case(
@@ -152,6 +162,7 @@ ELSEWHERE = {
     "flapping_daily",
     "speed_reduced",
     "miscabled",
+    "verbs_missing",
 }
 """Tested with the engine: they are of facts, or of neighbors."""
 
@@ -257,6 +268,61 @@ def test_a_message_of_the_kernel_counts_for_its_window() -> None:
     )
     assert bench.reasons() == ["firmware_fatal"]
     assert bench.health().state is State.DOWN
+
+
+def timeouts(bench: Bench, *, paused_s: float) -> list[str]:
+    """Time-outs every half minute, of which the network paused the NIC for so long."""
+    for i in range(1, 9):
+        at = 1001.0 + 30 * i
+        bench.take(S.DRIVER, {"prio_rx_pause_seconds/3": paused_s * i}, at=at)
+        bench.take(S.KERNEL, {"kernel_events/transmit_timeout": i}, at=at)
+    return bench.reasons()
+
+
+def test_a_nic_that_is_up_and_dead_is_withdrawn_unless_the_network_stops_it() -> None:
+    bench = Bench(2, OPEN).look()
+    assert timeouts(bench, paused_s=1) == ["transmit_timeouts"]
+    assert not bench.health().allocatable
+    assert "transmit_timeouts" not in timeouts(Bench(2, OPEN).look(), paused_s=9)
+
+
+def test_one_transmit_timeout_from_which_the_driver_recovers_is_no_fault() -> None:
+    bench = Bench(2, OPEN).look()
+    for i, count in enumerate((5, 6, 7, 7, 7)):
+        bench.take(S.KERNEL, {"kernel_events/transmit_timeout": count}, at=1010 + 60 * i)
+    assert bench.health() == HEALTHY
+
+
+def with_rdma(bench: Bench, number: int, uverbs: str | None, num_vfs: int = 0) -> Bench:
+    address = bench.pfs[number - 1].pci_address
+    known = {"rdma": Rdma(f"mlx5_{number}", uverbs), "num_vfs": num_vfs}
+    bench.functions = [replace(f, **known) if f.pci_address == address else f for f in bench.functions]
+    return bench.look()
+
+
+@pytest.mark.parametrize(
+    ("active", "vfs", "others", "reasons"),
+    [
+        (1, 0, True, ["verbs_missing"]),
+        (0, 0, True, []),  # the port is down
+        (1, 0, False, []),  # the node uses no verbs at all
+        (1, 8, True, []),  # its VFs have devices of their own
+    ],
+)
+def test_a_healthy_port_without_a_device_for_programs_is_withdrawn(
+    active: float, vfs: int, others: bool, reasons: list[str]
+) -> None:
+    bench = with_rdma(Bench(2, OPEN), 2, "/dev/infiniband/uverbs1" if others else None)
+    with_rdma(bench, 1, None, vfs)
+    port = {"rdma_port_active": active, "roce_v2_gids": 2}
+    for i in range(6):
+        bench.take(S.RDMA, port, at=1001 + 15 * i)
+    assert bench.reasons() == reasons
+    assert bench.health().allocatable is not bool(reasons)
+    with_rdma(bench, 1, "/dev/infiniband/uverbs0", vfs)
+    for i in range(6, 12):
+        bench.take(S.RDMA, port, at=1001 + 15 * i)
+    assert bench.health() == HEALTHY
 
 
 # --- windows -----------------------------------------------------------------------------------------------

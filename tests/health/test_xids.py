@@ -131,6 +131,63 @@ def test_a_repeated_xid_restarts_its_time_and_keeps_its_text():
     assert bench.read_at(1100, gpu()).health() == HEALTHY
 
 
+HOUR = 3600.0
+
+
+def incidents(xid: int, *hours: float, settings: GpuSettings | None = None, uuid: str = "GPU-0") -> GpuBench:
+    bench = GpuBench(gpu(0), gpu(1), settings=settings)
+    for hour in hours:
+        bench.xid(hour * HOUR, xid, uuid=uuid)
+        bench.read_at(hour * HOUR + 1, gpu(0, recovery_action="gpu_reset"), gpu(1))
+        bench.read_at(hour * HOUR + 2, gpu(0), gpu(1))
+    return bench
+
+
+@pytest.mark.parametrize("xid", [79, 92, 4242, 13, 31, 94])
+def test_an_xid_that_comes_three_times_in_a_day_is_a_fault_that_no_reset_ends(xid):
+    assert incidents(xid, 1, 9).reasons() == []
+    bench = incidents(xid, 1, 9, 20)
+    assert bench.reasons() == ["repeated_xid"]
+    assert bench.health().allocatable, "it is shown, and withdraws nothing"
+    detail = f"XID {xid} came at least 3 times within 1 d."
+    assert bench.health().reasons[0].detail == detail
+    assert bench.restart().read_at(24.9 * HOUR, gpu(0), gpu(1)).reasons() == ["repeated_xid"]
+    assert bench.read_at(25.1 * HOUR, gpu(0), gpu(1)).health() == HEALTHY
+    assert bench.health("GPU-1") == HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("xid", "hours", "settings"),
+    [
+        (79, (1, 20, 26), None),  # not within a day
+        (79, (1, 1.01, 1.02, 1.03, 1.05), None),  # one incident
+        (43, (1, 2, 3, 4), None),  # follows another error
+        (45, (1, 2, 3, 4), None),
+        (154, (1, 2, 3, 4), None),  # sums up the action for others
+        (92, (1, 2, 3, 4), GpuSettings(ignore_xids=(92,))),
+        (79, (1, 2, 3), GpuSettings(xid_repeats=4)),
+        (79, (1, 2, 3), GpuSettings(xid_repeat_seconds=3600)),
+    ],
+)
+def test_what_is_no_repetition(xid, hours, settings):
+    assert incidents(xid, *hours, settings=settings).reasons() == []
+
+
+@pytest.mark.parametrize(
+    ("xid", "reasons"), [(13, []), (31, []), (94, ["repeated_xid"]), (79, ["repeated_xid"])]
+)
+def test_an_application_that_fails_on_another_gpu_too_is_to_blame_itself(xid, reasons):
+    bench = incidents(xid, 1, 9).xid(10 * HOUR, xid, uuid="GPU-1")
+    bench.xid(20 * HOUR, xid).read_at(20 * HOUR + 1, gpu(0, recovery_action="gpu_reset"), gpu(1))
+    bench.read_at(20 * HOUR + 2, gpu(0), gpu(1))
+    assert bench.reasons() == reasons
+
+
+def test_a_storm_of_unknown_numbers_is_bounded():
+    bench = GpuBench(gpu()).xid(1, *range(1000, 2000))
+    assert len(bench.state().xid_history.times) == 64
+
+
 def test_no_time_clears_an_xid_while_the_driver_asks_for_an_action():
     bench = GpuBench(gpu()).xid(1, 79).read_at(5000, gpu(recovery_action="node_reboot"))
     assert bench.read_at(9999, gpu(recovery_action="node_reboot")).reasons() == [

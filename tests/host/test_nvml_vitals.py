@@ -19,6 +19,7 @@ young, old, machine, start, nvml = (
 )
 
 STATE, SPEED, REPLAY, RECOVERY, CRC = 165, 164, 161, 162, 163
+EFFECTIVE_BER, SYMBOL_ERRORS, SYMBOL_BER, MEMORY_LIMIT = 220, 221, 222, 195
 NOT_AVAILABLE = 2**64 - 1
 
 
@@ -51,13 +52,14 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
         *vital(
             power_mw=692_500, power_limit_mw=700_000, energy_mj=5_250_000_000_001, clock_1=1755, clock_2=2619
         ),
-        *vital(threshold_1=90, threshold_2=105),
+        *vital(threshold_1=90, threshold_2=105, margin=-3),
+        field(MEMORY_LIMIT, -5, kind=5),
         *vital(clock_reasons=0x4 | 0x40, encoder=50, decoder=0, memory_utilization=22),
         field(197, 1 << 40, kind=3),
         field(198, 1 << 41, kind=3),
         field(138, 1 << 30, scope=2**32 - 1, kind=3),
         field(139, 1 << 31, scope=2**32 - 1, kind=3),
-        *vital(fabric_state=3, fabric_health=1 | 1 << 4 | 1 << 8),
+        *vital(fabric_state=3, fabric_health=1 | 1 << 2 | 1 << 4 | 2 << 6 | 1 << 8),
         field(82, 52),
         field(94, 11),
         field(142, 5),
@@ -105,6 +107,8 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
         "gpu_energy_joules": 5_250_000_000.001,
         "gpu_limit_celsius": 90,
         "gpu_memory_limit_celsius": 105,
+        "gpu_margin_celsius": -3,
+        "gpu_memory_least_margin_celsius": -5,
         "gpu_sm_hertz": 1755e6,
         "gpu_memory_hertz": 2619e6,
         **{
@@ -141,7 +145,9 @@ def test_all_values_of_a_hopper_are_read(nvml, machine):
         "gpu_nvlink_recoveries": 3,
         "gpu_nvlink_crc_errors": 2**40,
         "gpu_fabric_degraded_bandwidth": 1,
+        "gpu_fabric_route_recovery": 1,
         "gpu_fabric_route_unhealthy": 1,
+        "gpu_fabric_access_timeout": 0,
         "gpu_fabric_misconfigured": 0,
         "gpu_fabric_not_ready": 0,
         "gpu_fabric_failed": 0,
@@ -171,6 +177,10 @@ KINDS_OF_CONFIGURATION = range(2, 16)
             (fabric(), kind << 8, "completed", {"not_ready": 0, "failed": 0, "misconfigured": 1})
             for kind in KINDS_OF_CONFIGURATION
         ),
+        (fabric(), 1 << 2, "completed", {"not_ready": 0, "failed": 0, "route_recovery": 1}),
+        (fabric(), 2 << 4, "completed", {"not_ready": 0, "failed": 0, "route_unhealthy": 0}),
+        (fabric(), 1 << 6, "completed", {"not_ready": 0, "failed": 0, "access_timeout": 1}),
+        (fabric(), 2 << 6, "completed", {"not_ready": 0, "failed": 0, "access_timeout": 0}),
         (fabric(newest=2, state=2), 0, "in_progress", {"not_ready": 1}),
         (fabric(newest=1, state=2), 0, "in_progress", {"not_ready": 1}),  # driver r535
         (fabric(newest=1, status=3), 4 << 8, "failed", {"not_ready": 0, "failed": 1}),
@@ -263,6 +273,61 @@ def test_without_a_sample_the_other_values_are_read_and_profiling_begins_again(n
     assert len(profiled(reading)) == len(GPM)
     nvml.close()
     nvml.open()
+
+
+def test_a_driver_before_535_has_the_reasons_of_the_clocks_by_their_former_name(nvml, machine):
+    machine.set(gpu(0), *vital(clock_reasons=0x40), "fail nvmlDeviceGetCurrentClocksEventReasons 13")
+    (reading,) = vitals(nvml)
+    assert reading.values["gpu_clock_reason/hardware_thermal"] == 1
+
+
+@pytest.mark.parametrize(
+    ("encoded", "ratio"),
+    [
+        ([0xFFF] * 18, 15e-255),  # no errors
+        ([0xFFF, 0x50D, 0x60C] + [0xFFF] * 15, 6e-12),
+        ([0x000] * 18, 0),
+        ([0x50C, 0x1000] + [0xFFF] * 16, None),  # more than 12 bits
+        ([0xF00] + [0xFFF] * 17, None),  # 15 of 1
+        ([0x50C], 5e-12),  # the other links do not report it
+    ],
+)
+def test_the_bit_error_ratio_is_that_of_the_worst_link(nvml, machine, encoded, ratio):
+    machine.set(
+        gpu(0),
+        *(field(EFFECTIVE_BER, value, scope=link, kind=3) for link, value in enumerate(encoded)),
+        field(SYMBOL_BER, 0x10E, scope=7, kind=3),
+        *(field(SYMBOL_ERRORS, 2, scope=link, kind=3) for link in range(18)),
+    )
+    (reading,) = vitals(nvml)
+    found = reading.values.get("gpu_nvlink_bit_error_ratio/effective")
+    assert found is None if ratio is None else found == pytest.approx(ratio, rel=1e-9, abs=0)
+    assert reading.absurd == (["gpu_nvlink_bit_error_ratio/effective"] if ratio is None else [])
+    assert reading.values["gpu_nvlink_bit_error_ratio/symbol"] == pytest.approx(1e-14)
+    assert reading.values["gpu_nvlink_symbol_errors"] == 36
+
+
+def test_what_no_link_that_is_up_supports_is_asked_once(nvml, machine):
+    """A hundred values for eight GPUs are most of the work of a reading."""
+    machine.set(gpu(0), *links(), *(field(SYMBOL_ERRORS, 1, scope=link) for link in range(18)))
+    (first,) = vitals(nvml)
+    late = [field(CRC, 1, scope=0), *(field(SYMBOL_ERRORS, 2, scope=link) for link in range(18))]
+    machine.set(gpu(0), *links(), *late)
+    (second,) = vitals(nvml)
+    assert (first.values["gpu_nvlink_symbol_errors"], second.values["gpu_nvlink_symbol_errors"]) == (18, 36)
+    assert "gpu_nvlink_crc_errors" not in second.values
+    nvml.close()
+    nvml.open()
+    (third,) = vitals(nvml)
+    assert third.values["gpu_nvlink_crc_errors"] == 1
+
+
+def test_while_all_links_are_down_every_value_is_asked_again(nvml, machine):
+    machine.set(gpu(0), *links(down=range(18)))
+    vitals(nvml)
+    machine.set(gpu(0), *links(), field(CRC, 1, scope=0))
+    (reading,) = vitals(nvml)
+    assert reading.values["gpu_nvlink_crc_errors"] == 1
 
 
 def test_the_energy_that_is_not_available_is_none(nvml, machine):

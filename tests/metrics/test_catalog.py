@@ -75,7 +75,7 @@ def test_a_note_has_a_family() -> None:
     assert not MEASUREMENTS.keys() & TEXTS.keys()
 
 
-OF_FACTS = {"device_missing", "driver_unbound", "not_answering", "miscabled"}
+OF_FACTS = {"device_missing", "driver_unbound", "not_answering", "miscabled", "nvswitch_error"}
 """The rules that read no sample."""
 
 

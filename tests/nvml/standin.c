@@ -468,6 +468,26 @@ int nvmlDeviceGetCurrentClocksEventReasons(Device *device, unsigned long long *b
     return vital(device, "clock_reasons", bits);
 }
 
+/* The former name of the same call; drivers before 535 have only this one. */
+int nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, unsigned long long *bits) {
+    ENTER("nvmlDeviceGetCurrentClocksThrottleReasons", device->index);
+    return vital(device, "clock_reasons", bits);
+}
+
+typedef struct {
+    unsigned version;
+    int celsius;
+} MarginTemperature;
+
+int nvmlDeviceGetMarginTemperature(Device *device, MarginTemperature *margin) {
+    unsigned long long value = 0;
+    ENTER("nvmlDeviceGetMarginTemperature", device->index);
+    if (margin->version != (1u << 24 | sizeof *margin)) return 25; /* ARGUMENT_VERSION_MISMATCH */
+    result = vital(device, "margin", &value);
+    if (result == OK) margin->celsius = (int)(long long)value;
+    return result;
+}
+
 int nvmlDeviceGetTemperatureThreshold(Device *device, int threshold, unsigned *celsius) {
     char name[32];
     ENTER("nvmlDeviceGetTemperatureThreshold", device->index);

@@ -8,8 +8,31 @@ import os
 import pytest
 
 from nodeagent.host.kmsg import KernelLog
+from nodeagent.sampling import event_readers
 from nodeagent.sampling.event_readers import KernelLogReader
 from tests.sampling.test_readers import PF, pf
+
+SXID = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 48 LTSSM Fault Up"
+
+
+async def test_only_lines_after_the_start_are_messages_about_nvlinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before it may be weeks old, and the GPU was reset since."""
+    monkeypatch.setattr(event_readers, "_LOG_GAP_S", 0.0)
+    records, kernel = os.pipe2(os.O_DIRECT)
+    monkeypatch.setattr(KernelLog.__init__, "__defaults__", (f"/proc/self/fd/{records}",))
+    taken: list[int] = []
+    following = KernelLogReader(
+        lambda: (pf(),), lambda messages: taken.extend(m.link or 0 for m in messages)
+    ).follow()
+    os.write(kernel, f"3,1,1,-;{SXID}\n".encode())
+    await asyncio.wait_for(anext(following), 40)
+    assert taken == []
+    os.write(kernel, f"3,2,1,-;{SXID.replace('48', '49')}\n".encode())
+    await asyncio.wait_for(anext(following), 40)
+    assert taken == [49]
+    await following.aclose()
+    os.close(records)
+    os.close(kernel)
 
 
 async def test_a_line_about_a_function_of_no_pf_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

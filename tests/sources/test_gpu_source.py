@@ -13,7 +13,7 @@ from nodeagent.base.stored_file import boot_id
 from nodeagent.facts.model import HEALTHY, State
 from nodeagent.health.service import GPU_SECTION, HealthService
 from nodeagent.health.state_file import StateFile
-from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import DriverError, DriverMessage, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.recorded_gpus import PATH, RecordedGpuDriver
 from nodeagent.host.sysfs import Tree
 from nodeagent.measurements.sample import Source
@@ -321,6 +321,25 @@ async def test_an_event_triggers_a_measurement_too(machine):
         await published.until(lambda: published.samples)
         machine.set(recorded(0, values={"gpu_row_remap_pending": 1}), recorded(1))
         await published.keys("remap_pending", "")
+
+
+async def test_a_line_of_the_kernel_log_decodes_an_xid_and_withdraws_its_gpu(machine):
+    line = DriverMessage("0000:1b:00", 149, True, 8, unit="NETIR_LINK_EVT", subcode=36)
+    async with on(machine) as published:
+        await published.keys("", "")
+        machine.events = [{"sequence": 1, "uuid": "GPU-0", "xid": 149}]
+        machine.set(recorded(0), recorded(1))
+        await published.keys("xid_149", "")
+        assert published.gpus[0].health.allocatable
+        published.facts.take_messages([line, DriverMessage("0000:05:00.0", 20034, False, 3, switch=True)])
+        assert not published.gpus[0].health.allocatable
+        assert published.gpus[1].health == HEALTHY
+
+
+def test_lines_of_the_kernel_log_publish_nothing_where_no_gpu_is_known():
+    facts = GpuPublisher(HealthService())
+    facts.publish_to(lambda _gpus: pytest.fail("an empty list would be a fact"))
+    facts.take_messages([DriverMessage("0000:05:00.0", 20034, True, 3, switch=True)])
 
 
 async def test_an_unavailable_gpu_is_unhealthy_alone(machine):

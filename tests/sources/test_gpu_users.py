@@ -137,6 +137,44 @@ def test_the_processes_of_a_pod_add_up_and_the_others_are_named(host: Host) -> N
     )
 
 
+def stat(state: str = "D", *, used: int = 7, start: int = 990, name: str = "python3") -> str:
+    """A line of /proc/PID/task/PID/stat (proc(5)). ``used`` is the CPU time in the kernel."""
+    between = "1 10 10 0 -1 4194560 120 0 3 0 20"
+    return f"10 ({name}) {state} {between} {used} 0 0 20 0 9 0 {start} 8192 100\n"
+
+
+def stuck(host: Host, users: GpuUsers, *lines: str | None) -> list[int]:
+    found = []
+    for line in lines:
+        path = host.root / "proc/11/task/11/stat"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        if line is not None:
+            path.write_text(line)
+        users.begin()
+        # A process may use several GPUs: the second one sees the same.
+        counts = {users.stuck([GpuProcess(11, 1), GpuProcess(12, 1)]) for _ in range(2)}
+        found += [*counts] if len(counts) == 1 else [-1]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lines", "counts"),
+    [
+        ([stat(), stat(), stat()], [0, 1, 1]),
+        ([stat(name="a) D 1 (b")] * 2, [0, 1]),
+        ([stat("S"), stat("S")], [0, 0]),
+        ([stat(), stat("R"), stat(), stat()], [0, 0, 0, 1]),
+        ([stat(used=7), stat(used=8), stat(used=8)], [0, 0, 1]),  # it does input and output
+        ([stat(start=990), stat(start=991)], [0, 0]),  # the pid was given again
+        ([stat(), None, stat()], [0, 0, 0]),  # not readable
+        (["10 (x) D 1 2\n", "10 (x) D 1 2\n", "", ""], [0, 0, 0, 0]),
+    ],
+)
+def test_a_process_is_stuck_if_it_sleeps_in_the_kernel_without_progress(host: Host, lines, counts) -> None:
+    assert stuck(host, host.users(), *lines) == counts
+
+
 def test_a_container_that_makes_cgroups_below_its_own_charges_no_other_pod(host: Host) -> None:
     """containerd 2.1 gives a container a writable cgroup: it may name folders as it likes."""
     victim, outer = POD.replace("0a1b", "ffff"), POD.replace("0a1b", "eeee")

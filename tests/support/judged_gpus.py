@@ -11,7 +11,7 @@ from nodeagent.health.gpu import GpuJudge, GpuState
 from nodeagent.health.gpu_settings import GpuHealthSettings, GpuSettings
 from nodeagent.health.health_settings import GuardSettings
 from nodeagent.health.record import GpuRecord
-from nodeagent.host.gpu_driver import GpuEvent, GpuReading, GpuVitals
+from nodeagent.host.gpu_driver import DriverMessage, GpuEvent, GpuReading, GpuVitals
 
 SOUND: dict[str, float] = {
     "gpu_row_remap_pending": 0,
@@ -20,7 +20,9 @@ SOUND: dict[str, float] = {
     "gpu_ecc_uncorrectable_sram": 0,
     "gpu_sram_threshold_exceeded": 0,
     "gpu_fabric_degraded_bandwidth": 0,
+    "gpu_fabric_route_recovery": 0,
     "gpu_fabric_route_unhealthy": 0,
+    "gpu_fabric_access_timeout": 0,
     "gpu_fabric_misconfigured": 0,
     "gpu_fabric_not_ready": 0,
     "gpu_fabric_failed": 0,
@@ -29,14 +31,21 @@ SOUND: dict[str, float] = {
     "gpu_pcie_generation": 5,
     "gpu_pcie_generation_max": 5,
     "gpu_performance_state": 0,
+    "gpu_clock_reason/thermal": 0,
     "gpu_clock_reason/hardware_thermal": 0,
     "gpu_clock_reason/hardware_slowdown": 0,
     "gpu_clock_reason/power_brake": 0,
     "gpu_memory_celsius": 60,
     "gpu_memory_limit_celsius": 105,
+    "gpu_margin_celsius": 40,
+    "gpu_memory_least_margin_celsius": 0,
+    "gpu_processes_stuck": 0,
     "gpu_utilization": 0.9,
     "gpu_nvlink_crc_errors": 0,
     "gpu_nvlink_replays": 0,
+    "gpu_nvlink_symbol_errors": 0,
+    "gpu_nvlink_bit_error_ratio/effective": 15e-255,
+    "gpu_nvlink_bit_error_ratio/symbol": 15e-255,
     **{f"gpu_nvlink_up/{link}": 1 for link in range(18)},
 }
 
@@ -90,6 +99,11 @@ class GpuBench:
 
     def xid(self, now: float, *xids: int | None, uuid: str | None = "GPU-0") -> GpuBench:
         return self.take(now, events=[GpuEvent(uuid, xid) for xid in xids])
+
+    def message(self, now: float, *messages: DriverMessage) -> GpuBench:
+        """Take new lines of the kernel log."""
+        self.judge.take_messages(messages, now)
+        return self.take(now)
 
     def tick(self, **changes: float | None) -> GpuBench:
         """Read and measure the first GPU, then let ``every`` seconds pass."""

@@ -7,7 +7,16 @@ import math
 from nodeagent.base.duration import duration
 from nodeagent.facts.model import State
 from nodeagent.health.history import total
-from nodeagent.health.nic_view import LLDP, NicView, by, count_in_window, per_second, percent, yes_or_no
+from nodeagent.health.nic_view import (
+    LLDP,
+    SYSFS,
+    NicView,
+    by,
+    count_in_window,
+    per_second,
+    percent,
+    yes_or_no,
+)
 from nodeagent.health.rule import WARNING, Measure, Measured, Rule
 from nodeagent.measurements.sample import Source
 
@@ -148,6 +157,31 @@ def _paused(of_priorities: str, of_all: str) -> Measure:
     return measure
 
 
+# --- the driver's messages --------------------------------------------------------------------------------
+
+_STOPPED = 0.25
+"""The share of time from which on a network that pauses the NIC explains why it does not send."""
+
+
+def _kernel_lines(pattern: str) -> Measure:
+    """Count the lines of the kernel log that match this pattern."""
+
+    def measure(view: NicView) -> Measured | None:
+        counted = view.history.each("kernel_events", view.window_s).get(pattern)
+        if counted is None:
+            return None
+        return Measured(counted[0], f"{counted[0]:.0f} in {duration(view.window_s)}", by(Source.KERNEL.value))
+
+    return measure
+
+
+def _transmit_timeouts(view: NicView) -> Measured | None:
+    paused = _paused(*_PAUSES_RECEIVED)(view)
+    if paused is not None and paused.value >= _STOPPED:
+        return None
+    return _kernel_lines("transmit_timeout")(view)
+
+
 # --- RDMA and cabling -------------------------------------------------------------------------------------
 
 
@@ -156,6 +190,12 @@ def _gid_missing(view: NicView) -> Measured | None:
     if view.infiniband or active is None or gids is None:
         return None
     return yes_or_no(active == 1 and gids == 0, "no RoCE v2 GID", f"{gids:.0f} GIDs", by(Source.RDMA.value))
+
+
+def _verbs_missing(view: NicView) -> Measured | None:
+    if view.verbs_missing and view.history.level("rdma_port_active") != 1:
+        return None
+    return yes_or_no(view.verbs_missing, "no /dev/infiniband/uverbs", "usable", by(SYSFS, Source.RDMA.value))
 
 
 def _miscabled(view: NicView) -> Measured | None:
@@ -204,10 +244,26 @@ ADAPTER_RULES: tuple[Rule, ...] = (
          "that is paused itself is not withdrawn.",
          counters=_PAUSES_SENT, window_s=60, unit="of the time", enter=0.5, clear=0.05, enter_for_s=60,
          clear_for_s=600, withdraws=True),
+    Rule("transmit_timeouts", State.DEGRADED, _transmit_timeouts,
+         "The NIC is up and does not send: its driver resets a transmit queue again and again. A network that pauses "
+         "the NIC for a quarter of the time explains it, and counts as unknown.",
+         "Messages of mlx5 (en_main.c). NVSentinel 1508: one recovers by itself; three in 5 min are our own choice.",
+         counters=("kernel_events", *_PAUSES_RECEIVED), window_s=300, unit="time-outs", enter=3, clear=0,
+         clear_for_s=600, withdraws=True),
+    Rule("command_failures", State.DEGRADED, _kernel_lines("command_failed"),
+         "The firmware of the NIC refuses commands of its driver with an internal error, or does not take them.",
+         "Messages of mlx5 (cmd.c); three in 10 min are our own choice. A command without an answer is "
+         "firmware_fatal.",
+         counters=("kernel_events",), window_s=600, unit="failures", enter=3, clear=0, clear_for_s=900),
     Rule("gid_missing", State.DEGRADED, _gid_missing,
          "The RDMA port is active but has no RoCE v2 GID: no connection is possible.",
          "NCCL issue 2183: after a loss of carrier GIDs return late, at another index, or not at all.",
          enter_for_s=30, clear_for_s=30, withdraws=True, source=Source.RDMA),
+    Rule("verbs_missing", State.DEGRADED, _verbs_missing,
+         "The RDMA port is active and has no device in /dev/infiniband, while others of the node have one: no program "
+         "can use it.",
+         "NVSentinel 1546: 4 of 12 InfiniBand devices were missing at healthy ports. A PF with VFs is not asked.",
+         enter_for_s=60, clear_for_s=60, withdraws=True),
     Rule("miscabled", State.MISCABLED, _miscabled, "LLDP reports another switch port than the cabling plan.",
          "For at least two frames, one every 30 s. A neighbor with an expired TTL is no evidence.", enter_for_s=60),
     Rule("optics_temperature_warning", WARNING, _temperature("module_celsius_high_warning", 70.0),

@@ -24,7 +24,7 @@ import msgspec
 from nodeagent.base.duration import duration
 from nodeagent.facts.model import GpuFunction, State
 from nodeagent.health.rule import Measure, Measured, Rule
-from nodeagent.host.gpu_driver import GpuReading
+from nodeagent.host.gpu_driver import DriverMessage, GpuReading
 
 if TYPE_CHECKING:
     from nodeagent.health.gpu_settings import GpuHealthSettings
@@ -79,8 +79,9 @@ class Whereabouts(NamedTuple):
 class GpuView(NamedTuple):
     """One GPU as the measures of its rules read it. ``values`` are the last measured ones, ``links`` the NVLinks
     that were up in this boot. ``limits`` are the thresholds of the measured values. ``mismatch`` is the sentence about
-    a driver whose library and kernel module have different versions. ``nvlink_errors_per_s``: the rate between the
-    last two readings."""
+    a driver whose library and kernel module have different versions. ``nvlink_errors_per_s``: the rates between the
+    last two readings, by the name of the counter. ``switch_error``: the last fatal error of an NVSwitch, while
+    it is new."""
 
     reading: GpuReading
     values: Mapping[str, float]
@@ -88,7 +89,8 @@ class GpuView(NamedTuple):
     limits: GpuHealthSettings
     whereabouts: Whereabouts = Whereabouts()
     mismatch: str | None = None
-    nvlink_errors_per_s: float | None = None
+    nvlink_errors_per_s: Mapping[str, float] = {}
+    switch_error: DriverMessage | None = None
 
 
 # --- the driver's list and its readings -------------------------------------------------------------------
@@ -226,12 +228,51 @@ def _fabric_not_ready(view: GpuView) -> Measured | None:
 NVLINK_ERRORS = ("gpu_nvlink_crc_errors", "gpu_nvlink_replays", "gpu_nvlink_recoveries")
 
 
-def _nvlink_errors(view: GpuView) -> Measured | None:
-    rate, least = view.nvlink_errors_per_s, view.limits.nvlink_errors_per_second
-    if rate is None:
+NVLINK_SYMBOL_ERRORS = "gpu_nvlink_symbol_errors"
+
+
+def _nvlink_rate(names: tuple[str, ...], kind: str, least: Callable[[GpuHealthSettings], float]) -> Measure:
+    """Measure the sum of the rates of these counters."""
+
+    def measure(view: GpuView) -> Measured | None:
+        rates = [rate for name, rate in view.nvlink_errors_per_s.items() if name in names]
+        if not rates:
+            return None
+        rate, limit = sum(rates), least(view.limits)
+        sentence = f"The NVLinks met {rate:.0f} {kind} per second; {limit:g} are too many."
+        return Measured(rate, f"{rate:.3g} per second", bad=rate >= limit, sentence=sentence)
+
+    return measure
+
+
+def _most_bit_errors(limits: GpuHealthSettings) -> float:
+    return limits.nvlink_errors_per_terabit / 1e12
+
+
+def _nvlink_ratio(kind: str) -> Measure:
+    """Measure this bit error ratio of the worst NVLink."""
+
+    def measure(view: GpuView) -> Measured | None:
+        ratio = view.values.get(f"gpu_nvlink_bit_error_ratio/{kind}")
+        most = _most_bit_errors(view.limits)
+        if ratio is None:
+            return None
+        sentence = f"The worst NVLink has the {kind} bit error ratio {ratio:.0e}; {most:.0e} is too much."
+        return Measured(ratio, f"{ratio:.0e}", bad=ratio >= most, sentence=sentence)
+
+    return measure
+
+
+def _switch_error(view: GpuView) -> Measured | None:
+    """Only a GPU with NVLinks that were up depends on the switches of its node."""
+    if not view.links:
         return None
-    sentence = f"The NVLinks met {rate:.0f} errors per second; {least:g} are too many."
-    return Measured(rate, f"{rate:.3g} per second", bad=rate >= least, sentence=sentence)
+    error = view.switch_error
+    if error is None:
+        return Measured(0.0, "none", bad=False)
+    link = "" if error.link is None else f" on its link {error.link}"
+    sentence = f"The NVSwitch {error.pci_address} reported the fatal SXid {error.number}{link} (kernel log)."
+    return Measured(1.0, "", bad=True, sentence=sentence)
 
 
 def _pcie_width(view: GpuView) -> Measured | None:
@@ -273,6 +314,19 @@ def _memory_too_hot(view: GpuView) -> Measured | None:
         return None
     sentence = f"The memory has {celsius:g} °C; its limit is {most:g} °C."
     return Measured(celsius, f"{celsius:g} of {most:g} °C", bad=celsius >= most, sentence=sentence)
+
+
+def _no_margin(view: GpuView) -> Measured | None:
+    """The driver's reason for lower clocks confirms the margin: some GPUs report 0 at any temperature."""
+    names = ("gpu_margin_celsius", "gpu_memory_least_margin_celsius", "gpu_clock_reason/thermal")
+    margin, least, slowed = (view.values.get(name) for name in names)
+    if margin is None or least is None or slowed is None:
+        return None
+    sentence = (
+        f"The driver slows the GPU down: {margin:g} °C are left, {least:g} °C is the limit of its memory."
+    )
+    bad = margin <= least and slowed == 1
+    return Measured(margin, f"{margin:g} °C left", bad=bad, sentence=sentence)
 
 
 class MeasuredRow(msgspec.Struct, frozen=True):
@@ -368,10 +422,29 @@ MEASURED_RULES: tuple[MeasuredRow, ...] = (
                 _flag("gpu_fabric_route_unhealthy", "The NVLink fabric has no sound route to this GPU."), "set",
                 "The NVLink fabric has no sound route to the GPU.",
                 enter="fabric_seconds", withdraws=True, nvlinks=True),
-    MeasuredRow("nvlink_errors", _nvlink_errors,
+    MeasuredRow("nvlink_errors",
+                _nvlink_rate(NVLINK_ERRORS, "errors", lambda limits: limits.nvlink_errors_per_second),
                 lambda limits: f"≥ {limits.nvlink_errors_per_second:g} per second",
                 "The NVLinks of the GPU meet too many errors per second: CRC errors, replays and recoveries.",
                 "100: DCGM's limit for CRC errors; fewer are corrected and do not matter.", nvlinks=True),
+    MeasuredRow("nvlink_effective_ber", _nvlink_ratio("effective"),
+                lambda limits: f"≥ {_most_bit_errors(limits):g}",
+                "The worst NVLink has too many bit errors after correction.",
+                "1e-12: IBTA's limit after correction, as for NICs. DCGM reports any error.",
+                enter="fabric_seconds", nvlinks=True),
+    MeasuredRow("nvlink_symbol_ber", _nvlink_ratio("symbol"),
+                lambda limits: f"≥ {_most_bit_errors(limits):g}",
+                "The worst NVLink has too many wrong symbols.", "As nvlink_effective_ber.",
+                enter="fabric_seconds", nvlinks=True),
+    MeasuredRow("nvlink_symbol_errors",
+                _nvlink_rate((NVLINK_SYMBOL_ERRORS,), "symbol errors",
+                             lambda limits: limits.nvlink_symbol_errors_per_second),
+                lambda limits: f"≥ {limits.nvlink_symbol_errors_per_second:g} per second",
+                "The NVLinks of the GPU meet too many symbol errors per second.",
+                "10: NVSentinel's symbol_error of InfiniBand ports.", enter="fabric_seconds", nvlinks=True),
+    MeasuredRow("nvswitch_error", _switch_error, "a fatal SXid in the kernel log",
+                "An NVSwitch of the node reported a fatal error; the GPU at a link that fails reports XID 74 itself.",
+                "NVIDIA, Fabric Manager User Guide, fatal SXid errors.", nvlinks=True),
     MeasuredRow("remap_pending",
                 _flag("gpu_row_remap_pending", "A bad row of the GPU's memory is remapped at its next reset."), "set",
                 "A row of the memory is remapped at the next reset.",
@@ -380,6 +453,15 @@ MEASURED_RULES: tuple[MeasuredRow, ...] = (
                 _flag("gpu_fabric_degraded_bandwidth", "The NVLink fabric gives this GPU less than its bandwidth."),
                 "set", "The NVLink fabric gives the GPU less than its bandwidth.",
                 enter="fabric_seconds", nvlinks=True),
+    MeasuredRow("fabric_route_recovery",
+                _flag("gpu_fabric_route_recovery", "The NVLink fabric is recovering the routes to this GPU."), "set",
+                "The NVLink fabric is recovering the routes to the GPU.",
+                "nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_RECOVERY.", enter="fabric_seconds", nvlinks=True),
+    MeasuredRow("fabric_access_timeout",
+                _flag("gpu_fabric_access_timeout", "The NVLink fabric is recovering from an access of this GPU that "
+                      "timed out."), "set",
+                "The NVLink fabric is recovering from an access of the GPU that timed out.",
+                "nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_ACCESS_TIMEOUT_RECOVERY.", enter="fabric_seconds", nvlinks=True),
     MeasuredRow("thermal_slowdown",
                 _flag("gpu_clock_reason/hardware_thermal", "The hardware slows the GPU down, because it is too hot."),
                 "set", "The hardware slows the GPU down, because it is too hot.",
@@ -391,6 +473,17 @@ MEASURED_RULES: tuple[MeasuredRow, ...] = (
     MeasuredRow("memory_temperature", _memory_too_hot, "≥ the driver's limit",
                 "The memory of the GPU is too hot.", "NVML_TEMPERATURE_THRESHOLD_MEM_MAX.",
                 enter="slowdown_seconds"),
+    MeasuredRow("temperature_margin", _no_margin, "≤ the memory's limit while the driver slows the GPU down",
+                "No degrees are left to the limit of the memory, and the driver slows the GPU down.",
+                "NVML_FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT, which replaces the limit above from Ada on.",
+                enter="slowdown_seconds"),
+    MeasuredRow("process_stuck",
+                _count("gpu_processes_stuck", "process", lambda _limits: 1,
+                       "A process that holds the GPU hangs in the kernel (state D), so a reset has to wait for it; "
+                       "ps -eo pid,stat,wchan,args names it."),
+                "≥ 1 process", "A process on the GPU hangs in the kernel (state D) and makes no progress.",
+                "The same process without any CPU time between the readings (our own choice).",
+                enter="stuck_seconds"),
     MeasuredRow("pcie_width", _pcie_width, "less than possible",
                 "The PCIe link has fewer lanes than the GPU and its slot support.", "For 10 s: DGX health checks.",
                 enter="pcie_width_seconds", clear="pcie_clear_seconds", follows=True),

@@ -15,6 +15,7 @@ from nodeagent.health.rule import Measured, Rule
 
 if TYPE_CHECKING:
     from nodeagent.health.gpu_settings import GpuSettings
+    from nodeagent.host.gpu_driver import DriverMessage
 
 
 class Severity(StrEnum):
@@ -71,10 +72,33 @@ WATCH = {
     169: "The GPU's security processor halted.",
     171: "The GPU met an uncorrectable DRAM error.",
     172: "The GPU met an uncorrectable SRAM error.",
-} | dict.fromkeys(range(144, 151), "An NVLink (fifth generation) reported an error.")
+    **{
+        xid: f"The unit {unit} of an NVLink (fifth generation) reported an error."
+        for xid, unit in enumerate(("SAW", "RLW", "TLW", "TREX", "NVLPW_CTRL", "NETIR", "MSE"), 144)
+    },
+}
 """Catalog: IGNORE, CHECK_MECHANICALS, UPDATE_SWFW or nothing as immediate action, yet worth a look. For 144-150 the
-action stands in registers that NVML's event does not carry. There the driver's own recovery action decides, as it does
-for newer XIDs without an action."""
+action stands in registers that NVML's event does not carry: where the kernel log is read, its line decides
+(``needs_reset``). Everywhere the driver's own recovery action does too, as for newer XIDs without an action."""
+
+_LINK_DOWN = "NETIR_LINK_EVT"
+_LINK_DOWN_CAUSES = {
+    1: "report it if it comes more than once a day",
+    **dict.fromkeys((2, 4, 10), "check the signal of the link"),
+    **dict.fromkeys((42, 43), "check the signal and the cables of the link"),
+    **dict.fromkeys((21, 32, 33, 34, 35, 36, 37), "look at the device at its other end"),
+    **dict.fromkeys((15, 17, 22, 38), "software or a person took it down"),
+    **dict.fromkeys((16, 18), "software or a person took it down, or check its signal"),
+    40: "look at the host",
+}
+"""Catalog, NVLink 5, by the sub-code in bits 20 to 25 of ``intrinfo``: the investigatory action."""
+_NO_RESET = frozenset({38, 40})
+"""Sub-codes of a link that went down, fatal to it, whose immediate action is IGNORE."""
+
+APPLICATION = frozenset({13, 31})
+"""Applications cause them. Catalog: on one GPU again and again they need its diagnosis (WORKFLOW_XID_13 and _31)."""
+REPEATED = APPLICATION | {94}
+"""XIDs of ``IGNORE`` that count as repeated, beside all others."""
 
 RECOVERY_ACTION_CHANGED = 154
 """Catalog: its message sums up the action that other XIDs require; NVML's event does not carry it. The reading that
@@ -106,9 +130,14 @@ def severity(xid: int | None, settings: GpuSettings) -> Severity:
     return Severity.FATAL if xid in FATAL else Severity.WATCH
 
 
-def xid_rule(xid: int | None, settings: GpuSettings) -> Rule:
-    """Return the rule that an XID starts, or with ``None`` an unavailable GPU."""
-    fatal = severity(xid, settings) in (Severity.FATAL, Severity.ACTION)
+def needs_reset(message: DriverMessage) -> bool:
+    """Whether the GPU needs a reset after this error of an NVLink."""
+    return message.fatal and not (message.unit == _LINK_DOWN and message.subcode in _NO_RESET)
+
+
+def xid_rule(xid: int | None, settings: GpuSettings, *, fatal: bool = False) -> Rule:
+    """Return the rule that an XID starts, or with ``None`` an unavailable GPU. ``fatal``: the kernel log says so."""
+    fatal = fatal or severity(xid, settings) in (Severity.FATAL, Severity.ACTION)
     never = settings.xid_clear_s == float("inf")
     return Rule(
         "gpu_unavailable" if xid is None else f"xid_{xid}",
@@ -123,9 +152,42 @@ def xid_rule(xid: int | None, settings: GpuSettings) -> Rule:
     )
 
 
-def measured_event(xid: int | None) -> Measured:
-    """Return the value that an event of this XID gives to its rule."""
-    if xid is None:
+def repeated_rule(settings: GpuSettings) -> Rule:
+    """Return the rule on XIDs that come again and again on one GPU."""
+    times, window = settings.xid_repeats, duration(settings.xid_repeat_seconds)
+    return Rule(
+        "repeated_xid",
+        State.DEGRADED,
+        lambda _view: None,
+        limit=f"{times} times within {window}, at least 5 min apart",
+        clears=f"not so often within {window}",
+        follows=True,
+        witnesses=frozenset({"event", "GPU"}),
+    )
+
+
+def measured_repeats(xids: tuple[int, ...], settings: GpuSettings) -> Measured:
+    """Return the value of that rule: ``xids`` came too often."""
+    names = " and ".join(map(str, xids))
+    often = f"at least {settings.xid_repeats} times within {duration(settings.xid_repeat_seconds)}"
+    return Measured(float(bool(xids)), "", sentence=f"XID {names} came {often}.")
+
+
+def _decoded(message: DriverMessage) -> str:
+    """Return in words what the kernel log says about an error of an NVLink."""
+    link = "" if message.link is None else f" of NVLink {message.link}"
+    grave = "fatal" if message.fatal else "not fatal"
+    cause = _LINK_DOWN_CAUSES.get(message.subcode) if message.unit == _LINK_DOWN else None
+    sub = f", sub-code {message.subcode}" if message.subcode else ""
+    end = f": {cause}" if cause else ""
+    return f"XID {message.number}: {message.unit}{link} reported an error ({grave}{sub}){end}."
+
+
+def measured_event(xid: int | None, message: DriverMessage | None = None) -> Measured:
+    """Return the value that an event of this XID gives to its rule, with what the kernel log says about it."""
+    if message is not None:
+        sentence = _decoded(message)
+    elif xid is None:
         sentence = "The driver has given this GPU up as unavailable; reset it or reboot the node."
     elif xid == RECOVERY_ACTION_CHANGED:
         sentence = (

@@ -16,6 +16,7 @@ from nodeagent_lab.sim.machine import Machine
 
 CONNECT_S = 2.0
 FULL_WATTS = 0.001
+_BIT_ERRORS = "gpu_nvlink_bit_error_ratio/effective"
 
 
 def node_faults(machine: Machine, kubelet: Kubelet, pfs: Sequence[str], load: MachineLoad) -> list[DemoFault]:
@@ -46,6 +47,11 @@ def node_faults(machine: Machine, kubelet: Kubelet, pfs: Sequence[str], load: Ma
             DemoFault(
                 "pauses", "a pause storm at nic0", _call(lambda: machine.count(first, "pause_storm_errors"))
             ),
+            DemoFault(
+                "dead",
+                "nic0 is up and does not send",
+                _call(lambda: machine.count(first, "kernel_events/transmit_timeout", 3)),
+            ),
         ]
     if machine.gpus:
         gpu = len(machine.gpus) - 1
@@ -59,7 +65,13 @@ def node_faults(machine: Machine, kubelet: Kubelet, pfs: Sequence[str], load: Ma
             machine.find_gpu(gpu)
             machine.set_recovery_action(gpu, "none")
 
-        faults.append(DemoFault("gpu", f"GPU {gpu} falls off the bus", _call(fall), _call(reset)))
+        def bit_errors(ratio: float) -> Callable[[], Awaitable[object]]:
+            return _call(lambda: machine.measure(gpu, **{_BIT_ERRORS: ratio}))
+
+        faults += [
+            DemoFault("gpu", f"GPU {gpu} falls off the bus", _call(fall), _call(reset)),
+            DemoFault("nvlink", f"GPU {gpu} has NVLink bit errors", bit_errors(4e-11), bit_errors(0)),
+        ]
     faults.append(DemoFault("kubelet", "kill the kubelet", kubelet.kill, kubelet.start))
     return faults
 

@@ -57,7 +57,7 @@ RDMA_FILES = {
 _REPORTERS = ("fw", "fw_fatal", "tx", "rx", "vnic")
 _PATTERNS = (
     *("command_leak", "health_compromised", "unrecoverable", "insufficient_power", "high_temperature"),
-    *("cable_unplugged", "register_access", "transmit_timeout"),
+    *("cable_unplugged", "register_access", "transmit_timeout", "command_failed"),
 )
 
 _LIMITS = {
@@ -172,7 +172,10 @@ _GPU_VOLATILE = (
 
 
 _CLOCK_REASONS = ("idle", "power_cap", "hardware_slowdown", "thermal", "hardware_thermal", "power_brake")
-_FABRIC_FAULTS = ("degraded_bandwidth", "route_unhealthy", "misconfigured", "not_ready", "failed")
+_FABRIC_FAULTS = (
+    *("degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout", "misconfigured"),
+    *("not_ready", "failed"),
+)
 
 
 def healthy_gpu_values(part: GpuPart) -> dict[str, float]:
@@ -184,6 +187,8 @@ def healthy_gpu_values(part: GpuPart) -> dict[str, float]:
         "gpu_memory_celsius": 38,
         "gpu_limit_celsius": 90,
         "gpu_memory_limit_celsius": 105,
+        "gpu_margin_celsius": 56,
+        "gpu_memory_least_margin_celsius": 0,
         "gpu_utilization": 0,
         "gpu_memory_utilization": 0,
         "gpu_memory_reserved_bytes": 602 << 20,
