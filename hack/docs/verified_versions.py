@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hack.docs.markdown import table
 
 HOW = ("run", "mock", "definition", "source", "stand-in")
-"""What was met, the strongest evidence first."""
+"""The ways to meet a program, the strongest evidence first."""
 EACH_RUN = "each run"
 HEADING = "## Versions"
 
