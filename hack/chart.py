@@ -21,6 +21,7 @@ import msgspec
 import yaml
 
 from nodeagent.agent_config import RESTART_SETTINGS, Config
+from nodeagent.topology.controller_config import FabricConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from hack.docs.chart_readme import readme
@@ -83,6 +84,63 @@ NEEDS_NODE_CONDITIONS = (
 )
 
 
+NEEDS_HOLDERS = """\
+{{- $reported := false }}
+{{- range $pool := (.Values.pools | default (dict "" (dict "config" .Values.config))) }}
+{{- $settings := $pool.config }}
+{{- if not (kindIs "map" $settings) }}
+{{- $settings = fromYaml ($settings | default ($.Files.Get "files/nodeagent.yaml")) }}
+{{- end }}
+{{- if ($settings.cluster | default dict).reportHolders }}{{ $reported = true }}{{ end }}
+{{- end }}
+{{- if not $reported }}
+{{- fail "jobs.enabled needs cluster.reportHolders: true in config or in the config of a pool" }}
+{{- end }}
+"""
+"""The agents name the pods that hold VFs: a choice of its own, because readers of the reports see the names."""
+
+_OF_OTHERS = """\
+{{- with .Values.@part@ }}{{- if .enabled }}
+{{- $own := $asked.@part@ | default dict }}
+{{- if ne ($own.namespace | default .namespace) .namespace }}
+{{- $text := "@part@.namespace is %q, and in controller.fabric it is %q: leave it out there" }}
+{{- fail (printf $text .namespace $own.namespace) }}
+{{- end }}
+{{- if ne ($own.namespace | default "@namespace@") .namespace }}
+{{- $_ := set $asked "@part@" (set $own "namespace" .namespace) }}
+{{- end }}
+{{- $outputs := kindIs "slice" $asked.outputs | ternary $asked.outputs (list "hypernodes" "labels") }}
+{{- if not (has "@output@" $outputs) }}
+{{- $_ := set $asked "outputs" (append $outputs "@output@") }}
+{{- end }}
+{{- end }}{{ end }}
+"""
+
+_SWITCHED_ON = """\
+{{- if .Values.@part@.enabled }}
+{{- if eq (get @settings@ "@part@" | toString) "false" }}
+{{- fail "@part@.enabled is true, and controller.fabric has @path@: false: one of both must go" }}
+{{- end }}
+{{- $_ := set @settings@ "@part@" true }}
+{{- end }}
+"""
+
+_MARKS = """\
+{{- if $nodes }}{{ $_ := set $asked "nodes" $nodes }}{{ end }}
+{{- if and .Values.marks.enabled (not (or $nodes.minLinksCondition $nodes.minLinksTaint)) }}
+{{- fail "marks.enabled needs minLinks, and nodes.minLinksCondition or nodes.minLinksTaint, in controller.fabric" }}
+{{- end }}
+{{- $written := deepEqual $asked $fabric | ternary .Values.controller.fabric $asked }}
+"""
+
+OF_OTHERS = {
+    "slurm": ("slurm", FabricConfig().slurm.namespace),
+    "nodeFeatureGroups": ("nodefeaturegroups", FabricConfig().node_feature_groups.namespace),
+}
+"""Values that allow an output of the controller: its word in ``outputs``, and the default of ``namespace``. Value and
+section of fabric.yaml have one name."""
+
+
 def build(folder: str, kubectl: str) -> list[Object]:
     built = subprocess.run(
         [kubectl, "kustomize", DAEMONSET / folder], capture_output=True, text=True, check=True
@@ -125,6 +183,7 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             checked(
                 "$fabric", ".Values.controller.fabric", "fabric.yaml", "FabricConfig", "of the controller"
             )
+            + asked_of_the_controller()
             + write([controller(manifest) for manifest in build("controller", kubectl)]),
         ),
         "templates/mps.yaml": when(
@@ -159,7 +218,9 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             needs_controller("nodeFeatureGroups")
             + write(elsewhere("node-feature-groups", "nodeFeatureGroups", kubectl)),
         ),
-        "templates/jobs.yaml": when("jobs.enabled", needs_controller("jobs") + write(build("jobs", kubectl))),
+        "templates/jobs.yaml": when(
+            "jobs.enabled", needs_controller("jobs") + NEEDS_HOLDERS + write(build("jobs", kubectl))
+        ),
         "templates/kueue.yaml": when(
             "kueue.enabled", needs_controller("kueue") + write(build("kueue", kubectl))
         ),
@@ -189,6 +250,26 @@ def needs_controller(value: str) -> str:
     """Refuse a part of the chart that only the controller serves."""
     text = f"{value}.enabled needs the controller: set controller.enabled=true too"
     return f'{{{{- if not .Values.controller.enabled }}}}{{{{ fail "{text}" }}}}{{{{ end }}}}\n'
+
+
+def asked_of_the_controller() -> str:
+    """Set ``$written`` to the controller's configuration with what the enabled parts need: one value is enough.
+
+    What ``controller.fabric`` says against a part is refused, since the right would be granted for nothing."""
+    of_others = (
+        _OF_OTHERS.replace("@part@", part).replace("@output@", output).replace("@namespace@", namespace)
+        for part, (output, namespace) in OF_OTHERS.items()
+    )
+    return (
+        "{{- $asked := deepCopy $fabric }}\n"
+        + "".join(of_others)
+        + _SWITCHED_ON.replace("@part@", "jobs").replace("@settings@", "$asked").replace("@path@", "jobs")
+        + "{{- $nodes := $asked.nodes | default dict }}\n"
+        + _SWITCHED_ON.replace("@part@", "startupTaint")
+        .replace("@settings@", "$nodes")
+        .replace("@path@", "nodes.startupTaint")
+        + _MARKS
+    )
 
 
 def extend(pod: Object, template: Object, part: str) -> None:
@@ -349,7 +430,7 @@ def mps_daemons(manifest: Object) -> Object:
 def controller(manifest: Object) -> Object:
     manifest = copy.deepcopy(manifest)
     if manifest["kind"] == "ConfigMap":
-        manifest["data"]["fabric.yaml"] = "@config@$.Values.controller.fabric@"
+        manifest["data"]["fabric.yaml"] = "@config@$written@"
     if manifest["kind"] == "Deployment":
         manifest["spec"]["replicas"] = "@value@$.Values.controller.replicas@"
         pod = manifest["spec"]["template"]["spec"]

@@ -159,6 +159,14 @@ def _conflicts(config: FabricConfig) -> Iterator[Conflict]:
     for i, entry in enumerate(config.fabrics):
         if entry == FabricSelect(fabric=entry.fabric):
             yield Conflict((("fabrics", i),), 'matches every link; if this is meant, write nodes: ["*"]')
+    for key, on in (
+        ("overlapCondition", config.overlap_condition),
+        ("troubleAnnotation", config.trouble_annotation),
+    ):
+        if on and "hypernodes" not in config.outputs:
+            yield Conflict(
+                ((key,), ("outputs",)), "needs hypernodes in outputs: it is written on HyperNodes alone"
+            )
     for conflict in _host_conflicts(config.slurm.nodes):
         yield conflict.below("slurm", "nodes")
     for conflict in switch_conflicts(config.switches):

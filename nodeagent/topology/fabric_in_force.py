@@ -100,7 +100,13 @@ class FabricInForce:
 
     def _adopt(self, config: FabricConfig, topology: Topology) -> None:
         """Raises ``Fatal`` and then changes nothing."""
-        self.parts = self._make(config, topology)
+        before, self.parts = self.parts, self._make(config, topology)
+        removals = {kept.removal for kept in self.parts.kept.values()}
+        for kept in before.kept.values():
+            if kept.removal not in removals:
+                log.warning(
+                    "Objects for another program are no longer kept, and stay. remove=%r", kept.removal
+                )
         if config.web != self._config.web:
             log.warning("A changed setting takes effect when the controller is restarted. setting=web")
         self._config, self._topology = config, topology

@@ -9,6 +9,7 @@ Rules:
 * Of the HyperNodes at most ``AT_ONCE`` get another annotation in this time, those first that have waited for longest:
   Volcano rebuilds a part of its tree at each write, and links of all nodes may flap.
 * A tree without nodes changes nothing: it is more often an error than the wish to empty another program's file.
+* What is no longer kept stays, because the right to the former namespace may be gone. A line names its removal.
 * What another one has edited or deleted is restored within ``CHECK_S``. Objects of another owner stay as they are.
 * A kind that cannot be written delays neither the tree nor the other kind, and costs one call in ``PAUSE_S``.
 """
@@ -40,6 +41,8 @@ PAUSE_S, CHECK_S = 60.0, 600.0
 AT_ONCE = 10
 TROUBLE = "nodeagent.io/trouble"
 SLURM_CONFIG_MAP = "nodeagent-slurm-topology"
+CONFIG_MAP_MAX = 1024 * 1024
+"""Bytes of all values of a ConfigMap: the API server refuses more."""
 _FORMS = {
     "tree": ("slurm", "topology.conf"),
     "block": ("slurm-block", "topology.conf"),
@@ -64,7 +67,7 @@ Wanted = Callable[[PlanOutcome], Mapping[str, Json] | None]
 def slurm_topology(
     settings: SlurmSettings, fabric: FabricName, outcome: PlanOutcome
 ) -> dict[str, Json] | None:
-    """The ConfigMap with Slurm's file."""
+    """The ConfigMap with Slurm's file. Raises ``ApiError`` for one that the API server would refuse in any case."""
     lists = NodeLists(outcome, fabric, frozenset(expanded(settings.nodes)) if settings.nodes else None)
     form, file = _FORMS[settings.format]
     if lists.is_empty:
@@ -74,6 +77,13 @@ def slurm_topology(
     except NoDomainsError:
         log.warning("Slurm's blocks are not written: no NVLink domain is known. setting=tiers.nvlink")
         return None
+    if (size := len(text.encode()) + 1) > CONFIG_MAP_MAX:
+        message = f"Slurm's topology has {size} bytes, a ConfigMap holds {CONFIG_MAP_MAX}"
+        remedy = (
+            f"name the nodes that Slurm knows in slurm.nodes, or take slurm out of outputs and write {file} beside "
+            f"slurmctld with nodeagent topology --format {form}"
+        )
+        raise ApiError("write", SLURM_CONFIG_MAP, None, "TooLarge", message, remedy=remedy)
     labels = {OWNER_LABEL: OURS}
     return {SLURM_CONFIG_MAP: {"metadata": {"labels": labels}, "data": {file: f"{text}\n"}}}
 
@@ -119,6 +129,14 @@ class KeptObjects:
         self._wanted, self._write_log, self._only = wanted, write_log, only
         self._failures = FailureLog(f"A {resource.kind} for another program cannot be kept")
         self._written: dict[str, float] = {}
+
+    @property
+    def removal(self) -> str:
+        """The command that removes all that this one has written."""
+        if self._resource is ANNOTATED:
+            return f"kubectl annotate hypernodes --selector {OWNER_LABEL}={OURS} {TROUBLE}-"
+        which = self._only or f"--selector {OWNER_LABEL}={OURS}"
+        return f"kubectl delete {self._resource.plural} --namespace {self._namespace} {which}"
 
     async def run(self, latest: Callable[[], PlanOutcome | None]) -> None:
         """Keep the objects of the ``latest`` plan until cancelled."""

@@ -80,6 +80,8 @@ foreign: yield
         ("fabrics: [{fabric: x}]", "matches every link"),
         ("hysteresis: {holdPercent: 101}", "must be at most 100"),
         ("fabric: A B", "is not a fabric's name"),
+        ("troubleAnnotation: true\noutputs: [labels]", "troubleAnnotation: needs hypernodes in outputs"),
+        ("overlapCondition: true\noutputs: [labels]", "overlapCondition: needs hypernodes in outputs"),
     ],
 )
 def test_a_fault_has_its_line_and_the_remedy(text: str, said: str) -> None:

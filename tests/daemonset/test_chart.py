@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from nodeagent import __version__
+from nodeagent.topology.controller_config import FabricConfig, load_fabric
 from tests.support import manifests as kustomize
 from tests.support.admin_access import administered
 from tests.support.kubernetes_schemas import NEWEST, complaints
@@ -441,7 +442,89 @@ def test_a_part_of_the_controller_is_refused_without_the_controller(part: str) -
 
     with pytest.raises(helm.HelmError, match=rf"{part}\.enabled needs the controller"):
         render({part: {"enabled": True}})
-    assert render({part: {"enabled": True}, "controller": {"enabled": True}})
+    assert render({part: {"enabled": True}, "controller": {"enabled": True, "fabric": MARKING}} | HOLDERS)
+
+
+FABRIC = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "FabricConfig"}
+MARKING = FABRIC | {"minLinks": 1, "nodes": {"minLinksTaint": True}}
+HOLDERS = {"config": HEADER | {"cluster": {"reportHolders": True}}}
+
+
+def fabric_of(values: dict[str, Any], fabric: Any = None) -> FabricConfig:
+    """The configuration that the controller of a release reads."""
+    controller = {"controller": {"enabled": True, "fabric": fabric}}
+    held = named(render(values | controller), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
+    return load_fabric(held, name="fabric.yaml")
+
+
+@pytest.mark.parametrize("fabric", [None, FABRIC, yaml.safe_dump(FABRIC)])
+def test_one_value_enables_a_part_of_the_controller(fabric: Any) -> None:
+    slurm = fabric_of({"slurm": {"enabled": True}}, fabric)
+    assert (slurm.outputs, slurm.slurm.namespace) == (("hypernodes", "labels", "slurm"), "slurm")
+    groups = fabric_of({"nodeFeatureGroups": {"enabled": True, "namespace": "nfd"}}, fabric)
+    assert groups.outputs == ("hypernodes", "labels", "nodefeaturegroups")
+    assert groups.node_feature_groups.namespace == "nfd"
+    assert fabric_of({"jobs": {"enabled": True}, **HOLDERS}, fabric).jobs
+    assert fabric_of({"startupTaint": {"enabled": True}}, fabric).nodes.startup_taint
+    every = {part: {"enabled": True} for part in ("slurm", "nodeFeatureGroups", "jobs", "startupTaint")}
+    both = fabric_of(every | HOLDERS, fabric)
+    assert both.outputs == ("hypernodes", "labels", "slurm", "nodefeaturegroups")
+    assert (both.jobs, both.nodes.startup_taint) == (True, True)
+
+
+def test_what_the_configuration_says_stays_beside_what_a_part_adds() -> None:
+    own = FABRIC | {
+        "outputs": ["labels"],
+        "slurm": {"format": "block"},
+        "nodes": {"taintPercent": 7},
+        "fabric": "x",
+    }
+    made = fabric_of({"slurm": {"enabled": True, "namespace": "hpc"}, "startupTaint": {"enabled": True}}, own)
+    assert made.outputs == ("labels", "slurm")
+    assert (made.slurm.format, made.slurm.namespace) == ("block", "hpc")
+    assert (made.nodes.taint_percent, made.nodes.startup_taint, made.fabric) == (7, True, "x")
+    assert fabric_of({"slurm": {"enabled": True}}, FABRIC | {"outputs": []}).outputs == ("slurm",)
+
+
+def test_a_configuration_that_has_its_line_is_written_as_it_is() -> None:
+    text = "# ours\n" + yaml.safe_dump(FABRIC | {"outputs": ["slurm"], "slurm": {"namespace": "hpc"}})
+    values = {"controller": {"enabled": True, "fabric": text}, "slurm": {"enabled": True, "namespace": "hpc"}}
+    held = named(render(values), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
+    assert held.rstrip() == text.rstrip()
+
+
+@pytest.mark.parametrize(
+    ("values", "fabric", "words"),
+    [
+        ({"slurm": {"enabled": True}}, {"slurm": {"namespace": "hpc"}},
+         ('slurm.namespace is "slurm"', '"hpc"', "leave it out")),
+        ({"nodeFeatureGroups": {"enabled": True, "namespace": "a"}}, {"nodeFeatureGroups": {"namespace": "b"}},
+         ('nodeFeatureGroups.namespace is "a"', '"b"')),
+        ({"jobs": {"enabled": True}, **HOLDERS}, {"jobs": False},
+         ("jobs.enabled is true", "jobs: false")),
+        ({"startupTaint": {"enabled": True}}, {"nodes": {"startupTaint": False}}, ("nodes.startupTaint: false",)),
+        ({"marks": {"enabled": True}}, {"minLinks": 1}, ("marks.enabled needs minLinks",)),
+        ({"jobs": {"enabled": True}}, {}, ("jobs.enabled needs cluster.reportHolders: true",)),
+        ({"jobs": {"enabled": True}, "pools": {"a": {"nodeSelector": {"a": "b"}, "config": HEADER}}}, {},
+         ("jobs.enabled needs cluster.reportHolders: true",)),
+    ],
+)  # fmt: skip
+def test_a_part_that_would_do_nothing_is_refused_with_the_remedy(
+    values: dict[str, Any], fabric: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    import helm_python as helm
+
+    with pytest.raises(helm.HelmError) as refused:
+        fabric_of(values, FABRIC | fabric)
+    assert [word for word in words if word not in str(refused.value)] == []
+
+
+def test_the_holders_of_one_pool_are_enough_for_jobs() -> None:
+    pools = {
+        "a": {"nodeSelector": {"p": "a"}, "config": HEADER},
+        "b": {"nodeSelector": {"p": "b"}, **HOLDERS},
+    }
+    assert fabric_of({"jobs": {"enabled": True}, "pools": pools}).jobs
 
 
 @pytest.mark.parametrize("name", ["theirs", "0123", "yes"])
@@ -485,8 +568,9 @@ def test_the_links_of_alerts_lead_to_the_runbook_of_the_values() -> None:
 
 
 def test_another_namespace_is_used_in_every_object() -> None:
-    on = ("controller", "nodeConditions", "marks", "startupTaint", "jobs", "slurm", "nodeFeatureGroups")
-    manifests = render({one: {"enabled": True} for one in on}, "gpu-system")
+    on = ("nodeConditions", "marks", "startupTaint", "jobs", "slurm", "nodeFeatureGroups")
+    parts = {one: {"enabled": True} for one in on}
+    manifests = render(parts | HOLDERS | {"controller": {"enabled": True, "fabric": MARKING}}, "gpu-system")
     text = json.dumps(manifests)
     assert '"namespace": "nodeagent"' not in text
     assert "serviceaccount:nodeagent:" not in text
@@ -667,7 +751,6 @@ def test_a_field_of_an_endpoint_that_the_chart_writes_is_refused(part: str, name
 def test_the_web_of_the_values_is_a_configuration_that_both_accept() -> None:
     """The comment on `webSecret` shows what the configurations must have."""
     from nodeagent.agent_config import load as load_agent
-    from nodeagent.topology.controller_config import load_fabric
 
     shown = re.findall(r"#\s+(web: \{certificateFile: .*\})", (CHART / "values.yaml").read_text())
     (web,) = shown

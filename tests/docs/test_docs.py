@@ -16,7 +16,8 @@ import yaml
 from nodeagent import cli
 from nodeagent.agent_config import load
 from tests.support.findings import one_item
-from tests.support.manifests import DAEMONSET, ROOT, parsed, pod_specs
+from tests.support.kubernetes_schemas import NEWEST, OLDEST, complaints
+from tests.support.manifests import DAEMONSET, ROOT, Manifest, parsed, pod_specs
 
 PAGES = sorted(
     [
@@ -148,6 +149,49 @@ def test_every_configuration_in_the_migration_notes_is_valid() -> None:
         head = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
         assert load(head + block, name="migration.md").resources
         assert yaml.safe_load(block)["resourcePrefix"]
+
+
+def objects(page: Path) -> list[Manifest]:
+    """The whole objects in the YAML blocks of a page; a part of one has no apiVersion."""
+    blocks = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.S)
+    every = [one for block in blocks for one in yaml.safe_load_all(block)]
+    return [one for one in every if isinstance(one, dict) and {"apiVersion", "kind"} <= one.keys()]
+
+
+READ_BY_OTHERS = (
+    "kustomize.config.k8s.io/",
+    "config.kueue.x-k8s.io/",
+    "kubelet.config.k8s.io/",
+    "nodeagent.io/",
+)
+"""Files of programs, which no API server stores."""
+
+
+@pytest.mark.needs("kubernetes_validate")
+def test_each_object_on_a_page_is_valid_as_it_is_written() -> None:
+    found = [(page, one) for page in PAGES for one in objects(page)]
+    stored = [(page, one) for page, one in found if not one["apiVersion"].startswith(READ_BY_OTHERS)]
+    assert {"docs/tutorial.md", "docs/first-pod.md"} <= {str(page.relative_to(ROOT)) for page, _ in stored}
+    for page, one in stored:
+        is_new = one["kind"] == "PodGroup"
+        for version in (NEWEST,) if is_new else (OLDEST, NEWEST):
+            assert complaints(one, version) == [], f"{page}: {one['kind']}"
+
+
+def test_the_tutorial_writes_a_valid_configuration_and_asks_for_what_the_overlay_offers() -> None:
+    page = ROOT / "docs" / "tutorial.md"
+    (copied, to) = re.findall(r"^cp (\S+) (\S+)$", page.read_text(), re.M)[0]
+    (appended,) = re.findall(rf"^cat >>{re.escape(to)} <<'EOF'\n(.*?)^EOF$", page.read_text(), re.M | re.S)
+    config = load((ROOT / copied).read_text() + appended, name=to)
+    assert (config.cluster.evict.enabled, config.cluster.evict.taint) == (True, True)
+    (job,) = objects(page)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    prefixes = {name.partition("/")[0] for name in container["resources"]["limits"]}
+    assert prefixes == {config.resource_prefix}
+    names = {one.name for one in config.resources}
+    for name in container["resources"]["limits"]:
+        word = name.partition("/")[2]
+        assert word in names or re.sub(r"[0-9]+$", "{rail}", word) in names, name
 
 
 @pytest.mark.needs("kubectl")

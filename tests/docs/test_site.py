@@ -22,6 +22,14 @@ def test_each_page_is_in_the_navigation_once():
     assert {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")} <= set(listed)
 
 
+def test_no_page_has_a_diagram_that_the_site_would_show_as_text():
+    """Mermaid needs a script, which the theme loads from the internet."""
+    paths = [path for part in build.PARTS for path in (ROOT / part, *(ROOT / part).rglob("*"))]
+    pages = [path for path in paths if path.suffix == ".md"]
+    assert len(pages) > 60
+    assert [str(page) for page in pages if "```mermaid" in page.read_text()] == []
+
+
 def test_a_link_to_a_folder_leads_to_its_readme_and_one_to_nothing_is_text(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "SOURCE", tmp_path / "source")
     build.stage()

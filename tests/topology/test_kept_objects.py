@@ -7,22 +7,29 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from msgspec import structs
 
 from nodeagent.fabric import PlanOutcome
-from nodeagent.fabric.hypernode import OURS, OWNER_LABEL
+from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, HyperNode
+from nodeagent.fabric.topology_file import NO_TOPOLOGY
+from nodeagent.kube.access import Access
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.topology.controller_config import FabricConfig, SlurmSettings
 from nodeagent.topology.kept_objects import (
     AT_ONCE,
     CHECK_S,
+    CONFIG_MAP_MAX,
+    CONFIG_MAPS,
     PAUSE_S,
     SLURM_CONFIG_MAP,
     TROUBLE,
+    KeptObjects,
     slurm_topology,
 )
+from nodeagent.topology.write_log import WriteLog
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.commands.test_topology_formats import leaf_groups, read_topology_conf
 from tests.controller import test_controller as controllers
@@ -196,6 +203,75 @@ async def test_a_missing_right_is_said_once_and_holds_nothing_up(caplog: pytest.
             assert len(failures(caplog)) == 1
             server.heal()
             await until(lambda: in_slurm(server))
+
+
+def tree_of(nodes: int, characters: int) -> PlanOutcome:
+    """A leaf group whose nodes have long names that no hostlist shortens."""
+    names = tuple(f"{number:04}".ljust(characters, "x") for number in range(nodes))
+    leaf = HyperNode(name="leaf-0", tier=1, tier_name="leaf", nodes=names)
+    return PlanOutcome((leaf,), {}, {}, (), (), ())
+
+
+@pytest.mark.parametrize("form", ["tree", "yaml"])
+def test_a_file_above_the_limit_of_a_config_map_names_the_remedy(form: Literal["tree", "yaml"]) -> None:
+    settings, fits = SlurmSettings(format=form), 4100
+    (made,) = (slurm_topology(settings, "compute", tree_of(fits, 253)) or {}).values()
+    (text,) = made["data"].values()
+    assert len(text) < CONFIG_MAP_MAX
+    with pytest.raises(ApiError, match=r"name the nodes that Slurm knows in slurm\.nodes"):
+        slurm_topology(settings, "compute", tree_of(fits + 100, 253))
+    few = structs.replace(settings, nodes=(f"{0:04}".ljust(253, "x"),))
+    assert slurm_topology(few, "compute", tree_of(fits + 100, 253))
+
+
+async def test_a_file_above_the_limit_is_said_once_and_costs_no_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outcome = tree_of(4200, 253)
+    async with cluster() as server:
+        client = ApiClient(Access(server.url, token=server.token()), manager="nodeagent-controller")
+        wanted = partial(slurm_topology, SlurmSettings(), "compute")
+        kept = KeptObjects(client, WriteLog(), CONFIG_MAPS, "slurm", wanted, SLURM_CONFIG_MAP)
+        keeping = asyncio.create_task(kept.run(lambda: outcome))
+        await asyncio.sleep(10 * PAUSE_S)
+        (line,) = failures(caplog)
+        assert "TooLarge" in line
+        assert "slurm.nodes" in line
+        assert not {resource for _, resource in server.counts} & {"configmaps"}
+        outcome = tree_of(8, 60)
+        await until(lambda: in_slurm(server))
+        keeping.cancel()
+        await asyncio.wait((keeping,))
+
+
+async def test_what_is_no_longer_kept_is_named_with_its_removal(caplog: pytest.LogCaptureFixture) -> None:
+    """A changed namespace leaves the ConfigMap before, which slurmctld would go on to read."""
+
+    def removals() -> list[str]:
+        lines = (one.getMessage() for one in caplog.records)
+        return [line.partition("remove=")[2] for line in lines if "no longer kept" in line]
+
+    first = structs.replace(
+        SLURM, outputs=("hypernodes", "slurm", "nodefeaturegroups"), trouble_annotation=True
+    )
+    async with cluster() as server:
+        server.put(nfd_definition())
+        async with running(server, first) as controller:
+            await until(lambda: in_slurm(server) and in_nfd(server))
+            controller.fabric._adopt(structs.replace(first, min_links=1), NO_TOPOLOGY)
+            assert removals() == []
+            moved = structs.replace(first, slurm=SlurmSettings(namespace="hpc"))
+            controller.fabric._adopt(moved, NO_TOPOLOGY)
+            await until(lambda: config_map(server, "hpc")["data"])
+            old = f"'kubectl delete configmaps --namespace slurm {SLURM_CONFIG_MAP}'"
+            assert removals() == [old]
+            assert config_map(server)["data"], "it stays"
+            controller.fabric._adopt(RULES, NO_TOPOLOGY)
+            assert removals()[1:] == [
+                f"'kubectl delete configmaps --namespace hpc {SLURM_CONFIG_MAP}'",
+                f"'kubectl delete nodefeaturegroups --namespace {NFD} --selector {OWNER_LABEL}={OURS}'",
+                f"'kubectl annotate hypernodes --selector {OWNER_LABEL}={OURS} {TROUBLE}-'",
+            ]
 
 
 async def test_each_leaf_group_is_a_group_of_nfd() -> None:
