@@ -14,14 +14,14 @@ RUN python -m venv --without-pip /opt/nodeagent \
         --only-binary :all: --requirement /tmp/requirements-run.txt
 COPY nodeagent /tmp/nodeagent
 COPY hack/add_package.py /tmp/
-COPY hack/hall /tmp/hall
+COPY hack/tools /tmp/tools
 COPY LICENSE /opt/nodeagent/LICENSE
 COPY hack/third-party-notices.txt /opt/nodeagent/THIRD_PARTY_NOTICES
 # Byte-compiled, because the container's file system is read-only and an import without .pyc takes twice the time.
 # Unchecked hashes instead of timestamps, so that the same source gives the same image. Type stubs, the packages' own
 # tests, and what rich needs for source code and Markdown alone are not needed at run time.
 RUN cp -r /tmp/nodeagent "$(/opt/nodeagent/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
- && /opt/nodeagent/bin/python /tmp/add_package.py /tmp/hall \
+ && /opt/nodeagent/bin/python /tmp/add_package.py /tmp/tools \
  && printf '#!/opt/nodeagent/bin/python\nimport sys\n\nfrom nodeagent.cli import main\n\nsys.exit(main())\n' \
         > /opt/nodeagent/bin/nodeagent \
  && chmod 0755 /opt/nodeagent/bin/nodeagent \

@@ -125,7 +125,7 @@ def _explain(error: Exception) -> int:
         note(str(error))
         return USAGE
     known = type(error).__module__.startswith(
-        ("nodeagent.", "nodeagent_hall.", "nodeagent_lab.")
+        ("nodeagent.", "nodeagent_tools.", "nodeagent_lab.")
     ) or isinstance(error, OSError)
     if not known or logging.getLogger().isEnabledFor(logging.DEBUG):
         logging.getLogger("nodeagent").error("Unexpected.", exc_info=error)

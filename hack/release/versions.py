@@ -29,8 +29,8 @@ FILES = (
     "docs/runbook.md",
     "docs/troubleshooting.md",
     "docs/tutorial.md",
-    "hack/hall/nodeagent_hall/__init__.py",
-    "hack/hall/pyproject.toml",
+    "hack/tools/nodeagent_tools/__init__.py",
+    "hack/tools/pyproject.toml",
     "hack/lab/nodeagent_lab/__init__.py",
     "hack/lab/pyproject.toml",
 )

@@ -44,9 +44,7 @@ VERBS: dict[str, str] = {
     "remembered": "remembered.add",
     "cordon": "cordon.add_cordon",
     "uncordon": "cordon.add_uncordon",
-    "claim": "claim.add",
     "doctor": "doctor.add",
-    "capture": "capture.add",
     "controller": "controller.add",
     "completion": "completion.add",
     "man": "completion.add_man",
@@ -57,10 +55,8 @@ parser, and the functions with the modules."""
 ENTRY_POINTS = "nodeagent.verbs"
 """The group in which another package names its verbs, each with its function ``add``."""
 
-SEPARATE = {
-    **dict.fromkeys(("trouble", "job", "plan", "explain", "topology", "cabling", "maintain"), "hall"),
-    **dict.fromkeys(("demo", "decode"), "lab"),
-}
+_TOOLS = ("trouble", "job", "plan", "explain", "topology", "cabling", "maintain", "capture", "claim")
+SEPARATE = {**dict.fromkeys(_TOOLS, "tools"), **dict.fromkeys(("demo", "decode"), "lab")}
 """The verbs of packages that may be missing, each with the folder of its package in ``hack``."""
 
 
@@ -89,9 +85,10 @@ def joined() -> dict[str, EntryPoint]:
 def how_to_install(verb: str) -> str:
     """The sentence for a verb of ``SEPARATE`` that is not installed."""
     folder = SEPARATE[verb]
+    folders = " ".join(f"./hack/{one}" for one in dict.fromkeys(("tools", folder)))
     return (
-        f"`nodeagent {verb}` is in a package of its own, nodeagent-{folder}: pip install . ./hack/{folder}, in a copy "
-        "of the repository"
+        f"`nodeagent {verb}` is in a package of its own, nodeagent-{folder}: pip install . {folders}, in a copy of the "
+        "repository"
     )
 
 

@@ -112,7 +112,7 @@ REPEATED = {
 """Names of modules that repeat, and why."""
 LATER = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X{3}|HA" + r"CK)\b")
 
-BESIDE = (ROOT / "hack/hall/nodeagent_hall", ROOT / "hack/lab/nodeagent_lab")
+BESIDE = (ROOT / "hack/tools/nodeagent_tools", ROOT / "hack/lab/nodeagent_lab")
 """The packages that add verbs."""
 SOURCES = sorted(
     path
@@ -411,7 +411,7 @@ def test_no_test_uses_mock() -> None:
                 "nodeagent.commands",
                 "nodeagent.fabric",
                 "nodeagent.doctor",
-                "nodeagent_hall",
+                "nodeagent_tools",
                 "nodeagent_lab.sim",
             },
         ),

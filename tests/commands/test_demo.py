@@ -20,13 +20,13 @@ from nodeagent.cli import main
 from nodeagent.kube.access import kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, LEASES
-from nodeagent_hall.topology_picture import fold
 from nodeagent_lab.demo.control_plane import CONTROLLER, DemoCluster, RequestLog
 from nodeagent_lab.demo.demo_steps import DemoError
 from nodeagent_lab.demo.fabric_show import FabricShow
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.simulated_fabric import Fabric
+from nodeagent_tools.plan.topology_picture import fold
 from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.needs import which
 from tests.support.waiting import LIMIT_S

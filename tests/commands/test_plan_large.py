@@ -13,7 +13,7 @@ import pytest
 from nodeagent import cli
 from nodeagent.commands import user_files
 from nodeagent.fabric import FabricRules
-from nodeagent_hall import objects, preview
+from nodeagent_tools.plan import objects, preview
 
 UNIT, RAILS, NODES = 8, 8, 1600
 

@@ -12,9 +12,9 @@ from nodeagent import cli
 from nodeagent.fabric import FabricRules
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiError
-from nodeagent_hall.objects import Objects
-from nodeagent_hall.preview import make_objects, make_preview, read_cluster
 from nodeagent_lab.sim.apiserver import ApiServer
+from nodeagent_tools.plan.objects import Objects
+from nodeagent_tools.plan.preview import make_objects, make_preview, read_cluster
 
 LINK = {
     "name": "rail0", "fabric": "compute", "rail": 0, "state": "healthy",

@@ -20,9 +20,9 @@ from nodeagent.fabric.nodelinks import HeldVf, NodeLink, VfHolder
 from nodeagent.fabric.troubles import FabricTrouble, _one_cause, troubles
 from nodeagent.facts.remedies import remedy_of
 from nodeagent.health.rules.links import LINK_RULES
-from nodeagent_hall import trouble
-from nodeagent_hall.objects import store_object
-from nodeagent_hall.preview import Preview, make_objects, make_preview
+from nodeagent_tools.plan import trouble
+from nodeagent_tools.plan.objects import store_object
+from nodeagent_tools.plan.preview import Preview, make_objects, make_preview
 from tests.commands.test_cabling import hall, write
 from tests.support.halls import Hall
 from tests.support.manifests import ROOT

@@ -131,7 +131,7 @@ def test_the_image_runs_and_writes_nothing_into_itself(image: Path, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert "nvidia-dgx-h100/nic7" in done.stdout
     done = run(image, "trouble", "--from", str(ROOT / "docs/samples/nodelinks.yaml"))
-    assert (done.returncode, done.stderr) == (1, ""), "the verbs of the hall are in the image"
+    assert (done.returncode, done.stderr) == (1, ""), "the other verbs are in the image"
     assert files(image) == before
 
 

@@ -105,7 +105,7 @@ def messages() -> dict[Path, list[str]]:
     """
     texts: dict[Path, list[str]] = {}
     for path in sorted(
-        path for folder in ("nodeagent", "hack/hall", "hack/lab") for path in (ROOT / folder).rglob("*.py")
+        path for folder in ("nodeagent", "hack/tools", "hack/lab") for path in (ROOT / folder).rglob("*.py")
     ):
         found = texts[path] = []
         tree = ast.parse(path.read_text())

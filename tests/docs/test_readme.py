@@ -86,7 +86,7 @@ def test_no_text_names_the_project_in_a_package_index() -> None:
         README,
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "nodeagent").rglob("*.py"),
-        *(ROOT / "hack/hall").rglob("*.py"),
+        *(ROOT / "hack/tools").rglob("*.py"),
         *(ROOT / "hack/lab").rglob("*.py"),
     ]
     named = re.compile(
@@ -113,7 +113,7 @@ def test_the_wheels_of_the_readme_have_the_whole_command(tmp_path: Path) -> None
         "--wheel-dir",
         str(tmp_path),
         str(ROOT),
-        str(ROOT / "hack/hall"),
+        str(ROOT / "hack/tools"),
     ]
     subprocess.run([sys.executable, *words], check=True, timeout=240)
     for wheel in tmp_path.glob(f"*-{__version__}-*.whl"):

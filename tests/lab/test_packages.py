@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 
 import nodeagent
-import nodeagent_hall
 import nodeagent_lab
+import nodeagent_tools
 from nodeagent import cli
 from nodeagent.commands import SEPARATE, VERBS, joined
 from tests.support.manifests import ROOT
@@ -57,7 +57,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "ls-files",
         "-z",
         "nodeagent",
-        "hack/hall",
+        "hack/tools",
         "hack/lab",
         "pyproject.toml",
         "README.md",
@@ -69,7 +69,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((ROOT / name).read_bytes())
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    build += ["--wheel-dir", str(base), ".", "./hack/hall", "./hack/lab"]
+    build += ["--wheel-dir", str(base), ".", "./hack/tools", "./hack/lab"]
     subprocess.run(build, cwd=base / "clone", check=True, timeout=170)
     folders = {}
     for wheel in base.glob("*.whl"):
@@ -94,7 +94,7 @@ def test_each_module_of_the_wheel_is_imported_without_the_laboratory(
     assert (done.returncode, done.stderr) == (0, "")
     modules = {name for name in done.stdout.split() if name.partition(".")[0] == "nodeagent"}
     assert len(modules) > 300
-    assert not {"nodeagent_lab", "nodeagent_hall"} & {*done.stdout.split()}
+    assert not {"nodeagent_lab", "nodeagent_tools"} & {*done.stdout.split()}
 
 
 def test_the_wheel_of_the_product_holds_no_stand_in(installed: dict[str, Path]) -> None:
@@ -114,7 +114,8 @@ def test_a_verb_of_a_package_that_is_missing_is_one_line_that_says_how_to_instal
     done = run(MAIN, path, verb, "--help")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
-    assert f"pip install . ./hack/{folder}" in done.stderr
+    assert "pip install . ./hack/tools" in done.stderr
+    assert f" ./hack/{folder}," in done.stderr
 
 
 def test_the_help_of_the_product_lists_its_own_verbs_alone(
@@ -125,10 +126,8 @@ def test_the_help_of_the_product_lists_its_own_verbs_alone(
     assert not [verb for verb in SEPARATE if f"\n    {verb}  " in shown.stdout]
 
 
-def test_with_the_package_of_the_hall_its_verbs_read_reports(
-    installed: dict[str, Path], dependencies: Path
-) -> None:
-    path = [installed["nodeagent"], installed["nodeagent_hall"], dependencies]
+def test_with_the_other_verbs_reports_are_read(installed: dict[str, Path], dependencies: Path) -> None:
+    path = [installed["nodeagent"], installed["nodeagent_tools"], dependencies]
     assert "\n    plan  " in run(MAIN, path, "--help").stdout
     sample = ROOT / "docs/samples/nodelinks.yaml"
     done = run(MAIN, path, "plan", "--from", str(sample))
@@ -138,19 +137,21 @@ def test_with_the_package_of_the_hall_its_verbs_read_reports(
 def test_with_the_laboratory_the_demo_is_a_verb_like_the_others(
     installed: dict[str, Path], dependencies: Path, tmp_path: Path
 ) -> None:
-    path = [installed["nodeagent"], installed["nodeagent_lab"], dependencies]
+    path = [*installed.values(), dependencies]
     assert "  nodeagent demo  " in run(MAIN, path, "--help").stdout
     done = run(MAIN, path, "demo", "--nodes", "4", "--write", str(tmp_path / "out"))
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "out/nodelinks.yaml").exists()
 
 
-@pytest.mark.parametrize("package", [nodeagent_hall, nodeagent_lab])
+@pytest.mark.parametrize("package", [nodeagent_tools, nodeagent_lab])
 def test_all_packages_have_one_version(package: ModuleType) -> None:
     folder = package.__name__.removeprefix("nodeagent_")
     project = tomllib.loads((ROOT / "hack" / folder / "pyproject.toml").read_text())["project"]
     assert package.__version__ == nodeagent.__version__
-    assert project["dependencies"] == [f"nodeagent=={nodeagent.__version__}"]
+    assert {*project["dependencies"]} - {f"nodeagent-tools=={nodeagent.__version__}"} == {
+        f"nodeagent=={nodeagent.__version__}"
+    }
 
 
 def test_the_verbs_of_other_packages_are_those_whose_absence_is_explained() -> None:

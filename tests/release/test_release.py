@@ -282,7 +282,7 @@ def test_wheels_and_source_of_one_tree_have_the_same_bytes_each_time(tmp_path: P
     wheel = "-py3-none-any.whl"
     assert found[0].keys() == {
         f"nodeagent-{__version__}{wheel}",
-        f"nodeagent_hall-{__version__}{wheel}",
+        f"nodeagent_tools-{__version__}{wheel}",
         f"nodeagent_lab-{__version__}{wheel}",
         f"nodeagent-{__version__}.tar.gz",
     }

@@ -22,8 +22,8 @@ from nodeagent.fabric.link_faults import FAULTS, unix
 from nodeagent.fabric.node_lists import hostlist
 from nodeagent.fabric.nodelinks import NOT_UP
 from nodeagent.fabric.troubles import FabricTrouble, few, troubles
-from nodeagent_hall import trouble
-from nodeagent_hall.preview import Preview, SourceError, read_preview
+from nodeagent_tools.plan import trouble
+from nodeagent_tools.plan.preview import Preview, SourceError, read_preview
 
 CANDIDATES_MAX = 6
 NO_PODS = "no pod of a job in this input; a file needs those of `kubectl get pods -A -o yaml` too"

@@ -1,7 +1,5 @@
 """The verbs of a fabric: trouble, job, plan (the HyperNodes that would be written), explain, topology, cabling
 and maintain.
-
-A package of its own, because neither the agent nor the controller loads it. The image has it.
 """
 
 from __future__ import annotations
@@ -21,9 +19,7 @@ from nodeagent.commands.terminal import note, screen
 from nodeagent.commands.user_files import UserFileError
 
 if TYPE_CHECKING:
-    from nodeagent_hall.preview import Preview
-
-__version__ = "0.2.0"
+    from nodeagent_tools.plan.preview import Preview
 
 LISTS = ("slurm", "slurm-block", "slurm-yaml", "hostfile", "ranks")
 """Forms of `topology` that are lists of nodes (`node_lists`)."""
@@ -224,22 +220,22 @@ def source_options(parser: argparse.ArgumentParser, *, current: bool = False) ->
 
 
 def _maintain(options: argparse.Namespace) -> int:
-    from nodeagent_hall import maintain
+    from nodeagent_tools.plan import maintain
 
     log_to_stderr(options.log_level or "error")
     return maintain.run(options)
 
 
 def _trouble(options: argparse.Namespace) -> int:
-    from nodeagent_hall import trouble
+    from nodeagent_tools.plan import trouble
 
     log_to_stderr(options.log_level or "warning")
     return trouble.show(options)
 
 
 def _job(options: argparse.Namespace) -> int:
-    from nodeagent_hall import job
-    from nodeagent_hall.preview import SourceError
+    from nodeagent_tools.plan import job
+    from nodeagent_tools.plan.preview import SourceError
 
     log_to_stderr(options.log_level or "warning")
     try:
@@ -250,8 +246,8 @@ def _job(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from nodeagent_hall import render
-    from nodeagent_hall.preview import read_preview
+    from nodeagent_tools.plan import render
+    from nodeagent_tools.plan.preview import read_preview
 
     log_to_stderr(options.log_level or "warning")
     preview = read_preview(options)
@@ -269,8 +265,8 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from nodeagent_hall import explanations
-    from nodeagent_hall.preview import read_preview
+    from nodeagent_tools.plan import explanations
+    from nodeagent_tools.plan.preview import read_preview
 
     log_to_stderr(options.log_level or "warning")
     preview = read_preview(options, with_holders=True)
@@ -287,8 +283,8 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _topology(options: argparse.Namespace) -> int:
-    from nodeagent_hall import topology_picture
-    from nodeagent_hall.preview import read_preview
+    from nodeagent_tools.plan import topology_picture
+    from nodeagent_tools.plan.preview import read_preview
 
     log_to_stderr(options.log_level or "warning")
     preview = read_preview(options, whole_reports=options.format == "html")
@@ -333,7 +329,7 @@ def _print_json(preview: Preview, options: argparse.Namespace, document: dict[st
 
 
 def _cabling(options: argparse.Namespace) -> int:
-    from nodeagent_hall import hall_report
+    from nodeagent_tools.plan import hall_report
 
     log_to_stderr("warning")
     return hall_report.show(options)

@@ -32,7 +32,7 @@ def add(add: Add) -> None:
 def _capture(options: argparse.Namespace) -> int:
     log_to_stderr(options.log_level or "warning")
     if options.samples is None:
-        from nodeagent.commands.capture.machine_capture import capture
+        from nodeagent_tools.capture.machine_capture import capture
 
         print(capture(options.root, options.place, scramble=options.scramble))
         return GOOD
@@ -42,7 +42,7 @@ def _capture(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return USAGE
-    from nodeagent.commands.capture.sample_recorder import record
+    from nodeagent_tools.capture.sample_recorder import record
 
     print(record(options.root, options.place, options.samples))
     return GOOD

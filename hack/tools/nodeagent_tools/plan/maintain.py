@@ -32,7 +32,7 @@ from nodeagent.fabric.maintenance import (
 from nodeagent.fabric.nodelinks import NodeLinks, ReportError, convert
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS, NODES, Partial
-from nodeagent_hall.preview import cluster_access
+from nodeagent_tools.plan.preview import cluster_access
 
 TRIES = 5
 """Of one write: another client may have changed the Node since it was read."""

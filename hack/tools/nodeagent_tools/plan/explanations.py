@@ -15,7 +15,7 @@ from nodeagent.fabric.maintenance import standing
 from nodeagent.fabric.outcome import in_trouble
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
 from nodeagent.fabric.switch_keys import plain
-from nodeagent_hall.preview import Preview
+from nodeagent_tools.plan.preview import Preview
 
 _DERIVED = {
     "topology-file": "the topology file joins them",

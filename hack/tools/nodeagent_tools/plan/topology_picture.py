@@ -17,7 +17,7 @@ from nodeagent.fabric.reports import shown
 from nodeagent.fabric.switch_keys import plain
 from nodeagent.health.rules import rule_words
 from nodeagent.web.ui_files import self_contained
-from nodeagent_hall.preview import Preview
+from nodeagent_tools.plan.preview import Preview
 
 AnomalyKinds = dict[tuple[str, str], str]
 """By node and link."""

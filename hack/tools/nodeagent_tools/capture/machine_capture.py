@@ -34,7 +34,6 @@ import msgspec
 from nodeagent import __version__, discovery
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import Unanswered
-from nodeagent.commands.capture.scrambler import Scrambler
 from nodeagent.facts.model import Function
 from nodeagent.host import recorded_gpus
 from nodeagent.host.gpu_driver import DriverError, GpuReading, GpuVitals
@@ -47,6 +46,7 @@ from nodeagent.sources import host_paths, nvml_session, pci_source
 from nodeagent.sources.bounded_scan import scan_now
 from nodeagent.sources.ib_ports import read_ib_ports
 from nodeagent.sources.pci_source import PciFacts
+from nodeagent_tools.capture.scrambler import Scrambler
 
 T = TypeVar("T")
 

@@ -19,7 +19,6 @@ from nodeagent import __version__, discovery
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside, keep
-from nodeagent.commands.capture.machine_capture import CaptureError
 from nodeagent.commands.health.replay import DRIVER, PRESENT, VFS
 from nodeagent.facts.model import Function, Gpu, Link
 from nodeagent.health.gpu import GpuState
@@ -35,6 +34,7 @@ from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.machine_access import hints, permanent_macs
 from nodeagent.sources.nvml_session import DriverReading
+from nodeagent_tools.capture.machine_capture import CaptureError
 
 Publish = Callable[[tuple[Sample, ...]], object]
 

@@ -31,10 +31,10 @@ from nodeagent.fabric.reports import shown
 from nodeagent.fabric.switch_keys import plain
 from nodeagent.health.cabling import Port, same_port, same_switch
 from nodeagent.kube.client import ApiError
-from nodeagent_hall import planned_cables
-from nodeagent_hall.planned_cables import CablingPlan
-from nodeagent_hall.port_order import NodePort, deviations
-from nodeagent_hall.preview import Preview, SourceError, read_preview
+from nodeagent_tools.plan import planned_cables
+from nodeagent_tools.plan.planned_cables import CablingPlan
+from nodeagent_tools.plan.port_order import NodePort, deviations
+from nodeagent_tools.plan.preview import Preview, SourceError, read_preview
 
 WRONG_CABLES = frozenset((AnomalyKind.FOREIGN_LEAF, AnomalyKind.RAIL_SWAP, AnomalyKind.MISCABLED))
 USUAL_MIN = 3

@@ -17,7 +17,7 @@ from nodeagent.commands.user_files import UserFileError
 from nodeagent.config.faults import ConfigError
 from nodeagent.fabric.troubles import FabricTrouble, few, troubles
 from nodeagent.kube.client import ApiError
-from nodeagent_hall.preview import Preview, SourceError, read_preview
+from nodeagent_tools.plan.preview import Preview, SourceError, read_preview
 
 WATCH_MIN_S = 1.0
 

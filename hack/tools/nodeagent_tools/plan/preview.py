@@ -31,8 +31,8 @@ from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, PODS, Partial, Resource
 from nodeagent.topology.fabric_file import read_fabric
-from nodeagent_hall import objects
-from nodeagent_hall.objects import Objects, store_object
+from nodeagent_tools.plan import objects
+from nodeagent_tools.plan.objects import Objects, store_object
 
 NO_CLUSTER = (
     "name a cluster with --kubeconfig FILE, or read reports with --from FILE "
