@@ -177,7 +177,9 @@ def partners_of(leaf: int, host: int, per_second: float = 0.5) -> RailPartners:
     probe = [ProbedPartner(**named(to), scope=LEAF, per_second=per_second) for to in ring]
     probe.append(ProbedPartner(**named((1 - leaf, host)), scope=ACROSS, ports=8, per_second=per_second))
     answer = tuple(AnsweredPartner(**named(to)) for to in back)
-    return RailPartners(spec=RailPartnersSpec(rails=(RailList(rail="nic0", probe=tuple(probe), answer=answer),)))
+    return RailPartners(
+        spec=RailPartnersSpec(rails=(RailList(rail="nic0", probe=tuple(probe), answer=answer),))
+    )
 
 
 def set_kernel(ns: Netns, name: str, value: str) -> None:
