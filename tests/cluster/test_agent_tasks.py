@@ -232,10 +232,13 @@ def test_without_a_node_name_nothing_is_written(kubeconfig, caplog):
     assert agent_tasks.node_access(settings, "gpu-0").node == "gpu-0"
 
 
-def parts(*, accounted: bool = False, volcano: bool = False, **settings: object) -> str:
+def parts(*, accounted: bool = False, volcano: bool = False, probes: bool = False, **settings: object) -> str:
     """The names of the enabled parts."""
     agent = SimpleNamespace(
-        settings=ClusterSettings(**settings), accounting=SimpleNamespace(enabled=accounted), volcano=volcano
+        settings=ClusterSettings(**settings),
+        accounting=SimpleNamespace(enabled=accounted),
+        volcano=volcano,
+        rail_watch=object() if probes else None,
     )
     return " ".join(part.name for part in agent_tasks.PARTS if part.enabled(agent))
 
@@ -265,6 +268,7 @@ def test_the_settings_enable_the_parts():
     assert parts(report=False, events=False, evict=EvictSettings(enabled=True)) == "slices claims evictions"
     assert parts(report=False, events=False, accounted=True) == "slices claims over-use evictions"
     assert parts(report=False, events=False, volcano=True) == "slices claims volcano"
+    assert parts(report=False, events=False, probes=True) == "slices claims rail-probes"
     enabled = {
         "conditions": True,
         "label": True,
