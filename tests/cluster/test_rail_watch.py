@@ -32,14 +32,14 @@ def link(netdev: str, *, default_route: bool = False, pci: str = PF) -> Link:
 @pytest.mark.needs("root", "ip")
 def test_each_rail_has_its_addresses_or_says_why_it_cannot_be_checked() -> None:
     pcis = [f"0000:{number}:00.0" for number in range(10, 16)]
-    netdevs = ["good", "routed", "slave", "bare", "down", "gone"]
+    netdevs = ["good", "routed", "slave", "bare", "dark", "gone"]
     with Netns() as ns:
         set_kernel(ns, "net/ipv6/conf/default/disable_ipv6", "1")
         for netdev in netdevs[:-1]:
             ns.ip(f"link add {netdev} type veth peer name p-{netdev}\nlink set {netdev} up")
-            if netdev != "down":
+            if netdev != "dark":
                 ns.ip(f"link set p-{netdev} up")
-        ns.ip("addr add 10.1.2.1/31 dev good\naddr add 10.3.0.1/24 dev routed\naddr add 10.4.0.1/24 dev down")
+        ns.ip("addr add 10.1.2.1/31 dev good\naddr add 10.3.0.1/24 dev routed\naddr add 10.4.0.1/24 dev dark")
         ns.ip("link add br0 type bridge\nlink set slave master br0")
         links = [
             link(netdev, default_route=netdev == "routed", pci=pci)
@@ -53,7 +53,7 @@ def test_each_rail_has_its_addresses_or_says_why_it_cannot_be_checked() -> None:
         "routed": "default-route",
         "slave": "bond",
         "bare": "no-address",
-        "down": "down",
+        "dark": "down",
         "gone": "no-netdev",
     }
     assert (found[0].name, found[0].addresses, found[0].mtu) == ("nic0", (ip_interface("10.1.2.1/31"),), 1500)

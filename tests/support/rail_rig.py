@@ -118,7 +118,7 @@ class RailRig:
                         probes.evaluate()
 
     async def stop_process(self, key: tuple[int, int], seconds: float) -> None:
-        """What SIGSTOP does: for this time the process neither sends nor reads, and its sockets keep what comes."""
+        """Do as SIGSTOP does: for this time the process neither sends nor reads, and its sockets keep what comes."""
         loop, probes = asyncio.get_running_loop(), self.probes[key]
         sockets = [one for rail in probes.rails.values() for one in rail.sockets.values()]
         self.stopped.add(key)
