@@ -222,7 +222,7 @@ def _link(
 
 
 def _checked(check: RailCheck | None, last: NodeLink | None) -> dict[str, Any]:
-    """What the probes say of the link. After a start the last report stands until they say something."""
+    """The part of a link that the probes know. After a start the last report stands until they say something."""
     if check is not None:
         legs = tuple(RailLeg(**msgspec.structs.asdict(leg)) for leg in check.legs)
         return {"addresses": check.addresses, "rail_checked": check.checked, "legs": legs}

@@ -167,7 +167,7 @@ def rail_sample(rail: ProbedRail, at: float) -> Sample:
 
 
 def rail_view(rail: ProbedRail, now: float) -> RailView:
-    """What the probes of one rail say, for people."""
+    """One rail for people, by its probes."""
     addresses = tuple(str(one) for one in rail.link.addresses)
     partners = tuple(_partner_view(leg, now) for leg in rail.legs.values())
     return RailView(rail.link.name, rail.link.netdev, rail.fault or CHECKABLE, addresses, partners)

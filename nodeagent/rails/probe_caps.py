@@ -1,4 +1,4 @@
-"""What the agent sends and answers at most, whatever a list or a setting says: a forged list makes no weapon. Pure.
+"""The most that the agent sends and answers, whatever a list or a setting says: a forged list makes no weapon. Pure.
 
 * ``SENT_PER_S`` packets in all as sender, ``TO_ONE_PER_S`` to one address, and one a minute to an address that has
   never answered. ``ANSWERS_PER_S`` answers on each rail, and only to listed addresses.

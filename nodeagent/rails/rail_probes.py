@@ -183,14 +183,11 @@ class RailProbes:
         known, self.rails = self.rails, {}
         for link in links:
             rail = known.pop(link.name, None)
-            if rail is None or rail.link != link:
-                if rail is not None:
-                    rail.close()
-                    kept = rail.legs
-                rail_before, rail = rail, ProbedRail(link)
-                if rail_before is not None:
-                    rail.legs, rail.sent, rail.lost = kept, rail_before.sent, rail_before.lost
-                    rail.rtt_counts, rail.rtt_sum_us = rail_before.rtt_counts, rail_before.rtt_sum_us
+            if rail is None:
+                rail = ProbedRail(link)
+            elif rail.link != link:
+                rail.close()
+                rail.link = link
             self.rails[link.name] = rail
             self._arrange_rail(rail, now)
         for rail in known.values():
