@@ -193,6 +193,7 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             "nodeConditions.enabled", write(build("node-conditions", kubectl))
         ),
         "templates/evictions.yaml": when("evictions.enabled", write(build("evictions", kubectl))),
+        "templates/rails.yaml": when("rails.enabled", write(build("rails", kubectl))),
         "templates/volcano-deviceshare.yaml": when(
             "volcanoDeviceshare.enabled",
             NEEDS_NODE_CONDITIONS + write(build("volcano-deviceshare", kubectl)),

@@ -39,6 +39,7 @@ VERBS: dict[str, str] = {
     "vfs": "vfs.add",
     "mps": "mps.add",
     "health": "health.add",
+    "rails": "rail_legs.add",
     "gpus": "gpus.add",
     "history": "history.add",
     "remembered": "remembered.add",

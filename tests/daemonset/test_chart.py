@@ -91,6 +91,7 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "nodeConditions": {"enabled": True},
         "config": text("overlays/evictions/nodeagent.yaml"),
     },
+    "overlays/rails": {"rails": {"enabled": True}, "config": text("overlays/rails/nodeagent.yaml")},
     "overlays/gpu-mps": {
         "mps": {"enabled": True},
         "config": text("overlays/gpu-mps/nodeagent.yaml"),
