@@ -17,6 +17,13 @@ NOT_UP = frozenset(("down", "missing", "unknown", "unused"))
 
 CONTENDERS_MAX = 4
 """Contenders of a link in a report: those that were there first."""
+RAIL_ADDRESSES_MAX = 4
+LEGS_MAX = 16
+"""Legs of a link in a report: the worst ones."""
+LEG_LEVELS = (1, 10, 50, 100)
+"""The levels of loss, in percent. A leg has the highest one that its loss reaches, about."""
+CHECKABLE = "yes"
+"""``rail_checked`` of a link that sends and answers probes."""
 
 
 class ReportError(ValueError):
@@ -60,10 +67,28 @@ class LinkNeighbor(Wire, frozen=True, kw_only=True):
     contenders: tuple[Contender, ...] = ()
 
 
+class RailLeg(Wire, frozen=True, kw_only=True):
+    """The way to the NIC of a partner and back, which loses probes. A leg that is good stands in no report.
+
+    ``nic`` is the name of the partner's link; ``scope`` is ``leaf`` or ``across``. ``level`` is one of ``LEG_LEVELS``,
+    and a level, not a count: it changes when the state does. ``large``: only packets of the full MTU are lost."""
+
+    node: str
+    nic: str
+    scope: str | None = None
+    level: int
+    large: bool = False
+    since: str | None = None
+
+
 class NodeLink(Wire, frozen=True, kw_only=True):
     """One link. ``fabric`` and ``rail`` are assigned by the node; ``rail`` counts from 0. ``link_type`` is
     ``infiniband``, or absent for Ethernet; ``rdma_device`` is that of an InfiniBand link. ``reason_details`` has a
-    sentence for each of ``reasons``, in their order: the value that started the fault beside its threshold."""
+    sentence for each of ``reasons``, in their order: the value that started the fault beside its threshold.
+
+    ``addresses`` are the addresses with prefix length that partners may probe, as ``10.0.1.3/24``; IPv6 link-local ones
+    reach the same L2 network only. ``rail_checked`` is ``CHECKABLE`` or a word that says why the link cannot be checked;
+    None: this agent does not probe. A checked link without ``legs`` has good ones only."""
 
     name: str
     netdev: str | None = None
@@ -79,6 +104,9 @@ class NodeLink(Wire, frozen=True, kw_only=True):
     reason_details: tuple[str, ...] = ()
     neighbor: LinkNeighbor | None = None
     last_transition_time: str | None = None
+    addresses: tuple[str, ...] = ()
+    rail_checked: str | None = None
+    legs: tuple[RailLeg, ...] = ()
 
 
 class HeldVf(Wire, frozen=True, kw_only=True):

@@ -19,7 +19,9 @@ from nodeagent.base.plain_text import one_line
 from nodeagent.fabric.fabric_settings import FabricRules, FabricSelect
 from nodeagent.fabric.nodelinks import (
     CONTENDERS_MAX,
+    LEGS_MAX,
     NOT_UP,
+    RAIL_ADDRESSES_MAX,
     Contender,
     LinkNeighbor,
     NodeLink,
@@ -342,6 +344,11 @@ def _domains(links: NodeLinks) -> tuple[tuple[str, tuple[int, ...]], ...]:
 def _has_long_text(link: NodeLink) -> bool:
     """The sum of the lengths is enough for nearly every link."""
     name, fabric, neighbor = link.name, link.fabric or "", link.neighbor
+    if len(link.legs) > LEGS_MAX or len(link.addresses) > RAIL_ADDRESSES_MAX:
+        return True
+    legs = [text for leg in link.legs for text in (leg.node, leg.nic, leg.scope or "", leg.since or "")]
+    if _is_long((*link.addresses, link.rail_checked or "", *legs)):
+        return True
     if neighbor is None:
         return max(len(name), len(fabric)) > TEXT_MAX
     others = neighbor.contenders

@@ -98,6 +98,9 @@ HYPERNODES: Resource[Json] = Resource(
     "topology.volcano.sh", "v1alpha1", "hypernodes", "HyperNode", False, dict
 )
 NODELINKS: Resource[Json] = Resource("nodeagent.io", "v1alpha1", "nodelinks", "NodeLinks", True, dict)
+RAIL_PARTNERS: Resource[Json] = Resource(
+    "nodeagent.io", "v1alpha1", "railpartners", "RailPartners", False, dict
+)
 RESOURCE_CLAIMS: Resource[Json] = Resource(
     "resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True, dict
 )

@@ -1,0 +1,81 @@
+"""RailPartners: whom a node probes and whom it answers on each rail, as the CRD ``nodeagent.io/v1alpha1`` defines it.
+
+The controller writes one object for each node, with the node's name and owned by the Node. The agent reads its own.
+What is read is bounded here; the caps of the sender are in the agent, and no list raises them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from nodeagent.fabric.nodelinks import API_VERSION, Metadata, ReportError, Wire
+
+KIND = "RailPartners"
+LEAF, ACROSS = "leaf", "across"
+"""The scopes of a partner: below the same leaf, or below another one."""
+RAILS_MAX = 128
+PARTNERS_MAX = 8
+"""Partners of a rail that it probes, and as many that it answers."""
+PORTS_MAX = 16
+"""Source ports to one partner. Each is most likely another path of the fabric."""
+
+_Node = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+_Link = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
+_Address = Annotated[str, msgspec.Meta(min_length=2, max_length=45)]
+
+
+class ProbedPartner(Wire, frozen=True, kw_only=True):
+    """A NIC to probe: ``address`` without prefix length, from ``ports`` source ports in turn, ``per_second`` packets in
+    all. ``nic`` is the name of the link on its node."""
+
+    node: _Node
+    nic: _Link
+    address: _Address
+    scope: Annotated[str, msgspec.Meta(max_length=63)] = LEAF
+    ports: Annotated[int, msgspec.Meta(ge=1, le=PORTS_MAX)] = 1
+    per_second: Annotated[float, msgspec.Meta(ge=0.01, le=2)] = 0.5
+
+
+class AnsweredPartner(Wire, frozen=True, kw_only=True):
+    """A NIC whose probes are answered."""
+
+    node: _Node
+    nic: _Link
+    address: _Address
+
+
+class RailList(Wire, frozen=True, kw_only=True):
+    """The partners of one link of the node. ``rail`` is the link's name in the report of the node: ``nic0``."""
+
+    rail: _Link
+    probe: Annotated[tuple[ProbedPartner, ...], msgspec.Meta(max_length=PARTNERS_MAX)] = ()
+    answer: Annotated[tuple[AnsweredPartner, ...], msgspec.Meta(max_length=PARTNERS_MAX)] = ()
+
+
+class RailPartnersSpec(Wire, frozen=True, kw_only=True):
+    """The lists of all rails of the node."""
+
+    rails: Annotated[tuple[RailList, ...], msgspec.Meta(max_length=RAILS_MAX)] = ()
+
+
+class RailPartners(Wire, frozen=True, kw_only=True):
+    """The object of one node. ``metadata.name`` is the name of the node."""
+
+    metadata: Metadata = Metadata()
+    spec: RailPartnersSpec = RailPartnersSpec()
+
+
+def rail_partners_of(document: Any) -> RailPartners:
+    """Convert the object as the API server sent it. Raises ``ReportError``."""
+    try:
+        return msgspec.convert(document, RailPartners)
+    except msgspec.MsgspecError as error:
+        raise ReportError(str(error)) from None
+
+
+def rail_partners_object(partners: RailPartners) -> dict[str, Any]:
+    """The object to apply, without its owner."""
+    made: dict[str, Any] = msgspec.to_builtins(partners)
+    return {"apiVersion": API_VERSION, "kind": KIND, **made}
