@@ -58,7 +58,13 @@ def make_outcome(
         anomalies=tuple(
             replace(odd, message=plain(odd.message)) if "%" in odd.message else odd
             for odd in sorted(
-                [*cabling.anomalies, *nvlink.anomalies, *names.anomalies, *_oversized(leaves, tiers)]
+                [
+                    *cabling.anomalies,
+                    *nvlink.anomalies,
+                    *names.anomalies,
+                    *_oversized(leaves, tiers),
+                    *levels.rail_anomalies,
+                ]
             )
         ),
         unplaced=_unplaced(desired.unplaced, nvlink.adopted, trimmed),

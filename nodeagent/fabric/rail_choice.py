@@ -11,14 +11,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 
+from nodeagent.fabric.rail_partners import PARTNERS_MAX
 from nodeagent.fabric.rail_suspects import Leg, RailEnd, RailPlace
 
 RINGS = ("first", "second")
-ACROSS_MAX = 2
-"""The most links that keep one partner across, so that none answers for all."""
+ACROSS_MAX = PARTNERS_MAX - len(RINGS)
+"""The most links that probe one link across: a list has room for no more."""
 
 
 def choose(
@@ -38,15 +39,15 @@ def choose(
     return list(legs), far
 
 
-def _across(
-    places: Mapping[RailEnd, RailPlace], before: Mapping[RailEnd, RailEnd]
-) -> dict[RailEnd, RailEnd]:
+def _across(places: Mapping[RailEnd, RailPlace], before: Mapping[RailEnd, RailEnd]) -> dict[RailEnd, RailEnd]:
     found: dict[RailEnd, RailEnd] = {}
     load = Counter[RailEnd]()
     order = sorted(places, key=lambda end: (_digest("across", end.node), end.link))
     for end in order:
         kept = before.get(end)
-        if kept in places and load[kept] < ACROSS_MAX and _joined(places[end], places[kept]):
+        if kept is None or kept not in places or load[kept] >= ACROSS_MAX:
+            continue
+        if _joined(places[end], places[kept]):
             found[end] = kept
             load[kept] += 1
     pools = _Pools(places, order, load)
@@ -57,10 +58,9 @@ def _across(
 
 
 class _Pool:
-    """Links that may be chosen, by leaf switch. Those that are ``taken`` leave it."""
+    """Links that may be chosen, by leaf switch; as often as each stands here."""
 
-    def __init__(self, *, taken: bool) -> None:
-        self._taken = taken
+    def __init__(self) -> None:
         self._ends: dict[str, list[RailEnd]] = {}
         self._leaves: list[str] = []
 
@@ -70,8 +70,8 @@ class _Pool:
             self._leaves.append(leaf)
         self._ends[leaf].append(end)
 
-    def choose(self, turn: int, other_than: str) -> RailEnd | None:
-        """A link at another leaf switch; ``turn`` differs from link to link."""
+    def take(self, turn: int, other_than: str) -> RailEnd | None:
+        """A link at another leaf switch; ``turn`` differs from node to node."""
         leaves, count = self._leaves, len(self._leaves)
         if count - (other_than in self._ends) < 1:
             return None
@@ -79,8 +79,6 @@ class _Pool:
         if leaves[at] == other_than:
             at = (at + 1) % count
         ends = self._ends[leaves[at]]
-        if not self._taken:
-            return ends[turn % len(ends)]
         chosen = ends.pop()
         if not ends:
             del self._ends[leaves[at]]
@@ -90,22 +88,22 @@ class _Pool:
 
 
 class _Pools:
-    """The links that nobody probes across, then all of them, by rail and spine."""
+    """The links that nobody probes across, then those that answer few, by rail and spine."""
 
     def __init__(
-        self, places: Mapping[RailEnd, RailPlace], order: Iterable[RailEnd], load: Mapping[RailEnd, int]
+        self, places: Mapping[RailEnd, RailPlace], order: Sequence[RailEnd], load: Mapping[RailEnd, int]
     ) -> None:
         self._places = places
-        self._free: dict[tuple[str, str], _Pool] = defaultdict(lambda: _Pool(taken=True))
-        self._every: dict[tuple[str, str], _Pool] = defaultdict(lambda: _Pool(taken=False))
+        self._free: dict[tuple[str, str], _Pool] = defaultdict(_Pool)
+        self._others: dict[tuple[str, str], _Pool] = defaultdict(_Pool)
         spines: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
-        for end in order:
-            place = places[end]
-            if place.spine:
-                self._every[place.rail, place.spine].add(place.leaf, end)
-                spines[place.rail, place.core or place.spine][place.spine] = None
-                if end not in load:
-                    self._free[place.rail, place.spine].add(place.leaf, end)
+        for answered in reversed(range(ACROSS_MAX)):
+            pools = self._others if answered else self._free
+            for end in order:
+                place = places[end]
+                if place.spine and load[end] <= answered:
+                    pools[place.rail, place.spine].add(place.leaf, end)
+                    spines[place.rail, place.core or place.spine][place.spine] = None
         self._spines = {key: list(names) for key, names in spines.items()}
 
     def partner(self, end: RailEnd) -> RailEnd | None:
@@ -113,16 +111,16 @@ class _Pools:
         place, turn = self._places[end], _digest("turn", end.node)
         if not place.spine:
             return None
-        for pools in (self._free, self._every):
+        for pools in (self._free, self._others):
             for spine in self._spines_for(place, turn):
-                partner = pools[place.rail, spine].choose(turn, place.leaf)
+                partner = pools[place.rail, spine].take(turn, place.leaf)
                 if partner is not None:
                     return partner
         return None
 
     def _spines_for(self, place: RailPlace, turn: int) -> Iterator[str]:
         """One's own spine first for every other link, and last for the rest."""
-        names = self._spines[place.rail, place.core or place.spine]
+        names = self._spines.get((place.rail, place.core or place.spine), ())
         own_first = bool(turn & 1 << 20)
         if own_first:
             yield place.spine

@@ -1,5 +1,4 @@
-"""The place where rails lose packets, from the levels of legs that nodes report: a link, a leaf, its uplinks, a tier, or
-a host.
+"""The place where rails lose packets, from the legs that nodes report: a link, a leaf, its uplinks, a tier, or a host.
 
 A leg is a pair of NICs of which one, the writer, sends packets to the other, its partner, and counts answers. A report
 names only legs that lose packets, with a level; how many legs pass a place is known from the lists of partners. A place
@@ -42,7 +41,7 @@ FEW_SHARE, FEW_LEGS = 1.2, 3
 
 
 class Scope(Enum):
-    """The kinds of places, with the fewest parts that must be bad, and the largest share of the bad legs of one part."""
+    """The kinds of places, with the fewest parts that must be bad, and the largest share of bad legs of one part."""
 
     LINK = "link", 2, 1.0
     LEAF = "leaf", 4, 1 / 4
@@ -70,8 +69,8 @@ class RailEnd(NamedTuple):
 
 
 class RailPlace(NamedTuple):
-    """The rail and the leaf switch of a link, and the names of the HyperNodes of the tiers spine and core above its leaf
-    group; empty: none is known."""
+    """The rail and the leaf switch of a link, and the names of the HyperNodes of the tiers spine and core above it;
+    empty: none is known."""
 
     rail: str
     leaf: str
@@ -109,11 +108,12 @@ class CheckedLegs:
 
     def __init__(self, legs: Iterable[Leg], places: Mapping[RailEnd, RailPlace]) -> None:
         self.places = places
+        self.legs = dict.fromkeys(legs)
         self.counts: Counter[Suspect] = Counter()
         self.near: set[RailEnd] = set()
         """The links with a partner at their leaf switch."""
         rails: dict[str, set[str]] = {}
-        for leg in legs:
+        for leg in self.legs:
             self.counts.update(self.passed(leg))
             for end in leg:
                 rails.setdefault(end.node, set()).add(end.link)

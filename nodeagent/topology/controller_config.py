@@ -6,6 +6,8 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
+import msgspec
+
 from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflicts
 from nodeagent.config import formats
 from nodeagent.config.faults import Conflict, quote
@@ -66,6 +68,24 @@ class NodeFeatureGroupsSettings(Settings, frozen=True, kw_only=True):
     ] = "node-feature-discovery"
 
 
+class RailsSettings(Settings, frozen=True, kw_only=True):
+    """Probes between the rails of the nodes, which agents with `rails.probe` send."""
+
+    probe: Annotated[
+        bool,
+        setting(
+            "Choose partners for each rail, write them as RailPartners objects, and name the link, leaf switch or tier "
+            "that loses packets. Off by default: it needs rights and a definition of its own (overlays/rails)."
+        ),
+    ] = False
+    per_second: Annotated[
+        Annotated[float, msgspec.Meta(ge=0.1, le=1.3)],
+        setting(
+            "Packets a second to each partner. A link has three, and answers as many: 3 a second at the default."
+        ),
+    ] = 0.5
+
+
 class FabricConfig(FabricRules, frozen=True, kw_only=True):
     """The configuration of the controller."""
 
@@ -116,6 +136,7 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
     history: Annotated[
         HistorySettings, setting("What changed in the reports of the nodes, and when: nodeagent history.")
     ] = HistorySettings()
+    rails: Annotated[RailsSettings, setting("Probes between the rails of the nodes.")] = RailsSettings()
     overlap_condition: Annotated[
         bool,
         setting(

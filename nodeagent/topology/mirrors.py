@@ -29,7 +29,7 @@ from nodeagent.fabric.hypernode import HyperNode, HyperNodeError, of
 from nodeagent.fabric.jobs import held_links
 from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain, VfHolder
 from nodeagent.fabric.report_changes import report_changes
-from nodeagent.fabric.reports import InternPool
+from nodeagent.fabric.reports import InternPool, only_legs_differ
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Meta, Partial
@@ -154,6 +154,8 @@ class ClusterMirror:
         self._passed_on: dict[str, int] = {}
         """Reports that the planner has and the copy has not yet: those of a list that has not ended, or has failed."""
         self._decoded: dict[str, HyperNode | None] = {}
+        self.uids: dict[str, str] = {}
+        """The UID of each Node, for the objects that it owns."""
         self.reports: Reflector[int] = Reflector(
             client,
             NODELINKS.typed(RawReport),
@@ -264,11 +266,14 @@ class ClusterMirror:
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 self._listener.refuse(name, str(error))
             else:
-                before = self._listener.inputs.reports.get(name)
+                inputs = self._listener.inputs
+                before, faults = inputs.reports.get(name), inputs.faults.of_node.get(name)
                 self._listener.report(name, report)
-                after = self._listener.inputs.reports.get(name)
+                after = inputs.reports.get(name)
                 if before is not None and after is not None:
                     self.changes.add(report_changes(before, after, report, time.time()))
+                    if only_legs_differ(before, after) and faults == inputs.faults.of_node.get(name):
+                        return content  # legs of a spine come and go by the thousand, and make no plan
             self.stir()
         return content
 
@@ -290,10 +295,13 @@ class ClusterMirror:
     def _take_node(self, node: Partial) -> OurLabels:
         """The labels that the controller may write: a Node has fifty others. Equal labels are one value."""
         labels = node.metadata.labels or {}
+        self.uids[node.metadata.name] = node.metadata.uid or ""
         return self._shared_labels(tuple((key, labels[key]) for key in self._label_keys if key in labels))
 
     def _node_changed(self, name: str, _before: OurLabels | None, now: OurLabels | None) -> None:
         self.stir()
+        if now is None:
+            self.uids.pop(name, None)
         self._listener.node(name, None if now is None else dict(now))
 
     # --- HyperNodes ---------------------------------------------------------------------------------------
