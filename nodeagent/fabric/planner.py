@@ -179,9 +179,9 @@ class Planner:
         self.inputs.uplinks(uplinks, by_key=by_key)
 
     def rails(self, anomalies: tuple[Anomaly, ...]) -> bool:
-        """The places where rails lose packets, all that are known at present. Returns whether they changed."""
+        """The places where rails lose packets, all that are known at present. Returns whether they are others."""
         before, self.inputs.rail_anomalies = self.inputs.rail_anomalies, anomalies
-        return before != anomalies
+        return {one.place for one in before} != {one.place for one in anomalies}
 
     def with_rails(self, outcome: PlanOutcome) -> PlanOutcome:
         """The outcome with the present anomalies of rails in place of its own."""

@@ -180,8 +180,8 @@ def _anomaly(found: Finding, message: str, places: Mapping[RailEnd, RailPlace], 
         return Anomaly(kind, name, shown(link), plain(places[RailEnd(name, link)].leaf), message)
     if scope is Scope.HOST:
         return Anomaly(kind, name, "", "", message)
-    nodes = tuple(sorted({end.node for leg in found.legs for end in leg}))
-    return Anomaly(kind, "", "", plain(name), message, nodes)
+    below = {end.node for leg in found.legs for end in leg if places[end].leaf == name}
+    return Anomaly(kind, "", "", plain(name), message, tuple(sorted(below)))
 
 
 def _loss_text(

@@ -1,7 +1,7 @@
 """Who probes whom: for each link two partners at its leaf switch, and one behind another leaf switch, all of its rail.
 
-* At a leaf switch the links form two rings, ordered by two digests of their names: each link probes the next one in
-  both. A link that joins changes its neighbors in the rings and nobody else.
+* At a leaf switch the links form two rings, ordered by two digests of the names of nodes: each link probes the next one
+  in both, or the one after it in the second. A link that joins changes its neighbors in the rings and nobody else.
 * Across, each link keeps its partner while that one is there. Others take a partner that nobody probes yet, as far as
   there is one. So a link that joins or leaves changes at most nine lists.
 * Across means to another leaf switch below the same spine; below a core every other link probes one below another
@@ -18,7 +18,7 @@ from nodeagent.fabric.rail_partners import PARTNERS_MAX
 from nodeagent.fabric.rail_suspects import Leg, RailEnd, RailPlace
 
 RINGS = ("first", "second")
-ACROSS_MAX = PARTNERS_MAX - len(RINGS)
+ACROSS_MAX = PARTNERS_MAX - len(RINGS) - 1
 """The most links that probe one link across: a list has room for no more."""
 
 
@@ -31,9 +31,14 @@ def choose(
     for end, place in places.items():
         leaves[place.rail, place.leaf].append(end)
     for ends in leaves.values():
-        for ring in RINGS if len(ends) > 1 else ():
+        for ring in RINGS:
             order = sorted(ends, key=lambda end: (_digest(ring, end.node), end.link))
-            legs.update((Leg(end, order[i - 1]), None) for i, end in enumerate(order))
+            for i, end in enumerate(order):
+                leg = Leg(end, order[i - 1])
+                if leg in legs:
+                    leg = Leg(end, order[i - 2])
+                if leg.partner != end:
+                    legs[leg] = None
     far = _across(places, across)
     legs.update((Leg(*pair), None) for pair in far.items())
     return list(legs), far

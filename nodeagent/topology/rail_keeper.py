@@ -7,7 +7,7 @@ Rules:
 * What another one has edited or deleted is restored within ``CHECK_S``. An object goes with its Node, which owns it,
   and is deleted when its node has no partners; if none has any, that is more often an error, and they stay.
 * Places are judged every ``JUDGE_S``, apart from the plan, whose debounce would double the time until a dead link is
-  named. A new judgement is shown at once.
+  named. Another place is shown at once, and new numbers of the evidence within ``PAUSE_S``.
 * A new leader continues with the lists of its predecessor: the partners across are read from the objects.
 """
 
@@ -62,7 +62,7 @@ class RailKeeper:
         uids: Mapping[str, str],
     ) -> None:
         self._client, self._write_log, self._planner, self._uids = client, write_log, planner, uids
-        self._watch = watch
+        self.watch = watch
         self.plan: Plan | None = None
         """The last plan of the leader, which writes it."""
         self._writes = NodeWrites("RailPartners cannot be kept", PER_SECOND)
@@ -73,11 +73,11 @@ class RailKeeper:
     @property
     def legs(self) -> int:
         """The legs that the lists name."""
-        return len(self._watch.lists.checked.legs)
+        return len(self.watch.lists.checked.legs)
 
     async def lead(self, shown: Callable[[], None]) -> None:
         """Keep the lists and judge until cancelled. ``shown`` is called when other places lose packets."""
-        self._watch.forget_times()
+        self.watch.forget_times()
         try:
             while True:
                 if await self._read():
@@ -90,14 +90,17 @@ class RailKeeper:
             self._planner.rails(())
 
     async def _judge(self, shown: Callable[[], None]) -> None:
-        loop, known = asyncio.get_running_loop(), None
+        loop, known, texts, shown_at = asyncio.get_running_loop(), None, (), 0.0
         while True:
             began, plan = loop.time(), self.plan
             if plan is not None and plan is not known:
-                await in_thread(partial(self._watch.plan, plan))
+                await in_thread(partial(self.watch.plan, plan))
                 known = plan
             reports = self._planner.inputs.reports.copy()
-            if self._planner.rails(await in_thread(partial(self._watch.judge, reports, began))):
+            anomalies = await in_thread(partial(self.watch.judge, reports, began))
+            others = self._planner.rails(anomalies)
+            if others or (anomalies != texts and began >= shown_at + PAUSE_S):
+                texts, shown_at = anomalies, began
                 shown()
             await asyncio.sleep(max(JUDGE_S, BUSY * (loop.time() - began)))
 
@@ -105,14 +108,14 @@ class RailKeeper:
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
-        kept: RailLists | None = self._watch.lists
+        kept: RailLists | None = self.watch.lists
         read_at = loop.time()
         while True:
             try:
                 if loop.time() >= read_at + CHECK_S:
                     kept, read_at = None, loop.time()
                     await self._compare()
-                lists = self._watch.lists
+                lists = self.watch.lists
                 if lists is not kept and await self._write(lists):
                     kept = lists
                 await asyncio.sleep(JUDGE_S if lists is kept else PAUSE_S)
@@ -132,7 +135,7 @@ class RailKeeper:
             self._stored[node] = _digest(spec), version
             for rail in spec.rails:
                 far = (RailEnd(one.node, one.nic) for one in rail.probe if one.scope == ACROSS)
-                self._watch.across.update((RailEnd(node, rail.rail), end) for end in far)
+                self.watch.across.update((RailEnd(node, rail.rail), end) for end in far)
 
         return await self._list(RAIL_PARTNERS.typed(StoredPartners), take, self._stored.clear)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
@@ -140,7 +140,7 @@ class RailHall:
         return sorted(changes)
 
     def _slots(self, node: str, times: list[float], until: float) -> Iterator[float]:
-        """The ends of slots at which the level may differ: those after a loss, and those at which it leaves a window."""
+        """The ends of slots at which the level may differ: after a loss, and when it leaves a window."""
         ends = {
             self.phases[node] + SLOT_S * ((at + window - self.phases[node]) // SLOT_S + step)
             for at in times
@@ -178,8 +178,8 @@ class RailHall:
 
 
 def unrest(hall: RailHall, days: float) -> dict[Leg, list[float]]:
-    """The losses of a hall in which nothing is wrong but that machines pause and reboot, cables have bursts, and one bit
-    in a while is lost. An agent that restarts loses nothing: the refusals of its host excuse it."""
+    """The losses of a hall in which nothing is wrong: machines pause and reboot, cables have bursts, and a packet is
+    lost now and then. An agent that restarts loses nothing, since the refusals of its host excuse it."""
     losses: dict[Leg, list[float]] = defaultdict(list)
     rand, until = hall.random, days * DAY_S
 
