@@ -11,6 +11,8 @@ Guards, each found necessary by simulation:
 * Breadth: a link is blamed on legs with two other nodes, a leaf with four of its links, its uplinks with three, a tier
   with three leaves, a host with four rails. A leg is believed only about its own ends, so one node that lies can name
   only itself.
+* A link is blamed only if its own node sees it too: a host that pauses or boots says nothing. Two legs of which one has the lowest
+  level do not suffice: two bursts within a quarter of an hour look like them.
 * A link that has partners at its leaf switch is blamed only with a bad leg to one of them: two legs across may have one
   bad uplink in common.
 * Concentration: no link has more than a quarter of the bad legs of a leaf, and no leaf more than a third of those of a
@@ -26,9 +28,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
+
+from nodeagent.fabric.nodelinks import LEG_LEVELS
 
 BAD_BY_CHANCE = 1e-4
 """The share of legs that are reported as bad where nothing is wrong: far above what was simulated, so that a place with
@@ -38,6 +42,8 @@ AGREE_S = 5.0
 PRICE = 5.0
 """What each further place of an explanation must gain."""
 FEW_SHARE, FEW_LEGS = 1.2, 3
+PARTNERS_MIN = 2
+"""Other nodes with bad legs to a link or a host that is blamed."""
 
 
 class Scope(Enum):
@@ -152,9 +158,11 @@ def gain(bad: int, checked: int) -> float:
     return bad * math.log(share / BAD_BY_CHANCE) + rest
 
 
-def suspects(checked: CheckedLegs, bad: Iterable[Leg], scopes: Iterable[Scope] = Scope) -> Iterator[Finding]:
-    """The places that explain the bad legs, the best explanation first."""
-    bad, scopes = list(bad), frozenset(scopes)
+def suspects(
+    checked: CheckedLegs, bad: Mapping[Leg, int], scopes: Iterable[Scope] = Scope
+) -> Iterator[Finding]:
+    """The places that explain the bad legs, given with their levels; the best explanation first."""
+    scopes = frozenset(scopes)
     near = {end for leg in bad if checked.is_near(leg) for end in leg}
     of: dict[Suspect, dict[Leg, None]] = {}
     for leg in bad:
@@ -172,7 +180,7 @@ def suspects(checked: CheckedLegs, bad: Iterable[Leg], scopes: Iterable[Scope] =
         if weight < -before:  # an earlier finding has explained some of its legs
             heapq.heappush(heap, (-weight, *_key(best), best))
             continue
-        if not _is_broad(best, of[best], checked):
+        if not _is_broad(best, {leg: bad[leg] for leg in of[best]}, checked):
             continue
         legs = tuple(of[best])
         rivals = tuple(
@@ -194,12 +202,12 @@ def _weight(suspect: Suspect, of: Mapping[Suspect, Mapping[Leg, None]], checked:
 
 
 def _key(suspect: Suspect) -> tuple[int, str, str]:
-    """Of equal explanations a host comes before its only link: a host that is silent is no fault of the network."""
+    """Of equal explanations a host comes before its only link, which the host's own word decides."""
     order = (Scope.HOST, Scope.LINK, Scope.LEAF, Scope.UPLINKS, Scope.SPINE, Scope.CORE)
     return order.index(suspect.scope), suspect.name, suspect.link
 
 
-def _is_broad(suspect: Suspect, legs: Collection[Leg], checked: CheckedLegs) -> bool:
+def _is_broad(suspect: Suspect, legs: Mapping[Leg, int], checked: CheckedLegs) -> bool:
     """The bad legs are not those of a few parts of the place."""
     scope, parts, others = suspect.scope, Counter[Suspect](), set[str]()
     for leg in legs:
@@ -213,11 +221,14 @@ def _is_broad(suspect: Suspect, legs: Collection[Leg], checked: CheckedLegs) -> 
         else:
             parts.update(Suspect(Scope.UPLINKS, leaf) for leaf in {checked.places[end].leaf for end in leg})
             others.update(end.node for end in leg)
-    if scope is Scope.LINK:
-        near = RailEnd(suspect.name, suspect.link) not in checked.near or any(map(checked.is_near, legs))
-        return near and len(others) >= scope.breadth
-    if scope is Scope.HOST:
-        return len(others) >= 2 and len(parts) >= min(scope.breadth, checked.rails[suspect.name])
+    if scope in (Scope.LINK, Scope.HOST):
+        own_word = any(leg.writer.node == suspect.name for leg in legs)
+        if len(others) < PARTNERS_MIN:
+            return False
+        if scope is Scope.LINK:
+            near = RailEnd(suspect.name, suspect.link) not in checked.near or any(map(checked.is_near, legs))
+            return near and own_word and (len(legs) >= FEW_LEGS or min(legs.values()) > LEG_LEVELS[0])
+        return len(parts) >= scope.breadth or (len(parts) == checked.rails[suspect.name] and not own_word)
     if scope in _TIERS and len(others) < NODES_OF_TIER:
         return False
     part, most = parts.most_common(1)[0]
@@ -227,7 +238,7 @@ def _is_broad(suspect: Suspect, legs: Collection[Leg], checked: CheckedLegs) -> 
     return scope is not Scope.LEAF or not _is_several(suspect, legs, checked)
 
 
-def _is_several(leaf: Suspect, legs: Collection[Leg], checked: CheckedLegs) -> bool:
+def _is_several(leaf: Suspect, legs: Mapping[Leg, int], checked: CheckedLegs) -> bool:
     """Several links explain the legs better than their leaf switch does, each at its ``PRICE``."""
     links = suspects(checked, legs, (Scope.LINK, Scope.HOST))
     sum_of_links = sum(gain(len(found.legs), found.checked) - PRICE for found in links)

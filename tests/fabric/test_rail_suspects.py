@@ -26,7 +26,7 @@ DEAD, LEAF = Suspect(Scope.LINK, "n1-3", "rail2"), Suspect(Scope.LEAF, "leaf2-5"
 
 
 def named(bad: Iterable[Leg], hall: RailHall = HALL, scopes: Iterable[Scope] = Scope) -> list[Suspect]:
-    return [found.suspect for found in suspects(hall.checked, bad, scopes)]
+    return [found.suspect for found in suspects(hall.checked, dict.fromkeys(bad, 100), scopes)]
 
 
 def bad(*places: Suspect, hall: RailHall = HALL) -> list[Leg]:
@@ -78,7 +78,9 @@ def test_two_nodes_alone_cannot_name_a_link():
 def test_the_only_rail_of_a_silent_host_is_the_host():
     hall = RailHall(2, 8, 1)
     host = Suspect(Scope.HOST, "n0-3")
-    assert named(bad(host, hall=hall), hall) == [host]
+    legs = bad(host, hall=hall)
+    assert named([leg for leg in legs if leg.writer.node != host.name], hall) == [host]
+    assert named(legs, hall) == [Suspect(Scope.LINK, "n0-3", "rail0")], "it runs, and says so"
 
 
 def test_a_leg_across_says_nothing_about_uplinks_if_its_link_loses_packets_at_the_leaf():
@@ -89,7 +91,7 @@ def test_a_leg_across_says_nothing_about_uplinks_if_its_link_loses_packets_at_th
 def test_uplinks_of_two_groups_cannot_be_told_apart_and_both_are_named():
     pair = RailHall(2, 16, 4)
     uplinks = Suspect(Scope.UPLINKS, "leaf0-1")
-    (found,) = suspects(pair.checked, of_path(pair, uplinks))
+    (found,) = suspects(pair.checked, dict.fromkeys(of_path(pair, uplinks), 10))
     assert {found.suspect, *found.rivals} == {uplinks, Suspect(Scope.UPLINKS, "leaf1-1")}
 
 
@@ -101,7 +103,25 @@ def test_large_packets_name_no_host():
 
 def test_legs_of_unknown_links_count_for_nothing():
     unknown = CheckedLegs((), {})
-    assert list(suspects(unknown, HALL.legs)) == []
+    assert list(suspects(unknown, dict.fromkeys(HALL.legs, 100))) == []
+
+
+def test_two_legs_of_one_percent_name_no_link_and_three_do():
+    legs = [leg for leg in HALL.passing(DEAD) if HALL.checked.is_near(leg)]
+    of_two = [leg for leg in legs if leg.writer.node == DEAD.name][:1] + [
+        leg for leg in legs if leg.writer.node != DEAD.name
+    ]
+    for count, level, expected in ((2, 1, []), (2, 10, [DEAD]), (3, 1, [DEAD])):
+        found = suspects(HALL.checked, dict.fromkeys(of_two[:count], level))
+        assert [one.suspect for one in found] == expected
+
+
+def test_a_link_whose_own_node_sees_nothing_is_not_blamed():
+    """The host pauses, or boots: only its partners miss answers."""
+    silent = [leg for leg in HALL.passing(DEAD) if leg.writer.node != DEAD.name]
+    assert named(silent) == []
+    host = Suspect(Scope.HOST, DEAD.name)
+    assert named([leg for leg in HALL.passing(host) if leg.writer.node != host.name]) == [host]
 
 
 WRITERS = sorted({leg.writer.node for leg in HALL.legs})
@@ -127,8 +147,7 @@ def test_a_liar_does_not_hide_or_move_a_fault(liar: str, number: int):
     lies = [leg for leg in HALL.legs if leg.writer.node == liar]
     found = named([*dict.fromkeys([*bad(dead), *lies])])
     assert {suspect.name for suspect in found} <= {dead.name, liar}
-    silent = [leg for leg in bad(dead) if leg.writer.node != liar]
-    assert dead in named(silent) or dead.name == liar
+    assert dead in found or dead.name == liar
 
 
 def test_two_judgements_agree_before_a_place_is_named():

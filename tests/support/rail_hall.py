@@ -9,6 +9,7 @@ that differs is written ``REPORT_S`` later. The controller judges each ``JUDGE_S
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_right
 from collections import defaultdict
@@ -31,6 +32,8 @@ from nodeagent.fabric.rail_suspects import (
 
 EVERY_S, FLOWS, WAIT_S, SLOT_S, REPORT_S, JUDGE_S = 2.0, 8, 2.0, 5.0, 2.0, 5.0
 WINDOWS_S = (15.0, 60.0, 300.0, 900.0)
+LATE_S = 10.0
+"""An answer that comes within this time is not lost."""
 PATHS = 32
 """Uplinks of a leaf switch, and planes of a spine tier."""
 HOUR_S, DAY_S = 3600.0, 86400.0
@@ -153,7 +156,7 @@ class RailHall:
         self,
         losses: dict[Leg, list[float]],
         until: float,
-        judge: Callable[[CheckedLegs, Iterable[Leg]], Iterable[Finding]] = suspects,
+        judge: Callable[[CheckedLegs, dict[Leg, int]], Iterable[Finding]] = suspects,
     ) -> list[Named]:
         """Every finding, when it is shown first, in order."""
         changes, i = self.reports(losses, until), 0
@@ -198,10 +201,11 @@ def unrest(hall: RailHall, days: float) -> dict[Leg, list[float]]:
             at += rand.expovariate(per_day / DAY_S)
 
     for node in hall.phases:
-        legs = hall.passing(Suspect(Scope.HOST, node))
-        for at in often(20):  # an answer after the pause is late, and missing until then
-            lose(legs, at, at + rand.lognormvariate(-0.7, 1.5) - WAIT_S, 1.0)
-        asked = [leg for leg in legs if leg.partner.node == node]
+        asked = [leg for leg in hall.passing(Suspect(Scope.HOST, node)) if leg.partner.node == node]
+        for at in often(20):
+            pause_s = rand.lognormvariate(math.log(0.5), 1.0)
+            if pause_s > LATE_S:  # otherwise all answers come in time to be taken back
+                lose(asked, at, at + pause_s - WAIT_S, 1.0)
         for at in often(15 / 1000):
             lose(asked, at, at + 180, 1.0)
     for end in hall.places:
@@ -212,3 +216,98 @@ def unrest(hall: RailHall, days: float) -> dict[Leg, list[float]]:
         for at in often(DAY_S / EVERY_S * 12e-6):
             losses[leg].append(at)
     return {leg: sorted(times) for leg, times in losses.items()}
+
+
+# --- the table --------------------------------------------------------------------------------------------------
+
+HALLS = {"256 nodes": (8, 32, 8, 1), "1,024 nodes": (32, 32, 8, 1), "8,192 nodes, 8 pods": (256, 32, 8, 8)}
+"""Groups, nodes of a group, rails, pods."""
+
+
+class Row(NamedTuple):
+    """Faults that one hall gets at once, for ``until`` seconds, and by when all are named in 95 of 100 halls."""
+
+    faults: Callable[[RailHall], list[Fault]]
+    until: float
+    promise_s: float
+
+
+class Result(NamedTuple):
+    """Halls with all faults named, and those with another place named too; when the last fault was named in each."""
+
+    runs: int
+    right: int
+    extra: int
+    times: list[float]
+    wrong: list[str]
+
+    def within_s(self, share: float) -> float:
+        """The time within which this share of the right halls had all names."""
+        return sorted(self.times)[max(0, math.ceil(share * len(self.times)) - 1)]
+
+
+def row(hall: RailHall, wanted: Row, runs: int, seed: int = 1) -> Result:
+    """Try a row of the table in ``runs`` halls."""
+    right, extra, times, wrong = 0, 0, [], []
+    for run in range(runs):
+        hall.random = random.Random(seed * 100_000 + run)
+        faults = wanted.faults(hall)
+        places = {fault.suspect for fault in faults}
+        found = hall.named(hall.losses(faults, wanted.until), wanted.until)
+        at = {
+            suspect: one.at
+            for one in reversed(found)
+            for suspect in (one.finding.suspect, *one.finding.rivals)
+        }
+        others = [
+            one.finding for one in found if places.isdisjoint((one.finding.suspect, *one.finding.rivals))
+        ]
+        if places <= at.keys():
+            right += 1
+            times.append(max(at[place] for place in places))
+        extra += bool(others)
+        if others or not places <= at.keys():
+            wrong.append(f"{sorted(map(str, places))}: {[str(one.finding.suspect) for one in found]}")
+    return Result(runs, right, extra, times, wrong)
+
+
+def _link(hall: RailHall, leaf: str = "") -> Suspect:
+    ends = [end for end, place in hall.places.items() if leaf in ("", place.leaf)]
+    return Suspect(Scope.LINK, *hall.random.choice(ends))
+
+
+def _at_leaf(hall: RailHall, scope: Scope) -> Suspect:
+    return Suspect(scope, hall.random.choice(hall.leaves))
+
+
+def _host(hall: RailHall) -> Suspect:
+    return Suspect(Scope.HOST, hall.random.choice(sorted(hall.phases)))
+
+
+def _spine(hall: RailHall) -> Suspect:
+    return Suspect(Scope.SPINE, hall.random.choice(sorted({place.spine for place in hall.places.values()})))
+
+
+def _links_of_a_leaf(hall: RailHall, count: int) -> list[Fault]:
+    leaf = hall.random.choice(hall.leaves)
+    ends = [end for end, place in hall.places.items() if place.leaf == leaf]
+    return [Fault(Suspect(Scope.LINK, *end)) for end in hall.random.sample(ends, count)]
+
+
+ROWS = {
+    "link dead": Row(lambda hall: [Fault(_link(hall))], 60, 35),
+    "link 10 %": Row(lambda hall: [Fault(_link(hall), 0.1)], 150, 75),
+    "link 1 %": Row(lambda hall: [Fault(_link(hall), 0.01)], 1500, 720),
+    "leaf dead": Row(lambda hall: [Fault(_at_leaf(hall, Scope.LEAF))], 60, 35),
+    "leaf 10 %": Row(lambda hall: [Fault(_at_leaf(hall, Scope.LEAF), 0.1)], 60, 75),
+    "one of 32 uplinks, one way": Row(lambda hall: [Fault(_at_leaf(hall, Scope.UPLINKS), 1.0, 3)], 120, 60),
+    "one of 32 spine planes": Row(lambda hall: [Fault(_spine(hall), 1.0, 3)], 60, 60),
+    "one path of the core": Row(lambda hall: [Fault(Suspect(Scope.CORE, ""), 1.0, 3)], 60, 60),
+    "silent host": Row(lambda hall: [Fault(_host(hall))], 60, 35),
+    "host loses 30 %": Row(lambda hall: [Fault(_host(hall), 0.3)], 60, 75),
+    "dead link and a link with 10 %": Row(
+        lambda hall: [Fault(_link(hall)), Fault(_link(hall), 0.1)], 150, 90
+    ),
+    "two dead links of one leaf": Row(lambda hall: _links_of_a_leaf(hall, 2), 60, 35),
+    "eight dead links of one leaf": Row(lambda hall: _links_of_a_leaf(hall, 8), 60, 35),
+}
