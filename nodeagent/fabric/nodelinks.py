@@ -87,8 +87,8 @@ class NodeLink(Wire, frozen=True, kw_only=True):
     sentence for each of ``reasons``, in their order: the value that started the fault beside its threshold.
 
     ``addresses`` are the addresses with prefix length that partners may probe, as ``10.0.1.3/24``; IPv6 link-local ones
-    reach the same L2 network only. ``rail_checked`` is ``CHECKABLE`` or a word that says why the link cannot be
-    checked; None: this agent does not probe. A checked link without ``legs`` has good ones only."""
+    reach the same L2 network only. ``rail_checked`` is ``CHECKABLE`` or a word for why the link cannot be checked, and
+    absent if this agent does not probe. A checked link without ``legs`` has good ones only."""
 
     name: str
     netdev: str | None = None

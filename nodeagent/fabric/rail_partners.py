@@ -35,7 +35,7 @@ class ProbedPartner(Wire, frozen=True, kw_only=True):
     address: _Address
     scope: Annotated[str, msgspec.Meta(max_length=63)] = LEAF
     ports: Annotated[int, msgspec.Meta(ge=1, le=PORTS_MAX)] = 1
-    per_second: Annotated[float, msgspec.Meta(ge=0.01, le=2)] = 0.5
+    per_second: Annotated[float, msgspec.Meta(ge=0.01, le=2)]
 
 
 class AnsweredPartner(Wire, frozen=True, kw_only=True):
