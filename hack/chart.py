@@ -159,6 +159,9 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             needs_controller("nodeFeatureGroups")
             + write(elsewhere("node-feature-groups", "nodeFeatureGroups", kubectl)),
         ),
+        "templates/rails.yaml": when(
+            "rails.enabled", needs_controller("rails") + write(build("rails", kubectl))
+        ),
         "templates/jobs.yaml": when("jobs.enabled", needs_controller("jobs") + write(build("jobs", kubectl))),
         "templates/kueue.yaml": when(
             "kueue.enabled", needs_controller("kueue") + write(build("kueue", kubectl))

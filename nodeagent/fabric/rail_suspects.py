@@ -11,8 +11,8 @@ Guards, each found necessary by simulation:
 * Breadth: a link is blamed on legs with two other nodes, a leaf with four of its links, its uplinks with three, a tier
   with three leaves, a host with four rails. A leg is believed only about its own ends, so one node that lies can name
   only itself.
-* A link is blamed only if its own node sees it too: a host that pauses or boots says nothing. Two legs of which one has the lowest
-  level do not suffice: two bursts within a quarter of an hour look like them.
+* A link is blamed only if its own node sees it too: a host that pauses or boots says nothing. Two legs do not
+  suffice if one has the lowest level: two bursts within a quarter of an hour look like them.
 * A link that has partners at its leaf switch is blamed only with a bad leg to one of them: two legs across may have one
   bad uplink in common.
 * Concentration: no link has more than a quarter of the bad legs of a leaf, and no leaf more than a third of those of a

@@ -121,6 +121,10 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "controller": {"enabled": True, "fabric": text("overlays/node-feature-groups/fabric.yaml")},
         "nodeFeatureGroups": {"enabled": True},
     },
+    "overlays/rails": {
+        "controller": {"enabled": True, "fabric": text("overlays/rails/fabric.yaml")},
+        "rails": {"enabled": True},
+    },
     "overlays/jobs": {
         "controller": {"enabled": True, "fabric": text("overlays/jobs/fabric.yaml")},
         "jobs": {"enabled": True},
@@ -435,7 +439,9 @@ def test_a_value_changes_its_field_and_nothing_else() -> None:
     assert by_key(rest) == by_key([one for one in built("overlays/controller") if one["kind"] not in changed])
 
 
-@pytest.mark.parametrize("part", ["jobs", "kueue", "marks", "startupTaint", "slurm", "nodeFeatureGroups"])
+@pytest.mark.parametrize(
+    "part", ["jobs", "rails", "kueue", "marks", "startupTaint", "slurm", "nodeFeatureGroups"]
+)
 def test_a_part_of_the_controller_is_refused_without_the_controller(part: str) -> None:
     import helm_python as helm
 
