@@ -117,6 +117,8 @@ class RailWatch:
         self.across: dict[RailEnd, RailEnd] = {}
         self._per_second = per_second
         self.lists = RailLists((), {}, {}, per_second)
+        self.bad = 0
+        """The legs of the lists that lost packets at the last judgement."""
         self._since: dict[bool, dict[Suspect, float]] = {False: {}, True: {}}
 
     def plan(self, plan: Plan) -> None:
@@ -135,6 +137,7 @@ class RailWatch:
                 leg = Leg(RailEnd(node, report.shape[i].link), RailEnd(reported.node, reported.nic))
                 if leg in checked.legs:
                     bad[reported.large][leg] = reported.level
+        self.bad = len(bad[False].keys() | bad[True].keys())
         found: list[Anomaly] = []
         for large, levels in bad.items():
             scopes = set(Scope) - {Scope.HOST} if large else Scope

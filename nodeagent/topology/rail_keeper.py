@@ -71,9 +71,10 @@ class RailKeeper:
         self.writes: Counter[tuple[str, str]] = Counter()
 
     @property
-    def legs(self) -> int:
-        """The legs that the lists name."""
-        return len(self.watch.lists.checked.legs)
+    def legs(self) -> dict[str, int]:
+        """The legs that the lists name, by state: good, or bad for those that lose packets."""
+        count, bad = len(self.watch.lists.checked.legs), self.watch.bad
+        return {"good": max(0, count - bad), "bad": bad}
 
     async def lead(self, shown: Callable[[], None]) -> None:
         """Keep the lists and judge until cancelled. ``shown`` is called when other places lose packets."""
