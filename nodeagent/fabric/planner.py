@@ -183,6 +183,11 @@ class Planner:
         before, self.inputs.rail_anomalies = self.inputs.rail_anomalies, anomalies
         return {one.place for one in before} != {one.place for one in anomalies}
 
+    @property
+    def has_legs(self) -> bool:
+        """Some report names a leg that loses packets."""
+        return any(report.legs for report in self.inputs.reports.values())
+
     def with_rails(self, outcome: PlanOutcome) -> PlanOutcome:
         """The outcome with the present anomalies of rails in place of its own."""
         others = [anomaly for anomaly in outcome.anomalies if anomaly.kind not in RAIL_KINDS]

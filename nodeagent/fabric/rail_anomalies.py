@@ -95,7 +95,7 @@ class RailLists:
 
     def address(self, own: RailEnd, far: RailEnd) -> str:
         """The address of ``far`` that ``own`` reaches: of a common family, or link-local below one leaf."""
-        mine, theirs = self.addresses[own], self.addresses[far]
+        mine, theirs = self.addresses.get(own, ()), self.addresses.get(far, ())
         families = {":" in text for text in mine if not text.startswith(_LINK_LOCAL)}
         for text in theirs:
             if not text.startswith(_LINK_LOCAL) and (":" in text) in families:
@@ -113,7 +113,7 @@ class RailLists:
 class RailWatch:
     """The lists of partners, and which places lose packets. ``across`` are the partners across until now."""
 
-    def __init__(self, per_second: float) -> None:
+    def __init__(self, per_second: float = 0.5) -> None:
         self.across: dict[RailEnd, RailEnd] = {}
         self._per_second = per_second
         self.lists = RailLists((), {}, {}, per_second)
@@ -127,6 +127,16 @@ class RailWatch:
         if places != self.lists.places or addresses != self.lists.addresses:
             legs, self.across = choose(places, self.across)
             self.lists = RailLists(legs, places, addresses, self._per_second)
+
+    def adopt(self, plan: Plan, written: Iterable[RailPartners]) -> None:
+        """Take the lists that are in force, in place of choosing: for a reader of the cluster."""
+        legs = [
+            Leg(RailEnd(one.metadata.name or "", rail.rail), RailEnd(partner.node, partner.nic))
+            for one in written
+            for rail in one.spec.rails
+            for partner in rail.probe
+        ]
+        self.lists = RailLists(legs, *_places(plan), self._per_second)
 
     def judge(self, reports: Mapping[str, CompactReport], now: float) -> tuple[Anomaly, ...]:
         """The places that lose packets, by the legs in the reports; only legs of our lists count."""
