@@ -25,9 +25,9 @@ from nodeagent.fabric.rail_partners import (
 )
 from nodeagent.fabric.rail_suspects import (
     CheckedLegs,
-    Finding,
     Leg,
     RailEnd,
+    RailFinding,
     RailPlace,
     Scope,
     Suspect,
@@ -52,7 +52,7 @@ _KINDS = {
 
 
 class RailLists:
-    """Who probes whom: the legs of ``choose`` whose ends have addresses that reach each other."""
+    """The lists of partners: the legs of ``choose`` whose ends have addresses that reach each other."""
 
     def __init__(
         self,
@@ -186,7 +186,9 @@ def _places(plan: Plan) -> tuple[dict[RailEnd, RailPlace], dict[RailEnd, tuple[s
     return places, addresses
 
 
-def _anomaly(found: Finding, message: str, places: Mapping[RailEnd, RailPlace], *, large: bool) -> Anomaly:
+def _anomaly(
+    found: RailFinding, message: str, places: Mapping[RailEnd, RailPlace], *, large: bool
+) -> Anomaly:
     scope, name, link = found.suspect
     kind = AnomalyKind.PATH_MTU if large else _KINDS[scope]
     if scope is Scope.LINK:
@@ -198,7 +200,7 @@ def _anomaly(found: Finding, message: str, places: Mapping[RailEnd, RailPlace], 
 
 
 def _loss_text(
-    found: Finding,
+    found: RailFinding,
     levels: Mapping[Leg, int],
     places: Mapping[RailEnd, RailPlace],
     reports: Mapping[str, CompactReport],
@@ -232,7 +234,7 @@ def _loss_text(
 
 
 def _mtu_text(
-    found: Finding,
+    found: RailFinding,
     _levels: Mapping[Leg, int],
     places: Mapping[RailEnd, RailPlace],
     reports: Mapping[str, CompactReport],
@@ -253,22 +255,24 @@ def _mtu_text(
     )
 
 
-def _partners(found: Finding) -> str:
+def _partners(found: RailFinding) -> str:
     nodes = sorted({end.node for leg in found.legs for end in leg} - {found.suspect.name})
     return f"to and from {len(nodes)} nodes ({names_of(nodes)})"
 
 
-def _rails(found: Finding) -> int:
+def _rails(found: RailFinding) -> int:
     return len({end.link for leg in found.legs for end in leg if end.node == found.suspect.name})
 
 
-def _link(found: Finding, places: Mapping[RailEnd, RailPlace]) -> str:
+def _link(found: RailFinding, places: Mapping[RailEnd, RailPlace]) -> str:
     _, name, link = found.suspect
     rail = places[RailEnd(name, link)].rail
     return f"{shown(link)} of {name}" + (f" (rail {shown(rail)})" if rail != link else "")
 
 
-def _port(found: Finding, places: Mapping[RailEnd, RailPlace], reports: Mapping[str, CompactReport]) -> str:
+def _port(
+    found: RailFinding, places: Mapping[RailEnd, RailPlace], reports: Mapping[str, CompactReport]
+) -> str:
     """The port of the leaf switch at the other end of a link, as its node reports it."""
     _, name, link = found.suspect
     report, leaf = reports[name], plain(places[RailEnd(name, link)].leaf)
@@ -276,7 +280,7 @@ def _port(found: Finding, places: Mapping[RailEnd, RailPlace], reports: Mapping[
     return f"the port {shown(ports[link])} of {leaf}" if ports.get(link) else f"its port of {leaf}"
 
 
-def _paths(found: Finding) -> int:
+def _paths(found: RailFinding) -> int:
     """How many paths there are if one of them loses packets: a leg has a flow for each of its source ports, and each
     passes a tier twice, but the uplinks of one leaf switch once."""
     good = 1 - len(found.legs) / found.checked

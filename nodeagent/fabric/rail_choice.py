@@ -1,4 +1,4 @@
-"""Who probes whom: for each link two partners at its leaf switch, and one behind another leaf switch, all of its rail.
+"""The choice of partners: for each link two at its leaf switch, and one at another leaf switch, all of its rail.
 
 * At a leaf switch the links form two rings, ordered by two digests of the names of nodes: each link probes the next one
   in both, or the one after it in the second. A link that joins changes its neighbors in the rings and nobody else.

@@ -40,7 +40,7 @@ many legs is not blamed for a few."""
 GAIN_MIN = 14.0
 AGREE_S = 5.0
 PRICE = 5.0
-"""What each further place of an explanation must gain."""
+"""The gain that each further place of an explanation must bring."""
 FEW_SHARE, FEW_LEGS = 1.2, 3
 PARTNERS_MIN = 2
 """Other nodes with bad legs to a link or a host that is blamed."""
@@ -99,7 +99,7 @@ class Suspect(NamedTuple):
     link: str = ""
 
 
-class Finding(NamedTuple):
+class RailFinding(NamedTuple):
     """A suspect with the bad legs that it explains, of ``checked`` legs that pass it. ``rivals`` would explain the
     same legs equally well."""
 
@@ -160,7 +160,7 @@ def gain(bad: int, checked: int) -> float:
 
 def suspects(
     checked: CheckedLegs, bad: Mapping[Leg, int], scopes: Iterable[Scope] = Scope
-) -> Iterator[Finding]:
+) -> Iterator[RailFinding]:
     """The places that explain the bad legs, given with their levels; the best explanation first."""
     scopes = frozenset(scopes)
     near = {end for leg in bad if checked.is_near(leg) for end in leg}
@@ -191,7 +191,7 @@ def suspects(
             and of.get(other, {}).keys() == of[best].keys()
             and checked.counts[other] == checked.counts[best]
         )
-        yield Finding(best, legs, checked.counts[best], rivals)
+        yield RailFinding(best, legs, checked.counts[best], rivals)
         for leg in legs:
             for suspect in checked.passed(leg):
                 of.get(suspect, {}).pop(leg, None)
@@ -246,8 +246,8 @@ def _is_several(leaf: Suspect, legs: Mapping[Leg, int], checked: CheckedLegs) ->
 
 
 def agreed(
-    findings: Iterable[Finding], before: Mapping[Suspect, float], now: float
-) -> tuple[list[Finding], dict[Suspect, float]]:
+    findings: Iterable[RailFinding], before: Mapping[Suspect, float], now: float
+) -> tuple[list[RailFinding], dict[Suspect, float]]:
     """The findings whose suspect was one ``AGREE_S`` ago too, and since when each has been one."""
     findings = list(findings)
     since = {found.suspect: before.get(found.suspect, now) for found in findings}

@@ -25,6 +25,7 @@ import msgspec
 from nodeagent.base.bounded_calls import in_thread
 from nodeagent.cluster.node_marks import NodeWrites
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL
+from nodeagent.fabric.outcome import Anomaly
 from nodeagent.fabric.planner import Plan, Planner
 from nodeagent.fabric.rail_anomalies import RailLists, RailWatch
 from nodeagent.fabric.rail_partners import ACROSS, RailPartners, RailPartnersSpec, rail_partners_object
@@ -91,7 +92,8 @@ class RailKeeper:
             self._planner.rails(())
 
     async def _judge(self, shown: Callable[[], None]) -> None:
-        loop, known, texts, shown_at = asyncio.get_running_loop(), None, (), 0.0
+        loop, known, shown_at = asyncio.get_running_loop(), None, 0.0
+        texts: tuple[Anomaly, ...] = ()
         while True:
             began, plan = loop.time(), self.plan
             if plan is not None and plan is not known:

@@ -1,4 +1,4 @@
-"""Who probes whom: rings at a leaf switch and partners across, stable while nodes come and go."""
+"""The choice of partners: rings at a leaf switch and partners across, stable while nodes come and go."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hall(groups: int, size: int = 8, rails: int = 2, pods: int = 1) -> Places:
 
 
 def lists(legs: list[Leg]) -> dict[str, set[tuple[bool, Leg]]]:
-    """What the object of each node has: the legs that it sends on, and those that it answers."""
+    """The content of the object of each node: the legs that it sends on, and those that it answers."""
     found: dict[str, set[tuple[bool, Leg]]] = {}
     for leg in legs:
         found.setdefault(leg.writer.node, set()).add((True, leg))

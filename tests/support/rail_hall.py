@@ -20,9 +20,9 @@ from typing import NamedTuple
 from nodeagent.fabric.rail_choice import choose
 from nodeagent.fabric.rail_suspects import (
     CheckedLegs,
-    Finding,
     Leg,
     RailEnd,
+    RailFinding,
     RailPlace,
     Scope,
     Suspect,
@@ -51,7 +51,7 @@ class Named(NamedTuple):
     """A finding that the controller shows, and when for the first time."""
 
     at: float
-    finding: Finding
+    finding: RailFinding
 
 
 def level(losses: list[float], now: float) -> int:
@@ -156,7 +156,7 @@ class RailHall:
         self,
         losses: dict[Leg, list[float]],
         until: float,
-        judge: Callable[[CheckedLegs, dict[Leg, int]], Iterable[Finding]] = suspects,
+        judge: Callable[[CheckedLegs, dict[Leg, int]], Iterable[RailFinding]] = suspects,
     ) -> list[Named]:
         """Every finding, when it is shown first, in order."""
         changes, i = self.reports(losses, until), 0
