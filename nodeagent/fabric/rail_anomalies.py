@@ -1,6 +1,6 @@
 """Rails that lose packets as anomalies: from a plan and the legs in its reports to words.
 
-``RailWatch`` keeps who probes whom and the judgement before; it is given each plan.
+``RailJudge`` keeps who probes whom and the judgement before; it is given each plan.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class RailLists:
         return ""
 
 
-class RailWatch:
+class RailJudge:
     """The lists of partners, and which places lose packets. ``across`` are the partners across until now."""
 
     def __init__(self, per_second: float = 0.5) -> None:

@@ -68,7 +68,7 @@ class NodeFeatureGroupsSettings(Settings, frozen=True, kw_only=True):
     ] = "node-feature-discovery"
 
 
-class RailsSettings(Settings, frozen=True, kw_only=True):
+class FabricRailsSettings(Settings, frozen=True, kw_only=True):
     """Probes between the rails of the nodes, which agents with `rails.probe` send."""
 
     probe: Annotated[
@@ -136,7 +136,9 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
     history: Annotated[
         HistorySettings, setting("What changed in the reports of the nodes, and when: nodeagent history.")
     ] = HistorySettings()
-    rails: Annotated[RailsSettings, setting("Probes between the rails of the nodes.")] = RailsSettings()
+    rails: Annotated[FabricRailsSettings, setting("Probes between the rails of the nodes.")] = (
+        FabricRailsSettings()
+    )
     overlap_condition: Annotated[
         bool,
         setting(

@@ -18,7 +18,7 @@ from nodeagent.base.change_log import ChangeLog
 from nodeagent.base.supervise import Fatal, beside, keep
 from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.fabric import Planner
-from nodeagent.fabric.rail_anomalies import RailWatch
+from nodeagent.fabric.rail_anomalies import RailJudge
 from nodeagent.fabric.topology_file import Topology
 from nodeagent.kube.client import ApiClient
 from nodeagent.topology.cluster_jobs import ClusterJobs
@@ -168,7 +168,7 @@ def make_parts(
         kept["trouble"] = KeptObjects(writer, write_log, ANNOTATED, None, trouble_annotations)
     rails = None
     if config.rails.probe:
-        watch = RailWatch(config.rails.per_second)
+        watch = RailJudge(config.rails.per_second)
         rails = RailKeeper(writer, write_log, planner, watch, mirror.uids)
     return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches, kept, jobs, rails)
 

@@ -27,7 +27,7 @@ from nodeagent.cluster.node_marks import NodeWrites
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL
 from nodeagent.fabric.outcome import Anomaly
 from nodeagent.fabric.planner import Plan, Planner
-from nodeagent.fabric.rail_anomalies import RailLists, RailWatch
+from nodeagent.fabric.rail_anomalies import RailJudge, RailLists
 from nodeagent.fabric.rail_partners import ACROSS, RailPartners, RailPartnersSpec, rail_partners_object
 from nodeagent.fabric.rail_suspects import RailEnd
 from nodeagent.kube.client import ApiClient, ApiError
@@ -59,7 +59,7 @@ class RailKeeper:
         client: ApiClient,
         write_log: WriteLog,
         planner: Planner,
-        watch: RailWatch,
+        watch: RailJudge,
         uids: Mapping[str, str],
     ) -> None:
         self._client, self._write_log, self._planner, self._uids = client, write_log, planner, uids

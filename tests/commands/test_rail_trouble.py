@@ -12,7 +12,7 @@ from nodeagent.cli import main
 from nodeagent.fabric import FabricRules, Planner
 from nodeagent.fabric.fabric_settings import IMMEDIATE, TierSettings
 from nodeagent.fabric.nodelinks import NodeLink, NodeLinks, RailLeg
-from nodeagent.fabric.rail_anomalies import RailWatch
+from nodeagent.fabric.rail_anomalies import RailJudge
 from nodeagent.fabric.rail_partners import rail_partners_object
 from tests.support.halls import Hall
 
@@ -31,7 +31,7 @@ def written(folder: Path, *, partners: bool) -> str:
         structs.replace(report, links=tuple(addressed(report.node_name, link) for link in report.links))
         for report in made.reports()
     ]
-    planner, watch = Planner(rules), RailWatch()
+    planner, watch = Planner(rules), RailJudge()
     for report in reports:
         planner.report(report.node_name, report)
     watch.plan(planner.prepare(0.0)())

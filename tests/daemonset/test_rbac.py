@@ -40,7 +40,7 @@ from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.sharing.over_use import OverUse
 from nodeagent.topology import kept_objects, rail_keeper, startup_taint
-from nodeagent.topology.controller_config import RailsSettings, load_fabric
+from nodeagent.topology.controller_config import FabricRailsSettings, load_fabric
 from nodeagent_lab.sim.apiserver import ApiServer, RequestRecord
 from tests.cluster.test_node_report import RAILS, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree
@@ -568,7 +568,7 @@ async def node_feature_groups_at_work(server: ApiServer) -> None:
 
 async def rails_at_work(server: ApiServer) -> None:
     """The controller writes lists of partners, changes them, and deletes that of a node without addresses."""
-    config = structs.replace(RULES, rails=RailsSettings(probe=True))
+    config = structs.replace(RULES, rails=FabricRailsSettings(probe=True))
     place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
     access = Access(server.url, token=server.token(CONTROLLER))
 

@@ -19,7 +19,7 @@ from nodeagent.fabric.hypernode import OURS, OWNER_LABEL
 from nodeagent.fabric.outcome import Anomaly
 from nodeagent.fabric.rail_partners import rail_partners_of
 from nodeagent.fabric.rail_suspects import Leg, RailEnd, Scope, Suspect
-from nodeagent.topology.controller_config import RailsSettings
+from nodeagent.topology.controller_config import FabricRailsSettings
 from nodeagent.topology.rail_keeper import CHECK_S, JUDGE_S, PER_SECOND
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import RULES, leaves, nodelinks, running
@@ -29,7 +29,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
 RAILS = structs.replace(
-    RULES, rails=RailsSettings(probe=True), tiers=TierSettings(assume_full_bisection=True)
+    RULES, rails=FabricRailsSettings(probe=True), tiers=TierSettings(assume_full_bisection=True)
 )
 UNITS, EACH, LINKS = 4, 8, 2
 DEFINITION = yaml.safe_load((ROOT / "daemonset/rails/railpartners.yaml").read_text())
@@ -146,7 +146,7 @@ async def test_links_with_a_link_local_address_alone_have_partners_at_their_leaf
 async def test_nothing_is_written_without_the_setting():
     async with (
         cluster() as server,
-        running(server, structs.replace(RAILS, rails=RailsSettings())) as controller,
+        running(server, structs.replace(RAILS, rails=FabricRailsSettings())) as controller,
     ):
         await until(lambda: controller.progress.outcome is not None)
         await asyncio.sleep(10 * JUDGE_S)

@@ -27,7 +27,7 @@ from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.jobs import ListedPod
 from nodeagent.fabric.nodelinks import NodeLinks, VfHolder
 from nodeagent.fabric.planner import Plan
-from nodeagent.fabric.rail_anomalies import RailWatch
+from nodeagent.fabric.rail_anomalies import RailJudge
 from nodeagent.fabric.rail_suspects import AGREE_S
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
@@ -113,7 +113,7 @@ def make_preview(read: Objects) -> Preview:
     read.complete()
     plan = read.planner.prepare(0.0)()
     if read.partners:
-        watch = RailWatch()
+        watch = RailJudge()
         watch.adopt(plan, read.partners.values())
         for now in (0.0, AGREE_S):  # two judgements agree
             read.planner.rails(watch.judge(plan.levels.reports, now))
