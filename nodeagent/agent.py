@@ -28,7 +28,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -74,6 +74,9 @@ from nodeagent.sources.cordons_file import CordonsFile
 from nodeagent.sources.gpu_publisher import GpuPublisher
 from nodeagent.sources.remembered_gpus import RememberedGpus
 from nodeagent.web.pages import Pages, PageSources
+
+if TYPE_CHECKING:
+    from nodeagent.cluster.rail_watch import RailWatch
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +189,7 @@ class Agent:
         self._follow_changes()
         self.sharing = self._sharing()
         self._gpus.publish_usage_to(self.sharing.accounting.take_usage)
+        self.rail_watch = self._rail_watch()
         self.file = self._configuration_file()
         self.pages = self._pages()
 
@@ -251,6 +255,13 @@ class Agent:
             ),
         )
 
+    def _rail_watch(self) -> RailWatch | None:
+        if not self._config.rails.probe:
+            return None
+        from nodeagent.cluster.rail_watch import RailWatch  # noqa: PLC0415 - its modules serve the probes alone
+
+        return RailWatch(self._config.rails, self.inventory, lambda: self.offering.rails)
+
     def _configuration_file(self) -> FollowedConfiguration[Config] | None:
         if (path := self._options.config_file) is None:
             return None
@@ -262,7 +273,7 @@ class Agent:
         )
 
     def _pages(self) -> Pages:
-        file, sources, claims = self.file, self.sources, self.claims
+        file, sources, claims, watch = self.file, self.sources, self.claims, self.rail_watch
         offer, deliveries = self.offering.dra, self.deliveries
         return Pages(
             self._config.web,
@@ -281,6 +292,9 @@ class Agent:
                 machine_view=self.offering.view,
                 neighbor_view=lambda: msgspec.json.encode(
                     sources.neighbor_view().named(nic_names(self.offering.rails))
+                ),
+                rail_view=lambda: (
+                    b'{"probes":false}' if watch is None else msgspec.json.encode(watch.listing())
                 ),
                 configuration_fault=lambda: file.fault if file is not None else "",
                 stuck_threads=gpu_source.stuck_threads,
@@ -349,6 +363,7 @@ class Agent:
                 by_volcano(config),
                 self.claims.written,
                 self._tree,
+                self.rail_watch,
             )
             tasks["cluster"] = partial(agent_tasks.run, state, access, self.settled)
         if config.nv_sentinel.socket is not None:

@@ -47,6 +47,7 @@ from nodeagent.kinds.resource_settings import (
     VfsEntry,
 )
 from nodeagent.kubelet.kubelet_settings import CdiSettings, KubeletSettings
+from nodeagent.rails.rail_settings import RailsSettings
 from nodeagent.sampling.sampling_settings import SamplesSettings
 from nodeagent.sources.source_settings import InfinibandSettings, LinksSettings, LldpSettings
 from nodeagent.web.web_settings import HistorySettings, WebSettings, web_conflicts
@@ -69,6 +70,7 @@ RESTART_SETTINGS = (
     "links",
     "lldp",
     "infiniband",
+    "rails",
     "cluster",
     "nv_sentinel",
     "samples",
@@ -127,6 +129,9 @@ class Config(Settings, frozen=True, kw_only=True):
     infiniband: Annotated[
         InfinibandSettings, setting("How the agent reads the switch port of each InfiniBand link.")
     ] = InfinibandSettings()
+    rails: Annotated[RailsSettings, setting("Probes over the rails: which link loses packets.")] = (
+        RailsSettings()
+    )
     health: Annotated[
         HealthSettings, setting("Rules for the health of NICs, and a guard for NICs and GPUs.")
     ] = HealthSettings()

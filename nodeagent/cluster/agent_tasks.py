@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # loaded with an API server
     from nodeagent.cluster.affected_devices import Offered
     from nodeagent.cluster.event_writer import NoticeBoard
     from nodeagent.cluster.evictions import Causes, EvictionTaint
+    from nodeagent.cluster.rail_watch import RailWatch
     from nodeagent.kube.access import Access, NodeClaim
     from nodeagent.kube.client import ApiClient
 
@@ -127,6 +128,8 @@ class AgentState(NamedTuple):
     volcano: bool
     claims: Callable[[], Mapping[str, PreparedClaim]]
     tree: Tree
+    rail_watch: RailWatch | None = None
+    """``None``: `rails.probe` is off."""
 
 
 class Writing(NamedTuple):
@@ -362,6 +365,11 @@ def _over_use_evictions(to: Writing) -> Task:
     ).run
 
 
+def _rail_probes(to: Writing) -> Task:
+    assert to.agent.rail_watch is not None
+    return partial(to.agent.rail_watch.run, to.client, to.node, to.agent.deliveries.of("rails"))
+
+
 def _writes_events(agent: AgentState) -> bool:
     return agent.settings.events
 
@@ -370,6 +378,7 @@ PARTS = (
     AgentPart("slices", lambda _: True, _slices),
     AgentPart("claims", lambda agent: agent.settings.claim_status, _claim_statuses),
     AgentPart("nodelinks", lambda agent: agent.settings.report, _report),
+    AgentPart("rail-probes", lambda agent: agent.rail_watch is not None, _rail_probes),
     AgentPart("events", _writes_events, _events),
     AgentPart("state", _writes_events, _state_notices),
     AgentPart("over-use", _writes_events, _over_use_notices),

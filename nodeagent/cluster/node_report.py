@@ -51,13 +51,23 @@ from nodeagent.fabric.nodelinks import (
     Metadata,
     NodeLink,
     NodeLinks,
+    RailLeg,
     ReportedDomain,
     ReportedId,
     VfHolder,
     convert,
 )
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import LINK_STATES, Function, Identifier, Link, Neighbor, Snapshot, State
+from nodeagent.facts.model import (
+    LINK_STATES,
+    Function,
+    Identifier,
+    Link,
+    Neighbor,
+    RailCheck,
+    Snapshot,
+    State,
+)
 from nodeagent.kinds.rail_numbers import Rail, nic_names
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
@@ -107,6 +117,7 @@ def report(
     last = {link.name: link for link in before.links} if before else {}
     stamp = rfc3339(now)
     links = {link.pci_address: link for link in snapshot.links}
+    checks = {check.pci_address: check for check in snapshot.rail_checks}
     reported = {}
     names: dict[str, str] = {}
     named = nic_names(rails)
@@ -126,6 +137,7 @@ def report(
             snapshot.neighbors,
             last.get(name),
             stamp,
+            checks.get(function.pci_address),
             patient=patient,
         )
     addresses = {function.pci_address for function in snapshot.functions}
@@ -177,6 +189,7 @@ def _link(
     neighbors: Iterable[Neighbor],
     last: NodeLink | None,
     stamp: str,
+    check: RailCheck | None,
     *,
     patient: bool,
 ) -> NodeLink:
@@ -204,7 +217,18 @@ def _link(
         reason_details=tuple(one_line(detail, DETAIL_MAX) for _, detail in reasons),
         neighbor=reported_neighbor(own_neighbors, last.neighbor if last else None, patient=patient),
         last_transition_time=last.last_transition_time if last and same_state else stamp,
+        **_checked(check, last if patient else None),
     )
+
+
+def _checked(check: RailCheck | None, last: NodeLink | None) -> dict[str, Any]:
+    """What the probes say of the link. After a start the last report stands until they say something."""
+    if check is not None:
+        legs = tuple(RailLeg(**msgspec.structs.asdict(leg)) for leg in check.legs)
+        return {"addresses": check.addresses, "rail_checked": check.checked, "legs": legs}
+    if last is not None:
+        return {"addresses": last.addresses, "rail_checked": last.rail_checked, "legs": last.legs}
+    return {}
 
 
 def _place(link: NodeLink) -> tuple[bool, int, str]:

@@ -38,6 +38,7 @@ VERBS: dict[str, str] = {
     "vfs": "vfs.add",
     "mps": "mps.add",
     "health": "health.add",
+    "rails": "rails.add",
     "gpus": "gpus.add",
     "history": "what_changed.add",
     "remembered": "remembered.add",

@@ -302,6 +302,30 @@ class VgpuShare(msgspec.Struct, frozen=True):
     slices: int
 
 
+class LossyLeg(msgspec.Struct, frozen=True):
+    """The way over a rail to a partner's NIC and back, which loses probes.
+
+    ``scope`` is ``leaf`` or ``across``, ``level`` the loss in percent, about: 1, 10, 50 or 100. ``large``: only packets
+    of the full MTU are lost. ``since`` is in RFC 3339."""
+
+    node: str
+    nic: str
+    scope: str
+    level: int
+    large: bool
+    since: str
+
+
+class RailCheck(msgspec.Struct, frozen=True):
+    """The probes over the rail of one PF. ``addresses`` have a prefix length. ``checked`` is ``yes``, or a word for why
+    the rail cannot be checked."""
+
+    pci_address: str
+    addresses: tuple[str, ...]
+    checked: str
+    legs: tuple[LossyLeg, ...] = ()
+
+
 class StaleSource(msgspec.Struct, frozen=True):
     """A source that cannot publish at present. Its last facts stay, and no health is derived from its failure."""
 
@@ -336,6 +360,8 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     """The UUID of each GPU that needs an MPS daemon, and why no program can use it; empty if one can."""
     neighbors: tuple[Neighbor, ...] = ()
     remarks: tuple[Remark, ...] = ()
+    rail_checks: tuple[RailCheck, ...] = ()
+    """In the order of PCI addresses; empty unless the agent probes its rails."""
     stale_sources: tuple[StaleSource, ...] = ()
     unreadable: tuple[str, ...] = ()
     vgpu_waiting: tuple[VgpuWaiting, ...] = ()

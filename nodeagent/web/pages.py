@@ -64,6 +64,8 @@ class PageSources(NamedTuple):
     """The facts and the offered devices."""
     neighbor_view: Callable[[], bytes]
     """The links with their neighbors, as JSON, for ``nodeagent neighbors``."""
+    rail_view: Callable[[], bytes]
+    """The probes of the rails, as JSON, for ``nodeagent rails``."""
     configuration_fault: Callable[[], str]
     """The first fault of the configuration file; empty while its content is in force."""
     stuck_threads: Callable[[], int]
@@ -132,6 +134,7 @@ class Pages:
             "/scan": self._scan,
             "/gpus": self._gpus,
             "/neighbors": self._neighbors,
+            "/rails": self._rails,
         }
         async with asyncio.TaskGroup() as group:
             group.create_task(local_socket.serve(folder, pages, {"/ui/": self._ui}))
@@ -197,6 +200,9 @@ class Pages:
 
     def _neighbors(self, _accept: str) -> Page:
         return Page(200, self._sources.neighbor_view(), "application/json")
+
+    def _rails(self, _accept: str) -> Page:
+        return Page(200, self._sources.rail_view(), "application/json")
 
     def _gpus(self, _accept: str) -> Page:
         return Page(200, msgspec.json.encode(self._gpu_statuses()), "application/json")

@@ -124,6 +124,7 @@ OVERLAYS: dict[str, dict[str, Any]] = {
     "overlays/rails": {
         "controller": {"enabled": True, "fabric": text("overlays/rails/fabric.yaml")},
         "rails": {"enabled": True},
+        "config": text("overlays/rails/nodeagent.yaml"),
     },
     "overlays/jobs": {
         "controller": {"enabled": True, "fabric": text("overlays/jobs/fabric.yaml")},

@@ -1,0 +1,186 @@
+"""Probe the rails of this node by the list in its RailPartners, and publish what the probes say.
+
+* The list is read by ``get``, at random within ``FIRST_S`` of the start and then every ``READ_S``: changes are rare, and
+  100,000 nodes that watch would cost more than the news is worth. A list that cannot be read stays as it was.
+* Nothing here withdraws a device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from nodeagent.base.backoff import jittered
+from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
+from nodeagent.cluster.deliveries import Delivery
+from nodeagent.cluster.retry import ApiRetry
+from nodeagent.fabric.nodelinks import CHECKABLE, ReportError
+from nodeagent.fabric.rail_partners import rail_partners_of
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Link
+from nodeagent.host.netlink.addresses import Addresses
+from nodeagent.host.netlink.message import NetlinkError
+from nodeagent.host.netlink.netdevs import Netdevs
+from nodeagent.kinds.rail_numbers import nic_names
+from nodeagent.kube.client import ApiClient, ApiError
+from nodeagent.kube.resource import RAIL_PARTNERS
+from nodeagent.rails.rail_probes import ProbedLeg, ProbedRail, RailLink, RailProbes, checks
+from nodeagent.rails.rail_settings import RailsSettings
+
+log = logging.getLogger(__name__)
+
+FIRST_S, READ_S = 60.0, 600.0
+NETLINK_S = 2.0
+
+
+class PartnerView(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A partner of a rail: the probes of the last hour, and its level of loss in percent, 0 for a good leg."""
+
+    node: str
+    nic: str
+    address: str
+    scope: str
+    sent: int
+    lost: int
+    level: int
+    large: bool = False
+    absent: bool = False
+    rtt_us: float | None = None
+    answered_s: float | None = None
+    """Seconds since its last answer."""
+
+
+class RailView(msgspec.Struct, frozen=True, rename="camel"):
+    """A rail. ``checked`` is ``yes``, or a word for why it cannot be checked."""
+
+    name: str
+    netdev: str
+    checked: str
+    addresses: tuple[str, ...] = ()
+    partners: tuple[PartnerView, ...] = ()
+
+
+class RailListing(msgspec.Struct, frozen=True):
+    """The rails of this node. ``probes``: `rails.probe` is on."""
+
+    probes: bool
+    rails: tuple[RailView, ...] = ()
+
+
+class RailWatch:
+    """The probes of one node. ``rails`` returns the rail of each PF, by PCI address."""
+
+    def __init__(
+        self, settings: RailsSettings, inventory: Inventory, rails: Callable[[], Mapping[str, int]]
+    ) -> None:
+        self._settings, self._inventory, self._rails = settings, inventory, rails
+        self._netlink = BoundedCalls("rails", NETLINK_S)
+        self._probes: RailProbes | None = None
+        self._known: tuple[RailLink, ...] = ()
+
+    async def run(self, client: ApiClient, node: str, delivery: Delivery | None = None) -> None:
+        """Probe until cancelled."""
+        self._probes = probes = RailProbes(self._settings, self._links, self._publish)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(probes, client, node, delivery))
+            group.create_task(probes.run())
+
+    async def _follow(
+        self, probes: RailProbes, client: ApiClient, node: str, delivery: Delivery | None
+    ) -> None:
+        retry = ApiRetry("The list of partners cannot be read; the last one stays in force", delivery)
+        await asyncio.sleep(jittered(FIRST_S, 0.0, 1.0))
+        while True:
+            wait_s = jittered(READ_S)
+            try:
+                probes.take_partners(rail_partners_of(await client.get(RAIL_PARTNERS, node)))
+            except ReportError as error:
+                log.warning("The list of partners is refused, and the last one stays. reason=%r", str(error))
+            except ApiError as error:
+                if error.missing:
+                    probes.take_partners(None)
+                else:
+                    wait_s = retry.failed(error, time.monotonic())
+            else:
+                retry.succeeded(())
+            await asyncio.sleep(wait_s)
+
+    async def _links(self) -> Sequence[RailLink]:
+        snapshot = self._inventory.snapshot
+        try:
+            self._known = await self._netlink.run(read_rail_links, snapshot.links, self._rails())
+        except (NetlinkError, Unanswered):
+            log.debug("The addresses of the rails cannot be read; the last ones stay")
+        return self._known
+
+    def _publish(self, probes: RailProbes) -> None:
+        found = checks(probes, asyncio.get_running_loop().time(), time.time())
+        self._inventory.publish("rails", rail_checks=found)
+
+    def listing(self) -> RailListing:
+        """The rails with their partners, for ``nodeagent rails``."""
+        if self._probes is None:
+            return RailListing(self._settings.probe)
+        now = asyncio.get_running_loop().time()
+        return RailListing(True, tuple(rail_view(rail, now) for rail in self._probes.rails.values()))
+
+
+def rail_view(rail: ProbedRail, now: float) -> RailView:
+    """What the probes of one rail say, for people."""
+    addresses = tuple(str(one) for one in rail.link.addresses)
+    partners = tuple(_partner_view(leg, now) for leg in rail.legs.values())
+    return RailView(rail.link.name, rail.link.netdev, rail.fault or CHECKABLE, addresses, partners)
+
+
+def _partner_view(leg: ProbedLeg, now: float) -> PartnerView:
+    large = not leg.small.level and leg.large.level > 0
+    hour = leg.windows(large=large).long(now)
+    return PartnerView(
+        *(leg.partner.node, leg.partner.nic, leg.partner.address, leg.partner.scope),
+        sent=hour.sent,
+        lost=hour.lost,
+        level=leg.windows(large=large).level,
+        large=large,
+        absent=leg.small.absent(now),
+        rtt_us=None if leg.rtt_us is None else round(leg.rtt_us, 1),
+        answered_s=None if leg.answered_at is None else round(now - leg.answered_at, 1),
+    )
+
+
+def read_rail_links(links: Sequence[Link], rails: Mapping[str, int]) -> tuple[RailLink, ...]:
+    """The rails of this network namespace with their addresses, in the order of their numbers. Raises
+    ``NetlinkError``."""
+    with Netdevs() as netdevs, Addresses() as addresses:
+        found = {netdev.name: netdev for netdev in netdevs.read()}
+        of = addresses.read()
+    names, by_pf = nic_names(rails), {link.pci_address: link for link in links}
+
+    def of_rail() -> Iterator[RailLink]:
+        for pci_address in sorted(rails, key=lambda address: rails[address]):
+            name, link = names[pci_address], by_pf.get(pci_address)
+            netdev = found.get(link.netdev) if link is not None else None
+            if link is None or netdev is None:
+                yield RailLink(name, pci_address, link.netdev if link else "", 0, 0, (), "no-netdev")
+                continue
+            own = of.get(netdev.ifindex, ())
+            fault = next(
+                (
+                    word
+                    for word, bad in (
+                        ("default-route", link.default_route),
+                        ("bond", netdev.enslaved),
+                        ("down", not netdev.carrier),
+                        ("no-address", not own),
+                    )
+                    if bad
+                ),
+                "",
+            )
+            usable = () if fault in ("default-route", "bond") else own
+            yield RailLink(name, pci_address, netdev.name, netdev.ifindex, netdev.mtu or 1500, usable, fault)
+
+    return tuple(of_rail())

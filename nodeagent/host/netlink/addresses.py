@@ -1,0 +1,46 @@
+"""The IP addresses of the netdevs of a network namespace, by rtnetlink. One dump returns all of them."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from ipaddress import IPv4Interface, IPv6Interface, ip_interface
+
+from nodeagent.host.netlink.message import attributes
+from nodeagent.host.netlink.socket import NetlinkSocket
+
+Interface = IPv4Interface | IPv6Interface
+
+# include/uapi/linux/rtnetlink.h, if_addr.h
+_GETADDR = 22
+_ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefix length, flags, scope, ifindex
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
+_UNUSABLE = 0x01 | 0x08 | 0x20 | 0x40
+"""IFA_F_TEMPORARY (on IPv4: secondary), DADFAILED, DEPRECATED, TENTATIVE."""
+
+
+class Addresses(NetlinkSocket):
+    """A socket of the network namespace in which it was made; use it from one thread at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(socket.NETLINK_ROUTE, "rtnetlink")
+
+    def read(self) -> dict[int, tuple[Interface, ...]]:
+        """The addresses that other hosts may use, by ifindex, IPv4 first. Raises ``NetlinkError``."""
+        found: dict[int, list[Interface]] = {}
+        dumped = self.dump(_GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0), lambda body: tuple(_of(body)))
+        for ifindex, interface in (pair for pairs in dumped for pair in pairs):
+            found.setdefault(ifindex, []).append(interface)
+        return {
+            ifindex: tuple(sorted(of, key=lambda one: (one.version, one))) for ifindex, of in found.items()
+        }
+
+
+def _of(payload: bytes) -> Iterator[tuple[int, Interface]]:
+    family, length, flags, _, ifindex = _ADDRESS.unpack_from(payload)
+    attrs = attributes(payload, _ADDRESS.size)
+    raw = attrs.get(_IFA_LOCAL) or attrs.get(_IFA_ADDRESS)
+    flags |= int.from_bytes(attrs.get(_IFA_FLAGS, b""), "little")
+    if raw is not None and not flags & _UNUSABLE and family in (socket.AF_INET, socket.AF_INET6):
+        yield ifindex, ip_interface((raw, length))

@@ -1,0 +1,1 @@
+"""Probes over the rails: small packets to the partners that the controller chose, and what they say of each link."""

@@ -1,0 +1,165 @@
+"""One leg: the way to a partner's NIC and back, and the level of its loss. Pure; every call brings the time.
+
+* A probe is missing 2 s after it was sent. An answer within 10 s takes that back: a host that pauses loses nothing.
+* A port-unreachable message proves the way: the partner's agent is absent, and its silence says nothing of the network.
+* Probes lost in a row make a dead leg; the window of 300 s finds a loss of some percent, that of 3600 s one of a
+  percent. Loss counts in different slots only, or one burst would be a fault. Two evaluations must agree.
+* A level stays until the leg has been good for the time of that level. Then the windows begin again: what a dead leg
+  lost is not a loss of some percent afterwards.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+SLOT_S = 5.0
+EXCUSED_S = 15.0
+_LEVEL_FROM = ((100, 0.75), (50, 0.22), (10, 0.035), (1, 0.003))
+_GOOD_FOR_S = {100: 0.0, 50: 60.0, 10: 120.0, 1: 900.0}
+"""How long a leg of this level must lose nothing. A dead leg is over when half of its short window is answered."""
+_DEAD_LEAST, _DEAD_FOR_S = 5, 8.0
+"""A dead leg has lost so many probes in a row, over so long: a pause of a host is shorter."""
+_SILENT_LEAST = 3
+"""With so many in a row the leg may be dead, and is not judged by its share."""
+_NEVER_LEAST = 4
+"""Probes to a partner that has never answered, which gets one a minute."""
+_FORGOTTEN_S = 900.0
+"""A loss that is older begins no level."""
+
+
+class LossWindow(NamedTuple):
+    """Sent and lost probes of a window, and the slots of 5 s in which some were lost."""
+
+    sent: int
+    lost: int
+    slots: int
+
+
+class _Ring:
+    def __init__(self, seconds: float, steps: int) -> None:
+        self._step_s, self._steps = seconds / steps, steps
+        self._buckets: deque[list[int]] = deque()  # step, sent, lost, slots with loss, last slot with loss
+
+    def add(self, at: float, sent: int, lost: int) -> None:
+        step, slot = int(at // self._step_s), int(at // SLOT_S)
+        bucket = next((one for one in reversed(self._buckets) if one[0] == step), None)
+        if bucket is None:
+            bucket = [step, 0, 0, 0, -1]
+            self._buckets.append(bucket)
+            if len(self._buckets) > self._steps + 1:
+                self._buckets.popleft()
+        bucket[1] += sent
+        bucket[2] = max(0, bucket[2] + lost)
+        if lost > 0 and slot != bucket[4]:
+            bucket[3] += 1
+            bucket[4] = slot
+        elif lost < 0:
+            bucket[3] = min(bucket[3], bucket[2])
+
+    def window(self, now: float) -> LossWindow:
+        first = int(now // self._step_s) - self._steps - 1  # the step of now is not whole
+        sums = [0, 0, 0]
+        for step, *counts in self._buckets:
+            if step > first:
+                sums = [have + more for have, more in zip(sums, counts, strict=False)]
+        return LossWindow(*sums)
+
+
+class LegWindows:
+    """The windows and the level of one leg, for packets of one size.
+
+    ``short_s`` is the window that ends a dead leg; large packets are rare and need a longer one.
+    """
+
+    def __init__(self, now: float, short_s: float = 15.0) -> None:
+        self._short_s = short_s
+        self.level = 0
+        self.since = 0.0
+        """The time of the first loss of this level."""
+        self._proposed = 0
+        self._excused_until = 0.0
+        self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        self._short = _Ring(self._short_s, round(self._short_s / SLOT_S))
+        self._middle, self._long = _Ring(300.0, 10), _Ring(3600.0, 12)
+        self._began = now
+        self._lost_at, self._first_loss = float("-inf"), now
+        self._run, self._run_from = 0, now
+
+    def absent(self, now: float) -> bool:
+        """Whether the partner's agent is not there."""
+        return now < self._excused_until
+
+    def refused(self, now: float) -> None:
+        """A port-unreachable message came back: what was silent until now is excused, and what will be."""
+        if not self.absent(now):
+            self._begin(now)
+            self.level = self._proposed = 0
+        self._excused_until = now + EXCUSED_S
+
+    def answered(self, at: float) -> None:
+        """The probe that was sent ``at`` was answered in time."""
+        self._add(at, 1, 0)
+        self._run = 0
+
+    def missing(self, at: float, now: float) -> None:
+        """The probe that was sent ``at`` has no answer yet."""
+        if self.absent(now) or at < self._began:
+            return
+        self._add(at, 1, 1)
+        if at - self._lost_at > _FORGOTTEN_S:
+            self._first_loss = at
+        self._lost_at = max(self._lost_at, at)
+        self._run, self._run_from = self._run + 1, self._run_from if self._run else at
+
+    def late(self, at: float) -> None:
+        """The answer to a missing probe has come."""
+        if at >= self._began:
+            self._add(at, 0, -1)
+            self._run = 0
+
+    def _add(self, at: float, sent: int, lost: int) -> None:
+        for ring in (self._short, self._middle, self._long):
+            ring.add(at, sent, lost)
+
+    def short(self, now: float) -> LossWindow:
+        return self._short.window(now)
+
+    def long(self, now: float) -> LossWindow:
+        return self._long.window(now)
+
+    def evaluate(self, now: float) -> bool:
+        """Decide about the level, every 5 s. Return whether it has changed."""
+        before, found = self.level, self._found(now)
+        rises, self._proposed = min(found, self._proposed), found
+        if rises > self.level:
+            self.since = self.since if self.level else self._first_loss
+            self.level = rises
+        elif self.level and self._is_good(now):
+            self._begin(now)
+            self.level = self._proposed = 0
+        return self.level != before
+
+    def _found(self, now: float) -> int:
+        if self._run >= _DEAD_LEAST and self._lost_at - self._run_from >= _DEAD_FOR_S:
+            return 100
+        middle, long = self._middle.window(now), self._long.window(now)
+        if now - self._began >= 240 and middle.sent >= _NEVER_LEAST and middle.lost == middle.sent:
+            return 100
+        if self._run >= _SILENT_LEAST:
+            return 0
+        for window, least, floor in ((middle, 2, 10), (long, 3, 1)):
+            share = window.lost / window.sent if window.sent >= 10 else 0.0
+            if window.lost >= least and window.slots >= least:
+                level = next((level for level, from_ in _LEVEL_FROM if share >= from_), 0)
+                if level >= floor:
+                    return min(level, 50)
+        return 0
+
+    def _is_good(self, now: float) -> bool:
+        short = self._short.window(now)
+        if self.level == 100:
+            return short.sent > 0 and 2 * short.lost <= short.sent
+        return short.sent > 0 and now - self._lost_at >= _GOOD_FOR_S[self.level]

@@ -1,0 +1,100 @@
+"""What the agent sends and answers at most, whatever a list or a setting says: a forged list makes no weapon. Pure.
+
+* ``SENT_PER_S`` packets in all as sender, ``TO_ONE_PER_S`` to one address, and one a minute to an address that has
+  never answered. ``ANSWERS_PER_S`` answers on each rail, and only to listed addresses.
+* A target lies in the rail's own prefix or in a configured network. It is no multicast, broadcast or loopback address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+    ip_address,
+)
+
+SENT_PER_S = 64.0
+TO_ONE_PER_S = 2.0
+ANSWERS_PER_S = 64.0
+UNANSWERED_S = 60.0
+
+IpAddress = IPv4Address | IPv6Address
+IpInterface = IPv4Interface | IPv6Interface
+IpNetwork = IPv4Network | IPv6Network
+
+
+class Bucket:
+    """Lets ``rate`` events through in a second, and ``burst`` at once."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate, self._burst = rate, burst
+        self._left, self._at = burst, float("-inf")
+
+    def take(self, now: float) -> bool:
+        if now > self._at:
+            self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+            self._at = now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
+class SendCaps:
+    """The caps of the sender, for all rails together."""
+
+    def __init__(self) -> None:
+        self._all = Bucket(SENT_PER_S, SENT_PER_S)
+        self._to: dict[str, Bucket] = {}
+        self._asked: dict[str, float] = {}
+        """When an address that has not answered yet was probed last."""
+        self._answered: set[str] = set()
+
+    def answered(self, address: str) -> None:
+        """The address has answered a probe of this process."""
+        self._answered.add(address)
+        self._asked.pop(address, None)
+
+    def keep(self, addresses: set[str]) -> None:
+        """Forget what was sent to others. A minute of silence stays, or a list that changes would shorten it."""
+        self._answered &= addresses
+        self._to = {address: bucket for address, bucket in self._to.items() if address in addresses}
+
+    def take(self, address: str, now: float) -> bool:
+        """Whether a packet may be sent to this address now."""
+        if address not in self._answered:
+            if now - self._asked.get(address, float("-inf")) < UNANSWERED_S:
+                return False
+            self._asked = {to: at for to, at in self._asked.items() if now - at < UNANSWERED_S}
+        elif not self._to.setdefault(address, Bucket(TO_ONE_PER_S, TO_ONE_PER_S)).take(now):
+            return False
+        if not self._all.take(now):
+            return False
+        if address not in self._answered:
+            self._asked[address] = now
+        return True
+
+
+def own_address(target: str, own: Iterable[IpInterface], networks: Iterable[IpNetwork]) -> IpInterface | None:
+    """Return the address of the rail from which the target may be probed; ``None`` if it may not be probed."""
+    try:
+        address = ip_address(target)
+    except ValueError:
+        return None
+    if address.is_multicast or address.is_unspecified or address.is_loopback or "%" in target:
+        return None
+    same = [interface for interface in own if interface.version == address.version]
+    for interface in same:
+        network = interface.network
+        ends = network.network_address, network.broadcast_address
+        wide = network.prefixlen < network.max_prefixlen - 1
+        if address in network and address != interface.ip and not (wide and address in ends):
+            return interface
+    if any(address in network for network in networks if network.version == address.version):
+        return next((one for one in same if not one.is_link_local and one.ip != address), None)
+    return None

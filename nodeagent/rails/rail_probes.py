@@ -1,0 +1,351 @@
+"""Probe the partners of each rail, answer theirs, and keep what the probes say.
+
+* One tick for all rails each ``TICK_S`` sends what is due, so that a node with many rails wakes no more often.
+* Every ``SLOT_S`` the legs are evaluated, and ``publish`` gets the checks; equal ones are no news for a reader.
+* Each tenth second one probe of a leg has the size of the MTU. It replaces a small one.
+* Whatever a list says, ``probe_caps`` decides what is sent. A rail that cannot be checked says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from ipaddress import ip_network
+from typing import NamedTuple
+
+from nodeagent.base.rfc3339 import rfc3339
+from nodeagent.fabric.nodelinks import CHECKABLE, LEGS_MAX
+from nodeagent.fabric.rail_partners import ProbedPartner, RailList, RailPartners
+from nodeagent.facts.model import LossyLeg, RailCheck
+from nodeagent.rails.leg_windows import SLOT_S, LegWindows
+from nodeagent.rails.probe_caps import ANSWERS_PER_S, Bucket, IpInterface, SendCaps, own_address
+from nodeagent.rails.probe_packet import ANSWER, REQUEST, SIZE, ProbePacket
+from nodeagent.rails.rail_settings import RailsSettings
+from nodeagent.rails.rail_socket import RailSocket, open_rail_socket
+
+TICK_S = 0.5
+MISSING_S, FORGOTTEN_S = 2.0, 10.0
+LARGE_S = 10.0
+LARGE_SHORT_S = 60.0
+RTT_BOUNDS_US = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+OpenSocket = Callable[[str, int, IpInterface, int, int], socket.socket]
+_HEADERS = {4: 28, 6: 48}
+
+
+class RailLink(NamedTuple):
+    """A rail of this node as the kernel has it. ``fault`` is why it cannot be checked, or empty."""
+
+    name: str
+    pci_address: str
+    netdev: str
+    ifindex: int
+    mtu: int
+    addresses: tuple[IpInterface, ...]
+    fault: str = ""
+
+
+class ProbedLeg:
+    """A partner of a rail, with the windows of small and of large packets."""
+
+    def __init__(self, partner: ProbedPartner, source: IpInterface, now: float) -> None:
+        self.partner, self.source = partner, source
+        self.small, self.large = LegWindows(now), LegWindows(now, LARGE_SHORT_S)
+        self.answered_at: float | None = None
+        self.rtt_us: float | None = None
+        self.sent = 0
+        self.due = now + random.random() / partner.per_second  # noqa: S311 - spreads the load
+        self.large_due = now + random.random() * LARGE_S  # noqa: S311
+
+    def windows(self, *, large: bool) -> LegWindows:
+        return self.large if large else self.small
+
+
+class Pending(NamedTuple):
+    """A probe that is under way."""
+
+    sequence: int
+    rail: ProbedRail
+    leg: ProbedLeg
+    large: bool
+    at: float
+    sent_ns: int
+
+
+class ProbedRail:
+    """One rail: its sockets, its legs, and its counts since the agent started, by scope."""
+
+    def __init__(self, link: RailLink) -> None:
+        self.link = link
+        self.legs: dict[tuple[str, str, str], ProbedLeg] = {}
+        self.answers: frozenset[str] = frozenset()
+        self.answer_cap = Bucket(ANSWERS_PER_S, ANSWERS_PER_S)
+        self.sockets: dict[tuple[IpInterface, int], RailSocket] = {}
+        self.fault = "no-list"
+        self.sent: dict[str, int] = {}
+        self.lost: dict[str, int] = {}
+        self.rtt_counts = [0] * (len(RTT_BOUNDS_US) + 1)
+        self.rtt_sum_us = 0.0
+
+    def close(self) -> None:
+        for opened in self.sockets.values():
+            opened.close()
+        self.sockets = {}
+
+    def note_rtt(self, leg: ProbedLeg, rtt_us: float) -> None:
+        leg.rtt_us = rtt_us
+        at = next((i for i, bound in enumerate(RTT_BOUNDS_US) if rtt_us <= bound), len(RTT_BOUNDS_US))
+        self.rtt_counts[at] += 1
+        self.rtt_sum_us += rtt_us
+
+
+class RailProbes:
+    """``links`` reads the rails of this node. ``publish`` is called every ``SLOT_S``. ``clock`` is that of the loop."""
+
+    def __init__(
+        self,
+        settings: RailsSettings,
+        links: Callable[[], Awaitable[Sequence[RailLink]]],
+        publish: Callable[[RailProbes], object] = lambda _probes: None,
+        *,
+        clock: Callable[[], float] | None = None,
+        open_socket: OpenSocket = open_rail_socket,
+    ) -> None:
+        self._settings, self._links, self._publish, self._open_socket = settings, links, publish, open_socket
+        self._clock = clock or asyncio.get_running_loop().time
+        self._networks = tuple(ip_network(text, strict=False) for text in settings.networks)
+        self._session, self._sequence = secrets.randbits(64), secrets.randbits(32)
+        self._caps = SendCaps()
+        self._lists: Mapping[str, RailList] | None = None
+        self._pending: dict[int, Pending] = {}
+        self._fresh: deque[Pending] = deque()
+        """Probes that may still be in time, in the order of their sending."""
+        self._late: deque[Pending] = deque()
+        self.rails: dict[str, ProbedRail] = {}
+        """By the name of the link."""
+
+    def take_partners(self, partners: RailPartners | None) -> None:
+        """The list of this node; ``None``: there is none. In force at the next arrangement."""
+        self._lists = None if partners is None else {rail.rail: rail for rail in partners.spec.rails}
+
+    async def run(self) -> None:
+        """Probe and answer until cancelled."""
+        try:
+            while True:
+                await self.arrange()
+                for _ in range(round(SLOT_S / TICK_S)):
+                    before = self._clock()
+                    await asyncio.sleep(TICK_S)
+                    self.tick(paused=self._clock() - before > 3 * TICK_S)
+                self.evaluate()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        for rail in self.rails.values():
+            rail.close()
+
+    async def arrange(self) -> None:
+        """Follow the rails and the list."""
+        self._arrange(await self._links(), self._clock())
+
+    def tick(self, *, paused: bool = False) -> None:
+        """Send what is due. After a pause of this process, the answers that wait in the sockets come first."""
+        if paused:
+            for rail in self.rails.values():
+                for opened in tuple(rail.sockets.values()):
+                    opened.read()
+        now = self._clock()
+        self._expire(now)
+        for rail in self.rails.values():
+            for leg in rail.legs.values():
+                if leg.due <= now:
+                    leg.due = max(leg.due + 1 / leg.partner.per_second, now)
+                    self._probe(rail, leg, now)
+
+    def evaluate(self) -> None:
+        """Evaluate the legs, and publish."""
+        now = self._clock()
+        for rail in self.rails.values():
+            for leg in rail.legs.values():
+                leg.small.evaluate(now)
+                leg.large.evaluate(now)
+        self._publish(self)
+
+    # --- arrangement ----------------------------------------------------------------------------------
+
+    def _arrange(self, links: Iterable[RailLink], now: float) -> None:
+        known, self.rails = self.rails, {}
+        for link in links:
+            rail = known.pop(link.name, None)
+            if rail is None or rail.link != link:
+                if rail is not None:
+                    rail.close()
+                    kept = rail.legs
+                rail_before, rail = rail, ProbedRail(link)
+                if rail_before is not None:
+                    rail.legs, rail.sent, rail.lost = kept, rail_before.sent, rail_before.lost
+                    rail.rtt_counts, rail.rtt_sum_us = rail_before.rtt_counts, rail_before.rtt_sum_us
+            self.rails[link.name] = rail
+            self._arrange_rail(rail, now)
+        for rail in known.values():
+            rail.close()
+        self._caps.keep({leg.partner.address for rail in self.rails.values() for leg in rail.legs.values()})
+
+    def _arrange_rail(self, rail: ProbedRail, now: float) -> None:
+        link, wanted = rail.link, (self._lists or {}).get(rail.link.name, RailList(rail=rail.link.name))
+        legs: dict[tuple[str, str, str], ProbedLeg] = {}
+        for partner in wanted.probe if not link.fault else ():
+            source = own_address(partner.address, link.addresses, self._networks)
+            if source is not None:
+                key = partner.node, partner.nic, partner.address
+                leg = rail.legs.get(key)
+                if leg is None or (leg.partner, leg.source) != (partner, source):
+                    leg = ProbedLeg(partner, source, now)
+                legs[key] = leg
+        rail.legs = legs
+        answered = [one.address for one in wanted.answer] + [one.address for one in wanted.probe]
+        allowed = {
+            address: own
+            for address in (answered if not link.fault else ())
+            if (own := own_address(address, link.addresses, self._networks)) is not None
+        }
+        rail.answers = frozenset(allowed)
+        ports = {(own, 0) for own in allowed.values()}
+        ports |= {(leg.source, 1 + i) for leg in legs.values() for i in range(leg.partner.ports)}
+        opened = self._open(rail, ports)
+        if link.fault or self._lists is None:
+            rail.fault = link.fault or "no-list"
+        elif not wanted.probe:
+            rail.fault = "no-partner"
+        elif not legs:
+            rail.fault = "refused-address"
+        else:
+            rail.fault = "" if opened else "no-socket"
+
+    def _open(self, rail: ProbedRail, ports: set[tuple[IpInterface, int]]) -> bool:
+        for key in set(rail.sockets) - ports:
+            rail.sockets.pop(key).close()
+        link, settings = rail.link, self._settings
+        for own, offset in sorted(ports - set(rail.sockets), key=lambda key: key[1]):
+            try:
+                opened = self._open_socket(
+                    link.netdev, link.ifindex, own, settings.port + offset, settings.dscp
+                )
+            except OSError:
+                return False
+            rail.sockets[own, offset] = RailSocket(
+                opened, own, partial(self._take, rail), partial(self._refused, rail)
+            )
+        return True
+
+    # --- packets --------------------------------------------------------------------------------------
+
+    def _probe(self, rail: ProbedRail, leg: ProbedLeg, now: float) -> None:
+        source = rail.sockets.get((leg.source, 1 + leg.sent % leg.partner.ports))
+        if source is None or not self._caps.take(leg.partner.address, now):
+            return
+        large = leg.large_due <= now and leg.answered_at is not None
+        length = rail.link.mtu - _HEADERS[leg.source.version] if large else SIZE
+        self._sequence += 1
+        pending = Pending(self._sequence, rail, leg, large, now, time.time_ns())
+        packet = ProbePacket(REQUEST, self._session, pending.sequence)
+        if not source.send(packet.encode(max(length, SIZE)), leg.partner.address, self._settings.port):
+            return
+        leg.sent += 1
+        if large:
+            leg.large_due = now + LARGE_S
+        rail.sent[leg.partner.scope] = rail.sent.get(leg.partner.scope, 0) + 1
+        self._pending[pending.sequence] = pending
+        self._fresh.append(pending)
+
+    def _expire(self, now: float) -> None:
+        while self._fresh and now - self._fresh[0].at >= MISSING_S:
+            pending = self._fresh.popleft()
+            if pending.sequence in self._pending:
+                pending.leg.windows(large=pending.large).missing(pending.at, now)
+                if not pending.leg.small.absent(now):
+                    self._count_lost(pending, 1)
+                self._late.append(pending)
+        while self._late and now - self._late[0].at >= FORGOTTEN_S:
+            self._pending.pop(self._late.popleft().sequence, None)
+
+    def _count_lost(self, pending: Pending, lost: int) -> None:
+        scope = pending.leg.partner.scope
+        pending.rail.lost[scope] = max(0, pending.rail.lost.get(scope, 0) + lost)
+
+    def _take(
+        self,
+        rail: ProbedRail,
+        at: RailSocket,
+        packet: ProbePacket,
+        length: int,
+        address: str,
+        port: int,
+        ns: int,
+    ) -> None:
+        now = self._clock()
+        if packet.kind == REQUEST:
+            if address in rail.answers and rail.answer_cap.take(now):
+                answer = packet._replace(kind=ANSWER, held_ns=max(0, time.time_ns() - ns))
+                at.send(answer.encode(length), address, port)
+            return
+        pending = self._pending.get(packet.sequence)
+        if packet.session != self._session or pending is None or pending.leg.partner.address != address:
+            return
+        if pending.rail.link.name != rail.link.name:
+            return
+        del self._pending[packet.sequence]
+        leg = pending.leg
+        leg.answered_at = now
+        self._caps.answered(address)
+        windows = leg.windows(large=pending.large)
+        if self._fresh and pending.at >= self._fresh[0].at:
+            windows.answered(pending.at)
+        else:
+            windows.late(pending.at)
+            self._count_lost(pending, -1)
+        if not pending.large:
+            rail.note_rtt(leg, max(0, ns - pending.sent_ns - packet.held_ns) / 1000)
+
+    def _refused(self, rail: ProbedRail, address: str) -> None:
+        now = self._clock()
+        for leg in rail.legs.values():
+            if leg.partner.address == address:
+                leg.small.refused(now)
+                leg.large.refused(now)
+
+
+def checks(probes: RailProbes, now: float, unix: float) -> tuple[RailCheck, ...]:
+    """The facts for the snapshot: levels and no counts, so that a healthy hall has nothing to write."""
+    return tuple(
+        sorted(
+            (
+                RailCheck(
+                    rail.link.pci_address,
+                    tuple(str(one) for one in rail.link.addresses)[:4],
+                    rail.fault or CHECKABLE,
+                    tuple(sorted(_lossy(rail, unix - now), key=lambda leg: (-leg.level, leg.node)))[
+                        :LEGS_MAX
+                    ],
+                )
+                for rail in probes.rails.values()
+            ),
+            key=lambda check: check.pci_address,
+        )
+    )
+
+
+def _lossy(rail: ProbedRail, unix_at_zero: float) -> Iterator[LossyLeg]:
+    for leg in rail.legs.values():
+        large = not leg.small.level and leg.large.level > 0
+        windows = leg.windows(large=large)
+        if windows.level:
+            since = rfc3339(windows.since + unix_at_zero)
+            node, nic, scope = leg.partner.node, leg.partner.nic, leg.partner.scope
+            yield LossyLeg(node, nic, scope, windows.level, large, since)

@@ -1,0 +1,102 @@
+"""What a forged list can make an agent send, and the bytes that a stranger can send to it."""
+
+from __future__ import annotations
+
+from ipaddress import ip_interface, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.rails.probe_caps import ANSWERS_PER_S, Bucket, SendCaps, own_address
+from nodeagent.rails.probe_packet import ANSWER, REQUEST, SIZE, ProbePacket, decode
+
+
+def sent(caps: SendCaps, addresses: list[str], seconds: int, per_second: int) -> int:
+    return sum(
+        caps.take(address, second + part / per_second)
+        for second in range(seconds)
+        for part in range(per_second)
+        for address in addresses
+    )
+
+
+def test_an_address_that_never_answered_gets_one_packet_a_minute() -> None:
+    assert sent(SendCaps(), ["10.0.0.9"], 600, 20) == 10
+
+
+def test_a_list_that_changes_all_the_time_makes_the_minute_no_shorter() -> None:
+    caps = SendCaps()
+    count = 0
+    for second in range(600):
+        caps.keep({"10.0.0.9"} if second % 2 else set())
+        count += caps.take("10.0.0.9", float(second))
+    assert count == 10
+
+
+def test_an_address_that_answers_gets_two_a_second() -> None:
+    caps = SendCaps()
+    caps.answered("10.0.0.9")
+    assert sent(caps, ["10.0.0.9"], 60, 20) <= 2 * 60 + 2
+
+
+def test_all_addresses_together_get_64_a_second() -> None:
+    caps, addresses = SendCaps(), [f"10.0.{i // 256}.{i % 256}" for i in range(1024)]
+    for address in addresses:
+        caps.answered(address)
+    assert sent(caps, addresses, 10, 2) <= 64 * 11
+
+
+def test_a_rail_answers_64_times_a_second() -> None:
+    cap = Bucket(ANSWERS_PER_S, ANSWERS_PER_S)
+    assert sum(cap.take(i / 1000) for i in range(10_000)) <= 64 * 11
+
+
+OWN = (ip_interface("10.0.1.3/24"), ip_interface("10.9.0.7/31"), ip_interface("fe80::3/64"))
+
+
+@pytest.mark.parametrize(
+    ("target", "own"),
+    [
+        ("10.0.1.9", "10.0.1.3"),
+        ("10.9.0.6", "10.9.0.7"),  # both addresses of a /31 are hosts
+        ("fe80::9", "fe80::3"),
+        ("10.77.0.1", "10.0.1.3"),  # a configured network
+        ("10.0.1.3", None),
+        ("10.0.1.255", None),
+        ("10.0.1.0", None),
+        ("8.8.8.8", None),
+        ("224.0.0.1", None),
+        ("255.255.255.255", None),
+        ("127.0.0.1", None),
+        ("0.0.0.0", None),
+        ("2001:db8::1", None),
+        ("ff02::1", None),
+        ("fe80::9%eth0", None),
+        ("victim.example", None),
+    ],
+)
+def test_a_target_lies_in_the_prefix_of_the_rail_or_in_a_configured_network(
+    target: str, own: str | None
+) -> None:
+    found = own_address(target, OWN, [ip_network("10.77.0.0/16"), ip_network("fd00::/8")])
+    assert (None if found is None else str(found.ip)) == own
+
+
+U64 = st.integers(0, 2**64 - 1)
+
+
+@given(st.sampled_from([REQUEST, ANSWER]), U64, U64, U64, st.integers(SIZE, 9000))
+def test_a_packet_is_read_as_it_was_written(
+    kind: int, session: int, sequence: int, held: int, length: int
+) -> None:
+    packet = ProbePacket(kind, session, sequence, held)
+    raw = packet.encode(length)
+    assert len(raw) == length
+    assert decode(raw) == packet
+
+
+@given(st.binary(max_size=100))
+def test_other_bytes_are_no_packet(raw: bytes) -> None:
+    assert decode(raw) is None
+    decode(b"nrp1" + raw)
