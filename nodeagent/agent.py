@@ -260,7 +260,9 @@ class Agent:
             return None
         from nodeagent.cluster.rail_watch import RailWatch  # noqa: PLC0415 - its modules serve the probes alone
 
-        return RailWatch(self._config.rails, self.inventory, lambda: self.offering.rails)
+        return RailWatch(
+            self._config.rails, self.inventory, lambda: self.offering.rails, self.health.take_samples
+        )
 
     def _configuration_file(self) -> FollowedConfiguration[Config] | None:
         if (path := self._options.config_file) is None:
@@ -281,7 +283,9 @@ class Agent:
                 inventory=self.inventory,
                 offering=self.offering.shown,
                 rpc_stats=self._rpc_stats,
-                nic_samples=sources.samples,
+                nic_samples=sources.samples
+                if watch is None
+                else lambda: (*sources.samples(), *watch.samples()),
                 nic_readers=sources.reader_statuses,
                 overruns=sources.overruns,
                 last_lldp=sources.last_lldp,

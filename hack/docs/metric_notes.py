@@ -180,7 +180,16 @@ AGENT: dict[str, Note] = {
     "link_receive_crc_errors_total": Note(
         "Errors that FEC did not correct, or a NIC without FEC. Above 10 per second the link is degraded; clean "
         "the optics.", peers="node_ethtool_received_crc_errors_phy; rdma_phy_rx_crc_errors_total",
-        rules="crc_errors"),
+        rules="crc_errors rail_loss"),
+    "rail_probes_total": Note("The rate is 3 a second for each rail, unless a partner does not answer."),
+    "rail_probes_lost_total": Note(
+        "Divide its rate by that of nodeagent_rail_probes_total: loss within the leaf, and across."),
+    "rail_checkable": Note("0: nodeagent rails says why; a rail that is not probed may lose anything."),
+    "rail_partner_nodes": Note("Below 2, no partner's word is enough to blame the link.", rules="rail_loss rail_mtu"),
+    "rail_lossy_nodes": Note(
+        "As many as nodeagent_rail_partner_nodes: the link, or its whole leaf. One: the partner's link.",
+        rules="rail_loss rail_mtu"),
+    "rail_loss_ratio": Note("Above 0.001, collectives over this rail wait.", rules="rail_loss"),
     "link_phy_receive_bytes_total": Note(
         "The load of the link; divide its rate by nodeagent_link_speed_bytes.",
         peers="node_ethtool_received_bytes_phy", rules="pcie_speed"),

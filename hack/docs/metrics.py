@@ -22,6 +22,7 @@ TOPICS = {
     "RDMA and InfiniBand": ("rdma", "infiniband"),
     "VFs": ("vf", "pf"),
     "Neighbors": ("lldp",),
+    "Probes over the rails": ("rail",),
     "GPUs": (
         "gpu",
         "gpus",
@@ -66,6 +67,7 @@ READERS: dict[Source, tuple[str, str, str]] = {
     Source.MODULE: ("ethtool netlink MODULE_EEPROM_GET", f"{_RATES.module_seconds:g} s", "CAP_NET_ADMIN"),
     Source.ADMINISTRATION: ("notices of rtnetlink and ethtool netlink", "at each change", "none"),
     Source.KERNEL: ("/dev/kmsg", "as the kernel writes it", "CAP_SYSLOG, the host's /dev/kmsg"),
+    Source.RAILS: ("probes over the rails (`rails.probe`)", "5 s", "CAP_NET_RAW before Linux 5.7"),
     Source.VF: ("RTM_GETLINK of one PF", f"{_RATES.vf_seconds:g} s", "-"),
     Source.GPU: ("NVML", "15 s (`gpu.health.readSeconds`)", "-"),
 }

@@ -1,7 +1,7 @@
 """Probe the rails of this node by the list in its RailPartners, and publish what the probes say.
 
-* The list is read by ``get``, at random within ``FIRST_S`` of the start and then every ``READ_S``: changes are rare, and
-  100,000 nodes that watch would cost more than the news is worth. A list that cannot be read stays as it was.
+* The list is read by ``get``, at random within ``FIRST_S`` of the start and then every ``READ_S``: changes are rare,
+  and 100,000 nodes that watch would cost more than the news is worth. A list that cannot be read stays as it was.
 * Nothing here withdraws a device.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -22,12 +22,14 @@ from nodeagent.fabric.nodelinks import CHECKABLE, ReportError
 from nodeagent.fabric.rail_partners import rail_partners_of
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Link
+from nodeagent.host.clock import boottime
 from nodeagent.host.netlink.addresses import Addresses
 from nodeagent.host.netlink.message import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import RAIL_PARTNERS
+from nodeagent.measurements.sample import Sample, Source
 from nodeagent.rails.rail_probes import ProbedLeg, ProbedRail, RailLink, RailProbes, checks
 from nodeagent.rails.rail_settings import RailsSettings
 
@@ -75,9 +77,15 @@ class RailWatch:
     """The probes of one node. ``rails`` returns the rail of each PF, by PCI address."""
 
     def __init__(
-        self, settings: RailsSettings, inventory: Inventory, rails: Callable[[], Mapping[str, int]]
+        self,
+        settings: RailsSettings,
+        inventory: Inventory,
+        rails: Callable[[], Mapping[str, int]],
+        take_samples: Callable[[Iterable[Sample]], object] = lambda _samples: None,
     ) -> None:
         self._settings, self._inventory, self._rails = settings, inventory, rails
+        self._take_samples = take_samples
+        self._samples: tuple[Sample, ...] = ()
         self._netlink = BoundedCalls("rails", NETLINK_S)
         self._probes: RailProbes | None = None
         self._known: tuple[RailLink, ...] = ()
@@ -120,6 +128,13 @@ class RailWatch:
     def _publish(self, probes: RailProbes) -> None:
         found = checks(probes, asyncio.get_running_loop().time(), time.time())
         self._inventory.publish("rails", rail_checks=found)
+        at = boottime()
+        self._samples = tuple(rail_sample(rail, at) for rail in probes.rails.values())
+        self._take_samples(self._samples)
+
+    def samples(self) -> tuple[Sample, ...]:
+        """The latest counts of each rail, for metrics and rules."""
+        return self._samples
 
     def listing(self) -> RailListing:
         """The rails with their partners, for ``nodeagent rails``."""
@@ -127,6 +142,28 @@ class RailWatch:
             return RailListing(self._settings.probe)
         now = asyncio.get_running_loop().time()
         return RailListing(True, tuple(rail_view(rail, now) for rail in self._probes.rails.values()))
+
+
+def rail_sample(rail: ProbedRail, at: float) -> Sample:
+    """The counts of one rail. The nodes with a lossy leg count, not the legs: a link is blamed on the word of two."""
+    legs = rail.legs.values()
+    lossy = [leg for leg in legs if leg.small.level]
+    large = {leg.partner.node for leg in legs if leg.large.level and not leg.small.level}
+    now_hours = [leg.small.long(leg.small.counted_at) for leg in lossy]
+    sent = sum(hour.sent for hour in now_hours)
+    values = {
+        "rail_checkable": float(not rail.fault),
+        "rail_partners": float(
+            len({leg.partner.node for leg in legs if not leg.small.absent(leg.small.counted_at)})
+        ),
+        "rail_lossy_small": float(len({leg.partner.node for leg in lossy})),
+        "rail_lossy_large": float(len(large)),
+        "rail_loss": sum(hour.lost for hour in now_hours) / sent if sent else 0.0,
+    }
+    for scope, count in rail.sent.items():
+        values[f"rail_probes/{scope}"] = float(count)
+        values[f"rail_probes_lost/{scope}"] = float(rail.lost.get(scope, 0))
+    return Sample(at, rail.link.pci_address, Source.RAILS, values)
 
 
 def rail_view(rail: ProbedRail, now: float) -> RailView:

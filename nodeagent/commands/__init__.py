@@ -38,7 +38,7 @@ VERBS: dict[str, str] = {
     "vfs": "vfs.add",
     "mps": "mps.add",
     "health": "health.add",
-    "rails": "rails.add",
+    "rails": "rail_legs.add",
     "gpus": "gpus.add",
     "history": "what_changed.add",
     "remembered": "remembered.add",

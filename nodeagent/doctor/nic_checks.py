@@ -13,8 +13,10 @@ from nodeagent.doctor.reads import Target, text
 from nodeagent.facts.model import Function
 from nodeagent.health.structural import find_faults
 from nodeagent.host.ethtool import Ethtool, EthtoolError
+from nodeagent.host.netlink.addresses import Addresses
 from nodeagent.host.netlink.kernel_events import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
+from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.hardware_selection import selected_pf
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kinds.resource_settings import VfResource
@@ -85,6 +87,11 @@ TOPIC = Topic(
             "where a link receives no LLDP: mlxconfig -d ADDRESS query (LLDP_NB_RX_MODE, LLDP_NB_TX_MODE "
             "and LLDP_NB_DCBX should be off), niccli for bnxt_en",
         ),
+        "rails_share_subnet": Advice(
+            "Several rails are in one IPv4 subnet, and the kernel answers ARP for the address of one on another: "
+            "traffic to a dead rail arrives on a living one, and takes its bandwidth.",
+            "set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2 on the host, or give each rail a subnet of its own",
+        ),
         "nic_unreadable": Advice(
             "A value of a device that cannot be read counts as absent.",
             "check the kernel log of the device; hanging firmware is a common cause",
@@ -102,6 +109,7 @@ _RDMA_DRIVERS = ("mlx5_core", "mlx4_core")
 class NicFacts:
     """``namespace_netdevs``: netdevs in the network namespace of this process; ``None`` for another machine.
     ``domains``: type of each PF's IOMMU domain, ``identity`` or ``DMA-FQ``. ``flags``: private flags by netdev.
+    ``shared_subnets``: the netdevs of PFs in one IPv4 subnet that answer ARP for each other.
     """
 
     facts: PciFacts
@@ -109,6 +117,7 @@ class NicFacts:
     domains: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
     namespace_netdevs: frozenset[str] | None = None
+    shared_subnets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def pfs(self) -> list[Function]:
@@ -129,7 +138,26 @@ def read(target: Target) -> NicFacts:
         },
         flags={} if target.recorded else _flags(pfs),
         namespace_netdevs=None if target.recorded else _here(),
+        shared_subnets={} if target.recorded else _shared_subnets(tree, {pf.netdev for pf in pfs}),
     )
+
+
+def _shared_subnets(tree: Tree, netdevs: Collection[str | None]) -> dict[str, tuple[str, ...]]:
+    """Of the netdevs whose arp_ignore is 0; the greater value of `all` and the netdev counts."""
+    try:
+        with Netdevs() as links, Addresses() as addresses:
+            names, of = {netdev.ifindex: netdev.name for netdev in links.read()}, addresses.read()
+    except NetlinkError:
+        return {}
+    found: dict[str, set[str]] = {}
+    for ifindex, interfaces in of.items():
+        name = names.get(ifindex, "")
+        strict = (text(tree, f"/proc/sys/net/ipv4/conf/{one}/arp_ignore") or "0" for one in ("all", name))
+        if name in netdevs and all(value == "0" for value in strict):
+            for one in interfaces:
+                if one.version == 4:
+                    found.setdefault(str(one.network), set()).add(name)
+    return {subnet: tuple(sorted(of)) for subnet, of in found.items() if len(of) > 1}
 
 
 def findings(nics: NicFacts, config: Config, heard: Collection[str] = ()) -> Iterator[Finding]:
@@ -213,6 +241,8 @@ def _hardware(nics: NicFacts) -> Iterator[Finding]:
     mute = [pf for pf in nics.pfs if pf.driver in _RDMA_DRIVERS and pf.netdev and pf.rdma is None]
     if mute:
         yield TOPIC.note("rdma_missing", f"no RDMA device on {shortened(_names(mute))}")
+    for subnet, netdevs in sorted(nics.shared_subnets.items()):
+        yield TOPIC.warn("rails_share_subnet", f"{shortened(netdevs)} are in {subnet} with arp_ignore=0")
     if nics.namespace_netdevs is not None:
         away = [pf for pf in nics.pfs if pf.netdev and pf.netdev not in nics.namespace_netdevs]
         if away:

@@ -36,6 +36,8 @@ class Source(StrEnum):
     """the kernel log"""
     ADMINISTRATION = "administration"
     """netlink notices of changes by an administrator"""
+    RAILS = "rails"
+    """probes over the rails"""
     VF = "vf"
     """VF traffic as the PF counts it: one firmware command per VF on mlx5"""
     GPU = "gpu"

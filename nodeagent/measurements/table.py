@@ -19,7 +19,7 @@ ADMINISTRATION, DEVLINK, DRIVER, FEC, GPU = (
     Source.GPU,
 )
 KERNEL, LINK, MODES, MODULE, PAUSE = Source.KERNEL, Source.LINK, Source.MODES, Source.MODULE, Source.PAUSE
-PCIE, RDMA, STATE, VF = Source.PCIE, Source.RDMA, Source.STATE, Source.VF
+PCIE, RAILS, RDMA, STATE, VF = Source.PCIE, Source.RAILS, Source.RDMA, Source.STATE, Source.VF
 
 _MEMORY = "nvmlDeviceGetMemoryInfo_v2, as nvidia-smi shows it"
 _ECC = "since the driver was loaded (volatile)"
@@ -386,6 +386,21 @@ _VF_ROWS = tuple(
     )
 )
 
+_RAIL_ROWS: tuple[Family, ...] = (
+    row("rail_probes_total", "device,scope", RAILS, "Packets sent to the partners of this rail.",
+        ("rail_probes", "probes of rails.probe"), per="scope"),
+    row("rail_probes_lost_total", "device,scope", RAILS, "Of these, packets without an answer within 10 s.",
+        ("rail_probes_lost", "probes of rails.probe"), per="scope"),
+    row("rail_checkable", "device", RAILS, "1 if the rail can be probed; `nodeagent rails` says why not.",
+        ("rail_checkable", "0 or 1")),
+    row("rail_partner_nodes", "device", RAILS, "Nodes whose agents this rail probes.",
+        ("rail_partners", "without those whose agent is absent")),
+    row("rail_lossy_nodes", "device,size", RAILS, "Nodes to and from which this rail loses packets.",
+        ("rail_lossy_small", "by the level of their legs", "small"),
+        ("rail_lossy_large", "only packets of the full MTU", "large")),
+    row("rail_loss_ratio", "device", RAILS, "Loss of the last hour on the legs that lose packets.",
+        ("rail_loss", "0 to 1; 0 if no leg loses any")),
+)  # fmt: skip
 _FIRMWARE_ROWS: tuple[Family, ...] = (
     row("devlink_health_state", "pci_address,reporter", DEVLINK,
         "1 while a health reporter of the firmware is in the state error.",
@@ -400,7 +415,7 @@ _FIRMWARE_ROWS: tuple[Family, ...] = (
 
 NIC_ROWS = (
     *(*_STATE_ROWS, *_STATS64_ROWS, *_WIRE_ROWS, *_TRANSCEIVER_ROWS),
-    *(*_PCIE_ROWS, *_RDMA_ROWS, *_VF_ROWS, *_FIRMWARE_ROWS),
+    *(*_PCIE_ROWS, *_RDMA_ROWS, *_VF_ROWS, *_RAIL_ROWS, *_FIRMWARE_ROWS),
 )
 SAMPLED = (*GPU_ROWS, *FIGURE_ROWS, *NIC_ROWS)
 """The families that samples and health figures feed, in the order of the metrics page."""

@@ -77,6 +77,8 @@ class LegWindows:
         self.level = 0
         self.since = 0.0
         """The time of the first loss of this level."""
+        self.counted_at = now
+        """The time of the last evaluation."""
         self._proposed = 0
         self._excused_until = 0.0
         self._begin(now)
@@ -133,6 +135,7 @@ class LegWindows:
     def evaluate(self, now: float) -> bool:
         """Decide about the level, every 5 s. Return whether it has changed."""
         before, found = self.level, self._found(now)
+        self.counted_at = now
         rises, self._proposed = min(found, self._proposed), found
         if rises > self.level:
             self.since = self.since if self.level else self._first_loss

@@ -269,15 +269,12 @@ class RailProbes:
             pending = self._fresh.popleft()
             if pending.sequence in self._pending:
                 pending.leg.windows(large=pending.large).missing(pending.at, now)
-                if not pending.leg.small.absent(now):
-                    self._count_lost(pending, 1)
                 self._late.append(pending)
         while self._late and now - self._late[0].at >= FORGOTTEN_S:
-            self._pending.pop(self._late.popleft().sequence, None)
-
-    def _count_lost(self, pending: Pending, lost: int) -> None:
-        scope = pending.leg.partner.scope
-        pending.rail.lost[scope] = max(0, pending.rail.lost.get(scope, 0) + lost)
+            lost = self._pending.pop(self._late.popleft().sequence, None)
+            if lost is not None and not lost.leg.small.absent(now):
+                scope = lost.leg.partner.scope
+                lost.rail.lost[scope] = lost.rail.lost.get(scope, 0) + 1
 
     def _take(
         self,
@@ -309,7 +306,6 @@ class RailProbes:
             windows.answered(pending.at)
         else:
             windows.late(pending.at)
-            self._count_lost(pending, -1)
         if not pending.large:
             rail.note_rtt(leg, max(0, ns - pending.sent_ns - packet.held_ns) / 1000)
 

@@ -1,7 +1,5 @@
 """The settings of the probes over the rails."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

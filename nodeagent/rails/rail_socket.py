@@ -125,7 +125,7 @@ def open_rail_socket(
             opened.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
             opened.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, dscp << 2)
             opened.bind((str(interface.ip), port))
-    except BaseException:
+    except OSError:
         opened.close()
         raise
     return opened

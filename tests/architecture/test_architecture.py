@@ -44,6 +44,7 @@ STAND_IN = "a stand-in with one method for each action of the real part"
 LARGE_CLASSES = {
     "nodeagent/agent.py:Agent": COMPOSED,
     "nodeagent/agent_config.py:Config": DOCUMENT,
+    "nodeagent/fabric/nodelinks.py:NodeLink": DOCUMENT,
     "nodeagent/cluster/node_report.py:NodeReporter": LIFETIME,
     "nodeagent/cluster/slice_publisher.py:SlicePublisher": LIFETIME,
     "hack/lab/nodeagent_lab/demo/claim_show.py:ClaimShow": "one method for each step of the demo",

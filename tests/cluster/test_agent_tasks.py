@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from nodeagent.base.supervise import Fatal
-from nodeagent.cluster import agent_events, agent_tasks, device_marks
+from nodeagent.cluster import agent_events, agent_tasks, device_marks, rail_watch
 from nodeagent.cluster.cluster_settings import (
     ClusterSettings,
     EvictSettings,
@@ -21,6 +22,7 @@ from nodeagent.cluster.cluster_settings import (
 )
 from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.node_report import NodeReporter
+from nodeagent.rails import rail_probes
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec
 from tests.support.running_agent import node, shorten, shorten_holdings
@@ -73,6 +75,31 @@ async def test_a_failed_link_becomes_an_event_a_condition_and_a_report(server, k
         assert server.counts["get", "nodelinks"], "the report of an earlier run is read"
         n.machine.set_link(0, up=True)
         await server.until(lambda: ("Node", "Recovered") in events(server))
+
+
+async def test_an_agent_with_probes_says_in_its_report_why_a_rail_cannot_be_checked(
+    server, kubeconfig, monkeypatch
+):
+    """The netdevs of a simulated machine are not in this network namespace."""
+    shorten(monkeypatch, NodeReporter.__init__, jitter_s=0.0)
+    monkeypatch.setattr(rail_probes, "TICK_S", 0.02)
+    monkeypatch.setattr(rail_probes, "SLOT_S", 0.02)
+    monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
+    async with node() as n:
+        await n.kubelet.start()
+        text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}}}\nrails: {{probe: true}}\n"
+        await n.start_agent(n.configure(text), node_name="gpu-0")
+        await n.until(lambda: n.agent.inventory.snapshot.rail_checks)
+        await server.until(lambda: checked(server) == ["no-netdev", "no-netdev"])
+        view = json.loads(n.agent.pages._rails("").body)
+        assert view["probes"]
+        assert [rail["checked"] for rail in view["rails"]] == ["no-netdev", "no-netdev"]
+        assert "nodeagent_rail_checkable{" in (await n.get("/metrics"))[1]
+
+
+def checked(server):
+    report = server.find("nodelinks", "gpu-0", "nodeagent") or {"links": []}
+    return [link["railChecked"] for link in report["links"] if "railChecked" in link]
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -232,10 +259,13 @@ def test_without_a_node_name_nothing_is_written(kubeconfig, caplog):
     assert agent_tasks.node_access(settings, "gpu-0").node == "gpu-0"
 
 
-def parts(*, accounted: bool = False, volcano: bool = False, **settings: object) -> str:
+def parts(*, accounted: bool = False, volcano: bool = False, probes: bool = False, **settings: object) -> str:
     """The names of the enabled parts."""
     agent = SimpleNamespace(
-        settings=ClusterSettings(**settings), accounting=SimpleNamespace(enabled=accounted), volcano=volcano
+        settings=ClusterSettings(**settings),
+        accounting=SimpleNamespace(enabled=accounted),
+        volcano=volcano,
+        rail_watch=object() if probes else None,
     )
     return " ".join(part.name for part in agent_tasks.PARTS if part.enabled(agent))
 
@@ -265,6 +295,7 @@ def test_the_settings_enable_the_parts():
     assert parts(report=False, events=False, evict=EvictSettings(enabled=True)) == "slices claims evictions"
     assert parts(report=False, events=False, accounted=True) == "slices claims over-use evictions"
     assert parts(report=False, events=False, volcano=True) == "slices claims volcano"
+    assert parts(report=False, events=False, probes=True) == "slices claims rail-probes"
     enabled = {
         "conditions": True,
         "label": True,

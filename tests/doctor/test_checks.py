@@ -195,6 +195,10 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ("note iommu_translated", nic_checks.findings(of_nics(domains={PF.pci_address: "DMA-FQ"}), DEFAULT)),
     ("fix network_namespace", nic_checks.findings(of_nics(namespace_netdevs=frozenset({"lo"})), DEFAULT)),
     (
+        "warn rails_share_subnet",
+        nic_checks.findings(of_nics(shared_subnets={"10.0.0.0/24": ("ens1", "ens2")}), DEFAULT),
+    ),
+    (
         "warn firmware_lldp",
         nic_checks.findings(
             of_nics(structs.replace(PF, driver="i40e"), flags={"ens1": {"disable-fw-lldp": False}}), DEFAULT

@@ -62,6 +62,20 @@ CASES = [
     Case("slow_restart", S.RDMA, {"rdma_slow_restarts": 300}, {"rdma_slow_restarts": 10}),
     Case("out_of_sequence", S.RDMA, {"rdma_out_of_sequence": 3000}, {"rdma_out_of_sequence": 100}),
     Case(
+        "rail_loss",
+        S.RAILS,
+        {"rail_partners": 3, "rail_lossy_small": 3, "rail_loss": 0.012},
+        {"rail_partners": 3, "rail_lossy_small": 0, "rail_loss": 0},
+        counters=False,
+    ),
+    Case(
+        "rail_mtu",
+        S.RAILS,
+        {"rail_partners": 3, "rail_lossy_large": 2},
+        {"rail_partners": 3, "rail_lossy_large": 0},
+        counters=False,
+    ),
+    Case(
         "lane_imbalance",
         S.DRIVER,
         {"lane_errors/0": 10, "lane_errors/1": 900},

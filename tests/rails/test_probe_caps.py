@@ -1,4 +1,4 @@
-"""What a forged list can make an agent send, and the bytes that a stranger can send to it."""
+"""The bounds of a sender whatever its list says, and the bytes that a stranger can send to it."""
 
 from __future__ import annotations
 

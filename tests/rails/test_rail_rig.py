@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from ipaddress import ip_interface
 
 import pytest
 import pytest_asyncio
 
+from nodeagent.fabric.rail_partners import (
+    AnsweredPartner,
+    ProbedPartner,
+    RailList,
+    RailPartners,
+    RailPartnersSpec,
+)
 from nodeagent.rails.probe_packet import ANSWER, ProbePacket
-from tests.support.rail_rig import RailRig, packets_pass
+from nodeagent.rails.rail_probes import TICK_S, checks
+from nodeagent_lab.sim.netns import Netns, veth
+from tests.support.rail_rig import RailRig, packets_pass, probes_in, rail_link, set_kernel
 
 pytestmark = [pytest.mark.needs("root", "ip", "iptables"), pytest.mark.slow]
 
@@ -152,3 +164,108 @@ async def test_an_answer_without_the_session_counts_for_nothing(rig: RailRig) ->
                 opened.send(forged.encode(), "10.1.2.1", 18515)
         await packets_pass()
     assert {leg.level for leg in rig.check(0, 2).legs} == {100}
+
+
+async def test_a_forged_list_makes_no_weapon(rig: RailRig) -> None:
+    victim = rig.hosts[1, 7]
+    rig.probes.pop((1, 7)).close()
+    set_kernel(victim, "net/ipv4/icmp_ratelimit", "1000000")  # a victim that says nothing
+    aimed = [
+        ProbedPartner(node="v", nic=f"nic{i}", address=to, ports=16, per_second=2.0)
+        for i, to in enumerate(
+            ["10.2.7.1", "224.0.0.1", "8.8.8.8", "127.0.0.1", "255.255.255.255", "10.1.0.1"]
+        )
+    ]
+    lists = RailPartners(spec=RailPartnersSpec(rails=(RailList(rail="nic0", probe=tuple(aimed)),)))
+    with victim.entered():
+        counted = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
+        counted.setblocking(False)
+    for probes in rig.probes.values():
+        probes.take_partners(lists)
+        await probes.arrange()
+    sources: list[str] = []
+    for _ in range(150):
+        await rig.pass_s(1)
+        with suppress(BlockingIOError):
+            while True:
+                frame, (_, _, kind, *_) = counted.recvfrom(2048)
+                if kind != socket.PACKET_OUTGOING and frame[23] == socket.IPPROTO_UDP:
+                    sources.append(socket.inet_ntoa(frame[26:30]))
+    counted.close()
+    assert len(set(sources)) == 15
+    assert max(sources.count(one) for one in sources) <= 3, "one a minute"
+    assert rig.check(0, 0).checked == "yes"
+    assert {leg.partner.address for leg in rig.probes[0, 1].rails["nic0"].legs.values()} == {
+        "10.2.7.1",
+        "10.1.0.1",
+    }, "in the configured networks only"
+
+
+async def test_an_address_that_is_not_listed_gets_no_answer(rig: RailRig) -> None:
+    rig.probes[0, 2].take_partners(RailPartners())
+    await rig.probes[0, 2].arrange()
+    assert rig.check(0, 2).checked == "no-partner"
+    rig.probes[0, 2].take_partners(None)
+    await rig.probes[0, 2].arrange()
+    assert rig.check(0, 2).checked == "no-list"
+    await rig.pass_s(60)
+    assert rig.lossy() == {}, "it has no socket, and port unreachable says so"
+
+
+@pytest.mark.parametrize("family", [4, 6])
+async def test_a_second_nic_in_the_subnet_does_not_answer_for_the_dead_one(family: int) -> None:
+    with Netns() as left, Netns() as right, Netns() as switch:
+        switch.ip("link add br0 type bridge\nlink set br0 up")
+        for ns, netdev, port in ((left, "rail0", "l0"), (right, "rail0", "r0"), (right, "rail1", "r1")):
+            set_kernel(ns, "net/ipv6/conf/default/accept_dad", "0")
+            veth(ns, netdev, switch, port)
+            switch.ip(f"link set {port} up master br0")
+            ns.ip(f"link set {netdev} up")
+        own = {
+            (left, "rail0"): ("10.0.0.1/24", "fe80::1/64"),
+            (right, "rail0"): ("10.0.0.2/24", "fe80::2/64"),
+            (right, "rail1"): ("10.0.0.3/24", "fe80::3/64"),
+        }
+        for (ns, netdev), addresses in own.items():
+            for one in addresses:
+                ns.ip(f"addr add {one} dev {netdev}")
+        now = [0.0]
+        made = {}
+        at = 0 if family == 4 else 1
+        for ns, netdevs in ((left, ["rail0"]), (right, ["rail0", "rail1"])):
+            with ns.entered():
+                links = [
+                    rail_link(netdev, (ip_interface(own[ns, netdev][at]),), f"nic{i}")
+                    for i, netdev in enumerate(netdevs)
+                ]
+            made[ns] = probes_in(ns, links, lambda: now[0], ())
+        here, *there = [addresses[at].partition("/")[0] for addresses in own.values()]
+        probe = tuple(
+            ProbedPartner(node="r", nic=f"nic{i}", address=to, per_second=0.5) for i, to in enumerate(there)
+        )
+        answer = (AnsweredPartner(node="l", nic="nic0", address=here),)
+        made[left].take_partners(
+            RailPartners(spec=RailPartnersSpec(rails=(RailList(rail="nic0", probe=probe),)))
+        )
+        rails = tuple(RailList(rail=f"nic{i}", answer=answer) for i in range(2))
+        made[right].take_partners(RailPartners(spec=RailPartnersSpec(rails=rails)))
+
+        async def pass_s(seconds: float) -> None:
+            for _ in range(round(seconds / TICK_S)):
+                now[0] += TICK_S
+                made[left].tick()
+                await packets_pass()
+                if now[0] % 5 == 0:
+                    made[left].evaluate()
+
+        for probes in made.values():
+            await probes.arrange()
+        await pass_s(70)
+        (found,) = checks(made[left], now[0], now[0])
+        assert (found.checked, found.legs) == ("yes", ())
+        switch.ip("link set r1 nomaster")
+        await pass_s(40)
+        (found,) = checks(made[left], now[0], now[0])
+        assert [(leg.nic, leg.level) for leg in found.legs] == [("nic1", 100)]
+        for probes in made.values():
+            probes.close()

@@ -1,6 +1,6 @@
 """Two leaves of eight hosts and four spines in network namespaces, with real sockets and a clock of the test.
 
-Each host has one rail with a /31 to its leaf; the leaves share their traffic over the spines by the ports of the packets.
+Each host has one rail with a /31 to its leaf; the leaves spread their traffic over the spines by port.
 All hosts are in one event loop. ``pass_s`` moves the clock, and the packets of each tick pass before the next.
 """
 
@@ -38,7 +38,7 @@ def address(leaf: int, host: int) -> str:
 
 
 class RailRig:
-    """``with RailRig() as rig``; ``hosts[leaf][host]`` are namespaces, and ``probes`` the same shape after ``start``."""
+    """``with RailRig() as rig``; ``hosts`` and ``probes`` by leaf and host."""
 
     def __init__(self) -> None:
         self.now = START
@@ -118,7 +118,7 @@ class RailRig:
                         probes.evaluate()
 
     async def stop_process(self, key: tuple[int, int], seconds: float) -> None:
-        """What SIGSTOP does: for this time the process neither sends nor reads, and its sockets keep what comes."""
+        """Do as SIGSTOP does: for this time the process neither sends nor reads, and its sockets keep what comes."""
         loop, probes = asyncio.get_running_loop(), self.probes[key]
         sockets = [one for rail in probes.rails.values() for one in rail.sockets.values()]
         self.stopped.add(key)

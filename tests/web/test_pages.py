@@ -53,6 +53,7 @@ def pages_of(
         explained_health=lambda: b"[]\n",
         machine_view=lambda: machine_view((), inventory.snapshot, ()),
         neighbor_view=lambda: b"{}\n",
+        rail_view=lambda: b"{}\n",
         configuration_fault=lambda: "",
         stuck_threads=lambda: 0,
         cluster_writes=Deliveries().writes,

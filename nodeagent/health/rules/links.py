@@ -7,7 +7,7 @@ import math
 from nodeagent.base.duration import duration
 from nodeagent.facts.model import State
 from nodeagent.health.history import total
-from nodeagent.health.nic_view import SYSFS, NicView, by, count_in_window, per_second, yes_or_no
+from nodeagent.health.nic_view import SYSFS, NicView, by, count_in_window, per_second, percent, yes_or_no
 from nodeagent.health.rule import WARNING, Measured, Rule
 from nodeagent.measurements.sample import Source
 
@@ -67,6 +67,26 @@ def _flapping(view: NicView) -> Measured | None:
     if Source.LINK in view.history.stale():
         return None  # losses in the meantime are unknown
     return Measured(view.penalty, f"penalty {view.penalty:.0f}", by(Source.LINK.value))
+
+
+def _rail_blamed(view: NicView, size: str, words: str) -> Measured | None:
+    lossy, partners = view.history.level(f"rail_lossy_{size}"), view.history.level("rail_partners")
+    if lossy is None or partners is None:
+        return None
+    text = f"{words} to and from partners on {lossy:.0f} of {partners:.0f} nodes"
+    return Measured(lossy if 2 * lossy >= partners else 0.0, text, by(Source.RAILS.value), sentence=text)
+
+
+def _rail_loss(view: NicView) -> Measured | None:
+    loss = view.history.level("rail_loss") or 0.0
+    counted = view.history.over("crc_errors", view.window_s)
+    crc = "" if counted is None else f"; {counted[0]:.0f} CRC errors in {duration(counted[1])}"
+    found = _rail_blamed(view, "small", f"{percent(loss)} of the packets lost")
+    return None if found is None else found._replace(text=found.text + crc, sentence=found.text + crc)
+
+
+def _rail_mtu(view: NicView) -> Measured | None:
+    return _rail_blamed(view, "large", "packets of the full MTU lost")
 
 
 QUIET_S = 3600.0
@@ -208,6 +228,15 @@ LINK_RULES: tuple[Rule, ...] = (
          "A 24th of what IEEE 802.3 allows on PAM4 (our own choice).",
          counters=_BITS, window_s=60, unit="of all bits", enter=1e-5, clear=5e-6, enter_for_s=600, clear_for_s=900,
          settles=True),
+    Rule("rail_loss", WARNING, _rail_loss,
+         "Packets over this rail are lost, by the word of two partners on different nodes and of half of them.",
+         "The probes of rails.probe. The NIC, the cable and the leaf port lie on the same way; a fault of the whole "
+         "leaf looks the same from one node.",
+         counters=("crc_errors",), window_s=3600, unit="nodes", enter=2, clear=0, source=Source.RAILS),
+    Rule("rail_mtu", WARNING, _rail_mtu,
+         "Packets of the full MTU over this rail are lost and small ones are not, by the word of two partners.",
+         "The probes of rails.probe; one large packet for each partner in 10 s.",
+         unit="nodes", enter=2, clear=0, source=Source.RAILS),
     Rule("lane_imbalance", WARNING, _lane_imbalance,
          "One lane has many times the errors of the next lane, and more than 2 dB less light than the best lane.",
          "NVIDIA's Cable Validation Tool: ten times, which indicates dirty optics.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from nodeagent.commands.options import FAILED, GOOD, Add, config_option, json_option, load
+from nodeagent.commands.options import FAILED, GOOD, USAGE, Add, config_option, json_option, load
 
 WHY = {
     "no-list": "no list of partners yet; the controller writes RailPartners, and the agent reads it every 10 minutes",
@@ -26,8 +26,8 @@ def add(add: Add) -> None:
         _rails,
         "show which rails lose packets, and to which partners",
         "Asks the running agent, which probes the partners of each rail if `rails.probe` is on. A leg is the way to\n"
-        "a partner's NIC and back; LOSS is that of the last hour. Exit status 1: a leg loses packets. A rail that\n"
-        "cannot be checked says why.",
+        "a partner's NIC and back; LOSS is that of the last hour. Exit status 1: a leg loses packets; 2: no\n"
+        "agent answers. A rail that cannot be checked says why.",
     )
     config_option(parser)
     json_option(parser)
@@ -41,10 +41,16 @@ def _rails(options: argparse.Namespace) -> int:
     from nodeagent.commands.json_document import document
     from nodeagent.commands.terminal import joined, note, remarks, screen, section
 
-    decoder = msgspec.json.Decoder(RailListing)
-    listing, source = ask_for(decoder, "/rails", load(options.config), options.root)
+    decoder: msgspec.json.Decoder[RailListing] = msgspec.json.Decoder(RailListing)
+    try:
+        answer = ask_for(decoder, "/rails", load(options.config), options.root)
+    except AgentQueryError as error:
+        note(str(error))
+        return USAGE
+    listing, source = answer
     if listing is None:
-        raise AgentQueryError(f"no agent runs here ({source}); the probes are in the agent")
+        note(f"no agent runs here ({source}), and the agent makes the probes: start it with rails.probe")
+        return USAGE
     lossy = any(partner.level for rail in listing.rails for partner in rail.partners)
     if options.json:
         print(document(listing, options.root, source))

@@ -1,0 +1,156 @@
+"""The probes of a node by its list in the API server, from the netdevs of a namespace to report, rules and verb."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from ipaddress import ip_interface
+
+import pytest
+
+from nodeagent.cluster import rail_watch
+from nodeagent.cluster.node_report import report
+from nodeagent.cluster.rail_watch import RailWatch, read_rail_links
+from nodeagent.fabric.fabric_settings import FabricRules
+from nodeagent.fabric.nodelinks import NodeLinks, RailLeg, decode
+from nodeagent.fabric.rail_partners import RailPartners, rail_partners_object, rail_partners_of
+from nodeagent.fabric.reports import InternPool, RefusedReportError, ReportReader
+from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Function, Link, LossyLeg, RailCheck, Snapshot
+from nodeagent.kube.failure import ApiError
+from nodeagent.rails.rail_settings import RailsSettings
+from nodeagent_lab.sim.netns import Netns
+from tests.support.rail_rig import address, partners_of, set_kernel
+
+PF = "0000:18:00.0"
+
+
+def link(netdev: str, *, default_route: bool = False, pci: str = PF) -> Link:
+    return Link(netdev, pci, "02:00:00:00:00:01", True, True, "up", 400000, 1500, default_route)
+
+
+@pytest.mark.needs("root", "ip")
+def test_each_rail_has_its_addresses_or_says_why_it_cannot_be_checked() -> None:
+    pcis = [f"0000:{number}:00.0" for number in range(10, 16)]
+    netdevs = ["good", "routed", "slave", "bare", "dark", "gone"]
+    with Netns() as ns:
+        set_kernel(ns, "net/ipv6/conf/default/disable_ipv6", "1")
+        for netdev in netdevs[:-1]:
+            ns.ip(f"link add {netdev} type veth peer name p-{netdev}\nlink set {netdev} up")
+            if netdev != "dark":
+                ns.ip(f"link set p-{netdev} up")
+        ns.ip("addr add 10.1.2.1/31 dev good\naddr add 10.3.0.1/24 dev routed\naddr add 10.4.0.1/24 dev dark")
+        ns.ip("link add br0 type bridge\nlink set slave master br0")
+        links = [
+            link(netdev, default_route=netdev == "routed", pci=pci)
+            for netdev, pci in zip(netdevs, pcis, strict=True)
+        ]
+        with ns.entered():
+            found = read_rail_links(links, {pci: number for number, pci in enumerate(pcis)})
+    faults = {rail.netdev: rail.fault for rail in found}
+    assert faults == {
+        "good": "",
+        "routed": "default-route",
+        "slave": "bond",
+        "bare": "no-address",
+        "dark": "down",
+        "gone": "no-netdev",
+    }
+    assert (found[0].name, found[0].addresses, found[0].mtu) == ("nic0", (ip_interface("10.1.2.1/31"),), 1500)
+    assert found[1].addresses == (), "the host's own address is no address of a rail"
+
+
+class Lists:
+    """An API server with one list, or with a failure."""
+
+    def __init__(self) -> None:
+        self.answer: object = None
+        self.asked: list[str] = []
+
+    async def get(self, _resource: object, name: str) -> object:
+        self.asked.append(name)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+async def test_a_list_that_cannot_be_read_stays_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
+    monkeypatch.setattr(rail_watch, "READ_S", 0.0)
+    taken: list[RailPartners | None] = []
+    server, done = Lists(), asyncio.Event()
+    wanted = partners_of(0, 0)
+    answers = [
+        rail_partners_object(wanted),
+        {"spec": {"rails": [{"rail": "nic0", "probe": [{}] * 9}]}},
+        ApiError("get", "/", 404, "NotFound", "gone"),
+        rail_partners_object(wanted),
+    ]
+
+    class Probes:
+        def take_partners(self, partners: RailPartners | None) -> None:
+            taken.append(partners)
+            if answers:
+                server.answer = answers.pop(0)
+            else:
+                done.set()
+
+    server.answer = answers.pop(0)
+    watch = RailWatch(RailsSettings(probe=True), Inventory(), dict)
+    task = asyncio.create_task(watch._follow(Probes(), server, "gpu-0", None))  # type: ignore[arg-type]
+    while len(taken) < 1:
+        await asyncio.sleep(0)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert taken[0] == wanted
+    assert set(server.asked) == {"gpu-0"}
+    assert len(taken) == 1, "a refused list replaces none"
+    server.answer = ApiError("get", "/", 404, "NotFound", "gone")
+    while len(taken) < 2:
+        await asyncio.sleep(0)
+    assert taken[1] is None
+    task.cancel()
+
+
+def test_a_list_keeps_its_content_on_the_way() -> None:
+    wanted = partners_of(1, 3)
+    assert rail_partners_of(rail_partners_object(wanted)) == wanted
+    assert wanted.spec.rails[0].probe[2].address == address(0, 3)
+
+
+def snapshot(*checks: RailCheck) -> Snapshot:
+    function = Function(
+        PF, "15b3", "1021", "mlx5_core", "eth0", "ethernet", None, None, None, 0, ("pci0000:15", PF)
+    )
+    return Snapshot(functions=(function,), links=(link("eth0"),), rail_checks=checks)
+
+
+LEG = LossyLeg("gpu-1", "nic0", "leaf", 10, False, "2026-11-27T14:02:00Z")
+
+
+def made(facts: Snapshot, before: NodeLinks | None = None, *, patient: bool = False) -> NodeLinks:
+    return report(facts, "gpu-0", {PF: 0}, before, now=1.8e9, patient=patient)
+
+
+def test_the_report_has_the_legs_and_keeps_them_over_a_restart() -> None:
+    first = made(snapshot(RailCheck(PF, ("10.1.2.1/31",), "yes", (LEG,))))
+    (reported,) = first.links
+    assert (reported.addresses, reported.rail_checked) == (("10.1.2.1/31",), "yes")
+    assert reported.legs == (
+        RailLeg(node="gpu-1", nic="nic0", scope="leaf", level=10, since="2026-11-27T14:02:00Z"),
+    )
+    assert made(snapshot(), first, patient=True).links == first.links, "a restart writes nothing"
+    assert made(snapshot(), first).links[0].rail_checked is None, "probes that were switched off say nothing"
+
+
+def test_the_controller_refuses_a_report_with_too_many_legs() -> None:
+    reader = ReportReader(FabricRules(), InternPool())
+    legs = [{"node": f"n{i}", "nic": "nic0", "level": 10} for i in range(17)]
+    for text, fits in ((legs[:16], True), (legs, False), ([{**legs[0], "node": "x" * 2000}], False)):
+        raw = {"nodeName": "gpu-0", "links": [{"name": "nic0", "legs": text}]}
+        links = decode(json.dumps(raw).encode())
+        if fits:
+            reader.read("gpu-0", links)
+        else:
+            with pytest.raises(RefusedReportError):
+                reader.read("gpu-0", links)
