@@ -53,7 +53,6 @@ LARGE_CLASSES = {
     "nodeagent/discovery.py:Discovery": COMPOSED,
     "nodeagent/doctor/cluster_checks.py:ClusterFacts": DOCUMENT,
     "nodeagent/fabric/fabric_view.py:FabricView": DOCUMENT,
-    "nodeagent/fabric/nodelinks.py:NodeLink": DOCUMENT,
     "nodeagent/fabric/reports.py:CompactReport": DOCUMENT,
     "nodeagent/health/nic.py:NicState": "the memory of all rules of one NIC: to be split by kind of rule",
     "nodeagent/health/nic_view.py:NicView": DOCUMENT,
