@@ -154,6 +154,7 @@ async def test_nothing_is_written_without_the_setting():
         assert not server.counts["list", "railpartners"]
 
 
+@pytest.mark.slow
 async def test_a_quiet_hall_writes_nothing_and_a_restart_neither():
     async with cluster() as server:
         async with running(server, RAILS):
@@ -186,6 +187,7 @@ async def test_a_node_that_joins_changes_at_most_nine_lists():
         assert 3 <= written(server) - once <= 9
 
 
+@pytest.mark.slow
 async def test_what_others_delete_or_edit_is_restored():
     async with cluster() as server, running(server, RAILS):
         await complete(server)
