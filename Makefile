@@ -49,6 +49,7 @@ bench: $(VENV)/.bench  ## the benchmark table and bench.json; LLDP beside scapy,
 	$(BIN)/python hack/bench_lldp_wire.py $(filter --quick,$(ARGS))
 	$(BIN)/python hack/bench_metrics.py $(filter --quick,$(ARGS))
 	$(BIN)/python hack/bench_scaling.py $(filter --quick,$(ARGS))
+	$(BIN)/python hack/bench_rails.py $(filter --quick,$(ARGS))
 
 site: .cache/site-venv  ## the documentation as a site in dist/site, offline after the first time
 	.cache/site-venv/bin/python hack/site/build.py $(ARGS)

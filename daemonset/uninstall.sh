@@ -99,4 +99,4 @@ case $dra in
 *'"resourceslices"'*) kubectl delete resourceslices.resource.k8s.io --field-selector spec.driver=nodeagent.io ;;
 esac
 kubectl delete lease nodeagent-controller --namespace "$namespace" --ignore-not-found
-kubectl delete crd nodelinks.nodeagent.io --ignore-not-found
+kubectl delete crd nodelinks.nodeagent.io railpartners.nodeagent.io --ignore-not-found

@@ -193,7 +193,6 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             "nodeConditions.enabled", write(build("node-conditions", kubectl))
         ),
         "templates/evictions.yaml": when("evictions.enabled", write(build("evictions", kubectl))),
-        "templates/rails.yaml": when("rails.enabled", write(build("rails", kubectl))),
         "templates/volcano-deviceshare.yaml": when(
             "volcanoDeviceshare.enabled",
             NEEDS_NODE_CONDITIONS + write(build("volcano-deviceshare", kubectl)),
@@ -218,6 +217,9 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             "nodeFeatureGroups.enabled",
             needs_controller("nodeFeatureGroups")
             + write(elsewhere("node-feature-groups", "nodeFeatureGroups", kubectl)),
+        ),
+        "templates/rails.yaml": when(
+            "rails.enabled", needs_controller("rails") + write(build("rails", kubectl))
         ),
         "templates/jobs.yaml": when(
             "jobs.enabled", needs_controller("jobs") + NEEDS_HOLDERS + write(build("jobs", kubectl))

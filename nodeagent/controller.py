@@ -198,6 +198,8 @@ class Controller:
             others["startup taints"] = parts.startup.run
         for output, kept in parts.kept.items():
             others[output] = partial(self._keep, kept)
+        if parts.rails is not None:
+            others["rails"] = partial(parts.rails.lead, self._show_rails)
         if parts.jobs is not None:
             others["jobs"] = parts.jobs.lead
         tasks = [asyncio.create_task(keep(name, job), name=name) for name, job in others.items()]
@@ -289,6 +291,8 @@ class Controller:
         self.planner.accept(plan)
         if self._parts.jobs is not None:
             self._parts.jobs.plan = plan
+        if self._parts.rails is not None:
+            self._parts.rails.plan = plan
         outcome, progress = plan.outcome, self.progress
         progress.plan_s = time.perf_counter() - began
         progress.plans += 1
@@ -296,6 +300,12 @@ class Controller:
         progress.outcome = outcome
         self._planned.set()
         return outcome
+
+    def _show_rails(self) -> None:
+        """Show where rails lose packets without waiting for a plan, which follows."""
+        if (outcome := self.progress.outcome) is not None:
+            self.progress.outcome = self.planner.with_rails(outcome)
+        self.cluster.stir()
 
     async def _read_switches(self) -> None:
         await self._planned.wait()

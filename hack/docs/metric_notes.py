@@ -575,6 +575,7 @@ CONTROLLER: dict[str, Note] = {
     "controller_writes_total": Note("Any result but ok: the log has the reason."),
     "fabric_marked_nodes": Note("Each needs a repair; absent unless marks are configured."),
     "fabric_spared_nodes": Note("Above 0: a fault of the fabric rather than of nodes."),
+    "rail_legs": Note("bad above 0: nodeagent_fabric_anomalies has the place, if it is known."),
     "switch_reads_total": Note("Any result but ok: the log names the switch."),
     "switches": Note("silent: check address, credentials and access lists."),
     "switch_rounds_total": Note("Grows at the configured rate."),

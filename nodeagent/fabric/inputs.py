@@ -11,6 +11,7 @@ from nodeagent.fabric.hypernode import HyperNode, Texts
 from nodeagent.fabric.link_faults import LinkFault, LinkFaults
 from nodeagent.fabric.maintenance import Maintained, MaintenanceBook
 from nodeagent.fabric.nodelinks import NodeLinks
+from nodeagent.fabric.outcome import Anomaly
 from nodeagent.fabric.reports import CompactReport, InternPool, RefusedReportError, ReportReader
 from nodeagent.fabric.topology_file import Topology
 
@@ -35,6 +36,7 @@ class Levels:
     uplinks: Mapping[str, tuple[str, ...]]
     uplinks_by_key: bool = False
     faults: Mapping[str, tuple[LinkFault, ...]] = field(default_factory=dict)
+    rail_anomalies: tuple[Anomaly, ...] = ()
     more_faults: int = 0
     """Nodes whose faults are not in ``faults``: there are too many."""
     maintained: Maintained = field(default_factory=dict)
@@ -70,6 +72,7 @@ class Inputs:
         self.foreign: dict[str, HyperNode] = {}
         self.switch_uplinks: dict[str, tuple[str, ...]] = {}
         self.uplinks_by_key = False
+        self.rail_anomalies: tuple[Anomaly, ...] = ()
 
     def report(self, name: str, links: NodeLinks | None) -> None:
         if links is None:
@@ -122,6 +125,7 @@ class Inputs:
             self.switch_uplinks,
             self.uplinks_by_key,
             self.faults.of_node.copy(),
+            self.rail_anomalies,
             len(self.faults.beyond),
             self.maintenance.of_node.copy(),
         )

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from nodeagent.fabric.hypernode import HyperNode
-from nodeagent.fabric.reports import STATE_LETTERS, CompactReport
+from nodeagent.fabric.reports import STATE_LETTERS, UNKNOWN_LETTER, CompactReport
 
 _STATES = {letter: state for state, letter in STATE_LETTERS.items()}
 _SOUND = {STATE_LETTERS["healthy"], STATE_LETTERS["unused"]}
@@ -44,7 +44,25 @@ class AnomalyKind(StrEnum):
     NVLINK_DOMAIN_SPLIT = "nvlink-domain-split"
     OVERSIZED = "oversized"
     UNDECIDABLE = "undecidable"
+    LINK_LOSS = "link-loss"
+    LEAF_LOSS = "leaf-loss"
+    UPLINK_LOSS = "uplink-loss"
+    SPINE_LOSS = "spine-loss"
+    PATH_MTU = "path-mtu"
+    HOST_SILENT = "host-silent"
 
+
+RAIL_KINDS = frozenset(
+    (
+        AnomalyKind.LINK_LOSS,
+        AnomalyKind.LEAF_LOSS,
+        AnomalyKind.UPLINK_LOSS,
+        AnomalyKind.SPINE_LOSS,
+        AnomalyKind.PATH_MTU,
+        AnomalyKind.HOST_SILENT,
+    )
+)
+"""Found by probes, apart from plans."""
 
 AnomalyPlace = tuple[AnomalyKind, str, str, str]
 
@@ -146,6 +164,12 @@ class PlanOutcome:
     placed: int = 0
     next_at: float | None = None
     reports: Mapping[str, CompactReport] = field(default_factory=dict)
+
+
+def link_state(report: CompactReport, link: str) -> str:
+    """The state of a link of the tree's fabric in a report."""
+    states = {slot.link: letter for slot, letter in zip(report.shape, report.states, strict=False)}
+    return _STATES[states.get(link, UNKNOWN_LETTER)]
 
 
 def in_trouble(

@@ -50,6 +50,7 @@ def make_outcome(
         {**nodes.place, **nvlink.of} if nvlink.of else nodes.place,
         {**nvlink.parent, **tiers.parent},
     )
+    odd_cables = [*cabling.anomalies, *nvlink.anomalies, *names.anomalies]
     is_blocked = bool(overlaps) and rules.foreign == "refuse"
     return PlanOutcome(
         hypernodes=tuple(sorted(wanted.values(), key=lambda hypernode: (hypernode.tier, hypernode.name))),
@@ -57,9 +58,7 @@ def make_outcome(
         relabel=_relabel(levels, labels),
         anomalies=tuple(
             replace(odd, message=plain(odd.message)) if "%" in odd.message else odd
-            for odd in sorted(
-                [*cabling.anomalies, *nvlink.anomalies, *names.anomalies, *_oversized(leaves, tiers)]
-            )
+            for odd in sorted([*odd_cables, *levels.rail_anomalies, *_oversized(leaves, tiers)])
         ),
         unplaced=_unplaced(desired.unplaced, nvlink.adopted, trimmed),
         writes=() if is_blocked else order(levels.own, wanted, _differing(levels.own, wanted)),

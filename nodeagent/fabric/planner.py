@@ -21,7 +21,7 @@ from nodeagent.fabric.leaf_objects import LeafObjects
 from nodeagent.fabric.naming import GroupNames
 from nodeagent.fabric.nodelinks import NodeLinks
 from nodeagent.fabric.nvlink_tier import NvlinkTier
-from nodeagent.fabric.outcome import Anomaly, AnomalyPlace, PlanOutcome
+from nodeagent.fabric.outcome import RAIL_KINDS, Anomaly, AnomalyPlace, PlanOutcome
 from nodeagent.fabric.outputs import make_outcome
 from nodeagent.fabric.placement import Placement, place
 from nodeagent.fabric.published import PublishedTree, tree_of_labels
@@ -177,6 +177,21 @@ class Planner:
         ``switches`` and of ``fabric.uplinks``.
         """
         self.inputs.uplinks(uplinks, by_key=by_key)
+
+    def rails(self, anomalies: tuple[Anomaly, ...]) -> bool:
+        """The places where rails lose packets, all that are known at present. Returns whether they are others."""
+        before, self.inputs.rail_anomalies = self.inputs.rail_anomalies, anomalies
+        return {one.place for one in before} != {one.place for one in anomalies}
+
+    @property
+    def has_legs(self) -> bool:
+        """Some report names a leg that loses packets."""
+        return any(report.legs for report in self.inputs.reports.values())
+
+    def with_rails(self, outcome: PlanOutcome) -> PlanOutcome:
+        """The outcome with the present anomalies of rails in place of its own."""
+        others = [anomaly for anomaly in outcome.anomalies if anomaly.kind not in RAIL_KINDS]
+        return replace(outcome, anomalies=tuple(sorted([*others, *self.inputs.rail_anomalies])))
 
     def switches(self) -> tuple[KnownSwitch, ...]:
         """The leaf switches in the reports, as of the last plan, by key."""

@@ -67,10 +67,10 @@ class RailPartners(Wire, frozen=True, kw_only=True):
     spec: RailPartnersSpec = RailPartnersSpec()
 
 
-def rail_partners_of(document: Any) -> RailPartners:
-    """Convert the object as the API server sent it. Raises ``ReportError``."""
+def rail_partners_of(document: Any, *, lax: bool = False) -> RailPartners:
+    """Convert the object as the API server sent it; ``lax`` if all its scalars are text. Raises ``ReportError``."""
     try:
-        return msgspec.convert(document, RailPartners)
+        return msgspec.convert(document, RailPartners, strict=not lax)
     except msgspec.MsgspecError as error:
         raise ReportError(str(error)) from None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Hashable, Iterable
 from fnmatch import fnmatchcase
+from ipaddress import ip_address
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -26,6 +27,7 @@ from nodeagent.fabric.nodelinks import (
     LinkNeighbor,
     NodeLink,
     NodeLinks,
+    RailLeg,
 )
 
 LINKS_MAX = 128
@@ -111,11 +113,22 @@ class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
     contenders: tuple[tuple[int, LinkSlot, str], ...] = ()
     outranking: tuple[str, ...] = ()
     """Links of no fabric that have switches, and more bandwidth than the links in ``shape``."""
+    addresses: tuple[tuple[str, ...], ...] = ()
+    """The addresses of each link of ``shape`` that partners may probe; empty if none has any."""
+    legs: tuple[tuple[int, RailLeg], ...] = ()
+    """i and a leg of link ``shape[i]`` that loses probes. The tree depends on neither."""
 
     @property
     def domain(self) -> str:
         """The NVLink domain of all GPUs, or an empty string."""
         return self.domains[0][0] if len(self.domains) == 1 else ""
+
+
+def only_legs_differ(one: CompactReport, other: CompactReport) -> bool:
+    """Nothing else in two reports differs, so they lead to the same plan."""
+    return msgspec.structs.astuple(msgspec.structs.replace(one, legs=other.legs)) == msgspec.structs.astuple(
+        other
+    )
 
 
 class InternPool:
@@ -205,6 +218,8 @@ class ReportReader:
             pool(_domains(links)) if links.nvlink_domains else (),
             tuple(contenders),
             pool(outranking),
+            tuple(map(_addresses, of_fabric)) if any(link.addresses for link in of_fabric) else (),
+            tuple([(i, leg) for i, link in enumerate(of_fabric) for leg in link.legs]),
         )
 
     def _slot(self, link: NodeLink, rail: str, neighbor: LinkNeighbor | Contender | None) -> LinkSlot:
@@ -238,6 +253,19 @@ class ReportReader:
         if not has_fabrics and (speed <= 0 or speed * 2 >= fastest):
             return self._rules.fabric
         return link.fabric
+
+
+def _addresses(link: NodeLink) -> tuple[str, ...]:
+    """Without prefix length; only those that one host may have."""
+    found = []
+    for text in link.addresses:
+        try:
+            address = ip_address(text.partition("/")[0])
+        except ValueError:
+            continue
+        if not (address.is_multicast or address.is_loopback or address.is_unspecified or "%" in text):
+            found.append(str(address))
+    return tuple(found)
 
 
 def _outranking(of_fabric: list[NodeLink], links: Iterable[NodeLink]) -> tuple[str, ...]:

@@ -48,6 +48,12 @@ _REMEDIES = {
     AnomalyKind.UNDECIDABLE: "list the groups in the topology file",
     AnomalyKind.NVLINK_DOMAIN_MIXED: "assign all GPUs of the node to one partition of the NVLink fabric",
     AnomalyKind.NVLINK_DOMAIN_SPLIT: "correct the cables of the nodes in the message",
+    AnomalyKind.LINK_LOSS: "compare the NIC's counters (nodeagent health), then change the cable, then the port",
+    AnomalyKind.LEAF_LOSS: "check the switch: its drops, its buffers, its line cards",
+    AnomalyKind.UPLINK_LOSS: "find the uplink with errors at the switch, and take it out of the paths",
+    AnomalyKind.SPINE_LOSS: "find the switch with errors in this tier, and take it out of the paths",
+    AnomalyKind.PATH_MTU: "set one MTU on all ports of the path",
+    AnomalyKind.HOST_SILENT: "check the node: is it up, and does its agent run?",
     AnomalyKind.OVERSIZED: "list these nodes in groups of their own in the topology file",
 }
 """One for each kind; the table of docs/topology.md has the whole."""

@@ -49,8 +49,18 @@ class MarkedNodes(Protocol):
     def counts(self) -> Mapping[str, int]: ...
 
 
+class ProbedRails(Protocol):
+    """``topology.rail_keeper.RailKeeper``: writes by verb and result, legs by state."""
+
+    writes: Counter[tuple[str, str]]
+
+    @property
+    def legs(self) -> Mapping[str, int]: ...
+
+
 class ControllerInput(msgspec.Struct, frozen=True):
-    """Everything that one scrape of the controller shows. ``switches`` and ``marks`` exist if configured."""
+    """Everything that one scrape of the controller shows. ``switches``, ``marks`` and ``rails`` exist if
+    configured."""
 
     progress: PlanProgress
     mirrors: Mapping[str, Any]
@@ -64,6 +74,7 @@ class ControllerInput(msgspec.Struct, frozen=True):
     leading: bool
     switches: SwitchReads | None = None
     marks: MarkedNodes | None = None
+    rails: ProbedRails | None = None
     startup_taints: Mapping[str, int] | None = None
     """Writes by result, if configured."""
     configuration_fault: str = ""
@@ -145,6 +156,9 @@ def _writes(shown: ControllerInput) -> Iterator[Series]:
     if shown.marks is not None:
         for (mark, result), count in sorted(shown.marks.writes.items()):
             yield ("apply" if mark == "condition" else "patch", f"node-{mark}", result), count
+    if shown.rails is not None:
+        for (verb, result), count in sorted(shown.rails.writes.items()):
+            yield (verb, "railpartners", result), count
     for result, count in sorted((shown.startup_taints or {}).items()):
         yield ("patch", "node-startup-taint", result), count
 
@@ -184,6 +198,8 @@ CONTROLLER_FAMILIES: tuple[ComputedFamily[ControllerInput], ...] = (
     computed("fabric_spared_nodes", "",
         "Nodes with too few links that are not tainted, because too many would be.",
         lambda shown: single(None if shown.marks is None else shown.marks.spared)),
+    computed("rail_legs", "state", "Legs between NICs that are probed; a bad one loses packets.",
+        lambda shown: by_key(shown.rails.legs) if shown.rails is not None and shown.leading else ()),
     computed("switch_reads_total", "result", "Readings of a switch's LLDP neighbors.",
         _of_switches(lambda switches: by_key(switches.reads))),
     computed("switches", "state", "Switches by the result of their last reading.",

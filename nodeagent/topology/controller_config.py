@@ -6,6 +6,8 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
+import msgspec
+
 from nodeagent.cluster.cluster_settings import NodesSettings, min_links_conflicts
 from nodeagent.config import formats
 from nodeagent.config.faults import Conflict, quote
@@ -79,6 +81,24 @@ class MapSettings(AccessSettings, frozen=True, kw_only=True):
     ] = None
 
 
+class FabricRailsSettings(Settings, frozen=True, kw_only=True):
+    """Probes between the rails of the nodes, which agents with `rails.probe` send."""
+
+    probe: Annotated[
+        bool,
+        setting(
+            "Choose partners for each rail, write them as RailPartners objects, and name the link, leaf switch or tier "
+            "that loses packets. Off by default: it needs rights and a definition of its own (overlays/rails)."
+        ),
+    ] = False
+    per_second: Annotated[
+        Annotated[float, msgspec.Meta(ge=0.1, le=1.3)],
+        setting(
+            "Packets a second to each partner. A link has three, and answers as many: 3 a second at the default."
+        ),
+    ] = 0.5
+
+
 class FabricConfig(FabricRules, frozen=True, kw_only=True):
     """The configuration of the controller."""
 
@@ -129,6 +149,9 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
     history: Annotated[
         HistorySettings, setting("What changed in the reports of the nodes, and when: nodeagent history.")
     ] = HistorySettings()
+    rails: Annotated[FabricRailsSettings, setting("Probes between the rails of the nodes.")] = (
+        FabricRailsSettings()
+    )
     overlap_condition: Annotated[
         bool,
         setting(

@@ -186,6 +186,7 @@ class ControllerPages:
             leading=self._lease.leading,
             switches=parts.switches,
             marks=parts.marks,
+            rails=parts.rails,
             startup_taints=parts.startup.writes if parts.startup is not None else None,
             configuration_fault=self._fabric.fault,
             jobs=() if parts.jobs is None else parts.jobs.shown,

@@ -18,6 +18,7 @@ from nodeagent.base.change_log import ChangeLog
 from nodeagent.base.supervise import Fatal, beside, keep
 from nodeagent.config.followed_configuration import FollowedConfiguration
 from nodeagent.fabric import Planner
+from nodeagent.fabric.rail_anomalies import RailJudge
 from nodeagent.fabric.topology_file import Topology
 from nodeagent.kube.client import ApiClient
 from nodeagent.topology.cluster_jobs import ClusterJobs
@@ -36,6 +37,7 @@ from nodeagent.topology.kept_objects import (
 )
 from nodeagent.topology.min_links_marks import MinLinksMarker
 from nodeagent.topology.mirrors import ClusterMirror, PodIndex
+from nodeagent.topology.rail_keeper import RailKeeper
 from nodeagent.topology.startup_taint import StartupTaints
 from nodeagent.topology.switches.switch_poller import SwitchPoller, SwitchReader
 from nodeagent.topology.switches.switch_settings import SwitchesSettings
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class FabricParts(NamedTuple):
-    """``marks``, ``startup``, ``switches`` and ``jobs`` exist if configured."""
+    """``marks``, ``startup``, ``switches``, ``jobs`` and ``rails`` exist if configured."""
 
     outputs: tuple[Output, ...]
     planner: Planner
@@ -57,6 +59,7 @@ class FabricParts(NamedTuple):
     kept: Mapping[str, KeptObjects]
     """By output."""
     jobs: ClusterJobs | None
+    rails: RailKeeper | None
 
 
 class FabricInForce:
@@ -169,7 +172,11 @@ def make_parts(
         kept["nodefeaturegroups"] = KeptObjects(writer, write_log, NODE_FEATURE_GROUPS, namespace, groups)
     if config.trouble_annotation and "hypernodes" in config.outputs:
         kept["trouble"] = KeptObjects(writer, write_log, ANNOTATED, None, trouble_annotations)
-    return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches, kept, jobs)
+    rails = None
+    if config.rails.probe:
+        watch = RailJudge(config.rails.per_second)
+        rails = RailKeeper(writer, write_log, planner, watch, mirror.uids)
+    return FabricParts(config.outputs, planner, mirror, overlaps, marks, startup, switches, kept, jobs, rails)
 
 
 def _switch_reader(settings: SwitchesSettings) -> SwitchReader:

@@ -31,7 +31,7 @@ from nodeagent.fabric.jobs import held_links
 from nodeagent.fabric.maintenance import MAINTENANCE, standing
 from nodeagent.fabric.nodelinks import Metadata, NodeLink, NodeLinks, ReportedDomain, VfHolder
 from nodeagent.fabric.report_changes import report_changes
-from nodeagent.fabric.reports import InternPool
+from nodeagent.fabric.reports import InternPool, only_legs_differ
 from nodeagent.kube.client import ApiClient
 from nodeagent.kube.reflector import Reflector
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Meta, Partial
@@ -156,6 +156,8 @@ class ClusterMirror:
         self._passed_on: dict[str, int] = {}
         """Reports that the planner has and the copy has not yet: those of a list that has not ended, or has failed."""
         self._decoded: dict[str, HyperNode | None] = {}
+        self.uids: dict[str, str] = {}
+        """The UID of each Node, for the objects that it owns."""
         self.reports: Reflector[int] = Reflector(
             client,
             NODELINKS.typed(RawReport),
@@ -266,11 +268,14 @@ class ClusterMirror:
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 self._listener.refuse(name, str(error))
             else:
-                before = self._listener.inputs.reports.get(name)
+                inputs = self._listener.inputs
+                before, faults = inputs.reports.get(name), inputs.faults.of_node.get(name)
                 self._listener.report(name, report)
-                after = self._listener.inputs.reports.get(name)
+                after = inputs.reports.get(name)
                 if before is not None and after is not None:
                     self.changes.add(report_changes(before, after, report, time.time()))
+                    if only_legs_differ(before, after) and faults == inputs.faults.of_node.get(name):
+                        return content  # legs of a spine come and go by the thousand, and make no plan
             self.stir()
         return content
 
@@ -293,6 +298,7 @@ class ClusterMirror:
         """The labels that the controller may write: a Node has fifty others. Equal labels are one value."""
         self._take_maintenance(node.metadata.name, (node.metadata.annotations or {}).get(MAINTENANCE))
         labels = node.metadata.labels or {}
+        self.uids[node.metadata.name] = node.metadata.uid or ""
         return self._shared_labels(tuple((key, labels[key]) for key in self._label_keys if key in labels))
 
     def _take_maintenance(self, node: str, text: str | None) -> None:
@@ -308,6 +314,8 @@ class ClusterMirror:
 
     def _node_changed(self, name: str, _before: OurLabels | None, now: OurLabels | None) -> None:
         self.stir()
+        if now is None:
+            self.uids.pop(name, None)
         self._listener.node(name, None if now is None else dict(now))
         if now is None:
             self._take_maintenance(name, None)

@@ -53,6 +53,7 @@ LARGE_CLASSES = {
     "nodeagent/discovery.py:Discovery": COMPOSED,
     "nodeagent/doctor/cluster_checks.py:ClusterFacts": DOCUMENT,
     "nodeagent/fabric/fabric_view.py:FabricView": DOCUMENT,
+    "nodeagent/fabric/reports.py:CompactReport": DOCUMENT,
     "nodeagent/health/gpu.py:GpuState": "the memory of all rules of one GPU, of events, readings and log lines",
     "nodeagent/health/gpu_settings.py:GpuHealthSettings": DOCUMENT,
     "nodeagent/health/nic.py:NicState": "the memory of all rules of one NIC: to be split by kind of rule",

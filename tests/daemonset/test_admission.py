@@ -683,6 +683,49 @@ def test_the_controller_writes_nothing_else_for_other_programs(every_policy: lis
         assert refusals(every_policy, request), case
 
 
+# Partners of rails
+
+NODE_OWNER = OWNER | {"name": "gpu-0"}
+
+
+def partners(
+    operation: str = "CREATE", user: str = CONTROLLER, probe: dict[str, Any] | None = None,
+    answer: dict[str, Any] | None = None, **meta: Any,
+) -> Request:  # fmt: skip
+    one = {"node": "gpu-1", "nic": "nic0", "address": "10.0.0.2"}
+    rail = {"rail": "nic0", "probe": [one | (probe or {})], "answer": [one | (answer or {})]}
+    new = {"metadata": {"name": "gpu-0", "ownerReferences": [NODE_OWNER], **meta}, "spec": {"rails": [rail]}}
+    old = None if operation == "CREATE" else new | {"spec": {}}
+    return Request(operation, "nodeagent.io:railpartners", "gpu-0", user, {}, new, old)
+
+
+WRONG_PARTNERS: dict[str, Request] = {
+    "by an agent": partners(user=AGENT),
+    "by a person": partners("UPDATE", user="root@example.com"),
+    "another owner": partners(ownerReferences=[NODE_OWNER | {"name": "gpu-1"}]),
+    "two owners": partners(ownerReferences=[NODE_OWNER, NODE_OWNER | {"kind": "Pod"}]),
+    "no owner": partners(ownerReferences=[]),
+    "a finalizer": partners("UPDATE", finalizers=["x.io/stay"]),
+    "itself": partners(probe={"node": "gpu-0"}),
+    "a name": partners(probe={"address": "victim.example.com"}),
+    "multicast": partners(probe={"address": "239.0.0.1"}),
+    "multicast of IPv6": partners(answer={"address": "ff02::1"}),
+    "every host": partners(probe={"address": "255.255.255.255"}),
+    "loopback": partners("UPDATE", answer={"address": "127.0.0.1"}),
+    "loopback of IPv6": partners(probe={"address": "::1"}),
+    "labels without end": partners(labels={f"x.io/{n}": "" for n in range(17)}),
+    "an endless annotation": partners(annotations={"x": "a" * 1024}),
+}
+
+
+def test_only_the_controller_writes_partners_and_only_hosts(every_policy: list[Manifest]) -> None:
+    for operation in ("CREATE", "UPDATE"):
+        for address in ("10.0.0.2", "192.0.2.1", "fe80::1", "2001:db8::ff00:42:8329"):
+            assert refusals(every_policy, partners(operation, probe={"address": address})) == []
+    for case, request in WRONG_PARTNERS.items():
+        assert refusals(every_policy, request), case
+
+
 # The policies themselves
 
 
@@ -708,6 +751,7 @@ POLICIES = {
     "nodeagent-controller-hypernodes": list(WRONG_HYPERNODES.values()),
     "nodeagent-controller-slurm": list(WRONG_CONFIG_MAPS.values()),
     "nodeagent-controller-node-feature-groups": list(WRONG_NODE_GROUPS.values()),
+    "nodeagent-controller-rails": list(WRONG_PARTNERS.values()),
     "nodeagent-evictions": list(WRONG_EVICTIONS.values()),
     "nodeagent-slices": list(WRONG_SLICES.values()),
     "nodeagent-claims": list(WRONG_CLAIMS.values()),
@@ -724,7 +768,7 @@ POLICIES = {
 
 @pytest.fixture(scope="module")
 def every_policy(everything: list[Manifest]) -> list[Manifest]:
-    folders = ("evictions", "dra", "slurm", "node-feature-groups")
+    folders = ("evictions", "dra", "slurm", "node-feature-groups", "rails")
     more = [one for folder in folders for one in built(f"overlays/{folder}")]
     names = (
         "nodeagent-evictions",
@@ -732,10 +776,12 @@ def every_policy(everything: list[Manifest]) -> list[Manifest]:
         "nodeagent-claims",
         "nodeagent-controller-slurm",
         "nodeagent-controller-node-feature-groups",
+        "nodeagent-controller-rails",
     )
     return [
         *everything,
         *(one for one in more if one["metadata"]["name"] in names and "Admission" in one["kind"]),
+        *(one for one in more if one["metadata"]["name"] == "railpartners.nodeagent.io"),
     ]
 
 

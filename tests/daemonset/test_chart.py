@@ -91,7 +91,6 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "nodeConditions": {"enabled": True},
         "config": text("overlays/evictions/nodeagent.yaml"),
     },
-    "overlays/rails": {"rails": {"enabled": True}, "config": text("overlays/rails/nodeagent.yaml")},
     "overlays/gpu-mps": {
         "mps": {"enabled": True},
         "config": text("overlays/gpu-mps/nodeagent.yaml"),
@@ -122,6 +121,11 @@ OVERLAYS: dict[str, dict[str, Any]] = {
     "overlays/node-feature-groups": {
         "controller": {"enabled": True, "fabric": text("overlays/node-feature-groups/fabric.yaml")},
         "nodeFeatureGroups": {"enabled": True},
+    },
+    "overlays/rails": {
+        "controller": {"enabled": True, "fabric": text("overlays/rails/fabric.yaml")},
+        "rails": {"enabled": True},
+        "config": text("overlays/rails/nodeagent.yaml"),
     },
     "overlays/jobs": {
         "controller": {"enabled": True, "fabric": text("overlays/jobs/fabric.yaml")},
@@ -437,7 +441,9 @@ def test_a_value_changes_its_field_and_nothing_else() -> None:
     assert by_key(rest) == by_key([one for one in built("overlays/controller") if one["kind"] not in changed])
 
 
-@pytest.mark.parametrize("part", ["jobs", "kueue", "marks", "startupTaint", "slurm", "nodeFeatureGroups"])
+@pytest.mark.parametrize(
+    "part", ["jobs", "rails", "kueue", "marks", "startupTaint", "slurm", "nodeFeatureGroups"]
+)
 def test_a_part_of_the_controller_is_refused_without_the_controller(part: str) -> None:
     import helm_python as helm
 

@@ -39,8 +39,8 @@ from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
 from nodeagent.sharing.over_use import OverUse
-from nodeagent.topology import kept_objects, startup_taint
-from nodeagent.topology.controller_config import load_fabric
+from nodeagent.topology import kept_objects, rail_keeper, startup_taint
+from nodeagent.topology.controller_config import FabricRailsSettings, load_fabric
 from nodeagent_lab.sim.apiserver import ApiServer, RequestRecord
 from tests.cluster.test_node_report import RAILS, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree
@@ -564,6 +564,59 @@ async def slurm_at_work(server: ApiServer) -> None:
 
 async def node_feature_groups_at_work(server: ApiServer) -> None:
     await kept_objects_at_work(server, "overlays/node-feature-groups")
+
+
+async def rails_at_work(server: ApiServer) -> None:
+    """The controller writes lists of partners, changes them, and deletes that of a node without addresses."""
+    config = structs.replace(RULES, rails=FabricRailsSettings(probe=True))
+    place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
+    access = Access(server.url, token=server.token(CONTROLLER))
+
+    def report(number: int, addresses: list[str]) -> None:
+        server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"rail-{number}"}})
+        made = nodelinks(f"rail-{number}", ["leaf0"])
+        made["links"][0]["addresses"] = addresses
+        server.put(made)
+
+    def listed() -> set[str]:
+        return {one["metadata"]["name"] for one in server.objects("railpartners")}
+
+    for number in range(3):
+        report(number, [f"10.0.0.{number + 1}/24"])
+    async with running(Controller(config, access, place).run()):
+        await server.until(lambda: listed() == {"rail-0", "rail-1", "rail-2"})
+        report(0, [])
+        await server.until(lambda: listed() == {"rail-1", "rail-2"})
+
+
+RAIL_GRANTS = [(verb, "nodeagent.io", "railpartners") for verb in ("create", "delete", "list", "patch")]
+
+
+async def test_lists_of_partners_need_exactly_the_rights_of_their_overlay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rail_keeper, "JUDGE_S", 0.05)
+    manifests = built("overlays/rails")
+    admitted: list[Request] = []
+    async with asyncio.timeout(PATIENCE_S), cluster(manifests, admitted) as server:
+        await rails_at_work(server)
+        assert not [seen for seen in server.requests if seen.status == 403]
+        asked = {granted(seen) for seen in server.requests}
+    assert asked >= set(RAIL_GRANTS[1:]), "an apply is authorized as create too"
+    assert sorted(CONTROLLER_GRANTS + RAIL_GRANTS) == allowed(manifests, CONTROLLER)
+    assert [(one, why) for one in admitted if (why := refusals(manifests, one))] == []
+
+
+@pytest.mark.parametrize("grant", RAIL_GRANTS, ids="-".join)
+async def test_without_a_right_to_lists_of_partners_the_controller_names_it(
+    grant: Grant, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rail_keeper, "JUDGE_S", 0.05)
+    manifests = built("overlays/rails")
+    (found,) = (one for one in grants(manifests, CONTROLLER) if one[2] == grant)
+    caplog.set_level(logging.INFO)
+    async with cluster(without(manifests, found[0], found[1], grant[0])) as server:
+        await missed(server, rails_at_work(server), grant, caplog)
 
 
 SLURM_GRANTS = [("create", "", "configmaps"), ("get", "", "configmaps"), ("patch", "", "configmaps")]

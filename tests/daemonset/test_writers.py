@@ -18,7 +18,7 @@ import pytest
 from nodeagent.cluster.node_marks import GPU_CONDITION, OWN_MARKS
 from nodeagent.kube.access import NodeClaim
 from nodeagent.kube.resource import PODS, Resource
-from nodeagent.topology import kept_objects, startup_taint
+from nodeagent.topology import kept_objects, rail_keeper, startup_taint
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.cluster import test_claim_statuses as claim_stage
 from tests.cluster.test_slice_publisher import OWNER as STAGE_OWNER
@@ -34,6 +34,7 @@ from tests.daemonset.test_rbac import (
     controller_at_work,
     marks_at_work,
     node_feature_groups_at_work,
+    rails_at_work,
     slurm_at_work,
     startup_taint_at_work,
 )
@@ -74,6 +75,7 @@ WORK: tuple[tuple[Callable[[ApiServer], Awaitable[None]], NodeClaim], ...] = (
     (startup_taint_at_work, GPU_0),
     (slurm_at_work, GPU_0),
     (node_feature_groups_at_work, GPU_0),
+    (rails_at_work, GPU_0),
 )
 
 
@@ -149,6 +151,7 @@ def _sent(place: Path, call: ast.Call) -> Iterator[tuple[str, str]]:
 async def test_every_policy_admits_what_its_own_side_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup_taint, "SETTLE_S", 0.01)
     monkeypatch.setattr(kept_objects, "PAUSE_S", 0.01)
+    monkeypatch.setattr(rail_keeper, "JUDGE_S", 0.05)
     manifests = everything()
     requests, unfinished = await recorded(manifests)
     assert [(one, why) for one in requests if (why := refusals(manifests, one))] == []

@@ -33,6 +33,7 @@ def full_input() -> ControllerInput:
         marks=SimpleNamespace(
             writes=Counter({("condition", "ok"): 1, ("taint", "ok"): 2}), spared=3, counts={"taint": 2}
         ),
+        rails=SimpleNamespace(writes=Counter({("apply", "ok"): 8}), legs={"good": 46, "bad": 2}),
         jobs=[JobFabric(JobKey("ml", "JobSet", "llama"), {"a": ("n",)}, 1, (("n", "nic0"),), ())],
         maintenance={("n", "nic0", "enp1", "0000:18:00.0"): 1.8e9, ("n", "", "", ""): 1.7e9},
     )
@@ -74,6 +75,8 @@ def test_the_values_of_a_leader() -> None:
         f'nodeagent_build_info{{version="{__version__}"}}': 1,
         "nodeagent_controller_leader": 1,
         "nodeagent_fabric_plans_total": 3,
+        'nodeagent_rail_legs{state="bad"}': 2,
+        'nodeagent_controller_writes_total{object="railpartners",result="ok",verb="apply"}': 8,
         "nodeagent_fabric_suppressed_writes_total": 7,
         "nodeagent_fabric_plan_duration_seconds": 0.25,
         'nodeagent_fabric_nodes{state="placed"}': 8,

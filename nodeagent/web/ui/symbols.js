@@ -38,6 +38,7 @@ const ROLES = [
 const ANOMALY_GROUPS = [
   { kinds: ["miscabled", "rail-swap", "rail-shift", "foreign-leaf", "node-to-node"], word: "cable at a wrong place", color: "--miscabled", shape: "diamond" },
   { kinds: ["missing-rail", "no-leaves"], word: "cable missing", color: "--down", shape: "cross" },
+  { kinds: ["link-loss", "leaf-loss", "uplink-loss", "spine-loss", "path-mtu", "host-silent"], word: "probes are lost", color: "--down", shape: "bars" },
 ];
 const OTHER_ANOMALY = { word: "names or sharing", color: "--degraded", shape: "triangle" };
 

@@ -25,12 +25,13 @@ from nodeagent.base.plain_text import one_line
 from nodeagent.commands import user_files
 from nodeagent.commands.user_files import UserFileError
 from nodeagent.config.bounded_yaml import LOADER, Limits, bounded_events
-from nodeagent.fabric import hypernode, nodelinks
+from nodeagent.fabric import hypernode, nodelinks, rail_partners
 from nodeagent.fabric.hypernode import HyperNode, HyperNodeError
 from nodeagent.fabric.jobs import ListedPod
 from nodeagent.fabric.maintenance import MAINTENANCE
 from nodeagent.fabric.nodelinks import NodeLinks, ReportError, VfHolder
 from nodeagent.fabric.planner import Planner
+from nodeagent.fabric.rail_partners import RailPartners
 
 LIMITS = Limits(depth=64, aliases=False)
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -61,6 +62,8 @@ class Objects:
     """The pods with VFs by node, for a caller that gives a dict."""
     pods: list[ListedPod] | None = None
     """The Pods, for a caller that gives a list."""
+    partners: dict[str, RailPartners] = field(default_factory=dict)
+    """The lists of partners by node: with them the plan names places that lose packets."""
     refused: dict[str, str] = field(default_factory=dict)
     hypernodes: dict[str, HyperNode] = field(default_factory=dict)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -383,6 +386,12 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
         metadata = document.get("metadata")
         objects.stored += 1
         objects.add_node(_name(document), *(_texts(metadata, key) for key in ("labels", "annotations")))
+    elif kind == rail_partners.KIND:
+        try:
+            objects.partners[_name(document)] = rail_partners.rail_partners_of(document, lax=lax)
+            objects.stored += 1
+        except ReportError as error:
+            objects.notes.append(f"RailPartners {_name(document)} is ignored: {error}")
     elif kind == "Pod" and objects.pods is not None:
         try:
             objects.pods.append(msgspec.convert(document, ListedPod, strict=not lax))

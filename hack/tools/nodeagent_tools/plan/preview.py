@@ -26,10 +26,12 @@ from nodeagent.fabric.hypernode import LEAF
 from nodeagent.fabric.jobs import ListedPod
 from nodeagent.fabric.nodelinks import NodeLinks, VfHolder
 from nodeagent.fabric.planner import Plan
+from nodeagent.fabric.rail_anomalies import RailJudge
+from nodeagent.fabric.rail_suspects import AGREE_S
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
-from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, PODS, Partial, Resource
+from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, PODS, RAIL_PARTNERS, Partial, Resource
 from nodeagent.topology.fabric_file import read_fabric
 from nodeagent_tools.plan import objects
 from nodeagent_tools.plan.objects import Objects, store_object
@@ -125,6 +127,12 @@ def make_preview(read: Objects) -> Preview:
     """Plan for all objects that were read."""
     read.complete()
     plan = read.planner.prepare(0.0)()
+    if read.partners:
+        watch = RailJudge()
+        watch.adopt(plan, read.partners.values())
+        for now in (0.0, AGREE_S):  # two judgements agree
+            read.planner.rails(watch.judge(plan.levels.reports, now))
+        plan = read.planner.prepare(0.0)()
     reports, holders, pods = read.reports or {}, read.holders or {}, tuple(read.pods or ())
     return Preview(plan, read.hypernodes, frozenset(read.nodes), reports, holders, pods)
 
@@ -176,16 +184,22 @@ async def read_cluster(cluster: Access, read: Objects, namespace: str | None = N
         (HYPERNODES, partial(store, kind=HYPERNODES.kind), read.hypernodes.clear),
         (NODES.partial, take_node, read.nodes.clear),
     )
+    takes += ((RAIL_PARTNERS, partial(store, kind=RAIL_PARTNERS.kind), read.partners.clear),)
     if read.pods is not None:
         takes += ((PODS.typed(ListedPod), read.pods.append, read.pods.clear),)
     try:
         for resource, take, forget in takes:
+            if resource is RAIL_PARTNERS and not read.planner.has_legs:
+                continue
             try:
                 of = namespace if resource.kind == PODS.kind else None
                 await client.list_each(resource, take, forget, namespace=of)
             except ApiError as error:
                 if resource.kind == PODS.kind and namespace is None:
                     raise SourceError(f"{error}; -n NAMESPACE reads the pods of one namespace") from None
+                if resource is RAIL_PARTNERS:
+                    read.notes.append(f"where rails lose packets is not known: {error}")
+                    continue
                 if not error.missing:
                     raise
                 read.notes.append(f"the cluster has no kind {resource.kind}: is its CRD installed?")

@@ -1,0 +1,206 @@
+"""The rails of the hall: keeps a RailPartners object for each node, and names the places that lose packets.
+
+Rules:
+
+* An object is written only if its content differs, at most ``PER_SECOND`` of them a second. Lists depend on cabling,
+  addresses and tiers, never on the health of links: a fault writes nothing.
+* What another one has edited or deleted is restored within ``CHECK_S``. An object goes with its Node, which owns it,
+  and is deleted when its node has no partners; if none has any, that is more often an error, and they stay.
+* Places are judged every ``JUDGE_S``, apart from the plan, whose debounce would double the time until a dead link is
+  named. Another place is shown at once, and new numbers of the evidence within ``PAUSE_S``.
+* A new leader continues with the lists of its predecessor: the partners across are read from the objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from nodeagent.base.bounded_calls import in_thread
+from nodeagent.cluster.node_marks import NodeWrites
+from nodeagent.fabric.hypernode import OURS, OWNER_LABEL
+from nodeagent.fabric.outcome import Anomaly
+from nodeagent.fabric.planner import Plan, Planner
+from nodeagent.fabric.rail_anomalies import RailJudge, RailLists
+from nodeagent.fabric.rail_partners import ACROSS, RailPartners, RailPartnersSpec, rail_partners_object
+from nodeagent.fabric.rail_suspects import RailEnd
+from nodeagent.kube.client import ApiClient, ApiError
+from nodeagent.kube.lease import NotLeading
+from nodeagent.kube.resource import RAIL_PARTNERS, Meta, Partial, Resource, metadata
+from nodeagent.topology.write_log import WriteLog
+
+JUDGE_S, CHECK_S, PAUSE_S = 5.0, 600.0, 60.0
+PER_SECOND = 50.0
+AT_ONCE = 200
+"""Lists that are made in one call of a thread."""
+BUSY = 10
+"""A judgement takes at most one part in so many of the time."""
+
+
+class StoredPartners(msgspec.Struct):
+    """A RailPartners object whose content is not decoded yet."""
+
+    metadata: Meta
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class RailKeeper:
+    """Keeps the objects and judges, as the leader. ``uids`` has the UID of each Node. ``writes`` counts by verb and
+    result."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        write_log: WriteLog,
+        planner: Planner,
+        watch: RailJudge,
+        uids: Mapping[str, str],
+    ) -> None:
+        self._client, self._write_log, self._planner, self._uids = client, write_log, planner, uids
+        self.watch = watch
+        self.plan: Plan | None = None
+        """The last plan of the leader, which writes it."""
+        self._writes = NodeWrites("RailPartners cannot be kept", PER_SECOND)
+        self._stored: dict[str, tuple[int, str | None]] = {}
+        """A digest of the content, and the version, of each object."""
+        self.writes: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def legs(self) -> dict[str, int]:
+        """The legs that the lists name, by state: good, or bad for those that lose packets."""
+        count, bad = len(self.watch.lists.checked.legs), self.watch.bad
+        return {"good": max(0, count - bad), "bad": bad}
+
+    async def lead(self, shown: Callable[[], None]) -> None:
+        """Keep the lists and judge until cancelled. ``shown`` is called when other places lose packets."""
+        self.watch.forget_times()
+        try:
+            while True:
+                if await self._read():
+                    break
+                await asyncio.sleep(PAUSE_S)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._judge(shown))
+                group.create_task(self._keep())
+        finally:
+            self._planner.rails(())
+
+    async def _judge(self, shown: Callable[[], None]) -> None:
+        loop, known, shown_at = asyncio.get_running_loop(), None, 0.0
+        texts: tuple[Anomaly, ...] = ()
+        while True:
+            began, plan = loop.time(), self.plan
+            if plan is not None and plan is not known:
+                await in_thread(partial(self.watch.plan, plan))
+                known = plan
+            reports = self._planner.inputs.reports.copy()
+            anomalies = await in_thread(partial(self.watch.judge, reports, began))
+            others = self._planner.rails(anomalies)
+            if others or (anomalies != texts and began >= shown_at + PAUSE_S):
+                texts, shown_at = anomalies, began
+                shown()
+            await asyncio.sleep(max(JUDGE_S, BUSY * (loop.time() - began)))
+
+    # --- the objects --------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        kept: RailLists | None = self.watch.lists
+        read_at = loop.time()
+        while True:
+            try:
+                if loop.time() >= read_at + CHECK_S:
+                    kept, read_at = None, loop.time()
+                    await self._compare()
+                lists = self.watch.lists
+                if lists is not kept and await self._write(lists):
+                    kept = lists
+                await asyncio.sleep(JUDGE_S if lists is kept else PAUSE_S)
+            except NotLeading:
+                await asyncio.Event().wait()  # until this task is cancelled
+
+    async def _read(self) -> bool:
+        """Read all objects, and the partners across in them. False: they cannot be read now."""
+
+        def take(stored: StoredPartners) -> None:
+            node, version = stored.metadata.name, stored.metadata.resource_version
+            try:
+                spec = _SPECS.decode(stored.spec)
+            except msgspec.MsgspecError:
+                self._stored[node] = 0, version  # it is written again
+                return
+            self._stored[node] = _digest(spec), version
+            for rail in spec.rails:
+                far = (RailEnd(one.node, one.nic) for one in rail.probe if one.scope == ACROSS)
+                self.watch.across.update((RailEnd(node, rail.rail), end) for end in far)
+
+        return await self._list(RAIL_PARTNERS.typed(StoredPartners), take, self._stored.clear)
+
+    async def _compare(self) -> None:
+        """Forget what differs from what was written."""
+        found: dict[str, str | None] = {}
+
+        def take(stored: Partial) -> None:
+            found[stored.metadata.name] = stored.metadata.resource_version
+
+        if await self._list(RAIL_PARTNERS.partial, take, found.clear):
+            self._stored = {
+                name: (self._stored[name][0] if self._stored.get(name, (0, ""))[1] == version else 0, version)
+                for name, version in found.items()
+            }
+
+    async def _list(
+        self, resource: Resource[Any], take: Callable[[Any], None], restart: Callable[[], None]
+    ) -> bool:
+        try:
+            await self._client.list_each(resource, take, restart)
+        except ApiError as error:
+            self._writes.failures.failed(error, node="*")
+            return False
+        return True
+
+    async def _write(self, lists: RailLists) -> bool:
+        """Write what differs. False: some writes failed, and the rest waits."""
+        every, seen = lists.each(), set[str]()
+        while chunk := await in_thread(lambda: [(one, _digest(one.spec)) for one in islice(every, AT_ONCE)]):
+            for partners, digest in chunk:
+                name = partners.metadata.name or ""
+                seen.add(name)
+                if self._stored.get(name, (0, None))[0] == digest or name not in self._uids:
+                    continue
+                if not await self._send("apply", name, self._apply(partners, digest)):
+                    return False
+        for name in [name for name in self._stored if seen and name not in seen]:
+            if not await self._send("delete", name, self._client.delete(RAIL_PARTNERS, name)):
+                return False
+            del self._stored[name]
+        return True
+
+    async def _send(self, verb: str, name: str, write: Awaitable[object]) -> bool:
+        await self._writes.turn()
+        result, error = await self._writes.send(name, write)
+        self.writes[verb, result] += 1
+        text = result if error is None else str(error)
+        self._write_log.add(verb, f"RailPartners {name}", "it follows the cabling", text)
+        return result == "ok" or (verb, result) == ("delete", "gone")
+
+    async def _apply(self, partners: RailPartners, digest: int) -> None:
+        body = rail_partners_object(partners)
+        name = body["metadata"]["name"]
+        owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": self._uids[name]}
+        body["metadata"] = {"name": name, "labels": {OWNER_LABEL: OURS}, "ownerReferences": [owner]}
+        written = await self._client.apply(RAIL_PARTNERS, body)
+        self._stored[name] = digest, metadata(written).resource_version
+
+
+_SPECS = msgspec.json.Decoder(RailPartnersSpec)
+
+
+def _digest(spec: RailPartnersSpec) -> int:
+    return hash(msgspec.json.encode(spec))
