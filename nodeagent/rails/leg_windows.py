@@ -2,8 +2,8 @@
 
 * A probe is missing 2 s after it was sent. An answer within 10 s takes that back: a host that pauses loses nothing.
 * A port-unreachable message proves the way: the partner's agent is absent, and its silence says nothing of the network.
-* Probes lost in a row make a dead leg; the window of 300 s finds a loss of some percent, that of 3600 s one of a
-  percent. Loss counts in different slots only, or one burst would be a fault. Two evaluations must agree.
+* Probes lost in a row make a dead leg, if two evaluations agree; the window of 60 s finds a loss of some percent, that
+  of 900 s one of a percent. Loss counts in slots 10 s apart only, or one burst would be a fault.
 * A level stays until the leg has been good for the time of that level. Then the windows begin again: what a dead leg
   lost is not a loss of some percent afterwards.
 """
@@ -85,7 +85,7 @@ class LegWindows:
 
     def _begin(self, now: float) -> None:
         self._short = _Ring(self._short_s, round(self._short_s / SLOT_S))
-        self._middle, self._long = _Ring(300.0, 10), _Ring(3600.0, 12)
+        self._middle, self._long = _Ring(60.0, 12), _Ring(900.0, 12)
         self._began = now
         self._lost_at, self._first_loss = float("-inf"), now
         self._run, self._run_from = 0, now
@@ -136,7 +136,8 @@ class LegWindows:
         """Decide about the level, every 5 s. Return whether it has changed."""
         before, found = self.level, self._found(now)
         self.counted_at = now
-        rises, self._proposed = min(found, self._proposed), found
+        # Half of the packets may be lost five times in a row: a dead leg needs two evaluations.
+        rises, self._proposed = found if found < 100 else min(found, self._proposed), found
         if rises > self.level:
             self.since = self.since if self.level else self._first_loss
             self.level = rises
@@ -149,13 +150,14 @@ class LegWindows:
         if self._run >= _DEAD_LEAST and self._lost_at - self._run_from >= _DEAD_FOR_S:
             return 100
         middle, long = self._middle.window(now), self._long.window(now)
-        if now - self._began >= 240 and middle.sent >= _NEVER_LEAST and middle.lost == middle.sent:
+        if now - self._began >= 240 and long.sent >= _NEVER_LEAST and long.lost == long.sent:
             return 100
         if self._run >= _SILENT_LEAST:
             return 0
-        for window, least, floor in ((middle, 2, 10), (long, 3, 1)):
+        for window, least, floor in ((middle, 2, 10), (long, 2, 1)):
             share = window.lost / window.sent if window.sent >= 10 else 0.0
-            if window.lost >= least and window.slots >= least:
+            apart = self._lost_at - self._first_loss >= 2 * SLOT_S
+            if window.lost >= least and window.slots >= least and apart:
                 level = next((level for level, from_ in _LEVEL_FROM if share >= from_), 0)
                 if level >= floor:
                     return min(level, 50)

@@ -11,6 +11,7 @@ Without rights of its own; with an unprivileged process the first binding to a n
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import struct
 import time
@@ -57,14 +58,18 @@ class RailSocket:
         to: Any = (address, port)
         if self.interface.version == 6:
             to = (address, port, 0, self._socket.getsockname()[3])
-        try:
-            self._socket.sendto(raw, to)
-        except ConnectionRefusedError:
-            self._read_errors()  # of an earlier packet; this one was not sent
-            return False
-        except OSError:
-            return False
-        return True
+        for _ in range(2):
+            try:
+                self._socket.sendto(raw, to)
+            except OSError as error:
+                # The kernel gives the error of an earlier packet, maybe to another partner, to the next call.
+                if not self._read_errors():
+                    return (
+                        error.errno == errno.EHOSTUNREACH
+                    )  # nobody has this address now: the packet is lost
+            else:
+                return True
+        return False
 
     def read(self) -> None:
         for _ in range(_TURN):
