@@ -36,7 +36,6 @@ VERBS: dict[str, str] = {
     "scan": "scan.add",
     "neighbors": "neighbors.add",
     "config": "config.add",
-    "vfs": "vfs.add",
     "mps": "mps.add",
     "health": "health.add",
     "rails": "rail_legs.add",
@@ -56,7 +55,7 @@ parser, and the functions with the modules."""
 ENTRY_POINTS = "nodeagent.verbs"
 """The group in which another package names its verbs, each with its function ``add``."""
 
-_TOOLS = ("trouble", "job", "plan", "explain", "topology", "cabling", "maintain", "capture", "claim")
+_TOOLS = ("trouble", "job", "plan", "explain", "topology", "cabling", "maintain", "vfs", "capture", "claim")
 SEPARATE = {**dict.fromkeys(_TOOLS, "tools"), **dict.fromkeys(("demo", "decode"), "lab")}
 """The verbs of packages that may be missing, each with the folder of its package in ``hack``."""
 

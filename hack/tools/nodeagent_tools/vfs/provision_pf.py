@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodeagent.commands.vfs.vf_users import VfUsers
-from nodeagent.commands.vfs.wanted import PfWant
 from nodeagent.facts.model import Function, Link
 from nodeagent.host import sriov
 from nodeagent.host.sriov import BUS, SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent_tools.vfs.vf_users import VfUsers
+from nodeagent_tools.vfs.wanted import PfWant
 
 POLL_S = 0.02
 

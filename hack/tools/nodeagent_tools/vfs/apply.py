@@ -32,9 +32,6 @@ from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.commands.json_document import document
 from nodeagent.commands.running_sources import nics_of_machine
 from nodeagent.commands.terminal import PLAIN, Screen, joined, remarks, section
-from nodeagent.commands.vfs.provision_pf import PfProvisioning, VfInUseError, spell, until
-from nodeagent.commands.vfs.vf_users import PodHolders, VfUsers
-from nodeagent.commands.vfs.wanted import wanted
 from nodeagent.facts.model import Function, Link, Snapshot
 from nodeagent.host.sriov import BUS, SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree, is_live
@@ -43,6 +40,9 @@ from nodeagent.kinds.resource_settings import VfsEntry
 from nodeagent.sources import pci_source
 from nodeagent.sources.bounded_scan import BoundedScan
 from nodeagent.sources.pci_source import PciFacts
+from nodeagent_tools.vfs.provision_pf import PfProvisioning, VfInUseError, spell, until
+from nodeagent_tools.vfs.vf_users import PodHolders, VfUsers
+from nodeagent_tools.vfs.wanted import wanted
 
 log = logging.getLogger(__name__)
 

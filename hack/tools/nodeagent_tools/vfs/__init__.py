@@ -49,7 +49,7 @@ def add(add: Add) -> None:
 
 
 def _vfs_apply(options: argparse.Namespace) -> int:
-    from nodeagent.commands.vfs import apply
+    from nodeagent_tools.vfs import apply
 
     config = load(options.config)
     log_to_stderr(options.log_level or "info")
@@ -59,7 +59,7 @@ def _vfs_apply(options: argparse.Namespace) -> int:
 
 
 def _vfs_show(options: argparse.Namespace) -> int:
-    from nodeagent.commands.vfs import apply
+    from nodeagent_tools.vfs import apply
 
     config = load(options.config)
     log_to_stderr(options.log_level or "warning")
