@@ -300,6 +300,7 @@ class Agent:
                 rail_view=lambda: (
                     b'{"probes":false}' if watch is None else msgspec.json.encode(watch.listing())
                 ),
+                check_rails=self._check_rails,
                 configuration_fault=lambda: file.fault if file is not None else "",
                 stuck_threads=gpu_source.stuck_threads,
                 cluster_writes=deliveries.writes,
@@ -314,6 +315,11 @@ class Agent:
                 node=self._options.node_name or socket.gethostname(),
             ),
         )
+
+    async def _check_rails(self, node: str, to: str, seconds: float) -> bytes:
+        if self.rail_watch is None:
+            return msgspec.json.encode({"to": to, "why": "this agent does not probe: set rails.probe"})
+        return msgspec.json.encode(await self.rail_watch.check(node, to, seconds))
 
     async def run(self) -> None:
         """Run until cancelled. Raises ``Fatal`` or ``ConfigError`` for what cannot work on this machine."""

@@ -369,7 +369,8 @@ def _over_use_evictions(to: Writing) -> Task:
 
 def _rail_probes(to: Writing) -> Task:
     assert to.agent.rail_watch is not None
-    return partial(to.agent.rail_watch.run, to.client, to.node, to.agent.deliveries.of("rails"))
+    watch, delivery = to.agent.rail_watch, to.agent.deliveries.of("rails")
+    return partial(watch.run, to.client, to.node, to.namespace, delivery)
 
 
 def _writes_events(agent: AgentState) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -18,7 +18,7 @@ from nodeagent.base.backoff import jittered
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.retry import ApiRetry
-from nodeagent.fabric.nodelinks import CHECKABLE, ReportError
+from nodeagent.fabric.nodelinks import CHECKABLE, NodeLinks, ReportError, convert
 from nodeagent.fabric.rail_partners import rail_partners_of
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Link
@@ -28,8 +28,10 @@ from nodeagent.host.netlink.message import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
 from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kube.client import ApiClient, ApiError
-from nodeagent.kube.resource import RAIL_PARTNERS
+from nodeagent.kube.resource import NODELINKS, RAIL_PARTNERS
 from nodeagent.measurements.sample import Sample, Source
+from nodeagent.rails.check_guests import GUESTS_MAX
+from nodeagent.rails.rail_burst import BurstRail, BurstResult, RailBurst
 from nodeagent.rails.rail_probes import ProbedLeg, ProbedRail, RailLink, RailProbes, checks
 from nodeagent.rails.rail_settings import RailsSettings
 
@@ -89,10 +91,22 @@ class RailWatch:
         self._netlink = BoundedCalls("rails", NETLINK_S)
         self._probes: RailProbes | None = None
         self._known: tuple[RailLink, ...] = ()
+        self._reports: Callable[[str], Awaitable[NodeLinks]] | None = None
+        self._node = ""
+        self._checking = False
 
-    async def run(self, client: ApiClient, node: str, delivery: Delivery | None = None) -> None:
-        """Probe until cancelled."""
-        self._probes = probes = RailProbes(self._settings, self._links, self._publish)
+    async def run(
+        self, client: ApiClient, node: str, namespace: str = "", delivery: Delivery | None = None
+    ) -> None:
+        """Probe until cancelled. ``namespace`` is that of the NodeLinks."""
+
+        async def report(name: str) -> NodeLinks:
+            return convert(await client.get(NODELINKS, name, namespace=namespace))
+
+        self._reports, self._node = report, node
+        self._probes = probes = RailProbes(
+            self._settings, self._links, self._publish, read_addresses=self._addresses
+        )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(probes, client, node, delivery))
             group.create_task(probes.run())
@@ -132,6 +146,41 @@ class RailWatch:
         self._samples = tuple(rail_sample(rail, at) for rail in probes.rails.values())
         self._take_samples(self._samples)
 
+    async def _addresses(self, node: str) -> frozenset[str]:
+        """The addresses of a node's rails, by its own report; none without one."""
+        if self._reports is None or not node.strip("."):
+            return frozenset()
+        try:
+            links = (await self._reports(node)).links
+        except (ApiError, ReportError) as error:
+            log.info("A check of the rails is not answered. node=%r reason=%r", node, str(error))
+            return frozenset()
+        return frozenset(one.partition("/")[0] for link in links for one in link.addresses)
+
+    async def check(self, node: str, to: str, seconds: float) -> BurstResult:
+        """Send a burst over all rails of this node to those of another, for ``nodeagent rails check``."""
+        if self._probes is None or self._reports is None:
+            return BurstResult(to, "this agent does not probe: set rails.probe, and give it an API server")
+        if node != self._node or to == node:
+            return BurstResult(to, f"this is node {self._node}: name it first, and another one second")
+        if self._checking:
+            return BurstResult(to, "another check runs on this node; try again in 20 s")
+        self._checking = True
+        try:
+            report = await self._reports(to)
+            addresses = {link.name: link.addresses for link in report.links}
+            links = [rail.link for rail in self._probes.rails.values()]
+            burst = RailBurst(self._settings, node, links, addresses)
+            rails = await burst.run(seconds)
+        except ApiError as error:
+            why = f"no node {to} reports its links; see kubectl get nodelinks -A"
+            return BurstResult(to, why if error.missing else str(error))
+        except ReportError as error:
+            return BurstResult(to, f"the report of {to} cannot be read: {error}")
+        finally:
+            self._checking = False
+        return BurstResult(to, "" if burst.answered else unanswered(to, report, rails), rails)
+
     def samples(self) -> tuple[Sample, ...]:
         """The latest counts of each rail, for metrics and rules."""
         return self._samples
@@ -142,6 +191,20 @@ class RailWatch:
             return RailListing(self._settings.probe)
         now = asyncio.get_running_loop().time()
         return RailListing(True, tuple(rail_view(rail, now) for rail in self._probes.rails.values()))
+
+
+def unanswered(to: str, report: NodeLinks, rails: Sequence[BurstRail]) -> str:
+    """Why no rail of a check was answered."""
+    if not any(rail.address for rail in rails):
+        return f"no rail of this node has a counterpart on {to}; see the table"
+    if any(rail.why == "refused" for rail in rails):
+        return f"the network works, and no agent on {to} answers there: it needs rails.probe and a list of partners"
+    if not any(link.rail_checked for link in report.links):
+        return f"the agent on {to} does not probe: set rails.probe there"
+    return (
+        f"no rail of {to} answers: all are dead, or its agent is busy with {GUESTS_MAX} other checks or cannot read "
+        "the report of this node; try again, and read its log"
+    )
 
 
 def rail_sample(rail: ProbedRail, at: float) -> Sample:

@@ -46,12 +46,12 @@ class AgentAnswer(NamedTuple):
     source: str
 
 
-def ask(page: str, config: Config, root: Path) -> AgentAnswer:
+def ask(page: str, config: Config, root: Path, timeout_s: float = FETCH_S) -> AgentAnswer:
     """Ask at the socket below the root. Raises ``AgentQueryError``."""
     folder = Tree(root).path(config.health.state_directory)
     place = str(folder / local_socket.NAME)
     try:
-        return AgentAnswer(local_socket.fetch(folder, page, FETCH_S), place)
+        return AgentAnswer(local_socket.fetch(folder, page, timeout_s), place)
     except (FileNotFoundError, NotADirectoryError):
         return AgentAnswer(None, f"{place} does not exist")
     except ConnectionRefusedError:
@@ -62,12 +62,14 @@ def ask(page: str, config: Config, root: Path) -> AgentAnswer:
         raise AgentQueryError(f"the agent at {place} does not answer: {error.strerror or error}") from error
 
 
-def ask_for(decoder: msgspec.json.Decoder[T], page: str, config: Config, root: Path) -> tuple[T | None, str]:
+def ask_for(
+    decoder: msgspec.json.Decoder[T], page: str, config: Config, root: Path, timeout_s: float = FETCH_S
+) -> tuple[T | None, str]:
     """Return the decoded answer and the place of the agent; or ``None``, and why none answers.
 
     Raises ``AgentQueryError``, also for an answer of an agent of another version.
     """
-    answer = ask(page, config, root)
+    answer = ask(page, config, root, timeout_s)
     if answer.body is None:
         return None, answer.source
     try:

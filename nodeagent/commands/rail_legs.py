@@ -1,10 +1,23 @@
-"""The verb `rails`: what the probes over each rail say."""
+"""The verb `rails`: what the probes over each rail say, and a check of the rails to one node."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from nodeagent.commands.options import FAILED, GOOD, USAGE, Add, config_option, json_option, load
+from nodeagent.commands.options import (
+    FAILED,
+    GOOD,
+    USAGE,
+    Add,
+    common_options,
+    config_option,
+    json_option,
+    load,
+)
+
+if TYPE_CHECKING:
+    from nodeagent.rails.rail_burst import BurstResult
 
 WHY = {
     "no-list": "no list of partners yet; the controller writes RailPartners, and the agent reads it every 10 minutes",
@@ -16,6 +29,8 @@ WHY = {
     "default-route": "it has the host's default route",
     "bond": "it is a port of a bond or a bridge",
     "down": "it has no carrier",
+    "not-there": "the other node reports no address of a rail with this name",
+    "refused": "no agent answers there on this rail, and the way works; see nodeagent rails on that node",
 }
 """Why a rail cannot be checked, with the remedy."""
 
@@ -31,6 +46,86 @@ def add(add: Add) -> None:
     )
     config_option(parser)
     json_option(parser)
+    parts = parser.add_subparsers(title="parts", metavar="check")
+    check = parts.add_parser(
+        "check",
+        help="send a burst over all rails of node A, this one, to node B: before a job starts",
+        description="Sends 20 packets a second over each rail of node A, where it is typed, to the same rail of B;\n"
+        "each tenth is of the MTU. Both agents must probe (`rails.probe`). Exit status 0: all rails are good;\n"
+        "1: one is dead or loses packets; 2: one cannot be checked, and it says why. docs/rail-probes.md has an init container.",
+        formatter_class=parser.formatter_class,
+    )
+    check.add_argument("node", metavar="A", help="the name of this node")
+    check.add_argument("to", metavar="B", help="the name of the other node")
+    check.add_argument(
+        "--seconds", type=int, choices=range(1, 9), default=5, metavar="N", help="1 to 8 (default: 5)"
+    )
+    check.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON instead of a table"
+    )
+    common_options(check, of_part=True)
+    check.set_defaults(verb=_check)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from urllib.parse import quote
+
+    import msgspec
+
+    from nodeagent.commands.agent_query import AgentQueryError, ask_for
+    from nodeagent.commands.json_document import document
+    from nodeagent.commands.terminal import joined, note, remarks, screen, section
+    from nodeagent.rails.rail_burst import LATE_S, PATIENCE_S, BurstResult
+
+    decoder: msgspec.json.Decoder[BurstResult | None] = msgspec.json.Decoder(BurstResult)
+    page = f"/rails/check/{quote(options.node, safe='')}/{quote(options.to, safe='')}/{options.seconds}"
+    try:
+        found, source = ask_for(
+            decoder, page, load(options.config), options.root, options.seconds + PATIENCE_S + LATE_S + 5
+        )
+    except AgentQueryError as error:
+        note(str(error))
+        return USAGE
+    if found is None:
+        note(f"no agent runs here ({source}), and the agent of {options.node} makes the check")
+        return USAGE
+    if options.json:
+        print(document(found, options.root, source))
+        return _status(found)
+    if found.why:
+        note(f"{options.to} cannot be checked: {found.why}")
+    rows = [
+        (
+            *(rail.name, rail.address, rail.sent + rail.large_sent, rail.lost + rail.large_lost),
+            f"{rail.rtt_us:.0f} µs" if rail.rtt_us is not None else None,
+            "dead"
+            if rail.dead
+            else "loses packets"
+            if rail.lost
+            else "large lost"
+            if rail.large_lost
+            else "good",
+        )
+        for rail in found.rails
+        if rail.sent or rail.why == "down"
+    ]
+    on = screen()
+    unchecked = [
+        f"{rail.name}: {WHY.get(rail.why, rail.why)}" for rail in found.rails if rail.why not in ("", "down")
+    ]
+    print(
+        joined(
+            section(f"To {options.to}", ("RAIL", "ADDRESS", "SENT", "LOST", "RTT", "STATE"), rows, on),
+            remarks("Cannot be checked", unchecked, on),
+        )
+    )
+    return _status(found)
+
+
+def _status(found: BurstResult) -> int:
+    if any(rail.dead or rail.lost or rail.large_lost for rail in found.rails):
+        return FAILED
+    return USAGE if found.why or any(rail.why for rail in found.rails) else GOOD
 
 
 def _rails(options: argparse.Namespace) -> int:

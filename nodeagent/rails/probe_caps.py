@@ -2,6 +2,7 @@
 
 * ``SENT_PER_S`` packets in all as sender, ``TO_ONE_PER_S`` to one address, and one a minute to an address that has
   never answered. ``ANSWERS_PER_S`` answers on each rail, and only to listed addresses.
+* ``CHECKED_PER_S`` further answers on each rail to the checks of other nodes; see ``check_guests`` and ``rail_burst``.
 * A target lies in the rail's own prefix or in a configured network. It is no multicast, broadcast or loopback address.
 """
 
@@ -21,6 +22,7 @@ from ipaddress import (
 SENT_PER_S = 64.0
 TO_ONE_PER_S = 2.0
 ANSWERS_PER_S = 64.0
+CHECKED_PER_S = 64.0
 UNANSWERED_S = 60.0
 
 IpAddress = IPv4Address | IPv6Address

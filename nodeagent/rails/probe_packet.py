@@ -2,6 +2,7 @@
 
 * An answer has the session and the sequence of its probe, and is exactly as long: nobody gains by a forged sender.
 * The session is random. Whoever does not see the probes cannot answer them.
+* The packets of a check have the name of its node after the rest; see ``check_guests``.
 * ``held_ns`` is the time between the kernel's receipt and the answer, which is the host's and not the network's.
 """
 
@@ -13,25 +14,28 @@ from typing import NamedTuple
 MAGIC = b"nrp1"
 _PACKET = struct.Struct("!4sB3xQQQ")
 SIZE = _PACKET.size
-REQUEST, ANSWER = 1, 2
+REQUEST, ANSWER, CHECK = 1, 2, 3
+NODE_MAX = 253
 
 
 class ProbePacket(NamedTuple):
-    """``kind`` is ``REQUEST`` or ``ANSWER``."""
+    """``kind`` is ``REQUEST``, ``ANSWER`` or ``CHECK``, which alone has a ``node``."""
 
     kind: int
     session: int
     sequence: int
     held_ns: int = 0
+    node: str = ""
 
     def encode(self, length: int = SIZE) -> bytes:
         """The bytes, padded to ``length``."""
-        return _PACKET.pack(MAGIC, *self).ljust(length, b"\0")
+        return (_PACKET.pack(MAGIC, *self[:4]) + self.node.encode()).ljust(length, b"\0")
 
 
 def decode(raw: bytes) -> ProbePacket | None:
     """Return the packet; ``None`` for other bytes."""
     if len(raw) < SIZE or raw[:4] != MAGIC:
         return None
-    _, kind, *rest = _PACKET.unpack_from(raw)
-    return ProbePacket(kind, *rest) if kind in (REQUEST, ANSWER) else None
+    _, kind, session, sequence, held_ns = _PACKET.unpack_from(raw)
+    node = raw[SIZE : SIZE + NODE_MAX].rstrip(b"\0").decode("latin-1") if kind == CHECK else ""
+    return ProbePacket(kind, session, sequence, held_ns, node) if kind in (REQUEST, ANSWER, CHECK) else None

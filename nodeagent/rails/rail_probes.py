@@ -23,9 +23,17 @@ from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.fabric.nodelinks import CHECKABLE, LEGS_MAX
 from nodeagent.fabric.rail_partners import ProbedPartner, RailList, RailPartners
 from nodeagent.facts.model import LossyLeg, RailCheck
+from nodeagent.rails.check_guests import CheckGuests, ReadAddresses
 from nodeagent.rails.leg_windows import SLOT_S, LegWindows
-from nodeagent.rails.probe_caps import ANSWERS_PER_S, Bucket, IpInterface, SendCaps, own_address
-from nodeagent.rails.probe_packet import ANSWER, REQUEST, SIZE, ProbePacket
+from nodeagent.rails.probe_caps import (
+    ANSWERS_PER_S,
+    CHECKED_PER_S,
+    Bucket,
+    IpInterface,
+    SendCaps,
+    own_address,
+)
+from nodeagent.rails.probe_packet import ANSWER, CHECK, REQUEST, SIZE, ProbePacket
 from nodeagent.rails.rail_settings import RailsSettings
 from nodeagent.rails.rail_socket import RailSocket, open_rail_socket
 
@@ -35,7 +43,7 @@ LARGE_S = 10.0
 LARGE_SHORT_S = 60.0
 RTT_BOUNDS_US = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 OpenSocket = Callable[[str, int, IpInterface, int, int], socket.socket]
-_HEADERS = {4: 28, 6: 48}
+HEADERS = {4: 28, 6: 48}
 
 
 class RailLink(NamedTuple):
@@ -85,6 +93,7 @@ class ProbedRail:
         self.legs: dict[tuple[str, str, str], ProbedLeg] = {}
         self.answers: frozenset[str] = frozenset()
         self.answer_cap = Bucket(ANSWERS_PER_S, ANSWERS_PER_S)
+        self.check_cap = Bucket(CHECKED_PER_S, CHECKED_PER_S)
         self.sockets: dict[tuple[IpInterface, int], RailSocket] = {}
         self.fault = "no-list"
         self.sent: dict[str, int] = {}
@@ -104,8 +113,13 @@ class ProbedRail:
         self.rtt_sum_us += rtt_us
 
 
+async def _nobody(_node: str) -> tuple[str, ...]:
+    return ()
+
+
 class RailProbes:
-    """``links`` reads the rails of this node. ``publish`` is called every ``SLOT_S``. ``clock`` is that of the loop."""
+    """``links`` reads the rails of this node. ``publish`` is called every ``SLOT_S``. ``clock`` is that of the loop.
+    ``read_addresses`` returns the addresses of another node's rails, whose check this node may answer."""
 
     def __init__(
         self,
@@ -115,12 +129,13 @@ class RailProbes:
         *,
         clock: Callable[[], float] | None = None,
         open_socket: OpenSocket = open_rail_socket,
+        read_addresses: ReadAddresses = _nobody,
     ) -> None:
         self._settings, self._links, self._publish, self._open_socket = settings, links, publish, open_socket
         self._clock = clock or asyncio.get_running_loop().time
         self._networks = tuple(ip_network(text, strict=False) for text in settings.networks)
         self._session, self._sequence = secrets.randbits(64), secrets.randbits(32)
-        self._caps = SendCaps()
+        self._caps, self._guests = SendCaps(), CheckGuests(read_addresses, self._clock)
         self._lists: Mapping[str, RailList] | None = None
         self._pending: dict[int, Pending] = {}
         self._fresh: deque[Pending] = deque()
@@ -147,6 +162,7 @@ class RailProbes:
             self.close()
 
     def close(self) -> None:
+        self._guests.close()
         for rail in self.rails.values():
             rail.close()
 
@@ -248,7 +264,7 @@ class RailProbes:
         if source is None or not self._caps.take(leg.partner.address, now):
             return
         large = leg.large_due <= now and leg.answered_at is not None
-        length = rail.link.mtu - _HEADERS[leg.source.version] if large else SIZE
+        length = rail.link.mtu - HEADERS[leg.source.version] if large else SIZE
         self._sequence += 1
         pending = Pending(self._sequence, rail, leg, large, now, time.time_ns())
         packet = ProbePacket(REQUEST, self._session, pending.sequence)
@@ -284,9 +300,9 @@ class RailProbes:
         ns: int,
     ) -> None:
         now = self._clock()
-        if packet.kind == REQUEST:
-            if address in rail.answers and rail.answer_cap.take(now):
-                answer = packet._replace(kind=ANSWER, held_ns=max(0, time.time_ns() - ns))
+        if packet.kind != ANSWER:
+            if self._answers(rail, packet, address, now):
+                answer = packet._replace(kind=ANSWER, node="", held_ns=max(0, time.time_ns() - ns))
                 at.send(answer.encode(length), address, port)
             return
         pending = self._pending.get(packet.sequence)
@@ -305,6 +321,13 @@ class RailProbes:
             windows.late(pending.at)
         if not pending.large:
             rail.note_rtt(leg, max(0, ns - pending.sent_ns - packet.held_ns) / 1000)
+
+    def _answers(self, rail: ProbedRail, packet: ProbePacket, address: str, now: float) -> bool:
+        if packet.kind == CHECK:
+            if own_address(address, rail.link.addresses, self._networks) is None:
+                return False
+            return self._guests.admits(packet.node, packet.session, address) and rail.check_cap.take(now)
+        return address in rail.answers and rail.answer_cap.take(now)
 
     def _refused(self, rail: ProbedRail, address: str) -> None:
         now = self._clock()

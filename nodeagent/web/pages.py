@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,10 +38,11 @@ from nodeagent.web.machine_view import MachineView, OfferView
 from nodeagent.web.metrics_page import MetricsPage
 from nodeagent.web.node_page import NodePage, NodePageSources
 from nodeagent.web.sample_history import EVERY_S, SampleHistory
-from nodeagent.web.server import Page, PageHandler, WebServer
+from nodeagent.web.server import Page, PageHandler, PageRequest, WebServer
 from nodeagent.web.web_settings import AccessSettings, WebSettings
 
 MIB = 1024 * 1024
+RAIL_CHECK = "/rails/check/"
 NOTHING_CONFIGURED = "resources is empty: no device is configured to be offered"
 
 
@@ -66,6 +67,8 @@ class PageSources(NamedTuple):
     """The links with their neighbors, as JSON, for ``nodeagent neighbors``."""
     rail_view: Callable[[], bytes]
     """The probes of the rails, as JSON, for ``nodeagent rails``."""
+    check_rails: Callable[[str, str, float], Awaitable[bytes]]
+    """Send a burst from this node to another for some seconds, for ``nodeagent rails check``; the result as JSON."""
     configuration_fault: Callable[[], str]
     """The first fault of the configuration file; empty while its content is in force."""
     stuck_threads: Callable[[], int]
@@ -138,7 +141,9 @@ class Pages:
             "/rails": self._rails,
         }
         async with asyncio.TaskGroup() as group:
-            group.create_task(local_socket.serve(folder, pages, {"/ui/": self._ui}))
+            group.create_task(
+                local_socket.serve(folder, pages, {"/ui/": self._ui, RAIL_CHECK: self._check_rails})
+            )
             if self._settings.ui:
                 group.create_task(self._record())
 
@@ -204,6 +209,13 @@ class Pages:
 
     def _rails(self, _accept: str) -> Page:
         return Page(200, self._sources.rail_view(), "application/json")
+
+    async def _check_rails(self, request: PageRequest) -> Page:
+        match request.path.removeprefix(RAIL_CHECK).split("/"):
+            case [node, to, seconds] if node and to and seconds.isdecimal():
+                found = await self._sources.check_rails(node, to, float(seconds))
+                return Page(200, found, "application/json")
+        return Page(404, f"try {RAIL_CHECK}NODE/NODE/SECONDS\n".encode())
 
     def _gpus(self, _accept: str) -> Page:
         return Page(200, msgspec.json.encode(self._gpu_statuses()), "application/json")

@@ -49,11 +49,11 @@ def about(lossy: dict[tuple[str, str], int], node: str) -> set[str]:
 async def test_a_healthy_hall_has_nothing_to_report(rig: RailRig) -> None:
     await rig.pass_s(120)
     assert rig.lossy() == rig.lossy(large=True) == {}
-    checks = [rig.check(*key) for key in rig.probes]
+    checks = [rig.found(*key) for key in rig.probes]
     assert {check.checked for check in checks} == {"yes"}
-    assert rig.check(0, 3).addresses == ("10.1.3.1/31",)
+    assert rig.found(0, 3).addresses == ("10.1.3.1/31",)
     await rig.pass_s(60)
-    assert [rig.check(*key) for key in rig.probes] == checks, "equal facts are no write"
+    assert [rig.found(*key) for key in rig.probes] == checks, "equal facts are no write"
     rail = rig.probes[0, 0].rails["nic0"]
     assert rail.sent["leaf"] > 2 * rail.sent["across"] * 0.9 > 100
     assert sum(rail.lost.values()) == 0
@@ -164,7 +164,7 @@ async def test_an_answer_without_the_session_counts_for_nothing(rig: RailRig) ->
             if offset == 0:
                 opened.send(forged.encode(), "10.1.2.1", 18515)
         await packets_pass()
-    assert {leg.level for leg in rig.check(0, 2).legs} == {100}
+    assert {leg.level for leg in rig.found(0, 2).legs} == {100}
 
 
 async def test_a_forged_list_makes_no_weapon(rig: RailRig) -> None:
@@ -195,7 +195,7 @@ async def test_a_forged_list_makes_no_weapon(rig: RailRig) -> None:
     counted.close()
     assert len(set(sources)) == 15
     assert max(sources.count(one) for one in sources) <= 3, "one a minute"
-    assert rig.check(0, 0).checked == "yes"
+    assert rig.found(0, 0).checked == "yes"
     assert {leg.partner.address for leg in rig.probes[0, 1].rails["nic0"].legs.values()} == {
         "10.2.7.1",
         "10.1.0.1",
@@ -205,10 +205,10 @@ async def test_a_forged_list_makes_no_weapon(rig: RailRig) -> None:
 async def test_an_address_that_is_not_listed_gets_no_answer(rig: RailRig) -> None:
     rig.probes[0, 2].take_partners(RailPartners())
     await rig.probes[0, 2].arrange()
-    assert rig.check(0, 2).checked == "no-partner"
+    assert rig.found(0, 2).checked == "no-partner"
     rig.probes[0, 2].take_partners(None)
     await rig.probes[0, 2].arrange()
-    assert rig.check(0, 2).checked == "no-list"
+    assert rig.found(0, 2).checked == "no-list"
     await rig.pass_s(60)
     assert rig.lossy() == {}, "it has no socket, and port unreachable says so"
 

@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from ipaddress import ip_interface
 from types import TracebackType
 
+from msgspec import structs
+
 from nodeagent.fabric.rail_partners import (
     ACROSS,
     LEAF,
@@ -23,7 +25,9 @@ from nodeagent.fabric.rail_partners import (
     RailPartnersSpec,
 )
 from nodeagent.facts.model import RailCheck
+from nodeagent.rails.check_guests import ReadAddresses
 from nodeagent.rails.probe_caps import IpInterface
+from nodeagent.rails.rail_burst import BurstResult, RailBurst
 from nodeagent.rails.rail_probes import SLOT_S, TICK_S, RailLink, RailProbes, checks
 from nodeagent.rails.rail_settings import RailsSettings
 from nodeagent.rails.rail_socket import open_rail_socket
@@ -31,6 +35,7 @@ from nodeagent_lab.sim.netns import Netns, veth
 
 HOSTS, SPINES = 8, 4
 START = 1_000_000.0
+SETTINGS = RailsSettings(probe=True, networks=("10.0.0.0/8",), dscp=26)
 
 
 def address(leaf: int, host: int) -> str:
@@ -45,6 +50,10 @@ class RailRig:
         self._stack = ExitStack()
         self.probes: dict[tuple[int, int], RailProbes] = {}
         self.stopped: set[tuple[int, int]] = set()
+        self.reports = {
+            f"n{leaf}-{host}": [address(leaf, host)] for leaf in range(2) for host in range(HOSTS)
+        }
+        self.read: list[str] = []
         self._faults: list[tuple[Netns, str]] = []
 
     def __enter__(self) -> RailRig:
@@ -82,9 +91,33 @@ class RailRig:
         for key, ns in self.hosts.items():
             with ns.entered():
                 link = rail_link("rail0", (ip_interface(f"{address(*key)}/31"),))
-            self.probes[key] = probes = probes_in(ns, [link], lambda: self.now)
+            self.probes[key] = probes = probes_in(ns, [link], lambda: self.now, read_addresses=self._read)
             probes.take_partners(partners_of(*key, per_second))
             await probes.arrange()
+
+    async def _read(self, node: str) -> list[str]:
+        """The report of a node, as the API server has it."""
+        self.read.append(node)
+        return self.reports.get(node, [])
+
+    async def check(self, key: tuple[int, int], to: tuple[int, int], seconds: float = 5.0) -> BurstResult:
+        """Do as `nodeagent rails check` does."""
+        ns = self.hosts[key]
+        with ns.entered():
+            links = [rail_link("rail0", (ip_interface(f"{address(*key)}/31"),))]
+        burst = RailBurst(
+            SETTINGS,
+            f"n{key[0]}-{key[1]}",
+            links,
+            {"nic0": [f"{address(*to)}/31"]},
+            clock=lambda: self.now,
+            open_socket=opening(ns),
+        )
+        while burst.tick(seconds):
+            self.now += 0.05
+            await packets_pass()
+        burst.close()
+        return BurstResult("", "" if burst.answered else "silent", tuple(one.result() for one in burst.rails))
 
     async def stop(self) -> None:
         for probes in self.probes.values():
@@ -130,7 +163,7 @@ class RailRig:
             loop.add_reader(one._socket, one.read)
         probes.tick(paused=True)
 
-    def check(self, leaf: int, host: int) -> RailCheck:
+    def found(self, leaf: int, host: int) -> RailCheck:
         (found,) = checks(self.probes[leaf, host], self.now, self.now)
         return found
 
@@ -139,7 +172,7 @@ class RailRig:
         return {
             (f"n{leaf}-{host}", leg.node): leg.level
             for leaf, host in self.probes
-            for leg in self.check(leaf, host).legs
+            for leg in self.found(leaf, host).legs
             if leg.large == large
         }
 
@@ -151,16 +184,24 @@ async def packets_pass() -> None:
     await asyncio.sleep(0)
 
 
-def probes_in(ns: Netns, links: list[RailLink], clock, networks=("10.0.0.0/8",)) -> RailProbes:
+def opening(ns: Netns):
+    """Open sockets in this namespace."""
+
     def opened(netdev: str, ifindex: int, own: IpInterface, port: int, dscp: int):
         with ns.entered():
             return open_rail_socket(netdev, ifindex, own, port, dscp)
 
+    return opened
+
+
+def probes_in(
+    ns: Netns, links: list[RailLink], clock, networks=("10.0.0.0/8",), **more: ReadAddresses
+) -> RailProbes:
     async def read() -> list[RailLink]:
         return links
 
-    settings = RailsSettings(probe=True, networks=networks, dscp=26)
-    return RailProbes(settings, read, clock=clock, open_socket=opened)
+    settings = structs.replace(SETTINGS, networks=networks)
+    return RailProbes(settings, read, clock=clock, open_socket=opening(ns), **more)
 
 
 def rail_link(netdev: str, addresses: tuple[IpInterface, ...], name: str = "nic0") -> RailLink:

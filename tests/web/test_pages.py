@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,6 +34,10 @@ from nodeagent.web.web_settings import WebSettings
 from tests.support.scrape_inputs import facts
 
 
+async def no_check(node: str, to: str, seconds: float) -> bytes:
+    return json.dumps([node, to, seconds]).encode()
+
+
 def pages_of(
     inventory: Inventory | None = None,
     *,
@@ -54,6 +59,7 @@ def pages_of(
         machine_view=lambda: machine_view((), inventory.snapshot, ()),
         neighbor_view=lambda: b"{}\n",
         rail_view=lambda: b"{}\n",
+        check_rails=no_check,
         configuration_fault=lambda: "",
         stuck_threads=lambda: 0,
         cluster_writes=Deliveries().writes,

@@ -1,0 +1,170 @@
+"""`nodeagent rails check` on real sockets: what it finds, and that it makes no weapon of an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from nodeagent.fabric.rail_partners import RailPartners
+from nodeagent.rails.check_guests import GUEST_S, GUESTS_MAX, CheckGuests
+from nodeagent.rails.probe_packet import CHECK, ProbePacket, decode
+from nodeagent.rails.rail_burst import RailBurst
+from tests.support.rail_rig import RailRig, address, packets_pass, set_kernel
+
+wired_only = [pytest.mark.needs("root", "ip", "iptables"), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def wired() -> Iterator[RailRig]:
+    with RailRig() as rig:
+        yield rig
+
+
+@pytest_asyncio.fixture
+async def rig(wired: RailRig) -> AsyncIterator[RailRig]:
+    await wired.start()
+    wired.read.clear()
+    try:
+        yield wired
+    finally:
+        await wired.stop()
+
+
+class TestOnSockets:
+    pytestmark = wired_only
+
+    @pytest.mark.parametrize("to", [(0, 3), (0, 4), (1, 6)])
+    async def test_a_good_rail_loses_nothing_whether_a_list_has_the_node_or_not(
+        self, rig: RailRig, to: tuple[int, int]
+    ) -> None:
+        found = await rig.check((0, 2), to)
+        (rail,) = found.rails
+        assert found.why == rail.why == ""
+        assert (rail.lost, rail.large_lost, rail.address) == (0, 0, address(*to))
+        assert 80 <= rail.sent <= 95
+        assert rail.large_sent in range(8, 12)
+        assert rail.rtt_us is not None
+        assert rig.read == ["n0-2"], "one read of the report"
+        assert sum(rig.found(0, 2).legs) == 0
+
+    async def test_a_second_check_is_admitted_anew(self, rig: RailRig) -> None:
+        for _ in range(2):
+            (rail,) = (await rig.check((0, 2), (0, 4), 8)).rails
+            assert (rail.lost, rail.large_lost) == (0, 0)
+            assert rail.sent > 130
+        assert rig.read == ["n0-2"] * 2
+
+    @pytest.mark.parametrize(
+        ("rule", "lost", "large_lost"),
+        [
+            ("FORWARD -o h4 -m statistic --mode nth --every 20 --packet 0 -j DROP", range(1, 12), range(3)),
+            ("FORWARD -o h4 -m length --length 1400:65535 -j DROP", range(1), range(8, 12)),
+        ],
+    )
+    async def test_a_loss_is_found(self, rig: RailRig, rule: str, lost: range, large_lost: range) -> None:
+        rig.fault(rig.leaves[0], rule)
+        (rail,) = (await rig.check((0, 2), (0, 4))).rails
+        assert rail.lost in lost
+        assert rail.large_lost in large_lost
+        assert not rail.dead
+
+    async def test_a_dead_link_is_silent_and_gets_two_packets_a_second(self, rig: RailRig) -> None:
+        rig.fault(rig.leaves[0], "FORWARD -o h4 -j DROP")
+        found = await rig.check((0, 2), (0, 4))
+        assert found.why == "silent"
+        assert found.rails[0].sent == 0, "what came before the first answer counts for nothing"
+
+    async def test_an_absent_agent_is_no_loss(self, rig: RailRig) -> None:
+        rig.probes.pop((0, 4)).close()
+        found = await rig.check((0, 2), (0, 4))
+        assert (found.why, found.rails[0].why, found.rails[0].dead) == ("silent", "refused", False)
+
+    async def test_who_is_not_in_the_report_of_the_named_node_gets_no_answer(self, rig: RailRig) -> None:
+        ns = rig.hosts[0, 2]
+        rig.reports["n0-2"] = ["10.1.7.1"]
+        try:
+            found = await rig.check((0, 2), (0, 4))
+        finally:
+            rig.reports["n0-2"] = [address(0, 2)]
+        assert found.why == "silent"
+        assert len(rig.read) <= 15, "one read a second, four at once"
+        await rig.pass_s(2)
+        with ns.entered(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unknown:
+            unknown.sendto(ProbePacket(CHECK, 1, 1, node="none").encode(), (address(0, 4), 18514))
+        await packets_pass()
+        assert rig.read[-1] == "none"
+
+    async def test_a_victim_that_says_nothing_gets_two_packets_a_second(self, rig: RailRig) -> None:
+        victim = rig.hosts[1, 7]
+        rig.probes.pop((1, 7)).close()
+        set_kernel(victim, "net/ipv4/icmp_ratelimit", "1000000")
+        with victim.entered():
+            counted = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800))
+        counted.setblocking(False)
+        await rig.check((0, 2), (1, 7), 8)
+        got = 0
+        try:
+            while True:
+                packet, (_, _, kind, *_) = counted.recvfrom(2048)
+                got += kind != socket.PACKET_OUTGOING and packet[9] == socket.IPPROTO_UDP
+        except BlockingIOError:
+            pass
+        finally:
+            counted.close()
+            set_kernel(victim, "net/ipv4/icmp_ratelimit", "0")
+        assert 0 < got <= 21
+
+    async def test_a_check_takes_nothing_from_the_listed_partners(self, rig: RailRig) -> None:
+        await rig.pass_s(30)
+        for _ in range(3):
+            await rig.check((0, 2), (0, 4), 8)
+            await rig.pass_s(10)
+        assert rig.lossy() == rig.lossy(large=True) == {}
+
+    async def test_without_a_list_the_other_agent_has_no_socket_and_says_so(self, rig: RailRig) -> None:
+        rig.probes[0, 4].take_partners(RailPartners())
+        await rig.probes[0, 4].arrange()
+        (rail,) = (await rig.check((0, 2), (0, 4))).rails
+        assert rail.why == "refused"
+
+
+def test_a_packet_of_a_check_keeps_its_node_and_an_answer_has_none() -> None:
+    packet = ProbePacket(CHECK, 5, 7, node="gpu-1")
+    assert decode(packet.encode()) == decode(packet.encode(1400)) == packet
+    assert decode(packet._replace(kind=1).encode()) == ProbePacket(1, 5, 7)
+    assert len(packet.encode(1400)) == 1400
+
+
+async def test_so_many_checks_at_once_and_a_late_read_of_none() -> None:
+    now, reports = [0.0], {f"n{i}": [f"10.0.0.{i}"] for i in range(9)}
+
+    async def read(node: str) -> list[str]:
+        return reports.get(node, [])
+
+    guests = CheckGuests(read, lambda: now[0])
+
+    async def knock(number: int, session: int = 1) -> bool:
+        guests.admits(f"n{number}", session, f"10.0.0.{number}")
+        await asyncio.sleep(0)
+        return guests.admits(f"n{number}", session, f"10.0.0.{number}")
+
+    assert [await knock(number) for number in range(4)] == [True] * GUESTS_MAX + [False]
+    assert not guests.admits("n0", 1, "10.0.0.1"), "of another node"
+    assert not guests.admits("n0", 2, "10.0.0.8"), "a forged sender ends no check"
+    assert await knock(0)
+    now[0] = 5.0
+    assert await knock(0, session=2), "the next check of the same node"
+    now[0] = GUEST_S
+    assert await knock(5)
+    assert not await knock(1, session=3), "n0 still, n5 and one at most"
+    guests.close()
+
+
+def test_a_burst_to_nothing_ends_at_once() -> None:
+    from nodeagent.rails.rail_settings import RailsSettings
+
+    assert not RailBurst(RailsSettings(), "n0", [], {}).tick(5)
