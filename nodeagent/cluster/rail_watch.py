@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -32,7 +33,7 @@ from nodeagent.kube.resource import NODELINKS, RAIL_PARTNERS
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.rails.check_guests import GUESTS_MAX
 from nodeagent.rails.rail_burst import BurstRail, BurstResult, RailBurst
-from nodeagent.rails.rail_probes import ProbedLeg, ProbedRail, RailLink, RailProbes, checks
+from nodeagent.rails.rail_probes import RTT_BOUNDS_US, ProbedLeg, ProbedRail, RailLink, RailProbes, checks
 from nodeagent.rails.rail_settings import RailsSettings
 
 log = logging.getLogger(__name__)
@@ -140,10 +141,11 @@ class RailWatch:
         return self._known
 
     def _publish(self, probes: RailProbes) -> None:
-        found = checks(probes, asyncio.get_running_loop().time(), time.time())
+        now, unix = asyncio.get_running_loop().time(), time.time()
+        found = checks(probes, now, unix)
         self._inventory.publish("rails", rail_checks=found)
         at = boottime()
-        self._samples = tuple(rail_sample(rail, at) for rail in probes.rails.values())
+        self._samples = tuple(rail_sample(rail, at, unix - now) for rail in probes.rails.values())
         self._take_samples(self._samples)
 
     async def _addresses(self, node: str) -> frozenset[str]:
@@ -207,8 +209,8 @@ def unanswered(to: str, report: NodeLinks, rails: Sequence[BurstRail]) -> str:
     )
 
 
-def rail_sample(rail: ProbedRail, at: float) -> Sample:
-    """The counts of one rail. The nodes with a lossy leg count, not the legs: a link is blamed on the word of two."""
+def rail_sample(rail: ProbedRail, at: float, unix_at_zero: float) -> Sample:
+    """The counts of one rail; ``unix_at_zero`` is the time at which its clock began. The nodes with a lossy leg count, not the legs: a link is blamed on the word of two."""
     legs = rail.legs.values()
     lossy = [leg for leg in legs if leg.small.level]
     large = {leg.partner.node for leg in legs if leg.large.level and not leg.small.level}
@@ -223,6 +225,15 @@ def rail_sample(rail: ProbedRail, at: float) -> Sample:
         "rail_lossy_large": float(len(large)),
         "rail_loss": sum(hour.lost for hour in now_hours) / sent if sent else 0.0,
     }
+    if lossy:
+        values |= {
+            "rail_lossy_packets": float(sent),
+            "rail_lossy_partners": float(len({(leg.partner.node, leg.partner.nic) for leg in lossy})),
+            "rail_lossy_since": min(leg.small.since for leg in lossy) + unix_at_zero,
+        }
+    for bound, count in zip((*RTT_BOUNDS_US, None), accumulate(rail.rtt_counts), strict=True):
+        values[f"rail_rtt/{'+Inf' if bound is None else f'{bound / 1e6:g}'}"] = float(count)
+    values["rail_rtt/sum"] = rail.rtt_sum_us / 1e6
     for scope, count in rail.sent.items():
         values[f"rail_probes/{scope}"] = float(count)
         values[f"rail_probes_lost/{scope}"] = float(rail.lost.get(scope, 0))

@@ -38,7 +38,6 @@ VERBS: dict[str, str] = {
     "config": "config.add",
     "mps": "mps.add",
     "health": "health.add",
-    "rails": "rail_legs.add",
     "gpus": "gpus.add",
     "history": "history.add",
     "remembered": "remembered.add",
@@ -55,7 +54,10 @@ parser, and the functions with the modules."""
 ENTRY_POINTS = "nodeagent.verbs"
 """The group in which another package names its verbs, each with its function ``add``."""
 
-_TOOLS = ("trouble", "job", "plan", "explain", "topology", "cabling", "maintain", "vfs", "capture", "claim")
+_TOOLS = (
+    *("trouble", "job", "plan", "explain", "topology", "cabling", "maintain"),
+    *("rails", "vfs", "capture", "claim"),
+)
 SEPARATE = {**dict.fromkeys(_TOOLS, "tools"), **dict.fromkeys(("demo", "decode"), "lab")}
 """The verbs of packages that may be missing, each with the folder of its package in ``hack``."""
 

@@ -444,6 +444,26 @@ _WITHOUT_METRIC = (
     Measurement(
         "gpu_xids", GPU, "XIDs since the agent started, ignored ones included", counter=True, per="XID"
     ),
+    Measurement(
+        "rail_rtt",
+        RAILS,
+        "answers by round trip; nodeagent_rail_round_trip_seconds",
+        counter=True,
+        per="bound",
+    ),
+    Measurement(
+        "rail_lossy_packets",
+        RAILS,
+        counter=False,
+        origin="probes of the last hour on the legs that lose packets",
+    ),
+    Measurement(
+        "rail_lossy_partners",
+        RAILS,
+        counter=False,
+        origin="the partners of these legs: NICs, of which a node has several",
+    ),
+    Measurement("rail_lossy_since", RAILS, counter=False, origin="Unix time of the first loss on these legs"),
 )
 """Numbers that no family shows. ``nodeagent_gpu_xid_errors_total`` counts XIDs as they arrive."""
 

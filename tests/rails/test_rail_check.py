@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
+from nodeagent.cluster.rail_watch import rail_sample
 from nodeagent.fabric.rail_partners import RailPartners
 from nodeagent.rails.check_guests import GUEST_S, GUESTS_MAX, CheckGuests
 from nodeagent.rails.probe_packet import CHECK, ProbePacket, decode
 from nodeagent.rails.rail_burst import RailBurst
-from tests.support.rail_rig import RailRig, address, packets_pass, set_kernel
+from nodeagent.rails.rail_settings import RailsSettings
+from tests.support.rail_rig import START, RailRig, address, packets_pass, set_kernel
 
 wired_only = [pytest.mark.needs("root", "ip", "iptables"), pytest.mark.slow]
 
@@ -125,6 +127,21 @@ class TestOnSockets:
             await rig.pass_s(10)
         assert rig.lossy() == rig.lossy(large=True) == {}
 
+    async def test_the_counts_of_a_rail_have_what_the_evidence_needs(self, rig: RailRig) -> None:
+        await rig.pass_s(30)
+        rig.fault(rig.leaves[0], "FORWARD -o h2 -j DROP")
+        await rig.pass_s(60)
+        rail = rig.probes[0, 2].rails["nic0"]
+        values = rail_sample(rail, 5.0, 1e9).values
+        assert values["rail_lossy_partners"] == values["rail_lossy_small"] == 3
+        assert values["rail_lossy_packets"] > 60
+        assert 1e9 + START + 28 < values["rail_lossy_since"] < 1e9 + START + 36
+        assert values["rail_rtt/1e-05"] <= values["rail_rtt/0.01"] <= values["rail_rtt/+Inf"]
+        assert values["rail_rtt/+Inf"] == sum(rail.rtt_counts) > 20
+        rig.repair()
+        good = rail_sample(rig.probes[0, 5].rails["nic0"], 5.0, 1e9).values
+        assert "rail_lossy_since" not in good
+
     async def test_without_a_list_the_other_agent_has_no_socket_and_says_so(self, rig: RailRig) -> None:
         rig.probes[0, 4].take_partners(RailPartners())
         await rig.probes[0, 4].arrange()
@@ -160,11 +177,9 @@ async def test_so_many_checks_at_once_and_a_late_read_of_none() -> None:
     assert await knock(0, session=2), "the next check of the same node"
     now[0] = GUEST_S
     assert await knock(5)
-    assert not await knock(1, session=3), "n0 still, n5 and one at most"
+    assert not guests.admits("n1", 1, "10.0.0.1"), "its time is over"
     guests.close()
 
 
 def test_a_burst_to_nothing_ends_at_once() -> None:
-    from nodeagent.rails.rail_settings import RailsSettings
-
     assert not RailBurst(RailsSettings(), "n0", [], {}).tick(5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from nodeagent.base.duration import duration
+from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.facts.model import State
 from nodeagent.health.history import total
 from nodeagent.health.nic_view import SYSFS, NicView, by, count_in_window, per_second, percent, yes_or_no
@@ -82,7 +83,15 @@ def _rail_loss(view: NicView) -> Measured | None:
     counted = view.history.over("crc_errors", view.window_s)
     crc = "" if counted is None else f"; {counted[0]:.0f} CRC errors in {duration(counted[1])}"
     found = _rail_blamed(view, "small", f"{percent(loss)} of the packets lost")
-    return None if found is None else found._replace(text=found.text + crc, sentence=found.text + crc)
+    level = view.history.level
+    packets, partners, since = (level(f"rail_lossy_{of}") for of in ("packets", "partners", "since"))
+    if found is None or not packets or not partners or not since:
+        return found
+    text = (
+        f"{percent(loss)} of {packets:,.0f} packets to and from {partners:.0f} partners on {found.value:.0f} nodes lost"
+        f" since {rfc3339(since)[11:16]} UTC{crc}"
+    )
+    return found._replace(text=text, sentence=text)
 
 
 def _rail_mtu(view: NicView) -> Measured | None:

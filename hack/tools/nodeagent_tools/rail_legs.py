@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from urllib.parse import quote
 
+import msgspec
+
+from nodeagent.cluster.rail_watch import RailListing, RailView
+from nodeagent.commands.agent_query import AgentQueryError, ask_for
+from nodeagent.commands.json_document import document
 from nodeagent.commands.options import (
     FAILED,
     GOOD,
@@ -15,9 +20,8 @@ from nodeagent.commands.options import (
     json_option,
     load,
 )
-
-if TYPE_CHECKING:
-    from nodeagent.rails.rail_burst import BurstResult
+from nodeagent.commands.terminal import joined, note, remarks, screen, section
+from nodeagent.rails.rail_burst import LATE_S, PATIENCE_S, BurstResult
 
 WHY = {
     "no-list": "no list of partners yet; the controller writes RailPartners, and the agent reads it every 10 minutes",
@@ -52,7 +56,8 @@ def add(add: Add) -> None:
         help="send a burst over all rails of node A, this one, to node B: before a job starts",
         description="Sends 20 packets a second over each rail of node A, where it is typed, to the same rail of B;\n"
         "each tenth is of the MTU. Both agents must probe (`rails.probe`). Exit status 0: all rails are good;\n"
-        "1: one is dead or loses packets; 2: one cannot be checked, and it says why. docs/rail-probes.md has an init container.",
+        "1: one is dead or loses packets; 2: one cannot be checked, and it says why. docs/rail-probes.md has\n"
+        "an init container.",
         formatter_class=parser.formatter_class,
     )
     check.add_argument("node", metavar="A", help="the name of this node")
@@ -68,16 +73,7 @@ def add(add: Add) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from urllib.parse import quote
-
-    import msgspec
-
-    from nodeagent.commands.agent_query import AgentQueryError, ask_for
-    from nodeagent.commands.json_document import document
-    from nodeagent.commands.terminal import joined, note, remarks, screen, section
-    from nodeagent.rails.rail_burst import LATE_S, PATIENCE_S, BurstResult
-
-    decoder: msgspec.json.Decoder[BurstResult | None] = msgspec.json.Decoder(BurstResult)
+    decoder: msgspec.json.Decoder[BurstResult] = msgspec.json.Decoder(BurstResult)
     page = f"/rails/check/{quote(options.node, safe='')}/{quote(options.to, safe='')}/{options.seconds}"
     try:
         found, source = ask_for(
@@ -129,13 +125,6 @@ def _status(found: BurstResult) -> int:
 
 
 def _rails(options: argparse.Namespace) -> int:
-    import msgspec
-
-    from nodeagent.cluster.rail_watch import RailListing, RailView
-    from nodeagent.commands.agent_query import AgentQueryError, ask_for
-    from nodeagent.commands.json_document import document
-    from nodeagent.commands.terminal import joined, note, remarks, screen, section
-
     decoder: msgspec.json.Decoder[RailListing] = msgspec.json.Decoder(RailListing)
     try:
         answer = ask_for(decoder, "/rails", load(options.config), options.root)
