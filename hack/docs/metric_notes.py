@@ -470,6 +470,8 @@ AGENT: dict[str, Note] = {
         "time() - this is how long it has been so, as far as this agent has seen it.", peers="none",
         origin="as gpu_container_limit_in_force"),
     "build_info": Note("Follow a rollout."),
+    "rail_round_trip_seconds": Note(
+        "Compare rails and nodes: one that is slower than its neighbors has congestion, pauses or another path."),
     "rpc_duration_seconds": Note(
         "The kubelet admits pods one after another and waits for Allocate: above 0.1 s check the disk."),
     "rpcs_total": Note("Any result but OK: a pod was refused; its event gives the reason."),

@@ -13,8 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-import msgspec
-
 from nodeagent.base.backoff import jittered
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.cluster.deliveries import Delivery
@@ -32,48 +30,15 @@ from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS, RAIL_PARTNERS
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.rails.check_guests import GUESTS_MAX
-from nodeagent.rails.rail_burst import BurstRail, BurstResult, RailBurst
+from nodeagent.rails.rail_burst import RailBurst
 from nodeagent.rails.rail_probes import RTT_BOUNDS_US, ProbedLeg, ProbedRail, RailLink, RailProbes, checks
 from nodeagent.rails.rail_settings import RailsSettings
+from nodeagent.rails.rail_views import BurstRail, BurstResult, PartnerView, RailListing, RailView
 
 log = logging.getLogger(__name__)
 
 FIRST_S, READ_S = 60.0, 600.0
 NETLINK_S = 2.0
-
-
-class PartnerView(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A partner of a rail: the probes of the last hour, and its level of loss in percent, 0 for a good leg."""
-
-    node: str
-    nic: str
-    address: str
-    scope: str
-    sent: int
-    lost: int
-    level: int
-    large: bool = False
-    absent: bool = False
-    rtt_us: float | None = None
-    answered_s: float | None = None
-    """Seconds since its last answer."""
-
-
-class RailView(msgspec.Struct, frozen=True, rename="camel"):
-    """A rail. ``checked`` is ``yes``, or a word for why it cannot be checked."""
-
-    name: str
-    netdev: str
-    checked: str
-    addresses: tuple[str, ...] = ()
-    partners: tuple[PartnerView, ...] = ()
-
-
-class RailListing(msgspec.Struct, frozen=True):
-    """The rails of this node. ``probes``: `rails.probe` is on."""
-
-    probes: bool
-    rails: tuple[RailView, ...] = ()
 
 
 class RailWatch:
@@ -210,7 +175,8 @@ def unanswered(to: str, report: NodeLinks, rails: Sequence[BurstRail]) -> str:
 
 
 def rail_sample(rail: ProbedRail, at: float, unix_at_zero: float) -> Sample:
-    """The counts of one rail; ``unix_at_zero`` is the time at which its clock began. The nodes with a lossy leg count, not the legs: a link is blamed on the word of two."""
+    """The counts of one rail; ``unix_at_zero`` is the time at which the clock of its legs began. The nodes with a lossy
+    leg count, not the legs: a link is blamed on the word of two."""
     legs = rail.legs.values()
     lossy = [leg for leg in legs if leg.small.level]
     large = {leg.partner.node for leg in legs if leg.large.level and not leg.small.level}

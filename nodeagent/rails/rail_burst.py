@@ -16,13 +16,12 @@ from functools import partial
 from ipaddress import ip_network
 from statistics import median
 
-import msgspec
-
 from nodeagent.rails.probe_caps import IpInterface, own_address
 from nodeagent.rails.probe_packet import ANSWER, CHECK, SIZE, ProbePacket
 from nodeagent.rails.rail_probes import HEADERS, OpenSocket, RailLink
 from nodeagent.rails.rail_settings import RailsSettings
 from nodeagent.rails.rail_socket import RailSocket, open_rail_socket
+from nodeagent.rails.rail_views import BurstRail
 
 PER_S, KNOCK_S, SECONDS_MAX = 20.0, 0.5, 8.0
 PATIENCE_S = 10.0
@@ -31,33 +30,6 @@ LATE_S = 3.0
 _TICK_S = 0.05
 _PORTS_FROM, _PORTS = 17, 8
 """The source ports of a check are after those of the probes."""
-
-
-class BurstRail(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The result of one rail. ``why`` is why it could not be checked, or empty. ``large`` packets are of the MTU, and
-    stand in no other count. ``rtt_us`` is the median, without the time in the hosts."""
-
-    name: str
-    address: str = ""
-    sent: int = 0
-    lost: int = 0
-    large_sent: int = 0
-    large_lost: int = 0
-    rtt_us: float | None = None
-    why: str = ""
-
-    @property
-    def dead(self) -> bool:
-        """No packet came back, or there is no carrier."""
-        return self.why == "down" or (not self.why and 0 < self.sent == self.lost)
-
-
-class BurstResult(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The result of a check. ``why``: nothing could be checked, in words, with the remedy."""
-
-    to: str
-    why: str = ""
-    rails: tuple[BurstRail, ...] = ()
 
 
 class _Sender:

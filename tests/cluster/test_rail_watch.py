@@ -154,3 +154,51 @@ def test_the_controller_refuses_a_report_with_too_many_legs() -> None:
         else:
             with pytest.raises(RefusedReportError):
                 reader.read("gpu-0", links)
+
+
+async def test_a_check_says_why_it_cannot_be_made() -> None:
+    watch, server = RailWatch(RailsSettings(probe=True), Inventory(), dict), Reports()
+    assert "set rails.probe" in (await watch.check("gpu-0", "gpu-1", 1)).why
+    task = asyncio.create_task(watch.run(server, "gpu-0", "nodeagent"))  # type: ignore[arg-type]
+    while watch._probes is None:
+        await asyncio.sleep(0)
+    assert "this is node gpu-0" in (await watch.check("gpu-2", "gpu-1", 1)).why
+    assert "this is node gpu-0" in (await watch.check("gpu-0", "gpu-0", 1)).why
+    server.answers["gpu-1"] = {"nodeName": "gpu-1", "links": [{"name": "nic0", "addresses": ["10.1.2.1/31"]}]}
+    assert "no rail of this node has a counterpart" in (await watch.check("gpu-0", "gpu-1", 1)).why
+    server.answers["gpu-1"] = {"links": 1}
+    assert "cannot be read" in (await watch.check("gpu-0", "gpu-1", 1)).why
+    assert "no node gpu-9" in (await watch.check("gpu-0", "gpu-9", 1)).why
+    watch._checking = True
+    assert "another check" in (await watch.check("gpu-0", "gpu-1", 1)).why
+    task.cancel()
+
+
+async def test_whose_check_is_answered_is_read_in_its_own_report() -> None:
+    watch, server = RailWatch(RailsSettings(probe=True), Inventory(), dict), Reports()
+    task = asyncio.create_task(watch.run(server, "gpu-0", "nodeagent"))  # type: ignore[arg-type]
+    while watch._probes is None:
+        await asyncio.sleep(0)
+    server.answers["gpu-1"] = {
+        "nodeName": "gpu-1",
+        "links": [{"name": "nic0", "addresses": ["10.1.2.1/31", "fe80::1/64"]}, {"name": "nic1"}],
+    }
+    assert await watch._addresses("gpu-1") == {"10.1.2.1", "fe80::1"}
+    assert [await watch._addresses(name) for name in ("gpu-9", "", "..")] == [frozenset()] * 3
+    assert server.asked == ["gpu-1", "gpu-9"]
+    task.cancel()
+
+
+class Reports:
+    """An API server with NodeLinks."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, object] = {}
+        self.asked: list[str] = []
+
+    async def get(self, _resource: object, name: str, *, namespace: str) -> object:
+        assert namespace == "nodeagent"
+        self.asked.append(name)
+        if name not in self.answers:
+            raise ApiError("get", "/", 404, "NotFound", "gone")
+        return self.answers[name]

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from nodeagent.cli import main
-from nodeagent.cluster.rail_watch import PartnerView, RailListing, RailView
 from nodeagent.commands import agent_query
+from nodeagent.rails.rail_views import BurstRail, BurstResult, PartnerView, RailListing, RailView
 
 PARTNER = PartnerView("gpu-2", "nic0", "10.1.2.1", "leaf", 1800, 0, 0, rtt_us=12.4, answered_s=1.5)
 LISTING = RailListing(
@@ -77,3 +77,67 @@ def test_without_probes_or_an_agent_it_says_what_to_do(
     status, _, said = shown(monkeypatch, capsys, None)
     assert status == 2
     assert "start it with rails.probe" in said
+
+
+def checked(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    result: BurstResult | None,
+    *more: str,
+) -> tuple[int, str, str]:
+    asked: list[tuple[str, float]] = []
+
+    def ask(page: str, _config: object, _root: object, timeout_s: float) -> agent_query.AgentAnswer:
+        asked.append((page, timeout_s))
+        body = None if result is None else msgspec.json.encode(result)
+        return agent_query.AgentAnswer(body, "/run/agent.sock")
+
+    monkeypatch.setattr(agent_query, "ask", ask)
+    status = main(["rails", "check", "gpu-1", "gpu-2", *more])
+    ((page, timeout_s),) = asked
+    seconds = 8 if "8" in more else 5
+    assert page == f"/rails/check/gpu-1/gpu-2/{seconds}"
+    assert timeout_s >= seconds + 13, "the agent knocks for 10 s and waits for late answers"
+    return status, *capsys.readouterr()
+
+
+GOOD_RAIL = BurstRail("nic0", "10.1.2.1", 90, 0, 9, 0, 12.4)
+RESULTS = [
+    ((), 0, "nic0 10.1.2.1 99 0 12 µs good"),
+    ((BurstRail("nic1", "10.2.2.1", 90, 1, 9, 0, 12.4),), 1, "nic1 10.2.2.1 99 1 12 µs loses packets"),
+    ((BurstRail("nic1", "10.2.2.1", 90, 0, 9, 9, 12.4),), 1, "nic1 10.2.2.1 99 9 12 µs large lost"),
+    ((BurstRail("nic1", "10.2.2.1", 10, 10),), 1, "10 10 - dead"),
+    ((BurstRail("nic1", why="down"),), 1, "dead"),
+    ((BurstRail("nic1", why="no-address"),), 2, "nic1: its netdev has no IP address"),
+    ((BurstRail("nic1", "10.2.2.1", why="refused"),), 2, "nic1: no agent answers there"),
+    ((BurstRail("nic1", "", 9, 9), BurstRail("nic2", why="not-there")), 1, "nic2: the other node reports no"),
+]
+
+
+@pytest.mark.parametrize(("rails", "status", "words"), RESULTS)
+def test_a_check_is_good_bad_or_impossible(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rails: tuple[BurstRail, ...],
+    status: int,
+    words: str,
+) -> None:
+    result = BurstResult("gpu-2", "", (GOOD_RAIL, *rails))
+    found, out, _ = checked(monkeypatch, capsys, result)
+    assert found == status
+    assert words in " ".join(out.split())
+    found, out, _ = checked(monkeypatch, capsys, result, "--json", "--seconds", "8")
+    read = json.loads(out)
+    assert found == status
+    assert (read["source"], read["to"], read["rails"][0]["sent"]) == ("/run/agent.sock", "gpu-2", 90)
+
+
+def test_a_check_that_cannot_be_made_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, said = checked(monkeypatch, capsys, BurstResult("gpu-2", "another check runs"))
+    assert status == 2
+    assert "gpu-2 cannot be checked: another check runs" in said
+    status, _, said = checked(monkeypatch, capsys, None)
+    assert status == 2
+    assert "the agent of gpu-1 makes the check" in said

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from nodeagent.agent_config import load
 from nodeagent.base.backoff import RateLimit
+from nodeagent.cluster import rail_watch
 from nodeagent.cluster.affected_devices import Offered
 from nodeagent.cluster.agent_events import AgentEvents
 from nodeagent.cluster.cluster_settings import (
@@ -30,6 +31,7 @@ from nodeagent.cluster.evictions import Evictions, EvictionTaint, failed_device_
 from nodeagent.cluster.largest_block import FreeBlock
 from nodeagent.cluster.node_marks import FABRIC_CONDITION, FABRIC_TAINT, LINK_CONDITION, STARTING_TAINT
 from nodeagent.cluster.node_report import NodeReporter
+from nodeagent.cluster.rail_watch import RailWatch
 from nodeagent.controller import Controller, ReplicaSettings
 from nodeagent.fabric.node_lists import expanded
 from nodeagent.facts.allocation import Devices
@@ -38,6 +40,7 @@ from nodeagent.facts.model import HEALTHY, Health, Holding, Reason, Snapshot, St
 from nodeagent.kube.access import Access, NodeClaim
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS
+from nodeagent.rails.rail_settings import RailsSettings
 from nodeagent.sharing.over_use import OverUse
 from nodeagent.topology import kept_objects, rail_keeper, startup_taint
 from nodeagent.topology.controller_config import FabricRailsSettings, load_fabric
@@ -587,6 +590,53 @@ async def rails_at_work(server: ApiServer) -> None:
         await server.until(lambda: listed() == {"rail-0", "rail-1", "rail-2"})
         report(0, [])
         await server.until(lambda: listed() == {"rail-1", "rail-2"})
+
+
+async def agent_with_rails_at_work(server: ApiServer) -> None:
+    """The agent reads its list, and for a check the report of another node. Without the right to the list this runs
+    until it is cancelled."""
+    client = ApiClient(Access(server.url, token=server.token(AGENT)), manager="nodeagent")
+    watch = RailWatch(RailsSettings(probe=True), Inventory(), dict)
+
+    def read(plural: str) -> bool:
+        return any(
+            granted(seen) == ("get", "nodeagent.io", plural) and seen.status != 403
+            for seen in server.requests
+        )
+
+    try:
+        async with running(watch.run(client, "gpu-0", "nodeagent")):
+            await server.until(lambda: read("railpartners"))
+            found = await watch.check("gpu-0", "gpu-1", 1)
+            assert found.why.startswith("no node gpu-1 reports its links")
+            assert read("nodelinks")
+    finally:
+        await client.close()
+
+
+RAIL_READ: Grant = ("get", "nodeagent.io", "railpartners")
+
+
+async def test_an_agent_that_probes_needs_one_more_right_and_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
+    manifests = built("overlays/rails")
+    async with asyncio.timeout(PATIENCE_S), cluster(manifests) as server:
+        await agent_with_rails_at_work(server)
+        assert not [seen for seen in server.requests if seen.status == 403]
+        asked = {granted(seen) for seen in server.requests}
+    assert asked == {RAIL_READ, ("get", "nodeagent.io", "nodelinks")}
+    assert sorted([*AGENT_GRANTS, RAIL_READ]) == allowed(manifests, AGENT)
+
+
+async def test_without_the_right_to_its_list_the_agent_names_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rail_watch, "FIRST_S", 0.0)
+    manifests = built("overlays/rails")
+    (found,) = (one for one in grants(manifests, AGENT) if one[2] == RAIL_READ)
+    caplog.set_level(logging.INFO)
+    async with cluster(without(manifests, found[0], found[1], "get")) as server:
+        await missed(server, agent_with_rails_at_work(server), RAIL_READ, caplog)
 
 
 RAIL_GRANTS = [(verb, "nodeagent.io", "railpartners") for verb in ("create", "delete", "list", "patch")]

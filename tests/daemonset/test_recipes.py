@@ -636,3 +636,37 @@ def test_every_queue_that_a_recipe_names_is_in_the_namespace_of_its_workload() -
     ]
     assert len(wanted) >= 3
     assert {*wanted} <= queues
+
+
+# Rails before a job
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ends", "asked"),
+    [("0 0", 0, 2), ("0 1", 1, 2), ("2 0 2 2 0", 0, 5), ("2 2 2 2 2", 1, 5), ("1", 1, 1)],
+)
+def test_the_container_that_checks_the_rails_waits_only_for_what_cannot_be_checked(
+    tmp_path: Path, statuses: str, ends: int, asked: int
+) -> None:
+    """The shell of the documentation itself; nodeagent is a script that ends with the given statuses."""
+    text = (ROOT / "docs" / "rail-probes.md").read_text()
+    pod = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
+    (container,) = pod["spec"]["initContainers"]
+    (tmp_path / "statuses").write_text(statuses.replace(" ", "\n") + "\n")
+    for name, lines in {
+        "nodeagent": 'echo "$@" >> asked; status=$(head -1 statuses); sed -i 1d statuses; exit $status',
+        "sleep": "echo $1 >> slept",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        container["command"],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "NODE_NAME": "b", "CHECK_NODES": "a b c"},
+        check=False,
+    )
+    assert done.returncode == ends
+    lines = (tmp_path / "asked").read_text().splitlines()
+    assert len(lines) == asked
+    assert set(lines) <= {"rails check b a", "rails check b c"}
+    assert not (tmp_path / "slept").exists() or set((tmp_path / "slept").read_text().split()) == {"15"}

@@ -46,6 +46,7 @@ from nodeagent.web.pages import device_counts
 from nodeagent_lab.sim.machine import Machine
 
 KEYS = {
+    "bound": ("0.001", "+Inf", "sum"),
     "direction": ("transmit", "receive"),
     "reason of NVML": ("power_cap",),
     "unit of the GPU": ("sm", "sm_occupancy", "tensor", "memory"),

@@ -7,7 +7,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from nodeagent.cluster.rail_watch import RailListing, RailView
 from nodeagent.commands.agent_query import AgentQueryError, ask_for
 from nodeagent.commands.json_document import document
 from nodeagent.commands.options import (
@@ -21,7 +20,8 @@ from nodeagent.commands.options import (
     load,
 )
 from nodeagent.commands.terminal import joined, note, remarks, screen, section
-from nodeagent.rails.rail_burst import LATE_S, PATIENCE_S, BurstResult
+from nodeagent.rails.rail_burst import LATE_S, PATIENCE_S
+from nodeagent.rails.rail_views import BurstResult, RailListing, RailView
 
 WHY = {
     "no-list": "no list of partners yet; the controller writes RailPartners, and the agent reads it every 10 minutes",
@@ -76,12 +76,13 @@ def _check(options: argparse.Namespace) -> int:
     decoder: msgspec.json.Decoder[BurstResult] = msgspec.json.Decoder(BurstResult)
     page = f"/rails/check/{quote(options.node, safe='')}/{quote(options.to, safe='')}/{options.seconds}"
     try:
-        found, source = ask_for(
+        answer = ask_for(
             decoder, page, load(options.config), options.root, options.seconds + PATIENCE_S + LATE_S + 5
         )
     except AgentQueryError as error:
         note(str(error))
         return USAGE
+    found, source = answer
     if found is None:
         note(f"no agent runs here ({source}), and the agent of {options.node} makes the check")
         return USAGE
