@@ -546,3 +546,15 @@ def test_every_rule_gives_a_state_of_a_link_and_the_fields_of_losses_fit_togethe
     assert all(rule.by_losses and rule.window_s for rule in NIC_RULES if rule.decays is not None)
     assert all(rule.on_facts for rule in NIC_RULES if rule.ungated)
     assert {rule.key for rule in NIC_RULES if rule.on_facts} == set(Fault) - {Fault.LINK_UNSEEN}
+
+
+def test_the_evidence_of_lost_packets_has_their_number_the_partners_and_the_time() -> None:
+    bench = Bench(1, OPEN).look()
+    lost = {"rail_lossy_packets": 3600.0, "rail_lossy_partners": 7.0, "rail_lossy_since": 1795788120.0}
+    rails = {"rail_partners": 6.0, "rail_lossy_small": 6.0, "rail_loss": 0.012, **lost}
+    for _ in range(120):
+        bench.take(S.LINK, {"crc_errors": 0.0}, at=bench.now + 5)
+        bench.take(S.RAILS, rails, at=bench.now)
+    (rule,) = (rule for view in bench.explained() for rule in view.rules if rule.rule == "rail_loss")
+    said = "1.2 % of 3,600 packets to and from 7 partners on 6 nodes lost since 14:02 UTC; 0 CRC errors in"
+    assert said in str(rule)

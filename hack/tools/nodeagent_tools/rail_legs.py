@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from urllib.parse import quote
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from nodeagent.commands.agent_query import AgentQueryError, ask_for
-from nodeagent.commands.json_document import document
 from nodeagent.commands.options import (
     FAILED,
     GOOD,
@@ -19,9 +15,9 @@ from nodeagent.commands.options import (
     json_option,
     load,
 )
-from nodeagent.commands.terminal import joined, note, remarks, screen, section
-from nodeagent.rails.rail_burst import LATE_S, PATIENCE_S
-from nodeagent.rails.rail_views import BurstResult, RailListing, RailView
+
+if TYPE_CHECKING:
+    from nodeagent.rails.rail_views import BurstRail, BurstResult
 
 WHY = {
     "no-list": "no list of partners yet; the controller writes RailPartners, and the agent reads it every 10 minutes",
@@ -73,6 +69,16 @@ def add(add: Add) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from urllib.parse import quote
+
+    import msgspec
+
+    from nodeagent.commands.agent_query import AgentQueryError, ask_for
+    from nodeagent.commands.json_document import document
+    from nodeagent.commands.terminal import note
+    from nodeagent.rails.rail_burst import LATE_S, PATIENCE_S
+    from nodeagent.rails.rail_views import BurstResult
+
     decoder: msgspec.json.Decoder[BurstResult] = msgspec.json.Decoder(BurstResult)
     page = f"/rails/check/{quote(options.node, safe='')}/{quote(options.to, safe='')}/{options.seconds}"
     try:
@@ -91,32 +97,38 @@ def _check(options: argparse.Namespace) -> int:
         return _status(found)
     if found.why:
         note(f"{options.to} cannot be checked: {found.why}")
+    print(_table(found))
+    return _status(found)
+
+
+def _table(found: BurstResult) -> str:
+    from nodeagent.commands.terminal import joined, remarks, screen, section
+
     rows = [
         (
             *(rail.name, rail.address, rail.sent + rail.large_sent, rail.lost + rail.large_lost),
             f"{rail.rtt_us:.0f} µs" if rail.rtt_us is not None else None,
-            "dead"
-            if rail.dead
-            else "loses packets"
-            if rail.lost
-            else "large lost"
-            if rail.large_lost
-            else "good",
+            _word(rail),
         )
         for rail in found.rails
         if rail.sent or rail.why == "down"
     ]
-    on = screen()
     unchecked = [
         f"{rail.name}: {WHY.get(rail.why, rail.why)}" for rail in found.rails if rail.why not in ("", "down")
     ]
-    print(
-        joined(
-            section(f"To {options.to}", ("RAIL", "ADDRESS", "SENT", "LOST", "RTT", "STATE"), rows, on),
-            remarks("Cannot be checked", unchecked, on),
-        )
+    on = screen()
+    return joined(
+        section(f"To {found.to}", ("RAIL", "ADDRESS", "SENT", "LOST", "RTT", "STATE"), rows, on),
+        remarks("Cannot be checked", unchecked, on),
     )
-    return _status(found)
+
+
+def _word(rail: BurstRail) -> str:
+    if rail.dead:
+        return "dead"
+    if rail.lost:
+        return "loses packets"
+    return "large lost" if rail.large_lost else "good"
 
 
 def _status(found: BurstResult) -> int:
@@ -126,6 +138,13 @@ def _status(found: BurstResult) -> int:
 
 
 def _rails(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from nodeagent.commands.agent_query import AgentQueryError, ask_for
+    from nodeagent.commands.json_document import document
+    from nodeagent.commands.terminal import joined, note, remarks, screen, section
+    from nodeagent.rails.rail_views import RailListing, RailView
+
     decoder: msgspec.json.Decoder[RailListing] = msgspec.json.Decoder(RailListing)
     try:
         answer = ask_for(decoder, "/rails", load(options.config), options.root)
