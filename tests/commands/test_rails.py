@@ -129,6 +129,8 @@ def test_a_check_is_good_bad_or_impossible(
     found, out, _ = checked(monkeypatch, capsys, result, "--json", "--seconds", "8")
     read = json.loads(out)
     assert found == status
+    assert read["node"]
+    assert read["time"]
     assert (read["source"], read["to"], read["rails"][0]["sent"]) == ("/run/agent.sock", "gpu-2", 90)
 
 

@@ -56,6 +56,7 @@ def hypernode(name: str, source: str) -> dict[str, Any]:
 def populate(server: ApiServer) -> None:
     for one in ("CustomResourceDefinition", "nodelinks.nodeagent.io"), ("Namespace", "nodeagent"):
         server.put(named(built(), *one))
+    server.put(named(built("overlays/rails"), "CustomResourceDefinition", "railpartners.nodeagent.io"))
     hypernodes = {"group": "topology.volcano.sh", "scope": "Cluster", "versions": [
         {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
     ], "names": {"kind": "HyperNode", "listKind": "HyperNodeList", "plural": "hypernodes"}}  # fmt: skip
@@ -152,7 +153,8 @@ async def test_nothing_of_nodeagent_is_left_and_everything_else_stays(tmp_path: 
         for kind in ("hypernodes", "nodefeaturegroups", "configmaps"):
             assert [one["metadata"]["name"] for one in server.objects(kind)] == ["theirs"]
         assert server.objects("leases") == []
-        assert server.find("customresourcedefinitions", "nodelinks.nodeagent.io") is None
+        for plural in ("nodelinks", "railpartners"):
+            assert server.find("customresourcedefinitions", f"{plural}.nodeagent.io") is None
 
         writes = sum(server.counts[verb, resource] for verb, resource in server.counts if verb == "patch")
         assert (await uninstall(kubeconfig))[0] == 0
