@@ -362,21 +362,7 @@ class Agent:
         self.claims.recover(access)
         tasks["dra"] = partial(self._serve_claims, access)
         if access is not None:
-            state = agent_tasks.AgentState(
-                config.cluster,
-                config.health,
-                self.inventory,
-                self.offering,
-                self.deliveries,
-                *self.sharing,
-                partial(unwritable, self.stored.files),
-                by_volcano(config),
-                self.claims.written,
-                self._tree,
-                self.health.take_planned_work,
-                self.rail_watch,
-            )
-            tasks["cluster"] = partial(agent_tasks.run, state, access, self.settled)
+            tasks["cluster"] = partial(agent_tasks.run, self._state(), access, self.settled)
         if config.nv_sentinel.socket is not None:
             node = self._options.node_name or (access.node if access is not None else None)
             tasks["nvsentinel"] = partial(
@@ -389,6 +375,24 @@ class Agent:
                 self.settled,
             )
         return tasks
+
+    def _state(self) -> agent_tasks.AgentState:
+        """What is told to the cluster."""
+        config = self._config
+        return agent_tasks.AgentState(
+            config.cluster,
+            config.health,
+            self.inventory,
+            self.offering,
+            self.deliveries,
+            *self.sharing,
+            partial(unwritable, self.stored.files),
+            by_volcano(config),
+            self.claims.written,
+            self._tree,
+            self.health.take_planned_work,
+            self.rail_watch,
+        )
 
     def reload(self) -> None:
         """Read the configuration file now (SIGHUP)."""

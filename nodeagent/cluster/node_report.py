@@ -150,12 +150,18 @@ def report(
         metadata=Metadata(name=node, namespace=namespace),
         node_name=node,
         links=tuple(sorted(reported.values(), key=_place)),
-        gpu_memory=before.gpu_memory
-        if before is not None and _gpus_unknown(snapshot)
-        else tuple(_dated(level, before, stamp) for level in levels),
+        gpu_memory=_gpu_memory(snapshot, before, levels, stamp),
         nvlink_domains=_domains(snapshot, before),
         holders=vf_holders(snapshot, names, before, stamp) if with_holders else (),
     )
+
+
+def _gpu_memory(
+    snapshot: Snapshot, before: NodeLinks | None, levels: Iterable[GpuMemoryLevel], stamp: str
+) -> tuple[GpuMemoryLevel, ...]:
+    if before is not None and _gpus_unknown(snapshot):
+        return before.gpu_memory
+    return tuple(_dated(level, before, stamp) for level in levels)
 
 
 def _dated(level: GpuMemoryLevel, before: NodeLinks | None, stamp: str) -> GpuMemoryLevel:

@@ -42,6 +42,8 @@ OF_A_FABRIC = {
 }
 OTHER_FORMS = {"decode": "the time and the sender of each frame"}
 """Verbs whose objects have a time and a source of their own."""
+OF_A_DAEMON = {"rails": "tests/commands/test_rails.py", "maintain": "tests/commands/test_maintain.py"}
+"""Verbs that need a running agent or a cluster, and where their documents are tested."""
 OTHER_MEANING = {"health rules": {"source"}}
 """Keys of an earlier version with another meaning, which stay for one release."""
 
@@ -82,7 +84,7 @@ def has_json(parser: argparse.ArgumentParser) -> bool:
 
 def test_the_table_has_every_verb_that_prints_json() -> None:
     found = {one.prog.removeprefix("nodeagent ") for one in parsers(_parser()) if has_json(one)}
-    tested = OF_A_NODE.keys() | OF_A_FABRIC.keys() | OTHER_FORMS.keys()
+    tested = OF_A_NODE.keys() | OF_A_FABRIC.keys() | OTHER_FORMS.keys() | OF_A_DAEMON.keys()
     assert len(found) > 15
     assert not found - tested, "give a new verb the keys node (or cluster), time and source, and a row here"
     assert not {name for name in tested if not name.startswith(tuple(found))}

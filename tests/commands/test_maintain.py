@@ -74,7 +74,9 @@ async def test_a_link_a_node_and_a_switch_are_maintained_listed_and_ended(
         assert work(server, of_report=True) == {name: it for name, it in found.items() if name != "cpu-1"}
         capsys.readouterr()
         assert await verb("--json") == 0
-        listed = json.loads(capsys.readouterr().out)["maintenance"]
+        made = json.loads(capsys.readouterr().out)
+        assert (made["cluster"], made["time"][-1], made["source"]) == (server.url, "Z", "cluster")
+        listed = made["maintenance"]
         assert {(it["node"], it.get("link"), it.get("switch")) for it in listed} >= {
             ("node-12", "nic0", "su1-leaf0")
         }

@@ -270,7 +270,7 @@ def test_wheels_and_source_of_one_tree_have_the_same_bytes_each_time(tmp_path: P
             path = file.relative_to(ROOT)
             if (
                 path.parts[0] in ("nodeagent", "protos")
-                or path.parts[:2] in (("hack", "hall"), ("hack", "lab"))
+                or path.parts[:2] in (("hack", "tools"), ("hack", "lab"))
                 or len(path.parts) == 1
             ):
                 (tree / path).parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from nodeagent.base.plain_text import one_line
+from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.json_document import node_name
 from nodeagent.commands.moments import local, moment
 from nodeagent.commands.options import FAILED, GOOD, USAGE
@@ -57,12 +58,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _run(options: argparse.Namespace, now: float, until: float) -> int:
-    client = ApiClient(cluster_access(options.kubeconfig), manager="nodeagent-maintain")
+    access = cluster_access(options.kubeconfig)
+    client = ApiClient(access, manager="nodeagent-maintain")
     choice = _Choice(frozenset(map(str.lower, options.target)), node_name(options.root))
     try:
         standing = await _standing(client, now)
         if not options.target:
-            return _list(standing, as_json=options.json)
+            return _list(standing, access.server, as_json=options.json)
         spaces = await _choose(client, choice, standing, None if options.end else _maker(options, now, until))
         if unknown := [name for name in options.target if name.lower() not in choice.met]:
             fault = (
@@ -201,11 +203,12 @@ async def _write(
     return None
 
 
-def _list(standing: Mapping[str, Iterable[Maintenance]], *, as_json: bool) -> int:
+def _list(standing: Mapping[str, Iterable[Maintenance]], cluster: str, *, as_json: bool) -> int:
     every = [(node, it) for node, entries in sorted(standing.items()) for it in entries]
     if as_json:
         found = [{"node": node, **msgspec.to_builtins(it)} for node, it in every]
-        print(json.dumps({"maintenance": found}, indent=2))
+        origin = {"cluster": cluster, "time": rfc3339(time.time()), "source": "cluster"}
+        print(json.dumps({**origin, "maintenance": found}, indent=2))
     elif not every:
         print("Nothing is under maintenance.")
     else:
