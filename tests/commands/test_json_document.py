@@ -42,7 +42,11 @@ OF_A_FABRIC = {
 }
 OTHER_FORMS = {"decode": "the time and the sender of each frame"}
 """Verbs whose objects have a time and a source of their own."""
-OF_A_DAEMON = {"rails": "tests/commands/test_rails.py", "maintain": "tests/commands/test_maintain.py"}
+OF_A_DAEMON = {
+    "rails": "tests/commands/test_rails.py",
+    "rails check": "tests/commands/test_rails.py",
+    "maintain": "tests/commands/test_maintain.py",
+}
 """Verbs that need a running agent or a cluster, and where their documents are tested."""
 OTHER_MEANING = {"health rules": {"source"}}
 """Keys of an earlier version with another meaning, which stay for one release."""
