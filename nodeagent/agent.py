@@ -377,7 +377,7 @@ class Agent:
         return tasks
 
     def _state(self) -> agent_tasks.AgentState:
-        """What is told to the cluster."""
+        """The parts of the agent that the cluster is told of."""
         config = self._config
         return agent_tasks.AgentState(
             config.cluster,

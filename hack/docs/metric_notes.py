@@ -201,7 +201,7 @@ AGENT: dict[str, Note] = {
         "Errors that FEC did not correct, or a NIC without FEC. Above 10 per second the link is degraded; clean "
         "the optics.", peers="node_ethtool_received_crc_errors_phy; rdma_phy_rx_crc_errors_total",
         rules="crc_errors rail_loss"),
-    "rail_probes_total": Note("The rate is 3 a second for each rail, unless a partner does not answer."),
+    "rail_probes_total": Note("1.5 a second for each rail at the default, unless a partner does not answer."),
     "rail_probes_lost_total": Note(
         "Divide its rate by that of nodeagent_rail_probes_total: loss within the leaf, and across."),
     "rail_checkable": Note("0: nodeagent rails says why; a rail that is not probed may lose anything."),

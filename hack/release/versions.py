@@ -26,6 +26,7 @@ FILES = (
     "daemonset/overlays/kind/README.md",
     "daemonset/overlays/kind/kustomization.yaml",
     "docs/install.md",
+    "docs/rail-probes.md",
     "docs/runbook.md",
     "docs/troubleshooting.md",
     "docs/tutorial.md",

@@ -41,6 +41,9 @@ ACROSS_PORTS = 8
 """Source ports of a leg across: with one, an uplink of 32 was found in 96 of 200 simulations, with eight in 199."""
 _LINK_LOCAL = ("fe8", "fe9", "fea", "feb", "169.254.")
 _NAME_MAX, _LINK_MAX = 253, 63
+_DEAD = 100
+_ALL_LEAST = 12
+"""So many legs do not die at once by their cables."""
 _KINDS = {
     Scope.LINK: AnomalyKind.LINK_LOSS,
     Scope.LEAF: AnomalyKind.LEAF_LOSS,
@@ -150,6 +153,10 @@ class RailJudge:
         self.bad = len(bad[False].keys() | bad[True].keys())
         found: list[Anomaly] = []
         for large, levels in bad.items():
+            if len(levels) == len(checked.legs) >= _ALL_LEAST and min(levels.values()) == _DEAD:
+                self._since[large] = {}
+                found.append(_nothing_passes(len(levels), large=large))
+                continue
             scopes = set(Scope) - {Scope.HOST} if large else Scope
             every = suspects(checked, levels, scopes)
             findings, self._since[large] = agreed(every, self._since[large], now)
@@ -197,6 +204,23 @@ def _anomaly(
         return Anomaly(kind, name, "", "", message)
     below = {end.node for leg in found.legs for end in leg if places[end].leaf == name}
     return Anomaly(kind, "", "", plain(name), message, tuple(sorted(below)))
+
+
+def _nothing_passes(count: int, *, large: bool) -> Anomaly:
+    """No leg of the hall works: that is one cause, and no cable or switch."""
+    if large:
+        why = "the MTU of the nodes' links is larger than that of the switches"
+        return Anomaly(
+            AnomalyKind.PATH_MTU,
+            "",
+            "",
+            "",
+            f"no packet of the full MTU passes any of {count} legs: most likely {why}",
+        )
+    why = (
+        "most likely the UDP port of `rails.port` or the 24 after it are blocked, or there is no path at all"
+    )
+    return Anomaly(AnomalyKind.SPINE_LOSS, "", "", "", f"no probe passes any of {count} legs: {why}")
 
 
 def _loss_text(

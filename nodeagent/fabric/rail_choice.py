@@ -37,10 +37,10 @@ def choose(
                 leg = Leg(end, order[i - 1])
                 if leg in legs:
                     leg = Leg(end, order[i - 2])
-                if leg.partner != end:
+                if leg.partner.node != end.node:
                     legs[leg] = None
     far = _across(places, across)
-    legs.update((Leg(*pair), None) for pair in far.items())
+    legs.update((Leg(*pair), None) for pair in far.items() if pair[0].node != pair[1].node)
     return list(legs), far
 
 

@@ -6,6 +6,7 @@ What is read is bounded here; the caps of the sender are in the agent, and no li
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Annotated, Any
 
 import msgspec
@@ -79,3 +80,20 @@ def rail_partners_object(partners: RailPartners) -> dict[str, Any]:
     """The object to apply, without its owner."""
     made: dict[str, Any] = msgspec.to_builtins(partners)
     return {"apiVersion": API_VERSION, "kind": KIND, **made}
+
+
+def of_a_host(address: IPv4Address | IPv6Address) -> bool:
+    """Whether one host on a network may have the address: it is no multicast, broadcast, loopback or reserved one."""
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return False
+    if isinstance(address, IPv4Address) and address.packed[0] == 0:
+        return False
+    return not (address.is_multicast or address.is_loopback or address.is_unspecified or address.is_reserved)
+
+
+def one_spelling(address: str) -> str:
+    """The address as it is written in general; any other text as it is."""
+    try:
+        return str(ip_address(address))
+    except ValueError:
+        return address

@@ -29,6 +29,7 @@ from nodeagent.fabric.nodelinks import (
     NodeLinks,
     RailLeg,
 )
+from nodeagent.fabric.rail_partners import of_a_host
 
 LINKS_MAX = 128
 TEXT_MAX = 1100
@@ -263,7 +264,7 @@ def _addresses(link: NodeLink) -> tuple[str, ...]:
             address = ip_address(text.partition("/")[0])
         except ValueError:
             continue
-        if not (address.is_multicast or address.is_loopback or address.is_unspecified or "%" in text):
+        if of_a_host(address) and "%" not in text:
             found.append(str(address))
     return tuple(found)
 

@@ -418,7 +418,7 @@ _RAIL_ROWS: tuple[Family, ...] = (
     row("rail_lossy_nodes", "device,size", RAILS, "Nodes to and from which this rail loses packets.",
         ("rail_lossy_small", "by the level of their legs", "small"),
         ("rail_lossy_large", "only packets of the full MTU", "large")),
-    row("rail_loss_ratio", "device", RAILS, "Loss of the last hour on the legs that lose packets.",
+    row("rail_loss_ratio", "device", RAILS, "Loss of the last 15 minutes on the legs that lose packets.",
         ("rail_loss", "0 to 1; 0 if no leg loses any")),
 )  # fmt: skip
 _FIRMWARE_ROWS: tuple[Family, ...] = (
@@ -455,7 +455,7 @@ _WITHOUT_METRIC = (
         "rail_lossy_packets",
         RAILS,
         counter=False,
-        origin="probes of the last hour on the legs that lose packets",
+        origin="probes of the last 15 minutes on the legs that lose packets",
     ),
     Measurement(
         "rail_lossy_partners",

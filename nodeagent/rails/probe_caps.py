@@ -19,6 +19,8 @@ from ipaddress import (
     ip_address,
 )
 
+from nodeagent.fabric.rail_partners import of_a_host
+
 SENT_PER_S = 64.0
 TO_ONE_PER_S = 2.0
 ANSWERS_PER_S = 64.0
@@ -88,14 +90,16 @@ def own_address(target: str, own: Iterable[IpInterface], networks: Iterable[IpNe
         address = ip_address(target)
     except ValueError:
         return None
-    if address.is_multicast or address.is_unspecified or address.is_loopback or "%" in target:
+    if "%" in target or not of_a_host(address):
         return None
     same = [interface for interface in own if interface.version == address.version]
     for interface in same:
         network = interface.network
         ends = network.network_address, network.broadcast_address
         wide = network.prefixlen < network.max_prefixlen - 1
-        if address in network and address != interface.ip and not (wide and address in ends):
+        if wide and address in ends:
+            return None
+        if address in network and address != interface.ip:
             return interface
     if any(address in network for network in networks if network.version == address.version):
         return next((one for one in same if not one.is_link_local and one.ip != address), None)

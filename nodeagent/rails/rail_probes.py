@@ -19,9 +19,11 @@ from functools import partial
 from ipaddress import ip_network
 from typing import NamedTuple
 
+from msgspec import structs
+
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.fabric.nodelinks import CHECKABLE, LEGS_MAX
-from nodeagent.fabric.rail_partners import ProbedPartner, RailList, RailPartners
+from nodeagent.fabric.rail_partners import ProbedPartner, RailList, RailPartners, one_spelling
 from nodeagent.facts.model import LossyLeg, RailCheck
 from nodeagent.rails.check_guests import CheckGuests, ReadAddresses
 from nodeagent.rails.leg_windows import SLOT_S, LegWindows
@@ -146,7 +148,8 @@ class RailProbes:
 
     def take_partners(self, partners: RailPartners | None) -> None:
         """The list of this node; ``None``: there is none. In force at the next arrangement."""
-        self._lists = None if partners is None else {rail.rail: rail for rail in partners.spec.rails}
+        rails = () if partners is None else partners.spec.rails
+        self._lists = None if partners is None else {rail.rail: _one_spelling(rail) for rail in rails}
 
     async def run(self) -> None:
         """Probe and answer until cancelled."""
@@ -365,3 +368,12 @@ def _lossy(rail: ProbedRail, unix_at_zero: float) -> Iterator[LossyLeg]:
             since = rfc3339(windows.since + unix_at_zero)
             node, nic, scope = leg.partner.node, leg.partner.nic, leg.partner.scope
             yield LossyLeg(node, nic, scope, windows.level, large, since)
+
+
+def _one_spelling(rail: RailList) -> RailList:
+    """The list with each address as the kernel writes it: the caps count packets by address."""
+    return structs.replace(
+        rail,
+        probe=tuple(structs.replace(one, address=one_spelling(one.address)) for one in rail.probe),
+        answer=tuple(structs.replace(one, address=one_spelling(one.address)) for one in rail.answer),
+    )

@@ -1,4 +1,4 @@
-"""What the agent answers about its rails: the listing for ``nodeagent rails``, and the result of a check. Pure."""
+"""The answers of the agent about its rails: the listing for ``nodeagent rails``, and the result of a check. Pure."""
 
 from __future__ import annotations
 

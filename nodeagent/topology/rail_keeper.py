@@ -41,6 +41,10 @@ AT_ONCE = 200
 """Lists that are made in one call of a thread."""
 BUSY = 10
 """A judgement takes at most one part in so many of the time."""
+REFUSED_MAX = 50
+"""So many refused lists are left out; more are no fault of single reports, such as a missing right."""
+OK, GONE = 200, 404
+_REFUSALS = (400, 403, 422)
 
 
 class StoredPartners(msgspec.Struct):
@@ -69,6 +73,8 @@ class RailKeeper:
         self._writes = NodeWrites("RailPartners cannot be kept", PER_SECOND)
         self._stored: dict[str, tuple[int, str | None]] = {}
         """A digest of the content, and the version, of each object."""
+        self._refused: dict[str, int] = {}
+        """A digest of the content that the API server has refused: the same is sent again after ``CHECK_S``."""
         self.writes: Counter[tuple[str, str]] = Counter()
 
     @property
@@ -143,7 +149,8 @@ class RailKeeper:
         return await self._list(RAIL_PARTNERS.typed(StoredPartners), take, self._stored.clear)
 
     async def _compare(self) -> None:
-        """Forget what differs from what was written."""
+        """Forget what differs from what was written, and what was refused."""
+        self._refused.clear()
         found: dict[str, str | None] = {}
 
         def take(stored: Partial) -> None:
@@ -174,21 +181,27 @@ class RailKeeper:
                 seen.add(name)
                 if self._stored.get(name, (0, None))[0] == digest or name not in self._uids:
                     continue
-                if not await self._send("apply", name, self._apply(partners, digest)):
+                if self._refused.get(name) == digest:
+                    continue
+                status = await self._send("apply", name, self._apply(partners, digest))
+                if status in _REFUSALS and len(self._refused) < REFUSED_MAX:
+                    self._refused[name] = digest  # it must not keep the lists of the others back
+                elif status != OK:
                     return False
         for name in [name for name in self._stored if seen and name not in seen]:
-            if not await self._send("delete", name, self._client.delete(RAIL_PARTNERS, name)):
+            if await self._send("delete", name, self._client.delete(RAIL_PARTNERS, name)) not in (OK, GONE):
                 return False
             del self._stored[name]
         return True
 
-    async def _send(self, verb: str, name: str, write: Awaitable[object]) -> bool:
+    async def _send(self, verb: str, name: str, write: Awaitable[object]) -> int | None:
+        """Return the HTTP status; ``None``: there was no complete answer."""
         await self._writes.turn()
         result, error = await self._writes.send(name, write)
         self.writes[verb, result] += 1
         text = result if error is None else str(error)
         self._write_log.add(verb, f"RailPartners {name}", "it follows the cabling", text)
-        return result == "ok" or (verb, result) == ("delete", "gone")
+        return error.status if error is not None else GONE if result == "gone" else OK
 
     async def _apply(self, partners: RailPartners, digest: int) -> None:
         body = rail_partners_object(partners)

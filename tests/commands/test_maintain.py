@@ -119,8 +119,9 @@ async def test_a_node_that_another_client_changes_is_read_again(
         assert ("node-00" in work(server)) is (code == 0)
         assert "node-01" in work(server), "a failure stops no other node"
         assert ("node-00: patch" in capsys.readouterr().err) is (code == 1)
-        gets = [seen for seen in server.requests if (seen.verb, seen.name) == ("get", "node-00")]
-        assert len(gets) == TRIES
+        asked = ("get", "nodes", "node-00")
+        gets = [seen for seen in server.requests if (seen.verb, seen.resource, seen.name) == asked]
+        assert len(gets) == TRIES + (code == 0), "once more for the copy in the report"
 
 
 async def test_a_missing_right_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,6 +174,53 @@ async def test_a_wrong_annotation_is_named(tmp_path: Path, capsys: pytest.Captur
                     "metadata": {"name": "node-00", "annotations": {MAINTENANCE: '[{"until":"x"}]'}}})  # fmt: skip
         assert await verb() == 0
         assert "of the Node node-00 is wrong and partly ignored: entry 1" in capsys.readouterr().err
+
+
+def annotated(node: str, text: str) -> dict[str, Any]:
+    metadata = {"name": node, "annotations": {MAINTENANCE: text}}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+
+
+async def test_what_cannot_be_read_stays_and_what_would_not_count_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with cluster(tmp_path) as (server, verb):
+        wrong = '[{"until":"x"}]'
+        server.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": "node-00", "annotations": {MAINTENANCE: wrong}},
+            }
+        )
+        assert await verb("node-00/nic0", "--until", "2h") == 1
+        assert (
+            "nothing was changed; mend it, or remove it: kubectl annotate node node-00"
+            in capsys.readouterr().err
+        )
+        assert server.find("nodes", "node-00", None)["metadata"]["annotations"][MAINTENANCE] == wrong
+        full = json.dumps([{"until": "2099-01-01T00:00:00Z", "link": f"nic{n}"} for n in range(100, 164)])
+        server.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": "node-00", "annotations": {MAINTENANCE: full}},
+            }
+        )
+        assert await verb("node-00/nic0", "--until", "2h") == 1
+        said = capsys.readouterr()
+        assert "it would have 65 entries, at most 64 count; name the whole node" in said.err
+        assert "is under maintenance" not in said.out
+
+
+async def test_of_two_people_at_once_the_report_has_the_work_of_both(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (server, verb):
+        for _ in range(5):
+            names = ("node-00/nic0", "node-00/nic1")
+            assert await asyncio.gather(*(verb(name, "--until", "2h") for name in names)) == [0, 0]
+            assert work(server, of_report=True)["node-00"] == work(server)["node-00"]
+            assert len(work(server)["node-00"]) == 2
+            assert await verb(*names, "--end") == 0
 
 
 async def test_views_of_the_desk_say_what_is_planned(

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.agent_config import load
+from nodeagent.config.faults import ConfigError
 from nodeagent.rails.probe_caps import ANSWERS_PER_S, Bucket, SendCaps, own_address
 from nodeagent.rails.probe_packet import ANSWER, REQUEST, SIZE, ProbePacket, decode
 
@@ -100,3 +102,38 @@ def test_a_packet_is_read_as_it_was_written(
 def test_other_bytes_are_no_packet(raw: bytes) -> None:
     assert decode(raw) is None
     decode(b"nrp1" + raw)
+
+
+@pytest.mark.parametrize(
+    ("network", "complaint"),
+    [
+        ("10.200.0.0/16", None),
+        ("fd00:12::/48", None),
+        ("10.0.0.0/99", "is no network such as"),
+        ("10.200.0.1/16", "has host bits set"),
+        ("999.1.1.0/24", "is no network such as"),
+        (":::/64", "is no network such as"),
+        ("0.0.0.0/0", "is too wide"),
+        ("::/0", "is too wide"),
+        ("rail0", "is no network such as"),
+    ],
+)
+def test_the_networks_of_the_rails_are_read_from_a_file(network: str, complaint: str | None) -> None:
+    text = (
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresources:\n- kind: vf\n"
+        f"rails: {{probe: true, networks: ['{network}']}}\n"
+    )
+    if complaint is None:
+        assert load(text, name="file").rails.networks == (network,)
+    else:
+        with pytest.raises(ConfigError, match=complaint):
+            load(text, name="file")
+
+
+@pytest.mark.parametrize(
+    "address", ["240.0.0.1", "0.1.2.3", "255.255.255.255", "::ffff:10.200.0.9", "10.200.7.255"]
+)
+def test_an_address_that_no_single_host_has_is_no_target_in_any_network(address: str) -> None:
+    own = [ip_interface("10.200.7.1/24"), ip_interface("fd00::1/64")]
+    networks = [ip_network("0.0.0.0/0"), ip_network("::/0")]
+    assert own_address(address, own, networks) is None

@@ -19,8 +19,10 @@ from nodeagent.fabric.hypernode import OURS, OWNER_LABEL
 from nodeagent.fabric.outcome import Anomaly
 from nodeagent.fabric.rail_partners import rail_partners_of
 from nodeagent.fabric.rail_suspects import Leg, RailEnd, Scope, Suspect
+from nodeagent.kube.client import ApiClient, ApiError
+from nodeagent.kube.resource import RAIL_PARTNERS
 from nodeagent.topology.controller_config import FabricRailsSettings
-from nodeagent.topology.rail_keeper import CHECK_S, JUDGE_S, PER_SECOND
+from nodeagent.topology.rail_keeper import CHECK_S, JUDGE_S, PAUSE_S, PER_SECOND
 from nodeagent_lab.sim.apiserver import ApiServer
 from tests.controller.test_controller import RULES, leaves, nodelinks, running
 from tests.support.manifests import ROOT
@@ -324,3 +326,47 @@ async def test_the_report_of_a_leg_survives_the_definition_of_nodelinks():
         found = server.find("nodelinks", "node-00", "nodeagent")
         assert found is not None
         assert json.dumps(found["links"][0]["legs"]) == json.dumps(report["links"][0]["legs"])
+
+
+async def test_an_address_that_no_host_has_costs_one_node_its_partners_and_no_other():
+    """A report that lies, or a policy that is stricter than we are."""
+    async with cluster() as server, running(server, RAILS) as controller:
+        await complete(server)
+        report = probing(0, 3)
+        for link in report["links"]:
+            link["addresses"] = ["240.0.0.1/24", "0.1.2.3/24", "255.255.255.255/24", "::ffff:10.0.0.1/64"]
+        server.put(report)
+        await until(lambda: not any(RailEnd("node-03", "nic0") in leg for leg in legs(server)))
+        assert len(stored(server)) == UNITS * EACH - 1
+        assert not [leg for leg in legs(server) if leg.writer.node == leg.partner.node]
+        assert rail_anomalies(controller) == []
+
+
+async def test_where_nothing_passes_no_cable_and_no_switch_is_blamed():
+    async with cluster() as server, running(server, RAILS) as controller:
+        await complete(server)
+        for large, kind in ((False, AnomalyKind.SPINE_LOSS), (True, AnomalyKind.PATH_MTU)):
+            lose(server, legs(server), large=large)
+            await until(lambda kind=kind: [one.kind for one in rail_anomalies(controller)] == [kind])
+            (found,) = rail_anomalies(controller)
+            assert ("rails.port" in found.message) is not large
+            assert (found.node, found.link, found.switch) == ("", "", "")
+
+
+async def test_a_list_that_is_refused_keeps_no_other_one_back():
+    async with cluster() as server:
+        refused: list[str] = []
+        apply = ApiClient.apply
+
+        async def some(client: ApiClient, resource: Any, body: Any, **words: Any) -> Any:
+            if resource is RAIL_PARTNERS and body["metadata"]["name"] == "node-00":
+                refused.append("node-00")
+                raise ApiError("patch", "/railpartners/node-00", 422, "Invalid", "no")
+            return await apply(client, resource, body, **words)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ApiClient, "apply", some)
+            async with running(server, RAILS):
+                await until(lambda: len(stored(server)) == UNITS * EACH - 1)
+                await asyncio.sleep(3 * PAUSE_S)
+                assert len(refused) == 1, "the same content is not sent again"

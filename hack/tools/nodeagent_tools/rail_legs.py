@@ -41,7 +41,7 @@ def add(add: Add) -> None:
         _rails,
         "show which rails lose packets, and to which partners",
         "Asks the running agent, which probes the partners of each rail if `rails.probe` is on. A leg is the way to\n"
-        "a partner's NIC and back; LOSS is that of the last hour. Exit status 1: a leg loses packets; 2: no\n"
+        "a partner's NIC and back; LOSS is that of 15 minutes. Exit status 1: a leg loses packets; 2: no\n"
         "agent answers. A rail that cannot be checked says why.",
     )
     config_option(parser)

@@ -7,7 +7,7 @@ import asyncio
 import getpass
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +23,7 @@ from nodeagent.commands.moments import local, moment
 from nodeagent.commands.options import FAILED, GOOD, USAGE
 from nodeagent.commands.terminal import note, screen, section
 from nodeagent.fabric.maintenance import (
+    ENTRIES_MAX,
     MAINTENANCE,
     NAME_MAX,
     TEXT_MAX,
@@ -118,6 +119,10 @@ class _Choice:
                 self.offer(report.node_name, ends, made(**parts, switch=ends[0] or ends[1]))
 
 
+class UnreadableError(Exception):
+    """An annotation that is not written, and why."""
+
+
 async def _standing(client: ApiClient, now: float) -> dict[str, list[Maintenance]]:
     """The entries of each Node whose time is not over. Raises ``ApiError``."""
     standing: dict[str, list[Maintenance]] = {}
@@ -162,7 +167,10 @@ async def _write_all(
     faults, uncounted = [], ""
     for node, entries in sorted(choice.of_node.items()):
         try:
-            text = await _write(client, node, entries, now, end=end)
+            await _write(client, node, entries, now, end=end)
+        except UnreadableError as error:
+            faults.append(str(error))
+            continue
         except ApiError as error:
             faults.append(f"{node}: {error}")
             if error.status == 403:
@@ -170,8 +178,7 @@ async def _write_all(
             continue
         try:  # the agent may not read its Node, and reads its report
             if (space := spaces.get(node)) is not None:
-                body = {"metadata": {"annotations": {MAINTENANCE: text}}}
-                await client.patch(NODELINKS.partial, node, body, namespace=space)
+                await _copy(client, node, space)
         except ApiError as error:
             uncounted = uncounted or f"the agents do not learn of it and count flaps: {error}"
         for entry in entries:
@@ -183,24 +190,48 @@ async def _write_all(
 
 
 async def _write(
-    client: ApiClient, node: str, entries: Iterable[Maintenance], now: float, *, end: bool
-) -> str | None:
-    """Put entries into the annotation of a Node, or take them out with ``end``; those whose time is over go too. Return
-    the annotation. Raises ``ApiError``."""
+    client: ApiClient, node: str, entries: Collection[Maintenance], now: float, *, end: bool
+) -> None:
+    """Put entries into the annotation of a Node, or take them out with ``end``; those whose time is over go too. Raises
+    ``ApiError``, and ``UnreadableError`` for an annotation that must stay as it is."""
     places = {(entry.link, entry.switch) for entry in entries}
     for left in reversed(range(TRIES)):
         meta = (await client.get(NODES.partial, node)).metadata
-        stored, _ = read_maintenance((meta.annotations or {}).get(MAINTENANCE))
+        stored, fault = read_maintenance((meta.annotations or {}).get(MAINTENANCE))
+        if fault:
+            remedy = f"mend it, or remove it: kubectl annotate node {node} {MAINTENANCE}-"
+            raise UnreadableError(
+                f"{node}: {MAINTENANCE} cannot be read whole ({fault}), and nothing was changed; {remedy}"
+            )
         kept = [it for it in stored if it.end > now and (it.link, it.switch) not in places]
+        if not end and (count := len(kept) + len(entries)) > ENTRIES_MAX:
+            remedy = "name the whole node instead of its links"
+            raise UnreadableError(
+                f"{node}: it would have {count} entries, at most {ENTRIES_MAX} count; {remedy}"
+            )
         text = write_maintenance(kept if end else [*kept, *entries])
         body = {"resourceVersion": meta.resource_version, "annotations": {MAINTENANCE: text}}
         try:
             await client.patch(NODES.partial, node, {"metadata": body})
-            return text
+            return
         except ApiError as error:
             if error.status != 409 or not left:
                 raise
-    return None
+
+
+async def _copy(client: ApiClient, node: str, space: str) -> None:
+    """Copy the annotation of the Node to its report. The Node is read after the report, so that of two people at work
+    the later one copies the work of both. Raises ``ApiError``."""
+    for left in reversed(range(TRIES)):
+        version = (await client.get(NODELINKS.partial, node, namespace=space)).metadata.resource_version
+        text = ((await client.get(NODES.partial, node)).metadata.annotations or {}).get(MAINTENANCE)
+        body = {"resourceVersion": version, "annotations": {MAINTENANCE: text}}
+        try:
+            await client.patch(NODELINKS.partial, node, {"metadata": body}, namespace=space)
+            return
+        except ApiError as error:
+            if error.status != 409 or not left:
+                raise
 
 
 def _list(standing: Mapping[str, Iterable[Maintenance]], cluster: str, *, as_json: bool) -> int:
