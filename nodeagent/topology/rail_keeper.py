@@ -183,21 +183,24 @@ class RailKeeper:
                     continue
                 if self._refused.get(name) == digest:
                     continue
-                status = await self._send("apply", name, self._apply(partners, digest))
+                status = await self._send("apply", name, partial(self._apply, partners, digest))
                 if status in _REFUSALS and len(self._refused) < REFUSED_MAX:
                     self._refused[name] = digest  # it must not keep the lists of the others back
                 elif status != OK:
                     return False
         for name in [name for name in self._stored if seen and name not in seen]:
-            if await self._send("delete", name, self._client.delete(RAIL_PARTNERS, name)) not in (OK, GONE):
+            if await self._send("delete", name, partial(self._client.delete, RAIL_PARTNERS, name)) not in (
+                OK,
+                GONE,
+            ):
                 return False
             del self._stored[name]
         return True
 
-    async def _send(self, verb: str, name: str, write: Awaitable[object]) -> int | None:
+    async def _send(self, verb: str, name: str, write: Callable[[], Awaitable[object]]) -> int | None:
         """Return the HTTP status; ``None``: there was no complete answer."""
         await self._writes.turn()
-        result, error = await self._writes.send(name, write)
+        result, error = await self._writes.send(name, write())
         self.writes[verb, result] += 1
         text = result if error is None else str(error)
         self._write_log.add(verb, f"RailPartners {name}", "it follows the cabling", text)
