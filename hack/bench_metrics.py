@@ -1,6 +1,6 @@
 """The cost of a scrape: the agent beside node_exporter, in one namespace with 72 veth interfaces.
 
-    python hack/bench_metrics.py [--quick] [--json FILE]
+    python hack/bench_metrics.py [--quick] [--json FILE] [--settings YAML]
 
 Needs root and Debian's prometheus-node-exporter, and strace to count system calls. Each program serves its whole
 page over an open HTTP connection, compressed with gzip as Prometheus requests it; the programs are scraped in turn.
@@ -8,7 +8,8 @@ The agent is `nodeagent run` with all features, on a simulated machine whose 72 
 netlink and ethtool are those of the real kernel.
 
 node_exporter reads the kernel during a scrape, and the agent reads it between scrapes. So "CPU at 15 s" adds the cost
-of everything that the agent does in 15 s to one scrape.
+of everything that the agent does in 15 s to one scrape: of its readings, rules and scans. ``--settings`` switches parts
+of that off, such as ``{scanSeconds: 600, samples: {linkSeconds: 15}}``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -107,7 +110,7 @@ def namespace() -> Iterator[Netns]:
         yield ns
 
 
-def programs(folder: Path) -> list[Target]:
+def programs(folder: Path, settings: str) -> list[Target]:
     root, config = folder / "machine", folder / "nodeagent.yaml"
     (folder / "model.yaml").write_text(model())
     machine = Machine.load(folder / "model.yaml")
@@ -117,10 +120,13 @@ def programs(folder: Path) -> list[Target]:
     (kubelet / "device-plugins").mkdir(
         parents=True
     )  # as on a node; without it the agent looks for it twice a second
-    config.write_text(
-        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\n"
-        'listen: "127.0.0.1:9808"\nlinks: {select: {netdevs: ["rail*"]}}\n'
-    )
+    document = {
+        "apiVersion": "nodeagent.io/v1alpha1",
+        "kind": "NodeAgentConfig",
+        "listen": "127.0.0.1:9808",
+        "links": {"select": {"netdevs": ["rail*"]}},
+    }
+    config.write_text(yaml.safe_dump(document | yaml.safe_load(settings)))
     agent = [sys.executable, "-m", "nodeagent", "run", "--root", str(root), "--config", str(config)]
     agent += ["--kubelet-dir", str(kubelet)]
     return [
@@ -372,6 +378,7 @@ def main() -> None:
         "--quick", action="store_true", help="few scrapes: for a first impression, not to be quoted"
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--settings", default="{}", metavar="YAML", help="further settings of the agent")
     parser.add_argument("--client", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client is not None:
@@ -391,7 +398,7 @@ def main() -> None:
         namespace() as ns,
     ):
         folder = Path(place)
-        targets = programs(folder)
+        targets = programs(folder, options.settings)
         with running(ns, targets, folder):
             target_file = folder / "targets.json"
             target_file.write_text(json.dumps([vars(target) for target in targets]))
