@@ -164,9 +164,11 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
             verb = [*verbs.choices][-1]
             twice = f"the verb {verb} ({declare.__module__}) adds an option that it has already: {error}"
             raise ValueError(f"{twice}; `common_options` has added it, or the verb itself") from error
-    parser.epilog = "\n".join(
-        line for line in _EXAMPLES.split("\n") if _verb_of(line) not in {*SEPARATE} - {*verbs.choices}
-    )
+    missing = [verb for verb in SEPARATE if verb not in verbs.choices]
+    examples = "\n".join(line for line in _EXAMPLES.split("\n") if _verb_of(line) not in missing)
+    if missing:
+        examples += f"\nnot installed: {', '.join(missing)}\n  each says how to install it\n"
+    parser.epilog = examples
     return parser
 
 

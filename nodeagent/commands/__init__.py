@@ -43,7 +43,6 @@ VERBS: dict[str, str] = {
     "remembered": "remembered.add",
     "cordon": "cordon.add_cordon",
     "uncordon": "cordon.add_uncordon",
-    "doctor": "doctor.add",
     "controller": "controller.add",
     "completion": "completion.add",
     "man": "completion.add_man",
@@ -56,7 +55,7 @@ ENTRY_POINTS = "nodeagent.verbs"
 
 _TOOLS = (
     *("trouble", "job", "plan", "explain", "topology", "cabling", "maintain"),
-    *("rails", "vfs", "capture", "claim"),
+    *("doctor", "rails", "vfs", "capture", "claim"),
 )
 SEPARATE = {**dict.fromkeys(_TOOLS, "tools"), **dict.fromkeys(("demo", "decode"), "lab")}
 """The verbs of packages that may be missing, each with the folder of its package in ``hack``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -118,12 +119,14 @@ def test_a_verb_of_a_package_that_is_missing_is_one_line_that_says_how_to_instal
     assert f" ./hack/{folder}," in done.stderr
 
 
-def test_the_help_of_the_product_lists_its_own_verbs_alone(
+def test_the_help_of_the_product_lists_its_own_verbs_and_names_those_that_are_missing(
     installed: dict[str, Path], dependencies: Path
 ) -> None:
     shown = run(MAIN, [installed["nodeagent"], dependencies], "--help")
     assert shown.returncode == 0
     assert not [verb for verb in SEPARATE if f"\n    {verb}  " in shown.stdout]
+    missing = shown.stdout.partition("not installed: ")[2].partition("each says")[0]
+    assert set(re.findall(r"\w+", missing)) == SEPARATE.keys()
 
 
 def test_with_the_other_verbs_reports_are_read(installed: dict[str, Path], dependencies: Path) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.reads import Target
 from nodeagent.host.umad import REMEDIES, UmadError, UmadPort, UmadReason
 from nodeagent.sources.ib_ports import IbPort, read_ib_ports
 from nodeagent.sources.pci_source import scan
+from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent_tools.doctor.reads import Target
 
 _WHY = "The switch port at the other end of an InfiniBand link is known only if the port may ask its peer."
 TOPIC = Topic(

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.reads import Target, text
 from nodeagent.facts.model import Function
 from nodeagent.health.structural import find_faults
 from nodeagent.host.ethtool import Ethtool, EthtoolError
@@ -24,6 +22,8 @@ from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.sources.machine_access import permanent_macs
 from nodeagent.sources.nic_identity import NicIdentities, ethernet_mac
 from nodeagent.sources.pci_source import PciFacts, scan
+from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent_tools.doctor.reads import Target, text
 
 TOPIC = Topic(
     "nics",

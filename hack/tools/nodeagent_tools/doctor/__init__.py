@@ -16,7 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor import (
+from nodeagent.facts.model import Snapshot
+from nodeagent.host.sysfs import SysfsError, Tree
+from nodeagent.kinds.rail_numbers import Numbering
+from nodeagent.offering.offer import Offer
+from nodeagent.sources import host_paths
+from nodeagent_tools.doctor import (
     agent_checks,
     capabilities,
     cluster_checks,
@@ -33,16 +38,11 @@ from nodeagent.doctor import (
     reads,
     runtime_checks,
 )
-from nodeagent.doctor.cluster_checks import ClusterFacts, ClusterOptions
-from nodeagent.doctor.configuration_checks import ConfigurationFacts
-from nodeagent.doctor.finding import Advice, Finding, Level, Topic, as_object, as_table
-from nodeagent.doctor.nic_checks import StoredNics
-from nodeagent.doctor.reads import ReadOutcome, ReadTask, Target
-from nodeagent.facts.model import Snapshot
-from nodeagent.host.sysfs import SysfsError, Tree
-from nodeagent.kinds.rail_numbers import Numbering
-from nodeagent.offering.offer import Offer
-from nodeagent.sources import host_paths
+from nodeagent_tools.doctor.cluster_checks import ClusterFacts, ClusterOptions
+from nodeagent_tools.doctor.configuration_checks import ConfigurationFacts
+from nodeagent_tools.doctor.finding import Advice, Finding, Level, Topic, as_object, as_table
+from nodeagent_tools.doctor.nic_checks import StoredNics
+from nodeagent_tools.doctor.reads import ReadOutcome, ReadTask, Target
 
 __all__ = [
     "TIMEOUT_S",

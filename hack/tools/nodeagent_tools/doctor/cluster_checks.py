@@ -24,10 +24,6 @@ import msgspec
 from nodeagent.agent_config import Config
 from nodeagent.base.quantities import quantity
 from nodeagent.config.bounded_yaml import Limits, load_document
-from nodeagent.doctor import dra_checks
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.rbac import ACCOUNTS, DRA_RIGHTS, NEEDED_RIGHTS, ROLES, NeededRight, Role
-from nodeagent.doctor.reads import version
 from nodeagent.fabric.nodelinks import API_VERSION, LinkNeighbor, NodeLink, NodeLinks, Wire
 from nodeagent.facts.model import LINK_STATES, Snapshot
 from nodeagent.kinds import DeviceKind
@@ -36,6 +32,10 @@ from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, Json, Resource, metadata
 from nodeagent.offering.offer import Offer
+from nodeagent_tools.doctor import dra_checks
+from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent_tools.doctor.rbac import ACCOUNTS, DRA_RIGHTS, NEEDED_RIGHTS, ROLES, NeededRight, Role
+from nodeagent_tools.doctor.reads import version
 
 T = TypeVar("T")
 

@@ -74,7 +74,7 @@ def add(add: Add) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from nodeagent import doctor
+    from nodeagent_tools import doctor
 
     log_to_stderr(options.log_level or "error")
     timeout_s = doctor.TIMEOUT_S if options.timeout is None else options.timeout

@@ -18,13 +18,13 @@ from types import MappingProxyType
 
 from nodeagent.agent_config import Config
 from nodeagent.base.file_writing import unwritable_because
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.reads import Target, is_socket
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kubelet.node_lock import LOCK
 from nodeagent.offering.offer import Offer
+from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent_tools.doctor.reads import Target, is_socket
 
 TOPIC = Topic(
     "kubelet",
@@ -169,7 +169,7 @@ async def read(target: Target) -> KubeletFacts:
 async def _offered(socket: Path) -> tuple[dict[str, tuple[str, ...]] | None, str | None]:
     if not is_socket(socket):
         return None, None
-    from nodeagent.kubelet import holdings  # noqa: PLC0415
+    from nodeagent.kubelet import holdings
 
     try:
         return dict(await holdings.offered(socket)), None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
-from nodeagent.doctor.reads import Target
 from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.resource_settings import GpuMemResource
 from nodeagent.sharing.mps_files import MpsFiles
 from nodeagent.sharing.mps_watch import NOT_YET
+from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, count
+from nodeagent_tools.doctor.reads import Target
 
 TOPIC = Topic(
     "mps",

@@ -9,8 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.reads import version
 from nodeagent.dra import DRIVER
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds.resource_settings import GpuMemResource, VfResource
@@ -18,6 +16,8 @@ from nodeagent.kube.client import ApiClient
 from nodeagent.kube.resource import RESOURCE_SLICES, Json, Resource, metadata
 from nodeagent.kube.server_version import server_version
 from nodeagent.offering.offer import Offer
+from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent_tools.doctor.reads import version
 
 FLOOR = (1, 36)
 """The first version whose defaults have all that mode dra needs."""

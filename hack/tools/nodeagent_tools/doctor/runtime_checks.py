@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.reads import Target, is_socket
 from nodeagent.facts import cdi
 from nodeagent.facts.model import Gpu
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
 from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, MigResource, VfResource
 from nodeagent.sources.host_paths import CDI_FOLDERS, VENDOR_KIND, parsed
+from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent_tools.doctor.reads import Target, is_socket
 
 _OWN_SPEC = (
     "the agent writes this file at its start: kubectl -n nodeagent rollout restart daemonset nodeagent; where no agent "

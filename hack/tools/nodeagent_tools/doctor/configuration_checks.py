@@ -10,10 +10,10 @@ from types import MappingProxyType
 from nodeagent.agent_config import Config, load
 from nodeagent.base.regular_file import read_regular
 from nodeagent.config.faults import ConfigError
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.offering.offer import Offer
+from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, count
 
 TOPIC = Topic(
     "configuration",

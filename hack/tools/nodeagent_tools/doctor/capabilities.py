@@ -14,13 +14,13 @@ from pathlib import Path
 from nodeagent.agent_config import Config
 from nodeagent.base.file_writing import unwritable_because
 from nodeagent.base.stored_file import StoredFile
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, shortened
-from nodeagent.doctor.reads import Target
 from nodeagent.health.state_file import FORM
 from nodeagent.host.kmsg import KernelLog, KernelLogError
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kubelet.device_info import DEVICE_INFO
 from nodeagent.sources.cordons_file import FORM as CORDONS
+from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, shortened
+from nodeagent_tools.doctor.reads import Target
 
 TOPIC = Topic(
     "rights",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic
-from nodeagent.doctor.kubelet_checks import connects
-from nodeagent.doctor.reads import Target
+from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic
+from nodeagent_tools.doctor.kubelet_checks import connects
+from nodeagent_tools.doctor.reads import Target
 
 TOPIC = Topic(
     "nvsentinel",

@@ -10,8 +10,6 @@ from msgspec import structs
 
 from nodeagent.agent_config import Config
 from nodeagent.base.supervise import beside
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.reads import Target
 from nodeagent.facts.model import Function, Neighbor, Remark
 from nodeagent.host.netlink.kernel_events import LinkEvents, NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
@@ -23,6 +21,8 @@ from nodeagent.sources import lldp_source
 from nodeagent.sources.link_selection import select
 from nodeagent.sources.machine_access import has_netdevs
 from nodeagent.sources.pci_source import scan
+from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent_tools.doctor.reads import Target
 
 TOPIC = Topic(
     "lldp",

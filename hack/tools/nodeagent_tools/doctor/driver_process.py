@@ -1,4 +1,4 @@
-"""Read a GPU driver in a separate process: ``python -m nodeagent.doctor.driver_process ROOT DRIVER``.
+"""Read a GPU driver in a separate process: ``python -m nodeagent_tools.doctor.driver_process ROOT DRIVER``.
 
 A call into NVML can hang in the kernel, and a mismatch of library and kernel module can crash the process. Neither
 ends the doctor: it reads one JSON line from the stdout of this process, or none.
@@ -40,7 +40,7 @@ class DriverAnswer:
 
 def read_in_process(root: str, driver: str, timeout_s: float) -> DriverAnswer | None:
     """The driver's answer, or ``None`` after ``timeout_s``. A process that hangs in the kernel is abandoned."""
-    command = [sys.executable, "-m", "nodeagent.doctor.driver_process", root, driver]
+    command = [sys.executable, "-m", "nodeagent_tools.doctor.driver_process", root, driver]
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -81,4 +81,4 @@ def read_driver(root: str, name: str) -> DriverAnswer:
 
 
 if __name__ == "__main__":
-    print(json.dumps(msgspec.to_builtins(read_driver(*sys.argv[1:3]))), flush=True)  # noqa: T201
+    print(json.dumps(msgspec.to_builtins(read_driver(*sys.argv[1:3]))), flush=True)

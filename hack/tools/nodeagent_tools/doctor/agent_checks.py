@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, shortened
-from nodeagent.doctor.reads import Target
 from nodeagent.health.explain import DeviceView
 from nodeagent.web import local_socket
+from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, shortened
+from nodeagent_tools.doctor.reads import Target
 
 TOPIC = Topic(
     "agent",

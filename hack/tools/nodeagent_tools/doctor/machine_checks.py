@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic
-from nodeagent.doctor.reads import Target, text, version
 from nodeagent.host.sysfs import Tree
 from nodeagent.offering.offer import FALLBACK_PREFIX, prefix
+from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic
+from nodeagent_tools.doctor.reads import Target, text, version
 
 TOPIC = Topic(
     "machine",

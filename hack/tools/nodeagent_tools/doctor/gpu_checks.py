@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nodeagent.agent_config import Config
-from nodeagent.doctor.driver_process import DriverAnswer, read_driver, read_in_process
-from nodeagent.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
-from nodeagent.doctor.reads import Target, text, version
 from nodeagent.facts.model import Gpu, GpuFunction, LimitSupport
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.enforcement import LIMITS_DRIVER
 from nodeagent.kinds.resource_settings import GpuMemResource, MigResource
 from nodeagent.sources.host_paths import GPU_NODES, limit_support
+from nodeagent_tools.doctor.driver_process import DriverAnswer, read_driver, read_in_process
+from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, count, shortened
+from nodeagent_tools.doctor.reads import Target, text, version
 
 TOPIC = Topic(
     "gpus",
