@@ -1,7 +1,8 @@
 """Probe the rails of this node by the list in its RailPartners, and publish what the probes say.
 
 * The list is read by ``get``, at random within ``FIRST_S`` of the start and then every ``READ_S``: changes are rare,
-  and 100,000 nodes that watch would cost more than the news is worth. A list that cannot be read stays as it was.
+  and 100,000 nodes that watch would cost more than the news is worth. A list that cannot be read stays as it was. While
+  there is none it is looked for after a minute, two, four and so on: the controller makes it after the first report.
 * Nothing here withdraws a device.
 """
 
@@ -13,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from nodeagent.base.backoff import jittered
+from nodeagent.base.backoff import JITTER, Backoff, jittered
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.retry import ApiRetry
@@ -81,6 +82,7 @@ class RailWatch:
         self, probes: RailProbes, client: ApiClient, node: str, delivery: Delivery | None
     ) -> None:
         retry = ApiRetry("The list of partners cannot be read; the last one stays in force", delivery)
+        none = Backoff(FIRST_S, READ_S, jitter=JITTER)
         await asyncio.sleep(jittered(FIRST_S, 0.0, 1.0))
         while True:
             wait_s = jittered(READ_S)
@@ -91,10 +93,12 @@ class RailWatch:
             except ApiError as error:
                 if error.missing:
                     probes.take_partners(None)
+                    wait_s = none.next_s()
                 else:
                     wait_s = retry.failed(error, time.monotonic())
             else:
                 retry.succeeded(())
+                none.reset()
             await asyncio.sleep(wait_s)
 
     async def _links(self) -> Sequence[RailLink]:

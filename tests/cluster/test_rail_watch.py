@@ -112,6 +112,33 @@ async def test_a_list_that_cannot_be_read_stays_in_force(monkeypatch: pytest.Mon
     task.cancel()
 
 
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_list_that_is_made_after_the_start_is_read_in_minutes() -> None:
+    """The controller makes it after the first report, and reads the report of a new node later than the agent asks."""
+    server, times = Lists(), list[float]()
+    loop = asyncio.get_running_loop()
+    server.answer = ApiError("get", "/", 404, "NotFound", "gone")
+    taken = asyncio.Event()
+
+    class Probes:
+        def take_partners(self, partners: RailPartners | None) -> None:
+            times.append(loop.time())
+            if partners is not None:
+                taken.set()
+
+    watch = RailWatch(RailsSettings(probe=True), Inventory(), dict)
+    began = loop.time()
+    task = asyncio.create_task(watch._follow(Probes(), server, "gpu-0", None))  # type: ignore[arg-type]
+    await asyncio.sleep(61.0)
+    server.answer = rail_partners_object(partners_of(0, 0))
+    await taken.wait()
+    assert loop.time() - began <= 61.0 + 1.5 * 120.0
+    server.answer, before = ApiError("get", "/", 404, "NotFound", "gone"), len(times)
+    await asyncio.sleep(3 * 3600.0)
+    assert 3 * 3600 / 900 <= len(times) - before <= 3 * 3600 / 300 + 8, "in the end every ten minutes"
+    task.cancel()
+
+
 def test_a_list_keeps_its_content_on_the_way() -> None:
     wanted = partners_of(1, 3)
     assert rail_partners_of(rail_partners_object(wanted)) == wanted

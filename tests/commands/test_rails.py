@@ -44,6 +44,16 @@ def test_a_good_rail_and_one_that_cannot_be_checked(
     assert "nic1 (eth1): its netdev has no IP address" in out
 
 
+def test_a_leg_that_has_never_answered_is_not_good(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = msgspec.structs.replace(PARTNER, sent=1, lost=1, rtt_us=None, answered_s=None)
+    rail = msgspec.structs.replace(LISTING.rails[0], partners=(new,))
+    status, out, _ = shown(monkeypatch, capsys, RailListing(True, (rail,)))
+    assert status == 0
+    assert out.splitlines()[2].rstrip().endswith("no answer yet")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -17,7 +17,7 @@ from nodeagent.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from nodeagent.rails.rail_views import BurstRail, BurstResult
+    from nodeagent.rails.rail_views import BurstRail, BurstResult, PartnerView
 
 WHY = {
     "no-list": "no list of partners yet; the controller writes RailPartners, and the agent reads it every 10 minutes",
@@ -169,7 +169,7 @@ def _rails(options: argparse.Namespace) -> int:
                 f"{100 * partner.lost / partner.sent:.3g} %" if partner.sent else None,
                 f"{partner.rtt_us:.0f} µs" if partner.rtt_us is not None else None,
                 f"{partner.answered_s:.0f} s" if partner.answered_s is not None else None,
-                _state(partner.level, large=partner.large, absent=partner.absent),
+                _state(partner),
             )
             for partner in rail.partners
         ]
@@ -191,11 +191,11 @@ def _rails(options: argparse.Namespace) -> int:
     return FAILED if lossy else GOOD
 
 
-def _state(level: int, *, large: bool, absent: bool) -> str:
-    if absent:
+def _state(partner: PartnerView) -> str:
+    if partner.absent:
         return "no agent"
-    if not level:
-        return "good"
-    if large:
+    if not partner.level:
+        return "good" if partner.answered_s is not None else "no answer yet"
+    if partner.large:
         return "large lost"
-    return "dead" if level == 100 else f"loses {level} %"
+    return "dead" if partner.level == 100 else f"loses {partner.level} %"
