@@ -106,11 +106,11 @@ class ClaimShow(DemoSteps):
 
     async def _show_slices(self) -> None:
         self.step("The agent publishes its devices as ResourceSlices")
+        await self._until(lambda: len(self._server.objects(SLICES)) == 2, "two ResourceSlices exist")
         config = self._folder / "nodeagent.yaml"
         scan = await printed(command("scan", "--root", str(self._root), "--config", str(config)))
         lines = scan.partition("ALLOCATED BY CLAIMS\n")[2].partition("\n\n")[0].splitlines()
         self.say(*lines, "")
-        await self._until(lambda: len(self._server.objects(SLICES)) == 2, "two ResourceSlices exist")
         for obj in self._server.objects(SLICES):
             size = len(json.dumps(obj, separators=(",", ":")))
             spec = obj["spec"]
