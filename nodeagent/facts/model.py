@@ -121,13 +121,15 @@ _FOR_GUESTS = ("vfio", "pci-stub", "pciback")
 
 class GpuFunction(msgspec.Struct, frozen=True):
     """A PCI function that is an NVIDIA GPU, whether or not NVML names it. ``driver`` is the bound kernel driver.
-    ``excluded``: a setting of NVIDIA's driver leaves it out; NVML reports this, the PCI bus does not."""
+    ``excluded``: a setting of NVIDIA's driver leaves it out; NVML reports this, the PCI bus does not. ``said``: what
+    the driver has written about it into the kernel log since it last listed it."""
 
     pci_address: str
     driver: str | None = None
     numa_node: int | None = None
     pci_path: tuple[str, ...] = ()
     excluded: bool = False
+    said: str = ""
 
     @property
     def for_guests(self) -> bool:

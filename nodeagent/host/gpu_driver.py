@@ -85,8 +85,9 @@ class GpuVitals(Struct, frozen=True):
 
 class DriverMessage(Struct, frozen=True):
     """A line of the kernel log about an error: an XID of the NVLinks of a GPU, or with ``switch`` an SXid of an
-    NVSwitch. ``pci_address`` has no function for a GPU. ``unit`` and ``subcode`` (of the register ``intrinfo``) are of
-    XIDs; ``link`` is ``None`` where the line names none."""
+    NVSwitch. ``pci_address`` has no function for an XID. ``unit`` and ``subcode`` (of the register ``intrinfo``) are of
+    XIDs; ``link`` is ``None`` where the line names none. ``words``: why the driver does not reach the GPU; such a line
+    has no number."""
 
     pci_address: str
     number: int
@@ -95,6 +96,7 @@ class DriverMessage(Struct, frozen=True):
     switch: bool = False
     unit: str = ""
     subcode: int = 0
+    words: str = ""
 
 
 class GpuEvent(Struct, frozen=True):

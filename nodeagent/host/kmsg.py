@@ -56,7 +56,19 @@ _XID = re.compile(
 )
 """NVIDIA, Xid catalog, NVLink 5 errors: the units that report XIDs 144 to 150, severity, containment, injection, link,
 ``intrinfo`` and further registers."""
-_MESSAGES_AT_ONCE = 64
+_GPU = rb"([0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])"
+_FALLEN = re.compile(
+    rb"NVRM: (?:GPU " + _GPU + rb": GPU has|The NVIDIA GPU " + _GPU + rb"[^.]{0,120}) fallen off the bus\b"
+)
+_INIT_FAILED = re.compile(
+    rb"NVRM: GPU " + _GPU + rb": RmInitAdapter failed! \((0x[0-9a-f]{1,8}:0x[0-9a-f]{1,8}:\d{1,6})\)"
+)
+"""NVIDIA's open kernel modules 595.45.04, osinit.c and osapi.c. The kernel writes a line break inside of a line as
+backslash, x0a."""
+_OF_ONE_DEVICE = 16
+"""Different messages of one GPU or NVSwitch, of each severity, that are taken in one reading: a flood of one must not
+hide another."""
+_DEVICES_MAX = 64
 _FACILITY_BITS = 3
 
 
@@ -86,11 +98,15 @@ def _kernel_text(record: bytes) -> bytes:
 
 
 def message_of(record: bytes) -> DriverMessage | None:
-    """Decode a line of NVIDIA's drivers about an NVLink error."""
+    """Decode a line of NVIDIA's drivers about an NVLink error, or about a GPU that the driver does not reach."""
     text = _kernel_text(record)
     if found := _SXID.match(text):
         link = None if found[4] is None else int(found[4])
         return DriverMessage(found[1].decode(), int(found[2]), found[3] == b"Fatal", link, switch=True)
+    if found := _FALLEN.match(text):
+        return DriverMessage((found[1] or found[2]).decode(), 0, True, words="GPU has fallen off the bus")
+    if found := _INIT_FAILED.match(text):
+        return DriverMessage(found[1].decode(), 0, True, words=f"RmInitAdapter failed ({found[2].decode()})")
     found = _XID.match(text)
     if found is None:
         return None
@@ -114,10 +130,10 @@ def events_of(record: bytes) -> Iterator[FirmwareEvent]:
 
 class KernelLog(Closing):
     """Reads from the oldest line on, without waiting. ``overruns`` counts how often lines were lost. ``messages`` are
-    those of NVIDIA's drivers in the last reading; of more than 64 the first."""
+    the different ones of NVIDIA's drivers in the last reading, ``left_out`` those that one device had too many of."""
 
     def __init__(self, path: str | os.PathLike[str] = PATH) -> None:
-        self.overruns = 0
+        self.overruns = self.left_out = 0
         self.messages: list[DriverMessage] = []
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -137,7 +153,8 @@ class KernelLog(Closing):
     def read(self) -> tuple[Counter[FirmwareEvent], bool]:
         """The events since the last call, and whether there are more to read."""
         events: Counter[FirmwareEvent] = Counter()
-        self.messages = []
+        taken: dict[tuple[str, bool], set[DriverMessage]] = {}
+        self.messages, self.left_out = [], 0
         for _ in range(_RECORDS_AT_ONCE):
             try:
                 record = os.read(self._fd, _RECORD_MAX)
@@ -153,6 +170,16 @@ class KernelLog(Closing):
             if not record:
                 return events, False
             events.update(events_of(record))
-            if len(self.messages) < _MESSAGES_AT_ONCE and (message := message_of(record)) is not None:
-                self.messages.append(message)
+            if (message := message_of(record)) is not None:
+                self._take(message, taken)
         return events, True
+
+    def _take(self, message: DriverMessage, taken: dict[tuple[str, bool], set[DriverMessage]]) -> None:
+        of_device = taken.get((message.pci_address, message.fatal), set())
+        if message in of_device:
+            return
+        if len(of_device) >= _OF_ONE_DEVICE or (not of_device and len(taken) >= _DEVICES_MAX):
+            self.left_out += 1
+            return
+        taken.setdefault((message.pci_address, message.fatal), of_device).add(message)
+        self.messages.append(message)

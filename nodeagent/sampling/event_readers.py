@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -22,6 +23,8 @@ from nodeagent.host.netlink.change_notices import SETTINGS, ChangeNotices
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.sampling.reader import PfNetdevs
 
+log = logging.getLogger(__name__)
+
 Reading = tuple[list[Sample], float | None]
 
 _LOG_GAP_S, _REPEAT_S = 1.0, 60.0
@@ -32,7 +35,7 @@ _NOTICE_GAP_S = 0.2
 
 class KernelLogReader:
     """Counts matching lines since boot. ``take_messages`` gets the new ones about NVLinks: how old those are that were
-    in the log before, nobody can tell (its clock drifts)."""
+    in the log before, nobody can tell (its clock drifts). Why a GPU cannot be reached is told of the old ones too."""
 
     source = Source.KERNEL
 
@@ -58,8 +61,14 @@ class KernelLogReader:
                 self.overruns = kernel.overruns
                 counts.update(events)
                 new += events.total()
-                if caught_up and kernel.messages:
-                    self._take_messages(kernel.messages)
+                messages = [one for one in kernel.messages if caught_up or one.words]
+                if messages:
+                    self._take_messages(messages)
+                if caught_up and kernel.left_out:
+                    log.warning(
+                        "A GPU or NVSwitch floods the kernel log; lines are left out. lines=%d",
+                        kernel.left_out,
+                    )
                 caught_up = caught_up or not more
                 if more:
                     await asyncio.sleep(0)

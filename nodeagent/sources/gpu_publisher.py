@@ -62,6 +62,8 @@ class GpuPublisher:
         self._functions: tuple[GpuFunction, ...] | None = None
         self._excluded: frozenset[str] = frozenset()
         """The PCI addresses that the driver leaves out."""
+        self._said: dict[str, str] = {}
+        """Why the driver does not reach a GPU, by PCI address, as it wrote into the kernel log."""
         self._trouble: DriverTrouble | None = None
         self._has_driver_news = False
         """Whether the driver has answered, or is known to be absent."""
@@ -112,7 +114,14 @@ class GpuPublisher:
         self._publish(self._gpus())
 
     def take_messages(self, messages: Sequence[DriverMessage]) -> None:
-        """Take new lines of the kernel log about NVLinks and NVSwitches."""
+        """Take new lines of the kernel log about NVLinks and NVSwitches, and about GPUs that are not reached."""
+        if said := {one.pci_address: one.words for one in messages if one.words}:
+            self._said |= said
+            log.warning("The kernel log tells why GPUs are not reached. gpus=%r", said)
+            if self._has_driver_news:
+                self._judged = self.health.judge_gpus(bus=self._bus())
+                self._take_all()
+        messages = [one for one in messages if not one.words]
         if not messages or not self._judged.gpus:
             return
         first = messages[0]
@@ -136,6 +145,9 @@ class GpuPublisher:
         for address, place in reading.places.items():
             if place != NOWHERE or address not in self._places:  # a lost GPU is no longer in sysfs
                 self._places[address] = place
+        for gpu in reading.readings:
+            if not gpu.lost:
+                self._said.pop(gpu.pci_address or "", None)
         self._domains.take(reading.readings)
         self.version = reading.version
         answers = f"The GPU driver answers. version={reading.version!r} gpus={len(reading.readings)}"
@@ -210,7 +222,11 @@ class GpuPublisher:
         if self._functions is None:
             return None
         return {
-            function.pci_address: replace(function, excluded=function.pci_address in self._excluded)
+            function.pci_address: replace(
+                function,
+                excluded=function.pci_address in self._excluded,
+                said=self._said.get(function.pci_address, ""),
+            )
             for function in self._functions
         }
 

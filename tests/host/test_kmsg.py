@@ -107,9 +107,22 @@ REGISTERS = "(0x026001c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)
             "NVRM: Xid (PCI:0000:04:00): 150, MSE_WATCHDOG Fatal XC0 i0 Link -1 (0x00000007 0x00000000)",
             DriverMessage("0000:04:00", 150, True, unit="MSE_WATCHDOG"),
         ),
+        (
+            "NVRM: GPU 0000:9b:00.0: GPU has fallen off the bus.",
+            DriverMessage("0000:9b:00.0", 0, True, words="GPU has fallen off the bus"),
+        ),
+        (
+            "NVRM: The NVIDIA GPU 0000:18:00.0\\x0aNVRM: (PCI ID: 10de:2330) installed in this system has\\x0aNVRM: "
+            "fallen off the bus and is not responding to commands.",
+            DriverMessage("0000:18:00.0", 0, True, words="GPU has fallen off the bus"),
+        ),
+        (
+            "NVRM: GPU 0000:9b:00.0: RmInitAdapter failed! (0x26:0x65:1482)",
+            DriverMessage("0000:9b:00.0", 0, True, words="RmInitAdapter failed (0x26:0x65:1482)"),
+        ),
     ],
 )
-def test_a_line_about_nvlinks_is_decoded(line, message):
+def test_a_line_of_nvidias_drivers_is_decoded(line, message):
     assert message_of(record(line)) == message
     assert message_of(record(line, priority=1 << 3 | 3)) is None, "a program has written it"
     assert message_of(record(f"x {line}")) is None
@@ -126,6 +139,10 @@ def test_a_line_about_nvlinks_is_decoded(line, message):
         f"NVRM: Xid (PCI:0000:9b:00): 149, OTHER_UNIT Fatal XC0 i0 Link 08 {REGISTERS}",
         f"NVRM: Xid (PCI:0000:9b:00.0): 149, NETIR Fatal XC0 i0 Link 08 {REGISTERS}",
         "NVRM: Xid (PCI:0000:9b:00): 149, NETIR Fatal XC0 i0 Link 08",
+        "NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330) installed in this system is not supported by open",
+        "NVRM: GPU 0000:9b:00.0: rm_init_adapter failed, device minor number 0",
+        "NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+        "NVRM: GPU 0000:9b:00.0: RmInitAdapter failed! (0x26:0x65:1482; x)",
     ],
 )
 def test_other_lines_of_these_drivers_are_no_messages(line):
@@ -183,7 +200,8 @@ def test_a_storm_of_messages_is_bounded(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "read", lambda _fd, _size: next(records, b""))
         reading.read()
-        assert len(reading.messages) == 64
+        assert len(reading.messages) == 16
+        assert reading.left_out == sum(n % 64 >= 16 for n in range(1000))
         assert (reading.read(), reading.messages) == (({}, False), [])
     reading.close()
 
@@ -207,3 +225,29 @@ def test_a_log_is_read_from_its_beginning_and_then_continued(tmp_path):
 def test_a_missing_log_is_an_error_with_the_remedy(tmp_path):
     with pytest.raises(KernelLogForbiddenError, match="CAP_SYSLOG"):
         KernelLog(tmp_path / "kmsg")
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.booleans()), min_size=1, max_size=300))
+def test_a_flood_of_one_device_hides_no_other(lines):
+    """Each device and severity has its first different messages, at most 16, and the rest is counted."""
+    written = [
+        f"{SWITCH.replace('05', f'{device + 16:02x}')}{20000 + number}, {'Fatal' if fatal else 'Non-fatal'}, Link 1 x"
+        for device, number, fatal in lines
+    ]
+    log = KernelLog(os.devnull)
+    taken: dict[tuple[str, bool], set[DriverMessage]] = {}
+    with log:
+        for line in written:
+            message = message_of(record(line))
+            assert message is not None
+            log._take(message, taken)
+    for device in range(4):
+        for fatal in (False, True):
+            wanted = list(dict.fromkeys(one[1] for one in lines if (one[0], one[2]) == (device, fatal)))
+            found = [
+                one.number - 20000
+                for one in log.messages
+                if (one.pci_address[5:7], one.fatal) == (f"{device + 16:02x}", fatal)
+            ]
+            assert found == wanted[:16]
+    assert (log.left_out == 0) == (len(log.messages) == len(set(written)))

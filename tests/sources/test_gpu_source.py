@@ -10,7 +10,7 @@ import time
 import pytest
 
 from nodeagent.base.stored_file import boot_id
-from nodeagent.facts.model import HEALTHY, State
+from nodeagent.facts.model import HEALTHY, GpuFunction, State
 from nodeagent.health.service import GPU_SECTION, HealthService
 from nodeagent.health.state_file import StateFile
 from nodeagent.host.gpu_driver import DriverError, DriverMessage, GpuEvent, GpuReading, GpuVitals
@@ -334,6 +334,31 @@ async def test_a_line_of_the_kernel_log_decodes_an_xid_and_withdraws_its_gpu(mac
         published.facts.take_messages([line, DriverMessage("0000:05:00.0", 20034, False, 3, switch=True)])
         assert not published.gpus[0].health.allocatable
         assert published.gpus[1].health == HEALTHY
+
+
+async def test_the_kernel_log_says_why_a_gpu_is_not_reached(machine):
+    said = DriverMessage("0000:1c:00.0", 0, True, words="RmInitAdapter failed (0x26:0x65:1482)")
+    functions = tuple(GpuFunction(f"0000:{bus}:00.0", "nvidia") for bus in ("1b", "1c"))
+    async with on(machine) as published:
+        await published.keys("", "")
+        published.facts.take_functions(functions)
+        published.facts.take_messages([said])
+        assert published.gpus[1].health == HEALTHY, "a line alone is no fault"
+        machine.set(recorded(0))
+        await published.keys("", "gpu_lost")
+        assert (
+            "(kernel log: RmInitAdapter failed (0x26:0x65:1482))"
+            in published.gpus[1].health.reasons[0].detail
+        )
+        machine.set(recorded(0), recorded(1))
+        await published.keys("", "")
+        machine.set(recorded(0))
+        await published.keys("", "gpu_lost")
+        assert "kernel log" not in published.gpus[1].health.reasons[0].detail, (
+            "an old line explains no new loss"
+        )
+        published.facts.take_messages([said])
+        assert "kernel log" in published.gpus[1].health.reasons[0].detail
 
 
 def test_lines_of_the_kernel_log_publish_nothing_where_no_gpu_is_known():

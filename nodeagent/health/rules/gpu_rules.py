@@ -61,6 +61,9 @@ class Whereabouts(NamedTuple):
     def sentence(self) -> str:
         """Return why NVML does not list it, with the remedy."""
         driver = None if self.function is None else self.function.driver
+        said = (
+            f" (kernel log: {self.function.said})" if self.function is not None and self.function.said else ""
+        )
         if self.intended is EXCLUDED:
             return f"The driver leaves this GPU out; take it out of {EXCLUDED_BY} to offer it."
         if self.intended is PASSTHROUGH:
@@ -68,12 +71,10 @@ class Whereabouts(NamedTuple):
         if self.on_bus is False:
             return "This GPU is not on the PCI bus; reseat it or reboot the node."
         if self.on_bus and driver is None:
-            return (
-                "No kernel driver is bound to this GPU; check the kernel log (NVRM), then reset or reseat it."
-            )
+            return f"No kernel driver is bound to this GPU{said}; check the kernel log (NVRM), then reset or reseat it."
         if self.on_bus and driver != DRIVER:
             return f"This GPU is bound to {driver}, so NVML cannot read it; bind it to {DRIVER}."
-        return "The driver no longer reaches this GPU; reset it or reboot the node."
+        return f"The driver no longer reaches this GPU{said}; reset it or reboot the node."
 
 
 class GpuView(NamedTuple):
