@@ -525,6 +525,10 @@ AGENT: dict[str, Note] = {
         origin="nvmlEventSetWait_v2"),
     "gpu_last_xid_timestamp_seconds": Note(
         "Shows in a dashboard which XID came first.", origin="nvmlEventSetWait_v2"),
+    "nvswitch_sxid_errors_total": Note(
+        "A fatal one degrades the GPUs with NVLinks (nvswitch_error). Equal lines of one second count once.",
+        peers="DCGM_FI_DEV_NVSWITCH_FATAL_ERRORS, DCGM_FI_DEV_NVSWITCH_NON_FATAL_ERRORS",
+        origin="kernel log: SXid"),
     "gpu_accounting_on": Note("0 with gpu.health.processes on: the log and nodeagent gpus name what is missing."),
     "gpu_pod_memory_granted_bytes": Note(
         "Compare with nodeagent_gpu_pod_memory_used_bytes. Only where gpu.health.processes is on.",

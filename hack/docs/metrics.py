@@ -26,6 +26,7 @@ TOPICS = {
     "GPUs": (
         "gpu",
         "gpus",
+        "nvswitch",
     ),
     "Pods and free devices": ("device", "resource"),
     "The agent": (

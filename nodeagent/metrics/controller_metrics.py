@@ -130,8 +130,15 @@ def _nodes(outcome: PlanOutcome) -> Iterator[Series]:
     yield ("below_min_links",), len(outcome.below_min_links)
 
 
-def _anomalies(outcome: PlanOutcome) -> Iterator[Series]:
-    kinds = Counter(anomaly.kind for anomaly in outcome.anomalies)
+def _anomalies(shown: ControllerInput) -> Iterator[Series]:
+    if (outcome := shown.progress.outcome) is None:
+        return
+    planned = {(node, name) for node, link, netdev, _ in shown.maintenance for name in (link, netdev)}
+    kinds = Counter(
+        anomaly.kind
+        for anomaly in outcome.anomalies
+        if planned.isdisjoint({(anomaly.node, ""), (anomaly.node, anomaly.link)})
+    )
     for kind in AnomalyKind:
         yield (kind.value,), kinds[kind]
 
@@ -183,7 +190,8 @@ CONTROLLER_FAMILIES: tuple[ComputedFamily[ControllerInput], ...] = (
     computed("fabric_nodes", "state", "Nodes by the result for their report.", _of_outcome(_nodes)),
     computed("fabric_hypernodes", "tier", "HyperNodes by tier.",
         _of_outcome(lambda outcome: by_key(Counter(str(hypernode.tier) for hypernode in outcome.hypernodes)))),
-    computed("fabric_anomalies", "kind", "Current anomalies of the fabric by kind.", _of_outcome(_anomalies)),
+    computed("fabric_anomalies", "kind", "Current anomalies of the fabric by kind, without those of planned work.",
+        _anomalies),
     computed("fabric_breaker_open", "",
         "1 while a plan would move too many nodes at once and nothing is written.",
         _of_outcome(lambda outcome: single(outcome.breaker is not None))),

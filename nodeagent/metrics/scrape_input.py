@@ -69,6 +69,7 @@ class ScrapeInput(msgspec.Struct, frozen=True):
     xids: Mapping[tuple[str, int], int] = {}
     xid_times: Mapping[tuple[str, int], float] = {}
     """CLOCK_BOOTTIME of the latest XID, by GPU and XID."""
+    sxids: Mapping[tuple[str, int], int] = {}
     overruns: Mapping[str, int] = {}
     last_lldp: Mapping[str, float] = {}
     """CLOCK_BOOTTIME of the latest LLDP frame, by netdev."""

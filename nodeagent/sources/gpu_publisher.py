@@ -32,6 +32,9 @@ from nodeagent.sources.remembered_gpus import RememberedGpus
 
 log = logging.getLogger(__name__)
 
+SXIDS_MAX = 256
+"""Series of errors of NVSwitches."""
+
 
 class GpuPublisher:
     """Publishes the GPUs. Belongs to one event loop."""
@@ -47,6 +50,8 @@ class GpuPublisher:
         """By UUID and number, ignored ones too; ``nodeagent_gpu_xid_errors_total``."""
         self.xid_times: dict[tuple[str, int], float] = {}
         """The time of the last event of each, in seconds since boot."""
+        self.sxids: Counter[tuple[str, int]] = Counter()
+        """By PCI address of the NVSwitch and number; ``nodeagent_nvswitch_sxid_errors_total``."""
         self._judged = health.judged_gpus()
         """The GPUs that the driver listed, or an earlier agent, with the last health of each."""
         self._publish: Callable[[tuple[Gpu, ...]], object] = lambda _gpus: None
@@ -122,6 +127,11 @@ class GpuPublisher:
                 self._judged = self.health.judge_gpus(bus=self._bus())
                 self._take_all()
         messages = [one for one in messages if not one.words]
+        for one in messages:
+            if one.switch and (
+                (key := (one.pci_address, one.number)) in self.sxids or len(self.sxids) < SXIDS_MAX
+            ):
+                self.sxids[key] += 1
         if not messages or not self._judged.gpus:
             return
         first = messages[0]

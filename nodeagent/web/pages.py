@@ -173,6 +173,7 @@ class Pages:
             restarts=supervise.restarts,
             xids=gpus.xids,
             xid_times=gpus.xid_times,
+            sxids=gpus.sxids,
             overruns=sources.overruns(),
             last_lldp=sources.last_lldp(),
             configuration_fault=sources.configuration_fault(),

@@ -6,12 +6,14 @@ from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
+from msgspec import structs
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from nodeagent import __version__
 from nodeagent.fabric import compute
 from nodeagent.fabric.jobs import JobFabric, JobKey
+from nodeagent.fabric.outcome import Anomaly, AnomalyKind
 from nodeagent.metrics.controller_metrics import CONTROLLER_FAMILIES, ControllerInput, render
 
 
@@ -99,6 +101,24 @@ def test_the_values_of_a_leader() -> None:
         'nodeagent_task_restarts_total{task="mirrors"}': 5,
     }
     assert expected.items() <= values.items()
+
+
+def test_anomalies_of_planned_work_do_not_count() -> None:
+    def of(node: str, link: str) -> Anomaly:
+        return Anomaly(AnomalyKind.LINK_LOSS, node, link, "leaf1", "")
+
+    shown = full_input()
+    outcome = replace(
+        compute(()),
+        anomalies=(of("n", "nic9"), of("m", "nic0"), of("m", "enp1"), of("m", "nic1"), of("", "")),
+    )
+    planned = {("n", "", "", ""): 1.7e9, ("m", "nic0", "enp1", ""): 1.8e9}
+    shown = structs.replace(
+        shown,
+        progress=SimpleNamespace(outcome=outcome, plans=1, plan_s=0.1, suppressed=0),
+        maintenance=planned,
+    )
+    assert samples(page(shown, openmetrics=False))['nodeagent_fabric_anomalies{kind="link-loss"}'] == 2
 
 
 def test_a_replica_that_does_not_lead_has_no_fabric_and_no_switches() -> None:

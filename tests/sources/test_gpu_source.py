@@ -334,6 +334,7 @@ async def test_a_line_of_the_kernel_log_decodes_an_xid_and_withdraws_its_gpu(mac
         published.facts.take_messages([line, DriverMessage("0000:05:00.0", 20034, False, 3, switch=True)])
         assert not published.gpus[0].health.allocatable
         assert published.gpus[1].health == HEALTHY
+        assert published.facts.sxids == {("0000:05:00.0", 20034): 1}
 
 
 async def test_the_kernel_log_says_why_a_gpu_is_not_reached(machine):

@@ -210,6 +210,7 @@ def scrape_input(snapshot: Snapshot | None = None, at: float = 100.0, **changes:
         ),
         xids={(snapshot.gpus[3].uuid, 79): 2},
         xid_times={(snapshot.gpus[3].uuid, 79): 60.0},
+        sxids={("0000:05:00.0", 20034): 4},
         overruns={"links": 1},
         last_lldp={snapshot.links[0].netdev: 90.0},
         boot_unix=1_700_000_000.0,
