@@ -33,7 +33,7 @@ from nodeagent.facts.remedies import runbook_links
 STALE, CONTESTED, SAYS_MISCABLED = 1, 2, 4
 """Bits of a mark: the LLDP information has expired; another neighbor sends too; the node reports it as miscabled."""
 
-TROUBLES_SHOWN, PODS_SHOWN, LINKS_SHOWN = 1000, 2000, 16
+TROUBLES_SHOWN, PODS_SHOWN, LINKS_SHOWN, LEGS_SHOWN = 1000, 2000, 16, 400
 TEXT_SHOWN = 320
 
 
@@ -100,6 +100,18 @@ class ViewMaintenance(FabricPart, frozen=True, kw_only=True):
     text: str
 
 
+class ViewLeg(FabricPart, frozen=True, kw_only=True, omit_defaults=True):
+    """Two links between which probes are lost, as ``node`` reports it: ``level`` in percent. ``large``: packets of the
+    full MTU alone."""
+
+    node: str
+    link: str
+    to_node: str
+    to_link: str
+    level: int
+    large: bool = False
+
+
 class ViewMove(FabricPart, frozen=True, kw_only=True):
     """A node or HyperNode that waits. ``to`` is empty for one that leaves, ``here`` for a new one. ``due``: when the
     wait ends, if nothing changes; ``None`` if it has no end of its own."""
@@ -161,6 +173,9 @@ class FabricView(FabricPart, frozen=True, kw_only=True):
     overlaps: tuple[ViewOverlap, ...]
     maintenance: tuple[ViewMaintenance, ...]
     """At most ``SERIES_MAX``; those whose time is over are left out."""
+    legs: tuple[ViewLeg, ...]
+    """At most ``LEGS_SHOWN`` of those that lose packets; the worst first."""
+    more_legs: int
     obstacles: tuple[str, ...]
     waiting_writes: tuple[str, ...]
     writes: tuple[WriteRecord, ...] = ()
@@ -188,6 +203,7 @@ def fabric_view(
     """The document of a plan that was computed at ``now``, the planner's clock; ``taken`` is this moment in Unix
     time."""
     outcome, found = plan.outcome, troubles(plan, taken - now, taken)
+    legs = _legs(plan)
     places = {hypernode.name: i for i, hypernode in enumerate(outcome.hypernodes)}
     rows = _Rows(plan)
     nodes = sorted({*plan.nodes.place, *plan.levels.reports, *plan.levels.refused} - {""})
@@ -234,6 +250,8 @@ def fabric_view(
             ViewMaintenance(node=shown(node), link=entry.link, end=entry.end, text=entry.sentence)
             for node, entry in islice(standing(plan.levels.maintained, taken), SERIES_MAX)
         ),
+        legs=tuple(legs[:LEGS_SHOWN]),
+        more_legs=max(0, len(legs) - LEGS_SHOWN),
         obstacles=tuple(obstacles(outcome).values()),
         waiting_writes=tuple(f"{write.verb} {write.object.name}: {write.reason}" for write in outcome.writes),
         writes=tuple(writes),
@@ -362,6 +380,22 @@ def _pods(found: Iterable[FabricTrouble]) -> Mapping[str, tuple[int, ...]]:
             if pod in pods or len(pods) < PODS_SHOWN:
                 pods.setdefault(pod, []).append(place)
     return {shown(pod): tuple(places) for pod, places in pods.items()}
+
+
+def _legs(plan: Plan) -> list[ViewLeg]:
+    found = [
+        ViewLeg(
+            node=shown(node),
+            link=shown(report.shape[i].link),
+            to_node=shown(leg.node),
+            to_link=shown(leg.nic),
+            level=leg.level,
+            large=leg.large,
+        )
+        for node, report in plan.levels.reports.items()
+        for i, leg in report.legs
+    ]
+    return sorted(found, key=lambda leg: (leg.large, -leg.level, leg.node, leg.link, leg.to_node))
 
 
 def _moves(plan: Plan, to_unix: float) -> Iterable[ViewMove]:

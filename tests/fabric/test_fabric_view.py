@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from nodeagent.fabric import FabricRules, HyperNode, Planner
+from nodeagent.fabric import fabric_view as fabric_view_module
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.fabric.fabric_view import FabricView, fabric_view
-from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, ReportedId
+from nodeagent.fabric.nodelinks import LinkNeighbor, NodeLink, RailLeg, ReportedId
 from nodeagent.fabric.outcome import WriteRecord
 from tests.support import fabrics
 from tests.support.fabrics import End
@@ -55,6 +56,26 @@ def test_each_link_has_its_column_switch_port_state_and_marks():
     others = [k for k in range(len(view.nodes)) if k != i]
     assert len({view.shapes_of[k] for k in others}) == 2, "equal nodes share a shape"
     assert msgspec.json.decode(msgspec.json.encode(view), type=FabricView) == view
+
+
+def test_legs_that_lose_packets_are_listed_with_the_worst_first(monkeypatch: pytest.MonkeyPatch):
+    planner, cables = published()
+    node, far = "su000-n001", "su000-n002"
+    legs = (
+        RailLeg(node=far, nic="rail0", level=10),
+        RailLeg(node="su000-n003", nic="rail0", level=100),
+        RailLeg(node=far, nic="rail0", level=100, large=True),
+    )
+    planner.report(node, fabrics.with_legs(fabrics.links(node, cables[node]), legs))
+    view = view_of(planner, 1.0)
+    assert [(leg.node, leg.link, leg.to_node, leg.level, leg.large) for leg in view.legs] == [
+        (node, "rail0", "su000-n003", 100, False),
+        (node, "rail0", far, 10, False),
+        (node, "rail0", far, 100, True),
+    ]
+    monkeypatch.setattr(fabric_view_module, "LEGS_SHOWN", 1)
+    view = view_of(planner, 2.0)
+    assert (len(view.legs), view.more_legs) == (1, 2)
 
 
 def test_links_of_other_fabrics_come_after_those_of_the_tree():

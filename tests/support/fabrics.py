@@ -10,10 +10,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from nodeagent.fabric import FabricRules, Planner, PlanOutcome
 from nodeagent.fabric import hypernode as hypernodes
 from nodeagent.fabric.hypernode import render
-from nodeagent.fabric.nodelinks import Contender, LinkNeighbor, Metadata, NodeLink, NodeLinks, ReportedId
+from nodeagent.fabric.nodelinks import (
+    Contender,
+    LinkNeighbor,
+    Metadata,
+    NodeLink,
+    NodeLinks,
+    RailLeg,
+    ReportedId,
+)
 from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from tests.support.volcano_rules import VolcanoTree
 
@@ -68,6 +78,12 @@ def links(node: str, row: Iterable[End | None], **more: object) -> NodeLinks:
             )
         )
     return NodeLinks(metadata=Metadata(name=node), node_name=node, links=tuple(made), **more)
+
+
+def with_legs(report: NodeLinks, legs: tuple[RailLeg, ...]) -> NodeLinks:
+    """The report with legs that lose packets on its first link."""
+    first, *others = report.links
+    return structs.replace(report, links=(structs.replace(first, legs=legs), *others))
 
 
 def rails(groups: int, size: int, count: int = 8, first: int = 0) -> Cables:

@@ -45,6 +45,17 @@ class MapPage:
         )
         return colors > 1
 
+    def lines(self) -> list[list[object]]:
+        """The legs that are drawn: the nodes of both ends, the color, and whether the line is dashed."""
+        found: list[list[object]] = self.tab.value(
+            """(() => {
+                const { lines, model } = document.getElementById("map").fabricMap;
+                const name = (cell) => model.nodeName(cell.node);
+                return lines.map((one) => [name(one.from), name(one.to), one.color, one.dashed]);
+            })()"""
+        )
+        return found
+
     def click_cell(self, node: str, link: str) -> None:
         self.tab.click(*self.cell(node, link))
 

@@ -21,7 +21,7 @@ from nodeagent.base.change_log import Change
 from nodeagent.fabric import FabricRules, HyperNode, Planner
 from nodeagent.fabric.fabric_settings import IMMEDIATE
 from nodeagent.fabric.fabric_view import ViewReport, fabric_view
-from nodeagent.fabric.nodelinks import HeldVf, VfHolder
+from nodeagent.fabric.nodelinks import HeldVf, RailLeg, VfHolder
 from nodeagent.fabric.outcome import WriteRecord
 from nodeagent.web import live_document
 from nodeagent.web.ui_files import self_contained
@@ -120,6 +120,45 @@ def test_a_link_under_maintenance_is_hatched_and_says_why(browser: Browser, tmp_
     page.search("su000-leaf-r1")
     page.tab.key("Enter")
     wait_until(lambda: page.detail().count("under maintenance") == 2, what="the panel of the switch")
+    assert page.complaints() == []
+    page.tab.close()
+
+
+def test_legs_that_lose_packets_are_lines_between_their_links(browser: Browser, tmp_path: Path) -> None:
+    cables = fabrics.rails(2, 4, 2)
+    planner = Planner(FabricRules(hysteresis=IMMEDIATE))
+    first, second, third, *_, last = cables
+    legs = {
+        first: (RailLeg(node=second, nic="rail0", level=100), RailLeg(node=last, nic="rail0", level=10)),
+        third: (
+            RailLeg(node=last, nic="rail0", level=100, large=True),
+            RailLeg(node="gone", nic="x", level=1),
+        ),
+    }
+    for node, row in cables.items():
+        planner.report(node, fabrics.with_legs(fabrics.links(node, row), legs.get(node, ())))
+    view = fabric_view(planner.prepare(0.0)(), 0.0, 1_767_225_600.0)
+    file = tmp_path / "map.html"
+    file.write_text(self_contained("fabric", msgspec.json.encode(view)))
+    page = MapPage(browser.tab(f"file://{file}"))
+    assert "4 pairs of links with lost probes" in page.tab.text("#summary")
+    assert "loses packets between two links" in page.tab.text("#legend")
+    assert page.lines() == [
+        [first, second, "--down", False],
+        [first, last, "--degraded", False],
+        [third, last, "--down", True],
+    ]
+    page.click_cell(first, "rail0")
+    assert f"all to {second} rail0; about 10 % to {last} rail0" in page.detail()
+    assert page.lines() == [[first, second, "--down", False], [first, last, "--degraded", False]]
+    page.click_cell(last, "rail0")
+    assert f"about 10 % from {first} rail0; those of the full MTU from {third} rail0" in page.detail()
+    page.click_cell(second, "rail1")
+    assert page.lines() == []
+    page.catch_downloads()
+    page.tab.click_on("#controls button", "SVG")
+    picture = page.downloaded("svg")
+    assert (picture.count('stroke-width="1.5"'), picture.count("stroke-dasharray")) == (3, 1)
     assert page.complaints() == []
     page.tab.close()
 

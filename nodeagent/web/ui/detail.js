@@ -22,7 +22,7 @@ export function sentence(model, found) {
   if (found?.kind === "link") {
     const link = model.link(found.node, found.link);
     const to = link.switch ? `to ${link.switch} ${link.port}` : "no neighbor";
-    return `${link.node} ${link.name}: ${link.state.word}, ${to}${link.anomalies.length ? `; ${link.anomalies[0].kind}` : ""}${link.planned.length ? "; under maintenance" : ""}`;
+    return `${link.node} ${link.name}: ${link.state.word}, ${to}${link.anomalies.length ? `; ${link.anomalies[0].kind}` : ""}${link.planned.length ? "; under maintenance" : ""}${link.lost.length ? `; loses probes: ${link.lost.slice(0, 4).join(", ")}` : ""}`;
   }
   return found ? `${found.kind} ${found.name}` : "";
 }
@@ -38,6 +38,7 @@ function aboutLink(model, found, select, reportOf) {
     pairs(
       ["State", `${link.state.word}${link.stale ? ", and the LLDP information has expired" : ""}`],
       ["Planned", link.planned.join("; ")],
+      ["Lost probes", link.lost.join("; ")],
       ["Column", link.column.title],
       ["Switch", chooser(link.switch, `switch:${link.switch}`, select)],
       ["Port", link.port],
@@ -54,7 +55,7 @@ function aboutNode(model, found, select, reportOf) {
   const shape = model.shapes[model.content.shapesOf[found.node]];
   const rows = (shape?.links ?? []).map((_, i) => {
     const link = model.link(found.node, i);
-    const planned = link.planned.length ? ", under maintenance" : "";
+    const planned = `${link.planned.length ? ", under maintenance" : ""}${link.lost.length ? `, loses probes: ${link.lost.join(", ")}` : ""}`;
     return [chooser(link.name, `link:${link.node}/${link.name}`, select), el("span", {}, symbol(link.state), ` ${link.state.word}${planned}`),
       chooser(link.switch, `switch:${link.switch}`, select), link.port];
   });

@@ -84,6 +84,10 @@ export class SvgPen {
     this.parts.push(`<use href="#${name}" x="${n(x + 1 + this.origin.x)}" y="${n(y + 1 + this.origin.y)}" fill="${this.colors[color]}"/>`);
   }
 
+  line({ from, over, to, color, dashed }) {
+    this.parts.push(`<path d="M${n(from.x)} ${n(from.y)}Q${n(over.x)} ${n(over.y)} ${n(to.x)} ${n(to.y)}" fill="none" stroke="${this.colors[color]}" stroke-width="1.5"${dashed ? ' stroke-dasharray="4 3"' : ""}/>`);
+  }
+
   measure(text, size, bold = false) {
     return text.length * size * (bold ? 0.62 : 0.56);
   }
@@ -145,6 +149,31 @@ export function drawFrame(pen, frame) {
   pen.text(frame.x + 26 + Math.min(pen.measure(frame.title, 14, true), frame.width / 2), frame.y + 19, about, "--quiet", 11, { width: frame.width / 2 - 40 });
 }
 
+/** The lines of the legs that lose packets, between the cells that the map shows; `at`: those of this link, node or switch alone. */
+export function legLines(model, layout, at = null) {
+  if (!model.legs.length) return [];
+  const cells = new Map();
+  for (const block of layout.blocks) {
+    block.nodes.forEach((node, row) => block.columns.forEach((column, i) => {
+      const link = model.linkAt(block.group, node, column);
+      if (link < 0) return;
+      const key = `${model.nodeName(node)}\n${model.shapes[model.content.shapesOf[node]].links[link]}`;
+      if (model.legsOf.has(key)) cells.set(key, { x: block.x + block.lefts[i] + CELL / 2, y: block.y + rowTop(row) + CELL / 2, node, link });
+    }));
+  }
+  const isAt = (cell) => at.kind === "link" ? at.node === cell.node && at.link === cell.link
+    : at.kind === "node" ? at.node === cell.node
+    : at.kind === "switch" ? model.link(cell.node, cell.link).switch === at.name : true;
+  return model.legs.flatMap((leg) => {
+    const from = cells.get(`${leg.node}\n${leg.link}`), to = cells.get(`${leg.toNode}\n${leg.toLink}`);
+    if (!from || !to || (at && !isAt(from) && !isAt(to))) return [];
+    // An arc, so that legs of one column are not one line.
+    const dx = to.x - from.x, dy = to.y - from.y, bend = Math.min(0.2, 40 / Math.max(1, Math.hypot(dx, dy)));
+    const over = { x: from.x + dx / 2 - dy * bend, y: from.y + dy / 2 + dx * bend };
+    return [{ from, to, over, color: leg.level === 100 || leg.large ? "--down" : "--degraded", dashed: Boolean(leg.large) }];
+  });
+}
+
 /** The whole map as an SVG file. */
 export function asSvg(model, layout, mode, colors, legend, title) {
   const pen = new SvgPen(colors);
@@ -156,6 +185,7 @@ export function asSvg(model, layout, mode, colors, legend, title) {
     drawBlock(pen, model, block, mode);
   }
   pen.origin = { x: 0, y: 0 };
+  for (const line of legLines(model, layout)) pen.line(line);
   let x = 14;
   for (const entry of legend) {
     pen.shape(x, height - 28, entry.shape, entry.color);

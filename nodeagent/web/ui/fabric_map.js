@@ -1,7 +1,7 @@
 // The canvas: pan, zoom, keyboard and the drawing of a frame.
 // Each block is drawn once into a bitmap of the present zoom; a step of a pan only places bitmaps.
 
-import { CanvasPen, drawBlock, drawFrame, TITLES_SCALE } from "./drawing.js";
+import { CanvasPen, drawBlock, drawFrame, legLines, TITLES_SCALE } from "./drawing.js";
 import { CELL, GAP, HEADS, hit, layOut, rowTop, TITLE } from "./layout.js";
 
 const BUDGET_MS = 8; // for drawing blocks again within one frame
@@ -35,6 +35,7 @@ export class FabricMap {
     this.layout = layOut(model, options, width / Math.max(1, height - LEGEND_PX));
     this.place = new Map(this.layout.blocks.flatMap((block) => block.nodes.map((node, row) => [node, { block, row }])));
     this.findSpots();
+    this.lines = legLines(model, this.layout, this.selected);
     if (first || !this.view || this.fitted) this.fit();
     this.draw();
   }
@@ -126,6 +127,7 @@ export class FabricMap {
   select(found, reveal) {
     this.selected = found;
     this.marked = found ? this.boxesOf(found) : [];
+    this.lines = legLines(this.model, this.layout, found);
     if (reveal && this.marked.length) this.reveal(this.marked[0]);
     this.draw();
   }
@@ -303,6 +305,7 @@ export class FabricMap {
     toWindow();
     this.drawTitles(scale, toWindow);
     this.drawSpots(scale);
+    this.drawLegs(scale);
     this.drawSelection(scale);
     this.evict();
     this.painted = true;
@@ -359,6 +362,21 @@ export class FabricMap {
       pen.rect(frame.x + 4 / scale, frame.y - 2 / scale, width, size * 1.3, "--frame");
       pen.text(frame.x + 7 / scale, frame.y + size * 0.9, frame.title, "--ink", size, { bold: true, width });
     }
+  }
+
+  /** The legs that lose packets: those of the selection, or all. */
+  drawLegs(scale) {
+    const { context } = this;
+    for (const { from, over, to, color, dashed } of this.lines ?? []) {
+      context.strokeStyle = this.colors[color];
+      context.lineWidth = 1.5 * (devicePixelRatio || 1) / scale;
+      context.setLineDash(dashed ? [4 / scale, 3 / scale] : []);
+      context.beginPath();
+      context.moveTo(from.x, from.y);
+      context.quadraticCurveTo(over.x, over.y, to.x, to.y);
+      context.stroke();
+    }
+    context.setLineDash([]);
   }
 
   drawSelection(scale) {

@@ -16,6 +16,12 @@ export class FabricModel {
     this.indexAnomalies();
     this.planned = new Map();
     for (const one of content.maintenance ?? []) push(this.planned, `${one.node}\n${one.link}`, one.text);
+    this.legs = content.legs ?? [];
+    this.legsOf = new Map();
+    for (const leg of this.legs) {
+      push(this.legsOf, `${leg.node}\n${leg.link}`, leg);
+      push(this.legsOf, `${leg.toNode}\n${leg.toLink}`, leg);
+    }
     this.shapes = content.shapes.map((shape) => this.readShape(shape));
     this.titles = titlesOf(content.hypernodes);
     this.groups = this.makeGroups();
@@ -116,8 +122,17 @@ export class FabricModel {
       switch: place < 0 ? "" : this.content.switches[place], port: port < 0 ? "" : this.content.portNames[port],
       stale: Boolean(mark & STALE), contested: Boolean(mark & CONTESTED),
       planned: this.plannedOn(this.nodeName(node), shape.links[link]),
+      lost: this.legsAt(this.nodeName(node), shape.links[link]),
       anomalies: this.anomaliesOfLink.get(`${this.nodeName(node)}\n${shape.links[link]}`) ?? [],
     };
+  }
+
+  /** Words for each leg of a link that loses packets. */
+  legsAt(node, link) {
+    return (this.legsOf.get(`${node}\n${link}`) ?? []).map((leg) => {
+      const much = leg.large ? "those of the full MTU" : leg.level === 100 ? "all" : `about ${leg.level} %`;
+      return leg.node === node && leg.link === link ? `${much} to ${leg.toNode} ${leg.toLink}` : `${much} from ${leg.node} ${leg.link}`;
+    });
   }
 
   /** The sentences about planned work on a link, or on its whole node. */

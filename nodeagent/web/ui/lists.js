@@ -74,15 +74,15 @@ function foreignEntry(model, hypernode) {
 
 /** Every link as a row, for a spreadsheet. */
 export function asCsv(model) {
-  const rows = [["hypernode", "node", "link", "column", "fabric", "state", "switch", "port", "stale", "anomalies", "maintenance"]];
+  const rows = [["hypernode", "node", "link", "column", "fabric", "state", "switch", "port", "stale", "anomalies", "maintenance", "lost probes"]];
   for (const group of model.groups) {
     for (const node of group.nodes) {
       const shape = model.shapes[model.content.shapesOf[node]];
-      if (!shape) rows.push([group.name, model.nodeName(node), "", "", "", "not reported", "", "", "", model.unplaced.get(model.nodeName(node)) ?? "", model.plannedOn(model.nodeName(node), "").join("; ")]);
+      if (!shape) rows.push([group.name, model.nodeName(node), "", "", "", "not reported", "", "", "", model.unplaced.get(model.nodeName(node)) ?? "", model.plannedOn(model.nodeName(node), "").join("; "), ""]);
       shape?.links.forEach((_, i) => {
         const link = model.link(node, i);
         rows.push([group.name, link.node, link.name, link.column.title, link.column.fabric, link.state.word, link.switch, link.port,
-          link.stale ? "stale" : "", link.anomalies.map((anomaly) => anomaly.kind).join(" "), link.planned.join("; ")]);
+          link.stale ? "stale" : "", link.anomalies.map((anomaly) => anomaly.kind).join(" "), link.planned.join("; "), link.lost.join("; ")]);
       });
     }
   }

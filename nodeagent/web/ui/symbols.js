@@ -12,6 +12,7 @@ export const SHAPES = {
   bar: "M0 3.8H10V6.2H0Z",
   circle: "M5 0A5 5 0 1 1 4.99 0Z",
   bars: "M0 0H10V3.4H0ZM0 6.6H10V10H0Z",
+  slash: "M0 8.6L8.6 0L10 1.4L1.4 10Z",
   hatch: "M0 3.5L3.5 0H6.5L0 6.5ZM3.5 10L10 3.5V6.5L6.5 10Z",
 };
 
@@ -26,6 +27,8 @@ export const STATES = {
 };
 /** Over the symbol of a link, in the color of the paper. */
 export const PLANNED = { word: "under maintenance", color: "--ink", shape: "hatch" };
+/** A line between two cells; dashed: packets of the full MTU alone. */
+export const LOSSY_LEG = { word: "loses packets between two links", color: "--down", shape: "slash" };
 export const NO_REPORT = { word: "not reported", color: "--unused", shape: "dot" };
 
 const ROLES = [
@@ -53,8 +56,8 @@ export function roleSymbol(fabrics, fabric) {
 }
 
 /** What the legend explains in a color mode, as symbols with a word. */
-export function legendOf(mode, fabrics, planned) {
-  const more = planned ? [PLANNED] : [];
+export function legendOf(mode, fabrics, planned, legs) {
+  const more = [...(planned ? [PLANNED] : []), ...(legs ? [LOSSY_LEG] : [])];
   if (mode === "anomaly") return [...ANOMALY_GROUPS, OTHER_ANOMALY, { word: "no anomaly", color: "--unused", shape: "square" }, ...more];
   if (mode === "role") return [...fabrics.map((fabric) => roleSymbol(fabrics, fabric)), ...more];
   return [...Object.values(STATES), ...more];
