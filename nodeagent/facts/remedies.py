@@ -64,6 +64,7 @@ _SECTIONS = {
     "nodenicfirmwareerror": ("firmware_fatal", "transmit_timeouts", "command_failures"),
     "nodegpuunhealthy": ("gpu_lost", "gpu_un"),
     "nodegpuxid": ("xid_", "recovery_"),
+    "nodegpunvswitcherror": ("nvswitch_",),
     "nodegpunvlinkdown": (
         "nvlink_",
         "fabric_unhealthy",

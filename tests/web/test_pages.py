@@ -111,6 +111,7 @@ def test_the_counts_of_a_scrape_follow_the_facts() -> None:
 class Gpus:
     xids: ClassVar = {("GPU-0", 79): 1}
     xid_times: ClassVar = {("GPU-0", 79): 5.0}
+    sxids: ClassVar = {("0000:05:00.0", 20034): 1}
 
     def __init__(self, samples: tuple[Sample, ...]) -> None:
         self._samples = samples
