@@ -31,6 +31,7 @@ from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import NODELINKS, RAIL_PARTNERS
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.rails.check_guests import GUESTS_MAX
+from nodeagent.rails.loss_direction import direction
 from nodeagent.rails.rail_burst import RailBurst
 from nodeagent.rails.rail_probes import RTT_BOUNDS_US, ProbedLeg, ProbedRail, RailLink, RailProbes, checks
 from nodeagent.rails.rail_settings import RailsSettings
@@ -178,6 +179,9 @@ def unanswered(to: str, report: NodeLinks, rails: Sequence[BurstRail]) -> str:
     )
 
 
+_WAYS = {"there": 1.0, "": 0.0, "back": -1.0}
+
+
 def rail_sample(rail: ProbedRail, at: float, unix_at_zero: float) -> Sample:
     """The counts of one rail; ``unix_at_zero`` is the time at which the clock of its legs began. The nodes with a lossy
     leg count, not the legs: a link is blamed on the word of two."""
@@ -196,9 +200,11 @@ def rail_sample(rail: ProbedRail, at: float, unix_at_zero: float) -> Sample:
         "rail_loss": sum(hour.lost for hour in now_hours) / sent if sent else 0.0,
     }
     if lossy:
+        way = direction(*(sum(lost) for lost in zip(*(leg.direction.losses for leg in lossy), strict=True)))
         values |= {
             "rail_lossy_packets": float(sent),
             "rail_lossy_partners": float(len({(leg.partner.node, leg.partner.nic) for leg in lossy})),
+            "rail_lossy_way": _WAYS[way],
             "rail_lossy_since": min(leg.small.since for leg in lossy) + unix_at_zero,
         }
     for bound, count in zip((*RTT_BOUNDS_US, None), accumulate(rail.rtt_counts), strict=True):
@@ -229,6 +235,7 @@ def _partner_view(leg: ProbedLeg, now: float) -> PartnerView:
         absent=leg.small.absent(now),
         rtt_us=None if leg.rtt_us is None else round(leg.rtt_us, 1),
         answered_s=None if leg.answered_at is None else round(now - leg.answered_at, 1),
+        direction=direction(*leg.direction.losses) if leg.small.level else "",
     )
 
 

@@ -463,6 +463,12 @@ _WITHOUT_METRIC = (
         counter=False,
         origin="the partners of these legs: NICs, of which a node has several",
     ),
+    Measurement(
+        "rail_lossy_way",
+        RAILS,
+        counter=False,
+        origin="1: most were lost on the way there; -1: on the way back",
+    ),
     Measurement("rail_lossy_since", RAILS, counter=False, origin="Unix time of the first loss on these legs"),
 )
 """Numbers that no family shows. ``nodeagent_gpu_xid_errors_total`` counts XIDs as they arrive."""

@@ -3,6 +3,8 @@
 * An answer has the session and the sequence of its probe, and is exactly as long: nobody gains by a forged sender.
 * The session is random. Whoever does not see the probes cannot answer them.
 * The packets of a check have the name of its node after the rest; see ``check_guests``.
+* ``count`` is how many probes of the session the answering agent has received, see ``loss_direction``; 0: it does not
+  count.
 * ``held_ns`` is the time between the kernel's receipt and the answer, which is the host's and not the network's.
 """
 
@@ -12,7 +14,7 @@ import struct
 from typing import NamedTuple
 
 MAGIC = b"nrp1"
-_PACKET = struct.Struct("!4sB3xQQQ")
+_PACKET = struct.Struct("!4sB3sQQQ")
 SIZE = _PACKET.size
 REQUEST, ANSWER, CHECK = 1, 2, 3
 NODE_MAX = 253
@@ -26,16 +28,22 @@ class ProbePacket(NamedTuple):
     sequence: int
     held_ns: int = 0
     node: str = ""
+    count: int = 0
 
     def encode(self, length: int = SIZE) -> bytes:
         """The bytes, padded to ``length``."""
-        return (_PACKET.pack(MAGIC, *self[:4]) + self.node.encode()).ljust(length, b"\0")
+        head = _PACKET.pack(
+            MAGIC, self.kind, self.count.to_bytes(3), self.session, self.sequence, self.held_ns
+        )
+        return (head + self.node.encode()).ljust(length, b"\0")
 
 
 def decode(raw: bytes) -> ProbePacket | None:
     """Return the packet; ``None`` for other bytes."""
     if len(raw) < SIZE or raw[:4] != MAGIC:
         return None
-    _, kind, session, sequence, held_ns = _PACKET.unpack_from(raw)
+    _, kind, count, session, sequence, held_ns = _PACKET.unpack_from(raw)
     node = raw[SIZE : SIZE + NODE_MAX].rstrip(b"\0").decode("latin-1") if kind == CHECK else ""
-    return ProbePacket(kind, session, sequence, held_ns, node) if kind in (REQUEST, ANSWER, CHECK) else None
+    if kind not in (REQUEST, ANSWER, CHECK):
+        return None
+    return ProbePacket(kind, session, sequence, held_ns, node, int.from_bytes(count))

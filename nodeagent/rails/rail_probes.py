@@ -27,6 +27,7 @@ from nodeagent.fabric.rail_partners import ProbedPartner, RailList, RailPartners
 from nodeagent.facts.model import LossyLeg, RailCheck
 from nodeagent.rails.check_guests import CheckGuests, ReadAddresses
 from nodeagent.rails.leg_windows import SLOT_S, LegWindows
+from nodeagent.rails.loss_direction import LossDirection, count_of
 from nodeagent.rails.probe_caps import (
     ANSWERS_PER_S,
     CHECKED_PER_S,
@@ -66,6 +67,7 @@ class ProbedLeg:
     def __init__(self, partner: ProbedPartner, source: IpInterface, now: float) -> None:
         self.partner, self.source = partner, source
         self.small, self.large = LegWindows(now), LegWindows(now, LARGE_SHORT_S)
+        self.direction = LossDirection()
         self.answered_at: float | None = None
         self.rtt_us: float | None = None
         self.sent = 0
@@ -85,6 +87,8 @@ class Pending(NamedTuple):
     large: bool
     at: float
     sent_ns: int
+    number: int
+    """Of the probes to this partner."""
 
 
 class ProbedRail:
@@ -94,6 +98,8 @@ class ProbedRail:
         self.link = link
         self.legs: dict[tuple[str, str, str], ProbedLeg] = {}
         self.answers: frozenset[str] = frozenset()
+        self.received: dict[str, tuple[int, int]] = {}
+        """The session of each sender that is answered, and how many of its probes have arrived."""
         self.answer_cap = Bucket(ANSWERS_PER_S, ANSWERS_PER_S)
         self.check_cap = Bucket(CHECKED_PER_S, CHECKED_PER_S)
         self.sockets: dict[tuple[IpInterface, int], RailSocket] = {}
@@ -107,6 +113,14 @@ class ProbedRail:
         for opened in self.sockets.values():
             opened.close()
         self.sockets = {}
+
+    def count(self, address: str, session: int) -> int:
+        """Count a probe that has arrived; 0 for a sender that is not answered."""
+        if address not in self.answers:
+            return 0
+        known, received = self.received.get(address, (session, 0))
+        self.received[address] = session, received + 1 if known == session else 1
+        return count_of(self.received[address][1])
 
     def note_rtt(self, leg: ProbedLeg, rtt_us: float) -> None:
         leg.rtt_us = rtt_us
@@ -194,6 +208,8 @@ class RailProbes:
             for leg in rail.legs.values():
                 leg.small.evaluate(now)
                 leg.large.evaluate(now)
+                if not leg.small.level and not leg.small.long(now).lost:
+                    leg.direction.forget()
         self._publish(self)
 
     # --- arrangement ----------------------------------------------------------------------------------
@@ -232,6 +248,7 @@ class RailProbes:
             if (own := own_address(address, link.addresses, self._networks)) is not None
         }
         rail.answers = frozenset(allowed)
+        rail.received = {address: one for address, one in rail.received.items() if address in allowed}
         ports = {(own, 0) for own in allowed.values()}
         ports |= {(leg.source, 1 + i) for leg in legs.values() for i in range(leg.partner.ports)}
         opened = self._open(rail, ports)
@@ -269,7 +286,7 @@ class RailProbes:
         large = leg.large_due <= now and leg.answered_at is not None
         length = rail.link.mtu - HEADERS[leg.source.version] if large else SIZE
         self._sequence += 1
-        pending = Pending(self._sequence, rail, leg, large, now, time.time_ns())
+        pending = Pending(self._sequence, rail, leg, large, now, time.time_ns(), leg.sent)
         packet = ProbePacket(REQUEST, self._session, pending.sequence)
         if not source.send(packet.encode(max(length, SIZE)), leg.partner.address, self._settings.port):
             return
@@ -304,8 +321,11 @@ class RailProbes:
     ) -> None:
         now = self._clock()
         if packet.kind != ANSWER:
+            count = 0 if packet.kind == CHECK else rail.count(address, packet.session)
             if self._answers(rail, packet, address, now):
-                answer = packet._replace(kind=ANSWER, node="", held_ns=max(0, time.time_ns() - ns))
+                answer = packet._replace(
+                    kind=ANSWER, node="", count=count, held_ns=max(0, time.time_ns() - ns)
+                )
                 at.send(answer.encode(length), address, port)
             return
         pending = self._pending.get(packet.sequence)
@@ -316,6 +336,7 @@ class RailProbes:
         del self._pending[packet.sequence]
         leg = pending.leg
         leg.answered_at = now
+        leg.direction.answered(pending.number, packet.count)
         self._caps.answered(address)
         windows = leg.windows(large=pending.large)
         if self._fresh and pending.at >= self._fresh[0].at:

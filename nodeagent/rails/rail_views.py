@@ -20,6 +20,8 @@ class PartnerView(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     rtt_us: float | None = None
     answered_s: float | None = None
     """Seconds since its last answer."""
+    direction: str = ""
+    """On which way most of its lost probes are lost, ``there`` or ``back``; empty: unknown, or on both."""
 
 
 class RailView(msgspec.Struct, frozen=True, rename="camel"):

@@ -558,3 +558,6 @@ def test_the_evidence_of_lost_packets_has_their_number_the_partners_and_the_time
     (rule,) = (rule for view in bench.explained() for rule in view.rules if rule.rule == "rail_loss")
     said = "1.2 % of 3,600 packets to and from 7 partners on 6 nodes lost since 14:02 UTC; 0 CRC errors in"
     assert said in str(rule)
+    bench.take(S.RAILS, rails | {"rail_lossy_way": -1.0}, at=bench.now + 5)
+    (rule,) = (rule for view in bench.explained() for rule in view.rules if rule.rule == "rail_loss")
+    assert "since 14:02 UTC, most on the way back; 0 CRC errors in" in str(rule)

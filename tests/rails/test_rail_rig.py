@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from nodeagent.cluster.rail_watch import rail_sample, rail_view
 from nodeagent.fabric.rail_partners import (
     AnsweredPartner,
     ProbedPartner,
@@ -84,6 +85,22 @@ async def test_ten_percent_of_loss_is_found_and_forgotten(rig: RailRig) -> None:
     rig.repair()
     await rig.pass_s(180)
     assert rig.lossy() == {}
+
+
+@pytest.mark.parametrize(("way", "own", "far"), [("-o", "back", "there"), ("-i", "there", "back")])
+async def test_the_way_of_the_loss_is_known_at_both_ends(rig: RailRig, way: str, own: str, far: str) -> None:
+    await rig.pass_s(30)
+    rig.fault(rig.leaves[0], f"FORWARD {way} h2 -m statistic --mode random --probability 0.3 -j DROP")
+    await rig.pass_s(120)
+    for key, wanted in (((0, 2), own), ((0, 1), far)):
+        view = rail_view(rig.probes[key].rails["nic0"], rig.now)
+        lossy = [one for one in view.partners if one.level and not one.large]
+        assert all("n0-2" in (one.node, f"n{key[0]}-{key[1]}") for one in lossy)
+        found = {one.direction for one in lossy}
+        assert found == {wanted}, view
+    sample = rail_sample(rig.probes[0, 2].rails["nic0"], 5.0, 1e9)
+    assert sample.values["rail_lossy_way"] == (1.0 if own == "there" else -1.0)
+    rig.repair()
 
 
 async def test_one_percent_of_loss_is_found_within_12_minutes(rig: RailRig) -> None:

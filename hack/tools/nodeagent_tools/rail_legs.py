@@ -198,4 +198,5 @@ def _state(partner: PartnerView) -> str:
         return "good" if partner.answered_s is not None else "no answer yet"
     if partner.large:
         return "large lost"
-    return "dead" if partner.level == 100 else f"loses {partner.level} %"
+    way = f" ({partner.direction})" if partner.direction else ""
+    return "dead" if partner.level == 100 else f"loses {partner.level} %{way}"

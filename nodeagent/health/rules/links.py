@@ -78,6 +78,9 @@ def _rail_blamed(view: NicView, size: str, words: str) -> Measured | None:
     return Measured(lossy if 2 * lossy >= partners else 0.0, text, by(Source.RAILS.value), sentence=text)
 
 
+_WAYS = {0.0: "", 1.0: ", most on the way there", -1.0: ", most on the way back"}
+
+
 def _rail_loss(view: NicView) -> Measured | None:
     loss = view.history.level("rail_loss") or 0.0
     counted = view.history.over("crc_errors", view.window_s)
@@ -89,7 +92,7 @@ def _rail_loss(view: NicView) -> Measured | None:
         return found
     text = (
         f"{percent(loss)} of {packets:,.0f} packets to and from {partners:.0f} partners on {found.value:.0f} nodes lost"
-        f" since {rfc3339(since)[11:16]} UTC{crc}"
+        f" since {rfc3339(since)[11:16]} UTC{_WAYS[level('rail_lossy_way') or 0.0]}{crc}"
     )
     return found._replace(text=text, sentence=text)
 

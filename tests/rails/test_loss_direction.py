@@ -1,0 +1,50 @@
+"""The way on which probes are lost, from the counts in the answers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.rails.loss_direction import COUNTS, LossDirection, count_of, direction
+from nodeagent.rails.probe_packet import ANSWER, SIZE, ProbePacket, decode
+
+FATES = st.lists(st.sampled_from(["good", "lost there", "lost back"]), max_size=200)
+
+
+@given(FATES, st.integers(1, 2 * COUNTS))
+def test_between_two_answers_each_loss_has_its_way(fates: list[str], before: int) -> None:
+    found, received = LossDirection(), before
+    answered = [i for i, fate in enumerate(fates) if fate == "good"]
+    for number, fate in enumerate(fates):
+        received += fate != "lost there"
+        if fate == "good":
+            found.answered(number, count_of(received))
+    known = fates[answered[0] : answered[-1]] if answered else []
+    assert found.losses == (known.count("lost there"), known.count("lost back"))
+
+
+def test_a_late_answer_was_not_lost() -> None:
+    found = LossDirection()
+    for number, count in ((1, 1), (2, 2), (4, 4), (3, 3), (5, 5)):
+        found.answered(number, count)
+    assert found.losses == (0, 0)
+
+
+def test_a_restarted_partner_and_one_of_an_earlier_version_tell_nothing() -> None:
+    found = LossDirection()
+    for number, count in ((1, 900), (2, 901), (5, 1), (6, 2), (7, 0)):
+        found.answered(number, count)
+    assert found.losses == (0, 0)
+
+
+def test_a_direction_needs_some_losses_most_of_which_are_on_one_way() -> None:
+    assert [direction(*losses) for losses in ((3, 0), (4, 0), (4, 1), (4, 2), (1, 9), (0, 0))] == [
+        *("", "there", "there", "", "back", ""),
+    ]
+
+
+def test_the_count_is_in_the_octets_that_were_empty() -> None:
+    raw = ProbePacket(ANSWER, 5, 7, 9, count=COUNTS).encode()
+    assert (len(raw), raw[5:8]) == (SIZE, b"\xff\xff\xff")
+    assert decode(raw) == ProbePacket(ANSWER, 5, 7, 9, count=COUNTS)
+    assert decode(raw[:5] + bytes(3) + raw[8:]) == ProbePacket(ANSWER, 5, 7, 9)
