@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -100,7 +101,7 @@ async def running() -> AsyncIterator[tuple[ApiServer, RailCluster, Seen]]:
                 following.cancel()
                 await asyncio.wait((following,))
                 for name in tuple(hall.agents):
-                    print(f"--- {name}\n{hall.log(name)}")
+                    sys.stderr.write(f"--- {name}\n{hall.log(name)}\n")
                 for name in tuple(hall.agents):
                     await hall.stop(name)
                 await server.stop()
