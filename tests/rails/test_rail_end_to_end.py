@@ -40,7 +40,8 @@ class Seen:
 
     async def follow(self) -> None:
         while True:
-            self.anomalies = await self._hall.anomalies()
+            if (found := await self._hall.anomalies()) is not None:
+                self.anomalies = found
             self.ever |= {(one["kind"], one["node"], one["link"]) for one in self.anomalies}
             self.ever |= self.warnings
             await asyncio.sleep(0.3)
@@ -145,7 +146,7 @@ async def test_a_dead_cable_is_the_only_thing_that_is_ever_named() -> None:
         assert seen.ever == {("link-loss", "gpu-1", "nic0"), ("rail_loss", "gpu-1", "nic0")}
         assert (await hall.verb("gpu-1", "rails"))[0] == 0
         code, found = await check(hall, "gpu-1")
-        assert (code, [one["sent"] > 10 and one.get("lost", 0) == 0 for one in found["rails"]]) == (
+        assert (code, [one["sent"] > 0 and one.get("lost", 0) == 0 for one in found["rails"]]) == (
             0,
             [True, True],
         )

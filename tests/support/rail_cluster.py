@@ -234,10 +234,10 @@ class RailCluster:
             return ""
         return answer.decode().partition("\r\n\r\n")[2]
 
-    async def anomalies(self) -> list[dict[str, Any]]:
-        """Those on the controller's map."""
+    async def anomalies(self) -> list[dict[str, Any]] | None:
+        """Those on the controller's map; ``None`` while it does not answer."""
         text = await self.page("controller", "/ui/document.json")
-        return list(json.loads(text).get("anomalies", ())) if text else []
+        return list(json.loads(text).get("anomalies", ())) if text else None
 
 
 async def _speak(ports: list[tuple[SwitchPort, socket.socket]]) -> None:
