@@ -223,15 +223,19 @@ class RailCluster:
         with ns.entered():
             opened = socket.socket()
         opened.setblocking(False)
-        try:
-            await asyncio.get_running_loop().sock_connect(opened, ("127.0.0.1", port))
+        with opened:
+            try:
+                await asyncio.get_running_loop().sock_connect(opened, ("127.0.0.1", port))
+            except OSError:
+                return ""
             reader, writer = await asyncio.open_connection(sock=opened)
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-            answer = await reader.read()
-            writer.close()
-        except OSError:
-            opened.close()
-            return ""
+            try:
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+                answer = await reader.read()
+            except OSError:
+                return ""
+            finally:
+                writer.close()
         return answer.decode().partition("\r\n\r\n")[2]
 
     async def anomalies(self) -> list[dict[str, Any]] | None:
