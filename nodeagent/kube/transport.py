@@ -231,7 +231,9 @@ class Transport:
             reason, message = "Unreachable", f"{server}: {_cause(error)}"
         elif call.aborted or call.left_s <= 0 or isinstance(error, urllib3.exceptions.TimeoutError):
             reason, message = "Timeout", f"no answer of {server} in time"
-        elif isinstance(error, SSLError | ssl.SSLError):
+        elif isinstance(error, SSLError | ssl.SSLError) and not isinstance(
+            _innermost(error), ssl.SSLEOFError
+        ):
             reason, message = "Untrusted", f"{server}: {_cause(error)}"
         else:
             reason, message = "Broken", f"{server} gave no complete answer: {_cause(error)}"
@@ -242,10 +244,15 @@ class Transport:
         return ApiError(request.verb, request.path, None, reason, message, remedy=remedy)
 
 
-def _cause(error: BaseException) -> str:
-    """The text of the innermost exception, without urllib3's wrapping."""
+def _innermost(error: BaseException) -> BaseException:
+    """The exception without urllib3's wrapping."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
+    return error
+
+
+def _cause(error: BaseException) -> str:
+    error = _innermost(error)
     return str(error) or type(error).__name__
 
 

@@ -110,6 +110,11 @@ class FabricInForce:
                 log.warning(
                     "Objects for another program are no longer kept, and stay. remove=%r", kept.removal
                 )
+        if before.rails is not None and self.parts.rails is None:
+            log.warning(
+                "RailPartners are no longer kept, and agents that probe go on by them. remove=%r",
+                "kubectl delete railpartners --all",
+            )
         if config.web != self._config.web:
             log.warning("A changed setting takes effect when the controller is restarted. setting=web")
         self._config, self._topology = config, topology

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from nodeagent.cluster.node_marks import OWN_MARKS, STARTING_TAINT
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, SOURCE_LABEL
 from nodeagent.fabric.maintenance import MAINTENANCE
+from nodeagent.fabric.rail_partners import of_a_host
 from nodeagent.kube.failure import ApiError
 from tests.daemonset.test_dra_manifests import WRONG_CLAIMS, WRONG_SLICES
 from tests.daemonset.test_schemas import REPORT
@@ -713,6 +715,7 @@ WRONG_PARTNERS: dict[str, Request] = {
     "every host": partners(probe={"address": "255.255.255.255"}),
     "loopback": partners("UPDATE", answer={"address": "127.0.0.1"}),
     "loopback of IPv6": partners(probe={"address": "::1"}),
+    "an octet above 255": partners(probe={"address": "300.1.1.1"}),
     "labels without end": partners(labels={f"x.io/{n}": "" for n in range(17)}),
     "an endless annotation": partners(annotations={"x": "a" * 1024}),
 }
@@ -724,6 +727,29 @@ def test_only_the_controller_writes_partners_and_only_hosts(every_policy: list[M
             assert refusals(every_policy, partners(operation, probe={"address": address})) == []
     for case, request in WRONG_PARTNERS.items():
         assert refusals(every_policy, request), case
+
+
+# Other spellings of the loopback of IPv6 and of addresses of IPv4, and what is no address in its usual form.
+NO_HOSTS = [
+    *("0::1", "::0001", "0000::1", "0:0:0:0:0:0:0:1", "0::", "0:0::0", "::127.0.0.1", "64:ff9b::7f00:1", "100::1"),
+    *("::ffff:127.0.0.1", "::FFFF:7f00:1", "0:0:0:0:0:ffff:7f00:1", "fe80::127.0.0.1", "fe80::1%lo", "FF02::1"),
+    *("010.0.0.1", "10.0.0.010", "10.0.0.256", "127.1", "0x7f.0.0.1", "2130706433", "a:b", "10.0.0.1\n127.0.0.1"),
+]  # fmt: skip
+
+
+def test_no_spelling_of_an_address_passes_that_no_host_has(every_policy: list[Manifest]) -> None:
+    for address in NO_HOSTS:
+        assert refusals(every_policy, partners(probe={"address": address})), address
+        assert refusals(every_policy, partners(answer={"address": address})), address
+
+
+def test_the_policy_and_the_controller_agree_on_the_address_of_a_host(every_policy: list[Manifest]) -> None:
+    """Otherwise a node would get no list."""
+    addresses = [ip_address(f"{first:x}::5") for first in (*range(0, 65536, 509), *range(0xFB00, 65536, 32))]
+    addresses += [ip_address(f"{first}.{second}.0.9") for first in range(256) for second in (0, 99, 255)]
+    for address in addresses:
+        refused = refusals(every_policy, partners(probe={"address": str(address)}))
+        assert bool(refused) is not of_a_host(address), address
 
 
 # The policies themselves

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import ssl
@@ -187,6 +188,22 @@ async def test_the_clusters_ca_is_trusted_and_no_other(tmp_path, identifiers):
         await wary.list(NODES)
     await wary.close()
     await server.stop()
+
+
+async def test_a_balancer_that_closes_the_handshake_is_no_question_of_trust():
+    """As while the API server behind it is restarted."""
+
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        writer.close()
+
+    balancer = await asyncio.start_server(close, "127.0.0.1", 0)
+    client = ApiClient(Access(f"https://127.0.0.1:{balancer.sockets[0].getsockname()[1]}", token="t"))
+    with pytest.raises(ApiError, match="gave no complete answer") as raised:
+        await client.list(NODES)
+    assert raised.value.reason == "Broken"
+    await client.close()
+    balancer.close()
 
 
 @pytest.mark.needs("openssl")

@@ -19,6 +19,7 @@ from nodeagent.fabric.hypernode import OURS, OWNER_LABEL
 from nodeagent.fabric.outcome import Anomaly
 from nodeagent.fabric.rail_partners import rail_partners_of
 from nodeagent.fabric.rail_suspects import Leg, RailEnd, Scope, Suspect
+from nodeagent.fabric.topology_file import NO_TOPOLOGY
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import RAIL_PARTNERS
 from nodeagent.topology.controller_config import FabricRailsSettings
@@ -168,6 +169,24 @@ async def test_a_quiet_hall_writes_nothing_and_a_restart_neither():
             await until(lambda: other.progress.outcome is not None)
             await asyncio.sleep(10 * JUDGE_S)
         assert (written(server), stored(server)) == (once, before)
+
+
+async def test_lists_that_are_no_longer_kept_stay_and_are_named_with_their_removal(
+    caplog: pytest.LogCaptureFixture,
+):
+    """Agents that still probe go on by them, and would find nodes that are gone dead."""
+
+    def removals() -> list[str]:
+        return [one.getMessage() for one in caplog.records if "no longer kept" in one.getMessage()]
+
+    async with cluster() as server, running(server, RAILS) as controller:
+        await complete(server)
+        controller.fabric._adopt(structs.replace(RAILS, min_links=1), NO_TOPOLOGY)
+        assert removals() == []
+        controller.fabric._adopt(structs.replace(RAILS, rails=FabricRailsSettings()), NO_TOPOLOGY)
+        (line,) = removals()
+        assert "remove='kubectl delete railpartners --all'" in line
+        assert len(stored(server)) == UNITS * EACH
 
 
 async def test_at_most_fifty_lists_a_second_are_written():
