@@ -3,7 +3,7 @@
 * An answer has the session and the sequence of its probe, and is exactly as long: nobody gains by a forged sender.
 * The session is random. Whoever does not see the probes cannot answer them.
 * The packets of a check have the name of its node after the rest; see ``check_guests``.
-* ``count`` is how many probes of the session the answering agent has received, see ``loss_direction``; 0: it does not
+* ``received`` is how many probes of the session the answering agent has received, see ``loss_direction``; 0: it does not
   count.
 * ``held_ns`` is the time between the kernel's receipt and the answer, which is the host's and not the network's.
 """
@@ -28,12 +28,12 @@ class ProbePacket(NamedTuple):
     sequence: int
     held_ns: int = 0
     node: str = ""
-    count: int = 0
+    received: int = 0
 
     def encode(self, length: int = SIZE) -> bytes:
         """The bytes, padded to ``length``."""
         head = _PACKET.pack(
-            MAGIC, self.kind, self.count.to_bytes(3), self.session, self.sequence, self.held_ns
+            MAGIC, self.kind, self.received.to_bytes(3), self.session, self.sequence, self.held_ns
         )
         return (head + self.node.encode()).ljust(length, b"\0")
 
@@ -42,8 +42,8 @@ def decode(raw: bytes) -> ProbePacket | None:
     """Return the packet; ``None`` for other bytes."""
     if len(raw) < SIZE or raw[:4] != MAGIC:
         return None
-    _, kind, count, session, sequence, held_ns = _PACKET.unpack_from(raw)
+    _, kind, received, session, sequence, held_ns = _PACKET.unpack_from(raw)
     node = raw[SIZE : SIZE + NODE_MAX].rstrip(b"\0").decode("latin-1") if kind == CHECK else ""
     if kind not in (REQUEST, ANSWER, CHECK):
         return None
-    return ProbePacket(kind, session, sequence, held_ns, node, int.from_bytes(count))
+    return ProbePacket(kind, session, sequence, held_ns, node, int.from_bytes(received))

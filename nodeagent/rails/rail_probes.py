@@ -324,7 +324,7 @@ class RailProbes:
             count = 0 if packet.kind == CHECK else rail.count(address, packet.session)
             if self._answers(rail, packet, address, now):
                 answer = packet._replace(
-                    kind=ANSWER, node="", count=count, held_ns=max(0, time.time_ns() - ns)
+                    kind=ANSWER, node="", received=count, held_ns=max(0, time.time_ns() - ns)
                 )
                 at.send(answer.encode(length), address, port)
             return
@@ -336,7 +336,7 @@ class RailProbes:
         del self._pending[packet.sequence]
         leg = pending.leg
         leg.answered_at = now
-        leg.direction.answered(pending.number, packet.count)
+        leg.direction.answered(pending.number, packet.received)
         self._caps.answered(address)
         windows = leg.windows(large=pending.large)
         if self._fresh and pending.at >= self._fresh[0].at:

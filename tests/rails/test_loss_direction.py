@@ -44,7 +44,7 @@ def test_a_direction_needs_some_losses_most_of_which_are_on_one_way() -> None:
 
 
 def test_the_count_is_in_the_octets_that_were_empty() -> None:
-    raw = ProbePacket(ANSWER, 5, 7, 9, count=COUNTS).encode()
+    raw = ProbePacket(ANSWER, 5, 7, 9, received=COUNTS).encode()
     assert (len(raw), raw[5:8]) == (SIZE, b"\xff\xff\xff")
-    assert decode(raw) == ProbePacket(ANSWER, 5, 7, 9, count=COUNTS)
+    assert decode(raw) == ProbePacket(ANSWER, 5, 7, 9, received=COUNTS)
     assert decode(raw[:5] + bytes(3) + raw[8:]) == ProbePacket(ANSWER, 5, 7, 9)
