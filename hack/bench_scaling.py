@@ -38,7 +38,7 @@ LINEAR = 1.15
 """Above this an exponent is worse than linear: CPU time on a shared machine is this exact."""
 
 
-class Row(NamedTuple):
+class ScalingRow(NamedTuple):
     """``cost`` measures one size; ``unit`` is the unit of what it returns."""
 
     what: str
@@ -151,20 +151,22 @@ def with_viewers(count: int) -> float:
 
 
 ROWS = {
-    "nics": Row(
+    "nics": ScalingRow(
         "NICs with one VF each, the agent at rest",
         (8, 32, 128),
         "ms a minute",
         lambda size: with_machine(size, 1),
     ),
-    "vfs": Row(
+    "vfs": ScalingRow(
         "VFs of each of 8 PFs, at rest", (8, 16, 64), "ms a minute", lambda size: with_machine(8, size)
     ),
-    "slices": Row("memory slices, the first list", (8, 800, 8_000, 80_000), "ms", with_slices),
-    "pods": Row("pods with slices, at rest", (1, 10, 100), "ms a minute", with_pods),
-    "nodes": Row("nodes, a plan of the controller", (10, 100, 1_000, 10_000, 100_000), "ms", with_nodes),
+    "slices": ScalingRow("memory slices, the first list", (8, 800, 8_000, 80_000), "ms", with_slices),
+    "pods": ScalingRow("pods with slices, at rest", (1, 10, 100), "ms a minute", with_pods),
+    "nodes": ScalingRow(
+        "nodes, a plan of the controller", (10, 100, 1_000, 10_000, 100_000), "ms", with_nodes
+    ),
     # More viewers than 16 are refused a stream and told to come back.
-    "viewers": Row("viewers of 1,024 nodes, one change", (1, 4, 16), "ms", with_viewers),
+    "viewers": ScalingRow("viewers of 1,024 nodes, one change", (1, 4, 16), "ms", with_viewers),
 }
 
 

@@ -84,20 +84,45 @@ NEEDS_NODE_CONDITIONS = (
 )
 
 
-NEEDS_HOLDERS = """\
-{{- $reported := false }}
+USES = {
+    "nodeConditions": (
+        "or $cluster.conditions $cluster.label $cluster.gpuMemEnforcement ($cluster.taint | default dict).enabled "
+        "($cluster.gpuMemLargest | default dict).enabled ($cluster.evict | default dict).taint "
+        '(has "volcano: true" $said)',
+        "cluster.conditions, label, taint.enabled, gpuMemLargest.enabled, gpuMemEnforcement or evict.taint",
+    ),
+    "evictions": (
+        'or ($cluster.evict | default dict).enabled (has "enforcement: evict" $said)',
+        "cluster.evict.enabled: true, or enforcement: evict of a gpu-mem resource,",
+    ),
+    "jobs": ("$cluster.reportHolders", "cluster.reportHolders: true"),
+    "dra": ('has "mode: dra" $said', "mode: dra of a resource"),
+    "mps": ('has "enforcement: mps" $said', "enforcement: mps of a gpu-mem resource"),
+    "volcanoDeviceshare": ('has "volcano: true" $said', "volcano: true of a gpu-mem resource"),
+}
+"""Values of the chart that only a configuration of the agents uses: how a template finds it, and what it must have. A
+right would be granted for nothing, or readers of the reports see names of pods, which is a choice of its own."""
+
+_USED = """\
+{{- $used := false }}
 {{- range $pool := (.Values.pools | default (dict "" (dict "config" .Values.config))) }}
 {{- $settings := $pool.config }}
 {{- if not (kindIs "map" $settings) }}
 {{- $settings = fromYaml ($settings | default ($.Files.Get "files/nodeagent.yaml")) }}
 {{- end }}
-{{- if ($settings.cluster | default dict).reportHolders }}{{ $reported = true }}{{ end }}
+{{- $cluster := $settings.cluster | default dict }}
+{{- $said := list }}
+{{- range $entry := $settings.resources }}
+{{- range $key := list "mode" "enforcement" "volcano" }}
+{{- $said = append $said (printf "%s: %v" $key (get $entry $key)) }}
 {{- end }}
-{{- if not $reported }}
-{{- fail "jobs.enabled needs cluster.reportHolders: true in config or in the config of a pool" }}
+{{- end }}
+{{- if @test@ }}{{ $used = true }}{{ end }}
+{{- end }}
+{{- if not $used }}
+{{- fail "@value@.enabled needs @settings@ in config or in the config of a pool" }}
 {{- end }}
 """
-"""The agents name the pods that hold VFs: a choice of its own, because readers of the reports see the names."""
 
 _OF_OTHERS = """\
 {{- with .Values.@part@ }}{{- if .enabled }}
@@ -187,19 +212,22 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             + write([controller(manifest) for manifest in build("controller", kubectl)]),
         ),
         "templates/mps.yaml": when(
-            "mps.enabled", write([mps_daemons(manifest) for manifest in build("mps", kubectl)])
+            "mps.enabled", used("mps") + write([mps_daemons(manifest) for manifest in build("mps", kubectl)])
         ),
         "templates/node-conditions.yaml": when(
-            "nodeConditions.enabled", write(build("node-conditions", kubectl))
+            "nodeConditions.enabled", used("nodeConditions") + write(build("node-conditions", kubectl))
         ),
-        "templates/evictions.yaml": when("evictions.enabled", write(build("evictions", kubectl))),
+        "templates/evictions.yaml": when(
+            "evictions.enabled", used("evictions") + write(build("evictions", kubectl))
+        ),
         "templates/volcano-deviceshare.yaml": when(
             "volcanoDeviceshare.enabled",
-            NEEDS_NODE_CONDITIONS + write(build("volcano-deviceshare", kubectl)),
+            NEEDS_NODE_CONDITIONS + used("volcanoDeviceshare") + write(build("volcano-deviceshare", kubectl)),
         ),
         "templates/dra.yaml": when(
             "dra.enabled",
-            write(build("dra", kubectl)).replace(
+            used("dra")
+            + write(build("dra", kubectl)).replace(
                 "extendedResourceName: nvidia-dgx-h100/",
                 "extendedResourceName: {{ $.Values.dra.resourcePrefix }}/",
             ),
@@ -222,7 +250,7 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
             "rails.enabled", needs_controller("rails") + write(build("rails", kubectl))
         ),
         "templates/jobs.yaml": when(
-            "jobs.enabled", needs_controller("jobs") + NEEDS_HOLDERS + write(build("jobs", kubectl))
+            "jobs.enabled", needs_controller("jobs") + used("jobs") + write(build("jobs", kubectl))
         ),
         "templates/kueue.yaml": when(
             "kueue.enabled", needs_controller("kueue") + write(build("kueue", kubectl))
@@ -253,6 +281,12 @@ def needs_controller(value: str) -> str:
     """Refuse a part of the chart that only the controller serves."""
     text = f"{value}.enabled needs the controller: set controller.enabled=true too"
     return f'{{{{- if not .Values.controller.enabled }}}}{{{{ fail "{text}" }}}}{{{{ end }}}}\n'
+
+
+def used(value: str) -> str:
+    """Refuse a part of the chart that no configuration of the agents uses."""
+    test, settings = USES[value]
+    return _USED.replace("@test@", test).replace("@value@", value).replace("@settings@", settings)
 
 
 def asked_of_the_controller() -> str:

@@ -24,14 +24,14 @@ _NO_CODE = (
 
 
 @dataclass
-class Row:
+class RoomSize:
     code_lines: int = 0
     import_lines: int = 0
     modules: int = 0
     one_user: int = 0
     long_functions: int = 0
 
-    def add(self, other: Row) -> None:
+    def add(self, other: RoomSize) -> None:
         for name, count in vars(other).items():
             setattr(self, name, getattr(self, name) + count)
 
@@ -92,18 +92,18 @@ def import_lines(tree: ast.Module) -> int:
     )
 
 
-def ledger(package: Path) -> dict[str, Row]:
+def ledger(package: Path) -> dict[str, RoomSize]:
     """A row for each folder of the package and one for its own modules, without generated ones."""
     paths = sorted(path for path in package.rglob("*.py") if not path.stem.endswith(("_pb2", "_pb2_grpc")))
     modules = {module(path, package): path for path in paths}
     users: dict[str, set[str]] = {name: set() for name in modules}
-    rows: dict[str, Row] = {}
+    rows: dict[str, RoomSize] = {}
     for name, path in modules.items():
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)
         code = code_lines(source, tree)
-        rows.setdefault(room(path, package), Row()).add(
-            Row(
+        rows.setdefault(room(path, package), RoomSize()).add(
+            RoomSize(
                 code_lines=len(code),
                 import_lines=import_lines(tree),
                 modules=1,
@@ -128,8 +128,8 @@ def room(path: Path, package: Path) -> str:
     return folder if rest else COMPOSITION
 
 
-def table(rows: dict[str, Row]) -> str:
-    total = Row()
+def table(rows: dict[str, RoomSize]) -> str:
+    total = RoomSize()
     for row in rows.values():
         total.add(row)
     columns = [name.replace("_", " ") for name in vars(total)]

@@ -26,6 +26,9 @@ LOG_LEVEL = """\
 log records of this level and above, to stderr (default: `info` of `controller` and `vfs apply`, `log.level` of `run`,
 otherwise `warning` or `error`)"""
 
+SECONDS_MAX = 7 * 86400
+"""A week; a longer sleep may exceed what the clock can count."""
+
 Verb = Callable[[argparse.Namespace], int]
 Add = Callable[..., argparse.ArgumentParser]
 
@@ -71,8 +74,8 @@ def address(text: str) -> str:
 
 def seconds(text: str) -> float:
     seconds = float(text)
-    if not seconds >= 0:  # nan fails this too
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds: give 0 or more")
+    if not 0 <= seconds <= SECONDS_MAX:  # nan fails this too
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 to {SECONDS_MAX}")
     return seconds
 
 

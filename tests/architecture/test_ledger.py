@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hack.ledger import COMPOSITION, Row, code_lines, function_lengths, ledger, table
+from hack.ledger import COMPOSITION, RoomSize, code_lines, function_lengths, ledger, table
 
 ROOT = Path(__file__).parents[2]
 LONG = "def long():\n" + "".join(f"    x{n} = {n}\n" for n in range(50))
@@ -36,10 +36,10 @@ def package(folder: Path) -> Path:
 def test_each_room_has_a_row(tmp_path: Path) -> None:
     rows = ledger(package(tmp_path))
     assert rows == {
-        COMPOSITION: Row(code_lines=3, import_lines=2, modules=2, one_user=0, long_functions=0),
-        "fabric": Row(code_lines=2, import_lines=1, modules=3, one_user=0, long_functions=0),
+        COMPOSITION: RoomSize(code_lines=3, import_lines=2, modules=2, one_user=0, long_functions=0),
+        "fabric": RoomSize(code_lines=2, import_lines=1, modules=3, one_user=0, long_functions=0),
         # Only codec has one user in its room: frame is used by the composition, link also by another room.
-        "lldp": Row(code_lines=56, import_lines=4, modules=4, one_user=1, long_functions=1),
+        "lldp": RoomSize(code_lines=56, import_lines=4, modules=4, one_user=1, long_functions=1),
     }
     *_, total = table(rows).splitlines()
     assert total.split() == ["total", "61", "7", "9", "1", "1"]

@@ -5,8 +5,9 @@
 
 It needs Python, the package `kubernetes` and a kubeconfig with the rights of a cluster administrator. The pods of the
 checks are in a namespace of their own, with the agents' image, and are deleted at the end, also after an error or
-Ctrl-C. Requests about rights and policies are dry runs. On a simulated machine (overlays/kind) it also sets the
-annotation for faults on the pod of one agent, and takes it away again. It changes nothing else without an option.
+Ctrl-C; a second Ctrl-C changes nothing. Requests about rights and policies are dry runs. On a simulated machine
+(overlays/kind) it also sets the annotation for faults on the pod of one agent, and takes it away again. It changes
+nothing else without an option.
 Exit status: 0 if no check failed, 1 if one failed, 2 if the cluster or the installation was not found.
 """
 
@@ -48,6 +49,7 @@ CHECKS: dict[str, Check] = {
     "eviction": fault_checks.eviction,
     "uninstall": removal_checks.uninstall,
 }
+ENDING = (signal.SIGINT, signal.SIGTERM)
 ON_REQUEST = {
     "restart": "it deletes the pod of one agent: --restart",
     "eviction": "it makes an agent evict a pod: --evictions",
@@ -92,9 +94,11 @@ def run(suite: Suite, names: list[str]) -> list[Result]:
             )
     finally:
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until all is removed
             print(f"Removing the namespace {suite.workspace.namespace} and the simulated faults", flush=True)
         finally:
             results += cleaned(suite)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     return results
 
 
@@ -161,13 +165,17 @@ def options(arguments: list[str]) -> argparse.Namespace:
     return found
 
 
-def terminated(_number: int, _frame: FrameType | None) -> None:
+def interrupted(_number: int, _frame: FrameType | None) -> None:
+    """End the run. A second signal would end the removal of what it made."""
+    for number in ENDING:
+        signal.signal(number, lambda _number, _frame: None)
     raise KeyboardInterrupt
 
 
 def main(arguments: list[str]) -> int:
     asked = options(arguments)
-    signal.signal(signal.SIGTERM, terminated)
+    for number in ENDING:
+        signal.signal(number, interrupted)
     if asked.kubeconfig:
         os.environ["KUBECONFIG"] = asked.kubeconfig  # for kubectl, which --uninstall runs
     try:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +232,49 @@ class Used:
 
     def remove(self) -> None:
         self.removed = True
+
+
+class Disturbed(Used):
+    """Each removal is met by the signals of a person who has lost patience."""
+
+    def remove(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        super().remove()
+
+
+@pytest.fixture
+def armed() -> Iterator[None]:
+    """The handlers of a run, which set others at the first signal."""
+    before = {number: signal.signal(number, main.interrupted) for number in main.ENDING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("armed")
+def test_a_signal_during_the_removal_ends_the_run_after_it() -> None:
+    used = Disturbed()
+    with pytest.raises(KeyboardInterrupt):
+        main.run(Suite(None, None, used), [])  # type: ignore[arg-type]
+    assert used.removed
+
+
+@pytest.mark.usefixtures("armed")
+def test_a_second_signal_does_not_end_the_removal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(suite: Suite) -> str:
+        """The first signal."""
+        signal.raise_signal(signal.SIGTERM)
+        return ""
+
+    monkeypatch.setitem(main.CHECKS, "agents", check)
+    used = Disturbed()
+    with pytest.raises(KeyboardInterrupt):
+        main.run(Suite(None, None, used), ["agents"])  # type: ignore[arg-type]
+    assert used.removed
+    assert "Removing the namespace nodeagent-suite-0" in capsys.readouterr().out
 
 
 class Closed:

@@ -21,7 +21,8 @@ from hack.docs.manual_page import manual_page
 from nodeagent import cli
 from nodeagent.cli import _parser, main
 from nodeagent.commands.completion import PAGE, parsers
-from nodeagent.commands.options import Add, common_options, config_option
+from nodeagent.commands.controller import _lease
+from nodeagent.commands.options import Add, common_options, config_option, seconds
 from nodeagent_lab.sim.machine import Machine
 from tests.support.default_signals import DEFAULT_SIGNALS
 from tests.support.waiting import Lines
@@ -84,7 +85,10 @@ def test_help_breaks_no_word_at_80_columns_and_no_command(monkeypatch: pytest.Mo
     for parser in parsers(_parser()):
         about, printed = parser.description or "", parser.format_help()
         commands = [line for line in about.splitlines() if re.match(r"  \S(?!.*  )", line)]
-        assert {line for line in printed.splitlines() if len(line) > 80} <= {*commands}, parser.prog
+        longer = {line for line in printed.splitlines() if len(line) > 80}
+        assert longer <= {
+            "  nodeagent completion bash > ~/.local/share/bash-completion/completions/nodeagent"
+        }
         assert {*commands} <= {*printed.splitlines()}, "a command is copied whole"
         assert {*about.split()} <= {*printed.split()}
 
@@ -163,13 +167,48 @@ def test_a_count_that_cannot_be_read_is_a_dash(capsys: pytest.CaptureFixture[str
         assert "None" not in printed
 
 
-@pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
-def test_an_invalid_time_is_bad_usage(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in ("scan", "neighbors"):
-        with pytest.raises(SystemExit) as ended:
-            main([verb, f"--wait={seconds}"])
-        assert ended.value.code == 2
-        assert "--wait" in capsys.readouterr().err
+NUMBERS = {
+    ("scan", "--wait"): [],
+    ("neighbors", "--wait"): [],
+    ("controller", "--lease"): [],
+    ("demo", "--nodes"): ["--write", "/nowhere"],
+    ("demo", "--unit-nodes"): ["--write", "/nowhere"],
+    ("cabling", "--watch"): [],
+    ("capture", "--samples"): ["/nowhere"],
+    ("claim", "--nics"): ["--gpu-mem", "8"],
+    ("claim", "--near-rail"): ["--gpu-mem", "8", "--nics", "2"],
+    ("doctor", "--wait"): [],
+    ("doctor", "--timeout"): [],
+    ("job", "--watch"): ["llama"],
+    ("rails check", "--seconds"): ["gpu-1", "gpu-2"],
+    ("trouble", "--watch"): [],
+}
+"""Each option that takes a number, with the words that its verb needs besides."""
+
+
+def test_the_table_has_every_option_that_takes_a_number() -> None:
+    number = (int, float, seconds, _lease)
+    assert NUMBERS.keys() == {
+        (parser.prog.partition(" ")[2], action.option_strings[0])
+        for parser in parsers(_parser())
+        for action in parser._actions
+        if action.type in number
+    }
+
+
+@pytest.mark.parametrize("number", ["-1", "nan", "inf", "1e400", "1e300", "soon", ""])
+@pytest.mark.parametrize(("verb", "option"), NUMBERS)
+def test_a_number_that_an_option_cannot_have_is_refused_with_its_name(
+    verb: str, option: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main([*verb.split(), *NUMBERS[verb, option], f"{option}={number}"])
+    except SystemExit as ended:
+        code = ended.code
+    assert code in (1, 2)
+    (*_, last) = capsys.readouterr().err.splitlines()
+    assert option in last
+    assert last.startswith("nodeagent")
 
 
 def test_a_pipe_is_decoded_while_it_is_open(tmp_path: Path) -> None:

@@ -264,3 +264,19 @@ async def test_a_file_with_nodes_has_the_planned_work_too(
         {"node": "node-12", "link": "nic0", "text": "maintenance until 2100-01-01T00:00:00Z"}
     ]
     assert "of the Node node-12 is wrong: entry 2" in err
+
+
+def test_without_a_cluster_the_remedy_is_an_option_of_the_verb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    for verb, sentence in (
+        ("maintain", "with --kubeconfig FILE\n"),
+        ("trouble", "or read reports with --from FILE"),
+    ):
+        assert main([verb]) != 0
+        said = capsys.readouterr().err
+        assert sentence in said
+        assert ("--from" in said) is (verb == "trouble")

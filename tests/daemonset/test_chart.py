@@ -526,6 +526,45 @@ def test_a_part_that_would_do_nothing_is_refused_with_the_remedy(
     assert [word for word in words if word not in str(refused.value)] == []
 
 
+def resource(**settings: Any) -> dict[str, Any]:
+    return {"resources": [{"kind": "vf"}, {"kind": "gpu-mem", **settings}]}
+
+
+USING = [
+    ("nodeConditions", {"cluster": {"conditions": True}}),
+    ("nodeConditions", {"cluster": {"label": True}}),
+    ("nodeConditions", {"cluster": {"gpuMemEnforcement": True}}),
+    ("nodeConditions", {"cluster": {"taint": {"enabled": True}}}),
+    ("nodeConditions", {"cluster": {"gpuMemLargest": {"enabled": True}}}),
+    ("nodeConditions", {"cluster": {"evict": {"enabled": True, "taint": True}}}),
+    ("nodeConditions", resource(volcano=True)),
+    ("evictions", {"cluster": {"evict": {"enabled": True}}}),
+    ("evictions", resource(enforcement="evict")),
+    ("dra", resource(mode="dra")),
+    ("mps", resource(enforcement="mps")),
+    ("volcanoDeviceshare", resource(volcano=True)),
+]
+
+
+@pytest.mark.parametrize(("value", "settings"), USING)
+def test_a_part_that_only_the_configuration_of_agents_uses_is_refused_without_it(
+    value: str, settings: dict[str, Any]
+) -> None:
+    import helm_python as helm
+
+    on = {"nodeConditions": {"enabled": value == "volcanoDeviceshare"}, value: {"enabled": True}}
+    pool = {"nodeSelector": {"a": "b"}}
+    unused = HEADER | resource() | {"cluster": {"evict": {"taint": False}, "taint": {"railsDown": 3}}}
+    for values in ({}, {"config": unused}, {"config": yaml.safe_dump(unused)},
+                   {"config": HEADER | settings, "pools": {"a": pool | {"config": unused}}}):  # fmt: skip
+        with pytest.raises(helm.HelmError, match=r"enabled needs .* in config or in the config of a pool"):
+            render(on | values)
+    config = HEADER | settings
+    both = {"a": pool | {"config": unused}, "b": pool | {"config": config}}
+    for values in ({"config": config}, {"config": yaml.safe_dump(config)}, {"pools": both}):
+        assert render(on | values)
+
+
 def test_the_holders_of_one_pool_are_enough_for_jobs() -> None:
     pools = {
         "a": {"nodeSelector": {"p": "a"}, "config": HEADER},
@@ -577,7 +616,8 @@ def test_the_links_of_alerts_lead_to_the_runbook_of_the_values() -> None:
 def test_another_namespace_is_used_in_every_object() -> None:
     on = ("nodeConditions", "marks", "startupTaint", "jobs", "slurm", "nodeFeatureGroups")
     parts = {one: {"enabled": True} for one in on}
-    manifests = render(parts | HOLDERS | {"controller": {"enabled": True, "fabric": MARKING}}, "gpu-system")
+    config = {"config": HEADER | {"cluster": {"reportHolders": True, "conditions": True}}}
+    manifests = render(parts | config | {"controller": {"enabled": True, "fabric": MARKING}}, "gpu-system")
     text = json.dumps(manifests)
     assert '"namespace": "nodeagent"' not in text
     assert "serviceaccount:nodeagent:" not in text

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -28,7 +29,7 @@ from nodeagent.kube import deviceplugin_pb2 as pb
 from nodeagent.kubelet import node_lock, plugin, registration, registration_state, socket_probe
 from nodeagent.kubelet.grown_requests import RequestNotes
 from nodeagent.kubelet.registration import DevicePlugins
-from nodeagent.kubelet.registration_state import KubeletId
+from nodeagent.kubelet.registration_state import KubeletId, Registration, Stage
 from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent.kubelet.unix_server import BindError
 from nodeagent_lab.sim.apiserver.http import stop_listening
@@ -233,6 +234,30 @@ async def test_a_kubelet_that_holds_every_stream_is_not_probed(monkeypatch: pyte
         await w.kubelet.restart()
         await w.offered("example.com/a", 2)
         assert len(probes) > before
+
+
+THIS, OTHER = (1, 2, 3), (1, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("held", "by", "stage", "streams", "stream_lost"),
+    [
+        (True, THIS, Stage.REGISTERED, 1, False),
+        (True, THIS, Stage.REGISTERED, 2, False),
+        (False, OTHER, Stage.REGISTERED, 1, False),
+        (False, THIS, Stage.UNREGISTERED, 1, False),
+        (False, THIS, Stage.REFUSED, 1, False),
+        (False, THIS, Stage.REGISTERED, 0, False),
+        (False, THIS, Stage.REGISTERED, 1, True),
+    ],
+)
+def test_a_kubelet_holds_a_resource_that_it_accepted_and_whose_stream_is_open(
+    held: bool, by: KubeletId, stage: Stage, streams: int, stream_lost: bool
+) -> None:
+    """A kubelet that holds every resource is not asked whether it is there."""
+    resource = registration._Resource(SimpleNamespace(streams=streams), RpcStats())
+    resource.state, resource.stream_lost = Registration(stage=stage, kubelet=THIS), stream_lost
+    assert resource.is_held_by(by) is held
 
 
 async def test_a_refusal_is_the_reason_in_the_status_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,15 @@ def test_a_device_has_one_fault_at_a_time() -> None:
     assert faults.active() == "nic0=down"
 
 
+@pytest.mark.parametrize(
+    "text", ["nic0=down,gpu1=xid79", "nic0=down\ngpu1=xid79\n", "nic0=down,\r\n\r\ngpu1=xid79"]
+)
+def test_faults_are_separated_by_commas_or_lines(text: str) -> None:
+    faults = RequestedFaults(small())
+    assert faults.apply(text) == []
+    assert faults.active() == "gpu1=xid79, nic0=down"
+
+
 def test_a_fault_that_is_no_longer_named_ends_and_another_one_of_the_device_replaces_it() -> None:
     machine = small()
     faults = RequestedFaults(machine)

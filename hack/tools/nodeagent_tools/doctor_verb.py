@@ -29,7 +29,7 @@ def add(add: Add) -> None:
         "Checks kernel, NICs, GPUs, container runtime, kubelet and rights, and changes nothing. Each finding has a\n"
         "reason and a remedy (docs/reference/doctor.md). The exit code is 1 if something must be fixed.\n"
         "Run it where the agent runs:\n"
-        "  kubectl exec ds/nodeagent -- nodeagent doctor --root /host --config /etc/nodeagent/nodeagent.yaml\n"
+        "  kubectl -n nodeagent exec ds/nodeagent -- nodeagent doctor\n"
         "The cluster is checked too: in a pod with a service account, with $KUBECONFIG, or with --kubeconfig.",
     )
     config_option(parser)

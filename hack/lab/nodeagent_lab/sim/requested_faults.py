@@ -1,4 +1,4 @@
-"""The faults that a person requests of a simulated machine by text: ``nic3=down, gpu2=xid79``.
+"""The faults that a person requests of a simulated machine by text: ``nic3=down, gpu2=xid79``, or one a line.
 
 The text is the whole state: a device that it does not name is healthy again. A device has one fault at a time.
 """
@@ -59,7 +59,7 @@ class RequestedFaults:
     def _parse(self, text: str) -> tuple[dict[str, str], list[str]]:
         wanted: dict[str, str] = {}
         refused: list[str] = []
-        for word in filter(None, (word.strip() for word in text.split(","))):
+        for word in filter(None, map(str.strip, re.split(r"[,\n]", text))):
             device, _, fault = (part.strip() for part in word.partition("="))
             if not self._is_valid(device, fault):
                 refused.append(f"{word!a} is no fault of this machine: {self._valid()}")

@@ -36,10 +36,8 @@ from nodeagent.topology.fabric_file import read_fabric
 from nodeagent_tools.plan import objects
 from nodeagent_tools.plan.objects import Objects, store_object
 
-NO_CLUSTER = (
-    "name a cluster with --kubeconfig FILE, or read reports with --from FILE "
-    "(`nodeagent demo --nodes 64 --write DIR` makes some)"
-)
+NAME_A_CLUSTER = "name a cluster with --kubeconfig FILE"
+OR_READ_FILES = " or read reports with --from FILE (`nodeagent demo --nodes 64 --write DIR` makes some)"
 
 
 class SourceError(Exception):
@@ -105,7 +103,7 @@ def read_preview(
         objects.read(options.source, read)
     else:
         namespace = options.namespace if with_pods else None
-        access = cluster_access(options.kubeconfig)
+        access = cluster_access(options.kubeconfig, f"{NAME_A_CLUSTER},{OR_READ_FILES}")
         asyncio.run(read_cluster(access, read, namespace))
         cluster = access.server
     if options.current is not None:
@@ -146,17 +144,17 @@ def _notes(plan: Plan, times: HysteresisSettings) -> Iterable[str]:
         yield f"{moves} of {placed} placed nodes would move: the controller first holds them for {hold_s:g} s"
 
 
-def cluster_access(file: Path | None) -> Access:
+def cluster_access(file: Path | None, remedy: str = NAME_A_CLUSTER) -> Access:
     """The access of the given kubeconfig, of the pod's service account, or of the kubeconfig that kubectl uses.
 
-    Raises ``UserFileError`` for the given file, ``SourceError`` for the others.
+    Raises ``UserFileError`` for the given file, ``SourceError`` with the ``remedy`` for the others.
     """
     if file is None:
         try:
             return in_cluster() or kubeconfig(None)
         except (AccessError, OSError) as error:
             why = str(error) if isinstance(error, AccessError) else f"{error.filename}: {error.strerror}"
-            raise SourceError(f"{why}: {NO_CLUSTER}") from error
+            raise SourceError(f"{why}: {remedy}") from error
     try:
         return kubeconfig(file)
     except AccessError as error:

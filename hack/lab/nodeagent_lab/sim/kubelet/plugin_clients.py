@@ -63,11 +63,11 @@ class PluginClient:
     def __init__(self, resource: str, path: Path, journal: Journal) -> None:
         self.resource = resource
         self._journal = journal
-        self._channel = protocol.dial(path)
-        self._closed = False
+        self._channel: grpc.aio.Channel | None = protocol.dial(path)
 
     async def dial(self, timeout_s: float) -> pb.DevicePluginOptions:
         """Connect and get the options; the latter has no time limit."""
+        assert self._channel is not None, "a closed client does not dial again"
         try:
             await asyncio.wait_for(self._channel.channel_ready(), timeout_s)
         except TimeoutError:
@@ -79,6 +79,8 @@ class PluginClient:
 
     async def watch(self, on_message: Callable[[bytes], None]) -> str:
         """Pass on every message of the stream. Return why it ended."""
+        if self._channel is None:
+            return protocol.CLOSING
         open_stream: grpc.aio.UnaryStreamMultiCallable[pb.Empty, bytes] = self._channel.unary_stream(
             "/v1beta1.DevicePlugin/ListAndWatch", request_serializer=pb.Empty.SerializeToString
         )
@@ -121,14 +123,16 @@ class PluginClient:
             raise AdmissionError(f"device plugin PreStartContainer rpc failed with err: {error}") from error
 
     async def close(self) -> None:
-        self._closed = True
-        await self._channel.close()
+        # Without this reference the channel is freed while its loop is open.
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
 
     async def _ask(
         self, method: str, request: Message, answer: type[Answer], timeout_s: float | None = None
     ) -> Answer:
         """Call without a time limit by default: a plugin that hangs blocks the kubelet."""
-        if self._closed:
+        if self._channel is None:
             raise AdmissionError(f"endpoint {self.resource} has been stopped")
         call = self._channel.unary_unary(
             f"/v1beta1.DevicePlugin/{method}",
@@ -208,7 +212,7 @@ class PluginClients:
         finally:
             self.record(at, request.resource_name, request.endpoint, "kubelet.sock", error)
         if error is not None:
-            await context.abort(grpc.StatusCode.UNKNOWN, error)
+            protocol.refuse(context, grpc.StatusCode.UNKNOWN, error)
         return pb.Empty()
 
     def record(self, at: float, resource: str, endpoint: str, via: str, error: str | None) -> None:

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from nodeagent.kube import podresources_pb2 as pb
+from nodeagent_lab.sim.kubelet import protocol
 from nodeagent_lab.sim.kubelet.checkpoint import WITHOUT_NUMA
 from nodeagent_lab.sim.kubelet.device_manager import DeviceManager
 from nodeagent_lab.sim.kubelet.pods import PodSpec
@@ -57,7 +58,8 @@ class PodResourcesServer:
 
     async def _list(self, _: pb.ListPodResourcesRequest, context: _List) -> pb.ListPodResourcesResponse:
         if not self._allowed():
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+            protocol.refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+            return pb.ListPodResourcesResponse()
         self._devices.update_allocated()
         return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._pods()])
 
@@ -65,7 +67,8 @@ class PodResourcesServer:
         self, _: pb.AllocatableResourcesRequest, context: _Allocatable
     ) -> pb.AllocatableResourcesResponse:
         if not self._allowed():
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+            protocol.refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+            return pb.AllocatableResourcesResponse()
         answer = pb.AllocatableResourcesResponse()
         for resource, healthy in self._devices.healthy.items():
             for device in healthy:
@@ -75,13 +78,14 @@ class PodResourcesServer:
 
     async def _get(self, request: pb.GetPodResourcesRequest, context: _Get) -> pb.GetPodResourcesResponse:
         if not self._allowed():
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+            protocol.refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+            return pb.GetPodResourcesResponse()
         for pod in self._pods():
             if (pod.name, pod.namespace) == (request.pod_name, request.pod_namespace):
                 return pb.GetPodResourcesResponse(pod_resources=self._pod(pod))
-        await context.abort(
-            grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
-        )
+        text = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+        protocol.refuse(context, grpc.StatusCode.UNKNOWN, text)
+        return pb.GetPodResourcesResponse()
 
     def _pods(self) -> list[PodSpec]:
         return list(self._devices.active.values()) if self._devices.sources_ready else []

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -32,6 +33,15 @@ _numbers = count()
 
 def dial(path: Path) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS)
+
+
+def refuse(context: grpc.aio.ServicerContext[Any, Any], code: grpc.StatusCode, text: str) -> None:
+    """Give a call an error as its result; what the handler returns is not sent.
+
+    ``context.abort`` raises an exception whose frames refer to the call, and the call refers to the exception: the
+    server would live until the next collection of garbage, when its event loop has ended."""
+    context.set_code(code)
+    context.set_details(text)
 
 
 def rpc_error(error: grpc.aio.AioRpcError) -> str:
