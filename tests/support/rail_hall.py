@@ -2,8 +2,8 @@
 and when the controller names the place.
 
 The choice of partners, the windows of the agents and the localizer are the product's. Simulated are the fabric, with a
-path for each flow and direction that nobody else knows (ECMP), and the times of agents and controller: a leg has
-``per_second`` packets a second, those across over ``FLOWS`` source ports in turn, and has lost nothing for ``HEALTHY_S``
+path for each flow and direction that nobody else knows (ECMP), and the times of agents and controller. A leg has
+``per_second`` packets a second, those across over ``FLOWS`` source ports in turn; it has lost nothing for ``HEALTHY_S``
 when a fault begins. A node writes what has changed ``GATHER_S`` later, and again after ``GAP_S`` at the earliest.
 """
 
@@ -41,6 +41,8 @@ PATHS = 32
 HOUR_S, DAY_S = 3600.0, 86400.0
 HEALTHY_S = 975.0
 """Losses that lie further apart than twice this time share no window and no level."""
+CALM_S = 60.0
+"""So long after the last loss a leg without a level gets none."""
 LATTICE_S = 75.0
 """A multiple of the steps of all windows."""
 LEAST_S = 8.0
@@ -97,6 +99,7 @@ def _levels(
     base = LATTICE_S * (losses[0].at // LATTICE_S)
     phase = round((losses[0].at - base) % every_s / every_s * PHASES) % PHASES * every_s / PHASES
     end = min(until, losses[-1].at + HEALTHY_S) - base
+    calm = losses[-1].at - base + CALM_S
     lost = {round((at - base - phase) / every_s): answered - base for at, answered in losses}
     events: list[tuple[float, int, float]] = []
     for i in range(math.ceil((end - phase) / every_s)):
@@ -119,8 +122,12 @@ def _levels(
             leg.late(at)
         elif leg.evaluate(now):
             yield base + now, leg.level
+        elif not leg.level and now > calm:
+            return
 
 
+DEFAULT, FASTEST = 0.5, 1.3
+"""Packets a second to each partner: that of a hall without a setting, and the most that can be set."""
 PHASES = 16
 """Legs send their packets at so many different times within the time from one to the next."""
 _ANSWERED, _MISSING, _LATE, _EVALUATED = range(4)
@@ -136,7 +143,7 @@ class RailHall:
         rails: int = 8,
         pods: int = 1,
         seed: int = 0,
-        per_second: float = 0.5,
+        per_second: float = DEFAULT,
     ) -> None:
         self.random, self.every_s = random.Random(seed), 1 / per_second
         self.places = {
@@ -153,7 +160,9 @@ class RailHall:
         for leg in self.legs:
             for suspect in self.checked.passed(leg):
                 self._passing[suspect].append(leg)
-        self.phases = {node: self.random.uniform(0, SLOT_S) for node in {end.node for end in self.places}}
+        self.phases = {
+            node: self.random.uniform(0, SLOT_S) for node in sorted({end.node for end in self.places})
+        }
 
     @cached_property
     def leaves(self) -> list[str]:
@@ -286,11 +295,16 @@ HALLS = {"64 nodes": (2, 32, 8, 1), "1,024 nodes": (32, 32, 8, 1), "8,192 nodes,
 
 
 class Row(NamedTuple):
-    """Faults that one hall gets at once, for ``until`` seconds, and by when all are named in 95 of 100 halls."""
+    """Faults that one hall gets at once, for ``until`` seconds, and by when all are named in 95 of 100 halls; at the
+    highest rate by ``soon_s``, if that is promised."""
 
     faults: Callable[[RailHall], list[Fault]]
     until: float
     promise_s: float
+    soon_s: float = 0.0
+
+    def promised_s(self, per_second: float) -> float:
+        return self.soon_s if self.soon_s and per_second == FASTEST else self.promise_s
 
 
 class Result(NamedTuple):
@@ -357,11 +371,13 @@ def _links_of_a_leaf(hall: RailHall, count: int) -> list[Fault]:
 
 ROWS = {
     "link dead": Row(lambda hall: [Fault(_link(hall))], 60, 35),
-    "link 10 %": Row(lambda hall: [Fault(_link(hall), 0.1)], 150, 75),
-    "link 1 %": Row(lambda hall: [Fault(_link(hall), 0.01)], 1500, 720),
+    "link 10 %": Row(lambda hall: [Fault(_link(hall), 0.1)], 150, 75, 50),
+    "link 1 %": Row(lambda hall: [Fault(_link(hall), 0.01)], 1500, 720, 300),
     "leaf dead": Row(lambda hall: [Fault(_at_leaf(hall, Scope.LEAF))], 60, 35),
     "leaf 10 %": Row(lambda hall: [Fault(_at_leaf(hall, Scope.LEAF), 0.1)], 60, 75),
-    "one of 32 uplinks, one way": Row(lambda hall: [Fault(_at_leaf(hall, Scope.UPLINKS), 1.0, 3)], 120, 60),
+    "one of 32 uplinks, one way": Row(
+        lambda hall: [Fault(_at_leaf(hall, Scope.UPLINKS), 1.0, 3)], 120, 60, 45
+    ),
     "one of 32 spine planes": Row(lambda hall: [Fault(_spine(hall), 1.0, 3)], 60, 60),
     "one path of the core": Row(lambda hall: [Fault(Suspect(Scope.CORE, ""), 1.0, 3)], 60, 60),
     "silent host": Row(lambda hall: [Fault(_host(hall))], 60, 35),
@@ -370,5 +386,5 @@ ROWS = {
         lambda hall: [Fault(_link(hall)), Fault(_link(hall), 0.1)], 150, 90
     ),
     "two dead links of one leaf": Row(lambda hall: _links_of_a_leaf(hall, 2), 60, 35),
-    "eight dead links of one leaf": Row(lambda hall: _links_of_a_leaf(hall, 8), 60, 35),
+    "eight dead links of one leaf": Row(lambda hall: _links_of_a_leaf(hall, 8), 60, 45),
 }
