@@ -232,7 +232,7 @@ class RailHall:
         bad: dict[Leg, int] = {}
         since: dict[Suspect, float] = {}
         shown: dict[Suspect, Named] = {}
-        at = self.random.uniform(0, JUDGE_S)
+        at, every, judged = self.random.uniform(0, JUDGE_S), list[RailFinding](), -1
         while at < until and (bad or i < len(changes)):
             if not bad and changes[i][0] > at:
                 at += JUDGE_S * ((changes[i][0] - at) // JUDGE_S + 1)
@@ -242,7 +242,9 @@ class RailHall:
                 if now:
                     bad[leg] = now
                 i += 1
-            findings, since = agreed(judge(self.checked, bad), since, at)
+            if judged < i:  # the same legs give the same findings
+                every, judged = list(judge(self.checked, bad)), i
+            findings, since = agreed(every, since, at)
             for found in findings:
                 shown.setdefault(found.suspect, Named(at, found))
             at += JUDGE_S
