@@ -60,6 +60,33 @@ def test_one_burst_is_no_level() -> None:
     assert levels(7200, lambda _count, now: 3000 <= now < 3004) == []
 
 
+def test_a_burst_after_a_single_loss_is_no_loss_of_ten_percent() -> None:
+    changes = levels(7200, lambda _count, now: now == 2500 or 3000 <= now < 3008)
+    assert [level for _, level in changes] == [1, 0]
+
+
+def test_a_leg_that_loses_two_packets_in_five_minutes_keeps_its_level() -> None:
+    """It had one for two minutes of each five, and its node wrote a report at each change."""
+    changes = levels(7200, lambda count, _now: count % 150 in (7, 22))
+    assert [level for _, level in changes] == [10]
+
+
+def test_at_eight_packets_a_second_two_losses_are_a_level_if_they_are_close() -> None:
+    assert not levels(1800, lambda _count, now: now in (1000, 1500), every_s=0.5)
+    assert levels(1800, lambda _count, now: now in (1000, 1030), every_s=0.5)
+    assert levels(1800, lambda _count, now: now in (1000, 1200, 1500), every_s=1.0)
+
+
+def test_a_level_ends_with_the_late_answer_that_it_took_for_a_loss() -> None:
+    leg = LegWindows(0.0)
+    for second in range(0, 900, 2):
+        (leg.missing(second, second + 2.0) if second in (400, 800) else leg.answered(float(second)))
+    assert leg.evaluate(900.0)
+    leg.late(800.0)
+    assert leg.evaluate(905.0)
+    assert leg.level == 0
+
+
 def test_late_answers_are_no_loss() -> None:
     assert levels(3600, lambda _count, now: now % 60 < 4, late_s=5.0) == []
 
