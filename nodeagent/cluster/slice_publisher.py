@@ -216,7 +216,7 @@ class SlicePublisher:
         return True
 
     def _planned(self, pools: SlicePools, stored: Mapping[str, Json]) -> list[SliceWrite]:
-        wanted = wanted_slices(self._node, pools.devices)
+        wanted = wanted_slices(self._node, pools.devices, pools.counters)
         planned = list(
             writes(
                 self._node,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from nodeagent.facts.gpu_usage import GpuUsage
-from nodeagent.facts.model import MigDevice
+from nodeagent.facts.model import MigDevice, MigProfile, MigSlot
 
 
 class DriverError(Exception):
@@ -30,6 +30,15 @@ class LimitRefused(Exception):  # noqa: N818 - the driver's answer about one cgr
     def __init__(self, message: str, *, no_cgroup: bool = False) -> None:
         super().__init__(message)
         self.no_cgroup = no_cgroup
+
+
+class MigRefused(Exception):  # noqa: N818 - the driver's answer about one GPU instance
+    """A MIG device is not made or not removed. ``remains``: its GPU instance is there, or may be. ``in_use``: a process
+    still uses it."""
+
+    def __init__(self, message: str, *, remains: bool = True, in_use: bool = False) -> None:
+        super().__init__(message)
+        self.remains, self.in_use = remains, in_use
 
 
 class GpuReading(Struct, frozen=True):
@@ -55,6 +64,8 @@ class GpuReading(Struct, frozen=True):
     nvlink_domain: str | None = None
     mig_devices: tuple[MigDevice, ...] | None = ()
     fabric_pending: bool | None = None
+    mig_profiles: tuple[MigProfile, ...] = ()
+    mig_instances: tuple[MigSlot, ...] = ()
 
 
 class GpuProcess(Struct, frozen=True):
