@@ -97,10 +97,8 @@ class ClaimFiles:
             if record is not None and record.boot_id == self._boot_id and record.claim.uid == uid:
                 claims.append(record.claim)
                 with suppress(OSError):
-                    if (
-                        not record.claim.edits
-                        or (record.claim.is_made
-                        and all(file.is_file() for file in self._outputs(record.claim)))
+                    if not record.claim.edits or (
+                        record.claim.is_made and all(file.is_file() for file in self._outputs(record.claim))
                     ):
                         self.written[uid] = record.claim.allocation
             else:

@@ -99,13 +99,15 @@ class ClaimMig:
         self._ending.add(record.uid)
         try:
             for slot in record.mig_slots:
-                while (record.uid, slot) in self._begun and not await self._removed(record.uid, slot, until):  # noqa: ASYNC110
+                while not await self._removed(record.uid, slot, until):  # noqa: ASYNC110
                     await asyncio.sleep(IN_USE_AGAIN_S)
         finally:
             self._ending.discard(record.uid)
 
     async def _removed(self, uid: str, slot: MigSlot, until: float) -> bool:
-        async with self.lock:
+        async with self.lock:  # a Prepare that makes it now comes first
+            if (uid, slot) not in self._begun:
+                return True
             try:
                 await self._calls.run(self._instances.remove, slot)
             except MigRefused as refusal:

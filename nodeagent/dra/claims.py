@@ -343,11 +343,12 @@ class PreparedClaims:
         if self._mig is None:
             raise Refused("this agent has no access to the GPU driver, which makes MIG devices")
         async with self._mig.lock:
-            self._current(record)
+            was_made = self._current(record).is_made
             try:
                 made = await self._mig.make(record, partial(self._write_record, record))
             except NothingMade as nothing:
-                await self._forget(record)
+                if not was_made:  # else a pod may use the claim, and has lost its device
+                    await self._forget(record)
                 raise Refused(str(nothing)) from None
             self.records[record.uid] = with_mig(self._current(record), made)
             self._changed()

@@ -199,10 +199,10 @@ def mig_places(kind: MigPlaces, snapshot: Snapshot) -> Iterator[MigPlace]:
     that leave most of the GPU to larger profiles come first."""
     for gpu in gpu_access.selected(snapshot, kind.gpus):
         everywhere = [slot for profile in gpu.mig_profiles for slot in profile.slots]
-        costs = {slot: sum(slot.overlaps(other) for other in everywhere) for slot in everywhere}
         for profile in gpu.mig_profiles:
             if profile.name == kind.profile:
-                for slot in sorted(profile.slots, key=lambda it: (costs[it], -it.start)):
+                costs = {slot: sum(slot.overlaps(other) for other in everywhere) for slot in profile.slots}
+                for slot in sorted(costs, key=lambda it: (costs[it], -it.start)):
                     yield MigPlace(mig_name(gpu.uuid, profile.name, slot.start), gpu, kind, profile, slot)
 
 

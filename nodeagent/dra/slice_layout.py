@@ -50,7 +50,8 @@ class WantedSlice(msgspec.Struct, frozen=True):
 
 
 class AnsweredDevices(msgspec.Struct, frozen=True):
-    """The devices that were sent, and what the server stored of them: a server that lacks a feature drops fields."""
+    """The devices, or counter sets, that were sent, and what the server stored of them: a server that lacks a feature
+    drops fields."""
 
     sent: Sequence[Json]
     stored: Sequence[Json]
@@ -183,12 +184,15 @@ def with_times(devices: Sequence[Json], stored: Json) -> list[Json]:
 
 def _same(part: WantedSlice, stored: Json, answered: AnsweredDevices | None) -> bool:
     """Whether the stored slice has these devices in this order, or what the server made of them before."""
-    devices = stored["spec"].get("devices") or ()
-    if _numbers(list(part.counters)) != _numbers(stored["spec"].get("sharedCounters") or []):
-        return False
-    return _equal(part.devices, devices) or (
-        answered is not None and _equal(part.devices, answered.sent) and _equal(devices, answered.stored)
+    items, wanted = members_of(stored["spec"]), part.devices or part.counters
+    return _equal(wanted, items) or (
+        answered is not None and _equal(wanted, answered.sent) and _equal(items, answered.stored)
     )
+
+
+def members_of(spec: Json) -> Sequence[Json]:
+    """The devices of a slice, or its counter sets."""
+    return spec.get("devices") or spec.get("sharedCounters") or ()
 
 
 def _equal(devices: Sequence[Json], others: Sequence[Json]) -> bool:
@@ -196,11 +200,12 @@ def _equal(devices: Sequence[Json], others: Sequence[Json]) -> bool:
 
 
 def comparable(device: Json) -> Json:
-    """The device without the times of its taints, and with quantities as numbers."""
+    """The device or counter set without the times of taints, and with quantities as numbers."""
     same: Json = {**device, "capacity": _numbers(device.get("capacity") or {})}
     same["taints"] = [_taint_key(taint) for taint in device.get("taints") or ()]
     same["attributes"] = device.get("attributes") or {}
     same["consumesCounters"] = _numbers(device.get("consumesCounters") or [])
+    same["counters"] = _numbers(device.get("counters") or {})
     same["allowMultipleAllocations"] = bool(device.get("allowMultipleAllocations"))
     return same
 

@@ -68,7 +68,9 @@ def offer_of(snapshot: Snapshot, text: str = CONFIG) -> DraOffer:
 
 def publish(offer: DraOffer, snapshot: Snapshot, text: str = CONFIG) -> None:
     devices = devices_of(snapshot, text)
-    pools = {name: tuple(device for device in devices if device.pool == name) for name in ("gpu", "mig", "nic")}
+    pools = {
+        name: tuple(device for device in devices if device.pool == name) for name in ("gpu", "mig", "nic")
+    }
     offer.update(OfferedPools(pools), snapshot)
 
 

@@ -161,9 +161,7 @@ class MigDriver:
 
     def nvmlDeviceGetGpuInstances(self, gpu: str, number: int, handles: Any, counter: Any) -> None:  # noqa: N802
         self.enter("list")
-        found = [
-            at for at, it in self.instances.items() if it.slot.gpu == gpu and it.slot.profile == number
-        ]
+        found = [at for at, it in self.instances.items() if it.slot.gpu == gpu and it.slot.profile == number]
         _fill(handles, counter, found, pynvml.c_nvmlGpuInstance_t)
 
     def nvmlGpuInstanceGetInfo(self, handle: Any) -> Any:  # noqa: N802
@@ -215,14 +213,18 @@ class MigDriver:
         self.enter("create ci")
         instance = self.instances[_address(handle)]
         slices = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7}[number]
-        assert slices == next(it.slices for it in H100 if it.number == instance.slot.profile), "the whole of it"
+        assert slices == next(it.slices for it in H100 if it.number == instance.slot.profile), (
+            "the whole of it"
+        )
         if instance.computes:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
         instance.computes.append(_address(handle) + 1 + number)
         self.leave("create ci")
         return ctypes.cast(instance.computes[0], pynvml.c_nvmlComputeInstance_t)
 
-    def nvmlGpuInstanceGetComputeInstances(self, handle: Any, number: int, handles: Any, counter: Any) -> None:  # noqa: N802
+    def nvmlGpuInstanceGetComputeInstances(
+        self, handle: Any, number: int, handles: Any, counter: Any
+    ) -> None:  # noqa: N802
         computes = self.instances[_address(handle)].computes
         found = [it for it in computes if it % 16 - 1 == number]
         _fill(handles, counter, found, pynvml.c_nvmlComputeInstance_t)
