@@ -270,7 +270,7 @@ class MigMachine(RuleBasedStateMachine):
         self.clock.seconds += GONE_S
         self.claims.take(())
         assert set(foreign(self.driver.facts(GPU), self.offer.mig_slots)) == self.by_hand
-        assert not [path for path in (Path(self.folder.name) / "agent").rglob("*.json")]
+        assert not list((Path(self.folder.name) / "agent").rglob("*.json"))
 
 
 async def end(tasks: set[asyncio.Task[Any]]) -> None:

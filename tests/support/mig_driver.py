@@ -1,5 +1,5 @@
-"""A GPU driver with GPUs in MIG mode, behind the functions of ``pynvml``: it makes and destroys instances by the rules of
-an H100, and refuses what the hardware refuses.
+"""A GPU driver with GPUs in MIG mode, behind the functions of ``pynvml``: it makes and destroys instances by the rules
+of an H100, and refuses what the hardware refuses.
 
 Profiles and places are those that ``nvidia-smi mig -lgip`` and ``-lgipp`` print for an H100 80GB (NVIDIA, MIG user
 guide, sections "GPU Instance Profiles" and "Profile placements").
@@ -136,10 +136,10 @@ class MigDriver:
     def nvmlDeviceGetMinorNumber(self, gpu: str) -> int:  # noqa: N802
         return self.uuids.index(gpu)
 
-    def nvmlDeviceGetMemoryInfo(self, gpu: str) -> Any:  # noqa: N802, ARG002
+    def nvmlDeviceGetMemoryInfo(self, gpu: str) -> Any:  # noqa: N802
         return type("Memory", (), {"total": 81559 << 20})
 
-    def nvmlDeviceGetGpuInstanceProfileInfo(self, gpu: str, kind: int) -> Any:  # noqa: N802, ARG002
+    def nvmlDeviceGetGpuInstanceProfileInfo(self, gpu: str, kind: int) -> Any:  # noqa: N802
         for profile in H100:
             if profile.kind == kind:
                 info = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t()
@@ -222,9 +222,9 @@ class MigDriver:
         self.leave("create ci")
         return ctypes.cast(instance.computes[0], pynvml.c_nvmlComputeInstance_t)
 
-    def nvmlGpuInstanceGetComputeInstances(
+    def nvmlGpuInstanceGetComputeInstances(  # noqa: N802
         self, handle: Any, number: int, handles: Any, counter: Any
-    ) -> None:  # noqa: N802
+    ) -> None:
         computes = self.instances[_address(handle)].computes
         found = [it for it in computes if it % 16 - 1 == number]
         _fill(handles, counter, found, pynvml.c_nvmlComputeInstance_t)

@@ -1,5 +1,5 @@
-"""The verb `claim`: print a ResourceClaimTemplate for a share of a GPU or a MIG device, and VFs, as YAML, and a pod that
-uses it.
+"""The verb `claim`: print a ResourceClaimTemplate for a share of a GPU or a MIG device, and VFs, as YAML, and a pod
+that uses it.
 
 The order of the requests matters: the scheduler searches depth-first, so a request that cannot be met costs all
 combinations of those before it. The GPU is first, then the VF beside it, then the VFs without a constraint of place.
@@ -89,8 +89,8 @@ class ClaimError(ValueError):
 
 
 class ClaimRequest(NamedTuple):
-    """``memory`` is a quantity, ``mig`` a profile; both are empty for no GPU. With ``near`` the GPU and one VF have the same value of the attribute
-    ``NEAR_BY[near_by]``; ``near_rail`` is the rail of that VF, ``None``: any."""
+    """``memory`` is a quantity, ``mig`` a profile; both are empty for no GPU. With ``near`` the GPU and one VF have the
+    same value of the attribute ``NEAR_BY[near_by]``; ``near_rail`` is the rail of that VF, ``None``: any."""
 
     memory: str
     nics: int
