@@ -338,7 +338,7 @@ def _grant(group: Sequence[_Share], snapshot: Snapshot) -> Allocation:
         return _admin_grant([share.device for share in group], snapshot)
     if isinstance(first, MigPlace):  # its own device nodes are known once it is made
         places = [share.device for share in group if isinstance(share.device, MigPlace)]
-        return first.kind.access(tuple({place.gpu.uuid: place.gpu for place in places}.values()))
+        return first.kind.allocate(snapshot, [place.gpu.uuid for place in places])
     if isinstance(first, GpuDevice):
         gpus = [share.device.gpu for share in group if isinstance(share.device, GpuDevice)]
         return first.kind.grant(snapshot, gpus, group[0].amount)

@@ -15,9 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -134,7 +133,7 @@ class PreparedClaims:
             if self._awaits_devices(claim):
                 await self._wait_for_devices(claim)
                 claim = await self._read(reference)
-            self._refuse_ended(uid, call)
+            _refuse_ended(self._preparing, uid, call)
             if (
                 (known := self.records.get(uid)) is not None
                 and known.mig_slots
@@ -144,8 +143,8 @@ class PreparedClaims:
             record = await self._decide_once_free(claim, reference, call, until)
             await self._make(record)
             await self._write(record)
-            self._refuse_ended(uid, call)
-            record = self._current(record)
+            _refuse_ended(self._preparing, uid, call)
+            record = _current(self.records, record)
         finally:
             calls = self._preparing.get(uid)
             if calls is not None:
@@ -201,7 +200,7 @@ class PreparedClaims:
     async def remove_leftovers(self) -> None:
         """Remove files of claims without a record."""
         async with self._files.lock:
-            await self._tidy(self._files.remove_others, frozenset(self.records))
+            await _tidy(self._calls, self._files.remove_others, frozenset(self.records))
 
     async def follow(self) -> None:
         """Compare at the start, then regularly and soon after a conflict, until cancelled."""
@@ -277,7 +276,7 @@ class PreparedClaims:
                     )
                     await ended.wait()
                     claim = await self._read(reference)
-                    self._refuse_ended(reference.uid, call)
+                    _refuse_ended(self._preparing, reference.uid, call)
         except TimeoutError:
             pass
         self.conflicts += 1
@@ -325,11 +324,6 @@ class PreparedClaims:
         self._changed()
         return record
 
-    def _refuse_ended(self, uid: str, call: object) -> None:
-        """A slow Prepare must not bring back a claim that was unprepared meanwhile."""
-        if call not in self._preparing.get(uid, ()):
-            raise Refused("the claim was unprepared meanwhile")
-
     def _take_pods(self, claim: ResourceClaim, record: PreparedClaim) -> None:
         if claim.pods and claim.pods != record.pods:
             self.records[record.uid] = msgspec.structs.replace(record, pods=claim.pods)
@@ -342,31 +336,25 @@ class PreparedClaims:
             return
         if self._mig is None:
             raise Refused("this agent has no access to the GPU driver, which makes MIG devices")
+
+        async def write_record() -> None:
+            async with self._files.lock:
+                await self._calls.run(self._files.write_record, record)
+
         async with self._mig.lock:
-            was_made = self._current(record).is_made
+            was_made = _current(self.records, record).is_made
             try:
-                made = await self._mig.make(record, partial(self._write_record, record))
+                made = await self._mig.make(record, write_record)
             except NothingMade as nothing:
                 if not was_made:  # else a pod may use the claim, and has lost its device
                     await self._forget(record)
                 raise Refused(str(nothing)) from None
-            self.records[record.uid] = with_mig(self._current(record), made)
+            self.records[record.uid] = with_mig(_current(self.records, record), made)
             self._changed()
-
-    async def _write_record(self, record: PreparedClaim) -> None:
-        async with self._files.lock:
-            await self._calls.run(self._files.write_record, record)
-
-    def _current(self, record: PreparedClaim) -> PreparedClaim:
-        """Return the record as it is now. Raises ``Refused`` if the claim was ended or has other devices."""
-        current = self.records.get(record.uid)
-        if current is None or current.allocation != record.allocation:
-            raise Refused("the claim was ended or allocated again meanwhile")
-        return current
 
     async def _write(self, record: PreparedClaim) -> None:
         async with self._files.lock:
-            await self._calls.run(self._files.write, self._current(record))
+            await self._calls.run(self._files.write, _current(self.records, record))
         self._offer.wake()
 
     async def _end(self, record: PreparedClaim) -> None:
@@ -383,19 +371,34 @@ class PreparedClaims:
         self._changed()
         async with self._files.lock:
             if record.uid not in self.records:
-                await self._tidy(self._files.remove, record)
+                await _tidy(self._calls, self._files.remove, record)
 
     def _changed(self) -> None:
         if self._mig is not None:
             self._offer.mig_slots = self._mig.slots(self.records.values())
         self._on_change()
 
-    async def _tidy(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Remove files. What stays is removed at a later comparison."""
-        try:
-            await self._calls.run(work, *arguments)
-        except (OSError, Unanswered) as error:
-            log.warning("A file of an ended claim cannot be removed. reason=%r", str(error))
+
+def _current(records: Mapping[str, PreparedClaim], record: PreparedClaim) -> PreparedClaim:
+    """Return the record as it is now. Raises ``Refused`` if the claim was ended or has other devices."""
+    current = records.get(record.uid)
+    if current is None or current.allocation != record.allocation:
+        raise Refused("the claim was ended or allocated again meanwhile")
+    return current
+
+
+def _refuse_ended(preparing: Mapping[str, set[object]], uid: str, call: object) -> None:
+    """A slow Prepare must not bring back a claim that was unprepared meanwhile."""
+    if call not in preparing.get(uid, ()):
+        raise Refused("the claim was unprepared meanwhile")
+
+
+async def _tidy(calls: BoundedCalls, work: Callable[..., None], *arguments: Any) -> None:
+    """Remove files. What stays is removed at a later comparison."""
+    try:
+        await calls.run(work, *arguments)
+    except (OSError, Unanswered) as error:
+        log.warning("A file of an ended claim cannot be removed. reason=%r", str(error))
 
 
 def _allocates(claim: ResourceClaim, record: PreparedClaim) -> bool:

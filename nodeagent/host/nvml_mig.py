@@ -31,7 +31,7 @@ _COUNTS = {
     "jpeg-engines": "jpegCount",
     "ofa-engines": "ofaCount",
 }
-"""What an instance takes of its GPU, and NVML's name of it in the information about a profile."""
+"""The shares of a GPU that an instance takes, and NVML's names of them in the information about a profile."""
 _EIGHTHS = 8
 """A GPU has eight slices of memory (NVIDIA, MIG user guide, section "Partitioning")."""
 

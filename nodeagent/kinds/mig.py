@@ -123,3 +123,10 @@ class MigPlaces(gpu_access.GpuKind, frozen=True, kw_only=True):
     def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:  # noqa: ARG002
         """Return nothing: an entry of slices may select the same GPUs, and leaves those in MIG mode out."""
         return {}
+
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:  # noqa: ARG002
+        raise Refused(f"{self.resource}: with mode dra the scheduler chooses MIG devices, by claims")
+
+    def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
+        """Return what a container with MIG devices on these GPUs gets, without their own device nodes."""
+        return self.access([gpu for gpu in gpu_access.selected(snapshot, self.gpus) if gpu.uuid in ids])

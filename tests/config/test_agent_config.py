@@ -124,7 +124,10 @@ def test_an_unknown_key_does_not_hide_conflicts() -> None:
     [
         ("gpuMemory: {mode: dra}\n", "unknown key; it is an entry of resources: {kind: gpu-mem, mode: dra}"),
         ("nics: {mode: dra}\n", "unknown key; it is an entry of resources: {kind: vf, mode: dra}"),
-        ("mode: dra\n", "unknown key; it is a setting of the entries of resources of kind gpu-mem, vf and mig"),
+        (
+            "mode: dra\n",
+            "unknown key; it is a setting of the entries of resources of kind gpu-mem, vf and mig",
+        ),
         ("resources: [{kind: gpu, mode: dra, select: {models: [a]}}]\n", "kinds gpu-mem, vf and mig have it"),
     ],
 )
