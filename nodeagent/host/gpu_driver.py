@@ -46,9 +46,9 @@ class GpuReading(Struct, frozen=True):
 
     ``recovery_action`` is one of ``nvml.RECOVERY_ACTIONS``, or ``None`` if the driver does not support it. ``lost``:
     the driver reports that the GPU does not answer any more. ``fault`` is the error text of the first failed call
-    about this GPU. ``nvlink_domain`` is ``None`` while the driver does not know it yet, ``mig_devices`` if they could
-    not be read. ``fabric_pending``: whether its registration with the NVLink fabric has yet to be completed; ``None``
-    if it has no fabric, or this is not known.
+    about this GPU. ``nvlink_domain`` is ``None`` while the driver does not know it yet, ``mig_devices``,
+    ``mig_profiles`` and ``mig_instances`` if they could not be read. ``fabric_pending``: whether its registration with
+    the NVLink fabric has yet to be completed; ``None`` if it has no fabric, or this is not known.
     """
 
     index: int
@@ -64,8 +64,8 @@ class GpuReading(Struct, frozen=True):
     nvlink_domain: str | None = None
     mig_devices: tuple[MigDevice, ...] | None = ()
     fabric_pending: bool | None = None
-    mig_profiles: tuple[MigProfile, ...] = ()
-    mig_instances: tuple[MigSlot, ...] = ()
+    mig_profiles: tuple[MigProfile, ...] | None = ()
+    mig_instances: tuple[MigSlot, ...] | None = ()
 
 
 class GpuProcess(Struct, frozen=True):

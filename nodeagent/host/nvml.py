@@ -226,14 +226,21 @@ class Nvml:
         gpu = _GpuCalls(lib)
         handle = gpu.call("nvmlDeviceGetHandleByIndex", lambda: lib.nvmlDeviceGetHandleByIndex(index))
         if handle is None:
-            return GpuReading(index, lost=gpu.lost, fault=gpu.fault, recovery_action=gpu.action)
+            return GpuReading(
+                index,
+                lost=gpu.lost,
+                fault=gpu.fault,
+                recovery_action=gpu.action,
+                mig_profiles=None,
+                mig_instances=None,
+            )
         uuid = gpu.call("nvmlDeviceGetUUID", lambda: str(lib.nvmlDeviceGetUUID(handle)))
         mig = gpu.call("nvmlDeviceGetMigMode", lambda: lib.nvmlDeviceGetMigMode(handle)[0] == 1) or False
         gpu.mig = mig
         migs: tuple[MigDevice, ...] | None = ()
         if mig:
             migs = gpu.call("nvmlDeviceGetMigDeviceHandleByIndex", lambda: tuple(mig_devices(lib, handle)))
-        places = mig_places(lib, handle, uuid) if mig and uuid is not None and not gpu.lost else ((), ())
+        places = mig_places(lib, handle, uuid) if mig and uuid is not None else ((), ())
         action = gpu.call("nvmlDeviceGetFieldValues", lambda: _recovery_action(lib, handle))
         fabric = Membership(None, None) if gpu.lost else read_membership(lib, handle)
         reading = GpuReading(
@@ -252,8 +259,8 @@ class Nvml:
             nvlink_domain=fabric.domain,
             mig_devices=migs,
             fabric_pending=fabric.pending,
-            mig_profiles=places[0],
-            mig_instances=places[1],
+            mig_profiles=None if gpu.lost else places[0],
+            mig_instances=None if gpu.lost else places[1],
         )
         if uuid is not None and not gpu.lost:
             self._handles[uuid] = handle

@@ -23,6 +23,9 @@ _NAMED = re.compile(r" MIG (\S+)$")
 _PROFILE_NAMED = re.compile(r"(?:MIG )?(\d+g\.\S+)")
 _INSTANCES_MAX = 16
 """GPU instances of one profile, or compute instances in one GPU instance; a GPU has at most eight."""
+_PLACES_MAX = 24
+"""Slices of memory, and places of one profile. A GPU has eight; a counter set of Kubernetes has room for 32 counters,
+those of ``_COUNTS`` among them."""
 _COUNTS = {
     "multiprocessors": "multiprocessorCount",
     "copy-engines": "copyEngineCount",
@@ -79,9 +82,11 @@ def profile(slices: int, compute_slices: int, memory_mib: int, total_mib: int) -
     return f"{part}{slices}g.{size}gb"
 
 
-def mig_places(lib: Any, gpu: Any, uuid: str) -> tuple[tuple[MigProfile, ...], tuple[MigSlot, ...]]:
-    """Return the profiles of a GPU in MIG mode, and its GPU instances. Both are empty if the driver does not show them:
-    the rights to list MIG devices do not suffice."""
+def mig_places(
+    lib: Any, gpu: Any, uuid: str
+) -> tuple[tuple[MigProfile, ...] | None, tuple[MigSlot, ...] | None]:
+    """Return the profiles of a GPU in MIG mode, and its GPU instances. Both are ``None`` if the driver does not show
+    them: the rights to list MIG devices do not suffice."""
     profiles: dict[int, MigProfile] = {}
     instances: list[MigSlot] = []
     try:
@@ -92,7 +97,7 @@ def mig_places(lib: Any, gpu: Any, uuid: str) -> tuple[tuple[MigProfile, ...], t
             profiles[info.id] = _profile(lib, gpu, uuid, info, total_mib)
             instances += [slot for _, slot in _instances(lib, gpu, uuid, info.id)]
     except lib.NVMLError:
-        return (), ()
+        return None, None
     return tuple(profiles.values()), tuple(instances)
 
 
@@ -144,13 +149,18 @@ def _profile(lib: Any, gpu: Any, uuid: str, info: Any, total_mib: int) -> MigPro
     takes = ((counter, int(getattr(info, field))) for counter, field in _COUNTS.items())
     count = ctypes.c_uint()
     lib.nvmlDeviceGetGpuInstancePossiblePlacements(gpu, info.id, None, ctypes.byref(count))
+    count.value = min(count.value, _PLACES_MAX)
     places = (lib.c_nvmlGpuInstancePlacement_t * count.value)()
     lib.nvmlDeviceGetGpuInstancePossiblePlacements(gpu, info.id, places, ctypes.byref(count))
     return MigProfile(
         named[1] if named else profile(slices, slices, memory_mib, total_mib),
         memory_mib,
         tuple((counter, number) for counter, number in takes if number),
-        tuple(MigSlot(uuid, info.id, place.start, place.size) for place in places[: count.value]),
+        tuple(
+            MigSlot(uuid, info.id, place.start, place.size)
+            for place in places[: count.value]
+            if 0 < place.start + place.size <= _PLACES_MAX
+        ),
     )
 
 

@@ -685,10 +685,20 @@ def test_the_places_of_mig_devices_and_what_is_in_them_are_read(young, old, mach
     assert nvml.gpus()[0].mig_instances == (MigSlot("GPU-0", 9, 4, 4),)
     machine.set(gpu(0, mig=1), SMALL, "fail nvmlDeviceGetGpuInstances 4 0")
     (reading,) = nvml.gpus()
-    assert (reading.mig_profiles, reading.fault) == ((), None), "no right to see them is no fault of the GPU"
+    assert (reading.mig_profiles, reading.fault) == (None, None), (
+        "no right to see them is no fault of the GPU"
+    )
+    machine.set(gpu(0, mig=1, lost=1), SMALL)
+    (reading,) = nvml.gpus()
+    assert (reading.lost, reading.mig_profiles, reading.mig_instances) == (True, None, None), (
+        "unknown, not gone"
+    )
+    machine.set(gpu(0, mig=1), SMALL.replace("0,1,2,3,4,5,6", "0,4000000000"))
+    (reading,) = nvml.gpus()
+    assert [slot.start for slot in reading.mig_profiles[0].slots] == [0], "nonsense of the driver is no place"
     machine.set(gpu(0, mig=1), SMALL)
     (reading,) = start(old).gpus()
-    assert (reading.mig_profiles, reading.fault) == ((), None)
+    assert (reading.mig, reading.mig_profiles, reading.fault) == (False, (), None)
 
 
 def test_a_mig_device_is_made_in_its_place_found_again_and_removed(young, machine, start):

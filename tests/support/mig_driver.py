@@ -117,6 +117,7 @@ class MigDriver:
     def facts(self, gpu: Gpu) -> Gpu:
         """The GPU in MIG mode, as the driver shows it now."""
         profiles, instances = mig_places(self, gpu.uuid, gpu.uuid)
+        assert profiles is not None
         return msgspec.structs.replace(gpu, mig=True, mig_profiles=profiles, mig_instances=instances)
 
     def by_hand(self, slot: MigSlot) -> bool:
