@@ -23,7 +23,7 @@ from nodeagent.host.gpu_driver import MigRefused
 from nodeagent.kinds import Refused
 
 MIG_S = 15.0
-"""For one instance. The driver takes a second or less (NVIDIA, MIG user guide, section "Creating GPU Instances")."""
+"""For one instance. NVIDIA's driver for DRA has seen one second, and ten to find a GPU under load (``nvlib.go``)."""
 IN_USE_S, IN_USE_AGAIN_S = 20.0, 1.0
 """How long the end of a claim waits for the last process on its MIG device. The kubelet asks again later."""
 SEEN_S = 60.0

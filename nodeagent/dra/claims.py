@@ -184,6 +184,8 @@ class PreparedClaims:
                     await self._end(record)
                 except (Refused, Unanswered) as error:
                     log.warning("A claim cannot be ended. claim=%s reason=%r", _named(record), str(error))
+        if self._mig is not None:  # without the places that were left a while ago
+            self._offer.mig_slots = self._mig.slots(self.records.values())
         await self.remove_leftovers()
 
     async def _restore(self, record: PreparedClaim) -> None:

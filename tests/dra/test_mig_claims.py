@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
 from nodeagent.dra import mig_counters
-from nodeagent.dra.claim_mig import IN_USE_S, ClaimMig
+from nodeagent.dra.claim_mig import IN_USE_S, SEEN_S, ClaimMig
 from nodeagent.dra.claims import PreparedClaims
 from nodeagent.dra.devices import MIG, MigPlace
 from nodeagent.dra.mig_instances import MigInstances
@@ -70,12 +70,13 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.driver, self.tree = folder, new_driver(), caps(folder / "host", 1)
-        self.store, self.offer = ClaimStore(), offer_of(machine_of(self.driver), CONFIG)
+        self.store, self.clock = ClaimStore(), Clock()
+        self.offer = offer_of(machine_of(self.driver), CONFIG)
         self.places = places_of(self.offer.snapshot)
         self.claims = self.restarted()
 
     def restarted(self, boot_id: str = "boot-1") -> PreparedClaims:
-        mig = ClaimMig(MigInstances(self.tree, self.driver.opened), StepCalls(), Clock())
+        mig = ClaimMig(MigInstances(self.tree, self.driver.opened), StepCalls(), self.clock)
         self.claims = claims_of(self.folder / "agent", self.offer, self.store, boot_id=boot_id, mig=mig)
         return self.claims
 
@@ -386,3 +387,15 @@ def test_instances_of_claims_are_not_foreign() -> None:
     (gpu,) = machine_of(driver).gpus
     assert mig_counters.foreign(gpu, ()) == [slot]
     assert mig_counters.foreign(gpu, {slot}) == []
+
+
+async def test_a_place_that_a_claim_has_left_is_foreign_once_another_program_uses_it(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    claim = node.claim("a", ("1g.10gb", 6))
+    await node.claims.prepare(reference(claim))
+    await node.claims.unprepare(reference(claim))
+    slot = node.place("1g.10gb", 6).slot
+    assert slot in node.offer.mig_slots, "the facts may still show the removed instance"
+    node.clock.seconds += SEEN_S
+    await node.claims.compare()
+    assert slot not in node.offer.mig_slots

@@ -268,7 +268,7 @@ class MigMachine(RuleBasedStateMachine):
         assert not self.claims.records
         assert self.driver.slots == self.by_hand
         self.clock.seconds += GONE_S
-        self.claims.take(())
+        self.loop.run_until_complete(self.claims.compare())
         assert set(foreign(self.driver.facts(GPU), self.offer.mig_slots)) == self.by_hand
         assert not list((Path(self.folder.name) / "agent").rglob("*.json"))
 

@@ -1,8 +1,8 @@
 """A GPU driver with GPUs in MIG mode, behind the functions of ``pynvml``: it makes and destroys instances by the rules
 of an H100, and refuses what the hardware refuses.
 
-Profiles and places are those that ``nvidia-smi mig -lgip`` and ``-lgipp`` print for an H100 80GB (NVIDIA, MIG user
-guide, sections "GPU Instance Profiles" and "Profile placements").
+The profiles are those that ``nvidia-smi mig -lgip`` prints for an H100 80GB; the places those of the MIG user guide
+(section "Supported MIG Profiles"), whose number agrees with the number of instances.
 """
 
 from __future__ import annotations
