@@ -238,8 +238,11 @@ class MigMachine(RuleBasedStateMachine):
             assert not any(slot.overlaps(other) for other in slots[index + 1 :])
         if not self.was_reset:
             there = {it.slot: it for it in self.driver.instances.values()}
-            lost = {slot for slot in slots if any(slot.overlaps(other) for other in self.by_hand)}
-            assert all(there[slot].computes for slot in slots if slot not in lost), "made before the answer"
+            for _, record in self.granted.values():
+                lost = any(slot.overlaps(other) for slot in record.mig_slots for other in self.by_hand)
+                assert lost or all(there[slot].computes for slot in record.mig_slots), (
+                    "made before the answer"
+                )
 
     @invariant()
     def what_others_made_stays_and_no_claim_has_it(self) -> None:
