@@ -27,6 +27,7 @@ from nodeagent.dra.devices import (
     plugin_holders,
     pool_name,
 )
+from nodeagent.dra.mig_counters import lacking
 from nodeagent.dra.nccl_devices import ib_hca
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares, VfInterface
 from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim
@@ -227,7 +228,7 @@ def _check_sums(shares: Sequence[_Share], held: Shares) -> None:
 
 
 def _check_places(shares: Iterable[_Share], others: Sequence[PreparedClaim]) -> None:
-    """Two schedulers may give places of MIG devices that overlap."""
+    """Two schedulers may give places of MIG devices that overlap, or more engines than a GPU has."""
     for share in shares:
         device = share.device
         if not isinstance(device, MigPlace):
@@ -242,6 +243,8 @@ def _check_places(shares: Iterable[_Share], others: Sequence[PreparedClaim]) -> 
                 raise Occupied(
                     f"{device.name}: the claim {ascii_name(other.name)} has a MIG device in its place"
                 )
+        if short := lacking(device, [slot for other in others for slot in other.mig_slots]):
+            raise Occupied(f"{device.name}: MIG devices of other claims leave too few of {', '.join(short)}")
 
 
 def _check_limits(shares: Sequence[_Share], snapshot: Snapshot) -> None:

@@ -26,7 +26,14 @@ def counter_sets(devices: Iterable[DraDevice], own: Collection[MigSlot]) -> list
     """Return the counters of each GPU with a place among the devices. ``own`` are the slots that the agent has filled,
     or fills now: the scheduler knows them."""
     gpus = {place.gpu.uuid: place.gpu for place in devices if isinstance(place, MigPlace)}
-    return [_counters("name", gpu, _left(gpu, own)) for gpu in gpus.values()]
+    return [_counters("name", gpu, _left(gpu, foreign(gpu, own))) for gpu in gpus.values()]
+
+
+def lacking(place: MigPlace, taken: Iterable[MigSlot]) -> list[str]:
+    """Return the counters of which the GPU has too few for a device beside those in the ``taken`` slots."""
+    left = _left(place.gpu, [slot for slot in taken if slot.gpu == place.gpu.uuid])
+    takes = _takes(place.slot, dict(place.profile.takes))
+    return [name for name, number in takes.items() if number > left[name]]
 
 
 def foreign(gpu: Gpu, own: Collection[MigSlot]) -> list[MigSlot]:
@@ -34,7 +41,7 @@ def foreign(gpu: Gpu, own: Collection[MigSlot]) -> list[MigSlot]:
     return [slot for slot in gpu.mig_instances if slot not in own]
 
 
-def _left(gpu: Gpu, own: Collection[MigSlot]) -> Mapping[str, int]:
+def _left(gpu: Gpu, taken: Iterable[MigSlot]) -> Mapping[str, int]:
     numbers: dict[str, int] = {}
     kinds: dict[int, Mapping[str, int]] = {}
     for profile in gpu.mig_profiles:
@@ -43,7 +50,7 @@ def _left(gpu: Gpu, own: Collection[MigSlot]) -> Mapping[str, int]:
             for name, number in _takes(slot, kinds[slot.profile]).items():
                 numbers[name] = max(number, numbers.get(name, 0))
     gone: Counter[str] = Counter()
-    for slot in foreign(gpu, own):
+    for slot in taken:
         gone.update(_takes(slot, kinds.get(slot.profile, {})))
     return {name: max(0, number - gone[name]) for name, number in numbers.items()}
 

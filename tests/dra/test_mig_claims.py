@@ -298,6 +298,10 @@ async def test_places_that_overlap_are_refused_whatever_the_scheduler_says(tmp_p
         await node.claims.prepare(reference(node.claim("b", ("1g.10gb", 3))))
     await node.claims.prepare(reference(node.claim("c", ("1g.10gb", 4))))
     assert len(node.driver.slots) == 2
+    await node.claims.prepare(reference(node.claim("d", ("1g.10gb+me", 5))))
+    node.driver.reset()  # until the next comparison the GPU has room for what the claims hold
+    with pytest.raises(Refused, match="leave too few of ofa-engines"):
+        await node.claims.prepare(reference(node.claim("e", ("1g.10gb+me", 6))))
 
 
 async def test_an_instance_of_another_program_is_neither_used_nor_removed(tmp_path: Path) -> None:
