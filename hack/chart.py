@@ -37,6 +37,7 @@ PARTS = {
     "gpuProcesses": "gpu-processes",
     "gpuMemoryLimits": "gpu-memory-limits",
     "mig": "mig",
+    "migClaims": "mig-claims",
     "optics": "optics",
     "nvSentinel": "nvsentinel",
     "observe": "observe",

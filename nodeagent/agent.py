@@ -215,6 +215,7 @@ class Agent:
             device_info=files.device_info,
             stats=self._rpc_stats,
             metadata=self._config.cdi.device_metadata,
+            tree=self._tree,
         )
         self.offering = DeviceOffering(
             self._config,

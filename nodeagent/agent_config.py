@@ -93,7 +93,7 @@ class Config(Settings, frozen=True, kw_only=True):
     misplaced: ClassVar[Mapping[str, str]] = {
         "gpuMemory": "it is an entry of resources: {kind: gpu-mem, mode: dra}",
         "nics": "it is an entry of resources: {kind: vf, mode: dra}",
-        "mode": "it is a setting of the entries of resources of kind gpu-mem and vf",
+        "mode": "it is a setting of the entries of resources of kind gpu-mem, vf and mig",
     }
     api_version: Annotated[
         Literal["nodeagent.io/v1alpha1"], setting("Version of this file's format.", required=True)

@@ -36,6 +36,7 @@ from nodeagent.dra.slice_layout import (
     SliceWrite,
     dropped_fields,
     generation_of,
+    members_of,
     wanted_slices,
     writes,
 )
@@ -216,7 +217,7 @@ class SlicePublisher:
         return True
 
     def _planned(self, pools: SlicePools, stored: Mapping[str, Json]) -> list[SliceWrite]:
-        wanted = wanted_slices(self._node, pools.devices)
+        wanted = wanted_slices(self._node, pools.devices, pools.counters)
         planned = list(
             writes(
                 self._node,
@@ -260,7 +261,7 @@ class SlicePublisher:
             self._answers[name] = answer, time.monotonic()
         if write.spec:
             self._generations[write.pool] = generation_of(answer)
-            self._answered[name] = AnsweredDevices(write.spec["devices"], answer["spec"].get("devices") or ())
+            self._answered[name] = AnsweredDevices(members_of(write.spec), members_of(answer["spec"]))
             self._log_dropped(dropped_fields(write.spec, answer["spec"]))
 
     async def _delete(self, name: str, meta: Meta) -> None:

@@ -4,7 +4,8 @@
   boot in which it was made; after a reboot no container runs, and the kubelet prepares its claims again.
 * The CDI spec has a name of its own for each claim, because runtimes cache specs by name. It holds a copy of the
   record, which is used if the record is damaged. A record that is too large for an annotation has no copy.
-* The record is on the disk before the spec, and the spec before the kubelet gets the answer.
+* The record is on the disk before the spec, and the spec before the kubelet gets the answer. It is there before a MIG
+  device of the claim is made, too: after a crash what was made is known.
 * A folder in the place of a file is removed: it would keep the claim from its start and its end.
 
 All functions block: call them in a thread.
@@ -12,6 +13,7 @@ All functions block: call them in a thread.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import logging
@@ -75,6 +77,8 @@ class ClaimFiles:
         self._metadata = metadata
         self.new_metadata = str(metadata) if gives_metadata else None
         """The folder for the metadata of new claims."""
+        self.lock = asyncio.Lock()
+        """Held by whom reads or writes them while claims come and go."""
         self.written: dict[str, str] = {}
         """The allocation of each claim whose files are on the disk, by its UID."""
 
@@ -93,7 +97,9 @@ class ClaimFiles:
             if record is not None and record.boot_id == self._boot_id and record.claim.uid == uid:
                 claims.append(record.claim)
                 with suppress(OSError):
-                    if not record.claim.edits or all(file.is_file() for file in self._outputs(record.claim)):
+                    if not record.claim.edits or (
+                        record.claim.is_made and all(file.is_file() for file in self._outputs(record.claim))
+                    ):
                         self.written[uid] = record.claim.allocation
             else:
                 self._discard(path)
@@ -101,11 +107,7 @@ class ClaimFiles:
 
     def write(self, claim: PreparedClaim) -> None:
         """Write what differs on the disk. Raises ``OSError`` with the name of the file that cannot be written."""
-        text = FORM.encode(_Record(self._boot_id, claim))
-        if len(text) > SIZE_MAX:  # it could not be read again
-            reason = f"the claim needs {len(text)} bytes, more than {SIZE_MAX}; use several claims"
-            raise OSError(errno.EFBIG, reason, str(self._record(claim.uid)))
-        _replace(self._record(claim.uid), text, durable=True)
+        text = self.write_record(claim)
         if claim.edits:  # else all its devices are another driver's
             for request, content in claim.metadata.items():  # without one of them no container starts
                 _replace(self._metadata / claim.uid / f"{request}.json", content.encode(), **PUBLIC)
@@ -115,6 +117,16 @@ class ClaimFiles:
             _replace(self._spec(claim.uid), cdi.text(document).encode(), **PUBLIC)
             self._device_info.write(claim.device_info)
         self.written[claim.uid] = claim.allocation
+
+    def write_record(self, claim: PreparedClaim) -> bytes:
+        """Write the record alone, and return its text: what is made for the claim afterwards is known from then on.
+        Raises ``OSError``."""
+        text = FORM.encode(_Record(self._boot_id, claim))
+        if len(text) > SIZE_MAX:  # it could not be read again
+            reason = f"the claim needs {len(text)} bytes, more than {SIZE_MAX}; use several claims"
+            raise OSError(errno.EFBIG, reason, str(self._record(claim.uid)))
+        _replace(self._record(claim.uid), text, durable=True)
+        return text
 
     def remove(self, claim: PreparedClaim) -> None:
         """Remove the files of a claim. The record goes last: until then the files are known. Raises ``OSError``."""

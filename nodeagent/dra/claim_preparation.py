@@ -18,7 +18,16 @@ from nodeagent.dra import DRIVER
 from nodeagent.dra.device_attributes import LinkMemory, published
 from nodeagent.dra.device_metadata import POD_CLAIM_NAME, ClaimName, metadata_files, metadata_mount
 from nodeagent.dra.device_taints import tolerates
-from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice, gpu_name, plugin_holders, pool_name
+from nodeagent.dra.devices import (
+    DraDevice,
+    GpuDevice,
+    MigPlace,
+    PfDevice,
+    gpu_name,
+    plugin_holders,
+    pool_name,
+)
+from nodeagent.dra.mig_counters import lacking
 from nodeagent.dra.nccl_devices import ib_hca
 from nodeagent.dra.prepared_claim import PreparedClaim, PreparedDevice, Shares, VfInterface
 from nodeagent.dra.resource_claim import DeviceResult, ResourceClaim
@@ -96,6 +105,7 @@ def prepare_claim(
     using = [share for share in shares if not share.admin]
     _check_devices(using, snapshot)
     _check_sums(using, Shares(others))
+    _check_places(shares, others)
     _check_limits(using, snapshot)
     _check_clients(using, others)
     _choose_vfs(using, Shares(others), snapshot)
@@ -190,9 +200,9 @@ def _check_devices(shares: Iterable[_Share], snapshot: Snapshot) -> None:
         holder = next(plugin_holders(device, snapshot), None)
         if holder is not None:
             raise Occupied(str(held_by(device.name, device.name, holder)))
-        lost = device.gpu.lost if isinstance(device, GpuDevice) else device.missing
+        lost = device.missing if isinstance(device, PfDevice) else device.gpu.lost
         # The VFs of a PF have their own health, which the choice of VFs checks.
-        sick = isinstance(device, GpuDevice) and not device.health.allocatable
+        sick = not isinstance(device, PfDevice) and not device.health.allocatable
         sick = sick and not tolerates(share.result.tolerations or (), device.health)
         if lost or sick:
             raise unhealthy(DRIVER, device.name, device.health)
@@ -215,6 +225,26 @@ def _check_sums(shares: Sequence[_Share], held: Shares) -> None:
                 f"{has}, and other claims hold {capacity.quantity(taken)} of {capacity.quantity(capacity.total)}; they "
                 "may be of pods that still end"
             )
+
+
+def _check_places(shares: Iterable[_Share], others: Sequence[PreparedClaim]) -> None:
+    """Two schedulers may give places of MIG devices that overlap, or more engines than a GPU has."""
+    for share in shares:
+        device = share.device
+        if not isinstance(device, MigPlace):
+            continue
+        if share.admin:
+            raise Refused(
+                f"{device.name}: a MIG device is made for the claim that uses it, so adminAccess has nothing to show",
+                invalid=True,
+            )
+        for other in others:
+            if any(slot.overlaps(device.slot) for slot in other.mig_slots):
+                raise Occupied(
+                    f"{device.name}: the claim {ascii_name(other.name)} has a MIG device in its place"
+                )
+        if short := lacking(device, [slot for other in others for slot in other.mig_slots]):
+            raise Occupied(f"{device.name}: MIG devices of other claims leave too few of {', '.join(short)}")
 
 
 def _check_limits(shares: Sequence[_Share], snapshot: Snapshot) -> None:
@@ -309,6 +339,9 @@ def _grant(group: Sequence[_Share], snapshot: Snapshot) -> Allocation:
     first = group[0].device
     if group[0].admin:
         return _admin_grant([share.device for share in group], snapshot)
+    if isinstance(first, MigPlace):  # its own device nodes are known once it is made
+        places = [share.device for share in group if isinstance(share.device, MigPlace)]
+        return first.kind.allocate(snapshot, [place.gpu.uuid for place in places])
     if isinstance(first, GpuDevice):
         gpus = [share.device.gpu for share in group if isinstance(share.device, GpuDevice)]
         return first.kind.grant(snapshot, gpus, group[0].amount)
@@ -366,6 +399,8 @@ def _edits(
     end = re.sub(r"[^A-Z0-9]", "_", share.request.upper())
     if isinstance(share.device, GpuDevice):
         env = [(f"{name}_{end}", value) for name, value in allocation.env if name.startswith("NODEAGENT_")]
+    elif isinstance(share.device, MigPlace):
+        env = []
     elif share.admin:
         env = [
             (f"NODEAGENT_PFS_{end}", ",".join(dict.fromkeys(pf for it in request for pf in _pfs(it.device))))
@@ -378,10 +413,13 @@ def _edits(
 def _prepared(share: _Share, cdi_name: str, allocation: Allocation, snapshot: Snapshot) -> PreparedDevice:
     device, result = share.device, share.result
     kind, uuid, slices = device.kind, "", 0
-    names = [cdi_name]
+    names, mig = [cdi_name], None
     if isinstance(device, GpuDevice):
         uuid, slices = device.gpu.uuid, -(-share.amount // device.kind.slice_mib)
-        names += [name for name in allocation.cdi_devices if name.rpartition("=")[2] == uuid]
+    if not isinstance(device, PfDevice):
+        names += [name for name in allocation.cdi_devices if name.rpartition("=")[2] == device.gpu.uuid]
+    if isinstance(device, MigPlace):
+        mig = device.slot
     return PreparedDevice(
         share.request,
         result.pool,
@@ -399,6 +437,7 @@ def _prepared(share: _Share, cdi_name: str, allocation: Allocation, snapshot: Sn
             for vf in snapshot.functions
             if vf.pci_address in share.vfs
         ),
+        mig,
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -24,9 +24,10 @@ import msgspec
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
+from nodeagent.dra.claim_mig import ClaimMig, NothingMade
 from nodeagent.dra.claim_preparation import Occupied, allocation_key, prepare_claim, valid_uid
 from nodeagent.dra.offered import DraOffer
-from nodeagent.dra.prepared_claim import PreparedClaim, holdings, without_conflicts
+from nodeagent.dra.prepared_claim import PreparedClaim, holdings, with_mig, without_conflicts
 from nodeagent.dra.resource_claim import ResourceClaim
 from nodeagent.facts.model import Holding
 from nodeagent.kinds import Refused, ascii_name
@@ -74,6 +75,7 @@ class PreparedClaims:
         read_claim: Callable[[str, str], Awaitable[ResourceClaim]],
         on_change: Callable[[], object] = lambda: None,
         now: Callable[[], float] = time.monotonic,
+        mig: ClaimMig | None = None,
     ) -> None:
         self.records: dict[str, PreparedClaim] = {}
         """By the UID of the claim."""
@@ -81,7 +83,6 @@ class PreparedClaims:
         """Claims that were refused because another claim or pod held their devices."""
         self._node, self._offer, self._files, self._calls = node, offer, files, calls
         self._read_claim, self._on_change, self._now = read_claim, on_change, now
-        self._disk = asyncio.Lock()
         self._preparing: dict[str, set[object]] = {}
         """The calls that prepare a claim now. Unprepare empties them."""
         self._gone_since: dict[str, float] = {}
@@ -89,6 +90,7 @@ class PreparedClaims:
         self._ended = asyncio.Event()
         """Set, and replaced by another one, when a claim ends."""
         self._sequence = 0
+        self._mig = mig
 
     @property
     def written(self) -> dict[str, PreparedClaim]:
@@ -112,10 +114,12 @@ class PreparedClaims:
             log.warning(
                 "The record of a claim contradicts a later one and is dropped. claim=%s", _named(record)
             )
+        if self._mig is not None:
+            self._mig.take(self.records.values())
         self._sequence = max((record.sequence for record in self.records.values()), default=0)
         if self.records and self.records != before:
             log.info("Claims of an earlier agent are prepared. count=%d", len(self.records))
-        self._on_change()
+        self._changed()
 
     async def prepare(self, reference: ClaimReference) -> PreparedClaim:
         """Prepare a claim, or return its record if it is prepared. Raises ``Refused``, ``OSError``, ``Unanswered``."""
@@ -129,10 +133,18 @@ class PreparedClaims:
             if self._awaits_devices(claim):
                 await self._wait_for_devices(claim)
                 claim = await self._read(reference)
-            self._refuse_ended(uid, call)
+            _refuse_ended(self._preparing, uid, call)
+            if (
+                (known := self.records.get(uid)) is not None
+                and known.mig_slots
+                and not _allocates(claim, known)
+            ):
+                await self._end(known)
             record = await self._decide_once_free(claim, reference, call, until)
+            await self._make(record)
             await self._write(record)
-            self._refuse_ended(uid, call)
+            _refuse_ended(self._preparing, uid, call)
+            record = _current(self.records, record)
         finally:
             calls = self._preparing.get(uid)
             if calls is not None:
@@ -142,7 +154,8 @@ class PreparedClaims:
         return record
 
     async def unprepare(self, reference: ClaimReference) -> None:
-        """End a claim. It succeeds for a claim that is not known, and if files cannot be removed."""
+        """End a claim. It succeeds for a claim that is not known, and if files cannot be removed. Raises ``Refused``
+        and ``Unanswered`` if a MIG device cannot be removed: the claim keeps it."""
         self._preparing.pop(reference.uid, None)
         record = self.records.get(reference.uid)
         if record is not None:
@@ -167,13 +180,19 @@ class PreparedClaims:
                     "A prepared claim is gone, and the kubelet has not ended it: its devices are free. claim=%s",
                     _named(record),
                 )
-                await self._end(record)
+                try:
+                    await self._end(record)
+                except (Refused, Unanswered) as error:
+                    log.warning("A claim cannot be ended. claim=%s reason=%r", _named(record), str(error))
+        if self._mig is not None:  # without the places that were left a while ago
+            self._offer.mig_slots = self._mig.slots(self.records.values())
         await self.remove_leftovers()
 
     async def _restore(self, record: PreparedClaim) -> None:
         """Write files that were removed while no agent ran: the kubelet asks no more, and the claim's status waits."""
-        if record.uid not in self.written and record.uid not in self._preparing:
+        if record.uid not in self._preparing and (record.uid not in self.written or record.mig_slots):
             try:
+                await self._make(record)
                 await self._write(record)
             except (OSError, Unanswered, Refused) as error:
                 log.warning(
@@ -182,8 +201,8 @@ class PreparedClaims:
 
     async def remove_leftovers(self) -> None:
         """Remove files of claims without a record."""
-        async with self._disk:
-            await self._tidy(self._files.remove_others, frozenset(self.records))
+        async with self._files.lock:
+            await _tidy(self._calls, self._files.remove_others, frozenset(self.records))
 
     async def follow(self) -> None:
         """Compare at the start, then regularly and soon after a conflict, until cancelled."""
@@ -259,7 +278,7 @@ class PreparedClaims:
                     )
                     await ended.wait()
                     claim = await self._read(reference)
-                    self._refuse_ended(reference.uid, call)
+                    _refuse_ended(self._preparing, reference.uid, call)
         except TimeoutError:
             pass
         self.conflicts += 1
@@ -304,44 +323,84 @@ class PreparedClaims:
         self.records[uid] = record
         self._sequence = record.sequence
         self._gone_since.pop(uid, None)
-        self._on_change()
+        self._changed()
         return record
-
-    def _refuse_ended(self, uid: str, call: object) -> None:
-        """A slow Prepare must not bring back a claim that was unprepared meanwhile."""
-        if call not in self._preparing.get(uid, ()):
-            raise Refused("the claim was unprepared meanwhile")
 
     def _take_pods(self, claim: ResourceClaim, record: PreparedClaim) -> None:
         if claim.pods and claim.pods != record.pods:
             self.records[record.uid] = msgspec.structs.replace(record, pods=claim.pods)
-            self._on_change()
+            self._changed()
+
+    async def _make(self, record: PreparedClaim) -> None:
+        """Make the MIG devices of a claim, or find them: a reset of the GPU removes them. The record is on the disk
+        before they are made, and goes if none is. Raises ``Refused``, ``OSError``, ``Unanswered``."""
+        if not record.mig_slots:
+            return
+        if self._mig is None:
+            raise Refused("this agent has no access to the GPU driver, which makes MIG devices")
+
+        async def write_record() -> None:
+            async with self._files.lock:
+                await self._calls.run(self._files.write_record, record)
+
+        async with self._mig.lock:
+            was_made = _current(self.records, record).is_made
+            try:
+                made = await self._mig.make(record, write_record)
+            except NothingMade as nothing:
+                if not was_made:  # else a pod may use the claim, and has lost its device
+                    await self._forget(record)
+                raise Refused(str(nothing)) from None
+            self.records[record.uid] = with_mig(_current(self.records, record), made)
+            self._changed()
 
     async def _write(self, record: PreparedClaim) -> None:
-        async with self._disk:
-            current = self.records.get(record.uid)
-            if current is None or current.allocation != record.allocation:
-                raise Refused("the claim was ended or allocated again meanwhile")
-            await self._calls.run(self._files.write, current)
+        async with self._files.lock:
+            await self._calls.run(self._files.write, _current(self.records, record))
         self._offer.wake()
 
     async def _end(self, record: PreparedClaim) -> None:
+        if record.mig_slots and self._mig is not None:
+            await self._mig.remove(record)
+        await self._forget(record)
+
+    async def _forget(self, record: PreparedClaim) -> None:
         if self.records.pop(record.uid, None) is None:
             return
         self._gone_since.pop(record.uid, None)
         self._ended.set()
         self._ended = asyncio.Event()
-        self._on_change()
-        async with self._disk:
+        self._changed()
+        async with self._files.lock:
             if record.uid not in self.records:
-                await self._tidy(self._files.remove, record)
+                await _tidy(self._calls, self._files.remove, record)
 
-    async def _tidy(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Remove files. What stays is removed at a later comparison."""
-        try:
-            await self._calls.run(work, *arguments)
-        except (OSError, Unanswered) as error:
-            log.warning("A file of an ended claim cannot be removed. reason=%r", str(error))
+    def _changed(self) -> None:
+        if self._mig is not None:
+            self._offer.mig_slots = self._mig.slots(self.records.values())
+        self._on_change()
+
+
+def _current(records: Mapping[str, PreparedClaim], record: PreparedClaim) -> PreparedClaim:
+    """Return the record as it is now. Raises ``Refused`` if the claim was ended or has other devices."""
+    current = records.get(record.uid)
+    if current is None or current.allocation != record.allocation:
+        raise Refused("the claim was ended or allocated again meanwhile")
+    return current
+
+
+def _refuse_ended(preparing: Mapping[str, set[object]], uid: str, call: object) -> None:
+    """A slow Prepare must not bring back a claim that was unprepared meanwhile."""
+    if call not in preparing.get(uid, ()):
+        raise Refused("the claim was unprepared meanwhile")
+
+
+async def _tidy(calls: BoundedCalls, work: Callable[..., None], *arguments: Any) -> None:
+    """Remove files. What stays is removed at a later comparison."""
+    try:
+        await calls.run(work, *arguments)
+    except (OSError, Unanswered) as error:
+        log.warning("A file of an ended claim cannot be removed. reason=%r", str(error))
 
 
 def _allocates(claim: ResourceClaim, record: PreparedClaim) -> bool:

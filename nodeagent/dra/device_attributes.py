@@ -1,4 +1,4 @@
-"""The device of a ResourceSlice, as JSON, for each GPU and PF that claims allocate. Pure.
+"""The device of a ResourceSlice, as JSON, for each GPU, place of a MIG device, and PF that claims allocate. Pure.
 
 An attribute describes the hardware and its place: it changes when a person or a switch changes something, never with
 traffic. A value that is not known at present keeps its last known value (``LinkMemory``), because a selector that
@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from nodeagent.dra.devices import Capacity, DraDevice, GpuDevice, PfDevice
+from nodeagent.dra.devices import Capacity, DraDevice, GpuDevice, MigPlace, PfDevice
+from nodeagent.dra.mig_counters import consumed
 from nodeagent.facts.model import Link, Neighbor, Snapshot
 
 Json = dict[str, Any]
@@ -89,7 +90,9 @@ def published(
     ``near_nodes`` are the NUMA nodes near each one, for a list in place of one number.
     """
     links = {link.pci_address: link for link in snapshot.links}
-    if isinstance(device, GpuDevice):
+    if isinstance(device, MigPlace):
+        attributes = _mig_attributes(device)
+    elif isinstance(device, GpuDevice):
         attributes = _gpu_attributes(device)
     else:
         pf = device.pf
@@ -101,6 +104,9 @@ def published(
     if (near := near_nodes.get(values.get(NUMA_NODES[0], {}).get("int", -1))) is not None:
         values[NUMA_NODES[0]] = {"ints": list(near)}
     body: Json = {"name": device.name, "attributes": values}
+    if isinstance(device, MigPlace):
+        memory = {"memory": {"value": device.capacity.quantity(device.capacity.total)}}
+        return body | {"capacity": memory, "consumesCounters": consumed(device)}
     if isinstance(device, PfDevice) and device.vf is not None:
         return body
     capacity = {device.capacity.name: _capacity(device.capacity)}
@@ -114,6 +120,19 @@ def _gpu_attributes(device: GpuDevice) -> dict[str, str | int | bool | None]:
         "uuid": gpu.uuid,
         "product": gpu.name,
         "index": gpu.index,
+        **_place(gpu.pci_address, gpu.pci_path, gpu.numa_node),
+    }
+
+
+def _mig_attributes(place: MigPlace) -> dict[str, str | int | bool | None]:
+    gpu = place.gpu
+    return {
+        "kind": place.pool,
+        "profile": place.profile.name,
+        "parentUuid": gpu.uuid,
+        "product": gpu.name,
+        "index": gpu.index,
+        "firstSlice": place.slot.start,
         **_place(gpu.pci_address, gpu.pci_path, gpu.numa_node),
     }
 

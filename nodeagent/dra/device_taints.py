@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from nodeagent.dra.devices import DraDevice, GpuDevice
+from nodeagent.dra.devices import DraDevice, PfDevice
 from nodeagent.dra.resource_claim import Toleration
 from nodeagent.facts.model import CORDONED, Health, State
 
@@ -94,7 +94,7 @@ def marked_no_execute(slices: Sequence[Json]) -> frozenset[str]:
 
 
 def _is_gone(device: DraDevice) -> bool:
-    return device.gpu.lost if isinstance(device, GpuDevice) else device.missing
+    return device.missing if isinstance(device, PfDevice) else device.gpu.lost
 
 
 def _failure(health: Health, *, gone: bool = False) -> str | None:

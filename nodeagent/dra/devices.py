@@ -1,4 +1,5 @@
-"""The devices of a node as a DRA driver publishes them: one for each GPU, and one for each PF, or for each VF.
+"""The devices of a node as a DRA driver publishes them: one for each GPU, and one for each PF, or for each VF; for a
+GPU in MIG mode one for each place of a MIG device.
 
 A GPU has the capacity ``memory``, a PF the capacity ``vfs``. Many claims share a device, and each consumes a part of
 its capacity. With one device for each VF (``vfDevices``) Multus finds the VF of a claim, but the scheduler tries all
@@ -16,12 +17,13 @@ from typing import Literal
 
 import msgspec
 
-from nodeagent.facts.model import Function, Gpu, Health, Holding, Snapshot
+from nodeagent.facts.model import Function, Gpu, Health, Holding, MigProfile, MigSlot, Snapshot
 from nodeagent.kinds import DeviceKind, gpu_access
 from nodeagent.kinds.gpu_memory import GpuMemory
+from nodeagent.kinds.mig import MigPlaces
 from nodeagent.kinds.vf import VfPool
 
-GPU, NIC = "gpu", "nic"
+GPU, MIG, NIC = "gpu", "mig", "nic"
 _LABEL_MAX = 63  # characters of a DNS label (RFC 1123), which the name of a device is
 
 
@@ -105,7 +107,37 @@ class PfDevice(msgspec.Struct, frozen=True):
         return frozenset(self.vfs if self.vf is not None else (self.pf.pci_address, *self.vfs))
 
 
-DraDevice = GpuDevice | PfDevice
+class MigPlace(msgspec.Struct, frozen=True):
+    """A MIG device that can be made in one place of a GPU, for one claim. ``kind`` is that of its profile.
+
+    Places overlap. The scheduler takes those that fit together by the counters of the GPU (``mig_counters.py``).
+    """
+
+    name: str
+    gpu: Gpu
+    kind: MigPlaces
+    profile: MigProfile
+    slot: MigSlot
+
+    @property
+    def pool(self) -> Literal["mig"]:
+        return "mig"
+
+    @property
+    def capacity(self) -> Capacity:
+        total = self.profile.memory_mib
+        return Capacity("memory", total, total, total, "Mi")
+
+    @property
+    def health(self) -> Health:
+        return self.gpu.health
+
+    @property
+    def hardware(self) -> frozenset[str]:
+        return frozenset((self.gpu.uuid,))
+
+
+DraDevice = GpuDevice | MigPlace | PfDevice
 
 
 class NumberedPool(msgspec.Struct, frozen=True):
@@ -135,6 +167,8 @@ def devices_of(
     for name, kind, vf_devices in kinds:
         if isinstance(kind, GpuMemory):
             gpus += gpu_devices(kind, snapshot)
+        elif isinstance(kind, MigPlaces):
+            gpus += mig_places(kind, snapshot)
         elif isinstance(kind, VfPool):
             for address in sorted(kind.pfs):
                 # Without cdi: the container gets the device nodes by the CDI spec of its claim.
@@ -158,6 +192,18 @@ def gpu_devices(kind: GpuMemory, snapshot: Snapshot) -> tuple[GpuDevice, ...]:
         GpuDevice(gpu_name(gpu.uuid), msgspec.structs.replace(gpu, health=kind.health(gpu, snapshot)), kind)
         for gpu in members
     )
+
+
+def mig_places(kind: MigPlaces, snapshot: Snapshot) -> Iterator[MigPlace]:
+    """Yield the places of one profile on the GPUs of an entry. The scheduler takes the first one that is free: those
+    that leave most of the GPU to larger profiles come first."""
+    for gpu in gpu_access.selected(snapshot, kind.gpus):
+        everywhere = [slot for profile in gpu.mig_profiles for slot in profile.slots]
+        for profile in gpu.mig_profiles:
+            if profile.name == kind.profile:
+                costs = {slot: sum(slot.overlaps(other) for other in everywhere) for slot in profile.slots}
+                for slot in sorted(costs, key=lambda it: (costs[it], -it.start)):
+                    yield MigPlace(mig_name(gpu.uuid, profile.name, slot.start), gpu, kind, profile, slot)
 
 
 def pf_devices(pools: Iterable[NumberedPool], snapshot: Snapshot) -> tuple[PfDevice, ...]:
@@ -187,6 +233,15 @@ def gpu_name(uuid: str) -> str:
     'gpu-5d5ba0e2-9b34-4d0f-8b64-6a3c1f0e77aa'
     """
     return _label(f"gpu-{uuid.removeprefix('GPU-')}")
+
+
+def mig_name(uuid: str, profile: str, start: int) -> str:
+    """
+    >>> mig_name("GPU-5d5ba0e2-9b34-4d0f-8b64-6a3c1f0e77aa", "1g.10gb+me", 6)
+    'mig-5d5ba0e2-9b34-4d0f-8b64-6a3c1f0e77aa-1g10gb-plus-me-6'
+    """
+    word = profile.replace(".", "").replace("-", "-minus-").replace("+", "-plus-")
+    return _label(f"mig-{uuid.removeprefix('GPU-')}-{word}-{start}")
 
 
 def pf_name(pci_address: str) -> str:

@@ -18,12 +18,15 @@ from nodeagent.base.stored_file import boot_id
 from nodeagent.base.supervise import either, end_tasks, keep
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
+from nodeagent.dra.claim_mig import MIG_S, ClaimMig
 from nodeagent.dra.claims import PreparedClaims
 from nodeagent.dra.devices import pool_name
+from nodeagent.dra.mig_instances import MigInstances
 from nodeagent.dra.offered import DraOffer
 from nodeagent.dra.prepared_claim import ClaimFigures
 from nodeagent.dra.resource_claim import ResourceClaim
 from nodeagent.facts.model import Holding
+from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import Refused
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
@@ -53,7 +56,8 @@ METADATA_FOLDER = "dra-device-metadata"
 class DraDriver:
     """``access`` is how the API server is reached (a ``kube.access.Access``). ``None``: it is not; then no claim can be
     prepared, and those of an earlier agent can end. ``node`` is the name of this Node. ``metadata``: containers get
-    files with the metadata of their devices. ``on_change`` is called when a claim was prepared or ended."""
+    files with the metadata of their devices. ``on_change`` is called when a claim was prepared or ended. ``tree`` is
+    the machine."""
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class DraDriver:
         stats: RpcStats,
         metadata: bool = False,
         on_change: Callable[[], object] = lambda: None,
+        tree: Tree | None = None,
     ) -> None:
         self._node, self._offer = node, offer
         self._kubelet_dir, self._stats = kubelet_dir, stats
@@ -84,7 +89,13 @@ class DraDriver:
         self._loaded = False
         self._client = None if access is None else ApiClient(access, timeout_s=API_S)
         self.claims = PreparedClaims(
-            node, offer, self._files, BoundedCalls("files of claims", DISK_S), self._read, self._take_change
+            node,
+            offer,
+            self._files,
+            BoundedCalls("files of claims", DISK_S),
+            self._read,
+            self._take_change,
+            mig=ClaimMig(MigInstances(tree or Tree()), BoundedCalls("MIG devices", MIG_S)),
         )
         self.service: DraService | None = None
         """``None`` while the driver is not needed."""

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import msgspec
 
 from nodeagent.dra.devices import DraDevice, plugin_holders
-from nodeagent.facts.model import Holding, Snapshot
+from nodeagent.facts.model import Holding, MigSlot, Snapshot
 
 
 class OfferedPools(msgspec.Struct, frozen=True):
-    """The devices by pool, ``gpu`` and ``nic``. A pool is absent if no entry of its kind has mode ``dra``, and
+    """The devices by pool, ``gpu``, ``mig`` and ``nic``. A pool is absent if no entry of its kind has mode ``dra``, and
     ``None`` before its source has published, or before it is known what pods hold.
 
     ``obstacles``: why a device cannot be handed out now, apart from its health, by the name of the device: a file that
@@ -59,6 +59,8 @@ class DraOffer:
         self.served = False
         """Whether the driver serves or has served. After a change of the mode it does so without any pool, until the
         last claim ends. Meanwhile the kubelet keeps the slices of an earlier agent, so the agent must delete them."""
+        self.mig_slots: frozenset[MigSlot] = frozenset()
+        """The places of MIG devices that claims have, or have had a moment ago: GPU instances in others are foreign."""
         self._changed = asyncio.Event()
 
     def update(self, current: OfferedPools, snapshot: Snapshot) -> None:

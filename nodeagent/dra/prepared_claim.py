@@ -5,14 +5,15 @@ A record holds everything that answers a repeated Prepare and that Unprepare nee
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from nodeagent.dra.devices import GPU
+from nodeagent.dra.devices import GPU, MIG
 from nodeagent.facts.allocation import DeviceInfo
 from nodeagent.facts.cdi import ContainerEdits
-from nodeagent.facts.model import Holding
+from nodeagent.facts.model import DeviceNode, Holding, MigSlot
 
 
 class VfInterface(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -24,12 +25,20 @@ class VfInterface(msgspec.Struct, frozen=True, omit_defaults=True):
     rdma: str | None = None
 
 
+class MadeMig(msgspec.Struct, frozen=True):
+    """A MIG device that is there, with the device nodes of its two instances."""
+
+    uuid: str
+    nodes: tuple[DeviceNode, ...]
+
+
 class PreparedDevice(msgspec.Struct, frozen=True):
     """One share of one device. ``amount`` is in the unit of its capacity, MiB or VFs; 0 is access as an administrator,
     which takes nothing of the device.
 
     ``requests`` are requests of the claim without sub-requests. ``vfs`` are the chosen VFs, ``interfaces`` what the
-    host knows of them; ``uuid`` is the GPU's.
+    host knows of them; ``uuid`` is the GPU's. ``mig`` is the place of a MIG device, whose ``uuid`` is empty before it
+    is made.
     ``resource`` is the name by which a device plugin would offer it, ``slices`` the number of its slices of GPU memory.
     """
 
@@ -45,6 +54,7 @@ class PreparedDevice(msgspec.Struct, frozen=True):
     uuid: str = ""
     slices: int = 0
     interfaces: tuple[VfInterface, ...] = ()
+    mig: MigSlot | None = None
 
 
 class PreparedClaim(msgspec.Struct, frozen=True):
@@ -64,6 +74,36 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     device_info: tuple[DeviceInfo, ...] = ()
     pods: tuple[str, ...] = ()
     metadata: dict[str, str] = {}
+
+    @property
+    def mig_slots(self) -> tuple[MigSlot, ...]:
+        return tuple(device.mig for device in self.devices if device.mig is not None)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether each of its MIG devices has been made."""
+        return all(device.uuid for device in self.devices if device.mig is not None)
+
+
+def with_mig(record: PreparedClaim, made: Mapping[MigSlot, MadeMig]) -> PreparedClaim:
+    """Return the record with the UUIDs and device nodes of its MIG devices. A container that uses a request gets all
+    MIG devices of the request."""
+    devices = tuple(
+        it if it.mig is None else msgspec.structs.replace(it, uuid=made[it.mig].uuid) for it in record.devices
+    )
+    edits = dict(record.edits)
+    for device in devices:
+        if device.mig is None:
+            continue
+        name = device.cdi_devices[0].rpartition("=")[2]
+        uuids = ",".join(it.uuid for it in devices if it.mig is not None and it.request == device.request)
+        end = re.sub(r"[^A-Z0-9]", "_", device.request.upper())
+        edits[name] = msgspec.structs.replace(
+            edits[name],
+            env=(("NODEAGENT_MIG_UUID", uuids), (f"NODEAGENT_MIG_UUID_{end}", uuids)),
+            device_nodes=made[device.mig].nodes,
+        )
+    return msgspec.structs.replace(record, devices=devices, edits=edits)
 
 
 class ClaimFigures(msgspec.Struct, frozen=True):
@@ -97,15 +137,21 @@ def holdings(claims: Iterable[PreparedClaim]) -> tuple[Holding, ...]:
             claim.pods[0] if claim.pods else "",
             "",
             device.resource,
-            tuple(f"{device.uuid}::{claim.uid}.{n}" for n in range(device.slices))
-            if device.kind == GPU
-            else device.vfs,
+            _held_ids(claim, device),
             claim.name,
         )
         for claim in sorted(claims, key=lambda it: (it.namespace, it.name, it.uid))
         for device in claim.devices
         if device.amount
     )
+
+
+def _held_ids(claim: PreparedClaim, device: PreparedDevice) -> tuple[str, ...]:
+    if device.kind == MIG:
+        return (device.uuid,) if device.uuid else ()
+    if device.kind == GPU:
+        return tuple(f"{device.uuid}::{claim.uid}.{n}" for n in range(device.slices))
+    return device.vfs
 
 
 def without_conflicts(

@@ -12,7 +12,8 @@ import msgspec
 from nodeagent.base.supervise import either
 from nodeagent.dra.device_attributes import LinkMemory, published
 from nodeagent.dra.device_taints import blocked, marked_no_execute, taints
-from nodeagent.dra.devices import DraDevice, PfDevice, pool_name
+from nodeagent.dra.devices import MIG, DraDevice, PfDevice, pool_name
+from nodeagent.dra.mig_counters import counter_sets
 from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.inventory import Inventory
 
@@ -24,6 +25,8 @@ class SlicePools(msgspec.Struct, frozen=True):
 
     devices: Mapping[str, Sequence[Json]]
     unknown: tuple[str, ...] = ()
+    counters: Mapping[str, Sequence[Json]] = {}
+    """The counter sets that the devices of a pool consume."""
 
 
 class PublishedPools:
@@ -95,7 +98,8 @@ class PublishedPools:
                 | ({"taints": found[device.name]} if device.name in found else {})
                 for device in devices
             ]
-        return SlicePools(known, tuple(unknown))
+        counters = {pool_name(self._node, MIG): counter_sets(current.devices(), self._offer.mig_slots)}
+        return SlicePools(known, tuple(unknown), counters)
 
     def _keys(self, devices: Sequence[DraDevice]) -> frozenset[str]:
         """The keys of present reasons that match a glob of ``no_execute``."""

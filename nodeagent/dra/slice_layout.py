@@ -7,6 +7,7 @@ Rules (Kubernetes 1.36, ``staging/src/k8s.io/api/resource/v1/types.go``):
 * The scheduler uses only the slices with the highest generation of a pool, and only all of them. A change within one
   slice keeps the generation. A change of several slices, or of their number, raises it in all of them.
 * The names of the slices follow from node and pool, so two writers cannot make twins.
+* A slice has devices or the counters of GPUs, ``COUNTER_SETS_MAX`` at most. Those with counters come first.
 * The API server sets ``timeAdded`` of a taint and writes quantities in its own form. Neither is a difference.
 """
 
@@ -25,6 +26,7 @@ Json = dict[str, Any]
 
 DEVICES_MAX = 64
 """The limit of a slice whose devices have taints; without taints it is 128 (types.go, ResourceSliceMaxDevices…)."""
+COUNTER_SETS_MAX = 8
 NAME_MAX = 253
 
 
@@ -36,10 +38,20 @@ class WantedSlice(msgspec.Struct, frozen=True):
     devices: tuple[Json, ...]
     count: int
     """The number of slices of the pool."""
+    counters: tuple[Json, ...] = ()
+    """With these it has no devices, not even an empty list (validation.go, validateResourceSliceSpec)."""
+
+    @property
+    def content(self) -> Json:
+        """The fields of the spec; the one that is absent is ``None``, so that a patch removes it."""
+        if self.counters:
+            return {"sharedCounters": list(self.counters), "devices": None}
+        return {"devices": list(self.devices), "sharedCounters": None}
 
 
 class AnsweredDevices(msgspec.Struct, frozen=True):
-    """The devices that were sent, and what the server stored of them: a server that lacks a feature drops fields."""
+    """The devices, or counter sets, that were sent, and what the server stored of them: a server that lacks a feature
+    drops fields."""
 
     sent: Sequence[Json]
     stored: Sequence[Json]
@@ -54,15 +66,24 @@ class SliceWrite(msgspec.Struct, frozen=True):
     spec: Json = {}
 
 
-def wanted_slices(node: str, pools: Mapping[str, Sequence[Json]]) -> dict[str, WantedSlice]:
-    """The slices of these pools, by name. A pool without devices has one empty slice: the driver runs."""
+def wanted_slices(
+    node: str, pools: Mapping[str, Sequence[Json]], counters: Mapping[str, Sequence[Json]] = {}
+) -> dict[str, WantedSlice]:
+    """The slices of these pools, by name. A pool without devices has one empty slice: the driver runs. ``counters`` are
+    the counter sets by pool."""
     slices = {}
     for pool, devices in pools.items():
-        parts = [tuple(devices[at : at + DEVICES_MAX]) for at in range(0, len(devices), DEVICES_MAX)] or [()]
-        for index, part in enumerate(parts):
-            name = slice_name(node, pool, index)
-            slices[name] = WantedSlice(name, pool, part, len(parts))
+        sets = _parts(counters.get(pool, ()), COUNTER_SETS_MAX)
+        parts = _parts(devices, DEVICES_MAX) or ([] if sets else [()])
+        for index, part in enumerate([*sets, *parts]):
+            name, is_set = slice_name(node, pool, index), index < len(sets)
+            members = ((), part) if is_set else (part, ())
+            slices[name] = WantedSlice(name, pool, members[0], len(sets) + len(parts), members[1])
     return slices
+
+
+def _parts(items: Sequence[Json], size: int) -> list[tuple[Json, ...]]:
+    return [tuple(items[at : at + size]) for at in range(0, len(items), size)]
 
 
 def slice_name(node: str, pool: str, index: int) -> str:
@@ -134,15 +155,13 @@ def _pool_writes(
             "driver": DRIVER,
             "nodeName": node,
             "pool": {"name": part.pool, "generation": generation, "resourceSliceCount": part.count},
-            "devices": list(part.devices),
         }
         if part.name not in stored:
-            yield SliceWrite("create", part.name, part.pool, spec)
+            present = {field: value for field, value in part.content.items() if value is not None}
+            yield SliceWrite("create", part.name, part.pool, spec | present)
         elif raised or part in changed:
-            spec["devices"] = with_times(part.devices, stored[part.name])
-            yield SliceWrite(
-                "patch", part.name, part.pool, {"pool": spec["pool"], "devices": spec["devices"]}
-            )
+            dated = msgspec.structs.replace(part, devices=tuple(with_times(part.devices, stored[part.name])))
+            yield SliceWrite("patch", part.name, part.pool, {"pool": spec["pool"], **dated.content})
 
 
 def with_times(devices: Sequence[Json], stored: Json) -> list[Json]:
@@ -165,10 +184,15 @@ def with_times(devices: Sequence[Json], stored: Json) -> list[Json]:
 
 def _same(part: WantedSlice, stored: Json, answered: AnsweredDevices | None) -> bool:
     """Whether the stored slice has these devices in this order, or what the server made of them before."""
-    devices = stored["spec"].get("devices") or ()
-    return _equal(part.devices, devices) or (
-        answered is not None and _equal(part.devices, answered.sent) and _equal(devices, answered.stored)
+    items, wanted = members_of(stored["spec"]), part.devices or part.counters
+    return _equal(wanted, items) or (
+        answered is not None and _equal(wanted, answered.sent) and _equal(items, answered.stored)
     )
+
+
+def members_of(spec: Json) -> Sequence[Json]:
+    """The devices of a slice, or its counter sets."""
+    return spec.get("devices") or spec.get("sharedCounters") or ()
 
 
 def _equal(devices: Sequence[Json], others: Sequence[Json]) -> bool:
@@ -176,10 +200,12 @@ def _equal(devices: Sequence[Json], others: Sequence[Json]) -> bool:
 
 
 def comparable(device: Json) -> Json:
-    """The device without the times of its taints, and with quantities as numbers."""
+    """The device or counter set without the times of taints, and with quantities as numbers."""
     same: Json = {**device, "capacity": _numbers(device.get("capacity") or {})}
     same["taints"] = [_taint_key(taint) for taint in device.get("taints") or ()]
     same["attributes"] = device.get("attributes") or {}
+    same["consumesCounters"] = _numbers(device.get("consumesCounters") or [])
+    same["counters"] = _numbers(device.get("counters") or {})
     same["allowMultipleAllocations"] = bool(device.get("allowMultipleAllocations"))
     return same
 

@@ -57,7 +57,8 @@ def spec(
 ) -> dict[str, object]:
     """Return a checked spec. Every container that gets one of the devices gets ``shared`` too.
 
-    All device nodes and mounts must exist on the host: otherwise the runtime does not start the container.
+    All mounts, and device nodes without a number, must exist on the host: otherwise the runtime does not start the
+    container.
     """
     document: dict[str, object] = {
         "cdiVersion": VERSION,
@@ -134,6 +135,7 @@ def _edits(edits: ContainerEdits) -> dict[str, object]:
                 "path": node.container_path,
                 **({"hostPath": node.host_path} if node.host_path != node.container_path else {}),
                 "permissions": node.permissions,
+                **({"type": "c", "major": node.number[0], "minor": node.number[1]} if node.number else {}),
             }
             for node in edits.device_nodes
         ],

@@ -91,13 +91,41 @@ class MigDevice(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...] = ()
 
 
+class MigSlot(msgspec.Struct, frozen=True):
+    """A GPU instance that is there or that could be made: ``profile`` is NVML's number of its profile, ``start`` and
+    ``size`` are its slices of the memory of the GPU with the UUID ``gpu``."""
+
+    gpu: str
+    profile: int
+    start: int
+    size: int
+
+    def overlaps(self, other: MigSlot) -> bool:
+        apart = self.start + self.size <= other.start or other.start + other.size <= self.start
+        return self.gpu == other.gpu and not apart
+
+
+class MigProfile(msgspec.Struct, frozen=True):
+    """A kind of GPU instance that a GPU in MIG mode can make, in any of its ``slots``.
+
+    ``takes`` are the multiprocessors and engines of an instance, by name: the GPU has as many as its largest profile.
+    """
+
+    name: str
+    memory_mib: int
+    takes: tuple[tuple[str, int], ...]
+    slots: tuple[MigSlot, ...]
+
+
 class Gpu(msgspec.Struct, frozen=True):
     """One GPU as its driver reports it, or as it last did.
 
     ``memory_mib`` is NVML's total, rounded down. ``minor`` is n in ``/dev/nvidia<n>``. ``pci_path``: see ``Function``.
     ``lost``: the driver does not list the GPU now, or does not reach it; its slices stay on the kubelet's list.
     ``index`` is NVML's. While a GPU is lost, the others keep theirs. ``mig``: MIG mode is on, and only ``mig_devices``
-    can be used. ``nvlink_domain`` is ``<cluster UUID>.<clique ID>``, empty for none, ``None`` if not known.
+    can be used. ``mig_profiles`` are what it can be divided into then, and ``mig_instances`` the GPU instances that are
+    there; both are empty if the driver does not show them. ``nvlink_domain`` is ``<cluster UUID>.<clique ID>``, empty
+    for none, ``None`` if not known.
     """
 
     uuid: str
@@ -113,6 +141,8 @@ class Gpu(msgspec.Struct, frozen=True):
     nvlink_domain: str | None = None
     mig: bool = False
     mig_devices: tuple[MigDevice, ...] = ()
+    mig_profiles: tuple[MigProfile, ...] = ()
+    mig_instances: tuple[MigSlot, ...] = ()
 
 
 _FOR_GUESTS = ("vfio", "pci-stub", "pciback")
@@ -227,11 +257,13 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 class DeviceNode(msgspec.Struct, frozen=True):
-    """A character device for the container; ``permissions`` as in the device cgroup, ``rwm``."""
+    """A character device for the container; ``permissions`` as in the device cgroup, ``rwm``. ``number`` is its major
+    and minor number: then the runtime makes it, and it need not exist on the host."""
 
     host_path: str
     container_path: str
     permissions: str = "rw"
+    number: tuple[int, int] | None = None
 
 
 class Mount(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from nodeagent.facts.gpu_usage import GpuUsage
-from nodeagent.facts.model import MigDevice
+from nodeagent.facts.model import MigDevice, MigProfile, MigSlot
 
 
 class DriverError(Exception):
@@ -32,14 +32,23 @@ class LimitRefused(Exception):  # noqa: N818 - the driver's answer about one cgr
         self.no_cgroup = no_cgroup
 
 
+class MigRefused(Exception):  # noqa: N818 - the driver's answer about one GPU instance
+    """A MIG device is not made or not removed. ``remains``: its GPU instance is there, or may be. ``in_use``: a process
+    still uses it."""
+
+    def __init__(self, message: str, *, remains: bool = True, in_use: bool = False) -> None:
+        super().__init__(message)
+        self.remains, self.in_use = remains, in_use
+
+
 class GpuReading(Struct, frozen=True):
     """One GPU as the driver lists it.
 
     ``recovery_action`` is one of ``nvml.RECOVERY_ACTIONS``, or ``None`` if the driver does not support it. ``lost``:
     the driver reports that the GPU does not answer any more. ``fault`` is the error text of the first failed call
-    about this GPU. ``nvlink_domain`` is ``None`` while the driver does not know it yet, ``mig_devices`` if they could
-    not be read. ``fabric_pending``: whether its registration with the NVLink fabric has yet to be completed; ``None``
-    if it has no fabric, or this is not known.
+    about this GPU. ``nvlink_domain`` is ``None`` while the driver does not know it yet, ``mig_devices``,
+    ``mig_profiles`` and ``mig_instances`` if they could not be read. ``fabric_pending``: whether its registration with
+    the NVLink fabric has yet to be completed; ``None`` if it has no fabric, or this is not known.
     """
 
     index: int
@@ -55,6 +64,8 @@ class GpuReading(Struct, frozen=True):
     nvlink_domain: str | None = None
     mig_devices: tuple[MigDevice, ...] | None = ()
     fabric_pending: bool | None = None
+    mig_profiles: tuple[MigProfile, ...] | None = ()
+    mig_instances: tuple[MigSlot, ...] | None = ()
 
 
 class GpuProcess(Struct, frozen=True):

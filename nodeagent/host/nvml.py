@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -23,7 +24,7 @@ from nodeagent.facts.model import MigDevice
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading, GpuVitals
 from nodeagent.host.nvlink_domain import Membership, read_membership
 from nodeagent.host.nvml_limits import MemoryLimits
-from nodeagent.host.nvml_mig import mig_devices
+from nodeagent.host.nvml_mig import mig_devices, mig_places
 from nodeagent.host.nvml_vitals import VitalsReader
 
 log = logging.getLogger(__name__)
@@ -225,13 +226,21 @@ class Nvml:
         gpu = _GpuCalls(lib)
         handle = gpu.call("nvmlDeviceGetHandleByIndex", lambda: lib.nvmlDeviceGetHandleByIndex(index))
         if handle is None:
-            return GpuReading(index, lost=gpu.lost, fault=gpu.fault, recovery_action=gpu.action)
+            return GpuReading(
+                index,
+                lost=gpu.lost,
+                fault=gpu.fault,
+                recovery_action=gpu.action,
+                mig_profiles=None,
+                mig_instances=None,
+            )
         uuid = gpu.call("nvmlDeviceGetUUID", lambda: str(lib.nvmlDeviceGetUUID(handle)))
         mig = gpu.call("nvmlDeviceGetMigMode", lambda: lib.nvmlDeviceGetMigMode(handle)[0] == 1) or False
         gpu.mig = mig
         migs: tuple[MigDevice, ...] | None = ()
         if mig:
             migs = gpu.call("nvmlDeviceGetMigDeviceHandleByIndex", lambda: tuple(mig_devices(lib, handle)))
+        places = mig_places(lib, handle, uuid) if mig and uuid is not None else ((), ())
         action = gpu.call("nvmlDeviceGetFieldValues", lambda: _recovery_action(lib, handle))
         fabric = Membership(None, None) if gpu.lost else read_membership(lib, handle)
         reading = GpuReading(
@@ -250,6 +259,8 @@ class Nvml:
             nvlink_domain=fabric.domain,
             mig_devices=migs,
             fabric_pending=fabric.pending,
+            mig_profiles=None if gpu.lost else places[0],
+            mig_instances=None if gpu.lost else places[1],
         )
         if uuid is not None and not gpu.lost:
             self._handles[uuid] = handle
@@ -300,14 +311,24 @@ class Nvml:
 
 def set_compute_mode(uuid: str, exclusive: bool) -> None:
     """Set the compute mode of a GPU to EXCLUSIVE_PROCESS, or back to DEFAULT. Raises ``DriverError``."""
+    with opened_gpu(uuid) as (lib, handle):
+        mode = lib.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS if exclusive else lib.NVML_COMPUTEMODE_DEFAULT
+        lib.nvmlDeviceSetComputeMode(handle, mode)
+
+
+@contextmanager
+def opened_gpu(uuid: str) -> Iterator[tuple[Any, Any]]:
+    """Open NVML for calls about one GPU: the library and the handle. Raises ``DriverError``, with ``absent`` also if
+    the GPU is gone."""
     nvml = Nvml()
     nvml.open(events=False)
     lib = nvml._opened()
     try:
-        mode = lib.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS if exclusive else lib.NVML_COMPUTEMODE_DEFAULT
-        lib.nvmlDeviceSetComputeMode(lib.nvmlDeviceGetHandleByUUID(uuid), mode)
+        yield lib, lib.nvmlDeviceGetHandleByUUID(uuid)
     except lib.NVMLError as error:
-        raise _driver_error(lib, "nvmlDeviceSetComputeMode", error) from error
+        failure = _driver_error(lib, f"GPU {uuid}", error)
+        failure.absent |= error.value in (lib.NVML_ERROR_NOT_FOUND, lib.NVML_ERROR_GPU_IS_LOST)
+        raise failure from error
     finally:
         nvml.close()
 

@@ -79,6 +79,8 @@ def plausible(readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
             lost=reading.lost,
             fault=one_line(f"the driver reports {found}", _FAULT_MAX),
             mig_devices=None,
+            mig_profiles=None,
+            mig_instances=None,
         )
 
     return tuple(checked(reading) for reading in readings)

@@ -1,5 +1,7 @@
 """MIG devices of one profile. The device ID is the UUID of the MIG device.
 
+``MigPlaces`` are those that are made when a claim needs them; the rest of this module is about those that are there.
+
 Each profile is a resource (``mig-1g.10gb``), so a request for two of them is two parts of GPUs that the hardware
 isolates. A MIG device has the health of its GPU. Devices come and go while the agent runs: the resource lists those
 that the driver lists, and one that is gone is Unhealthy until it may leave the list (``kubelet/removed_devices.py``).
@@ -106,3 +108,25 @@ class MigDevices(gpu_access.GpuKind, frozen=True, kw_only=True):
             if refusal := obstacle(self.resource, uuid, members[uuid][1].health, elsewhere):
                 raise refusal
         return [members[uuid] for uuid in members if uuid in ids]
+
+
+class MigPlaces(gpu_access.GpuKind, frozen=True, kw_only=True):
+    """The MIG devices of one profile that are made for claims (mode dra), on GPUs in MIG mode."""
+
+    profile: str
+
+    def devices(self, snapshot: Snapshot) -> tuple[Devices, ...]:
+        """Return the GPUs: how many devices of the profile there can be depends on the other profiles."""
+        gpus = gpu_access.selected(snapshot, self.gpus)
+        return tuple(gpu_access.entry(gpu, (gpu.uuid,), gpu.health) for gpu in gpus)
+
+    def hardware(self, snapshot: Snapshot) -> Mapping[str, str]:  # noqa: ARG002
+        """Return nothing: an entry of slices may select the same GPUs, and leaves those in MIG mode out."""
+        return {}
+
+    def choose(self, snapshot: Snapshot, asked: Question) -> Iterable[str]:  # noqa: ARG002
+        raise Refused(f"{self.resource}: with mode dra the scheduler chooses MIG devices, by claims")
+
+    def allocate(self, snapshot: Snapshot, ids: Sequence[str]) -> Allocation:
+        """Return what a container with MIG devices on these GPUs gets, without their own device nodes."""
+        return self.access([gpu for gpu in gpu_access.selected(snapshot, self.gpus) if gpu.uuid in ids])

@@ -94,7 +94,7 @@ def enforcement_conflicts(
 def claim_conflicts(resources: Sequence[Placed], *, access: str, pod_resources: bool) -> Iterator[Conflict]:
     """Resources that claims allocate, without the settings that this needs."""
     for path, entry in resources:
-        if not isinstance(entry, VfResource | GpuMemResource) or entry.mode != "dra":
+        if isinstance(entry, GpuResource) or entry.mode != "dra":
             continue
         if access == "none":
             message = "dra needs an API server, and cluster.access is none"
@@ -211,7 +211,7 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
     first: dict[type, tuple[Path, Mode]] = {}
     by_claim: list[tuple[Path, VfResource]] = []
     for path, entry in resources:
-        if not isinstance(entry, VfResource | GpuMemResource):
+        if isinstance(entry, GpuResource):
             continue
         path_a, mode = first.setdefault(type(entry), (path, entry.mode))
         if mode != entry.mode:
@@ -230,7 +230,7 @@ def _modes(resources: Sequence[Placed]) -> Iterator[Conflict]:
                     "rails would give (docs/rails.md has a line for the pod's command)"
                 )
                 yield Conflict(((*path, "ncclIbHca"),), message)
-        elif isinstance(entry, GpuMemResource):
+        elif isinstance(entry, GpuMemResource | MigResource):
             if entry.device_list_strategy != "cdi":
                 message = "mode dra hands out GPUs by CDI alone; set it to cdi"
                 yield Conflict(((*path, "deviceListStrategy"),), message)

@@ -31,9 +31,7 @@ Mtu = Annotated[int, msgspec.Meta(ge=68, le=65535)]
 Strategy = Literal["cdi", "envvar"]
 Preferred = Literal["pack", "spread", "nic-affinity"]
 Mode = Literal["devicePlugin", "dra"]
-NO_MODE = {
-    "mode": "only kind gpu-mem and kind vf have it; device plugins alone offer whole GPUs and MIG devices"
-}
+NO_MODE = {"mode": "kinds gpu-mem, vf and mig have it; device plugins alone offer whole GPUs"}
 OTHER_GPUS = "let the two resources select different GPUs"
 NO_GPU = "nothing is offered: no GPU is selected"
 
@@ -252,10 +250,9 @@ class GpuResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="gp
 
 
 class MigResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="mig"):
-    """MIG devices of the GPUs in MIG mode. They are found while the agent runs. Slices and whole GPUs leave these GPUs
-    out."""
+    """MIG devices of the GPUs in MIG mode. They are found while the agent runs, or made for claims. Slices and whole
+    GPUs leave these GPUs out."""
 
-    misplaced: ClassVar[Mapping[str, str]] = NO_MODE
     apart: ClassVar[str] = OTHER_GPUS
     nothing_selected: ClassVar[str] = "nothing is offered: no selected GPU has a MIG device"
 
@@ -266,6 +263,16 @@ class MigResource(Settings, frozen=True, kw_only=True, tag_field="kind", tag="mi
             "place of +: mig-1g.10gb, mig-1g.10gb.me."
         ),
     ] = "mig-{profile}"
+    mode: Annotated[
+        Mode,
+        setting(
+            "How pods get MIG devices. devicePlugin: those that are there, as counted devices of the kubelet. dra: by "
+            "Dynamic Resource Allocation (Kubernetes 1.36 or newer): a claim names the profile, the scheduler chooses "
+            "the place, and the agent makes the device and removes it when the claim ends. It needs "
+            "overlays/mig-claims. All entries of kind mig have one mode, and dra needs deviceListStrategy cdi. The "
+            "agent never switches MIG mode."
+        ),
+    ] = "devicePlugin"
     select: Annotated[GpuSelect, setting("Which GPUs; without any list, all GPUs.")] = GpuSelect()
     device_list_strategy: Annotated[Strategy, setting("As for gpu-mem.")] = "cdi"
     pass_device_nodes: Annotated[bool, setting("As for gpu-mem.")] = False

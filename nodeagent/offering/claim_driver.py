@@ -17,6 +17,7 @@ from nodeagent.dra.offered import DraOffer
 from nodeagent.dra.prepared_claim import ClaimFigures, PreparedClaim
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding
+from nodeagent.host.sysfs import Tree
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.rpc_stats import RpcStats
 
@@ -29,7 +30,8 @@ START_S = 1.0
 
 
 class ClaimDriver:
-    """``changed`` is called when a claim was prepared or ended. ``records`` is the folder of prepared claims."""
+    """``changed`` is called when a claim was prepared or ended. ``records`` is the folder of prepared claims.
+    ``tree``: the machine, for the device nodes of MIG devices."""
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class ClaimDriver:
         device_info: DeviceInfoFiles,
         stats: RpcStats,
         metadata: bool,
+        tree: Tree | None = None,
     ) -> None:
         self.driver: DraDriver | None = None
         self._inventory = inventory
@@ -54,6 +57,7 @@ class ClaimDriver:
         self._device_info = device_info
         self._stats = stats
         self._metadata = metadata
+        self._tree = tree
         self._of_plugins: tuple[Holding, ...] | None = None
 
     def holdings(self) -> tuple[Holding, ...] | None:
@@ -116,6 +120,7 @@ class ClaimDriver:
             stats=self._stats,
             metadata=self._metadata,
             on_change=self._take_change,
+            tree=self._tree,
         )
         self.driver.read_records()
         return self.driver

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from nodeagent.base.bounded_calls import hanging_calls
-from nodeagent.dra.devices import GPU, NIC, DraDevice
+from nodeagent.dra.devices import GPU, MIG, NIC, DraDevice
 from nodeagent.dra.offered import OfferedPools, held_by_claims, without_plugin_holders
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, Snapshot
@@ -18,7 +18,7 @@ from nodeagent.kubelet.withheld import Withheld
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.pci_source import PRODUCT_FILE
 
-_SOURCES = {GPU: "gpus", NIC: "pci"}
+_SOURCES = {GPU: "gpus", MIG: "gpus", NIC: "pci"}
 
 
 def decide(

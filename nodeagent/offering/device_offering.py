@@ -30,7 +30,7 @@ from nodeagent.kubelet.withheld import Withheld
 from nodeagent.offering.decision import decide, offered_pools
 from nodeagent.offering.kept_rails import KeptRails
 from nodeagent.offering.offer import Offer, prefix
-from nodeagent.offering.readiness import gpu_remarks
+from nodeagent.offering.readiness import gpu_remarks, mig_remarks
 from nodeagent.web.machine_view import MachineView, OfferView, Trouble, machine_view
 
 log = logging.getLogger(__name__)
@@ -261,6 +261,7 @@ class DeviceOffering:
         self.remarks = (
             *self._sizes.remarks,
             *gpu_remarks(snapshot),
+            *mig_remarks(snapshot, self.dra),
             *self._rails.missing(self._offer, snapshot),
         )
 

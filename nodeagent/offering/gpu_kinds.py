@@ -11,7 +11,7 @@ from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind, gpu_access
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.hardware_selection import selected_gpus
-from nodeagent.kinds.mig import MigDevices, resource_part
+from nodeagent.kinds.mig import MigDevices, MigPlaces, resource_part
 from nodeagent.kinds.mps_clients import MpsShares
 from nodeagent.kinds.resource_settings import GpuMemResource, GpuResource, MigResource
 from nodeagent.kinds.volcano_vgpus import CORES, MEMORY, NUMBER, VgpuParts, VgpuPlaces
@@ -36,7 +36,8 @@ def gpu_kinds(
     if isinstance(
         entry, MigResource
     ):  # an entry of slices that has the same GPUs leaves those in MIG mode out
-        yield from _mig_kinds(entry, selected, snapshot, prefix, own_cdi=own_cdi)
+        kinds = _mig_places if entry.mode == "dra" else _mig_kinds
+        yield from kinds(entry, selected, snapshot, prefix, own_cdi=own_cdi)
         return
     uuids = selected - taken
     ours = own_cdi and not uuids <= snapshot.paths.vendor_gpus
@@ -97,4 +98,22 @@ def _mig_kinds(
             pass_device_nodes=entry.pass_device_nodes,
             cdi_kind=cdi.GPU_KIND if ours else gpu_access.CDI_KIND,
             control_nodes=snapshot.paths.gpu_nodes,
+        )
+
+
+def _mig_places(
+    entry: MigResource, uuids: frozenset[str], snapshot: Snapshot, prefix: str, *, own_cdi: bool
+) -> Iterator[MigPlaces]:
+    """Yield one kind for each profile that a selected GPU can make, by size. Its CDI kind is that of the GPU."""
+    by_profile: dict[str, tuple[int, set[str]]] = {}
+    for gpu in snapshot.gpus:
+        for profile in gpu.mig_profiles if gpu.uuid in uuids else ():
+            by_profile.setdefault(profile.name, (profile.memory_mib, set()))[1].add(gpu.uuid)
+    for name, (_, gpus) in sorted(by_profile.items(), key=lambda it: (it[1][0], it[0])):
+        ours = own_cdi and not gpus <= snapshot.paths.vendor_gpus
+        yield MigPlaces(
+            f"{prefix}/{entry.name.replace('{profile}', resource_part(name))}",
+            frozenset(gpus),
+            profile=name,
+            cdi_kind=cdi.GPU_KIND if ours else gpu_access.CDI_KIND,
         )

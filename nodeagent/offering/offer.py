@@ -17,7 +17,7 @@ from types import MappingProxyType
 from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
 from nodeagent.dra.device_attributes import VALUE_MAX
-from nodeagent.dra.devices import GPU, NIC, DraDevice, devices_of, lacking_enforcement
+from nodeagent.dra.devices import GPU, MIG, NIC, DraDevice, devices_of, lacking_enforcement
 from nodeagent.facts.model import Function, Link, Snapshot, State
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds import named as _named
@@ -118,7 +118,7 @@ class Offer:
         return tuple(kind for entry, kind in self._all_kinds(snapshot) if not _by_claim(entry))
 
     def dra_devices(self, snapshot: Snapshot) -> tuple[DraDevice, ...]:
-        """Return the GPUs and PFs that claims allocate (``mode: dra``), GPUs first."""
+        """Return the GPUs, places of MIG devices and PFs that claims allocate (``mode: dra``), PFs last."""
         if not self.dra_pools:
             return ()
         by_claim = [
@@ -130,9 +130,10 @@ class Offer:
 
     @property
     def dra_pools(self) -> frozenset[str]:
-        """The pools of the kinds with ``mode: dra``: ``gpu``, ``nic``."""
+        """The pools of the kinds with ``mode: dra``: ``gpu``, ``mig``, ``nic``."""
         by_claim = (entry for entry in self.config.resources if _by_claim(entry))
-        return frozenset(NIC if isinstance(entry, VfResource) else GPU for entry in by_claim)
+        pools: dict[type[ResourceSettings], str] = {VfResource: NIC, MigResource: MIG}
+        return frozenset(pools.get(type(entry), GPU) for entry in by_claim)
 
     def _all_kinds(self, snapshot: Snapshot) -> Iterator[tuple[ResourceSettings, DeviceKind]]:
         taken: frozenset[str] = frozenset()
@@ -225,6 +226,8 @@ class Offer:
     def _nothing_offered(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for entry in self.config.resources:
             kinds = tuple(self._kinds_of(entry, snapshot, frozenset()))
+            if isinstance(entry, MigResource) and entry.mode == "dra":
+                yield from _undivided(entry, snapshot)
             if isinstance(entry, MigResource) or any(kind.hardware(snapshot) for kind in kinds):
                 continue  # MIG devices are made while the agent runs
             if self.undecided(entry):
@@ -436,7 +439,17 @@ def _may_own(entry: VfResource, rail: Rail, snapshot: Snapshot, links: Mapping[s
 
 
 def _by_claim(entry: ResourceSettings) -> bool:
-    return isinstance(entry, VfResource | GpuMemResource) and entry.mode == "dra"
+    return not isinstance(entry, GpuResource) and entry.mode == "dra"
+
+
+def _undivided(entry: MigResource, snapshot: Snapshot) -> Iterator[Trouble]:
+    for gpu in selected_gpus(entry.select, snapshot.gpus):
+        if gpu.mig and not gpu.mig_profiles and not gpu.lost:
+            message = (
+                f"{entry.name}: GPU {gpu.index} is in MIG mode, and the driver does not show how it can be divided; "
+                "the agent needs overlays/mig-claims"
+            )
+            yield Trouble(message, fatal=False, source="gpus")
 
 
 def _cut_names(kinds: Iterable[tuple[ResourceSettings, DeviceKind]]) -> Iterator[Trouble]:

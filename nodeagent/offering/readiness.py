@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nodeagent.cluster.deliveries import Delivery
-from nodeagent.dra.devices import GPU
+from nodeagent.dra.devices import MIG, NIC
+from nodeagent.dra.mig_counters import foreign
 from nodeagent.dra.offered import DraOffer, PoolStatus
 from nodeagent.facts.model import Snapshot
 from nodeagent.health.rules.gpu_rules import MISMATCH
@@ -29,7 +30,7 @@ def pool_statuses(offer: DraOffer, driver: DraDriver | None, slices: Delivery) -
 
 
 def _unknown(pool: str, snapshot: Snapshot) -> str:
-    sources = {"gpus" if pool == GPU else "pci", "pods"}
+    sources = {"pci" if pool == NIC else "gpus", "pods"}
     reasons = (entry.reason for entry in snapshot.stale_sources if entry.source in sources)
     return next(reasons, "its devices, or what pods hold, are not known yet")
 
@@ -58,3 +59,14 @@ def gpu_remarks(snapshot: Snapshot) -> Iterator[str]:
     for unusable in snapshot.unusable_gpus:
         reason = unusable.health.reasons[0]
         yield f"GPU at {unusable.place} is not offered: {reason.key}: {reason.detail}"
+
+
+def mig_remarks(snapshot: Snapshot, offer: DraOffer) -> Iterator[str]:
+    """Yield a sentence about each GPU instance in the way of claims."""
+    for gpu in snapshot.gpus if MIG in offer.current.pools else ():
+        for slot in foreign(gpu, offer.mig_slots):
+            last = slot.start + slot.size - 1
+            yield (
+                f"GPU {gpu.index} ({gpu.uuid}): the GPU instance in its memory slices {slot.start} to {last} is of no "
+                "claim, and no claim gets this place before it is removed (nvidia-smi mig -lgi)"
+            )

@@ -333,6 +333,8 @@ class GpuPublisher:
                     nvlink_domain=self._domains.of(uuid),
                     mig=reading.mig,
                     mig_devices=reading.mig_devices or (),
+                    mig_profiles=reading.mig_profiles or (),
+                    mig_instances=reading.mig_instances or (),
                 )
             )
         return tuple(gpus)

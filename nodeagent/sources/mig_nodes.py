@@ -12,11 +12,12 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from nodeagent.facts.model import MigDevice
+from nodeagent.facts.model import DeviceNode, MigDevice
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.sysfs import SysfsScan, Tree
 
 MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
+_MAJOR = re.compile(r"^ *(\d+) nvidia-caps$", re.MULTILINE)
 _LINE = re.compile(r"gpu(\d{1,4})/gi(\d{1,4})/(?:ci(\d{1,4})/)?access (\d{1,7})")
 
 Instance = tuple[int, int, int | None]
@@ -39,6 +40,23 @@ def parse(text: str) -> dict[Instance, int]:
             gpu, instance, compute, number = match.groups()
             numbers[int(gpu), int(instance), None if compute is None else int(compute)] = int(number)
     return numbers
+
+
+def numbered_nodes(tree: Tree, minor: int, device: MigDevice) -> tuple[DeviceNode, ...]:
+    """Return the two nodes of a MIG device with their numbers, for a runtime that makes them; none if these are not
+    known. The host may lack the nodes of a new device: only a program of NVIDIA's makes them."""
+    scan = SysfsScan(tree)
+    major = _MAJOR.search(scan.read(tree.text, "/proc/devices") or "")
+    minors = parse(scan.read(tree.text, MIG_MINORS) or "")
+    names = ((minor, device.gpu_instance, it) for it in (None, device.compute_instance))
+    found = [minors[name] for name in names if name in minors]
+    if major is None or len(found) < 2:
+        return ()
+    return tuple(
+        DeviceNode(node, node, number=(int(major[1]), number))
+        for number in found
+        for node in (f"/dev/nvidia-caps/nvidia-cap{number}",)
+    )
 
 
 def _with_nodes(numbers: Mapping[Instance, int], reading: GpuReading) -> GpuReading:

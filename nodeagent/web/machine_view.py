@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from nodeagent.dra.device_attributes import LinkMemory, published
-from nodeagent.dra.devices import DraDevice, GpuDevice
+from nodeagent.dra.devices import DraDevice, PfDevice
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
@@ -108,7 +108,7 @@ def _claim_devices(devices: Iterable[DraDevice], snapshot: Snapshot) -> Iterator
     places = LinkMemory().places(snapshot)
     for device in devices:
         attributes = published(device, snapshot, places)["attributes"]
-        parent = device.gpu.uuid if isinstance(device, GpuDevice) else device.pf.pci_address
+        parent = device.pf.pci_address if isinstance(device, PfDevice) else device.gpu.uuid
         values = {name: next(iter(value.values())) for name, value in attributes.items()}
         capacity = device.capacity.quantity(device.capacity.total)
         yield ClaimDevice(device.name, device.pool, parent, capacity, values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import msgspec
+from msgspec.structs import replace
 
 from nodeagent.agent_config import load
 from nodeagent.commands.running_sources import view_of
@@ -13,6 +14,7 @@ from nodeagent.offering.offer import Offer
 from nodeagent.web.machine_view import MachineView
 from tests.dra.test_published_pools import CONFIG
 from tests.support.kind_machines import dgx
+from tests.support.mig_driver import MigDriver
 
 VIEW = view_of(Offer(load(CONFIG, name="test")), dgx())
 
@@ -36,3 +38,16 @@ def test_programs_get_the_attributes_and_the_answer_of_an_agent_is_decoded() -> 
 def test_without_mode_dra_there_is_no_such_part() -> None:
     plain = CONFIG.replace(", mode: dra", "")
     assert "ALLOCATED BY CLAIMS" not in as_table(view_of(Offer(load(plain, name="test")), dgx()))
+
+
+def test_the_places_of_a_mig_profile_are_one_row_of_the_table_and_all_in_the_json() -> None:
+    gpu = dgx().gpus[0]
+    facts = replace(dgx(), gpus=(MigDriver(gpu.uuid).facts(gpu),))
+    divided = view_of(Offer(load(CONFIG.replace("gpu-mem", "mig"), name="test")), facts)
+    part = as_table(divided).partition("ALLOCATED BY CLAIMS\n")[2].partition("\n\n")[0]
+    rows = [line.strip().split("  ")[0] for line in part.splitlines() if " mig " in line]
+    assert rows[:3] == ["1g.10gb, 7 places", "1g.10gb+me, 7 places", "1g.20gb, 4 places"]
+    assert rows[-1] == "7g.80gb, 1 place"
+    assert "9984Mi" in part
+    assert "Mi VFs" not in part
+    assert sum(it["pool"] == "mig" for it in json.loads(as_json(divided))["by_claim"]) == 25

@@ -124,9 +124,11 @@ def test_an_unknown_key_does_not_hide_conflicts() -> None:
     [
         ("gpuMemory: {mode: dra}\n", "unknown key; it is an entry of resources: {kind: gpu-mem, mode: dra}"),
         ("nics: {mode: dra}\n", "unknown key; it is an entry of resources: {kind: vf, mode: dra}"),
-        ("mode: dra\n", "unknown key; it is a setting of the entries of resources of kind gpu-mem and vf"),
-        ("resources: [{kind: mig, mode: dra}]\n", "device plugins alone offer whole GPUs and MIG devices"),
-        ("resources: [{kind: gpu, mode: dra, select: {models: [a]}}]\n", "only kind gpu-mem and kind vf"),
+        (
+            "mode: dra\n",
+            "unknown key; it is a setting of the entries of resources of kind gpu-mem, vf and mig",
+        ),
+        ("resources: [{kind: gpu, mode: dra, select: {models: [a]}}]\n", "kinds gpu-mem, vf and mig have it"),
     ],
 )
 def test_the_mode_at_another_place_is_refused_with_its_place(text: str, message: str) -> None:

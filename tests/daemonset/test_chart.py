@@ -141,6 +141,11 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "config": text("overlays/gpu-memory-limits/nodeagent.yaml"),
     },
     "overlays/mig": {"mig": {"enabled": True}, "config": text("overlays/mig/nodeagent.yaml")},
+    "overlays/mig-claims": {
+        "dra": {"enabled": True},
+        "migClaims": {"enabled": True},
+        "config": text("overlays/mig-claims/nodeagent.yaml"),
+    },
     "overlays/optics": {"optics": {"enabled": True}},
     "overlays/nvsentinel": {
         "nvSentinel": {"enabled": True},
@@ -198,7 +203,7 @@ def test_helm_renders_the_objects_that_kustomize_builds(overlay: str) -> None:
 
 
 def test_all_further_rights_together_mount_nothing_twice() -> None:
-    parts = ("gpuProcesses", "gpuMemoryLimits", "mig", "optics", "nvSentinel", "infiniband")
+    parts = ("gpuProcesses", "gpuMemoryLimits", "mig", "migClaims", "optics", "nvSentinel", "infiniband")
     (daemonset,) = of_kind(render({part: {"enabled": True} for part in parts}), "DaemonSet")
     pod = daemonset["spec"]["template"]["spec"]
     (container,) = pod["containers"]

@@ -293,13 +293,15 @@ def listed(facts: Any = None) -> list[PoolDevice]:
 
 
 def test_each_class_selects_its_devices(manifests: list[Manifest]) -> None:
-    devices = listed()
+    divided = {"name": "mig-x", "attributes": {"kind": {"string": "mig"}, "profile": {"string": "1g.10gb"}}}
+    devices = [*listed(), *[PoolDevice(DRIVER, "gpu-7/mig", divided)] * 8]
     other = PoolDevice("gpu.nvidia.com", "x", {"name": "gpu-0", "attributes": {}})
     for one in of_kind(manifests, "DeviceClass"):
         (selector,) = one["spec"]["selectors"]
         chosen = [device for device in (*devices, other) if matches(selector["cel"]["expression"], device)]
         name = one["metadata"]["name"]
-        kind, rail = ("gpu", None) if name == "gpu-share" else ("nic", name[3:] or None)
+        kinds = {"gpu-share": ("gpu", None), "mig": ("mig", None)}
+        kind, rail = kinds.get(name, ("nic", name[3:] or None))
         assert chosen
         assert {device.attribute(f"{DRIVER}/kind") for device in chosen} == {kind}
         assert len(chosen) == (8 if rail is None else 1)
@@ -437,7 +439,9 @@ def test_a_monitoring_pod_gets_all_devices_of_a_full_node_and_takes_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give --gpu-mem, --nics or both"),
+        ([], "give --gpu-mem or --mig, --nics, or both"),
+        (["--mig", "1g"], "is no profile"),
+        (["--mig", "1g.10gb", "--near"], "--near needs"),
         (["--gpu-mem", "lots"], "is no amount of memory"),
         (["--gpu-mem", "40", "--near"], "--near needs"),
         (["--gpu-mem", "40", "--near-by", "numa-node"], "--near needs"),

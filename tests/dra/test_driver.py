@@ -14,13 +14,14 @@ import grpc.aio
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.dra import DRIVER, kubelet_service
+from nodeagent.dra import DRIVER, claim_mig, driver, kubelet_service
 from nodeagent.dra.claim_preparation import CDI_KIND
 from nodeagent.dra.claims import ClaimReference
 from nodeagent.dra.driver import DraDriver
+from nodeagent.dra.mig_instances import MigInstances
 from nodeagent.dra.offered import DraOffer, OfferedPools, held_by_claims
 from nodeagent.dra.prepared_claim import PreparedClaim
-from nodeagent.facts.model import Health, Reason, State
+from nodeagent.facts.model import Health, Reason, Snapshot, State
 from nodeagent.kube import dra_v1_pb2
 from nodeagent.kube.access import Access
 from nodeagent.kubelet.device_info import DeviceInfoFiles
@@ -28,7 +29,20 @@ from nodeagent.kubelet.rpc_stats import RpcStats
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import Kubelet, dra_manager
 from nodeagent_lab.sim.kubelet.dra_manager import PodClaim, SandboxError, check_answer
-from tests.support.dra_node import NODE, claim_of, gpus_of, machine, offer_of, pfs_of, publish, result
+from tests.support.dra_node import (
+    CONFIG,
+    NODE,
+    claim_of,
+    devices_of,
+    gpus_of,
+    machine,
+    offer_of,
+    pfs_of,
+    publish,
+    result,
+)
+from tests.support.kind_machines import gpu_of
+from tests.support.mig_driver import MigDriver, caps
 
 FACTS = machine()
 GPU, PF = gpus_of(FACTS)[0], pfs_of(FACTS)[0]
@@ -308,3 +322,37 @@ async def test_what_claims_hold_is_unknown_while_their_records_cannot_be_read(
     driver.read_records()
     assert driver.holdings == ()
     assert held_by_claims(GPU.hardware, driver.holdings) is None
+
+
+async def test_a_pod_gets_a_mig_device_that_is_made_for_it_and_waits_at_its_end_for_the_last_process(
+    node: DraNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divided = MigDriver(gpu_of(0).uuid)
+    facts = Snapshot(gpus=(divided.facts(gpu_of(0)),), holdings=())
+    config = CONFIG.replace("gpu-mem", "mig")
+    place = next(it for it in devices_of(facts, config) if it.pool == "mig")
+    tree = caps(node.folder / "host", 1)
+    monkeypatch.setattr(driver, "MigInstances", lambda _tree: MigInstances(tree, divided.opened))
+    monkeypatch.setattr(claim_mig, "IN_USE_S", 0.0)
+    await node.stop()
+    await node.kubelet.until(lambda: not node.kubelet.dra.registered(DRIVER))
+    publish(node.offer, facts, config)
+    await node.start()
+    allocated = {"request": "m", "driver": DRIVER, "pool": f"{NODE}/mig", "device": place.name}
+    claim = node.schedule("c", allocated)
+    await node.kubelet.dra.prepare("pod", [claim])
+    (slot,) = divided.slots
+    assert node.offer.mig_slots == {slot}
+    own, whole = node.kubelet.dra.container_devices(claim, "m")
+    assert (own, whole) == (f"{CDI_KIND}={claim.uid}-0", f"nodeagent.io/gpu={gpu_of(0).uuid}")
+    await node.stop()  # another agent takes over, and the records with it
+    await node.kubelet.until(lambda: not node.kubelet.dra.registered(DRIVER))
+    await node.start()
+    node.server.remove("resourceclaims", "c", "default")
+    divided.in_use = {slot}
+    with pytest.raises(SandboxError, match="a process still uses it"):
+        await node.kubelet.dra.unprepare("pod")
+    assert divided.slots == {slot}
+    divided.in_use = set()
+    await node.kubelet.dra.unprepare("pod")
+    assert (divided.slots, node.driver.claims.records) == (set(), {})

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nodeagent.facts.model import MigDevice
+from nodeagent.facts.model import MigDevice, MigSlot
 from nodeagent.host import nvml_mig
 from nodeagent.host.gpu_driver import DriverError, GpuEvent, GpuReading
 from nodeagent.host.nvml_mig import profile
@@ -661,6 +661,94 @@ def test_a_mig_device_without_a_name_is_named_by_its_size(young, machine, start)
     assert [device.profile for device in reading.mig_devices] == ["1g.10gb", "1c.3g.40gb", "7g.80gb"]
     assert profile(2, 2, 9984, 40536) == "2g.10gb"
     assert doctest.testmod(nvml_mig).failed == 0
+
+
+SMALL = "profile 0 0 19 1 9984 16 1 0,1,2,3,4,5,6 MIG 1g.10gb"
+MEDIA = "profile 0 7 20 1 9984 16 1 0,1,2,3,4,5,6 MIG 1g.10gb+me"
+HALF = "profile 0 2 9 3 40448 60 4 0,4 MIG 3g.40gb"
+
+
+def test_the_places_of_mig_devices_and_what_is_in_them_are_read(young, old, machine, start):
+    machine.set(gpu(0, mig=1), SMALL, MEDIA, HALF, gpu(1))
+    nvml = start(young)
+    divided, whole = nvml.gpus()
+    names = [(one.name, one.memory_mib, one.takes) for one in divided.mig_profiles]
+    assert names == [
+        ("1g.10gb", 9984, (("multiprocessors", 16),)),
+        ("3g.40gb", 40448, (("multiprocessors", 60),)),
+        ("1g.10gb+me", 9984, (("multiprocessors", 16),)),
+    ]
+    assert divided.mig_profiles[1].slots == (MigSlot("GPU-0", 9, 0, 4), MigSlot("GPU-0", 9, 4, 4))
+    assert (divided.mig_instances, divided.fault) == ((), None)
+    assert (whole.mig_profiles, whole.mig_instances) == ((), ())
+    nvml.ask("make", "GPU-0", 9, 4, 4, True)
+    assert nvml.gpus()[0].mig_instances == (MigSlot("GPU-0", 9, 4, 4),)
+    machine.set(gpu(0, mig=1), SMALL, "fail nvmlDeviceGetGpuInstances 4 0")
+    (reading,) = nvml.gpus()
+    assert (reading.mig_profiles, reading.fault) == (None, None), (
+        "no right to see them is no fault of the GPU"
+    )
+    machine.set(gpu(0, mig=1, lost=1), SMALL)
+    (reading,) = nvml.gpus()
+    assert (reading.lost, reading.mig_profiles, reading.mig_instances) == (True, None, None), (
+        "unknown, not gone"
+    )
+    machine.set(gpu(0, mig=1), SMALL.replace("0,1,2,3,4,5,6", "0,4000000000"))
+    (reading,) = nvml.gpus()
+    assert [slot.start for slot in reading.mig_profiles[0].slots] == [0], "nonsense of the driver is no place"
+    machine.set(gpu(0, mig=1), SMALL)
+    (reading,) = start(old).gpus()
+    assert (reading.mig, reading.mig_profiles, reading.fault) == (False, (), None)
+
+
+def test_a_mig_device_is_made_in_its_place_found_again_and_removed(young, machine, start):
+    lines = [gpu(0, mig=1), SMALL, MEDIA, HALF]
+    machine.set(*lines)
+    nvml = start(young)
+    made = nvml.ask("make", "GPU-0", 9, 4, 4, True)
+    assert (made["uuid"], made["gpu_instance"], made["compute_instance"]) == ("MIG-made-0-5", 5, 0)
+    assert nvml.ask("make", "GPU-0", 9, 4, 4) == made, "an earlier attempt has made it"
+    foreign = nvml.ask("make", "GPU-0", 9, 4, 4, True)
+    assert foreign["remains"] is False
+    assert "another program" in foreign["refused"]
+    beside = nvml.ask("make", "GPU-0", 20, 5, 1, True)
+    assert (beside["remains"], "another GPU instance" in beside["refused"]) == (False, True)
+    machine.set(*lines, "used 0 4")
+    used = nvml.ask("remove", "GPU-0", 9, 4, 4)
+    assert (used["in_use"], used["remains"]) == (True, True)
+    machine.set(*lines)
+    assert nvml.ask("remove", "GPU-0", 9, 4, 4) is None
+    assert nvml.ask("remove", "GPU-0", 9, 4, 4) is None
+    assert nvml.gpus()[0].mig_instances == ()
+    assert nvml.ask("make", "GPU-0", 20, 5, 1, True)["uuid"] == "MIG-made-0-6"
+
+
+def test_what_stops_half_way_is_continued_or_taken_back(young, machine, start):
+    lines = [gpu(0, mig=1), SMALL]
+    machine.set(*lines, "fail nvmlGpuInstanceCreateComputeInstance 999")
+    nvml = start(young)
+    half = nvml.ask("make", "GPU-0", 19, 6, 1, True)
+    assert half["remains"] is False, "a GPU instance without a compute instance is taken back"
+    machine.set(*lines, "fail nvmlGpuInstanceCreateComputeInstance 999", "fail nvmlGpuInstanceDestroy 999")
+    assert nvml.ask("make", "GPU-0", 19, 6, 1, True)["remains"] is True
+    machine.set(*lines)
+    assert nvml.ask("make", "GPU-0", 19, 6, 1)["uuid"] == "MIG-made-0-7"
+    machine.set(*lines, "fail nvmlGpuInstanceDestroy 999")
+    assert nvml.ask("remove", "GPU-0", 19, 6, 1)["remains"] is True
+    machine.set(*lines)
+    assert nvml.ask("remove", "GPU-0", 19, 6, 1) is None
+    machine.set(*lines, "fail nvmlDeviceCreateGpuInstanceWithPlacement 4")
+    assert "overlays/mig-claims" in nvml.ask("make", "GPU-0", 19, 6, 1, True)["refused"]
+
+
+def test_without_mig_mode_or_gpu_there_is_nothing_to_remove(young, machine, start):
+    machine.set(gpu(0), gpu(1, lost=1))
+    nvml = start(young)
+    assert nvml.ask("remove", "GPU-0", 19, 6, 1) is None
+    for gone in ("GPU-1", "GPU-9"):
+        with pytest.raises(DriverError) as failure:
+            nvml.ask("remove", gone, 19, 6, 1)
+        assert failure.value.absent
 
 
 def test_mig_devices_are_followed_and_a_destroyed_one_is_no_fault(young, machine, start):

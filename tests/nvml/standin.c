@@ -19,6 +19,9 @@
  *                                            the registration with the NVSwitch fabric
  *   mig <index> <slot> <uuid> <gpu instance> <compute instance> <MiB> <slices> <compute slices> <name>
  *                                            a MIG device of that GPU, which has <mig> 1; slots may have gaps
+ *   profile <index> <kind> <number> <slices> <MiB> <multiprocessors> <memory slices> <first ones, as 0,2,4> <name>
+ *                                            a kind of GPU instance of that GPU, which has <mig> 1
+ *   used <index> <first memory slice>        a process uses the MIG device that was made there
  *   sample <index> <pid> <time in us> <percent>  the utilization of the SMs by that process
  *   quiet                                    a wait does not fail for a lost GPU
  *   forgetful                                a memory limit is accepted and not kept
@@ -370,6 +373,10 @@ int nvmlDeviceSetComputeMode(Device *device, int mode) {
 
 int nvmlDeviceGetUUID(Device *device, char *uuid, unsigned length) {
     ENTER("nvmlDeviceGetUUID", device->index);
+    if (device->mig > MIGS) {
+        snprintf(uuid, length, "MIG-made-%d-%d", device->index, device->mig - MIGS);
+        return OK;
+    }
     if (device->mig) {
         Mig mig;
         result = mig_of(device, &mig);
@@ -628,6 +635,146 @@ int nvmlDeviceGetAttributes_v2(Device *device, Attributes *attributes) {
     attributes->mib = mig.mib;
     return OK;
 }
+
+#ifndef OLD_DRIVER
+/* GPU instances that are made by calls, in this process. Two never overlap; the compute instance is the whole of it. */
+enum { INSTANCES = 8, MORE = 7, IN_USE = 19, INSUFFICIENT_RESOURCES = 23 };
+typedef struct { unsigned start, size; } Placement;
+typedef struct {
+    int kind, starts[INSTANCES], count;
+    unsigned number, slices, mib, multiprocessors, size;
+    char name[96];
+} Profile;
+typedef struct {
+    unsigned version, id, p2p, slices, instances, multiprocessors, copy, decoders, encoders, jpeg, ofa;
+    unsigned long long mib;
+    char name[96];
+} ProfileInfo;
+typedef struct {
+    unsigned version, id, slices, instances, multiprocessors, copy, decoders, encoders, jpeg, ofa;
+    char name[96];
+} ComputeProfileInfo;
+typedef struct { int there, computes, index; unsigned number, slices; Placement place; Device device; } Instance;
+typedef struct { Device *device; unsigned id, number; Placement place; } InstanceInfo;
+typedef struct { Device *device; Instance *instance; unsigned id, number; Placement place; } ComputeInfo;
+static Instance instances[GPUS][INSTANCES];
+
+/* The profile of that kind, or with that number if kind is negative. */
+static int profile_of(int index, int kind, unsigned number, Profile *p) {
+    char line[512], starts[128];
+    int i, found = 0;
+    FILE *file = fopen(getenv("NVML_STANDIN"), "r");
+    while (file && !found && fgets(line, sizeof line, file))
+        if (sscanf(line, "profile %d %d %u %u %u %u %u %127s %95[^\n]", &i, &p->kind, &p->number, &p->slices, &p->mib,
+                   &p->multiprocessors, &p->size, starts, p->name) == 9 &&
+            i == index && (kind >= 0 ? p->kind == kind : p->number == number))
+            found = 1;
+    if (file) fclose(file);
+    p->count = 0;
+    for (char *at = found ? strtok(starts, ",") : NULL; at; at = strtok(NULL, ",")) p->starts[p->count++] = atoi(at);
+    return found;
+}
+
+int nvmlDeviceGetGpuInstanceProfileInfoV(Device *device, unsigned kind, ProfileInfo *info) {
+    Profile p;
+    ENTER("nvmlDeviceGetGpuInstanceProfileInfoV", device->index);
+    if (info->version != (sizeof *info | 2u << 24)) return INVALID_ARGUMENT;
+    if (!m.gpu[device->index].mig || !profile_of(device->index, (int)kind, 0, &p)) return NOT_SUPPORTED;
+    info->id = p.number, info->slices = p.slices, info->mib = p.mib, info->multiprocessors = p.multiprocessors;
+    snprintf(info->name, sizeof info->name, "%s", p.name);
+    return OK;
+}
+
+int nvmlDeviceGetGpuInstancePossiblePlacements_v2(Device *device, unsigned number, Placement *places, unsigned *count) {
+    Profile p;
+    ENTER("nvmlDeviceGetGpuInstancePossiblePlacements_v2", device->index);
+    if (!profile_of(device->index, -1, number, &p)) return INVALID_ARGUMENT;
+    if (places && *count < (unsigned)p.count) return MORE;
+    *count = (unsigned)p.count;
+    for (int i = 0; places && i < p.count; i++) places[i] = (Placement){(unsigned)p.starts[i], p.size};
+    return OK;
+}
+
+int nvmlDeviceGetGpuInstances(Device *device, unsigned number, Instance **out, unsigned *count) {
+    ENTER("nvmlDeviceGetGpuInstances", device->index);
+    if (!m.gpu[device->index].mig) return NOT_SUPPORTED;
+    *count = 0;
+    for (Instance *it = instances[device->index]; it < instances[device->index] + INSTANCES; it++)
+        if (it->there && it->number == number) out[(*count)++] = it;
+    return OK;
+}
+
+int nvmlDeviceCreateGpuInstanceWithPlacement(Device *device, unsigned number, const Placement *place, Instance **out) {
+    Profile p;
+    Instance *room = NULL;
+    int fits = 0;
+    ENTER("nvmlDeviceCreateGpuInstanceWithPlacement", device->index);
+    if (!profile_of(device->index, -1, number, &p)) return INVALID_ARGUMENT;
+    for (int i = 0; i < p.count; i++) fits |= (unsigned)p.starts[i] == place->start && p.size == place->size;
+    if (!fits) return INVALID_ARGUMENT;
+    for (Instance *it = instances[device->index]; it < instances[device->index] + INSTANCES; it++) {
+        if (!it->there) room = it;
+        else if (place->start < it->place.start + it->place.size && it->place.start < place->start + place->size)
+            return INSUFFICIENT_RESOURCES;
+    }
+    *room = (Instance){1, 0, device->index, number, p.slices, *place, {device->index, MIGS + 1 + (int)place->start}};
+    *out = room;
+    return OK;
+}
+
+int nvmlGpuInstanceGetInfo(Instance *it, InstanceInfo *info) {
+    ENTER("nvmlGpuInstanceGetInfo", it->index);
+    *info = (InstanceInfo){&devices[it->index], 1 + it->place.start, it->number, it->place};
+    return it->there ? OK : NOT_FOUND;
+}
+
+int nvmlGpuInstanceDestroy(Instance *it) {
+    ENTER("nvmlGpuInstanceDestroy", it->index);
+    if (it->computes) return IN_USE;
+    it->there = 0;
+    return OK;
+}
+
+int nvmlGpuInstanceGetComputeInstanceProfileInfoV(Instance *it, unsigned kind, unsigned engine, ComputeProfileInfo *info) {
+    static const unsigned slices[] = {1, 2, 3, 4, 7};
+    ENTER("nvmlGpuInstanceGetComputeInstanceProfileInfoV", it->index);
+    if (info->version != (sizeof *info | 2u << 24) || engine) return INVALID_ARGUMENT;
+    if (kind > 4 || slices[kind] > it->slices) return NOT_SUPPORTED;
+    info->id = kind, info->slices = slices[kind];
+    return OK;
+}
+
+int nvmlGpuInstanceCreateComputeInstance(Instance *it, unsigned number, Instance **out) {
+    static const unsigned slices[] = {1, 2, 3, 4, 7};
+    ENTER("nvmlGpuInstanceCreateComputeInstance", it->index);
+    if (number > 4 || slices[number] != it->slices || it->computes) return INSUFFICIENT_RESOURCES;
+    it->computes = 1 + (int)number;
+    *out = it;
+    return OK;
+}
+
+int nvmlGpuInstanceGetComputeInstances(Instance *it, unsigned number, Instance **out, unsigned *count) {
+    ENTER("nvmlGpuInstanceGetComputeInstances", it->index);
+    *count = it->computes == 1 + (int)number;
+    if (*count) out[0] = it;
+    return OK;
+}
+
+int nvmlComputeInstanceGetInfo_v2(Instance *it, ComputeInfo *info) {
+    ENTER("nvmlComputeInstanceGetInfo_v2", it->index);
+    *info = (ComputeInfo){&it->device, it, 0, (unsigned)it->computes - 1, {0, it->slices}};
+    return OK;
+}
+
+int nvmlComputeInstanceDestroy(Instance *it) {
+    char start[16], rest[16];
+    ENTER("nvmlComputeInstanceDestroy", it->index);
+    snprintf(start, sizeof start, "%u", it->place.start);
+    if (rest_of_line("used", it->index, start, rest, sizeof rest)) return IN_USE;
+    it->computes = 0;
+    return OK;
+}
+#endif
 
 int nvmlDeviceGetFieldValues(Device *device, int count, FieldValue *values) {
     ENTER("nvmlDeviceGetFieldValues", device->index);

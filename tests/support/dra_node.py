@@ -13,6 +13,7 @@ import msgspec
 from nodeagent.agent_config import load
 from nodeagent.dra import DRIVER
 from nodeagent.dra.claim_files import ClaimFiles
+from nodeagent.dra.claim_mig import ClaimMig
 from nodeagent.dra.claims import ClaimReference, PreparedClaims
 from nodeagent.dra.devices import DraDevice, GpuDevice, PfDevice
 from nodeagent.dra.offered import DraOffer, OfferedPools
@@ -67,7 +68,9 @@ def offer_of(snapshot: Snapshot, text: str = CONFIG) -> DraOffer:
 
 def publish(offer: DraOffer, snapshot: Snapshot, text: str = CONFIG) -> None:
     devices = devices_of(snapshot, text)
-    pools = {name: tuple(device for device in devices if device.pool == name) for name in ("gpu", "nic")}
+    pools = {
+        name: tuple(device for device in devices if device.pool == name) for name in ("gpu", "mig", "nic")
+    }
     offer.update(OfferedPools(pools), snapshot)
 
 
@@ -193,8 +196,10 @@ def claims_of(
     calls: StepCalls | None = None,
     clock: Callable[[], float] | None = None,
     boot_id: str = "boot-1",
+    mig: ClaimMig | None = None,
 ) -> PreparedClaims:
     files = files_of(folder, boot_id)
-    claims = PreparedClaims(NODE, offer, files, calls or StepCalls(), store.read, now=clock or Clock())
+    calls, now = calls or StepCalls(), clock or Clock()
+    claims = PreparedClaims(NODE, offer, files, calls, store.read, now=now, mig=mig)
     claims.take(files.read())
     return claims

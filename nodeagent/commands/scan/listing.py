@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import operator
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -29,7 +30,7 @@ from nodeagent.commands.running_sources import sentences, unanswered, view_of
 from nodeagent.commands.terminal import PLAIN, Screen, joined, note, remarks, screen, section, watching
 from nodeagent.config.faults import ConfigError, ConfigFault
 from nodeagent.dra.device_attributes import LEAF, PCIE_ROOT
-from nodeagent.dra.devices import GPU
+from nodeagent.dra.devices import MIG, NIC
 from nodeagent.facts.affinity import Affinity, affinity
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Gpu, Health, Link, Snapshot
@@ -270,17 +271,24 @@ def _resource_rows(view: MachineView) -> Iterable[Sequence[object]]:
 
 def _claim_section(view: MachineView, on: Screen) -> str:
     heads = ("DEVICE", "POOL", "CAPACITY", "RAIL", "LEAF", "PCIE ROOT", "PARENT")
+    of_profile = Counter((device.parent, device.attributes.get("profile")) for device in view.by_claim)
+    shown = {
+        (device.parent, device.attributes["profile"]) if device.pool == MIG else device.name: device
+        for device in view.by_claim
+    }
     rows = [
         (
-            device.name,
+            f"{key[1]}, {of_profile[key]} place{'s' * (of_profile[key] > 1)}"
+            if isinstance(key, tuple)
+            else device.name,
             device.pool,
-            device.capacity if device.pool == GPU else f"{device.capacity} VFs",
+            f"{device.capacity} VFs" if device.pool == NIC else device.capacity,
             device.attributes.get("rail"),
             device.attributes.get(LEAF),
             device.attributes.get(PCIE_ROOT),
             device.parent,
         )
-        for device in view.by_claim
+        for key, device in shown.items()
     ]
     optional = ("PARENT", "LEAF")
     return section("ALLOCATED BY CLAIMS", heads, rows, on, optional=optional) if rows else ""
