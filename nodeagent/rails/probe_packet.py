@@ -3,8 +3,8 @@
 * An answer has the session and the sequence of its probe, and is exactly as long: nobody gains by a forged sender.
 * The session is random. Whoever does not see the probes cannot answer them.
 * The packets of a check have the name of its node after the rest; see ``check_guests``.
-* ``received`` is how many probes of the session the answering agent has received, see ``loss_direction``; 0: it does not
-  count.
+* ``received`` is how many probes of the session the answering agent has received, see ``loss_direction``; 0: it does
+  not count.
 * ``held_ns`` is the time between the kernel's receipt and the answer, which is the host's and not the network's.
 """
 
