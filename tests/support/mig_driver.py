@@ -1,8 +1,8 @@
 """A GPU driver with GPUs in MIG mode, behind the functions of ``pynvml``: it makes and destroys instances by the rules
 of an H100, and refuses what the hardware refuses.
 
-The profiles are those that ``nvidia-smi mig -lgip`` prints for an H100 80GB. The places are those of an A100, which has the
-same numbers of instances; no list of an H100 was met.
+The profiles are those that ``nvidia-smi mig -lgip`` prints for an H100 80GB. The places are those of an A100, which has
+the same numbers of instances; no list of an H100 was met.
 """
 
 from __future__ import annotations
