@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median_low
+from types import MappingProxyType
 
 from nodeagent.fabric.anomaly_texts import names_of
+from nodeagent.fabric.link_faults import LinkFault
 from nodeagent.fabric.nodelinks import Metadata
 from nodeagent.fabric.outcome import Anomaly, AnomalyKind, link_state
 from nodeagent.fabric.planner import Plan
@@ -44,6 +46,19 @@ _NAME_MAX, _LINK_MAX = 253, 63
 _DEAD = 100
 _ALL_LEAST = 12
 """So many legs do not die at once by their cables."""
+_POINTS = {
+    "the cable or its optics": (
+        "crc_errors",
+        "symbol_errors",
+        "pre_fec_ber",
+        "post_fec_",
+        "fec_",
+        "lane_",
+        "optics_",
+    ),
+    "the host": ("pause_", "network_paused", "host_stall", "pcie_"),
+}
+"""Reasons of a NIC by the part that they point to: its receiver, or what slows it down."""
 _KINDS = {
     Scope.LINK: AnomalyKind.LINK_LOSS,
     Scope.LEAF: AnomalyKind.LEAF_LOSS,
@@ -141,8 +156,14 @@ class RailJudge:
         ]
         self.lists = RailLists(legs, *_places(plan), self._per_second)
 
-    def judge(self, reports: Mapping[str, CompactReport], now: float) -> tuple[Anomaly, ...]:
-        """The places that lose packets, by the legs in the reports; only legs of our lists count."""
+    def judge(
+        self,
+        reports: Mapping[str, CompactReport],
+        now: float,
+        faults: Mapping[str, Sequence[LinkFault]] = MappingProxyType({}),
+    ) -> tuple[Anomaly, ...]:
+        """The places that lose packets, by the legs in the reports; only legs of our lists count. ``faults`` are those
+        that the nodes report of their links, for the words."""
         checked = self.lists.checked
         bad: dict[bool, dict[Leg, int]] = {False: {}, True: {}}
         for node, report in reports.items():
@@ -162,7 +183,7 @@ class RailJudge:
             findings, self._since[large] = agreed(every, self._since[large], now)
             for one in findings:
                 text = _mtu_text if large else _loss_text
-                message = text(one, levels, checked.places, reports)
+                message = text(one, levels, checked.places, reports) + _counters(one, reports, faults)
                 found.append(_anomaly(one, message, checked.places, large=large))
         return tuple(sorted(found))
 
@@ -229,7 +250,7 @@ def _loss_text(
     places: Mapping[RailEnd, RailPlace],
     reports: Mapping[str, CompactReport],
 ) -> str:
-    scope, name, link = found.suspect
+    scope, name, _ = found.suspect
     level = median_low(levels[leg] for leg in found.legs)
     much = "all packets" if level == 100 else f"about {level} % of the packets"
     evidence = f"{len(found.legs)} of {found.checked} legs {_partners(found)}"
@@ -237,14 +258,16 @@ def _loss_text(
         case Scope.LINK:
             return (
                 f"{_link(found, places)} loses {much}: {evidence}; its NIC, its cable or "
-                f"{_port(found, places, reports)}, which no probe tells apart. The NIC reports itself as "
-                f"{link_state(reports[name], link)}"
+                f"{_port(found, places, reports)}, which no probe tells apart"
             )
         case Scope.HOST:
-            return (
-                f"{name} loses {much} on {_rails(found)} rails: {evidence}; it is the host and not the network, which "
-                "carries the probes of others at the same switches"
+            alone = all(name in (leg.writer.node, leg.partner.node) for leg in levels)
+            why = (
+                "it is the host and not the network, which carries the probes of others"
+                if alone
+                else "it is the host, or the network if the other losses have the same cause"
             )
+            return f"{name} loses {much} on {_rails(found)} rails: {evidence}; {why}"
         case Scope.LEAF:
             return f"the switch {plain(name)} loses {much}: {evidence} of its links"
     paths = _paths(found)
@@ -255,6 +278,21 @@ def _loss_text(
         Scope.CORE: "the paths through the core",
     }[scope]
     return f"about 1 of {paths} of {where} loses packets: {evidence}"
+
+
+def _counters(
+    found: RailFinding, reports: Mapping[str, CompactReport], faults: Mapping[str, Sequence[LinkFault]]
+) -> str:
+    """The state that the NIC of a link reports, and where its counters point to."""
+    scope, name, link = found.suspect
+    if scope is not Scope.LINK:
+        return ""
+    said = f". The NIC reports itself as {link_state(reports[name], link)}"
+    reasons = [key for fault in faults.get(name, ()) if fault.link == link for key in fault.reasons]
+    places = [place for place, begins in _POINTS.items() if any(key.startswith(begins) for key in reasons)]
+    if not places:
+        return f"{said}: if it counts no errors, look at the port first"
+    return f"{said} ({', '.join(reasons)}), which points to {' and to '.join(places)}"
 
 
 def _mtu_text(

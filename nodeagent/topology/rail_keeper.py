@@ -105,8 +105,9 @@ class RailKeeper:
             if plan is not None and plan is not known:
                 await in_thread(partial(self.watch.plan, plan))
                 known = plan
-            reports = self._planner.inputs.reports.copy()
-            anomalies = await in_thread(partial(self.watch.judge, reports, began))
+            inputs = self._planner.inputs
+            reports, faults = inputs.reports.copy(), inputs.faults.of_node.copy()
+            anomalies = await in_thread(partial(self.watch.judge, reports, began, faults))
             others = self._planner.rails(anomalies)
             if others or (anomalies != texts and began >= shown_at + PAUSE_S):
                 texts, shown_at = anomalies, began

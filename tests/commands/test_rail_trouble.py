@@ -19,7 +19,7 @@ from tests.support.halls import Hall
 DEAD = "su1-n03"
 
 
-def written(folder: Path, *, partners: bool) -> str:
+def written(folder: Path, *, partners: bool, reasons: tuple[str, ...] = ()) -> str:
     made = Hall([[f"su{unit}-leaf{rail}" for rail in range(4)] for unit in range(3)], 8)
     rules = FabricRules(hysteresis=IMMEDIATE, tiers=TierSettings(assume_full_bisection=True))
 
@@ -44,6 +44,8 @@ def written(folder: Path, *, partners: bool) -> str:
             for leg in bad
             if leg.writer == (report.node_name, link.name)
         )
+        if reasons and (report.node_name, link.name) == (DEAD, "rail2"):
+            link = structs.replace(link, state="degraded", reasons=reasons, reason_details=reasons)
         return structs.replace(link, legs=tuple(legs))
 
     items = [
@@ -68,6 +70,26 @@ def test_a_link_that_loses_packets_is_a_trouble_with_its_remedy(
     assert "change the cable" in told
     assert main(["explain", DEAD, "--from", source]) == 0
     assert "loses all packets: 7 of 7 legs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("reasons", "words"),
+    [
+        ((), "healthy: if it counts no errors, look at the port first"),
+        (
+            ("pre_fec_ber", "crc_errors"),
+            "degraded (pre_fec_ber, crc_errors), which points to the cable or its optics",
+        ),
+        (("pause_storm",), "degraded (pause_storm), which points to the host"),
+        (("crc_errors", "host_stall"), "which points to the cable or its optics and to the host"),
+        (("speed_reduced",), "degraded: if it counts no errors, look at the port first"),
+    ],
+)
+def test_the_counters_of_the_nic_say_where_to_look(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], reasons: tuple[str, ...], words: str
+) -> None:
+    assert main(["explain", DEAD, "--from", written(tmp_path, partners=True, reasons=reasons)]) == 0
+    assert words in " ".join(capsys.readouterr().out.split())
 
 
 def test_without_the_lists_of_partners_no_place_is_named(

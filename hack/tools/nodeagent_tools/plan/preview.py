@@ -129,7 +129,7 @@ def make_preview(read: Objects) -> Preview:
         watch = RailJudge()
         watch.adopt(plan, read.partners.values())
         for now in (0.0, AGREE_S):  # two judgements agree
-            read.planner.rails(watch.judge(plan.levels.reports, now))
+            read.planner.rails(watch.judge(plan.levels.reports, now, plan.levels.faults))
         plan = read.planner.prepare(0.0)()
     reports, holders, pods = read.reports or {}, read.holders or {}, tuple(read.pods or ())
     return Preview(plan, read.hypernodes, frozenset(read.nodes), reports, holders, pods)
