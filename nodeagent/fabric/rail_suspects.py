@@ -14,7 +14,7 @@ Guards, each found necessary by simulation:
 * A link is blamed only if its own node sees it too: a host that pauses or boots says nothing. Two legs do not
   suffice if one has the lowest level: two bursts within a quarter of an hour look like them.
 * A link that has partners at its leaf switch is blamed only with a bad leg to one of them: two legs across may have one
-  bad uplink in common.
+  bad uplink in common. So is a leaf switch: of two leaf switches each is at the end of all legs across of the other.
 * Concentration: no link has more than a quarter of the bad legs of a leaf, and no leaf more than a third of those of a
   tier; where there are few, a little more than its share. Two dead cables are not a dead leaf,
   and neither are more, if they explain the legs better.
@@ -235,7 +235,11 @@ def _is_broad(suspect: Suspect, legs: Mapping[Leg, int], checked: CheckedLegs) -
     fair = FEW_SHARE * checked.counts[part] / max(1, checked.counts[suspect])
     if len(parts) < scope.breadth or most > max(FEW_LEGS, len(legs) * max(scope.share, fair)):
         return False
-    return scope is not Scope.LEAF or not _is_several(suspect, legs, checked)
+    if scope is not Scope.LEAF:
+        return True
+    below = {end for leg in legs for end in leg if checked.places[end].leaf == suspect.name}
+    near = checked.near.isdisjoint(below) or any(map(checked.is_near, legs))
+    return near and not _is_several(suspect, legs, checked)
 
 
 def _is_several(leaf: Suspect, legs: Mapping[Leg, int], checked: CheckedLegs) -> bool:
