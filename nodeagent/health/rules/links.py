@@ -87,12 +87,13 @@ def _rail_loss(view: NicView) -> Measured | None:
     crc = "" if counted is None else f"; {counted[0]:.0f} CRC errors in {duration(counted[1])}"
     found = _rail_blamed(view, "small", f"{percent(loss)} of the packets lost")
     level = view.history.level
-    packets, partners, since = (level(f"rail_lossy_{of}") for of in ("packets", "partners", "since"))
+    evidence = ("packets", "partners", "since", "way")
+    packets, partners, since, way = (level(f"rail_lossy_{of}") for of in evidence)
     if found is None or not packets or not partners or not since:
         return found
     text = (
         f"{percent(loss)} of {packets:,.0f} packets to and from {partners:.0f} partners on {found.value:.0f} nodes lost"
-        f" since {rfc3339(since)[11:16]} UTC{_WAYS[level('rail_lossy_way') or 0.0]}{crc}"
+        f" since {rfc3339(since)[11:16]} UTC{_WAYS[way or 0.0]}{crc}"
     )
     return found._replace(text=text, sentence=text)
 
