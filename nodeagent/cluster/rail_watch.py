@@ -32,6 +32,7 @@ from nodeagent.kube.resource import NODELINKS, RAIL_PARTNERS
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.rails.check_guests import GUESTS_MAX
 from nodeagent.rails.loss_direction import direction
+from nodeagent.rails.probe_caps import SENT_PER_S
 from nodeagent.rails.rail_burst import RailBurst
 from nodeagent.rails.rail_probes import RTT_BOUNDS_US, ProbedLeg, ProbedRail, RailLink, RailProbes, checks
 from nodeagent.rails.rail_settings import RailsSettings
@@ -162,7 +163,7 @@ class RailWatch:
         if self._probes is None:
             return RailListing(self._settings.probe)
         now = asyncio.get_running_loop().time()
-        return RailListing(True, tuple(rail_view(rail, now) for rail in self._probes.rails.values()))
+        return rail_listing(tuple(self._probes.rails.values()), now)
 
 
 def unanswered(to: str, report: NodeLinks, rails: Sequence[BurstRail]) -> str:
@@ -214,6 +215,13 @@ def rail_sample(rail: ProbedRail, at: float, unix_at_zero: float) -> Sample:
         values[f"rail_probes/{scope}"] = float(count)
         values[f"rail_probes_lost/{scope}"] = float(rail.lost.get(scope, 0))
     return Sample(at, rail.link.pci_address, Source.RAILS, values)
+
+
+def rail_listing(rails: Sequence[ProbedRail], now: float) -> RailListing:
+    """The rails for people, and what they would send where the cap of the node cuts it."""
+    due = sum(leg.partner.per_second for rail in rails for leg in rail.legs.values())
+    cut = (round(due, 1), SENT_PER_S) if due > SENT_PER_S else (0.0, 0.0)
+    return RailListing(True, tuple(rail_view(rail, now) for rail in rails), *cut)
 
 
 def rail_view(rail: ProbedRail, now: float) -> RailView:

@@ -195,11 +195,11 @@ class RailProbes:
                     opened.read()
         now = self._clock()
         self._expire(now)
-        for rail in self.rails.values():
-            for leg in rail.legs.values():
-                if leg.due <= now:
-                    leg.due = max(leg.due + 1 / leg.partner.per_second, now)
-                    self._probe(rail, leg, now)
+        due = [(rail, leg) for rail in self.rails.values() for leg in rail.legs.values() if leg.due <= now]
+        random.shuffle(due)  # or the last rails get nothing where the caps cut
+        for rail, leg in due:
+            leg.due = max(leg.due + 1 / leg.partner.per_second, now)
+            self._probe(rail, leg, now)
 
     def evaluate(self) -> None:
         """Evaluate the legs, and publish."""

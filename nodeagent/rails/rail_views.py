@@ -34,11 +34,14 @@ class RailView(msgspec.Struct, frozen=True, rename="camel"):
     partners: tuple[PartnerView, ...] = ()
 
 
-class RailListing(msgspec.Struct, frozen=True):
-    """The rails of this node. ``probes``: `rails.probe` is on."""
+class RailListing(msgspec.Struct, frozen=True, rename="camel"):
+    """The rails of this node. ``probes``: `rails.probe` is on. ``due_per_s``: the packets a second that the lists ask
+    for over all rails, if they are more than the ``at_most_per_s`` of one node."""
 
     probes: bool
     rails: tuple[RailView, ...] = ()
+    due_per_s: float = 0.0
+    at_most_per_s: float = 0.0
 
 
 class BurstRail(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -78,6 +78,18 @@ def test_a_leg_that_loses_packets_is_exit_status_1(
     assert (status, read["node"], read["level"]) == (1, "gpu-2", change["level"])
 
 
+def test_a_rate_that_the_cap_cuts_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = msgspec.structs.replace(LISTING, due_per_s=160.0, at_most_per_s=64.0)
+    status, _, said = shown(monkeypatch, capsys, cut)
+    assert status == 0
+    assert "64 of 160 packets a second are sent" in said
+    _, out, _ = shown(monkeypatch, capsys, cut, "--json")
+    assert (json.loads(out)["duePerS"], json.loads(out)["atMostPerS"]) == (160, 64)
+    assert "packets a second" not in shown(monkeypatch, capsys, LISTING)[2]
+
+
 def test_without_probes_or_an_agent_it_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

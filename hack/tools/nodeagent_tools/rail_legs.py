@@ -17,7 +17,7 @@ from nodeagent.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from nodeagent.rails.rail_views import BurstRail, BurstResult, PartnerView
+    from nodeagent.rails.rail_views import BurstRail, BurstResult, PartnerView, RailListing
 
 WHY = {
     "no-list": "no list of partners yet; the controller writes RailPartners, and the agent reads it every 10 minutes",
@@ -159,8 +159,7 @@ def _rails(options: argparse.Namespace) -> int:
     if options.json:
         print(document(listing, options.root, source))
         return FAILED if lossy else GOOD
-    if not listing.probes:
-        note("this agent does not probe: set rails.probe, and apply overlays/rails")
+    _notes(listing)
 
     def rows(rail: RailView) -> list[tuple[object, ...]]:
         return [
@@ -189,6 +188,18 @@ def _rails(options: argparse.Namespace) -> int:
         )
     )
     return FAILED if lossy else GOOD
+
+
+def _notes(listing: RailListing) -> None:
+    from nodeagent.commands.terminal import note
+
+    if not listing.probes:
+        note("this agent does not probe: set rails.probe, and apply overlays/rails")
+    if listing.due_per_s:
+        note(
+            f"{listing.at_most_per_s:.3g} of {listing.due_per_s:.3g} packets a second are sent, the most of one node: "
+            "all rails get fewer probes, and loss is found later"
+        )
 
 
 def _state(partner: PartnerView) -> str:
