@@ -26,7 +26,7 @@ BOOT_S = 3600
 STEPS = (
     "facts", "bare", "apply", "late", "agree", "pod", "vfio", "namespace", "held", "cable", "administered",
     "removed", "unplugged", "unbound",
-    "lldp", "metrics", "doctor", "restart", "bereft", "stop",
+    "lldp", "metrics", "doctor", "restart", "bereft", "stop", "rails",
 )  # fmt: skip
 
 

@@ -51,6 +51,7 @@ from ground import (
 
 sys.path[:0] = SITE
 
+import rails  # noqa: E402 - it needs the installed wheel
 from nodeagent_lab.sim.kubelet import Admission, Kubelet, PodSpec  # noqa: E402
 
 log = logging.getLogger("guest")
@@ -541,6 +542,10 @@ class Guest:
         stopped = await self.stop_agent()
         await self.kubelet.stop()
         return stopped
+
+    async def rails(self) -> Json:
+        """Probe over rails with the faults that only a kernel with netem, bonds, VRFs and soft-RoCE has."""
+        return await rails.rails(PFS[2])
 
     # --- parts of the steps ---------------------------------------------------------------------------------
 
