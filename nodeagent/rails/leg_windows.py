@@ -121,6 +121,8 @@ class LegWindows:
         if at >= self._began:
             self._add(at, 0, -1)
             self._run = 0
+            # Behind a host that stays slow some probes are always missing; only later ones can be lost.
+            self._first_loss = max(self._first_loss, at)
 
     def _add(self, at: float, sent: int, lost: int) -> None:
         for ring in (self._short, self._middle, self._long):

@@ -1,8 +1,7 @@
-"""Probe over a link of this kernel whose delay, order and loss are those of netem, and read rails below a bond, a VRF and
-soft-RoCE.
+"""Probe over a link whose delay, order and loss are those of netem, and over rails in a bond or VRF, or with soft-RoCE.
 
-Two probers of the installed agent: one here, on ``rail0``, and its partner in a namespace. Their clock is the step's own,
-``TICK_REAL_S`` for each tick, so that a minute of probes takes seconds.
+Two probers of the installed agent: one here, on ``rail0``, and its partner in a namespace. Their clock is the step's
+own, ``TICK_REAL_S`` for each tick, so that a minute of probes takes seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import asyncio
 import socket
 import struct
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_interface
@@ -20,7 +18,13 @@ from pathlib import Path
 from ground import Json, netdev_of, read, sh
 
 from nodeagent.cluster.rail_watch import rail_view, read_rail_links
-from nodeagent.fabric.rail_partners import AnsweredPartner, ProbedPartner, RailList, RailPartners, RailPartnersSpec
+from nodeagent.fabric.rail_partners import (
+    AnsweredPartner,
+    ProbedPartner,
+    RailList,
+    RailPartners,
+    RailPartnersSpec,
+)
 from nodeagent.facts.model import Link
 from nodeagent.rails.rail_probes import SLOT_S, TICK_S, RailLink, RailProbes, checks
 from nodeagent.rails.rail_settings import RailsSettings
@@ -38,7 +42,7 @@ CASES = {
     "late": "delay 300ms",
     "reorder": "delay 20ms reorder 50% 50%",
     "duplicate": "duplicate 100%",
-    "loss": "loss 20%",
+    "loss": "loss 30%",
 }
 """What netem does to the packets from here to the partner."""
 
@@ -62,7 +66,11 @@ class Probing:
         return seen("rail0")
 
     async def _links_there(self) -> tuple[RailLink, ...]:
-        return (RailLink("nic0", PCI_ADDRESS, "rail1", self._there.ifindex("rail1"), 1500, (ip_interface(THERE),)),)
+        return (
+            RailLink(
+                "nic0", PCI_ADDRESS, "rail1", self._there.ifindex("rail1"), 1500, (ip_interface(THERE),)
+            ),
+        )
 
     async def start(self) -> None:
         probed = ProbedPartner(node="there", nic="nic0", address=THERE.partition("/")[0], per_second=2.0)
@@ -108,11 +116,14 @@ def seen(netdev: str, pci_address: str = PCI_ADDRESS) -> tuple[RailLink, ...]:
     return read_rail_links([link], {pci_address: 0})
 
 
-async def probe(there: Netns, seconds: float = 40) -> Json:
-    """Probe for this time; then let what is under way arrive."""
+async def probe(there: Netns, seconds: float, *netem: str) -> Json:
+    """Probe for this time, after an answer without netem; then let what is under way arrive."""
     probing = Probing(there)
     try:
         await probing.start()
+        await probing.pass_s(3)
+        if netem:
+            await sh("tc", "qdisc", "replace", "dev", "rail0", "root", "netem", *netem)
         await probing.pass_s(seconds)
         during = probing.result()
         (rail,) = probing.probes.rails.values()
@@ -121,17 +132,34 @@ async def probe(there: Netns, seconds: float = 40) -> Json:
         return {**probing.result(), **{key: during[key] for key in ("checked", "levels", "rtt_us")}}
     finally:
         probing.close()
-
-
-async def cases(there: Netns) -> Json:
-    found = {}
-    for name, netem in CASES.items():
-        if netem:
-            await sh("tc", "qdisc", "replace", "dev", "rail0", "root", "netem", *netem.split())
-        found[name] = await probe(there)
         if netem:
             await sh("tc", "qdisc", "delete", "dev", "rail0", "root")
-    return found
+
+
+@contextmanager
+def wired() -> Iterator[Netns]:
+    """``rail0`` here, and the namespace with its other end."""
+
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True)
+
+    with Netns() as there:
+        ip("link", "add", "rail0", "type", "veth", "peer", "name", "rail1", "netns", there.path)
+        try:
+            with there.entered():
+                ip("address", "add", THERE, "dev", "rail1")
+                ip("link", "set", "rail1", "up")
+            ip("address", "add", HERE, "dev", "rail0")
+            ip("link", "set", "rail0", "up")
+            yield there
+        finally:
+            ip("link", "delete", "rail0")
+
+
+async def netem(there: Netns) -> Json:
+    """Probe for 40 s of the step's clock in each case."""
+    await sh("modprobe", "sch_netem")
+    return {name: await probe(there, 40, *words.split()) for name, words in CASES.items()}
 
 
 @contextmanager
@@ -147,13 +175,18 @@ def captured(netdev: str) -> Iterator[list[bytes]]:
                 frame, (_, _, kind, *_) = opened.recvfrom(2048)
             except BlockingIOError:
                 break
-            if kind == socket.PACKET_OUTGOING and frame[12:14] == b"\x08\x00" and frame[23] == socket.IPPROTO_UDP:
+            if (
+                kind == socket.PACKET_OUTGOING
+                and frame[12:14] == b"\x08\x00"
+                and frame[23] == socket.IPPROTO_UDP
+            ):
                 sent.append(frame)
 
 
 async def bond(pf: str) -> Json:
     """Make a PF with an address a port of a bond, and give its agent a list as before."""
     netdev = netdev_of(pf)
+    await sh("modprobe", "bonding", "max_bonds=0")
     await sh("ip", "address", "add", HERE, "dev", netdev)
     (before,) = seen(netdev, pf)
     await sh("ip", "link", "add", "bond9", "type", "bond", "mode", "active-backup")
@@ -185,6 +218,7 @@ async def bond(pf: str) -> Json:
 
 async def vrf(there: Netns) -> Json:
     """A rail in a VRF keeps its address and its probes."""
+    await sh("modprobe", "vrf")
     await sh("ip", "link", "add", "vrf9", "type", "vrf", "table", "909")
     await sh("ip", "link", "set", "vrf9", "up")
     await sh("ip", "link", "set", "rail0", "master", "vrf9")
@@ -195,6 +229,7 @@ async def vrf(there: Netns) -> Json:
 
 async def rxe(there: Netns) -> Json:
     """Soft-RoCE on the rail: its UDP port is the kernel's before, during and after the probes."""
+    await sh("modprobe", "rdma_rxe")
     await sh("rdma", "link", "add", "rxe9", "type", "rxe", "netdev", "rail0")
     counters = Path("/sys/class/infiniband/rxe9/ports/1/hw_counters")
 
@@ -214,30 +249,10 @@ async def rxe(there: Netns) -> Json:
         except OSError:
             taken = True
     await sh("rdma", "link", "delete", "rxe9")
-    return {**found, "before": before, "after": after, "ports": sorted({b for a in ports for b in a}), "taken": taken}
-
-
-async def rails(pf: str) -> Json:
-    """All of it, with the seconds of each part. The agent of the other steps has ended."""
-    for module in ("veth", "sch_netem", "bonding", "vrf", "rdma_rxe"):
-        await sh("modprobe", module)
-    found: Json = {"seconds": {}}
-    with Netns() as there:
-        await sh("ip", "link", "add", "rail0", "type", "veth", "peer", "name", "rail1", "netns", there.path)
-        await sh("ip", "address", "add", HERE, "dev", "rail0")
-        await sh("ip", "link", "set", "rail0", "up")
-        with there.entered():
-            subprocess.run(["ip", "address", "add", THERE, "dev", "rail1"], check=True)
-            subprocess.run(["ip", "link", "set", "rail1", "up"], check=True)
-        await asyncio.sleep(1)
-        for name, part in (
-            ("netem", lambda: cases(there)), ("rxe", lambda: rxe(there)), ("vrf", lambda: vrf(there)),
-            ("bond", lambda: bond(pf)),
-        ):  # fmt: skip
-            began = time.monotonic()
-            try:
-                found[name] = await part()
-            finally:
-                found["seconds"][name] = time.monotonic() - began
-        await sh("ip", "link", "delete", "rail0")
-    return found
+    return {
+        **found,
+        "before": before,
+        "after": after,
+        "ports": sorted({b for a in ports for b in a}),
+        "taken": taken,
+    }
