@@ -1,4 +1,4 @@
-"""What a ListAndWatch stream sends when the list changes faster than the stream has its turn."""
+"""A ListAndWatch stream whose list changes faster than it has its turn."""
 
 from __future__ import annotations
 

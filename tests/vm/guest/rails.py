@@ -44,7 +44,7 @@ CASES = {
     "duplicate": "duplicate 100%",
     "loss": "loss 30%",
 }
-"""What netem does to the packets from here to the partner."""
+"""The arguments of netem for the packets from here to the partner."""
 
 
 class Probing:
