@@ -205,7 +205,7 @@ def keep_modules(kernel: Path, tree: Path, release: str, wanted: dict[str, Any])
     depmod = [*command_of(tree, "usr/bin/kmod")[:-1], str(scripts / "depmod")]
     subprocess.run([*depmod, "-b", str(kernel), release], check=True)
     kept: list[str] = []
-    for name in (*wanted["kernel"]["modules"], *wanted["nic"]["modules"]):
+    for name in (*wanted["kernel"]["modules"], *wanted["kernel"]["on_demand"], *wanted["nic"]["modules"]):
         shown = subprocess.run(
             [*depmod[:-1], str(scripts / "modprobe"), "-d", str(kernel), "-S", release, "--show-depends", name],
             check=True, capture_output=True, text=True,

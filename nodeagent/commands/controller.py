@@ -61,9 +61,7 @@ def add(add: Add) -> None:
 def _lease(text: str) -> float:
     lease = seconds(text)
     if not LEASE_MIN_S <= lease <= LEASE_MAX_S:
-        raise argparse.ArgumentTypeError(
-            f"{text} is not allowed: give {LEASE_MIN_S:g} to {LEASE_MAX_S:g} seconds"
-        )
+        raise argparse.ArgumentTypeError(f"give {LEASE_MIN_S:g} to {LEASE_MAX_S:g} seconds, not {text}")
     return lease
 
 

@@ -171,13 +171,14 @@ class Plugin:
     async def _list_and_watch(self, _request: bytes, _context: Any) -> AsyncIterator[bytes]:
         served = self._server.bound
         self.streams += 1
-        sent = -1
+        sent: bytes | None = None
         try:
             while True:
                 changed = self._changed
-                if sent != self.device_list.revision:
-                    sent = self.device_list.revision
-                    yield self.device_list.message
+                # Two changes while this stream waits for its turn may leave the list as it was.
+                if sent != self.device_list.message:
+                    sent = self.device_list.message
+                    yield sent
                 await changed.wait()
         finally:
             self.streams -= 1

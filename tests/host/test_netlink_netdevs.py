@@ -71,6 +71,16 @@ def test_a_physical_netdev_has_its_parent_device():
     assert (netdev.mac, netdev.permanent_mac) == (b"\2\0\0\0\0\1", b"\2\0\0\0\0\2")
 
 
+@pytest.mark.parametrize(
+    ("slave_kind", "enslaved"), [(b"bond", True), (b"bridge", True), (b"vrf", False), (None, True)]
+)
+def test_a_netdev_in_a_vrf_is_no_port_of_a_bond(slave_kind, enslaved):
+    info = b"" if slave_kind is None else attribute(18, attribute(4, slave_kind + b"\0"))
+    link = struct.pack("=BxHiII", 0, 1, 7, 0x1_0043, 0)
+    netdev = netdev_of(link + attribute(3, b"ens1np0\0") + attribute(10, struct.pack("=I", 9)) + info)
+    assert (netdev.kind, netdev.enslaved) == (None, enslaved)
+
+
 @given(st.binary(max_size=200))
 def test_any_message_decodes_or_raises_netlink_error(data):
     for read in (netdev_of, lambda raw: list(messages(raw)), ieee_of):

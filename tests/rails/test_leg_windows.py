@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nodeagent.rails.leg_windows import LegWindows
+from nodeagent.rails.leg_windows import SLOT_S, LegWindows
 
 
 def levels(
@@ -109,3 +109,30 @@ def test_the_level_begins_with_its_first_loss() -> None:
     leg.evaluate(122.0)
     leg.evaluate(127.0)
     assert (leg.level, leg.since) == (100, 100.0)
+
+
+@pytest.mark.parametrize("late_s", [2.5, 4, 9.5])
+def test_a_host_that_is_always_late_loses_nothing_and_a_loss_afterwards_is_found(late_s: float) -> None:
+    leg, levels = LegWindows(0), []
+
+    def pass_s(begin: int, end: int, *, late: bool) -> None:
+        for tick in range(2 * begin, 2 * end):
+            now = tick / 2
+            if late:
+                leg.missing(now - 2, now)
+                if now - late_s >= begin:
+                    leg.late(now - late_s)
+            elif tick % 10 == 0:
+                leg.missing(now - 2, now)
+            else:
+                leg.answered(now)
+            if now % SLOT_S == 0:
+                leg.evaluate(now)
+                levels.append(leg.level)
+
+    pass_s(10, 200, late=True)
+    assert set(levels) == {0}
+    for tick in range(400, 420):
+        leg.late(tick / 2 - late_s)
+    pass_s(210, 290, late=False)
+    assert levels[-1] == 10

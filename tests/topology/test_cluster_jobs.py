@@ -151,13 +151,13 @@ async def test_ten_thousand_jobs_make_two_hundred_series_of_each_family() -> Non
         parts = controller.fabric.parts
         assert parts.jobs is not None
         await until(lambda: parts.jobs is not None and parts.jobs.pods.synced.is_set())
+        await parts.mirror.synced()  # a report that comes later takes the place of what is given here
         for number in range(10_000):
             pod = parts.jobs.pods._take(job_read(f"j{number:05}", f"node-0{number % 4}"))
             parts.jobs.pods.objects[f"ml/{number}"] = pod
         held = {f"ml/j{number:05}-0-x7k2p": ("nic0",) for number in range(10_000)}
         parts.mirror.pods.links.update({f"node-0{n}": held for n in range(4)})
         await until(lambda: len(series(controller)) == 2 * JOBS_MAX)
-        await until(lambda: parts.mirror.revision > 0)
         server.put(nodelinks("node-03", leaves(0), state="down") | {"holders": []})
         await until(lambda: parts.mirror.pods.links.get("node-03") is None)
         parts.mirror.pods.links["node-03"] = held

@@ -27,6 +27,7 @@ STEPS = (
     "facts", "bare", "apply", "late", "agree", "pod", "vfio", "namespace", "held", "cable", "administered",
     "removed", "unplugged", "unbound",
     "lldp", "metrics", "doctor", "restart", "bereft", "stop",
+    "rail_netem", "rail_rxe", "rail_vrf", "rail_bond",
 )  # fmt: skip
 
 

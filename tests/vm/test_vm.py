@@ -252,7 +252,9 @@ def test_a_pulled_cable_makes_exactly_the_vfs_of_that_pf_unhealthy_and_later_hea
         only(run, one["down"], rail)
         messages = [(update["resource"], update["healthy"]) for update in one["updates"]]
         # One message for down, one for up: no repetition, and no message for another resource.
-        assert messages == [(run.resource(rail), 0), (run.resource(rail), run.nic["vfs"][rail])]
+        assert messages == [(run.resource(rail), 0), (run.resource(rail), run.nic["vfs"][rail])], one[
+            "updates"
+        ]
         assert one["down_s"] < 5
         assert one["up_s"] < 10
 
@@ -432,6 +434,55 @@ def test_the_agent_logs_no_error_from_start_to_end(run: Run) -> None:
     assert run.step("stop")["code"] == 0
     errors = [line for line in run.log.splitlines() if " ERROR " in line or "Traceback" in line]
     assert [line for line in errors if STARVED not in line] == []
+
+
+# --- probes over rails ------------------------------------------------------------------------------------
+
+
+def test_probes_that_are_late_out_of_order_or_doubled_are_no_loss(run: Run) -> None:
+    for case in ("still", "delay", "jitter", "reorder", "duplicate"):
+        found = run.step("rail_netem")[case]
+        assert (found["checked"], found["levels"], found["lost"]) == ("yes", [], 0), case
+        assert found["sent"] > 60, case
+        # Each answer counts once; large ones have no round trip.
+        assert 0.8 * found["sent"] < found["round_trips"] < found["sent"], case
+
+
+def test_the_round_trip_of_a_probe_has_the_delay_of_the_network(run: Run) -> None:
+    data = run.step("rail_netem")
+    assert data["delay"]["rtt_us"][0] > 20_000
+    assert data["late"]["rtt_us"][0] > 300_000
+    assert data["late"]["lost"] == 0, "they are later than 2 s of the step's clock, and none than 10 s"
+
+
+def test_loss_one_way_is_found(run: Run) -> None:
+    found = run.step("rail_netem")["loss"]
+    assert found["checked"] == "yes"
+    assert found["lost"] > 0
+    assert found["levels"] in ([10], [50])
+
+
+def test_probes_and_soft_roce_leave_each_other_alone(run: Run) -> None:
+    data = run.step("rail_rxe")
+    assert (data["checked"], data["levels"], data["lost"]) == ("yes", [], 0)
+    assert data["sent"] > 30
+    assert data["before"] == data["after"], "no packet of the probes came to the RDMA device"
+    assert data["before"]["state"] == "4: ACTIVE"
+    assert data["taken"], "port 4791 is the kernel's"
+    assert data["ports"], "the packets were seen"
+    assert 4791 not in data["ports"]
+
+
+def test_a_rail_in_a_vrf_is_probed(run: Run) -> None:
+    data = run.step("rail_vrf")
+    assert (data["fault"], data["checked"], data["levels"], data["lost"]) == ("", "yes", [], 0)
+    assert data["round_trips"] > 25
+
+
+def test_a_pf_that_is_a_port_of_a_bond_says_so_and_sends_no_probe(run: Run) -> None:
+    data = run.step("rail_bond")
+    assert (data["before"], data["port"], data["checked"]) == ("", "bond", "bond")
+    assert data["packets"] == 0
 
 
 def test_the_kernel_is_that_of_the_package_and_has_two_numa_nodes(run: Run) -> None:

@@ -38,7 +38,7 @@ _ADDRESS, _NAME, _MTU, _MASTER, _QUEUE, _OPERSTATE, _LINKINFO = 1, 3, 4, 10, 13,
 _VF_LIST, _STATISTICS, _EXT_MASK, _CARRIER, _UP_COUNT, _DOWN_COUNT = 22, 23, 29, 33, 47, 48
 _PERMANENT_ADDRESS, _PARENT_NAME, _PARENT_BUS = 54, 56, 57
 _SHORT_STATISTICS = 7  # IFLA_STATS, the lower halves of the same counters
-_INFO_KIND = 1
+_INFO_KIND, _INFO_SLAVE_KIND = 1, 4
 _PROPERTIES = frozenset(
     (
         *(_ADDRESS, _NAME, _MTU, _MASTER, _LINKINFO, _CARRIER),
@@ -70,7 +70,7 @@ class Netdev(Struct, frozen=True):
     ``bond``, …), ``None`` for hardware. ``bus`` is the bus of the parent device; ``pci_address`` is the parent's
     address where that bus is ``pci``. The kernel reports both since 5.14; ``None`` where it does not.
     ``carrier`` is ``None`` while admin down. ``enslaved``: the netdev is a port of a bond, a bridge or
-    Open vSwitch.
+    Open vSwitch; not of a VRF, in which it keeps its addresses and its frames.
     """
 
     ifindex: int
@@ -253,7 +253,7 @@ def _link_attributes(payload: bytes, wanted: frozenset[int]) -> dict[int, bytes]
 def _netdev(payload: bytes, attrs: Mapping[int, bytes]) -> Netdev:
     _, hardware, ifindex, flags, _ = _LINK.unpack_from(payload)
     up = bool(flags & _IFF_UP)
-    info = attrs.get(_LINKINFO)
+    info = attributes(attrs.get(_LINKINFO, b""))
     bus = text(attrs.get(_PARENT_BUS))
     carrier = attrs.get(_CARRIER)
     master = attrs.get(_MASTER)
@@ -261,7 +261,7 @@ def _netdev(payload: bytes, attrs: Mapping[int, bytes]) -> Netdev:
         ifindex,
         text(attrs.get(_NAME)) or "",
         hardware,
-        text(attributes(info).get(_INFO_KIND)) if info else None,
+        text(info.get(_INFO_KIND)),
         attrs.get(_ADDRESS) or None,
         attrs.get(_PERMANENT_ADDRESS) or None,
         number(attrs.get(_MTU)),
@@ -269,7 +269,7 @@ def _netdev(payload: bytes, attrs: Mapping[int, bytes]) -> Netdev:
         bool(carrier[0]) if up and carrier else None,
         bus,
         text(attrs.get(_PARENT_NAME)) if bus == "pci" else None,
-        master is not None and any(master),
+        master is not None and any(master) and text(info.get(_INFO_SLAVE_KIND)) != "vrf",
     )
 
 

@@ -51,6 +51,8 @@ from ground import (
 
 sys.path[:0] = SITE
 
+import rails  # noqa: E402 - it needs the installed wheel
+
 from nodeagent_lab.sim.kubelet import Admission, Kubelet, PodSpec  # noqa: E402
 
 log = logging.getLogger("guest")
@@ -541,6 +543,25 @@ class Guest:
         stopped = await self.stop_agent()
         await self.kubelet.stop()
         return stopped
+
+    # --- probes over rails; the agent has ended -----------------------------------------------------------
+
+    async def rail_netem(self) -> Json:
+        """Packets that are late, out of order, doubled or lost."""
+        await sh("modprobe", "veth")
+        with rails.wired() as there:
+            return await rails.netem(there)
+
+    async def rail_rxe(self) -> Json:
+        with rails.wired() as there:
+            return await rails.rxe(there)
+
+    async def rail_vrf(self) -> Json:
+        with rails.wired() as there:
+            return await rails.vrf(there)
+
+    async def rail_bond(self) -> Json:
+        return await rails.bond(PFS[2])
 
     # --- parts of the steps ---------------------------------------------------------------------------------
 
