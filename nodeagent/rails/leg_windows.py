@@ -120,8 +120,6 @@ class LegWindows:
         if at in self._lost:
             self._lost.remove(at)
             self._run = 0
-            # Behind a host that stays slow some probes are always missing; only later ones can be lost.
-            self._first_loss = max(self._first_loss, at)
 
     def _add(self, at: float) -> None:
         for ring in (self._short, self._middle, self._long):

@@ -120,7 +120,7 @@ def test_a_host_that_is_always_late_loses_nothing_and_a_loss_afterwards_is_found
             now = tick / 2
             if late:
                 leg.missing(now - 2, now)
-                if now - late_s >= begin:
+                if now - late_s >= begin - 2:
                     leg.late(now - late_s)
             elif tick % 10 == 0:
                 leg.missing(now - 2, now)
