@@ -47,7 +47,7 @@ from nodeagent.config.followed_configuration import FollowedConfiguration, confi
 from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.changes import NodeChanges
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import Holding
+from nodeagent.facts.model import ClaimUser, Holding
 from nodeagent.health.state_file import StateFile
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.mps_clients import MPS_FOLDER
@@ -246,7 +246,7 @@ class Agent:
                 self._tree,
                 config.gpu.accounting.pod_logs,
                 inventory,
-                lambda: shares_of(offering.offered, inventory.snapshot, *HARD_LEVELS),
+                lambda: shares_of(offering.share_kinds(), inventory.snapshot, *HARD_LEVELS),
             ),
             MpsWatch(
                 self.stored.folder / MPS_FOLDER,
@@ -433,8 +433,8 @@ class Agent:
             self.inventory.publish("volcano", vgpu_granted=granted)
             self.offering.refresh()
 
-    def _publish_holdings(self, holdings: tuple[Holding, ...]) -> None:
-        self.claims.publish_holdings(holdings)
+    def _publish_holdings(self, holdings: tuple[Holding, ...], users: tuple[ClaimUser, ...]) -> None:
+        self.claims.publish_holdings(holdings, users)
         self.offering.holdings_read()
 
     async def _serve_claims(self, access: agent_tasks.NodeAccess | None) -> None:

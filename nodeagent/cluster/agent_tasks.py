@@ -260,7 +260,7 @@ def _report(to: Writing) -> Task:
         owner=to.owner,
         delivery=to.agent.deliveries.of("nodelinks"),
         board=to.board,
-        levels=lambda snapshot: levels_in_force(offer.offered, snapshot),
+        levels=lambda snapshot: levels_in_force(offer.offered, snapshot, offer.claim_kinds()),
         with_holders=to.agent.settings.report_holders,
         planned=to.agent.planned,
     ).run

@@ -21,7 +21,7 @@ from nodeagent.fabric.nodelinks import GpuMemoryLevel
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
 from nodeagent.sharing.cgroup_limits import IN_FORCE, NOT_IN_FORCE
-from nodeagent.sharing.shares import HARD_LEVELS
+from nodeagent.sharing.shares import HARD_LEVELS, READ_BACK_ONLY
 
 
 def level_in_force(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> str | None:
@@ -29,18 +29,23 @@ def level_in_force(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> str | Non
     return next((level.enforcement for level in levels_in_force(kinds, snapshot)), None)
 
 
-def levels_in_force(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> tuple[GpuMemoryLevel, ...]:
-    """Return the enforcement of each resource of GPU memory, in the order of the configuration. A hard limit is in
-    force if the driver shows it for each container that it was read of."""
+def levels_in_force(
+    kinds: Iterable[DeviceKind], snapshot: Snapshot, by_claim: Iterable[DeviceKind] = ()
+) -> tuple[GpuMemoryLevel, ...]:
+    """Return the enforcement of each resource of GPU memory, in the order of the configuration; ``by_claim`` are those
+    of claims. A hard limit is in force if the driver shows it for each container that it was read of."""
     read = {limit.state for limit in snapshot.gpu_limits} & {IN_FORCE, NOT_IN_FORCE}
-    levels = ((kind.resource, kind.level(snapshot)) for kind in kinds)
+    levels = {kind.resource: kind.level(snapshot) for kind in kinds}
+    for kind in by_claim:
+        level = kind.level(snapshot)
+        levels.setdefault(kind.resource, READ_BACK_ONLY if level in HARD_LEVELS else level)
     return tuple(
         GpuMemoryLevel(
             resource=resource,
             enforcement=level,
             in_force=NOT_IN_FORCE not in read if read and level in HARD_LEVELS else None,
         )
-        for resource, level in levels
+        for resource, level in levels.items()
         if level is not None
     )
 

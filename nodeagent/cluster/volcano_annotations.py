@@ -201,23 +201,25 @@ def unplaced_of(pod: VgpuPod, node: str) -> Iterator[VgpuWaiting]:
 def shares_of(
     pod: VgpuPod, node: str, sizes: Mapping[str, int], held: Collection[str]
 ) -> Iterator[VgpuShare]:
-    """Yield the slices of each GPU that the scheduler gave a pod of this node.
+    """Yield the slices of each GPU that the scheduler gave the containers of a pod of this node.
 
     ``held`` are the GPUs on which it holds places. One that the scheduler did not choose counts with the pod's limits.
     """
     if pod.ended:
         return
-    sums: dict[str, int] = {}
+    sums: dict[tuple[str, str], int] = {}
     if pod.annotations.get(PLACED_ON) == node:
-        for grants in decode(pod.annotations.get(CHOSEN, "")) or ():
+        choice, asking = decode(pod.annotations.get(CHOSEN, "")) or (), pod.asking
+        for index, grants in enumerate(choice):
+            name = asking[index].name if len(asking) == len(choice) else ""
             for grant in grants:
-                sums[grant.uuid] = sums.get(grant.uuid, 0) + grant.slices
-    for uuid in set(held) - sums.keys():
+                sums[grant.uuid, name] = sums.get((grant.uuid, name), 0) + grant.slices
+    for uuid in set(held) - {uuid for uuid, _ in sums}:
         size = sizes.get(uuid, 0)
         asked = sum(_due(one.resources.limits or {}, size) for one in pod.counted)
-        sums[uuid] = min(asked or size, size)
-    for uuid, slices in sorted(sums.items()):
-        yield VgpuShare(pod.metadata.namespace, pod.metadata.name, uuid, slices)
+        sums[uuid, ""] = min(asked or size, size)
+    for (uuid, name), slices in sorted(sums.items()):
+        yield VgpuShare(pod.metadata.namespace, pod.metadata.name, uuid, slices, name)
 
 
 def handshake(now: float) -> str:

@@ -6,14 +6,14 @@ A record holds everything that answers a repeated Prepare and that Unprepare nee
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from nodeagent.dra.devices import GPU, MIG
 from nodeagent.facts.allocation import DeviceInfo
 from nodeagent.facts.cdi import ContainerEdits
-from nodeagent.facts.model import DeviceNode, Holding, MigSlot
+from nodeagent.facts.model import ClaimShare, ClaimUser, DeviceNode, Holding, MigSlot
 
 
 class VfInterface(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -144,6 +144,21 @@ def holdings(claims: Iterable[PreparedClaim]) -> tuple[Holding, ...]:
         for device in claim.devices
         if device.amount
     )
+
+
+def container_shares(claims: Iterable[PreparedClaim], users: Iterable[ClaimUser]) -> Iterator[ClaimShare]:
+    """Yield the GPU memory that each container has by a claim. None of a claim with shares in several requests: the
+    kubelet does not say which of them a container uses."""
+    users = tuple(users)
+    for claim in claims:
+        gpus = [device for device in claim.devices if device.kind == GPU and device.amount]
+        if len({device.request for device in gpus}) != 1:
+            continue
+        for user in users:
+            for device in gpus:
+                if device.cdi_devices[0] in user.cdi_devices:
+                    where = user.namespace, user.pod, user.container
+                    yield ClaimShare(*where, device.uuid, device.amount << 20, device.resource)
 
 
 def _held_ids(claim: PreparedClaim, device: PreparedDevice) -> tuple[str, ...]:

@@ -329,12 +329,35 @@ class VgpuWaiting(msgspec.Struct, frozen=True):
 
 
 class VgpuShare(msgspec.Struct, frozen=True):
-    """The slices of one GPU that the containers of a pod have, by Volcano's choice or by their limits."""
+    """The slices of one GPU that a container has by Volcano's choice; with an empty ``container`` those of the whole
+    pod, by its limits."""
 
     namespace: str
     pod: str
     uuid: str
     slices: int
+    container: str = ""
+
+
+class ClaimUser(msgspec.Struct, frozen=True):
+    """A container that uses claims, with the CDI devices of the whole of each claim: the kubelet does not say which of
+    its requests the container uses."""
+
+    namespace: str
+    pod: str
+    container: str
+    cdi_devices: frozenset[str]
+
+
+class ClaimShare(msgspec.Struct, frozen=True):
+    """The memory of one GPU that a container has by a claim. ``resource`` is the name for a device plugin."""
+
+    namespace: str
+    pod: str
+    container: str
+    uuid: str
+    size_bytes: int
+    resource: str
 
 
 class ContainerLimit(msgspec.Struct, frozen=True):
@@ -403,6 +426,8 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     functions: tuple[Function, ...] = ()
     links: tuple[Link, ...] = ()
     holdings: tuple[Holding, ...] | None = None
+    claim_shares: tuple[ClaimShare, ...] = ()
+    """By container, which ``holdings`` does not name for claims."""
     paths: HostPaths = HostPaths()
     gpu_driver: str | None = None  # its version: 580.95.05
     limit_support: LimitSupport = LimitSupport()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from nodeagent.facts.model import Holding
+from nodeagent.facts.model import ClaimUser, Holding
 from nodeagent.kube import podresources_pb2 as pb
 
 Answer = TypeVar("Answer", bound=Message)
@@ -56,6 +57,8 @@ class PodResources:
         self.pods_listed: frozenset[tuple[str, str]] = frozenset()
         """Namespace and name of the pods in the last answer, those without devices included. Without any, the kubelet
         may have just started."""
+        self.claim_users: tuple[ClaimUser, ...] = ()
+        """Of the last answer, from Kubernetes 1.34 on."""
         self._timeout_s = timeout_s
 
     async def list(self) -> tuple[Holding, ...]:
@@ -65,6 +68,7 @@ class PodResources:
         """
         answer = await self._unary("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
         self.pods_listed = frozenset((pod.namespace, pod.name) for pod in answer.pod_resources)
+        self.claim_users = tuple(_claim_users(answer))
         return _holdings(answer)
 
     async def offered(self) -> dict[str, tuple[str, ...]]:
@@ -102,3 +106,11 @@ def _holdings(answer: pb.ListPodResourcesResponse) -> tuple[Holding, ...]:
             for devices in container.devices:
                 ids[pod.namespace, pod.name, container.name, devices.resource_name].update(devices.device_ids)
     return tuple(Holding(*key, tuple(sorted(held))) for key, held in sorted(ids.items()) if held)
+
+
+def _claim_users(answer: pb.ListPodResourcesResponse) -> Iterator[ClaimUser]:
+    for pod in answer.pod_resources:
+        for container in pod.containers:
+            devices = (it for claim in container.dynamic_resources for it in claim.claim_resources)
+            if names := frozenset(cdi.name for device in devices for cdi in device.cdi_devices):
+                yield ClaimUser(pod.namespace, pod.name, container.name, names)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.base.backoff import Backoff
-from nodeagent.facts.model import Holding
+from nodeagent.facts.model import ClaimUser, Holding
 from nodeagent.kube.podresources_client import PodResources, PodResourcesError
 
 __all__ = ["EMPTY_STANDS_S", "INTERVAL_S", "PodResourcesError", "offered", "once", "settled", "watch"]
@@ -73,7 +73,7 @@ async def offered(socket: Path) -> dict[str, tuple[str, ...]]:
 
 async def watch(
     socket: Path,
-    publish: Callable[[tuple[Holding, ...]], object],
+    publish: Callable[[tuple[Holding, ...], tuple[ClaimUser, ...]], object],
     mark_stale: Callable[[str], object],
     read_now: asyncio.Event,
     *,
@@ -121,7 +121,7 @@ async def watch(
                 or (own_since is not None and now - own_since >= own_stands_s)
             ):
                 known, empty_since, own_since = holdings, None, None
-                publish(holdings)
+                publish(holdings, client.claim_users)
             again_s = min(interval_s, RETRY_S, empty_stands_s / 3, own_stands_s / 3)
             pause = interval_s if empty_since is None else again_s
         with suppress(TimeoutError):

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.base.bounded_calls import within
 from nodeagent.cluster.agent_tasks import NodeAccess
 from nodeagent.dra.offered import DraOffer
-from nodeagent.dra.prepared_claim import ClaimFigures, PreparedClaim
+from nodeagent.dra.prepared_claim import ClaimFigures, PreparedClaim, container_shares
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import Holding
+from nodeagent.facts.model import ClaimUser, Holding
 from nodeagent.host.sysfs import Tree
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.kubelet.rpc_stats import RpcStats
@@ -59,6 +59,7 @@ class ClaimDriver:
         self._metadata = metadata
         self._tree = tree
         self._of_plugins: tuple[Holding, ...] | None = None
+        self._users: Iterable[ClaimUser] = ()
 
     def holdings(self) -> tuple[Holding, ...] | None:
         """Return what prepared claims hold, ``None`` while their records cannot be read."""
@@ -71,10 +72,10 @@ class ClaimDriver:
     def figures(self) -> ClaimFigures | None:
         return None if self.driver is None else self.driver.figures
 
-    def publish_holdings(self, of_plugins: tuple[Holding, ...]) -> None:
-        """The kubelet has listed what pods hold through device plugins."""
-        self._of_plugins = of_plugins
-        self._inventory.publish("pods", holdings=self._with_claims(of_plugins))
+    def publish_holdings(self, of_plugins: tuple[Holding, ...], users: Iterable[ClaimUser] = ()) -> None:
+        """The kubelet has listed what pods hold through device plugins, and which containers use claims."""
+        self._of_plugins, self._users = of_plugins, users
+        self._publish("pods", of_plugins)
 
     def recover(self, access: NodeAccess | None) -> None:
         """Make the driver if an earlier agent left prepared claims. Blocks for at most ``START_S``.
@@ -127,9 +128,16 @@ class ClaimDriver:
 
     def _take_change(self) -> None:
         if self._of_plugins is not None:
-            self._inventory.publish("claims", holdings=self._with_claims(self._of_plugins))
+            self._publish("claims", self._of_plugins)
         self._changed()
 
-    def _with_claims(self, of_plugins: tuple[Holding, ...]) -> tuple[Holding, ...]:
-        of_claims = () if self.driver is None else self.driver.claims.holdings
-        return tuple(sorted((*of_plugins, *of_claims), key=lambda it: (it.namespace, it.pod)))
+    def _publish(self, source: str, of_plugins: tuple[Holding, ...]) -> None:
+        claims = None if self.driver is None else self.driver.claims
+        held = (*of_plugins, *(() if claims is None else claims.holdings))
+        self._inventory.publish(
+            source,
+            holdings=tuple(sorted(held, key=lambda it: (it.namespace, it.pod))),
+            claim_shares=()
+            if claims is None
+            else tuple(container_shares(claims.records.values(), self._users)),
+        )

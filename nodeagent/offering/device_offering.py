@@ -159,8 +159,17 @@ class DeviceOffering:
 
     def device_bytes(self) -> dict[str, int]:
         """Return the memory of one device of each resource that has a share of a GPU's memory."""
-        kinds = (*self.offered, *(device.kind for device in self.dra.current.known()))
-        return {kind.resource: kind.device_mib << 20 for kind in kinds if kind.device_mib is not None}
+        return {
+            kind.resource: kind.device_mib << 20 for kind in self.share_kinds() if kind.device_mib is not None
+        }
+
+    def share_kinds(self) -> tuple[DeviceKind, ...]:
+        """Return the kinds of device plugins and those of claims."""
+        return (*self.offered, *self.claim_kinds())
+
+    def claim_kinds(self) -> tuple[DeviceKind, ...]:
+        """Return the kinds whose devices claims allocate."""
+        return tuple(device.kind for device in self.dra.current.known())
 
     def holdings_read(self) -> None:
         """The kubelet has listed what pods hold."""

@@ -58,7 +58,8 @@ def accounts(
     for share in granted_shares(snapshot):
         if share.uuid in granted:
             size = share.slices * slice_bytes.get(MEMORY, 0)
-            granted[share.uuid][share.namespace, share.pod] = min(size, sizes[share.uuid])
+            pods, pod = granted[share.uuid], (share.namespace, share.pod)
+            pods[pod] = min(pods.get(pod, 0) + size, sizes[share.uuid])
     for holding in snapshot.holdings or ():
         if holding.resource in (NUMBER, MEMORY, CORES):
             continue  # they are numbers; Volcano's choice has the memory

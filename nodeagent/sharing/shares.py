@@ -10,7 +10,10 @@ from msgspec import structs
 
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
+from nodeagent.kinds.volcano_vgpus import MEMORY, granted_shares
 
+READ_BACK_ONLY = "env"
+"""The level of claims where that of a device plugin is ``nvml-limits``: the agent sets no limit for a claim."""
 HARD_LEVELS = ("env", "nvml-limits")
 """The levels that promise a hard limit."""
 
@@ -27,7 +30,10 @@ class Share(NamedTuple):
 
 
 def shares_of(kinds: Iterable[DeviceKind], snapshot: Snapshot, *levels: str) -> tuple[Share, ...] | None:
-    """Return the shares of the resources with these levels, sorted; ``None`` before podresources has answered."""
+    """Return the shares of the resources with these levels, sorted; ``None`` before podresources has answered.
+
+    ``kinds`` has those of claims too. The agent sets no limit for a claim or for a choice by Volcano: it reads back.
+    """
     if snapshot.holdings is None:
         return None
     # A limit is set before it can be read back.
@@ -38,8 +44,16 @@ def shares_of(kinds: Iterable[DeviceKind], snapshot: Snapshot, *levels: str) -> 
         if kind.device_mib is not None and (level := kind.level(tried)) in levels
     }
     held: Counter[tuple[str, str, str, str, str]] = Counter()
+    slice_bytes, level = sizes.pop(MEMORY, (0, None))  # the IDs of its devices name no GPU
+    for choice in granted_shares(snapshot) if level is not None else ():
+        if choice.container:
+            container = choice.namespace, choice.pod, choice.container
+            held[*container, choice.uuid, level or ""] += choice.slices * slice_bytes
+    for share in snapshot.claim_shares:
+        if share.resource in sizes:
+            held[share.namespace, share.pod, share.container, share.uuid, READ_BACK_ONLY] += share.size_bytes
     for holding in snapshot.holdings:
-        if (found := sizes.get(holding.resource)) is not None:
+        if not holding.claim and (found := sizes.get(holding.resource)) is not None:
             container = holding.namespace, holding.pod, holding.container
             for id_ in holding.device_ids:
                 held[*container, id_.partition("::")[0], found[1] or ""] += found[0]

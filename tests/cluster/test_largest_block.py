@@ -162,6 +162,8 @@ def test_a_level_is_in_force_while_the_driver_shows_each_limit(states, level, in
     limits = tuple(ContainerLimit("ns", "p", "c", "GPU-0", 1, state, 0.0) for state in states)
     (found,) = levels_in_force((replace(KIND, enforcement=level),), Snapshot(gpu_limits=limits))
     assert (found.enforcement, found.in_force) == (level, in_force)
+    (claimed,) = levels_in_force((), Snapshot(gpu_limits=limits), (replace(KIND, enforcement=level),) * 2)
+    assert claimed == replace(found, enforcement="env" if level == "nvml-limits" else level)
 
 
 async def test_the_level_in_force_is_a_label_and_one_of_an_earlier_configuration_is_removed(

@@ -164,6 +164,12 @@ async def test_the_containers_of_a_pod_get_their_gpus_in_order_and_several_at_on
         assert s.admit("a", "c2") == [uuid_of(0)]
         assert s.notes("pods", "a")["volcano.sh/bind-phase"] == "allocating"
         assert sorted(s.admit("a", "c3", 2)) == sorted((uuid_of(0), uuid_of(1)))
+        assert [(it.container, it.uuid, it.slices) for it in s.inventory.snapshot.vgpu_shares] == [
+            ("c2", uuid_of(0), 30),
+            ("c3", uuid_of(0), 19),
+            ("c0", uuid_of(1), 60),
+            ("c3", uuid_of(1), 19),
+        ]
         await s.until(lambda: s.notes("pods", "a")["volcano.sh/bind-phase"] == "success")
 
 

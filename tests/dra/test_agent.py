@@ -74,6 +74,13 @@ async def test_the_agent_prepares_a_claim_and_after_a_change_of_the_mode_its_har
                 ("trainer", 20),
                 ("trainer", 1),
             ]
+            await kubelet.admit(
+                PodSpec("trainer", (Container("main", {}, claims=("c",)), Container("log", {})))
+            )
+            await node.until(lambda: agent.inventory.snapshot.claim_shares)
+            (share,) = agent.inventory.snapshot.claim_shares
+            assert (share.pod, share.container, share.size_bytes) == ("trainer", "main", 20 << 30)
+            assert held == [it for it in agent.inventory.snapshot.holdings or () if it.claim]
             node.configure(HEAD + PROMPT + cluster)
             agent.reload()
             await kubelet.until(lambda: bool(kubelet.capacity()), 20)
@@ -82,6 +89,7 @@ async def test_the_agent_prepares_a_claim_and_after_a_change_of_the_mode_its_har
             assert "the claim default/c still holds its devices" in withheld["gpu-mem"]
             await kubelet.dra.unprepare("trainer")
             await kubelet.until(lambda: any(name.endswith("/gpu-mem") for name in kubelet.capacity()), 20)
+            await node.until(lambda: not agent.inventory.snapshot.claim_shares)
     finally:
         await server.stop()
 

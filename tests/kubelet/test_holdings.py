@@ -29,7 +29,7 @@ async def watched(kubelet: Kubelet) -> AsyncIterator[asyncio.Queue[tuple[Holding
     task = asyncio.create_task(
         holdings.watch(
             kubelet.podresources_socket,
-            published.put_nowait,
+            lambda holdings, _users: published.put_nowait(holdings),
             lambda _reason: None,
             asyncio.Event(),
             interval_s=0.05,

@@ -112,7 +112,7 @@ class Kubelet:
         plugins.refusal = self._refusal
         registration = GrpcListener(self.socket, [plugins.handler()], self.directory)
         lister = GrpcListener(
-            self.podresources_socket, [PodResourcesServer(self._devices).handler()], self.directory
+            self.podresources_socket, [PodResourcesServer(self._devices, self.dra).handler()], self.directory
         )
         self._plugins = plugins
         self._listeners = [registration, lister]

@@ -16,7 +16,8 @@ from nodeagent.kube import podresources_pb2 as pb
 from nodeagent_lab.sim.kubelet import protocol
 from nodeagent_lab.sim.kubelet.checkpoint import WITHOUT_NUMA
 from nodeagent_lab.sim.kubelet.device_manager import DeviceManager
-from nodeagent_lab.sim.kubelet.pods import PodSpec
+from nodeagent_lab.sim.kubelet.dra_manager import DraManager
+from nodeagent_lab.sim.kubelet.pods import Container, PodSpec
 
 QUERIES_PER_S = 100.0
 BURST = 10.0
@@ -29,8 +30,8 @@ _Get = grpc.aio.ServicerContext[pb.GetPodResourcesRequest, pb.GetPodResourcesRes
 class PodResourcesServer:
     """Serves ``v1.PodResourcesLister``."""
 
-    def __init__(self, devices: DeviceManager) -> None:
-        self._devices = devices
+    def __init__(self, devices: DeviceManager, dra: DraManager) -> None:
+        self._devices, self._dra = devices, dra
         self._tokens = BURST
         self._filled_at = time.monotonic()
 
@@ -96,7 +97,11 @@ class PodResourcesServer:
             name=pod.name,
             namespace=pod.namespace,
             containers=[
-                pb.ContainerResources(name=container.name, devices=self._held(pod.uid, container.name))
+                pb.ContainerResources(
+                    name=container.name,
+                    devices=self._held(pod.uid, container.name),
+                    dynamic_resources=self._claims(pod.namespace, container),
+                )
                 for container in shown
             ],
         )
@@ -106,6 +111,21 @@ class PodResourcesServer:
             for node, ids in held.by_numa.items():
                 for device in ids:
                     yield _entry(resource, device, node)
+
+    def _claims(self, namespace: str, container: Container) -> Iterator[pb.DynamicResource]:
+        """All devices of a claim, whichever of its requests the container uses, and each with the CDI names of those
+        before it (``GetDynamicResources``)."""
+        for name in container.claims:
+            if (state := self._dra.states.get(f"{namespace}/{name}")) is None:
+                continue
+            resources = []
+            for driver, devices in state.devices.items():
+                names: list[pb.CDIDevice] = []
+                for device in devices:
+                    names += [pb.CDIDevice(name=id_) for id_ in device.cdi_ids]
+                    where = {"driver_name": driver, "pool_name": device.pool, "device_name": device.device}
+                    resources.append(pb.ClaimResource(cdi_devices=names, share_id=device.share_id, **where))
+            yield pb.DynamicResource(claim_name=name, claim_namespace=namespace, claim_resources=resources)
 
     def _allowed(self) -> bool:
         now = time.monotonic()

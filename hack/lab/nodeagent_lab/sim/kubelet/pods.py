@@ -37,12 +37,14 @@ class TopologyAffinityError(AdmissionError):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container of a pod spec; ``restartable`` makes an init container a sidecar."""
+    """A container of a pod spec; ``restartable`` makes an init container a sidecar. ``claims`` are the names of those
+    that it uses."""
 
     name: str
     limits: Mapping[str, int]
     env: tuple[tuple[str, str], ...] = ()
     restartable: bool = False
+    claims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
