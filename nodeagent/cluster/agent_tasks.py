@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # loaded with an API server
     from nodeagent.cluster.event_writer import NoticeBoard
     from nodeagent.cluster.evictions import Causes, EvictionTaint
     from nodeagent.cluster.rail_watch import RailWatch
+    from nodeagent.fabric.nodelinks import GpuMemoryLevel
     from nodeagent.kube.access import Access, NodeClaim
     from nodeagent.kube.client import ApiClient
 
@@ -253,6 +254,10 @@ def _report(to: Writing) -> Task:
     from nodeagent.cluster.node_report import NodeReporter
 
     offer = to.agent.offer
+
+    def levels(snapshot: Snapshot) -> tuple[GpuMemoryLevel, ...]:
+        return levels_in_force(offer.offered, snapshot, (it.kind for it in offer.dra.current.known()))
+
     return NodeReporter(
         *to.node_facts,
         to.namespace,
@@ -260,7 +265,7 @@ def _report(to: Writing) -> Task:
         owner=to.owner,
         delivery=to.agent.deliveries.of("nodelinks"),
         board=to.board,
-        levels=lambda snapshot: levels_in_force(offer.offered, snapshot, offer.claim_kinds()),
+        levels=levels,
         with_holders=to.agent.settings.report_holders,
         planned=to.agent.planned,
     ).run

@@ -70,9 +70,7 @@ def enforcement_conflicts(
                     where, f"{level} needs volcano: false: podresources shows the shares of slices"
                 )
             if entry.mode == "dra" and level == "nvml-limits":
-                message = (
-                    "nvml-limits needs mode devicePlugin: podresources shows no container of a claim's share"
-                )
+                message = "nvml-limits needs mode devicePlugin: the agent sets no limit for a claim; use env"
                 yield Conflict(where, message)
             if level == "mps" and "{" in entry.name:
                 message = "mps needs one resource for all GPUs: a container could ask for several, and has one daemon"

@@ -165,11 +165,7 @@ class DeviceOffering:
 
     def share_kinds(self) -> tuple[DeviceKind, ...]:
         """Return the kinds of device plugins and those of claims."""
-        return (*self.offered, *self.claim_kinds())
-
-    def claim_kinds(self) -> tuple[DeviceKind, ...]:
-        """Return the kinds whose devices claims allocate."""
-        return tuple(device.kind for device in self.dra.current.known())
+        return (*self.offered, *(device.kind for device in self.dra.current.known()))
 
     def holdings_read(self) -> None:
         """The kubelet has listed what pods hold."""
