@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from nodeagent.health.gpu_settings import GpuHealthSettings
+from nodeagent.health.rules.gpu_rules import MEASURED_KEYS, GpuView, measured_rules
+from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.lldp.lldpd_json import neighbors_of
 from nodeagent_lab.demo.simulated_node import SimulatedNode
 from nodeagent_lab.sim.machine import Machine
 from nodeagent_lab.sim.requested_faults import RequestedFaults
 from nodeagent_lab.sim.simulated_leaves import SimulatedLeaves, node_number
+
+WITHOUT = {"nvlink_errors", "nvlink_symbol_errors", "nvswitch_error", "pcie_speed"}
+"""Rates, the kernel log, and 15 minutes of load."""
 
 
 def small() -> Machine:
@@ -75,6 +82,29 @@ def test_a_fault_that_is_no_longer_named_ends_and_another_one_of_the_device_repl
     faults.end_resets()
     assert (gpu.lost, gpu.recovery_action) == (False, "none")
     assert faults.active() == ""
+
+
+@pytest.mark.parametrize("key", [key for key in MEASURED_KEYS if key not in WITHOUT])
+def test_a_gpu_has_the_fault_of_the_rule_that_is_named_and_its_end_restores_the_values(key: str) -> None:
+    machine = small()
+    faults, gpu, limits = RequestedFaults(machine), machine.gpu(1).gpu, GpuHealthSettings()
+    assert gpu is not None
+    (rule,) = (rule for rule in measured_rules(limits) if rule.key == key)
+    good = dict(gpu.values)
+
+    def bad(values: Mapping[str, float]) -> bool:
+        assert gpu is not None
+        found = rule.measure(GpuView(GpuReading(1, gpu.uuid), values, frozenset({0}), limits))
+        return found is not None and (found.value >= rule.enter if found.bad is None else found.bad)
+
+    assert not bad(gpu.values)
+    assert faults.apply(f"gpu1={key}") == []
+    assert bad(gpu.values)
+    assert faults.apply("gpu1=xid13") == [], "another one of the GPU replaces it"
+    assert (dict(gpu.values), bad(gpu.values)) == (good, False)
+    faults.apply("")
+    faults.end_resets()
+    assert gpu.recovery_action == "none"
 
 
 def test_the_neighbors_are_those_of_the_cables(tmp_path: Path) -> None:

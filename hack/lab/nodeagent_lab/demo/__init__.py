@@ -74,8 +74,8 @@ def add(add: Add) -> None:
         "--faults",
         type=Path,
         metavar="FILE",
-        help="with --write: stay up and apply the faults that FILE names, such as nic3=down or gpu2=xid79, one a line "
-        "or with commas between them; a fault that is removed from FILE ends",
+        help="with --write: stay up and apply the faults that FILE names, such as nic3=down, gpu2=xid79 or "
+        "gpu2=thermal_slowdown, one a line or with commas between them; a fault that is removed from FILE ends",
     )
 
 

@@ -6,6 +6,7 @@ The text is the whole state: a device that it does not name is healthy again. A 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from nodeagent_lab.sim.machine import Machine, MachineError
 from nodeagent_lab.sim.simulated_leaves import SimulatedLeaves
@@ -15,20 +16,48 @@ LOST = 79
 _DEVICE = re.compile(r"(nic|gpu)(0|[1-9][0-9]{0,3})", re.ASCII)
 _XID = re.compile(r"xid([1-9][0-9]{0,2})", re.ASCII)
 _NIC_FAULTS = ("down", "no-lldp", "foreign-leaf")
+_CLOCKS, _FABRIC = "gpu_clock_reason", "gpu_fabric"
+GPU_FAULTS: Mapping[str, Mapping[str, float]] = {
+    "remap_failed": {"gpu_row_remap_failed": 1},
+    "remap_limit": {"gpu_remapped_uncorrectable": 513},
+    "remap_pending": {"gpu_row_remap_pending": 1},
+    "sram_uncorrectable": {"gpu_ecc_uncorrectable_sram": 1},
+    "sram_threshold": {"gpu_sram_threshold_exceeded": 1},
+    "fabric_not_ready": {f"{_FABRIC}_not_ready": 1},
+    "fabric_failed": {f"{_FABRIC}_failed": 1},
+    "fabric_misconfigured": {f"{_FABRIC}_misconfigured": 1},
+    "fabric_unhealthy": {f"{_FABRIC}_route_unhealthy": 1},
+    "fabric_degraded": {f"{_FABRIC}_degraded_bandwidth": 1},
+    "fabric_route_recovery": {f"{_FABRIC}_route_recovery": 1},
+    "fabric_access_timeout": {f"{_FABRIC}_access_timeout": 1},
+    "nvlink_down": {"gpu_nvlink_up/0": 0},
+    "nvlink_effective_ber": {"gpu_nvlink_bit_error_ratio/effective": 4e-11},
+    "nvlink_symbol_ber": {"gpu_nvlink_bit_error_ratio/symbol": 4e-11},
+    "thermal_slowdown": {f"{_CLOCKS}/hardware_thermal": 1},
+    "power_slowdown": {f"{_CLOCKS}/power_brake": 1},
+    "memory_temperature": {"gpu_memory_celsius": 105},
+    "temperature_margin": {"gpu_margin_celsius": 0, f"{_CLOCKS}/thermal": 1},
+    "process_stuck": {"gpu_processes_stuck": 1},
+    "pcie_width": {"gpu_pcie_width": 8},
+}
+"""What the driver measures while a GPU has a fault, by the name of the rule."""
 
 
 class RequestedFaults:
     """The faults of one machine. ``nic<n>`` is its n-th NIC with VFs in PCI order, ``gpu<n>`` its n-th GPU.
+    A GPU has ``xid<number>`` or a fault of ``GPU_FAULTS``.
 
     ``down``: the cable is pulled. ``no-lldp``: the switch sends no LLDP. ``foreign-leaf``: the cable is in the leaf
     switch of the next unit. ``xid<number>``: the driver reports the XID and requests a reset of the GPU, which has
-    left the bus with XID 79; the end of the fault is the reset.
+    left the bus with XID 79. The end of each fault of a GPU is a reset.
     """
 
     def __init__(self, machine: Machine, leaves: SimulatedLeaves | None = None) -> None:
         self._machine, self._leaves = machine, leaves
         self._rails = [pf.address for pf in machine.pfs if pf.num_vfs]
         self._active: dict[str, str] = {}
+        self._good: dict[str, dict[str, float | None]] = {}
+        """The values of GPUs before their faults."""
         self.resetting: set[str] = set()
         """GPUs that answer again and still request their reset: readers take its end for the recovery."""
         self._show_neighbors()
@@ -74,13 +103,14 @@ class RequestedFaults:
         if found is None:
             return False
         if found[1] == "gpu":
-            return int(found[2]) < len(self._machine.gpus) and _XID.fullmatch(fault) is not None
+            known = fault in GPU_FAULTS or _XID.fullmatch(fault)
+            return int(found[2]) < len(self._machine.gpus) and bool(known)
         return int(found[2]) < len(self._rails) and fault in _NIC_FAULTS
 
     def _valid(self) -> str:
         groups = (
             ("nic", len(self._rails), "|".join(_NIC_FAULTS)),
-            ("gpu", len(self._machine.gpus), "xid<number>, such as xid79"),
+            ("gpu", len(self._machine.gpus), f"xid<number>, such as xid79, or {'|'.join(GPU_FAULTS)}"),
         )
         return "; ".join(
             f"{kind}0 to {kind}{count - 1} can be {kind}<n>={faults}"
@@ -98,8 +128,13 @@ class RequestedFaults:
                 if int(xid[1]) == LOST:
                     self._machine.lose_gpu(number)
                 self._machine.set_recovery_action(number, "gpu_reset")
-            elif _XID.fullmatch(fault):
+            elif begins and (values := GPU_FAULTS.get(fault)):
+                self._good[device] = self._machine.measured(number, values)
+                self._machine.measure(number, **values)
+            elif not begins and device.startswith("gpu"):
+                self._machine.measure(number, **self._good.pop(device, {}))
                 self._machine.find_gpu(number)
+                self._machine.set_recovery_action(number, "gpu_reset")
                 self.resetting.add(device)
         except MachineError as error:
             refused.append(f"{device}={fault}: {error}")

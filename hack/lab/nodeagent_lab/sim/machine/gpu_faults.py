@@ -145,6 +145,10 @@ class GpuActions:
                 measured[name] = value
         self._publish_driver()
 
+    def measured(self, gpu: int | str, names: Iterable[str]) -> dict[str, float | None]:
+        """Return the present values of these names, for ``measure``."""
+        return {name: self._facts(gpu).values.get(name) for name in names}
+
     def ecc(
         self, gpu: int | str, uncorrectable: int = 0, correctable: int = 0, memory: EccMemory = "sram"
     ) -> None:
