@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nodeagent.facts.gpu_usage import GpuUsage, NamedProcess, PodUse
-from nodeagent.facts.model import Holding, Snapshot
+from nodeagent.facts.model import Holding, Snapshot, VgpuShare
+from nodeagent.kinds.volcano_vgpus import MEMORY, NUMBER
 from nodeagent.sharing.gpu_accounts import GpuAccount, PodAccount, accounts
 from nodeagent.sharing.over_use import OverUse, OverUses
 from tests.support.kind_machines import gpu_of, uuid_of
@@ -37,6 +38,15 @@ def test_grants_are_added_up_over_containers_and_resources_and_never_exceed_the_
         GpuAccount(uuid_of(0), (PodAccount("team", "llm", 3 * GIB, None),)),
         GpuAccount(uuid_of(1), (PodAccount("team", "whole", FULL, None),)),
     )
+
+
+def test_the_shares_that_volcano_chose_for_the_containers_of_a_pod_are_added_up() -> None:
+    shares = tuple(
+        VgpuShare("team", "llm", uuid_of(0), slices, name) for name, slices in (("a", 2), ("b", 3))
+    )
+    snapshot = replace(machine(holding("llm", NUMBER, f"{uuid_of(0)}::vgpu0")), vgpu_shares=shares)
+    one, _ = accounts(snapshot, {MEMORY: GIB}, {})
+    assert one.pods == (PodAccount("team", "llm", 5 * GIB, None),)
 
 
 def test_a_pod_without_a_grant_is_listed_and_one_without_processes_uses_nothing() -> None:

@@ -40,7 +40,7 @@ GPU_FAULTS: Mapping[str, Mapping[str, float]] = {
     "process_stuck": {"gpu_processes_stuck": 1},
     "pcie_width": {"gpu_pcie_width": 8},
 }
-"""What the driver measures while a GPU has a fault, by the name of the rule."""
+"""The values that the driver measures while a GPU has a fault, by the name of the rule."""
 
 
 class RequestedFaults:
