@@ -253,12 +253,21 @@ def test_the_modes_are_checked_and_static_devices_stay_with_the_device_plugin() 
     both = CONFIG + "- {kind: mig, name: other, mode: devicePlugin}\n"
     with pytest.raises(ConfigError, match="all entries of one kind have one mode"):
         load(both, name="c.yaml")
+    shared = CONFIG + "- {kind: mig, mode: dra, name: 'other-{profile}', select: {indexes: ['0']}}\n"
+    with pytest.raises(ConfigError, match="a GPU is offered twice"):
+        load(shared, name="c.yaml")
     with pytest.raises(ConfigError, match="by CDI alone"):
         load(
             CONFIG.replace("{kind: mig, mode: dra}", "{kind: mig, mode: dra, deviceListStrategy: envvar}"),
             name="c",
         )
     snapshot = machine_of(new_driver(), 2)
+    one = CONFIG.replace("mode: dra}\n", "mode: dra, select: {indexes: ['0']}}\n")
+    same = f"- {{kind: mig, mode: dra, name: 'other-{{profile}}', select: {{uuids: [{GPUS[0].uuid}]}}}}\n"
+    (trouble,) = Offer(load(one + same, name="c.yaml")).troubles(snapshot)
+    assert trouble.message == (
+        f"GPU 0 ({GPUS[0].uuid}) is in 2 entries of resources; with mode dra each GPU is in one"
+    )
     offer = Offer(load(CONFIG, name="c.yaml"))
     assert offer.dra_pools == {"gpu", "mig"}
     assert offer.kinds(snapshot) == ()
