@@ -98,6 +98,10 @@ USES = {
     ),
     "jobs": ("$cluster.reportHolders", "cluster.reportHolders: true"),
     "dra": ('has "mode: dra" $said', "mode: dra of a resource"),
+    "migClaims": (
+        'and $.Values.dra.enabled (has "kind: mig, mode: dra" $said)',
+        "dra.enabled, and kind: mig with mode: dra",
+    ),
     "mps": ('has "enforcement: mps" $said', "enforcement: mps of a gpu-mem resource"),
     "volcanoDeviceshare": ('has "volcano: true" $said', "volcano: true of a gpu-mem resource"),
 }
@@ -117,6 +121,7 @@ _USED = """\
 {{- range $key := list "mode" "enforcement" "volcano" }}
 {{- $said = append $said (printf "%s: %v" $key (get $entry $key)) }}
 {{- end }}
+{{- $said = append $said (printf "kind: %v, mode: %v" $entry.kind $entry.mode) }}
 {{- end }}
 {{- if @test@ }}{{ $used = true }}{{ end }}
 {{- end }}
@@ -233,6 +238,7 @@ def templates(kubectl: str = "kubectl") -> dict[str, str]:
                 "extendedResourceName: {{ $.Values.dra.resourcePrefix }}/",
             ),
         ),
+        "templates/mig-claims.yaml": when("migClaims.enabled", used("migClaims")),
         "templates/marks.yaml": when(
             "marks.enabled", needs_controller("marks") + write(build("marks", kubectl))
         ),

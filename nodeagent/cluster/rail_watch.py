@@ -95,6 +95,7 @@ class RailWatch:
             except ApiError as error:
                 if error.missing:
                     probes.take_partners(None)
+                    retry.succeeded()
                     wait_s = none.next_s()
                 else:
                     wait_s = retry.failed(error, time.monotonic())

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
+from nodeagent.base.bounded_calls import Unanswered
 from nodeagent.dra.mig_instances import MigInstances
 from nodeagent.dra.prepared_claim import MadeMig, PreparedClaim
 from nodeagent.facts.model import MigSlot
@@ -88,10 +89,22 @@ class ClaimMig:
                     raise
         except MigRefused as refusal:
             why = f"the MIG device cannot be made: {refusal}"
-            if any((record.uid, slot) in self._begun for slot in record.mig_slots):
+            if record.is_made or not await self._taken_back(record):
                 raise Refused(why) from None
             raise NothingMade(why) from None
         return made
+
+    async def _taken_back(self, record: PreparedClaim) -> bool:
+        """Remove what was made of a claim that no container has. Return whether nothing is left: a record that stays
+        may name the slot of another program, and a later agent would take that for its own."""
+        try:
+            for slot in record.mig_slots:
+                if (record.uid, slot) in self._begun:
+                    await self._calls.run(self._instances.remove, slot)
+                    self._left(record.uid, slot)
+        except (MigRefused, Unanswered):
+            return False
+        return True
 
     async def remove(self, record: PreparedClaim) -> None:
         """Remove the MIG devices of a claim. Raises ``Refused`` and ``Unanswered``; then the claim keeps them."""
@@ -115,7 +128,10 @@ class ClaimMig:
                     return False
                 users = ": a process still uses it; end it (nvidia-smi names it)" if refusal.in_use else ""
                 raise Refused(f"the MIG device cannot be removed{users}; {refusal}") from None
-            self._begun.discard((uid, slot))
-            self._ended = {it: at for it, at in self._ended.items() if self._now() - at < SEEN_S}
-            self._ended[slot] = self._now()
+            self._left(uid, slot)
             return True
+
+    def _left(self, uid: str, slot: MigSlot) -> None:
+        self._begun.discard((uid, slot))
+        self._ended = {it: at for it, at in self._ended.items() if self._now() - at < SEEN_S}
+        self._ended[slot] = self._now()

@@ -341,14 +341,14 @@ class PreparedClaims:
 
         async def write_record() -> None:
             async with self._files.lock:
-                await self._calls.run(self._files.write_record, record)
+                await self._calls.run(self._files.write_record, current)
 
         async with self._mig.lock:
-            was_made = _current(self.records, record).is_made
+            current = _current(self.records, record)  # another call may have made them
             try:
-                made = await self._mig.make(record, write_record)
+                made = await self._mig.make(current, write_record)
             except NothingMade as nothing:
-                if not was_made:  # else a pod may use the claim, and has lost its device
+                if not current.is_made:  # else a pod may use the claim, and has lost its device
                     await self._forget(record)
                 raise Refused(str(nothing)) from None
             self.records[record.uid] = with_mig(_current(self.records, record), made)

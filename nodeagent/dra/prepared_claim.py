@@ -174,17 +174,20 @@ def without_conflicts(
 ) -> tuple[dict[str, PreparedClaim], tuple[PreparedClaim, ...]]:
     """Return the records by UID without those that contradict a later one, and the others.
 
-    A write that failed may leave a record that this process did not count. Then a VF was given to a later claim, and
-    the later record is the true one.
+    A write that failed may leave a record that this process did not count. Then a VF, or the place of a MIG device, was
+    given to a later claim, and the later record is the true one.
     """
     kept: dict[str, PreparedClaim] = {}
     dropped: list[PreparedClaim] = []
     taken: set[str] = set()
+    places: list[MigSlot] = []
     for claim in sorted(claims, key=lambda it: it.sequence, reverse=True):
         vfs = {vf for device in claim.devices for vf in device.vfs}
-        if taken & vfs or claim.uid in kept:
+        displaced = any(slot.overlaps(place) for slot in claim.mig_slots for place in places)
+        if taken & vfs or displaced or claim.uid in kept:
             dropped.append(claim)
         else:
             kept[claim.uid] = claim
             taken |= vfs
+            places += claim.mig_slots
     return kept, tuple(dropped)

@@ -101,8 +101,7 @@ class ViewMaintenance(FabricPart, frozen=True, kw_only=True):
 
 
 class ViewLeg(FabricPart, frozen=True, kw_only=True, omit_defaults=True):
-    """Two links between which probes are lost, as ``node`` reports it: ``level`` in percent. ``large``: packets of the
-    full MTU alone."""
+    """Two links between which probes are lost: ``level`` in percent. ``large``: packets of the full MTU alone."""
 
     node: str
     link: str
@@ -383,19 +382,22 @@ def _pods(found: Iterable[FabricTrouble]) -> Mapping[str, tuple[int, ...]]:
 
 
 def _legs(plan: Plan) -> list[ViewLeg]:
-    found = [
-        ViewLeg(
-            node=shown(node),
-            link=shown(report.shape[i].link),
-            to_node=shown(leg.node),
-            to_link=shown(leg.nic),
-            level=leg.level,
-            large=leg.large,
-        )
-        for node, report in plan.levels.reports.items()
-        for i, leg in report.legs
-    ]
-    return sorted(found, key=lambda leg: (leg.large, -leg.level, leg.node, leg.link, leg.to_node))
+    """One for each pair of links of reports, by the worse word of its two ends."""
+    reports = plan.levels.reports
+    known = {(node, slot.link) for node, report in reports.items() for slot in report.shape}
+    found: dict[tuple[object, ...], ViewLeg] = {}
+    for node, report in reports.items():
+        for i, leg in report.legs:
+            own, far = (node, report.shape[i].link), (leg.node, leg.nic)
+            key = (*sorted((own, far)), leg.large)
+            if far in known and far[0] != node and (key not in found or found[key].level < leg.level):
+                ends = (shown(text) for text in (*own, *far))
+                found[key] = ViewLeg(
+                    **dict(zip(("node", "link", "to_node", "to_link"), ends, strict=True)),
+                    level=leg.level,
+                    large=leg.large,
+                )
+    return sorted(found.values(), key=lambda leg: (leg.large, -leg.level, leg.node, leg.link, leg.to_node))
 
 
 def _moves(plan: Plan, to_unix: float) -> Iterable[ViewMove]:

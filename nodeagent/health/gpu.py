@@ -373,9 +373,14 @@ class GpuState(JudgedDevice):
 
 
 def _merge(old: GpuReading, new: GpuReading) -> GpuReading:
-    """Keep the last value of each field that could not be read. In a reading without errors ``None`` is a value."""
+    """Keep the last value of each field that could not be read. In a reading without errors ``None`` is a value, except
+    for the places of MIG devices, whose errors are no fault of the GPU."""
     if new.fault is None and not new.lost:
-        return new
+        return structs.replace(
+            new,
+            mig_profiles=old.mig_profiles if new.mig_profiles is None else new.mig_profiles,
+            mig_instances=old.mig_instances if new.mig_instances is None else new.mig_instances,
+        )
     kept = {
         field.name: getattr(old, field.name)
         for field in structs.fields(GpuReading)

@@ -184,7 +184,12 @@ def _instances(lib: Any, gpu: Any, uuid: str, number: int) -> Iterator[tuple[Any
             return
         raise
     for handle in handles[: count.value]:
-        place = lib.nvmlGpuInstanceGetInfo(handle).placement
+        try:
+            place = lib.nvmlGpuInstanceGetInfo(handle).placement
+        except lib.NVMLError as error:
+            if error.value not in (lib.NVML_ERROR_NOT_FOUND, lib.NVML_ERROR_INVALID_ARGUMENT):
+                raise
+            continue  # it was destroyed since
         yield handle, MigSlot(uuid, number, place.start, place.size)
 
 
@@ -224,7 +229,9 @@ def _compute_instances(lib: Any, instance: Any) -> list[Any]:
 def _make_compute_instance(lib: Any, instance: Any) -> Any:
     """Make the largest one. Without it the GPU instance is of no use, and is removed."""
     try:
-        largest = max(_compute_profiles(lib, instance), key=lambda info: info.sliceCount)
+        largest = max(_compute_profiles(lib, instance), key=lambda info: info.sliceCount, default=None)
+        if largest is None:
+            raise lib.NVMLError(lib.NVML_ERROR_NOT_SUPPORTED)
         return lib.nvmlGpuInstanceCreateComputeInstance(instance, largest.id)
     except lib.NVMLError:
         with suppress(lib.NVMLError):

@@ -145,12 +145,16 @@ def _no_gpus(resources: Sequence[Placed]) -> Iterator[Conflict]:
 
 
 def _gpu_twice(resources: Sequence[Placed]) -> Iterator[Conflict]:
-    before: list[tuple[Path, GpuSelect]] = []
+    whole: list[tuple[Path, GpuSelect]] = []
+    divided: list[tuple[Path, GpuSelect]] = []  # an entry of slices leaves the GPUs in MIG mode out
     for path, entry in resources:
-        if isinstance(entry, VfResource | MigResource) or (
-            isinstance(entry, GpuResource) and entry.select == GpuSelect()
+        if (
+            isinstance(entry, VfResource)
+            or (isinstance(entry, MigResource) and entry.mode != "dra")
+            or (isinstance(entry, GpuResource) and entry.select == GpuSelect())
         ):
             continue
+        before = divided if isinstance(entry, MigResource) else whole
         for path_a, select in before:
             if (shared := _shared_gpus(select, entry.select)) is not None:
                 message = f"a GPU is offered twice: by {_named(path_a)} and by {_named(path)} ({shared})"

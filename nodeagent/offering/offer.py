@@ -17,7 +17,7 @@ from types import MappingProxyType
 from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
 from nodeagent.dra.device_attributes import VALUE_MAX
-from nodeagent.dra.devices import GPU, MIG, NIC, DraDevice, devices_of, lacking_enforcement
+from nodeagent.dra.devices import GPU, MIG, NIC, DraDevice, MigPlace, devices_of, lacking_enforcement
 from nodeagent.facts.model import Function, Link, Snapshot, State
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds import named as _named
@@ -209,11 +209,20 @@ class Offer:
                 owner |= {id_: kind.resource for id_ in hardware if id_ not in owner}
 
     def _pf_in_two_entries(self, snapshot: Snapshot) -> Iterator[Trouble]:
-        """With mode dra a PF is one device; two entries would publish it twice, with different VFs."""
-        for name, count in Counter(device.name for device in self.dra_devices(snapshot)).items():
-            if count > 1:
-                message = f"{name} is in {count} entries of resources; with mode dra each PF is in one"
-                yield Trouble(message, fatal=True)
+        """With mode dra a PF is one device; two entries would publish it twice, with different VFs. So would they the
+        places of MIG devices on a GPU."""
+        devices = self.dra_devices(snapshot)
+        counts = Counter(device.name for device in devices)
+        twice = {
+            (f"GPU {it.gpu.index} ({it.gpu.uuid})", "GPU")
+            if isinstance(it, MigPlace)
+            else (it.name, "PF"): count
+            for it in devices
+            if (count := counts[it.name]) > 1
+        }
+        for (name, what), count in twice.items():
+            message = f"{name} is in {count} entries of resources; with mode dra each {what} is in one"
+            yield Trouble(message, fatal=True)
 
     def _refused(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for kind in self.kinds(snapshot):

@@ -120,7 +120,8 @@ class GpuPublisher:
 
     def take_messages(self, messages: Sequence[DriverMessage]) -> None:
         """Take new lines of the kernel log about NVLinks and NVSwitches, and about GPUs that are not reached."""
-        if said := {one.pci_address: one.words for one in messages if one.words}:
+        said = {one.pci_address: one.words for one in messages if one.words}
+        if said.items() - self._said.items():  # the driver repeats a line at each attempt to open the GPU
             self._said |= said
             log.warning("The kernel log tells why GPUs are not reached. gpus=%r", said)
             if self._has_driver_news:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from ipaddress import ip_interface
+from types import SimpleNamespace
 
 import pytest
 
 from nodeagent.cluster import rail_watch
+from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.node_report import report
 from nodeagent.cluster.rail_watch import RailWatch, read_rail_links
 from nodeagent.fabric.fabric_settings import FabricRules
@@ -136,6 +138,22 @@ async def test_a_list_that_is_made_after_the_start_is_read_in_minutes() -> None:
     server.answer, before = ApiError("get", "/", 404, "NotFound", "gone"), len(times)
     await asyncio.sleep(3 * 3600.0)
     assert 3 * 3600 / 900 <= len(times) - before <= 3 * 3600 / 300 + 8, "in the end every ten minutes"
+    task.cancel()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_server_that_has_no_list_is_reached() -> None:
+    """The right came after the start, and the list has not come yet."""
+    server, delivery = Lists(), Delivery("rails", asyncio.Event(), "the API server")
+    server.answer = ApiError("get", "/", 403, "Forbidden", "no right")
+    watch = RailWatch(RailsSettings(probe=True), Inventory(), dict)
+    probes = SimpleNamespace(take_partners=lambda _partners: None)
+    task = asyncio.create_task(watch._follow(probes, server, "gpu-0", delivery))  # type: ignore[arg-type]
+    await asyncio.sleep(61.0)
+    assert delivery.reason is not None
+    server.answer = ApiError("get", "/", 404, "NotFound", "none")
+    await asyncio.sleep(1200.0)
+    assert delivery.reason is None
     task.cancel()
 
 

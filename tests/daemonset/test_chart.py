@@ -204,7 +204,9 @@ def test_helm_renders_the_objects_that_kustomize_builds(overlay: str) -> None:
 
 def test_all_further_rights_together_mount_nothing_twice() -> None:
     parts = ("gpuProcesses", "gpuMemoryLimits", "mig", "migClaims", "optics", "nvSentinel", "infiniband")
-    (daemonset,) = of_kind(render({part: {"enabled": True} for part in parts}), "DaemonSet")
+    values = {part: {"enabled": True} for part in (*parts, "dra")}
+    values["config"] = HEADER | {"resources": [{"kind": "mig", "mode": "dra"}]}
+    (daemonset,) = of_kind(render(values), "DaemonSet")
     pod = daemonset["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     capabilities = container["securityContext"]["capabilities"]["add"]
@@ -547,6 +549,7 @@ USING = [
     ("evictions", resource(enforcement="evict")),
     ("dra", resource(mode="dra")),
     ("mps", resource(enforcement="mps")),
+    ("migClaims", {"resources": [{"kind": "mig", "mode": "dra"}]}),
     ("volcanoDeviceshare", resource(volcano=True)),
 ]
 
@@ -557,7 +560,8 @@ def test_a_part_that_only_the_configuration_of_agents_uses_is_refused_without_it
 ) -> None:
     import helm_python as helm
 
-    on = {"nodeConditions": {"enabled": value == "volcanoDeviceshare"}, value: {"enabled": True}}
+    needed = {"nodeConditions": "volcanoDeviceshare", "dra": "migClaims"}
+    on = {part: {"enabled": value == user} for part, user in needed.items()} | {value: {"enabled": True}}
     pool = {"nodeSelector": {"a": "b"}}
     unused = HEADER | resource() | {"cluster": {"evict": {"taint": False}, "taint": {"railsDown": 3}}}
     for values in ({}, {"config": unused}, {"config": yaml.safe_dump(unused)},

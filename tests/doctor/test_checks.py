@@ -27,7 +27,7 @@ from nodeagent.health.explain import DeviceView
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.umad import UmadReason
 from nodeagent.infiniband.asking import IbPortState
-from nodeagent.kinds.resource_settings import GpuMemResource
+from nodeagent.kinds.resource_settings import GpuMemResource, MigResource
 from nodeagent.lldp.link_remarks import LinkSide
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.ib_ports import IbPort
@@ -65,6 +65,7 @@ UUID = "GPU-11111111-2222-3333-4444-555555555555"
 READING = GpuReading(0, UUID, 0, "NVIDIA H100", "0000:1b:00.0", 81559)
 MIG_READING = structs.replace(READING, mig=True, mig_devices=(MigDevice("MIG-a", "1g.10gb", 9856, 7, 0),))
 SLICES_ONLY = structs.replace(DEFAULT, resources=(GpuMemResource(),))
+MIG_CLAIMS = structs.replace(DEFAULT, resources=(MigResource(mode="dra"),))
 GPU = Gpu(UUID, 0, 0, "NVIDIA H100", "0000:1b:00.0", 81559, 0)
 PF = Function(
     "0000:18:00.0",
@@ -605,6 +606,7 @@ def test_good_facts_give_ok_findings_only() -> None:
         lldp_checks.findings(lldp_checks.LldpFacts((MLX,), waited_s=35, neighbors=(heard(),)), DEFAULT),
         gpu_checks.findings(of_gpus(), DEFAULT),
         gpu_checks.findings(of_gpus(MIG_READING), DEFAULT),
+        gpu_checks.findings(of_gpus(structs.replace(READING, mig=True)), MIG_CLAIMS),
         runtime_checks.findings(replace(settings(handlers=("nvidia",)), specs=(spec(),)), MEMORY, (GPU,)),
         kubelet_checks.findings(
             replace(SERVING, offered={"nvidia-dgx-h100/gpu-mem": (f"{UUID}::0",)}), MEMORY, SNAPSHOT

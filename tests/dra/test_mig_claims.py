@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 from msgspec.structs import replace
 
@@ -14,17 +15,21 @@ from nodeagent.agent_config import load
 from nodeagent.config.faults import ConfigError
 from nodeagent.dra import mig_counters
 from nodeagent.dra.claim_mig import IN_USE_S, SEEN_S, ClaimMig
-from nodeagent.dra.claims import PreparedClaims
+from nodeagent.dra.claims import GONE_S, PreparedClaims
 from nodeagent.dra.devices import MIG, MigPlace
 from nodeagent.dra.mig_instances import MigInstances
 from nodeagent.dra.offered import DraOffer, OfferedPools
 from nodeagent.dra.published_pools import PublishedPools
 from nodeagent.dra.slice_layout import AnsweredDevices, members_of, wanted_slices, writes
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import MigSlot, Snapshot
+from nodeagent.facts.model import Gpu, MigSlot, Snapshot
+from nodeagent.health.service import HealthService
+from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.kinds import Refused
 from nodeagent.offering.offer import Offer
 from nodeagent.offering.readiness import mig_remarks
+from nodeagent.sources.gpu_publisher import GpuPublisher
+from nodeagent.sources.nvml_session import DriverReading
 from nodeagent_lab.sim.apiserver import resource_slices
 from tests.support.dra_node import (
     ClaimStore,
@@ -75,9 +80,17 @@ class Node:
         self.places = places_of(self.offer.snapshot)
         self.claims = self.restarted()
 
-    def restarted(self, boot_id: str = "boot-1") -> PreparedClaims:
+    def restarted(self, boot_id: str = "boot-1", disk: StepCalls | None = None) -> PreparedClaims:
         mig = ClaimMig(MigInstances(self.tree, self.driver.opened), StepCalls(), self.clock)
-        self.claims = claims_of(self.folder / "agent", self.offer, self.store, boot_id=boot_id, mig=mig)
+        self.claims = claims_of(
+            self.folder / "agent",
+            self.offer,
+            self.store,
+            calls=disk,
+            clock=self.clock,
+            boot_id=boot_id,
+            mig=mig,
+        )
         return self.claims
 
     def place(self, profile: str, start: int) -> MigPlace:
@@ -240,12 +253,21 @@ def test_the_modes_are_checked_and_static_devices_stay_with_the_device_plugin() 
     both = CONFIG + "- {kind: mig, name: other, mode: devicePlugin}\n"
     with pytest.raises(ConfigError, match="all entries of one kind have one mode"):
         load(both, name="c.yaml")
+    shared = CONFIG + "- {kind: mig, mode: dra, name: 'other-{profile}', select: {indexes: ['0']}}\n"
+    with pytest.raises(ConfigError, match="a GPU is offered twice"):
+        load(shared, name="c.yaml")
     with pytest.raises(ConfigError, match="by CDI alone"):
         load(
             CONFIG.replace("{kind: mig, mode: dra}", "{kind: mig, mode: dra, deviceListStrategy: envvar}"),
             name="c",
         )
     snapshot = machine_of(new_driver(), 2)
+    one = CONFIG.replace("mode: dra}\n", "mode: dra, select: {indexes: ['0']}}\n")
+    same = f"- {{kind: mig, mode: dra, name: 'other-{{profile}}', select: {{uuids: [{GPUS[0].uuid}]}}}}\n"
+    (trouble,) = Offer(load(one + same, name="c.yaml")).troubles(snapshot)
+    assert trouble.message == (
+        f"GPU 0 ({GPUS[0].uuid}) is in 2 entries of resources; with mode dra each GPU is in one"
+    )
     offer = Offer(load(CONFIG, name="c.yaml"))
     assert offer.dra_pools == {"gpu", "mig"}
     assert offer.kinds(snapshot) == ()
@@ -403,3 +425,104 @@ async def test_a_place_that_a_claim_has_left_is_foreign_once_another_program_use
     node.clock.seconds += SEEN_S
     await node.claims.compare()
     assert slot not in node.offer.mig_slots
+
+
+async def test_a_record_that_stayed_on_the_disk_does_not_end_the_claim_that_has_its_place_now(
+    tmp_path: Path,
+) -> None:
+    node, disk = Node(tmp_path), StepCalls()
+    claims = node.restarted(disk=disk)
+    first = node.claim("a", ("1g.10gb", 6))
+    await claims.prepare(reference(first))
+    disk.failure = OSError(5, "Input/output error")
+    await claims.unprepare(reference(first))
+    disk.failure = None
+    node.store.claims.clear()
+    await claims.prepare(reference(node.claim("b", ("2g.20gb", 4))))
+    second = node.claim("c", ("1g.10gb", 6))
+    await claims.prepare(reference(second))
+    claims = node.restarted()
+    assert first["metadata"]["uid"] not in claims.records
+    for _ in range(2):
+        await claims.compare()
+        node.clock.seconds += GONE_S
+    assert node.driver.slots == {node.place(*it).slot for it in (("1g.10gb", 6), ("2g.20gb", 4))}
+
+
+async def test_a_claim_that_gets_one_of_two_devices_gives_it_back_and_names_no_place_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    claim = node.claim("a", ("1g.10gb", 6), ("1g.10gb", 5))
+    slot, made = node.place("1g.10gb", 5).slot, MigDriver._place
+
+    def refused(driver: MigDriver, gpu: str, number: int, place: Any) -> int:
+        if place.start == slot.start:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
+        return made(driver, gpu, number, place)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MigDriver, "_place", refused)
+        with pytest.raises(Refused, match="cannot be made"):
+            await node.claims.prepare(reference(claim))
+    assert (node.driver.slots, node.claims.records) == (set(), {})
+    assert node.driver.by_hand(slot)
+    claims = node.restarted()
+    with pytest.raises(Refused, match="another program"):
+        await claims.prepare(reference(claim))
+    await claims.unprepare(reference(claim))
+    assert node.driver.slots == {slot}
+
+
+async def test_a_gpu_instance_without_a_profile_of_compute_instances_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+
+    def unsupported(*_: Any) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(MigDriver, "nvmlGpuInstanceGetComputeInstanceProfileInfo", unsupported)
+    with pytest.raises(Refused, match="Not Supported"):
+        await node.claims.prepare(reference(node.claim("a", ("1g.10gb", 6))))
+    assert (node.driver.slots, node.claims.records) == (set(), {})
+
+
+def test_an_instance_that_goes_while_it_is_read_takes_no_place_from_the_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = new_driver()
+    assert driver.by_hand(MigSlot(GPUS[0].uuid, 9, 0, 4))
+
+    def gone(*_: Any) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    monkeypatch.setattr(MigDriver, "nvmlGpuInstanceGetInfo", gone)
+    (gpu,) = machine_of(driver).gpus
+    assert gpu.mig_profiles
+    assert gpu.mig_instances == ()
+
+
+def test_places_that_could_not_be_read_once_stay_published() -> None:
+    published: list[tuple[Gpu, ...]] = []
+    publisher = GpuPublisher(HealthService())
+    publisher.publish_to(published.append)
+    driver = new_driver()
+    assert driver.by_hand(MigSlot(GPUS[0].uuid, 9, 0, 4))
+    (gpu,) = machine_of(driver).gpus
+    known = GpuReading(
+        0,
+        gpu.uuid,
+        0,
+        gpu.name,
+        gpu.pci_address,
+        gpu.memory_mib,
+        mig=True,
+        mig_profiles=gpu.mig_profiles,
+        mig_instances=gpu.mig_instances,
+    )
+    unread = replace(known, mig_profiles=None, mig_instances=None)
+    for reading in (known, unread, replace(unread, mig=False, mig_profiles=(), mig_instances=())):
+        publisher.take_reading(DriverReading("550", (reading,), {}))
+    assert [bool(it.mig_profiles) for (it,) in published] == [True, True, False]
+    assert [bool(it.mig_instances) for (it,) in published] == [True, True, False]

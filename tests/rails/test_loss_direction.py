@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.rails.loss_direction import COUNTS, LossDirection, count_of, direction
+from nodeagent.rails.loss_direction import COUNTS, RECENT, LossDirection, count_of, direction
 from nodeagent.rails.probe_packet import ANSWER, SIZE, ProbePacket, decode
 
-FATES = st.lists(st.sampled_from(["good", "lost there", "lost back"]), max_size=200)
+FATES = st.lists(st.sampled_from(["good", "lost there", "lost back"]), max_size=RECENT)
 
 
 @given(FATES, st.integers(1, 2 * COUNTS))
@@ -26,6 +26,31 @@ def test_between_two_answers_each_loss_has_its_way(fates: list[str], before: int
 def test_a_late_answer_was_not_lost() -> None:
     found = LossDirection()
     for number, count in ((1, 1), (2, 2), (4, 4), (3, 3), (5, 5)):
+        found.answered(number, count)
+    assert found.losses == (0, 0)
+
+
+def test_a_probe_that_was_overtaken_was_not_lost() -> None:
+    found = LossDirection()
+    for number, count in ((1, 1), (3, 2), (2, 3), (4, 4), (6, 5), (5, 6), (7, 7)):
+        found.answered(number, count)
+    assert found.losses == (0, 0)
+
+
+def test_the_direction_is_that_of_the_losses_of_late() -> None:
+    """A leg that loses an answer now and then for weeks, and then probes on the way there."""
+    found, number, count = LossDirection(), 0, 0
+    for there, losses in ((0, 2000), (1, 150)):
+        for _ in range(losses):
+            for sent, received in ((1, 1), (2, 2 - there)):
+                number, count = number + sent, count + received
+                found.answered(number, count_of(count))
+        assert direction(*found.losses) == ("there" if there else "back")
+
+
+def test_counts_begin_again_after_an_agent_of_an_earlier_version() -> None:
+    found = LossDirection()
+    for number, count in ((19, 19), (20, 20), (21, 0), (2000, 0), (2010, 30)):
         found.answered(number, count)
     assert found.losses == (0, 0)
 

@@ -337,6 +337,15 @@ async def test_a_line_of_the_kernel_log_decodes_an_xid_and_withdraws_its_gpu(mac
         assert published.facts.sxids == {("0000:05:00.0", 20034): 1}
 
 
+async def test_a_line_that_the_driver_repeats_is_logged_once(machine, caplog):
+    said = DriverMessage("0000:1c:00.0", 0, True, words="RmInitAdapter failed (0x26:0x65:1482)")
+    async with on(machine) as published:
+        await published.keys("", "")
+        for _ in range(3):
+            published.facts.take_messages([said])
+        assert caplog.text.count("tells why GPUs are not reached") == 1
+
+
 async def test_the_kernel_log_says_why_a_gpu_is_not_reached(machine):
     said = DriverMessage("0000:1c:00.0", 0, True, words="RmInitAdapter failed (0x26:0x65:1482)")
     functions = tuple(GpuFunction(f"0000:{bus}:00.0", "nvidia") for bus in ("1b", "1c"))

@@ -131,7 +131,8 @@ export class FabricModel {
   legsAt(node, link) {
     return (this.legsOf.get(`${node}\n${link}`) ?? []).map((leg) => {
       const much = leg.large ? "those of the full MTU" : leg.level === 100 ? "all" : `about ${leg.level} %`;
-      return leg.node === node && leg.link === link ? `${much} to ${leg.toNode} ${leg.toLink}` : `${much} from ${leg.node} ${leg.link}`;
+      const far = leg.node === node && leg.link === link ? `${leg.toNode} ${leg.toLink}` : `${leg.node} ${leg.link}`;
+      return `${much} to and from ${far}`;
     });
   }
 

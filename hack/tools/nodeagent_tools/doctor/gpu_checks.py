@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nodeagent.agent_config import Config
@@ -212,9 +212,9 @@ def _answered(
             yield TOPIC.note("gpu_excluded", f"the driver leaves {address} out")
         elif None not in listed:
             yield TOPIC.fix("gpu_missing", f"{address} is on the PCI bus, but the driver does not list it")
-    offers_mig = any(isinstance(entry, MigResource) for entry in config.resources)
+    mig_modes = {entry.mode for entry in config.resources if isinstance(entry, MigResource)}
     for reading in answer.readings:
-        yield from _reading(reading, offers_mig=offers_mig)
+        yield from _reading(reading, mig_modes)
     old = _major(answer.version)
     if old is not None and old < _RECOVERY_DRIVER and answer.readings:
         yield TOPIC.note("recovery_untold", f"driver {answer.version}")
@@ -223,7 +223,7 @@ def _answered(
         yield TOPIC.warn("gpu_nodes", f"{', '.join(missing)}: missing")
 
 
-def _reading(reading: GpuReading, *, offers_mig: bool) -> Iterator[Finding]:
+def _reading(reading: GpuReading, mig_modes: Collection[str]) -> Iterator[Finding]:
     name = f"GPU {reading.index} ({reading.uuid or reading.pci_address or 'nameless'})"
     reset = f"reset it (nvidia-smi --gpu-reset -i {reading.index}) or reboot"
     if reading.lost or reading.fault:
@@ -232,8 +232,10 @@ def _reading(reading: GpuReading, *, offers_mig: bool) -> Iterator[Finding]:
     if reading.recovery_action not in (None, "none"):
         remedy = f"drain the node, then {reset}"
         yield TOPIC.fix("gpu_recovery", f"{name}: {reading.recovery_action}", remedy)
-    if reading.mig and not offers_mig:
+    if reading.mig and not mig_modes:
         yield TOPIC.warn("mig_not_offered", f"{name} is in MIG mode")
+    elif reading.mig and reading.mig_devices == () and "dra" in mig_modes:
+        yield TOPIC.ok("mig", f"{name} is in MIG mode, and no claim has a MIG device of it")
     elif reading.mig and reading.mig_devices == ():
         yield TOPIC.warn("mig_empty", f"{name} is in MIG mode and has no MIG device")
     elif reading.mig and reading.mig_devices:
