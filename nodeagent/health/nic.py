@@ -427,7 +427,9 @@ class NicState(JudgedDevice):
             self.losses.settings,
             self.losses.changed_at,
             self.history.counted_at(counter),
-            tuple(loss.latest for loss in self.losses.times),
+            tuple(loss.latest for loss in self.losses.times)
+            if any(loss.latest > loss.at for loss in self.losses.times)
+            else (),
         )
 
     def _counted(self, counter: str) -> float | None:

@@ -35,8 +35,8 @@ class NicFault(msgspec.Struct, frozen=True, omit_defaults=True, rename={"text": 
 
 class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """``downs`` is the last value of the kernel's counter of lost carriers, ``phy_downs`` the name and last value of
-    the PHY's counter, ``losses`` are (time, count). ``losses_latest`` is the latest time at which each may have been; a
-    file of an earlier agent has none. ``settings`` are the settings of the link as they were last seen,
+    the PHY's counter, ``losses`` are (time, count). ``losses_latest`` is the latest time at which each may have been,
+    if any is later. ``settings`` are the settings of the link as they were last seen,
     ``changed_at`` is the time at which an administrator last changed it. ``read_at`` is the time of the last plausible
     value of the counter of losses: what is lost from then on may be lost at any time until the next reading."""
 
