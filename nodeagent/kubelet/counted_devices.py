@@ -1,4 +1,4 @@
-"""What the kubelet counts under our names, compared with what was sent.
+"""The devices that the kubelet counts under our names, compared with those that were sent.
 
 A kubelet never says that it has given a name to another plugin. It counts the list that came last from any plugin of
 the name, asks the one that registered last, and keeps the streams of all (``plugin/v1beta1/handler.go`` and
