@@ -53,6 +53,7 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
+from nodeagent.kubelet import counted_devices
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.kubelet.grown_requests import RequestNotes
@@ -356,6 +357,7 @@ class Agent:
             tasks["history"] = partial(keep_changes, self.changes, Path(config.history.file))
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
+            tasks["counted"] = self._watch_counted
             if not self._tree.recorded:
                 tasks["limits"] = self.sharing.limits.run
         if listen := config.listen if self._options.listen is None else self._options.listen:
@@ -391,6 +393,7 @@ class Agent:
             by_volcano(config),
             self.claims.written,
             self._tree,
+            self.plugins.statuses,
             self.health.take_planned_work,
             self.rail_watch,
         )
@@ -413,17 +416,25 @@ class Agent:
             await asyncio.sleep(0)
         self.settled.set()
 
+    @property
+    def _podresources(self) -> Path:
+        return self._options.kubelet_dir / "pod-resources" / "kubelet.sock"
+
     async def _watch_pods(self) -> None:
         await self.settled.wait()
         from nodeagent.kubelet import holdings  # noqa: PLC0415 - protobuf: 24 ms and 1.2 MiB
 
         await holdings.watch(
-            self._options.kubelet_dir / "pod-resources" / "kubelet.sock",
+            self._podresources,
             self._publish_holdings,
             partial(self.inventory.mark_stale, "pods"),
             self._read_pods,
             own_pod=self._options.own_pod,
         )
+
+    async def _watch_counted(self) -> None:
+        await self.settled.wait()
+        await counted_devices.watch(self._podresources, self.plugins)
 
     def _take_allocation(self, resource: str, ids: Sequence[str]) -> None:
         self._read_pods.set()

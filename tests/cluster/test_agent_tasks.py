@@ -290,7 +290,7 @@ def test_each_function_of_notices_is_posted():
 
 
 def test_the_settings_enable_the_parts():
-    assert parts() == "slices claims nodelinks events state over-use limits mps"
+    assert parts() == "slices claims nodelinks events state names over-use limits mps"
     assert parts(report=False, events=False) == "slices claims"
     assert parts(report=False, events=False, evict=EvictSettings(enabled=True)) == "slices claims evictions"
     assert parts(report=False, events=False, accounted=True) == "slices claims over-use evictions"
