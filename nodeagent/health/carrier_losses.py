@@ -48,7 +48,7 @@ class Loss(NamedTuple):
     ``at`` if the losses of a long time without a reading were spread over it."""
 
     at: float
-    count: float
+    number: float
     latest: float
 
 
@@ -171,7 +171,7 @@ class CarrierLosses:
         for loss in self.times:
             if first <= loss.at <= last or first <= loss.latest <= last:
                 self._explained_since = min(first, self._explained_since)
-                self.penalty.remove(loss.count, loss.at, self._half_life_s)
+                self.penalty.remove(loss.number, loss.at, self._half_life_s)
             else:
                 kept.append(loss)
         self.times = kept
@@ -185,7 +185,7 @@ class CarrierLosses:
         self._explained_since = math.inf
 
     def within_day(self, now: float) -> int:
-        return round(sum(loss.count for loss in self.times if loss.at + DAY_S > now))
+        return round(sum(loss.number for loss in self.times if loss.at + DAY_S > now))
 
     def since_last(self, now: float) -> float:
         """The seconds since the last loss."""

@@ -419,7 +419,7 @@ class NicState(JudgedDevice):
             penalty.points,
             penalty.at,
             self._counted(KERNEL_COUNTER),
-            tuple((loss.at, loss.count) for loss in self.losses.times),
+            tuple((loss.at, loss.number) for loss in self.losses.times),
             self.once_up,
             self.best_mbps,
             tuple(faults),
