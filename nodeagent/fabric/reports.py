@@ -270,7 +270,10 @@ def _addresses(link: NodeLink) -> tuple[str, ...]:
 
 
 def _outranking(of_fabric: list[NodeLink], links: Iterable[NodeLink]) -> tuple[str, ...]:
-    """Links without a fabric that have a neighbor, if they have more bandwidth than all links of the tree's fabric."""
+    """Links outside the tree's fabric that have a neighbor, if they have more bandwidth than all links of the tree and
+    the node names the fabric of these. Otherwise the fastest links make the tree, which no VFs can have misled."""
+    if all(link.fabric is None for link in of_fabric):
+        return ()
     own = len(of_fabric) * max((link.speed_mbps or 0 for link in of_fabric), default=0)
     rest = [link for link in links if link.fabric is None and link.neighbor is not None and link.speed_mbps]
     return tuple([link.name for link in rest]) if 0 < own < sum(link.speed_mbps or 0 for link in rest) else ()

@@ -145,9 +145,13 @@ def _alive(plan: Plan) -> set[str]:
     """The names and chassis IDs of the switches to which a link is up."""
     alive: set[str] = set()
     for report in plan.levels.reports.values():
-        for slot, letter in zip(report.shape, report.states, strict=False):  # then the links of other fabrics
+        of_others = report.states[len(report.shape) :]
+        for slot, letter in zip(report.shape, report.states, strict=False):
             if slot.neighbor is not None and letter not in _DOWN_LETTERS:
                 alive |= {slot.neighbor.name, slot.neighbor.chassis.partition("=")[2]}
+        for other, letter in zip(report.others, of_others, strict=False):
+            if letter not in _DOWN_LETTERS:
+                alive.add(other.switch)
     return alive
 
 

@@ -318,6 +318,19 @@ def storage_without_vfs(of: Hall) -> Expected:
     return set()
 
 
+def without_vfs(speed: int, management: range = range(8, 9)) -> Callable[[Hall], Expected]:
+    """Nodes whose NICs have no VFs, so no link has a rail or a fabric. Slow links go to switches for management."""
+
+    def fault(of: Hall) -> Expected:
+        of.outside = range(management.stop)
+        of.links.update(dict.fromkeys(of.unit, management.stop))
+        of.speed = dict.fromkeys(management, speed)
+        of.cables.update({(node, link): f"mgmt{link}" for node in of.unit for link in management})
+        return set()
+
+    return fault
+
+
 def rack_of_another_unit_ends_here(of: Hall) -> Expected:
     """Three nodes have rails 0 and 7 exchanged. The cables of a rack of the other unit are shifted by one, and the last
     ones are at the same leaf switch: they do not make it a switch of rail 7."""
@@ -387,6 +400,8 @@ ROWS = {
     "racks with one node each": Row(first_nodes_of_racks),
     "the storage NICs alone have VFs": Row(storage_alone_has_vfs, units=1),
     "the storage NICs alone have no VFs": Row(storage_without_vfs),
+    "no NIC has VFs": Row(without_vfs(10_000)),
+    "no NIC has VFs, and many slow ones are faster together": Row(without_vfs(150_000, range(8, 31))),
 }
 
 
