@@ -22,6 +22,7 @@ ELSEWHERE = {
     AnomalyKind.NO_LEAVES: "no cable is wrong: DPUs are to forward LLDP",
     AnomalyKind.SHARED_CHASSIS_ID: "a switch is to be configured",
     AnomalyKind.MISSING_RAIL: "the NIC is absent",
+    AnomalyKind.SHARED_PORT: "a hub, or a switch that is to be configured",
 }
 
 

@@ -70,7 +70,9 @@ def test_a_switch_outside_the_tree_is_alive_while_a_link_to_it_is_up():
         storage = structs.replace(storage, fabric=None, rail=None)
         if minute:
             at = f"2026-01-01T00:0{minute}:00Z"
-            storage = structs.replace(storage, state="down", reasons=("carrier_down",), last_transition_time=at)
+            storage = structs.replace(
+                storage, state="down", reasons=("carrier_down",), last_transition_time=at
+            )
         planner.report(node, structs.replace(report, links=(*links, storage)))
     assert [one.link_count for one in view_of(planner, 1.0).troubles] == [1, 1, 1]
 
