@@ -108,6 +108,12 @@ class AgentOptions(msgspec.Struct, frozen=True):
     """Instead of ``log.level`` of the configuration."""
     own_pod: tuple[str, str] | None = None
     """Namespace and name of the agent's pod."""
+    device_plugins_dir: Path | None = None
+
+    @property
+    def device_plugins(self) -> Path:
+        """The folder of kubelet.sock, which is no part of a kubelet's ``--root-dir``."""
+        return self.device_plugins_dir or self.kubelet_dir / "device-plugins"
 
 
 class Stored(NamedTuple):
@@ -127,7 +133,7 @@ class Stored(NamedTuple):
         folder = Tree(options.root).path(config.health.state_directory)
         rails = RailMemory(
             folder,
-            options.kubelet_dir / CHECKPOINT,
+            options.device_plugins / CHECKPOINT,
             pod_resources=config.kubelet.pod_resources,
             read_holdings=read_holdings,
         )
@@ -200,7 +206,7 @@ class Agent:
         files = OfferFiles(DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(cdi_folder))
         self._rpc_stats, dra_offer, news = RpcStats(), DraOffer(), asyncio.Event()
         self.plugins = DevicePlugins(
-            options.kubelet_dir,
+            options.device_plugins,
             files=files,
             stats=self._rpc_stats,
             requests=self.stored.requests,
