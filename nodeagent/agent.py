@@ -54,6 +54,7 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
+from nodeagent.kubelet import counted_devices
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.kubelet.grown_requests import RequestNotes
@@ -108,6 +109,12 @@ class AgentOptions(msgspec.Struct, frozen=True):
     """Instead of ``log.level`` of the configuration."""
     own_pod: tuple[str, str] | None = None
     """Namespace and name of the agent's pod."""
+    device_plugins_dir: Path | None = None
+
+    @property
+    def device_plugins(self) -> Path:
+        """The folder of kubelet.sock, which is no part of a kubelet's ``--root-dir``."""
+        return self.device_plugins_dir or self.kubelet_dir / "device-plugins"
 
 
 class Stored(NamedTuple):
@@ -127,7 +134,7 @@ class Stored(NamedTuple):
         folder = Tree(options.root).path(config.health.state_directory)
         rails = RailMemory(
             folder,
-            options.kubelet_dir / CHECKPOINT,
+            options.device_plugins / CHECKPOINT,
             pod_resources=config.kubelet.pod_resources,
             read_holdings=read_holdings,
         )
@@ -201,7 +208,7 @@ class Agent:
         files = OfferFiles(DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(cdi_folder))
         self._rpc_stats, dra_offer, news = RpcStats(), DraOffer(), asyncio.Event()
         self.plugins = DevicePlugins(
-            options.kubelet_dir,
+            options.device_plugins,
             files=files,
             stats=self._rpc_stats,
             requests=self.stored.requests,
@@ -358,6 +365,7 @@ class Agent:
             tasks["history"] = partial(keep_changes, self.changes, Path(config.history.file))
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
+            tasks["counted"] = self._watch_counted
             if not self._tree.recorded:
                 tasks["limits"] = self.sharing.limits.run
         if listen := config.listen if self._options.listen is None else self._options.listen:
@@ -393,6 +401,7 @@ class Agent:
             lambda: by_volcano(self._config),
             self.claims.written,
             self._tree,
+            self.plugins.statuses,
             self.health.take_planned_work,
             self.rail_watch,
         )
@@ -415,17 +424,25 @@ class Agent:
             await asyncio.sleep(0)
         self.settled.set()
 
+    @property
+    def _podresources(self) -> Path:
+        return self._options.kubelet_dir / "pod-resources" / "kubelet.sock"
+
     async def _watch_pods(self) -> None:
         await self.settled.wait()
         from nodeagent.kubelet import holdings  # noqa: PLC0415 - protobuf: 24 ms and 1.2 MiB
 
         await holdings.watch(
-            self._options.kubelet_dir / "pod-resources" / "kubelet.sock",
+            self._podresources,
             self._publish_holdings,
             partial(self.inventory.mark_stale, "pods"),
             self._read_pods,
             own_pod=self._options.own_pod,
         )
+
+    async def _watch_counted(self) -> None:
+        await self.settled.wait()
+        await counted_devices.watch(self._podresources, self.plugins)
 
     def _take_allocation(self, resource: str, ids: Sequence[str]) -> None:
         self._read_pods.set()

@@ -36,6 +36,7 @@ from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.rail_numbers import Rails
 from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
 from nodeagent.kinds.volcano_vgpus import VgpuPlaces
+from nodeagent.kubelet.rpc_stats import ResourceStatus
 from nodeagent.sharing.cgroup_limits import CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.sharing.mps_watch import MpsWatch
@@ -130,6 +131,7 @@ class AgentState(NamedTuple):
     volcano: Callable[[], bool]
     claims: Callable[[], Mapping[str, PreparedClaim]]
     tree: Tree
+    statuses: Callable[[], Sequence[ResourceStatus]]
     planned: Callable[[Mapping[str, tuple[float, float, str]]], object] = lambda _work: None
     rail_watch: RailWatch | None = None
     """``None``: `rails.probe` is off."""
@@ -284,6 +286,12 @@ def _state_notices(to: Writing) -> Task:
     return partial(follow_state, to.agent.unwritable, to.node, to.board)
 
 
+def _name_notices(to: Writing) -> Task:
+    from nodeagent.cluster.agent_events import follow_names
+
+    return partial(follow_names, to.agent.statuses, to.node, to.board)
+
+
 def _over_use_notices(to: Writing) -> Task:
     from nodeagent.cluster.agent_events import follow, over_use_notices
 
@@ -404,6 +412,7 @@ PARTS = (
     AgentPart("rail-probes", lambda agent: agent.rail_watch is not None, _rail_probes),
     AgentPart("events", _writes_events, _events),
     AgentPart("state", _writes_events, _state_notices),
+    AgentPart("names", _writes_events, _name_notices),
     AgentPart("over-use", _writes_events, _over_use_notices),
     AgentPart("limits", _writes_events, _limit_notices),
     AgentPart("mps", _writes_events, _mps_notices),

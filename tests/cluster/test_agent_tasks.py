@@ -326,7 +326,7 @@ def test_each_function_of_notices_is_posted():
 
 
 def test_the_settings_enable_the_parts():
-    assert parts() == "slices claims nodelinks events state over-use limits mps volcano"
+    assert parts() == "slices claims nodelinks events state names over-use limits mps volcano"
     assert parts(report=False, events=False) == "slices claims volcano"
     assert (
         parts(report=False, events=False, evict=EvictSettings(enabled=True))
