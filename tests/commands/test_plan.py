@@ -414,7 +414,7 @@ def test_a_switch_that_is_off_is_explained_by_what_was_heard_of_it(
 def test_what_is_similar_to_itself_is_not_suggested(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever an unknown name resembles, it is another name."""
+    """An unknown name may resemble any other, and is never suggested as itself."""
     made = hall().reports()
     file = write(tmp_path / "in.json", made)
     for typed in ("su0-leaf22", "su0-n000", "su0-n00x"):
