@@ -280,7 +280,7 @@ NO_LIBRARY = HostPaths(gpu_nodes=("/dev/nvidiactl",))
         "{kind: gpu-mem, name: 'gpu-mem{gpu}'}",
         "{kind: gpu-mem, volcano: true}",
         "{kind: gpu-mem, mode: dra}",
-        "{kind: gpu, name: gpu, select: {all: true}}",
+        "{kind: gpu, name: gpu, select: {indexes: ['0-1']}}",
     ],
 )
 def test_gpus_without_the_library_of_their_driver_are_a_trouble_that_names_the_setting(resource: str) -> None:
@@ -295,7 +295,11 @@ def test_gpus_without_the_library_of_their_driver_are_a_trouble_that_names_the_s
 
 
 def test_the_runtime_brings_the_library_where_no_spec_of_ours_is_used() -> None:
-    made = Offer(configured("resources: [{kind: gpu, name: gpu, select: {all: true}, deviceListStrategy: envvar}]\n"))
+    made = Offer(
+        configured(
+            "resources: [{kind: gpu, name: gpu, select: {indexes: ['0-1']}, deviceListStrategy: envvar}]\n"
+        )
+    )
     assert made.troubles(machine(gpus=2, paths=NO_LIBRARY)) == ()
 
 
