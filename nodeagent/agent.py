@@ -391,6 +391,8 @@ class Agent:
             by_volcano(config),
             self.claims.written,
             self._tree,
+            self._read_holdings,
+            self.health.failed_s,
             self.health.take_planned_work,
             self.rail_watch,
         )
@@ -413,12 +415,22 @@ class Agent:
             await asyncio.sleep(0)
         self.settled.set()
 
+    @property
+    def _pods_socket(self) -> Path:
+        return self._options.kubelet_dir / "pod-resources" / "kubelet.sock"
+
+    async def _read_holdings(self) -> tuple[Holding, ...]:
+        """What pods hold now, by plugins and by claims. Raises ``PodResourcesError``."""
+        from nodeagent.kubelet import holdings  # noqa: PLC0415 - as below
+
+        return *await holdings.once(self._pods_socket), *(self.claims.holdings() or ())
+
     async def _watch_pods(self) -> None:
         await self.settled.wait()
         from nodeagent.kubelet import holdings  # noqa: PLC0415 - protobuf: 24 ms and 1.2 MiB
 
         await holdings.watch(
-            self._options.kubelet_dir / "pod-resources" / "kubelet.sock",
+            self._pods_socket,
             self._publish_holdings,
             partial(self.inventory.mark_stale, "pods"),
             self._read_pods,
