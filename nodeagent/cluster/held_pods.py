@@ -22,7 +22,6 @@ import msgspec
 from nodeagent.base.backoff import JITTER, Backoff, RateLimit
 from nodeagent.facts.model import Holding
 from nodeagent.kube.client import ApiClient, ApiError
-from nodeagent.kube.podresources_client import PodResourcesError
 from nodeagent.kube.resource import PODS
 
 BURST, PER_S = 25, 1.0
@@ -31,8 +30,8 @@ AGAIN_FIRST_S, AGAIN_MAX_S = 2.0, 60.0
 """Until the looks are repeated that did not agree: the kubelet acknowledges a pod within a second or two."""
 IDLE_S = 3600.0
 
-ReadHoldings = Callable[[], Awaitable[Iterable[Holding]]]
-"""Ask the kubelet now. Raises ``PodResourcesError``."""
+ReadHoldings = Callable[[], Awaitable[Iterable[Holding] | None]]
+"""Ask the kubelet now; ``None``: it does not answer."""
 
 
 class HeldDevice(NamedTuple):
@@ -125,7 +124,7 @@ class HeldPods:
                 pods[one[:2]] = await read_pod(self._client, one.namespace, one.pod)
         here = {one: pod.uid for one in due if (pod := pods.get(one[:2])) is not None and self._is_here(pod)}
         if here:
-            listed = await self._listed()
+            listed = tuple(await self._read_holdings() or ())
             agreed = {one: uid for one, uid in here.items() if _holds(listed, one, held[one])}
             self.uids |= agreed
         now = time.monotonic()
@@ -146,13 +145,6 @@ class HeldPods:
     def _is_here(self, pod: PodOfApi) -> bool:
         acknowledged = pod.status.start_time is not None and not pod.has_ended
         return bool(pod.uid) and pod.spec.node_name == self._node and acknowledged
-
-    async def _listed(self) -> tuple[Holding, ...]:
-        """What the kubelet lists now; nothing without an answer."""
-        try:
-            return tuple(await self._read_holdings())
-        except PodResourcesError:
-            return ()
 
 
 def _holds(listed: Iterable[Holding], one: HeldDevice, ids: Collection[str]) -> bool:
