@@ -431,7 +431,7 @@ class Agent:
         return self._options.kubelet_dir / "pod-resources" / "kubelet.sock"
 
     async def _read_holdings(self) -> tuple[Holding, ...] | None:
-        """What pods hold now, by plugins and by claims; ``None`` if the kubelet does not answer."""
+        """The present holdings of pods, by plugins and by claims; ``None`` if the kubelet does not answer."""
         from nodeagent.kubelet import holdings  # noqa: PLC0415 - as below
 
         try:

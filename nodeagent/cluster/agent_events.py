@@ -52,7 +52,7 @@ from nodeagent.cluster.event_writer import (
 from nodeagent.cluster.held_pods import HeldDevice, HeldPods
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Gpu, Reason, Snapshot, State
-from nodeagent.health.failure import has_failed
+from nodeagent.health.device_failure import has_failed
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kubelet.rpc_stats import ResourceStatus
 from nodeagent.sharing.cgroup_limits import NOT_IN_FORCE, CgroupLimits

@@ -165,7 +165,7 @@ class Writing(NamedTuple):
         return self.client, self.agent.inventory, self.node
 
     def held_pods(self) -> HeldPods:
-        """What finds the UIDs of pods, one for each task."""
+        """The finder of the UIDs of pods, one for each task."""
         from nodeagent.cluster.held_pods import HeldPods
 
         return HeldPods(self.client, self.node, self.agent.read_holdings)

@@ -52,7 +52,7 @@ from nodeagent.cluster.node_marks import (
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot, State
-from nodeagent.health.failure import FAILED
+from nodeagent.health.device_failure import FAILED
 from nodeagent.kube.client import ApiClient, ApiError
 
 DOWN_S, UNKNOWN_S = 30.0, 300.0

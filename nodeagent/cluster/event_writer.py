@@ -54,7 +54,7 @@ class Ending(NamedTuple):
 
 RECOVERED = Ending("Recovered", "its faults have ended")
 RELEASED = Ending("DeviceReleased", "the pod no longer holds it")
-"""Whatever the state of the device is."""
+"""The device may still have its faults."""
 
 
 @dataclass(frozen=True, slots=True)

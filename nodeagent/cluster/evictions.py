@@ -26,6 +26,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from nodeagent.base.backoff import JITTER, Backoff, RateLimit
@@ -38,7 +39,7 @@ from nodeagent.cluster.node_marks import DEVICE_TAINT, NodeMarks
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot
-from nodeagent.health.failure import has_failed
+from nodeagent.health.device_failure import has_failed
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.sharing.over_use import OverUse
 
@@ -256,9 +257,10 @@ class Evictions:
     ) -> None:
         self.queue = EvictionQueue(after_s)
         self._client, self._inventory, self._causes, self._pods = client, inventory, causes, pods
-        self._part, self._changed = part, changed
+        self._changed = changed
         self._taint, self._asked_at = taint, float("-inf")
-        self._node, self._board, self._budget_s = node, board or NoticeBoard(), budget_s
+        self._node, self._budget_s = node, budget_s
+        self._tell = partial((board or NoticeBoard()).post, part)
         self._rate = rate or RateLimit(1, PER_S)
         self._retry = ApiRetry("A pod cannot be evicted", delivery)
         self._refusals: dict[tuple[PodName, str], Backoff] = {}
@@ -431,7 +433,7 @@ class Evictions:
         waiting = {(pod, cause.uid) for pod, cause in self.queue.causes.items()}
         self._refusals = {key: backoff for key, backoff in self._refusals.items() if key in waiting}
         self._notices = {key: notices for key, notices in self._notices.items() if key in waiting}
-        self._board.post(self._part, *(notice for notices in self._notices.values() for notice in notices))
+        self._tell(*(notice for notices in self._notices.values() for notice in notices))
 
 
 def over_budget(error: ApiError) -> bool:

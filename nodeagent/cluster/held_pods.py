@@ -42,26 +42,26 @@ class HeldDevice(NamedTuple):
     device: str
 
 
-class _PodSpec(msgspec.Struct, rename="camel"):
+class _HolderSpec(msgspec.Struct, rename="camel"):
     node_name: str = ""
 
 
-class _PodStatus(msgspec.Struct, rename="camel"):
+class _HolderStatus(msgspec.Struct, rename="camel"):
     phase: str = ""
     start_time: str | None = None
 
 
-class _PodMeta(msgspec.Struct, rename="camel"):
+class _HolderMeta(msgspec.Struct, rename="camel"):
     uid: str = ""
     deletion_timestamp: str | None = None
 
 
-class PodOfApi(msgspec.Struct):
+class HolderPod(msgspec.Struct):
     """The fields of a pod that tell which one it is and whether it runs."""
 
-    metadata: _PodMeta
-    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
-    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+    metadata: _HolderMeta
+    spec: _HolderSpec = msgspec.field(default_factory=_HolderSpec)
+    status: _HolderStatus = msgspec.field(default_factory=_HolderStatus)
 
     @property
     def uid(self) -> str:
@@ -78,13 +78,13 @@ class PodOfApi(msgspec.Struct):
         return self.status.phase in ("Succeeded", "Failed")
 
 
-_POD = PODS.typed(PodOfApi)
+_FOUND = PODS.typed(HolderPod)
 
 
-async def read_pod(client: ApiClient, namespace: str, name: str) -> PodOfApi | None:
+async def read_pod(client: ApiClient, namespace: str, name: str) -> HolderPod | None:
     """Return the pod that has this name now, ``None`` if none has. Raises ``ApiError``."""
     try:
-        return await client.get(_POD, name, namespace=namespace)
+        return await client.get(_FOUND, name, namespace=namespace)
     except ApiError as error:
         if error.missing:
             return None
@@ -117,7 +117,7 @@ class HeldPods:
         """
         now = time.monotonic()
         due = [one for one in held if one not in self.uids and self._due_at(one, now) <= now]
-        pods: dict[tuple[str, str], PodOfApi | None] = {}
+        pods: dict[tuple[str, str], HolderPod | None] = {}
         for one in due:
             if one[:2] not in pods and self._rate.wait_s(time.monotonic()) == 0:
                 self._rate.take(time.monotonic())
@@ -142,7 +142,7 @@ class HeldPods:
     def _due_at(self, one: HeldDevice, now: float) -> float:
         return self._again[one][1] if one in self._again else now
 
-    def _is_here(self, pod: PodOfApi) -> bool:
+    def _is_here(self, pod: HolderPod) -> bool:
         acknowledged = pod.status.start_time is not None and not pod.has_ended
         return bool(pod.uid) and pod.spec.node_name == self._node and acknowledged
 

@@ -19,7 +19,7 @@ from msgspec import structs
 from nodeagent.base.duration import duration
 from nodeagent.facts.model import GpuFunction, Health, Reason, State
 from nodeagent.health.cordons import with_cordon
-from nodeagent.health.failure import failed_since
+from nodeagent.health.device_failure import failed_since
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import GuardSettings

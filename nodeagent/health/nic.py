@@ -45,7 +45,7 @@ from nodeagent.health.carrier_losses import (
     Loss,
 )
 from nodeagent.health.cordons import NO_WORK, PlannedWork, with_cordon, with_planned_work
-from nodeagent.health.failure import failed_since
+from nodeagent.health.device_failure import failed_since
 from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
 from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
