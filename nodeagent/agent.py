@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from nodeagent import __version__, discovery
-from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load
+from nodeagent.agent_config import Config, by_volcano, load
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.change_log import AGENT_MAX, Change, ChangeLog
 from nodeagent.base.ending import end_at
@@ -44,6 +44,7 @@ from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import SLICES, Deliveries
 from nodeagent.config.faults import ConfigError
 from nodeagent.config.followed_configuration import FollowedConfiguration, configuration_text
+from nodeagent.config.in_force import adopted
 from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.changes import NodeChanges
 from nodeagent.facts.inventory import Inventory
@@ -53,6 +54,7 @@ from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.mps_clients import MPS_FOLDER
 from nodeagent.kinds.rail_numbers import nic_names
 from nodeagent.kinds.volcano_vgpus import NUMBER, next_waiting
+from nodeagent.kubelet import counted_devices
 from nodeagent.kubelet.cdi_files import CdiSpecFiles
 from nodeagent.kubelet.device_info import DEVICE_INFO, DeviceInfoFiles
 from nodeagent.kubelet.grown_requests import RequestNotes
@@ -107,6 +109,12 @@ class AgentOptions(msgspec.Struct, frozen=True):
     """Instead of ``log.level`` of the configuration."""
     own_pod: tuple[str, str] | None = None
     """Namespace and name of the agent's pod."""
+    device_plugins_dir: Path | None = None
+
+    @property
+    def device_plugins(self) -> Path:
+        """The folder of kubelet.sock, which is no part of a kubelet's ``--root-dir``."""
+        return self.device_plugins_dir or self.kubelet_dir / "device-plugins"
 
 
 class Stored(NamedTuple):
@@ -126,7 +134,7 @@ class Stored(NamedTuple):
         folder = Tree(options.root).path(config.health.state_directory)
         rails = RailMemory(
             folder,
-            options.kubelet_dir / CHECKPOINT,
+            options.device_plugins / CHECKPOINT,
             pod_resources=config.kubelet.pod_resources,
             read_holdings=read_holdings,
         )
@@ -164,6 +172,7 @@ class Agent:
         self, config: Config, options: AgentOptions, on_listen: Callable[[int], None] = lambda _port: None
     ) -> None:
         self._config, self._options, self._on_listen = config, options, on_listen
+        """``_config`` is the configuration in force."""
         self._tree = Tree(options.root)
         self.settled = asyncio.Event()
         """Set when the kubelet has the devices and everything is imported."""
@@ -199,7 +208,7 @@ class Agent:
         files = OfferFiles(DeviceInfoFiles(tree.path(DEVICE_INFO)), CdiSpecFiles(cdi_folder))
         self._rpc_stats, dra_offer, news = RpcStats(), DraOffer(), asyncio.Event()
         self.plugins = DevicePlugins(
-            options.kubelet_dir,
+            options.device_plugins,
             files=files,
             stats=self._rpc_stats,
             requests=self.stored.requests,
@@ -356,6 +365,7 @@ class Agent:
             tasks["history"] = partial(keep_changes, self.changes, Path(config.history.file))
         if config.kubelet.pod_resources:
             tasks["pods"] = self._watch_pods
+            tasks["counted"] = self._watch_counted
             if not self._tree.recorded:
                 tasks["limits"] = self.sharing.limits.run
         if listen := config.listen if self._options.listen is None else self._options.listen:
@@ -382,15 +392,16 @@ class Agent:
         config = self._config
         return agent_tasks.AgentState(
             config.cluster,
-            config.health,
+            lambda: self._config.health,
             self.inventory,
             self.offering,
             self.deliveries,
             *self.sharing,
             partial(unwritable, self.stored.files),
-            by_volcano(config),
+            lambda: by_volcano(self._config),
             self.claims.written,
             self._tree,
+            self.plugins.statuses,
             self.health.take_planned_work,
             self.rail_watch,
         )
@@ -413,17 +424,25 @@ class Agent:
             await asyncio.sleep(0)
         self.settled.set()
 
+    @property
+    def _podresources(self) -> Path:
+        return self._options.kubelet_dir / "pod-resources" / "kubelet.sock"
+
     async def _watch_pods(self) -> None:
         await self.settled.wait()
         from nodeagent.kubelet import holdings  # noqa: PLC0415 - protobuf: 24 ms and 1.2 MiB
 
         await holdings.watch(
-            self._options.kubelet_dir / "pod-resources" / "kubelet.sock",
+            self._podresources,
             self._publish_holdings,
             partial(self.inventory.mark_stale, "pods"),
             self._read_pods,
             own_pod=self._options.own_pod,
         )
+
+    async def _watch_counted(self) -> None:
+        await self.settled.wait()
+        await counted_devices.watch(self._podresources, self.plugins)
 
     def _take_allocation(self, resource: str, ids: Sequence[str]) -> None:
         self._read_pods.set()
@@ -443,14 +462,14 @@ class Agent:
 
     def _adopt(self, config: Config) -> None:
         """Apply a changed configuration. Raises ``ConfigError``."""
-        self.offering.replace(config, str(self._options.config_file))
-        for setting in RESTART_SETTINGS:
-            if getattr(config, setting) != getattr(self._config, setting):
-                log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
-        if by_volcano(config) != by_volcano(self._config):
-            log.warning("A changed setting takes effect when the agent is restarted. setting=volcano")
-        logging.getLogger().setLevel((self._options.log_level or config.log.level).upper())
-        discovery.adopt(self.health, self._config.health, config.health)
+        in_force, waiting = adopted(self._config, config)
+        self.offering.replace(in_force, str(self._options.config_file))
+        self._config = in_force
+        for path in waiting:
+            log.warning("A changed setting takes effect when the agent is restarted. setting=%s", path)
+        logging.getLogger().setLevel((self._options.log_level or in_force.log.level).upper())
+        self.health.adopt(in_force.health)
+        self.offering.dra.wake()
         self.changes.add([Change(time.time(), "agent", "configuration", "", "another one is in force")])
 
 

@@ -6,10 +6,11 @@
     limits of GPU memory that are promised and not in force             ``limit_notices``
     pods that have lost their GPU with its MPS daemon                   ``mps_notices``
     a state folder that cannot be written                               ``state_notices``
+    names of resources that another device plugin has registered        ``name_notices``
 
 ``AgentEvents`` writes the Events of all of them, so that one limit holds for them together. It derives those of devices
-from the snapshot. ``follow`` and ``follow_state`` post the others on the ``NoticeBoard``, as the report and the
-evictions do.
+from the snapshot. ``follow``, ``follow_state`` and ``follow_names`` post the others on the ``NoticeBoard``, as the
+report and the evictions do.
 
 A device whose state is unknown gets no new Event, and none of its faults ends. The numbers in a notice are those of its
 beginning. Its end is the Event ``Recovered``.
@@ -38,13 +39,14 @@ from nodeagent.cluster.event_writer import HOURLY_S, EventTarget, EventWriter, N
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Gpu, Reason, Snapshot, State
 from nodeagent.kube.client import ApiClient
+from nodeagent.kubelet.rpc_stats import ResourceStatus
 from nodeagent.sharing.cgroup_limits import NOT_IN_FORCE, CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
 from nodeagent.sharing.mps_watch import MpsWatch
 
 COMPONENT = "nodeagent"
 STATE_LOOK_S = 10.0
-"""Between two looks at the state folder."""
+"""Between two looks at the state folder, and at the registrations."""
 GIB = 1 << 30
 
 Source = TypeVar("Source", GpuAccounting, CgroupLimits, MpsWatch)
@@ -107,6 +109,15 @@ async def follow_state(
     """Post the notice about the state folder, every ``STATE_LOOK_S``, until cancelled."""
     while True:
         board.post("state", *state_notices(unwritable(), node))
+        await asyncio.sleep(STATE_LOOK_S)
+
+
+async def follow_names(
+    statuses: Callable[[], Sequence[ResourceStatus]], node: str, board: NoticeBoard
+) -> None:
+    """Post the notices about names of others, every ``STATE_LOOK_S``, until cancelled."""
+    while True:
+        board.post("names", *name_notices(statuses(), node))
         await asyncio.sleep(STATE_LOOK_S)
 
 
@@ -233,6 +244,14 @@ def state_notices(unwritable: Sequence[UnwritableMemory], node: str) -> Iterator
         folder, text = unwritable[0].path.rpartition("/")[0], unwritable_remark(unwritable)
         message = f"{text[0].upper()}{text[1:]}"
         yield Notice(_on_node(node), folder, "StateUnwritable", message, title=f"Folder {folder}")
+
+
+def name_notices(statuses: Sequence[ResourceStatus], node: str) -> Iterator[Notice]:
+    """Yield a notice about each resource whose name another device plugin has registered."""
+    for status in statuses:
+        if status.taken:
+            title, message = f"Resource {status.resource}", f"{status.resource}: {status.reason}"
+            yield Notice(_on_node(node), status.resource, "ResourceTaken", message, title=title)
 
 
 def _on_node(node: str) -> EventTarget:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -55,10 +57,12 @@ class _UserFile(io.RawIOBase):
 
 
 @contextmanager
-def opened(source: str, expected: str) -> Iterator[BinaryIO]:
-    """Open a regular file, or ``-``. Raises ``UserFileError``."""
+def opened(source: str, expected: str, stdin: BinaryIO | None = None) -> Iterator[BinaryIO]:
+    """Open a regular file, or ``-``, which may have been kept as ``stdin``. Raises ``UserFileError``."""
     if source == "-":
-        yield sys.stdin.buffer
+        if stdin is not None:
+            stdin.seek(0)
+        yield stdin or sys.stdin.buffer
         return
     try:
         descriptor = open_regular(source)
@@ -66,6 +70,16 @@ def opened(source: str, expected: str) -> Iterator[BinaryIO]:
         raise UserFileError(source, error.strerror or str(error), expected) from error
     with io.BufferedReader(_UserFile(descriptor, source, expected)) as file:
         yield file
+
+
+def kept_stdin() -> BinaryIO:
+    """The standard input, read to its end, as a file that can be read again."""
+    try:
+        file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - the caller's
+    except OSError:  # a container without a folder to write to
+        file = os.fdopen(os.memfd_create("stdin"), "w+b")
+    shutil.copyfileobj(sys.stdin.buffer, file, _CHUNK)
+    return file
 
 
 def name_of(source: str) -> str:

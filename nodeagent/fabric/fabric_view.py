@@ -19,7 +19,7 @@ from nodeagent.base.change_log import Change
 from nodeagent.base.plain_text import one_line
 from nodeagent.fabric.fabric_settings import HysteresisSettings
 from nodeagent.fabric.groups import CablingPattern
-from nodeagent.fabric.hypernode import DERIVED_FROM, HyperNode
+from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, HyperNode, tier_name
 from nodeagent.fabric.maintenance import SERIES_MAX, standing
 from nodeagent.fabric.nodelinks import NodeLink, VfHolder
 from nodeagent.fabric.outcome import WriteRecord, obstacles
@@ -204,6 +204,12 @@ def fabric_view(
     outcome, found = plan.outcome, troubles(plan, taken - now, taken)
     legs = _legs(plan)
     places = {hypernode.name: i for i, hypernode in enumerate(outcome.hypernodes)}
+    parent = {  # the map shows domains of NVLink below no group
+        child: upper.name
+        for upper in outcome.hypernodes
+        if upper.tier_name != tier_name(LEAF)
+        for child in upper.children
+    }
     rows = _Rows(plan)
     nodes = sorted({*plan.nodes.place, *plan.levels.reports, *plan.levels.refused} - {""})
     for node in nodes:
@@ -212,7 +218,7 @@ def fabric_view(
         fabric=plan.rules.fabric,
         taken=taken,
         hypernodes=tuple(
-            _hypernode(hypernode, places.get(plan.tiers.parent.get(hypernode.name, ""), -1))
+            _hypernode(hypernode, places.get(parent.get(hypernode.name, ""), -1))
             for hypernode in outcome.hypernodes
         ),
         switches=tuple(rows.switches),

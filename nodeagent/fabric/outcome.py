@@ -169,7 +169,12 @@ class PlanOutcome:
 def link_state(report: CompactReport, link: str) -> str:
     """The state of a link of the tree's fabric in a report."""
     states = {slot.link: letter for slot, letter in zip(report.shape, report.states, strict=False)}
-    return _STATES[states.get(link, UNKNOWN_LETTER)]
+    return state_of(states.get(link, UNKNOWN_LETTER))
+
+
+def state_of(letter: str) -> str:
+    """The state in ``CompactReport.states``."""
+    return _STATES[letter]
 
 
 def in_trouble(

@@ -70,7 +70,7 @@ class Plan:
     @property
     def parent(self) -> Mapping[str, str]:
         """The parent of each HyperNode that has one."""
-        return {**self.nvlink.parent, **self.tiers.parent}
+        return {child: upper.name for upper in self.outcome.hypernodes for child in upper.children}
 
 
 def compute_plan(rules: FabricRules, levels: Levels, memory: PlanMemory, now: float) -> Plan:

@@ -93,6 +93,8 @@ class Plugin:
         self.device_list = DeviceList()
         self.streams = 0
         """The ListAndWatch streams that are open."""
+        self.silent = False
+        """Send nothing: the kubelet asks another plugin of this name, whose list a message would replace."""
         self._kind = kind
         self._snapshot = Snapshot()
         self._files = files
@@ -176,7 +178,7 @@ class Plugin:
             while True:
                 changed = self._changed
                 # Two changes while this stream waits for its turn may leave the list as it was.
-                if sent != self.device_list.message:
+                if sent != self.device_list.message and not self.silent:
                     sent = self.device_list.message
                     yield sent
                 await changed.wait()

@@ -10,6 +10,9 @@ below follow from the kubelet's own source:
 * A kubelet that starts removes every socket in its folder. It never opens a stream a second time.
 * Up to 1.36 the end of an old stream disconnects the *new* client of that resource. So the old server stops, its
   streams end, and the kubelet gets a moment before the new registration.
+* Another plugin may register our name, and the kubelet does not say so. ``counted_devices`` sees it. Then our stream
+  stays open, because its end would disconnect the other plugin, and silent: a message would replace the list of the
+  plugin that the kubelet asks. Once the other has ended, we register again.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from nodeagent.base.supervise import either, end_tasks
 from nodeagent.facts.model import Snapshot
 from nodeagent.host.inotify import FolderWatch, InotifyError
 from nodeagent.kinds import DeviceKind
+from nodeagent.kubelet.counted_devices import Comparison, Verdict
 from nodeagent.kubelet.device_list import register_request
 from nodeagent.kubelet.grown_requests import RequestNotes
 from nodeagent.kubelet.node_lock import node_lock
@@ -50,6 +54,12 @@ FOLDER_S = 2.0
 LOOK_S = 5.0
 """Between looks without a hint: inotify does not report changes on another mount."""
 
+USUAL = Path("/var/lib/kubelet/device-plugins")
+"""A constant of the kubelet, whatever its --root-dir is (deviceplugin/v1beta1/constants.go)."""
+COUNTED_S = 1.0
+"""A registration that is younger is not compared with what the kubelet counts: the first message is on its way."""
+NOBODY = frozenset[str]()
+
 _CHANNEL = (
     # Channels to one address share a connection, and with it the back-off after an earlier kubelet ended.
     ("grpc.use_local_subchannel_pool", 1),
@@ -60,19 +70,20 @@ _CHANNEL = (
 
 
 class DevicePlugins:
-    """Offers the kubelet a plugin for each kind. ``update`` takes the kinds, ``run`` is a supervised task."""
+    """Offers the kubelet a plugin for each kind. ``update`` takes the kinds, ``run`` is a supervised task. ``folder``:
+    of kubelet.sock and of the sockets of all device plugins."""
 
     def __init__(
         self,
-        kubelet_dir: Path,
+        folder: Path,
         *,
         files: OfferFiles,
         stats: RpcStats,
         requests: RequestNotes,
         on_allocate: Callable[[str, Sequence[str]], None] = lambda _resource, _ids: None,
     ) -> None:
-        self._folder = kubelet_dir / "device-plugins"
-        self._kubelet = self._folder / "kubelet.sock"
+        self._folder = folder
+        self._kubelet = folder / "kubelet.sock"
         self._files = files
         self._stats = stats
         self._requests = requests
@@ -104,6 +115,17 @@ class DevicePlugins:
 
     def statuses(self) -> tuple[ResourceStatus, ...]:
         return tuple(resource.status() for _, resource in sorted(self._resources.items()))
+
+    def observe(self, counted: Mapping[str, frozenset[str]], asked_at: float) -> bool:
+        """Take the healthy device IDs that the kubelet counts under each name, as it answered at ``asked_at``
+        (``time.monotonic``). Return whether a second look soon must decide."""
+        doubt = False
+        for resource in (*self._resources.values(), *self._withdrawn.values()):
+            if resource.state.accepted and resource.state.accepted_at < asked_at - COUNTED_S:
+                doubt |= resource.observe(counted.get(resource.plugin.resource, NOBODY))
+            if resource.dropped:
+                self._wake.set()
+        return doubt
 
     async def run(self) -> None:
         """Keep every resource registered until cancelled. Wait for the first one, and while the folder is gone."""
@@ -145,8 +167,9 @@ class DevicePlugins:
     # --- waking ---------------------------------------------------------------------------------------
 
     def _stream_lost(self, name: str) -> None:
-        if name in self._resources:  # also during Register: the kubelet opens the stream inside that call
-            self._resources[name].stream_lost = True
+        # Also during Register: the kubelet opens the stream inside that call.
+        if (resource := self._resources.get(name) or self._withdrawn.get(name)) is not None:
+            resource.stream_lost = True
             self._wake.set()
 
     async def _woken(self) -> None:
@@ -188,7 +211,12 @@ class DevicePlugins:
 
     async def _folder_exists(self) -> None:
         while not await self._folder_answers():
-            self._warn_once(f"The kubelet's folder does not exist yet; waiting for it. folder={self._folder}")
+            hint = _other_folder(self._folder)
+            self._warn_once(
+                f"The kubelet's folder does not exist yet; waiting for it. folder={self._folder}{hint}"
+            )
+            if hint:
+                self._give_reason(f"the folder of kubelet.sock does not exist{hint}")
             await asyncio.sleep(0.5)
 
     def _waits(self, sentence: str) -> None:
@@ -212,14 +240,19 @@ class DevicePlugins:
 
     async def _reconcile(self) -> None:
         """Remove the differences between the resources and the kubelet."""
-        serving = [resource for resource in self._withdrawn.values() if resource.plugin.serving]
-        await asyncio.gather(*(resource.close(Event.WITHDRAWN) for resource in serving))
         kubelet = kubelet_id(self._kubelet)
+        withdrawn = [resource for resource in self._withdrawn.values() if resource.plugin.serving]
+        # The end of a stream would disconnect the plugin that has taken the name.
+        ending = [resource for resource in withdrawn if not resource.spares_another(kubelet)]
+        await asyncio.gather(*(resource.close(Event.WITHDRAWN) for resource in ending))
         self._kubelet_refuses = kubelet is not None and not await self._answers(kubelet)
         if kubelet is None or self._kubelet_refuses:
-            self._warn_once(f"The kubelet does not listen; waiting for it. socket={self._kubelet}")
-            for resource in self._resources.values():
-                resource.apply(Event.KUBELET_GONE, reason="the kubelet does not listen")
+            hint = _other_folder(self._folder)
+            self._warn_once(f"The kubelet does not listen; waiting for it. socket={self._kubelet}{hint}")
+            for resource in (*self._resources.values(), *self._withdrawn.values()):
+                resource.apply(Event.KUBELET_GONE, reason=f"the kubelet does not listen{hint}")
+            if hint:
+                self._give_reason(f"the kubelet does not listen{hint}")
             return
         for resource in tuple(self._resources.values()):  # ``update`` may change the table meanwhile
             await self._close_lost(resource, kubelet)
@@ -232,13 +265,15 @@ class DevicePlugins:
         if plugin.streams and same_file(resource.state.kubelet, kubelet):
             resource.apply(Event.SOCKET_TOUCHED, kubelet=kubelet)
         state = resource.state
-        if not state.registered or state.kubelet != kubelet:
+        if not state.accepted or state.kubelet != kubelet:
             return
         # The kubelet opens the stream right after Register.
         overdue = not plugin.streams and time.monotonic() - state.accepted_at > REGISTER_S
         if resource.stream_lost or overdue:
             await resource.close(Event.LOST, "the kubelet closed the stream")
-        elif not plugin.intact():
+        elif resource.dropped:
+            await resource.close(Event.LOST, resource.dropped)
+        elif state.registered and not plugin.intact():
             await resource.close(Event.LOST, "the socket was removed")
 
     async def _answers(self, kubelet: KubeletId) -> bool:
@@ -295,7 +330,8 @@ class DevicePlugins:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             "/v1beta1.Registration/Register"
         )
-        resource.stream_lost = False
+        resource.stream_lost, resource.dropped, resource.plugin.silent = False, "", False
+        resource.comparison.reset()
         try:
             await call(register_request(socket_name(name, self._folder), name), timeout=REGISTER_S)
         except grpc.aio.AioRpcError as error:
@@ -313,6 +349,9 @@ class _Resource:
         self.state = Registration()
         self.stream_lost = False
         """The last stream ended since the plugin was registered last."""
+        self.dropped = ""
+        """Why the kubelet does not count its devices, or whose devices it has stopped to count."""
+        self.comparison = Comparison()
         self._stats = stats
 
     def apply(self, event: Event, *, kubelet: KubeletId | None = None, reason: str = "") -> None:
@@ -336,9 +375,33 @@ class _Resource:
         elif before.registered and not self.state.registered and reason:
             log.warning("The resource is not registered. resource=%s reason=%r", name, reason)
 
+    def observe(self, counted: frozenset[str]) -> bool:
+        """Take the healthy devices that the kubelet counts under this name. Return whether a second look decides."""
+        devices = self.plugin.device_list.devices
+        if self.state.taken:  # nothing of ours is counted: the stream is silent
+            verdict = self.comparison.judge_taken(counted)
+            if verdict is Verdict.NONE:
+                self.dropped = "the other plugin of this name has ended"
+            return verdict is Verdict.DOUBT
+        healthy = frozenset(id_ for entry in devices if entry.health.allocatable for id_ in entry.ids)
+        known = frozenset(id_ for entry in devices for id_ in entry.ids) if counted != healthy else healthy
+        verdict = self.comparison.judge(counted, healthy, known, self.plugin.device_list.revision)
+        if verdict is Verdict.OTHERS:
+            self.plugin.silent = True
+            self.comparison.reset()
+            self.apply(Event.TAKEN, reason=_taken(counted - known))
+        elif verdict is Verdict.NONE:
+            self.dropped = "the kubelet has stopped to count its devices"
+        return verdict is Verdict.DOUBT
+
+    def spares_another(self, kubelet: KubeletId | None) -> bool:
+        """Whether the end of its stream would disconnect another plugin."""
+        ended = self.stream_lost or bool(self.dropped)
+        return self.state.taken and self.state.kubelet == kubelet and not ended
+
     def is_held_by(self, kubelet: KubeletId) -> bool:
         """Whether this kubelet has accepted it and has its stream open."""
-        accepted = self.state.registered and self.state.kubelet == kubelet
+        accepted = self.state.accepted and self.state.kubelet == kubelet
         return accepted and self.plugin.streams > 0 and not self.stream_lost
 
     async def close(self, event: Event, reason: str = "") -> None:
@@ -350,4 +413,20 @@ class _Resource:
     def status(self) -> ResourceStatus:
         healthy, devices = self.plugin.device_list.counts()
         registered, reason = self.state.registered, self.state.reason
-        return ResourceStatus(self.plugin.resource, registered, reason, healthy, devices, self.plugin.streams)
+        streams, taken = self.plugin.streams, self.state.taken
+        return ResourceStatus(self.plugin.resource, registered, reason, healthy, devices, streams, taken)
+
+
+def _taken(foreign: frozenset[str]) -> str:
+    example = f", for example {min(foreign)}" if foreign else ""
+    return (
+        f"another device plugin has registered this name, and the kubelet counts its devices{example}: remove that "
+        "plugin, or change resourcePrefix here; within a minute after its end this agent registers again"
+    )
+
+
+def _other_folder(folder: Path) -> str:
+    """The remedy if the socket is in the folder that every kubelet has, and not in this one."""
+    if folder == USUAL or not (USUAL / "kubelet.sock").is_socket():
+        return ""
+    return f", but {USUAL} has kubelet.sock: --device-plugins-dir {USUAL}"

@@ -2,6 +2,7 @@
 
     UNREGISTERED   a registration may be tried
     REGISTERED     the kubelet has accepted it
+    TAKEN          the kubelet counts what another plugin has sent under this name: our stream stays open and silent
     CLOSING        the stream or the socket was lost, or the resource is withdrawn: the server stops
     SETTLING       the server has stopped: a kubelet that lives on gets time to notice the end of the stream
     REFUSED        the kubelet or the file system refused it: tried again after a pause
@@ -36,6 +37,7 @@ KubeletId = tuple[int, int, int]
 class Stage(Enum):
     UNREGISTERED = "unregistered"
     REGISTERED = "registered"
+    TAKEN = "taken"
     CLOSING = "closing"
     SETTLING = "settling"
     REFUSED = "refused"
@@ -44,6 +46,7 @@ class Stage(Enum):
 class Event(Enum):
     ACCEPTED = "the kubelet accepted the registration"
     FAILED = "the registration or the socket failed"
+    TAKEN = "the kubelet counts the devices of another plugin"
     LOST = "the kubelet closed the stream, or the socket's file was removed"
     WITHDRAWN = "the resource is no longer offered, or the agent stops serving"
     CLOSED = "the server and its streams have ended"
@@ -71,18 +74,27 @@ class Registration(msgspec.Struct, frozen=True):
     def registered(self) -> bool:
         return self.stage is Stage.REGISTERED
 
+    @property
+    def taken(self) -> bool:
+        return self.stage is Stage.TAKEN
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the kubelet has accepted it, and has not closed its stream as far as is known."""
+        return self.registered or self.taken
+
     def due(self, kubelet: KubeletId, now: float) -> bool:
         """Whether a registration with this kubelet is due now."""
         if self.kubelet != kubelet:
             return True
-        return not self.registered and now >= self.not_before
+        return not self.accepted and now >= self.not_before
 
     def after(
         self, event: Event, now: float, *, kubelet: KubeletId | None = None, reason: str = ""
     ) -> Registration:
         """Return the state that follows. ``ACCEPTED``, ``FAILED`` and ``SOCKET_TOUCHED`` name the kubelet, ``FAILED``,
-        ``LOST``, ``KUBELET_GONE`` and ``BLOCKED`` the reason. An event that does not concern the stage changes
-        nothing."""
+        ``TAKEN``, ``LOST``, ``KUBELET_GONE`` and ``BLOCKED`` the reason. An event that does not concern the stage
+        changes nothing."""
         match event, self.stage:
             case Event.ACCEPTED, _:
                 state = self._with(kubelet)
@@ -93,18 +105,20 @@ class Registration(msgspec.Struct, frozen=True):
                 return replace(
                     state, stage=Stage.REFUSED, reason=reason, not_before=now + retry_s, retry_s=retry_s
                 )
-            case Event.LOST, Stage.REGISTERED:
+            case Event.TAKEN, Stage.REGISTERED:
+                return replace(self, stage=Stage.TAKEN, reason=reason)
+            case Event.LOST, (Stage.REGISTERED | Stage.TAKEN):
                 lasted = now - self.accepted_at >= STEADY_S
                 settle_s = next_wait_s(0.0 if lasted else self.settle_s, SETTLE_S, PAUSE_MAX_S)
                 return replace(self, stage=Stage.CLOSING, reason=reason, settle_s=settle_s)
-            case ((Event.LOST | Event.WITHDRAWN), (Stage.REGISTERED | Stage.UNREGISTERED)):
+            case ((Event.LOST | Event.WITHDRAWN), (Stage.REGISTERED | Stage.TAKEN | Stage.UNREGISTERED)):
                 settle_s, reason = self.settle_s or SETTLE_S, self.reason or NOT_YET
                 return replace(self, stage=Stage.CLOSING, reason=reason, settle_s=settle_s)
             case Event.CLOSED, Stage.CLOSING:
                 return replace(self, stage=Stage.SETTLING, not_before=now + self.settle_s)
-            case Event.KUBELET_GONE, Stage.REGISTERED:
+            case Event.KUBELET_GONE, (Stage.REGISTERED | Stage.TAKEN):
                 return replace(self, stage=Stage.UNREGISTERED, reason=reason)
-            case Event.SOCKET_TOUCHED, Stage.REGISTERED:
+            case Event.SOCKET_TOUCHED, (Stage.REGISTERED | Stage.TAKEN):
                 return replace(self, kubelet=kubelet)
             case Event.BLOCKED, _ if not self.registered:
                 return replace(self, reason=reason)

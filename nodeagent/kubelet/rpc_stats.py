@@ -65,7 +65,7 @@ class RpcStats:
 
 
 class ResourceStatus(msgspec.Struct, frozen=True):
-    """How one resource stands with the kubelet. ``reason``: why it is not registered."""
+    """How one resource stands with the kubelet. ``reason``: why it is not registered. ``taken``: another plugin is."""
 
     resource: str
     registered: bool
@@ -73,3 +73,4 @@ class ResourceStatus(msgspec.Struct, frozen=True):
     healthy: int
     devices: int
     streams: int
+    taken: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +18,29 @@ def read_fabric(file: Path | None, remark: Remark = unsaid) -> tuple[FabricConfi
     """Read all files; the default without a file. Blocks. Raises ``ConfigError`` with all faults of a file."""
     if file is None:
         return FabricConfig(), NO_TOPOLOGY
-    config = load_fabric(configuration_text(file), name=str(file), remark=remark)
+
+    def beside(name: str) -> tuple[str, str]:
+        path = file.parent / name
+        return str(path), configuration_text(path)
+
+    return fabric_of(configuration_text(file), str(file), beside, remark)
+
+
+def fabric_of(
+    text: str, name: str, beside: Callable[[str], tuple[str, str]], remark: Remark = unsaid
+) -> tuple[FabricConfig, Topology]:
+    """The configuration in a text, whose faults name it ``name``. ``beside`` returns the full name and the text of a
+    file that it names. Raises ``ConfigError``, as ``beside`` may."""
+    config = load_fabric(text, name=name, remark=remark)
     topology = NO_TOPOLOGY
     if config.topology is not None:
-        path = file.parent / config.topology
-        topology = load_topology(configuration_text(path), name=str(path), remark=remark)
+        path, content = beside(config.topology)
+        topology = load_topology(content, name=path, remark=remark)
     if config.infiniband_cables is not None:
-        path = file.parent / config.infiniband_cables
+        path, content = beside(config.infiniband_cables)
         try:
-            neighbors = parse_ibnetdiscover(configuration_text(path))
+            neighbors = parse_ibnetdiscover(content)
         except DiscoveredCablesError as error:
-            raise ConfigError(str(path), [ConfigFault("", None, None, str(error))]) from error
+            raise ConfigError(path, [ConfigFault("", None, None, str(error))]) from error
         topology = replace(topology, neighbors=neighbors)
     return config, topology

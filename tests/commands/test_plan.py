@@ -14,8 +14,12 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from msgspec import structs
 
 from nodeagent.cli import main
+from nodeagent.fabric.nodelinks import HeldVf, NodeLink, VfHolder
+from tests.commands.test_cabling import hall, write
+from tests.commands.test_trouble import down
 from tests.support.fabrics import Cables, End, links, rails, single
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -359,6 +363,64 @@ def test_explain_names_expired_links_that_do_not_count(
     out = capsys.readouterr().out
     assert "1 link has expired LLDP information" in out
     assert "expired, not counted" in out
+
+
+@pytest.mark.parametrize("typed", ["su0-leaf2", "SU0-LEAF2", "02:00:00:00:00:02"])
+def test_a_switch_that_is_off_is_explained_by_what_was_heard_of_it(
+    typed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def off(link: NodeLink) -> NodeLink:
+        neighbor = link.neighbor
+        if neighbor is None or neighbor.system_name != "su0-leaf2":
+            return link
+        chassis = structs.replace(neighbor.chassis_id, value="02:00:00:00:00:02")
+        return down(structs.replace(link, neighbor=structs.replace(neighbor, chassis_id=chassis)))
+
+    made = hall().reports()
+    reports = [structs.replace(one, links=tuple(map(off, one.links))) for one in made]
+    held = VfHolder(
+        namespace="ml",
+        pod="train-0",
+        since="2027-01-15T07:00:00Z",
+        vfs=(HeldVf(link="rail2", pci_address="0000:00:00.1"),),
+    )
+    reports = [
+        structs.replace(one, holders=(held,)) if one.node_name == "su0-n03" else one for one in reports
+    ]
+    file = write(tmp_path / "in.json", reports)
+    (tmp_path / "current").write_text(
+        says(capsys, "plan", "--yaml", "--from", write(tmp_path / "a.json", made))
+    )
+    common = ("--from", file, "--current", tmp_path / "current")
+    said = says(capsys, "explain", typed, *common)
+    assert f"The switch {typed} is known by expired LLDP information alone" in said
+    assert "It carries 8 links of 8 nodes." in said
+    assert "1 pod with VFs of these links: ml/train-0 on su0-n03." in said
+    assert "8 links of 8 nodes went down at once, for " in said
+    assert "do: check the switch su0-leaf2" in said
+    rows = [line.split() for line in said.splitlines()[-8:]]
+    assert [row[0] for row in rows] == [f"su0-n0{i}" for i in range(8)]
+    assert {row[-2:][0] for row in rows} == {"expired"}
+    assert {row[-1] for row in rows} == {"down"}
+    if typed != "02:00:00:00:00:02":
+        assert "lists it; expired information moves no node." in said
+    document = json.loads(says(capsys, "explain", "--json", typed, *common))
+    assert document["kind"] == "switch"
+    assert len(document["links"]) == 8
+    said = says(capsys, "explain", "su0-n00", *common)
+    assert ["down" in line.split() for line in said.splitlines()[-4:]] == [False, False, True, False]
+
+
+def test_what_is_similar_to_itself_is_not_suggested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever an unknown name resembles, it is another name."""
+    made = hall().reports()
+    file = write(tmp_path / "in.json", made)
+    for typed in ("su0-leaf22", "su0-n000", "su0-n00x"):
+        assert main(["explain", typed, "--from", str(file)]) != 0
+        _, _, similar = capsys.readouterr().err.partition("similar are ")
+        assert typed not in similar.partition(";")[0].split(", ")
 
 
 def test_a_typing_error_gets_the_similar_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,4 +78,4 @@ async def test_a_cluster_that_cannot_be_reached_is_one_line(
         file = kubeconfig(server, tmp_path / "kubeconfig")
     assert await asyncio.to_thread(main, ["plan", "--kubeconfig", str(file)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "list /apis/nodeagent.io/v1alpha1/nodelinks" in line
+    assert "list /api/v1/configmaps: Unreachable" in line

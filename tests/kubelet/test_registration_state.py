@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nodeagent.facts.model import Snapshot
-from nodeagent.kubelet import registration, registration_state
+from nodeagent.kubelet import counted_devices, registration, registration_state
 from nodeagent.kubelet.registration_state import (
     PAUSE_MAX_S,
     STEADY_S,
@@ -26,6 +26,7 @@ from nodeagent.kubelet.registration_state import (
     Stage,
 )
 from tests.kubelet.test_registration import Lamps, World
+from tests.support.device_plugin import Plugin, many
 from tests.support.examples import examples
 
 OLD, NEW = (1, 1, 1), (1, 2, 2)
@@ -112,6 +113,9 @@ class KubeletLife(RuleBasedStateMachine):
         self.patch.setattr(registration_state, "RETRY_FIRST_S", 0.02)
         self.patch.setattr(registration_state, "PAUSE_MAX_S", 0.1)
         self.patch.setattr(registration, "REFUSES_S", 0.02)
+        self.patch.setattr(registration, "COUNTED_S", 0.0)
+        self.rival: Plugin | None = None
+        """Another plugin of the name B."""
         self.offered = {A, B}
         self.refuses = False
         self.reachable = False
@@ -125,6 +129,11 @@ class KubeletLife(RuleBasedStateMachine):
         self.kubelet = self.world.kubelet
         self.update()
         self.world.run()
+        self.watching = asyncio.create_task(
+            counted_devices.watch(
+                self.kubelet.podresources_socket, self.world.plugins, look_s=0.03, again_s=0.03
+            )
+        )
 
     def update(self) -> None:
         self.world.plugins.update([Lamps(name) for name in sorted(self.offered)], Snapshot())
@@ -165,6 +174,30 @@ class KubeletLife(RuleBasedStateMachine):
     def folder_is_removed(self) -> None:
         shutil.rmtree(self.sockets, ignore_errors=True)
 
+    # What another plugin does.
+
+    @precondition(
+        lambda self: self.kubelet.running and self.reachable and not self.refuses and not self.rival
+    )
+    @rule()
+    def another_plugin_registers(self) -> None:
+        self.runner.run(self.rival_registers())
+
+    async def rival_registers(self) -> None:
+        self.rival = await Plugin(self.sockets / "rival.sock", B, many("rival", 3)).start()
+        await self.rival.register(self.kubelet.socket)
+        await self.rival.until(lambda: self.rival.streams > 0)
+
+    @precondition(lambda self: self.rival)
+    @rule()
+    def another_plugin_ends(self) -> None:
+        self.runner.run(self.rival_ends())
+
+    async def rival_ends(self) -> None:
+        rival, self.rival = self.rival, None
+        if rival is not None:
+            await rival.stop()
+
     # What happens to the agent.
 
     @property
@@ -204,12 +237,20 @@ class KubeletLife(RuleBasedStateMachine):
         statuses = {status.resource: status.registered for status in self.world.plugins.statuses()}
         allocatable = self.kubelet.allocatable()
         withdrawn = {A, B} - self.offered
+        if self.rival and self.rival.streams:
+            return self.contested(statuses, allocatable)
         return (
             statuses == dict.fromkeys(self.offered, True)
             and len(list(self.sockets.glob("nodeagent-*.sock"))) == len(self.offered)
             and all(allocatable.get(name) == 2 for name in self.offered)
             and not any(allocatable.get(name) for name in withdrawn)
         )
+
+    def contested(self, statuses: dict[str, bool], allocatable: dict[str, int]) -> bool:
+        """Either we have registered B last, or the kubelet counts the other plugin's devices and we know it."""
+        if B not in self.offered:
+            return statuses == {A: True} and allocatable.get(B) in (0, 3)
+        return statuses[A] and allocatable.get(B) == (2 if statuses[B] else 3)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         assert self.world.task is not None
@@ -222,6 +263,8 @@ class KubeletLife(RuleBasedStateMachine):
             raise AssertionError(f"{holds.__name__}: {self.world.plugins.statuses()}") from None
 
     def teardown(self) -> None:
+        self.runner.run(self.rival_ends())
+        self.watching.cancel()
         self.runner.run(self.world.end())
         self.runner.run(self.kubelet.stop())
         del self.world, self.kubelet

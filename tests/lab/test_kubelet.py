@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from nodeagent.kube import deviceplugin_pb2 as pb
-from nodeagent_lab.sim.kubelet import Kubelet
+from nodeagent_lab.sim.kubelet import Kubelet, PodSpec
 from nodeagent_lab.sim.kubelet.plugin_clients import is_extended_resource
 from nodeagent_lab.sim.kubelet.protocol import GrpcListener
 from tests.support.device_plugin import Plugin, device, many
@@ -248,6 +248,40 @@ async def test_the_end_of_an_old_stream_disconnects_the_new_client(kubelet, plug
     assert "Canceled" in kubelet.ends[1].cause
     await registered(kubelet, newer)
     assert kubelet.allocatable() == {NIC: 8}
+    await newer.stop()
+
+
+async def test_the_list_is_that_of_the_last_message_and_allocate_goes_to_the_last_registration(
+    kubelet, plugin
+):
+    await registered(kubelet, plugin)
+    newer = await Plugin(kubelet.socket.parent / "newer.sock", NIC, many("new", 3)).start()
+    await registered(kubelet, newer)
+    assert set(kubelet.devices(NIC)) == {"new0", "new1", "new2"}
+    plugin.say(many("vf", 8))
+    await kubelet.until(lambda: kubelet.allocatable() == {NIC: 8})
+    assert (await kubelet.admit(PodSpec.single("p", {NIC: 1}))).admitted
+    assert (len(plugin.called("Allocate")), len(newer.called("Allocate"))) == (0, 1)
+    await newer.stop()
+
+
+async def test_the_end_of_the_newer_plugin_leaves_a_stopped_endpoint_to_the_older_ones_stream(
+    kubelet, plugin
+):
+    await registered(kubelet, plugin)
+    newer = await Plugin(kubelet.socket.parent / "newer.sock", NIC, many("new", 3)).start()
+    await registered(kubelet, newer)
+    newer.end_streams()
+    await kubelet.until(lambda: kubelet.allocatable() == {NIC: 0})
+    assert (kubelet.capacity(), plugin.streams) == ({NIC: 3}, 1)
+    plugin.say(many("vf", 7))
+    await kubelet.until(lambda: kubelet.allocatable() == {NIC: 7})
+    refused = await kubelet.admit(PodSpec.single("p", {NIC: 1}))
+    assert "has been stopped" in refused.message, "counted, and nobody can be asked"
+    plugin.end_streams()
+    await kubelet.until(lambda: len(kubelet.ends) == 2)
+    await registered(kubelet, plugin)
+    assert (await kubelet.admit(PodSpec.single("q", {NIC: 1}))).admitted
     await newer.stop()
 
 

@@ -204,7 +204,11 @@ def source_options(parser: argparse.ArgumentParser, *, current: bool = False) ->
         "line needs the least memory, a list of 100,000 reports some 2 GiB",
     )
     parser.add_argument(
-        "--fabric", type=Path, metavar="FILE", help="the controller's configuration (docs/topology.md)"
+        "--fabric",
+        type=Path,
+        metavar="FILE",
+        help="the controller's configuration (default: its ConfigMap in the cluster, or among the objects of --from; "
+        "without one the plan gives up nothing that is published)",
     )
     parser.add_argument(
         "--kubeconfig",

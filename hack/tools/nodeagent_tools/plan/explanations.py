@@ -7,14 +7,16 @@ from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from nodeagent.base.duration import duration
 from nodeagent.base.plain_text import one_line
 from nodeagent.commands.terminal import PLAIN, Screen, columns, wrapped
 from nodeagent.fabric.groups import SwitchGroup
 from nodeagent.fabric.hypernode import DERIVED_FROM, LEAF, NVLINK_DOMAIN, HyperNode, tier_name
 from nodeagent.fabric.maintenance import standing
-from nodeagent.fabric.outcome import in_trouble
+from nodeagent.fabric.outcome import in_trouble, link_state, state_of
 from nodeagent.fabric.reports import CompactReport, SwitchAnnouncement, shown
 from nodeagent.fabric.switch_keys import plain
+from nodeagent.fabric.troubles import troubles
 from nodeagent_tools.plan.preview import Preview
 
 _DERIVED = {
@@ -25,7 +27,11 @@ _DERIVED = {
     "assume-full-bisection": "assumeFullBisection is set",
 }
 _NODES_MAX = 24
+_TROUBLES_MAX = 6
 _WEAKEST_OF = 64
+_AT_SWITCH = ("NODE", "LINK", "PORT", "LLDP", "STATE")
+LinkAt = tuple[str, str, str, str, str]
+"""A link at a switch, in these columns."""
 
 
 class UnknownNameError(Exception):
@@ -90,15 +96,18 @@ def explain(preview: Preview, name: str) -> Explanation:
             lowest = None if home is None else plan.names.names.get(home)
         elif upper := next((key for key in keys if plan.tiers.uplinks.below(key)), None):
             lines = _upper_switch(preview, upper)
+        elif rows := _last_links_at(preview, name):
+            lines = _silent_switch(preview, name, rows)
+            lowest = next(_listing(preview, name), None)
         else:
             known = {
                 *levels.reports,
                 *levels.refused,
-                *votes.names.keys.values(),
+                *(plain(key) for key in votes.names.keys.values()),
                 *preview.wanted,
                 *preview.published,
             }
-            similar = ", ".join(map(shown, get_close_matches(name, sorted(known), n=4)))
+            similar = ", ".join(map(shown, get_close_matches(name, sorted(known - {name}), n=4)))
             hint = f"; similar are {similar}" if similar else ""
             raise UnknownNameError(
                 f"{shown(name)} is not a node, switch or HyperNode in this input{hint}; `nodeagent topology` lists them"
@@ -195,10 +204,11 @@ def _links(preview: Preview, node: str) -> Iterator[Table]:
                 plain(key) or "none",
                 shown(report.ports[i]),
                 state,
+                link_state(report, slot.link),
                 group,
             )
         )
-    yield Table("links", ("LINK", "RAIL", "SWITCH", "PORT", "LLDP", "GROUP"), rows)
+    yield Table("links", ("LINK", "RAIL", "SWITCH", "PORT", "LLDP", "STATE", "GROUP"), rows)
 
 
 def _switch(preview: Preview, key: str) -> Iterator[str | Table]:
@@ -231,7 +241,54 @@ def _switch(preview: Preview, key: str) -> Iterator[str | Table]:
             yield f"Anomaly, {anomaly.kind}: {anomaly.message}."
     rows = _links_at(preview, key)
     yield from _carried(preview, rows)
-    yield Table("links", ("NODE", "LINK", "PORT", "LLDP"), sorted(rows))
+    yield Table("links", _AT_SWITCH, sorted(rows))
+
+
+def _last_links_at(preview: Preview, name: str) -> list[LinkAt]:
+    """The links whose last neighbor has this name or chassis ID, though none of them counts for the tree: its
+    information has expired, or they are of another fabric."""
+    wanted, rows = name.lower(), list[LinkAt]()
+    for node, report in preview.plan.levels.reports.items():
+        for i, slot in enumerate(report.shape):
+            if slot.neighbor is not None and wanted in (
+                slot.neighbor.name.lower(),
+                slot.neighbor.chassis.partition("=")[2].lower(),
+            ):
+                rows.append(_link_at(node, report, i))
+        for other, letter in zip(report.others, report.states[len(report.shape) :], strict=False):
+            if wanted == other.switch.lower():
+                of = f"of the fabric {shown(other.fabric)}" if other.fabric else "of no fabric"
+                rows.append((node, shown(other.link), "", of, state_of(letter)))
+    return rows
+
+
+def _listing(preview: Preview, name: str) -> Iterator[str]:
+    """The leaf group that lists this switch."""
+    for one in preview.wanted.values():
+        if name.lower() in map(plain, one.switches):
+            yield one.name
+
+
+def _silent_switch(preview: Preview, name: str, rows: Collection[LinkAt]) -> Iterator[str | Table]:
+    """A switch that no current link of the tree reaches: its links, since when they are down, and what to do."""
+    here = next(_listing(preview, name), None)
+    if all(lldp == "expired" for *_, lldp, _ in rows):
+        yield f"The switch {shown(name)} is known by expired LLDP information alone: no link has heard it of late."
+    else:
+        yield f"The switch {shown(name)} serves no link of the fabric {preview.plan.rules.fabric}."
+    if here is not None:
+        yield f"The HyperNode {here} lists it; expired information moves no node."
+    yield from _carried(preview, rows)
+    own, now = {(node, link) for node, link, *_ in rows}, time.time()
+    found = [one for one in troubles(preview.plan, at=now) if own.intersection(one.links)]
+    for one in found[:_TROUBLES_MAX]:
+        since = "" if one.since is None else f", for {duration(now - one.since)}"
+        yield f"{one.where}: {one.what}{since}; do: {one.remedy}."
+    if found[_TROUBLES_MAX:]:
+        yield f"Its links have {len(found) - _TROUBLES_MAX} troubles more: `nodeagent trouble` lists them."
+    if not found:
+        yield "No link of it has a fault: look whether the switch sends LLDP."
+    yield Table("links", _AT_SWITCH, sorted(rows))
 
 
 def _upper_switch(preview: Preview, key: str) -> Iterator[str | Table]:
@@ -254,10 +311,9 @@ def _upper_switch(preview: Preview, key: str) -> Iterator[str | Table]:
     yield Table("switches", ("SWITCH", "LINKS", "NODES", "OTHER UPLINKS"), table)
 
 
-def _links_at(preview: Preview, key: str) -> list[tuple[str, str, str, str]]:
-    """Node, link, port and freshness of each link at a switch."""
+def _links_at(preview: Preview, key: str) -> list[LinkAt]:
     return [
-        (node, shown(pattern.shape[i].link), shown(report.ports[i]), _freshness(report, i))
+        _link_at(node, report, i)
         for pattern in preview.plan.votes.at(key)
         for i, leaf in enumerate(pattern.keys)
         if leaf == key
@@ -265,7 +321,12 @@ def _links_at(preview: Preview, key: str) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _carried(preview: Preview, rows: Collection[tuple[str, str, str, str]]) -> Iterator[str]:
+def _link_at(node: str, report: CompactReport, i: int) -> LinkAt:
+    link = report.shape[i].link
+    return node, shown(link), shown(report.ports[i]), _freshness(report, i), link_state(report, link)
+
+
+def _carried(preview: Preview, rows: Collection[LinkAt]) -> Iterator[str]:
     """The links and nodes of these rows, and the pods with VFs of the links."""
     yield f"It carries {_count(len(rows), 'link')} of {_count(len({row[0] for row in rows}), 'node')}."
     carried = {(node, link) for node, link, *_ in rows}

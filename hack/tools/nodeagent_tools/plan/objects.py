@@ -32,6 +32,7 @@ from nodeagent.fabric.maintenance import MAINTENANCE
 from nodeagent.fabric.nodelinks import NodeLinks, ReportError, VfHolder
 from nodeagent.fabric.planner import Planner
 from nodeagent.fabric.rail_partners import RailPartners
+from nodeagent_tools.plan.controller_settings import CONFIG_MAPS, ConfigMap
 
 LIMITS = Limits(depth=64, aliases=False)
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -68,6 +69,8 @@ class Objects:
     hypernodes: dict[str, HyperNode] = field(default_factory=dict)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    config_maps: list[ConfigMap] = field(default_factory=list)
+    """Those of the controller."""
     stored: int = 0
     """Objects of all kinds."""
     _versions: dict[str, int] = field(default_factory=dict)
@@ -126,12 +129,13 @@ class Objects:
             self.planner.refuse(name, why)
 
 
-def read(source: str, objects: Objects) -> None:
-    """Read a file, a directory of files, or ``-`` for the standard input. Raises ``UserFileError``."""
+def read(source: str, objects: Objects, stdin: BinaryIO | None = None) -> None:
+    """Read a file, a directory of files, or ``-`` for the standard input, which may have been kept. Raises
+    ``UserFileError``."""
     before = objects.stored
     others: UserFileError | None = None
     for name in _files(source):
-        other = _read_file(name, objects)
+        other = _read_file(name, objects, stdin)
         others = others or other
     if others is not None:
         if objects.stored == before:
@@ -140,10 +144,10 @@ def read(source: str, objects: Objects) -> None:
         objects.notes.append(f"objects of other kinds are left out, the first at {first}")
 
 
-def _read_file(source: str, objects: Objects) -> UserFileError | None:
+def _read_file(source: str, objects: Objects, stdin: BinaryIO | None) -> UserFileError | None:
     """Store the objects of one file. Returns an error for the first object of another kind."""
     name = user_files.name_of(source)
-    with user_files.opened(source, EXPECTED) as stream:
+    with user_files.opened(source, EXPECTED, stdin) as stream:
         beginning = user_files.read_at_most(stream, BEGINNING)
         line, end, _ = beginning.partition(b"\n")
         if len(beginning) == BEGINNING and end and line[:1] == b"{" and _json_lines(line):
@@ -399,8 +403,19 @@ def store_object(document: dict[str, Any], objects: Objects, *, lax: bool = Fals
         except msgspec.MsgspecError as error:
             objects.notes.append(f"Pod {_name(document)} is ignored: {error}")
     else:
-        return False
+        return kind == CONFIG_MAPS.kind and _store_config_map(document, objects)
     return True
+
+
+def _store_config_map(document: dict[str, Any], objects: Objects) -> bool:
+    try:
+        found = msgspec.convert(document, ConfigMap)
+    except msgspec.MsgspecError:
+        return False
+    if found.is_of_controller:
+        objects.config_maps.append(found)
+        objects.stored += 1
+    return found.is_of_controller
 
 
 def _texts(metadata: Any, key: str) -> dict[str, str]:

@@ -2,14 +2,16 @@
 
 A preview writes nothing and does not wait: every move takes effect at once. Of a cluster an object with errors is
 refused alone, as in a file. A kind that the cluster does not have counts as empty, with a note. Any other error ends
-the reading, because half of the reports would make another fabric.
+the reading, because half of the reports would make another fabric. Without the controller's configuration a preview
+takes nothing away from what is published.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 from msgspec import structs
 
 from nodeagent.base.rfc3339 import rfc3339
+from nodeagent.commands import user_files
 from nodeagent.commands.terminal import note
 from nodeagent.commands.user_files import UserFileError
 from nodeagent.fabric import IMMEDIATE, HyperNode, Planner, PlanOutcome
@@ -32,9 +35,12 @@ from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
 from nodeagent.kube.access import Access, AccessError, in_cluster, kubeconfig
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kube.resource import HYPERNODES, NODELINKS, NODES, PODS, RAIL_PARTNERS, Partial, Resource
+from nodeagent.topology.controller_config import FabricConfig
 from nodeagent.topology.fabric_file import read_fabric
 from nodeagent_tools.plan import objects
+from nodeagent_tools.plan.controller_settings import FabricRead, from_cluster, of_config_maps
 from nodeagent_tools.plan.objects import Objects, store_object
+from nodeagent_tools.plan.withheld import keep_published
 
 NAME_A_CLUSTER = "name a cluster with --kubeconfig FILE"
 OR_READ_FILES = " or read reports with --from FILE (`nodeagent demo --nodes 64 --write DIR` makes some)"
@@ -90,30 +96,72 @@ def read_preview(
     ``whole_reports``: keep the reports too, which take a gigabyte for 100,000 nodes; ``with_holders``: keep the pods
     that they name; ``with_pods``: read Pods too. Raises ``UserFileError``, ``SourceError``, ``ConfigError`` and
     ``ApiError``."""
-    config, topology = read_fabric(options.fabric)
-    read = make_objects(config, topology)
-    if whole_reports:
-        read.reports = {}
-    if with_holders:
-        read.holders = {}
-    if with_pods:
-        read.pods = []
+
+    def nothing_read(fabric: FabricRead) -> Objects:
+        read = make_objects(fabric.config, fabric.topology)
+        if whole_reports:
+            read.reports = {}
+        if with_holders:
+            read.holders = {}
+        if with_pods:
+            read.pods = []
+        return read
+
+    if options.current == options.source == "-":
+        raise SourceError("the standard input can be read only once: give a file to --from or --current")
+    given = None if options.fabric is None else FabricRead(*read_fabric(options.fabric))
     cluster = None
     if options.source is not None:
-        objects.read(options.source, read)
+        fabric, read = _read_files([options.source, *filter(None, (options.current,))], given, nothing_read)
     else:
         namespace = options.namespace if with_pods else None
         access = cluster_access(options.kubeconfig, f"{NAME_A_CLUSTER},{OR_READ_FILES}")
+        fabric = given or asyncio.run(_fabric_of_cluster(access))
+        read = nothing_read(fabric)
         asyncio.run(read_cluster(access, read, namespace))
         cluster = access.server
-    if options.current is not None:
-        if options.current == options.source == "-":
-            raise SourceError("the standard input can be read only once: give a file to --from or --current")
-        objects.read(options.current, read)
+        if options.current is not None:
+            objects.read(options.current, read)
     preview = replace(make_preview(read), cluster=cluster)
-    for sentence in (*read.notes, *_notes(preview.plan, config.hysteresis)):
+    if fabric.unknown:
+        read.notes.append(fabric.unknown)
+        preview = replace(preview, plan=keep_published(preview.plan))
+    elif "hypernodes" not in fabric.config.outputs and preview.outcome.writes:
+        read.notes.append("`outputs` of the controller's configuration has no hypernodes: it writes none")
+        preview = replace(preview, plan=replace(preview.plan, outcome=replace(preview.outcome, writes=())))
+    for sentence in (*read.notes, *_notes(preview.plan, fabric.config.hysteresis)):
         note(sentence)
     return preview
+
+
+def _read_files(
+    sources: Sequence[str], given: FabricRead | None, nothing_read: Callable[[FabricRead], Objects]
+) -> tuple[FabricRead, Objects]:
+    """Read all sources, and again if the controller's configuration is among their objects: the planner keeps reports
+    in the form that its rules ask for. Raises ``UserFileError``."""
+    stdin = user_files.kept_stdin() if given is None and "-" in sources else None
+
+    def read_all(fabric: FabricRead) -> Objects:
+        read = nothing_read(fabric)
+        for source in sources:
+            objects.read(source, read, stdin)
+        return read
+
+    with stdin or nullcontext():
+        if given is not None:
+            return given, read_all(given)
+        first = read_all(FabricRead(FabricConfig()))
+        fabric = of_config_maps(first.config_maps, user_files.name_of(sources[0]))
+        return fabric, first if fabric.unknown else read_all(fabric)
+
+
+async def _fabric_of_cluster(cluster: Access) -> FabricRead:
+    """Raises ``ApiError``."""
+    client = ApiClient(cluster)
+    try:
+        return await from_cluster(client)
+    finally:
+        await client.close()
 
 
 def make_objects(rules: FabricRules, topology: Topology = NO_TOPOLOGY) -> Objects:

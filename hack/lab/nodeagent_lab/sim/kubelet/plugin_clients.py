@@ -1,8 +1,9 @@
 """The kubelet's connections to plugins: register, dial back, watch, and lose them.
 
-A plugin is dialed once for each registration, and its stream is opened once. Nothing reconnects. With ``bug_127803``
-(kubelet 1.36 and before) clients are keyed by the resource's name alone: the end of an old stream then closes the
-newest connection of that name.
+A plugin is dialed once for each registration, and its stream is opened once. Nothing reconnects. Two plugins may have
+one name: the streams of both stay open, the list is that of the last message from any of them, and calls go to the one
+that registered last. With ``bug_127803`` (kubelet 1.36 and before) clients are keyed by the resource's name alone: the
+end of an old stream then closes the newest connection of that name.
 """
 
 from __future__ import annotations

@@ -1,0 +1,134 @@
+"""The controller's own configuration: read where the controller reads it, in its ConfigMap.
+
+The manifest and the chart give this ConfigMap two labels and put the file under one key. A copy of it among the objects
+of ``--from`` counts too. Verbs without it say so in one line, and plan with the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from nodeagent.config.faults import ConfigError, ConfigFault
+from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
+from nodeagent.kube.client import ApiClient, ApiError
+from nodeagent.kube.resource import NODELINKS, Meta, Partial, Resource
+from nodeagent.topology.controller_config import FabricConfig
+from nodeagent.topology.fabric_file import fabric_of
+
+LABELS = {"app.kubernetes.io/name": "nodeagent", "app.kubernetes.io/component": "controller"}
+"""Of the ConfigMap, in the manifest and in the chart."""
+KEY = "fabric.yaml"
+REMEDY = "the plan has the defaults, and gives up nothing that is published; name the file with --fabric"
+
+
+class ConfigMap(msgspec.Struct):
+    """A ConfigMap with texts."""
+
+    metadata: Meta
+    data: dict[str, str] = {}
+
+    @property
+    def is_of_controller(self) -> bool:
+        return LABELS.items() <= (self.metadata.labels or {}).items() and KEY in self.data
+
+    @property
+    def name(self) -> str:
+        return f"{self.metadata.namespace or 'default'}/{self.metadata.name}"
+
+
+CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", True, ConfigMap)
+
+
+class FabricRead(NamedTuple):
+    """``unknown``: why the controller's configuration is not known, and empty if it is; then ``config`` is the
+    default."""
+
+    config: FabricConfig
+    topology: Topology = NO_TOPOLOGY
+    unknown: str = ""
+
+
+def unknown(why: str) -> FabricRead:
+    return FabricRead(FabricConfig(), NO_TOPOLOGY, f"{why}: {REMEDY}")
+
+
+def of_config_maps(found: Iterable[ConfigMap], where: str) -> FabricRead:
+    """The configuration in the controller's ConfigMap among these. ``where`` they were found, in words."""
+    maps = [one for one in found if one.is_of_controller]
+    if not maps:
+        return unknown(f"{where} has no ConfigMap of the controller")
+    texts = {tuple(sorted(one.data.items())) for one in maps}
+    if len(texts) > 1:
+        names = ", ".join(sorted(one.name for one in maps))
+        return unknown(f"{where} has several ConfigMaps of controllers, which differ ({names})")
+    return _of(maps[0])
+
+
+def _of(config_map: ConfigMap) -> FabricRead:
+    of_map = f"ConfigMap {config_map.name}"
+
+    def beside(name: str) -> tuple[str, str]:
+        text = config_map.data.get(name.removeprefix("./"))
+        if text is None:
+            why = f"{name} is not among its files ({', '.join(sorted(config_map.data))})"
+            raise ConfigError(of_map, [ConfigFault("", None, None, why)])
+        return f"{of_map} {name}", text
+
+    try:
+        return FabricRead(*fabric_of(config_map.data[KEY], f"{of_map} {KEY}", beside))
+    except ConfigError as error:
+        first, *others = str(error).splitlines()
+        more = f" (and {len(others)} faults more)" if others else ""
+        return unknown(f"the controller's configuration has a fault: {first}{more}")
+
+
+class _FirstPage(Exception):  # noqa: N818 - no error
+    """Enough of a list was read."""
+
+
+async def from_cluster(client: ApiClient) -> FabricRead:
+    """Read the ConfigMap of all namespaces, or where that is forbidden of those with reports. Raises ``ApiError``."""
+    labels = ",".join(f"{key}={value}" for key, value in LABELS.items())
+    try:
+        everywhere = await client.list(CONFIG_MAPS, labels=labels)
+        maps: Sequence[ConfigMap] = everywhere.items
+        if len(maps) > 1:
+            spaces = await _spaces_of_reports(client)
+            maps = [one for one in maps if one.metadata.namespace in spaces] or maps
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        maps = []
+        try:
+            for space in sorted(await _spaces_of_reports(client)) or [client.access.namespace]:
+                maps += (await client.list(CONFIG_MAPS, namespace=space, labels=labels)).items
+        except ApiError as forbidden:
+            if forbidden.status != 403:
+                raise
+            return unknown(f"the controller's configuration may not be read ({forbidden})")
+    return of_config_maps(maps, "the cluster")
+
+
+async def _spaces_of_reports(client: ApiClient) -> set[str]:
+    """The namespaces of the first page of reports: the agents write them beside the controller."""
+    spaces: set[str] = set()
+    count = 0
+
+    def take(report: Partial) -> None:
+        nonlocal count
+        spaces.add(report.metadata.namespace or "")
+        count += 1
+        if count == 500:
+            raise _FirstPage
+
+    try:
+        await client.list_each(NODELINKS.partial, take, spaces.clear)
+    except _FirstPage:
+        pass
+    except ApiError as error:
+        if not error.missing:
+            raise
+    return spaces - {""}
