@@ -297,8 +297,8 @@ class FabricRules(Settings, frozen=True, kw_only=True):
 
     @property
     def label_prefixes(self) -> tuple[str, ...]:
-        """The beginnings of the keys, as the admission policy of the controller names them; the chart makes the same from
-        the settings. A key that begins with a field has an empty beginning, which every label has."""
+        """The beginnings of the keys, as the admission policy of the controller names them. The chart makes the same
+        from the settings. A key that begins with a field has an empty beginning, which every label has."""
         templates = [
             *self.labels.keys,
             *(key for preset in self.labels.presets for key in preset_keys(preset)),

@@ -1,4 +1,4 @@
-"""The labels that the controller is configured to write, and the policy that allows them: of the chart and of each overlay.
+"""The labels that the controller is configured to write, and the policy of the chart and of each overlay.
 
 Configured, rendered, evaluated: the requests are those of the controller.
 """
