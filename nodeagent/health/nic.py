@@ -275,11 +275,20 @@ class NicState(JudgedDevice):
             carrier_witnesses=self._carrier_witnesses(),
             speed_mbps=self.speed_mbps,
             expected_mbps=context.expected_mbps or self.best_mbps,
-            losses=self.losses.within_day(self._now),
+            losses=self.losses.within_day(self._now) if self._counts_losses() else None,
             since_loss_s=self.losses.since_last(self._now),
             cabling=context.cabling,
             cabled_right=context.cabled_right,
             verbs_missing=context.verbs_missing,
+        )
+
+    def _counts_losses(self) -> bool:
+        """A counter of losses is read, or earlier losses are a fault by themselves, which ends by time alone."""
+        if self.losses.known(self.history):
+            return True
+        rule = damping(self._rules)
+        return self.losses.penalty.now(self._now, rule.window_s or 600.0) >= rule.enter or any(
+            rule.decays and rule.key in self.holds and self.holds[rule.key].active for rule in self._rules
         )
 
     def _carrier_witnesses(self) -> frozenset[str]:
@@ -403,7 +412,9 @@ class NicState(JudgedDevice):
         values = {key: self.values[key] for key in keys if key in self.values}
         if self.expected_mbps is not None:
             values["expected_speed_mbps"] = self.expected_mbps
-        penalty = self.losses.penalty.now(now, damping(self._rules).window_s or 600.0)
+        penalty = None
+        if self.losses.known(self.history) or self.losses.penalty.points:
+            penalty = self.losses.penalty.now(now, damping(self._rules).window_s or 600.0)
         return DeviceFigures(
             self.changed_at, penalty, dict(self.transitions), values, self.history.implausible
         )
