@@ -62,6 +62,7 @@ async def said(
 ) -> tuple[int, str, str]:
     """The exit code and what a verb prints. It runs in a thread, beside the server."""
     file = kubeconfig(server, folder / "kubeconfig")
+    capsys.readouterr()  # what the controller has logged
     code = await asyncio.to_thread(main, [*words, "--kubeconfig", str(file)])
     out, err = capsys.readouterr()
     return code, out, err
