@@ -26,6 +26,8 @@ LOG_LEVEL = """\
 log records of this level and above, to stderr (default: `info` of `controller` and `vfs apply`, `log.level` of `run`,
 otherwise `warning` or `error`)"""
 
+KUBELET_DIR = "/var/lib/kubelet"
+
 SECONDS_MAX = 7 * 86400
 """A week; a longer sleep may exceed what the clock can count."""
 
@@ -55,6 +57,37 @@ def config_option(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="configuration file (default: NODEAGENT_CONFIG, which the manifest sets, or what `nodeagent "
         "config defaults` prints)",
+    )
+
+
+def kubelet_dir_option(
+    parser: argparse.ArgumentParser,
+    *,
+    default: Path | None = Path(KUBELET_DIR),
+    otherwise: str = KUBELET_DIR,
+) -> None:
+    """``otherwise`` says what the default is."""
+    root = os.environ.get("NODEAGENT_KUBELET_DIR")
+    parser.add_argument(
+        "--kubelet-dir",
+        type=Path,
+        default=Path(root) if root else default,
+        metavar="DIR",
+        help="the kubelet's --root-dir, with pod-resources/, plugins/ and plugins_registry/ (default: "
+        f"NODEAGENT_KUBELET_DIR, which the manifest sets, or {otherwise})",
+    )
+
+
+def device_plugins_option(parser: argparse.ArgumentParser) -> None:
+    plugins = os.environ.get("NODEAGENT_DEVICE_PLUGINS_DIR")
+    parser.add_argument(
+        "--device-plugins-dir",
+        type=Path,
+        default=Path(plugins) if plugins else None,
+        metavar="DIR",
+        help="the folder of kubelet.sock. Every kubelet has it in /var/lib/kubelet/device-plugins, whatever its "
+        "--root-dir is (default: NODEAGENT_DEVICE_PLUGINS_DIR, which the manifest sets, or device-plugins/ in "
+        "--kubelet-dir)",
     )
 
 

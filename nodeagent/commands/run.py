@@ -6,10 +6,17 @@ import argparse
 import asyncio
 import gc
 import os
-from pathlib import Path
 
 from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import GOOD, Add, address, config_option, load
+from nodeagent.commands.options import (
+    GOOD,
+    Add,
+    address,
+    config_option,
+    device_plugins_option,
+    kubelet_dir_option,
+    load,
+)
 
 
 def add(add: Add) -> None:
@@ -23,13 +30,8 @@ def add(add: Add) -> None:
         "running configuration stays.",
     )
     config_option(parser)
-    parser.add_argument(
-        "--kubelet-dir",
-        type=Path,
-        default=Path("/var/lib/kubelet"),
-        metavar="DIR",
-        help="the kubelet's folder, with device-plugins/ and pod-resources/ (default: %(default)s)",
-    )
+    kubelet_dir_option(parser)
+    device_plugins_option(parser)
     parser.add_argument(
         "--listen",
         type=address,
@@ -52,6 +54,7 @@ def _run(options: argparse.Namespace) -> int:
         os.environ.get("NODE_NAME"),
         options.log_level,
         _own_pod(os.environ.get("POD_NAMESPACE"), os.environ.get("POD_NAME")),
+        options.device_plugins_dir,
     )
     asyncio.run(agent.run(config, agent_options))
     return GOOD

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -42,14 +43,23 @@ class CarrierSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     admin_up: bool | None = None
 
 
+class Loss(NamedTuple):
+    """Losses of the link: when, how many, and the latest time at which they may have been. That one is later than
+    ``at`` if the losses of a long time without a reading were spread over it."""
+
+    at: float
+    number: float
+    latest: float
+
+
 class CarrierLosses:
     """The flaps of one link: their times, and the penalty that they cause."""
 
     def __init__(self, rule: Rule, settle_s: float) -> None:
         """``rule`` is the rule on the penalty; its window is the half-life."""
         self.penalty = Penalty()
-        self.times: list[tuple[float, float]] = []
-        """Time and number of losses, the oldest first."""
+        self.times: list[Loss] = []
+        """The oldest first."""
         self.changed_at: float | None = None
         """When an administrator last changed the link."""
         self.settings = CarrierSettings()
@@ -59,10 +69,8 @@ class CarrierLosses:
         """Begin and end of planned work on the link."""
         self._explained_since = math.inf
         """Since when losses were explained, of those explained after the last call of ``end_explained``."""
-        self._gap = (-math.inf, -math.inf)
-        """Begin and end of the last time without a reading whose losses were spread over it."""
-        self._counted_by = ""
-        """The counter that was used last."""
+        self._ahead = dict.fromkeys(COUNTERS, 0.0)
+        """The losses that another counter has counted since the last reading of each: its next value contains them."""
         self.follow(rule, settle_s)
 
     def follow(self, rule: Rule, settle_s: float) -> None:
@@ -73,7 +81,7 @@ class CarrierLosses:
     def restore(
         self,
         penalty: Penalty,
-        times: Sequence[tuple[float, float]],
+        times: Sequence[Loss],
         settings: CarrierSettings,
         changed_at: float | None,
     ) -> None:
@@ -85,29 +93,41 @@ class CarrierLosses:
         """Return the best counter that is read. After a restart it may be read soon."""
         awaited = now < self.uncounted_until
         for name in PHY_COUNTERS:
-            if history.reads(name) or (awaited and history.raw(name) is not None):
+            if history.reads(name) or (awaited and history.highest(name) is not None):
                 return name
         return KERNEL_COUNTER
 
-    def take(
-        self, sample: Sample, added: Mapping[str, float], before: float | None, counter: str | None
-    ) -> bool:
-        """Take the increases of all counters in a sample; ``counter`` is the counter of losses to use, ``None`` if the
-        sample has no plausible value of it: garbage neither counts losses nor ends the use of another counter. Return
-        whether the link was lost.
+    def ahead(self, counter: str) -> float:
+        """Return how many losses of the next value of this counter are counted already."""
+        return self._ahead[counter]
 
-        ``before`` is the time of the last plausible value of the counter. Losses of a long time are spread over it.
+    def take(
+        self,
+        sample: Sample,
+        added: Mapping[str, float],
+        before: Mapping[str, float | None],
+        history: History,
+        now: float,
+    ) -> bool:
+        """Take the increases of all counters in a sample that the history has taken. Return whether the link was lost.
+
+        ``before`` has the times of the last plausible values of the counters of losses in the sample. Losses of a long
+        time are spread over it. Garbage neither counts losses nor ends the use of another counter.
         """
         if added and any(count > 0 and name.startswith(ADMINISTRATION) for name, count in added.items()):
             self.explain(sample.at)
-        if counter is None:
-            return False
-        self.uncounted_until = 0.0
-        counted_before, self._counted_by = self._counted_by == KERNEL_COUNTER != counter, counter
-        losses = 0.0 if counted_before else added.get(counter, 0.0)
+        counter = self.counter(history, now)
+        read = {name for name in before if history.counted_at(name) == sample.at}
+        losses = max(0.0, added.get(counter, 0.0) - self._ahead[counter]) if counter in read else 0.0
+        for name in COUNTERS:
+            contained = name in read and not history.may_return(name)
+            self._ahead[name] = 0.0 if contained else self._ahead[name] + losses
+        if counter in read:
+            self.uncounted_until = 0.0
         if losses > 0:
-            gap = before is not None and sample.at - before > STALE_MIN_S
-            self._add(losses, before if before is not None and gap else sample.at, sample.at)
+            since = before[counter]
+            gap = since is not None and sample.at - since > STALE_MIN_S
+            self._add(losses, since if since is not None and gap else sample.at, sample.at)
         return losses > 0
 
     def _add(self, losses: float, since: float, at: float) -> None:
@@ -116,12 +136,11 @@ class CarrierLosses:
         if self._excused[0] <= at <= self._excused[1]:
             return
         steps = max(1, min(round(losses), _LOSSES_MAX)) if since < at else 1
-        self._gap = (since, at) if since < at else self._gap
         for step in range(1, steps + 1):
             lost_at = since + (at - since) * step / steps
             self.penalty.add(losses / steps, lost_at, self._half_life_s, self._reuse)
-            self.times.append((lost_at, losses / steps))
-        self.times = [loss for loss in self.times if loss[0] > at - DAY_S][-_LOSSES_MAX:]
+            self.times.append(Loss(lost_at, losses / steps, at))
+        self.times = [loss for loss in self.times if loss.at > at - DAY_S][-_LOSSES_MAX:]
 
     def compare(self, settings: CarrierSettings, at: float) -> bool:
         """Note the present settings of the link. Return whether an administrator changed one."""
@@ -148,14 +167,13 @@ class CarrierLosses:
         self._remove(begin, end)
 
     def _remove(self, first: float, last: float) -> None:
-        begin, end = self._gap
         kept = []
-        for loss_at, losses in self.times:
-            if first <= loss_at <= last or (first <= end <= last and loss_at > begin):
+        for loss in self.times:
+            if first <= loss.at <= last or first <= loss.latest <= last:
                 self._explained_since = min(first, self._explained_since)
-                self.penalty.remove(losses, loss_at, self._half_life_s)
+                self.penalty.remove(loss.number, loss.at, self._half_life_s)
             else:
-                kept.append((loss_at, losses))
+                kept.append(loss)
         self.times = kept
 
     def end_explained(self, rules: Iterable[Rule], holds: Mapping[str, Hold]) -> None:
@@ -167,8 +185,8 @@ class CarrierLosses:
         self._explained_since = math.inf
 
     def within_day(self, now: float) -> int:
-        return round(sum(losses for at, losses in self.times if at + DAY_S > now))
+        return round(sum(loss.number for loss in self.times if loss.at + DAY_S > now))
 
     def since_last(self, now: float) -> float:
         """The seconds since the last loss."""
-        return now - self.times[-1][0] if self.times else math.inf
+        return now - self.times[-1].at if self.times else math.inf

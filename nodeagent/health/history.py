@@ -100,6 +100,11 @@ class Counter:
         self._note(at)
         return added
 
+    @property
+    def highest(self) -> float:
+        """The value, or the highest one before the last resets, while it may return to it."""
+        return max((self.raw, *self._before_resets))
+
     def _note(self, at: float) -> None:
         self.at, ats, totals = at, self._ats, self._totals
         if len(ats) > 1 and at - ats[-2] < self.window_s / _STEPS:
@@ -330,9 +335,15 @@ class History:
         counter = self._counters.get(name.partition("/")[0], {}).get(name)
         return None if counter is None else counter.at
 
-    def raw(self, name: str) -> float | None:
+    def highest(self, name: str) -> float | None:
+        """The last value of a counter, or the one before a reset to which it may return; ``None``: never read."""
         counter = self._counters.get(name.partition("/")[0], {}).get(name)
-        return None if counter is None else counter.raw
+        return None if counter is None else counter.highest
+
+    def may_return(self, name: str) -> bool:
+        """Whether the counter has decreased and not advanced since: it was reset, or its value is garbage."""
+        counter = self._counters.get(name.partition("/")[0], {}).get(name)
+        return counter is not None and counter.highest > counter.raw
 
 
 def total(counted: Iterable[tuple[float, float]]) -> float:

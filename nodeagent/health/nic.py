@@ -42,6 +42,7 @@ from nodeagent.health.carrier_losses import (
     SETTLE_S,
     CarrierLosses,
     CarrierSettings,
+    Loss,
 )
 from nodeagent.health.cordons import NO_WORK, PlannedWork, with_cordon, with_planned_work
 from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
@@ -122,9 +123,7 @@ class NicState(JudgedDevice):
         added = self.history.take(sample)
         if on_link:
             self._note_settings(sample.at)
-        counter = self.losses.counter(self.history, self._now)
-        read = counter in counted and self.history.counted_at(counter) == sample.at
-        lost = self.losses.take(sample, added, counted.get(counter), counter if read else None)
+        lost = self.losses.take(sample, added, counted, self.history, self._now)
         if lost or added.get(KERNEL_COUNTER, 0.0) > 0:
             lost = True
             self._train_again(sample.at)
@@ -393,8 +392,8 @@ class NicState(JudgedDevice):
             if hold.active and rule.decays == "penalty":
                 yield self.losses.penalty.reaches(rule.clear, rule.window_s or 1.0)
             if hold.active and rule.decays == "losses":
-                yield from (at + DAY_S for at, _ in self.losses.times)
-                yield from (at + QUIET_S for at, _ in self.losses.times[-1:])
+                yield from (loss.at + DAY_S for loss in self.losses.times)
+                yield from (loss.at + QUIET_S for loss in self.losses.times[-1:])
 
     def figures(self, now: float) -> DeviceFigures:
         keys = (rule.key for rule in self._rules if rule.has_threshold)  # the state shows the others
@@ -415,12 +414,12 @@ class NicState(JudgedDevice):
             if hold.active
         ]
         penalty, counter = self.losses.penalty, self.losses.counter(self.history, self._now)
-        phy = self.history.raw(counter) if counter in PHY_COUNTERS else None
+        phy = self._counted(counter) if counter in PHY_COUNTERS else None
         return NicRecord(
             penalty.points,
             penalty.at,
-            self.history.raw(KERNEL_COUNTER),
-            tuple(self.losses.times),
+            self._counted(KERNEL_COUNTER),
+            tuple((loss.at, loss.number) for loss in self.losses.times),
             self.once_up,
             self.best_mbps,
             tuple(faults),
@@ -428,11 +427,21 @@ class NicState(JudgedDevice):
             self.losses.settings,
             self.losses.changed_at,
             self.history.counted_at(counter),
+            tuple(loss.latest for loss in self.losses.times)
+            if any(loss.latest > loss.at for loss in self.losses.times)
+            else (),
         )
+
+    def _counted(self, counter: str) -> float | None:
+        """Return the value up to which the events of this counter are counted."""
+        highest = self.history.highest(counter)
+        return None if highest is None else highest + self.losses.ahead(counter)
 
     def restore(self, record: NicRecord, now: float) -> None:
         penalty = Penalty(record.penalty, record.penalty_at)
-        self.losses.restore(penalty, record.losses, record.settings, record.changed_at)
+        latest = record.losses_latest or tuple(at for at, _ in record.losses)
+        times = [Loss(*loss, end) for loss, end in zip(record.losses, latest, strict=True)]
+        self.losses.restore(penalty, times, record.settings, record.changed_at)
         self.once_up, self.best_mbps = record.once_up, record.best_mbps
         read_at = now if record.read_at is None else record.read_at
         if record.downs is not None:

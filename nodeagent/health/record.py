@@ -35,7 +35,8 @@ class NicFault(msgspec.Struct, frozen=True, omit_defaults=True, rename={"text": 
 
 class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """``downs`` is the last value of the kernel's counter of lost carriers, ``phy_downs`` the name and last value of
-    the PHY's counter, ``losses`` are (time, count). ``settings`` are the settings of the link as they were last seen,
+    the PHY's counter, ``losses`` are (time, count). ``losses_latest`` is the latest time at which each may have been,
+    if any is later. ``settings`` are the settings of the link as they were last seen,
     ``changed_at`` is the time at which an administrator last changed it. ``read_at`` is the time of the last plausible
     value of the counter of losses: what is lost from then on may be lost at any time until the next reading."""
 
@@ -50,9 +51,11 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     settings: CarrierSettings = CarrierSettings()
     changed_at: float | None = None
     read_at: float | None = None
+    losses_latest: tuple[float, ...] = ()
 
     def is_possible(self, now: float) -> bool:
         times = [self.penalty_at, *(at for at, _ in self.losses)]
+        times += self.losses_latest
         times += [at for fault in self.faults for at in (fault.since, fault.good_since) if at is not None]
         times += [at for at in (self.changed_at, self.read_at) if at is not None]
         counts = [self.penalty, self.downs or 0.0, self.best_mbps or 0.0]
@@ -61,7 +64,8 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         known = self.phy_downs is None or self.phy_downs[0] in PHY_COUNTERS
         finite = all(math.isfinite(count) and count >= 0 for count in counts)
         in_past = all(0 <= at <= now for at in times)
-        return known and finite and in_past and (self.best_mbps or 0.0) <= SPEED_MAX_MBPS
+        paired = len(self.losses_latest) in (0, len(self.losses))
+        return known and finite and in_past and paired and (self.best_mbps or 0.0) <= SPEED_MAX_MBPS
 
     def since(self, stored: NicRecord | None) -> NicRecord:
         """Return the stored record if nothing is new but a reading that is not much later."""

@@ -42,7 +42,7 @@ from nodeagent.sources.pci_source import PciFacts
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT = Path("device-plugins/kubelet_internal_checkpoint")
+CHECKPOINT = "kubelet_internal_checkpoint"
 LOOK_S = 2.0
 """Below the kubelet's folder."""
 ENTRIES_MAX = 16

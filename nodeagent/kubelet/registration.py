@@ -54,6 +54,8 @@ FOLDER_S = 2.0
 LOOK_S = 5.0
 """Between looks without a hint: inotify does not report changes on another mount."""
 
+USUAL = Path("/var/lib/kubelet/device-plugins")
+"""A constant of the kubelet, whatever its --root-dir is (deviceplugin/v1beta1/constants.go)."""
 COUNTED_S = 1.0
 """A registration that is younger is not compared with what the kubelet counts: the first message is on its way."""
 NOBODY = frozenset[str]()
@@ -68,19 +70,20 @@ _CHANNEL = (
 
 
 class DevicePlugins:
-    """Offers the kubelet a plugin for each kind. ``update`` takes the kinds, ``run`` is a supervised task."""
+    """Offers the kubelet a plugin for each kind. ``update`` takes the kinds, ``run`` is a supervised task. ``folder``:
+    of kubelet.sock and of the sockets of all device plugins."""
 
     def __init__(
         self,
-        kubelet_dir: Path,
+        folder: Path,
         *,
         files: OfferFiles,
         stats: RpcStats,
         requests: RequestNotes,
         on_allocate: Callable[[str, Sequence[str]], None] = lambda _resource, _ids: None,
     ) -> None:
-        self._folder = kubelet_dir / "device-plugins"
-        self._kubelet = self._folder / "kubelet.sock"
+        self._folder = folder
+        self._kubelet = folder / "kubelet.sock"
         self._files = files
         self._stats = stats
         self._requests = requests
@@ -208,7 +211,12 @@ class DevicePlugins:
 
     async def _folder_exists(self) -> None:
         while not await self._folder_answers():
-            self._warn_once(f"The kubelet's folder does not exist yet; waiting for it. folder={self._folder}")
+            hint = _other_folder(self._folder)
+            self._warn_once(
+                f"The kubelet's folder does not exist yet; waiting for it. folder={self._folder}{hint}"
+            )
+            if hint:
+                self._give_reason(f"the folder of kubelet.sock does not exist{hint}")
             await asyncio.sleep(0.5)
 
     def _waits(self, sentence: str) -> None:
@@ -239,9 +247,12 @@ class DevicePlugins:
         await asyncio.gather(*(resource.close(Event.WITHDRAWN) for resource in ending))
         self._kubelet_refuses = kubelet is not None and not await self._answers(kubelet)
         if kubelet is None or self._kubelet_refuses:
-            self._warn_once(f"The kubelet does not listen; waiting for it. socket={self._kubelet}")
-            for resource in self._resources.values():
-                resource.apply(Event.KUBELET_GONE, reason="the kubelet does not listen")
+            hint = _other_folder(self._folder)
+            self._warn_once(f"The kubelet does not listen; waiting for it. socket={self._kubelet}{hint}")
+            for resource in (*self._resources.values(), *self._withdrawn.values()):
+                resource.apply(Event.KUBELET_GONE, reason=f"the kubelet does not listen{hint}")
+            if hint:
+                self._give_reason(f"the kubelet does not listen{hint}")
             return
         for resource in tuple(self._resources.values()):  # ``update`` may change the table meanwhile
             await self._close_lost(resource, kubelet)
@@ -412,3 +423,10 @@ def _taken(foreign: frozenset[str]) -> str:
         f"another device plugin has registered this name, and the kubelet counts its devices{example}: remove that "
         "plugin, or change resourcePrefix here; within a minute after its end this agent registers again"
     )
+
+
+def _other_folder(folder: Path) -> str:
+    """The remedy if the socket is in the folder that every kubelet has, and not in this one."""
+    if folder == USUAL or not (USUAL / "kubelet.sock").is_socket():
+        return ""
+    return f", but {USUAL} has kubelet.sock: --device-plugins-dir {USUAL}"

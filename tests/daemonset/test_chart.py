@@ -19,6 +19,7 @@ import yaml
 
 from nodeagent import __version__
 from nodeagent.topology.controller_config import FabricConfig, load_fabric
+from tests.kubelet.test_kubelet_folders import check as check_folders
 from tests.support import manifests as kustomize
 from tests.support.admin_access import administered
 from tests.support.kubernetes_schemas import NEWEST, complaints
@@ -331,7 +332,15 @@ def checksum(**values: Any) -> str:
     return checksums(render(values))["nodeagent"]
 
 
-@pytest.mark.parametrize("setting", [VFS, {"listen": ":9999"}, {"cluster": {"conditions": True}}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        VFS,
+        {"listen": ":9999"},
+        {"cluster": {"conditions": True}},
+        {"health": {"stateDirectory": "/srv/state"}},
+    ],
+)
 def test_a_setting_that_pods_read_at_their_start_restarts_them(setting: dict[str, Any]) -> None:
     assert checksum(config=HEADER | setting) != checksum(config=HEADER)
 
@@ -341,7 +350,7 @@ def test_a_setting_that_pods_read_at_their_start_restarts_them(setting: dict[str
     [
         {"resourcePrefix": "x"},
         {"resources": [{"kind": "gpu"}]},
-        {"health": {"enabled": False}},
+        {"health": {"unused": ["eth0"]}},
         {"log": {"level": "debug"}},
     ],
 )
@@ -655,6 +664,17 @@ def test_the_kustomization_for_another_namespace_equals_the_chart(tmp_path: Path
             # kustomize gives them a namespace although they have none; the API server drops it.
             one["metadata"].pop("namespace", None)
     assert by_key(found) == by_key(made)
+
+
+def test_a_kubelet_with_another_root_has_its_folders_in_each_pod() -> None:
+    root, plugins = "/var/lib/k0s/kubelet", "/var/lib/kubelet/device-plugins"
+    values: dict[str, Any] = {"kubelet": {"rootDir": root}, "mig": {"enabled": True}}
+    (daemonset,) = of_kind(render(values), "DaemonSet")
+    check_folders(daemonset, root)
+    (pod,) = doctor_pods(**values)
+    text = json.dumps(pod)
+    assert text.count(f'"{root}/pod-resources"') == 2, "host and container"
+    assert text.count(f'"{plugins}"') == 3, "and the environment"
 
 
 @pytest.mark.parametrize(

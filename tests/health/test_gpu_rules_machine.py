@@ -36,6 +36,9 @@ FAULTS: dict[str, tuple[dict[str, float], float, float]] = {
 }
 """By reason: the bad value, how long it must last, and how long it must be good again."""
 XIDS = {79: "fatal", 48: "fatal", 63: "watch", 31: "ignored"}
+REPEATS, INCIDENT_S, DAY_S = 3, 300.0, 86_400.0
+"""An XID is repeated if so many of its incidents began within a day. All of these XIDs count: 31, which programs cause
+too, because the other GPU does not report it."""
 COUNTERS = ("gpu_nvlink_crc_errors", "gpu_nvlink_replays")
 ONES = float(2**64 - 1)
 
@@ -59,6 +62,7 @@ class GpuHistory(RuleBasedStateMachine):
         self.bad: set[str] = set()
         self.account = {key: Account() for key in FAULTS}
         self.xid_at: dict[int, float] = {}
+        self.incidents: dict[int, list[float]] = {xid: [] for xid in XIDS}
         self.listed, self.lost, self.failing = True, False, False
         self.action = "none"
         self.trouble_at = -math.inf
@@ -140,6 +144,8 @@ class GpuHistory(RuleBasedStateMachine):
     def meet_xid(self, xid: int) -> None:
         self.bench.take(self.now, events=[GpuEvent("GPU-0", xid)])
         self.xid_at[xid] = self.now
+        if not self.incidents[xid] or self.now - self.incidents[xid][-1] >= INCIDENT_S:
+            self.incidents[xid].append(self.now)
         if XIDS[xid] == "fatal":
             assert not self.bench.health().allocatable, "a fatal XID withdraws at once"
 
@@ -209,6 +215,13 @@ class GpuHistory(RuleBasedStateMachine):
 
     # --- what must hold -------------------------------------------------------------------------------
 
+    def repeated(self, within_s: float) -> bool:
+        """Whether an XID came so often that the last of its incidents that count began so recently."""
+        return any(
+            len(begun) >= REPEATS and self.now - begun[-REPEATS] <= within_s
+            for begun in self.incidents.values()
+        )
+
     def evidence(self) -> dict[str, bool]:
         """Each reason, and whether this history has evidence of it."""
         shown = {key: account.entered for key, account in self.account.items()}
@@ -219,6 +232,7 @@ class GpuHistory(RuleBasedStateMachine):
         return shown | {
             "gpu_lost": gone,
             "gpu_unreadable": self.failing,
+            "repeated_xid": self.repeated(DAY_S + EVERY_S),
             "recovery_gpu_reset": self.action == "gpu_reset" or self.failing or gone,
             "recovery_node_reboot": self.action == "node_reboot" or self.failing or gone,
         }
@@ -235,6 +249,7 @@ class GpuHistory(RuleBasedStateMachine):
     def evidence_that_has_lasted_has_a_reason(self) -> None:
         reasons = self.bench.reasons()
         assert ("gpu_lost" in reasons) == (self.lost or not self.listed)
+        assert "repeated_xid" in reasons or not self.repeated(DAY_S)
         if self.failing and self.listed and not self.lost and self.failing_s > UNREADABLE_S + EVERY_S:
             assert "gpu_unreadable" in reasons
         for key, account in self.account.items():
@@ -246,9 +261,23 @@ class GpuHistory(RuleBasedStateMachine):
         """After the cause and its time to clear every fault has ended."""
         self.bad.clear()
         self.listed, self.lost, self.failing, self.action = True, False, False, "none"
+        self.bench.now += DAY_S if self.repeated(DAY_S) else 0.0
         self.wait_for(int(max(CLEAR_S, XID_CLEAR_S) / EVERY_S) + 2)
         assert self.bench.health() == HEALTHY
         assert self.bench.health("GPU-1") == HEALTHY
+
+
+def test_an_xid_that_comes_again_for_hours_is_repeated() -> None:
+    """Found by the machine, whose law did not know the reason."""
+    history = GpuHistory()
+    for _ in range(REPEATS):
+        history.meet_xid(63)
+        history.wait(70)
+        history.a_reason_has_evidence()
+    assert "repeated_xid" in history.bench.reasons()
+    history.restart(300.0)
+    history.evidence_that_has_lasted_has_a_reason()
+    history.teardown()
 
 
 TestGpuHistory = GpuHistory.TestCase

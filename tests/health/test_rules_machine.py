@@ -380,3 +380,22 @@ def test_a_change_explains_losses_that_were_spread_over_a_time_without_readings(
         happens()
         history.a_withdrawn_device_has_evidence()
     history.teardown()
+
+
+def test_a_restart_keeps_when_losses_may_have_been() -> None:
+    """Found by the machine: "6 losses" on four. Three losses were spread over a time without readings. A change after a
+    restart explained one of them: the record had only the times over which they had been spread."""
+    history = NicHistory()
+    for happens in (
+        partial(history.flap, 4),
+        partial(history.read_nothing, 4000),
+        history.count_by_phy,
+        partial(history.read_nothing, 4000),
+        partial(history.restart, 20, vfs=False),
+        partial(history.read_nothing, 4000),
+        partial(history.flap, 3),
+        partial(history.restart, 20, vfs=True),
+    ):
+        happens()
+        history.a_withdrawn_device_has_evidence()
+    history.teardown()

@@ -93,7 +93,10 @@ class World:
         self.kubelet = Kubelet(directory, seed=1, reconcile_s=0.02)
         self.written: list[Allocation] = []
         self.plugins = DevicePlugins(
-            directory, files=Written(self.written.append), stats=RpcStats(), requests=RequestNotes()
+            directory / "device-plugins",
+            files=Written(self.written.append),
+            stats=RpcStats(),
+            requests=RequestNotes(),
         )
         self.task: asyncio.Task[None] | None = None
 
@@ -398,7 +401,9 @@ async def test_a_full_disk_refuses_the_allocation_and_names_the_file() -> None:
         def full(_allocation: Allocation) -> None:
             raise OSError(28, "No space left on device", "/var/run/k8s.cni.cncf.io/devinfo/dp/x-device.json")
 
-        w.plugins = DevicePlugins(w.directory, files=Written(full), stats=RpcStats(), requests=RequestNotes())
+        w.plugins = DevicePlugins(
+            w.directory / "device-plugins", files=Written(full), stats=RpcStats(), requests=RequestNotes()
+        )
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
         w.run()
@@ -416,7 +421,9 @@ async def test_a_write_that_hangs_is_refused_at_the_deadline(monkeypatch: pytest
         def hang(_allocation: Allocation) -> None:
             asyncio.run_coroutine_threadsafe(released.wait(), loop).result(5)
 
-        w.plugins = DevicePlugins(w.directory, files=Written(hang), stats=RpcStats(), requests=RequestNotes())
+        w.plugins = DevicePlugins(
+            w.directory / "device-plugins", files=Written(hang), stats=RpcStats(), requests=RequestNotes()
+        )
         await w.kubelet.start()
         w.plugins.update([Lamps("example.com/a", device_info=(DeviceInfo("x", "{}"),))], Snapshot())
         w.run()

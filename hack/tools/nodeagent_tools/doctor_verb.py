@@ -13,9 +13,12 @@ from nodeagent.commands.log_lines import log_to_stderr
 from nodeagent.commands.options import (
     FAILED,
     GOOD,
+    KUBELET_DIR,
     Add,
     config_option,
+    device_plugins_option,
     json_option,
+    kubelet_dir_option,
     seconds,
 )
 from nodeagent.commands.terminal import colored, screen
@@ -34,12 +37,8 @@ def add(add: Add) -> None:
     )
     config_option(parser)
     json_option(parser)
-    parser.add_argument(
-        "--kubelet-dir",
-        type=Path,
-        metavar="DIR",
-        help="the kubelet's directory (default: /var/lib/kubelet, or the one below --root)",
-    )
+    kubelet_dir_option(parser, default=None, otherwise=f"{KUBELET_DIR}, or the one below --root")
+    device_plugins_option(parser)
     parser.add_argument(
         "--kubeconfig",
         type=Path,
@@ -80,7 +79,13 @@ def _doctor(options: argparse.Namespace) -> int:
     timeout_s = doctor.TIMEOUT_S if options.timeout is None else options.timeout
     where = doctor.ClusterOptions(options.kubeconfig, options.node, options.role)
     place = doctor.DoctorOptions(
-        options.root, options.config, options.kubelet_dir, options.wait, timeout_s, where
+        options.root,
+        options.config,
+        options.kubelet_dir,
+        options.device_plugins_dir,
+        options.wait,
+        timeout_s,
+        where,
     )
     report = doctor.examine(place)
     if options.json:

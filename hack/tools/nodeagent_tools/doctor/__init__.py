@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.agent_config import Config
+from nodeagent.commands.options import KUBELET_DIR
 from nodeagent.facts.model import Snapshot
 from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.rail_numbers import Numbering
@@ -59,7 +60,6 @@ __all__ = [
 
 TIMEOUT_S = 15.0
 """Without persistence mode the NVIDIA driver initializes all GPUs at the first call, which takes seconds."""
-KUBELET_DIR = "/var/lib/kubelet"
 
 DOCTOR = Topic(
     "doctor",
@@ -115,11 +115,13 @@ TOPICS = (
 
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
-    """The options of the command line. ``kubelet_dir`` ``None``: the default directory."""
+    """The options of the command line. ``kubelet_dir`` ``None``: the default directory. ``device_plugins_dir``
+    ``None``: that below it."""
 
     root: Path = Path("/")
     config_file: Path | None = None
     kubelet_dir: Path | None = None
+    device_plugins_dir: Path | None = None
     wait_s: float = 0.0
     timeout_s: float = TIMEOUT_S
     where: ClusterOptions = field(default_factory=ClusterOptions)
@@ -156,6 +158,7 @@ def examine(place: DoctorOptions) -> DoctorReport:
         place.kubelet_dir or _kubelet_dir(tree, recorded),
         place.wait_s,
         place.timeout_s,
+        place.device_plugins_dir,
     )
     by_claim = any(getattr(entry, "mode", "") == "dra" for entry in configured.config.resources)
     outcomes = first | reads.run(_tasks(target, replace(place.where, dra=by_claim)))

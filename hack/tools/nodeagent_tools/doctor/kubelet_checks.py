@@ -12,12 +12,13 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from nodeagent.agent_config import Config
 from nodeagent.base.file_writing import unwritable_because
+from nodeagent.commands.options import KUBELET_DIR
 from nodeagent.facts.model import Snapshot
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds.rail_numbers import Numbering
@@ -34,7 +35,7 @@ TOPIC = Topic(
         "kubelet_none": Advice(
             "The agent offers devices to a kubelet, but this machine has no kubelet directory.",
             "nothing on a machine that is not a node; otherwise set the kubelet's root directory with "
-            "--kubelet-dir",
+            "--kubelet-dir (k0s, MicroK8s)",
         ),
         "kubelet_forbidden": Advice(
             "The kubelet's directories belong to root (mode 0750). Without access the agent cannot register.",
@@ -42,7 +43,8 @@ TOPIC = Topic(
         ),
         "kubelet_silent": Advice(
             "Without the kubelet's socket no resource is registered; the agent waits for it.",
-            "systemctl status kubelet; in a container mount the directory, never the socket in it",
+            "systemctl status kubelet; in a container mount the directory, never the socket in it. Every kubelet has "
+            "it in /var/lib/kubelet/device-plugins, whatever its --root-dir is: --device-plugins-dir",
         ),
         "kubelet_folder_unwritable": Advice(
             "The agent creates its sockets and its lock in this directory.",
@@ -77,7 +79,8 @@ TOPIC = Topic(
         "podresources_absent": Advice(
             "Only this API shows which pod holds what. Without it faults are reported without the affected "
             "pods, and the number of VFs in use is unknown.",
-            "mount the host's /var/lib/kubelet/pod-resources, which every kubelet since 1.15 creates",
+            "mount the host's /var/lib/kubelet/pod-resources, which every kubelet since 1.15 creates; with another "
+            "--root-dir of the kubelet it is there: --kubelet-dir",
         ),
         "podresources_refused": Advice(
             "Only this API shows which pod holds what.",
@@ -87,6 +90,8 @@ TOPIC = Topic(
 )
 
 SOCKET = "kubelet.sock"
+ROOTS = (KUBELET_DIR, "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet")
+"""The usual --root-dir, and those of k0s and MicroK8s."""
 _OURS = "nodeagent-"
 _CONNECT_S = 1.0
 _RIVALS = (
@@ -105,12 +110,15 @@ _RIVALS = (
 
 @dataclass(frozen=True, slots=True)
 class KubeletFacts:
-    """``folder``: ``None`` where no kubelet is expected. ``forbidden``: why the directory cannot be read.
-    ``unreachable``: why the kubelet's socket cannot be used. ``sockets``: the plugins' sockets by name, and whether a
-    process listens. ``offered``: device IDs by resource as the kubelet lists them; ``None``: not asked.
+    """``folder``: its root, ``None`` where no kubelet is expected. ``plugins``: the folder of the plugins' sockets.
+    ``forbidden``: why it cannot be read. ``unreachable``: why the kubelet's socket cannot be used. ``sockets``: the
+    plugins' sockets by name, and whether a process listens. ``offered``: device IDs by resource as the kubelet lists
+    them; ``None``: not asked.
+    ``sockets_elsewhere``: other folders in which a kubelet listens; ``roots_elsewhere``: other roots with podresources.
     """
 
     folder: str | None = None
+    plugins: str = ""
     exists: bool = False
     forbidden: str | None = None
     unreachable: str | None = None
@@ -120,6 +128,8 @@ class KubeletFacts:
     podresources: bool = False
     podresources_error: str | None = None
     offered: Mapping[str, tuple[str, ...]] | None = None
+    sockets_elsewhere: tuple[str, ...] = ()
+    roots_elsewhere: tuple[str, ...] = ()
 
 
 # --- reading --------------------------------------------------------------------------------------------
@@ -129,15 +139,21 @@ async def read(target: Target) -> KubeletFacts:
     base = target.kubelet_dir
     if base is None:
         return KubeletFacts()
-    folder = base / "device-plugins"
+    folder = target.device_plugins_dir or base / "device-plugins"
+    sockets_elsewhere, roots_elsewhere = _elsewhere(target, base, folder)
+    facts = KubeletFacts(
+        str(base),
+        plugins=str(folder),
+        exists=base.is_dir(),
+        sockets_elsewhere=sockets_elsewhere,
+        roots_elsewhere=roots_elsewhere,
+    )
     try:
         names = sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
-        return KubeletFacts(
-            str(base), exists=base.is_dir(), unreachable="the directory device-plugins is missing"
-        )
+        return replace(facts, unreachable="the directory is missing")
     except OSError as error:
-        return KubeletFacts(str(base), exists=True, forbidden=f"{folder}: {error.strerror}")
+        return replace(facts, exists=True, forbidden=f"{folder}: {error.strerror}")
     sockets = {name: connects(folder / name) for name in names if is_socket(folder / name)}
     registry = base / "plugins_registry"
     if registry.is_dir() and os.access(registry, os.R_OK | os.X_OK):
@@ -149,8 +165,8 @@ async def read(target: Target) -> KubeletFacts:
     listens = sockets.pop(SOCKET, None)
     asks = base / "pod-resources" / SOCKET
     offered, no_answer = await _offered(asks)
-    return KubeletFacts(
-        folder=str(base),
+    return replace(
+        facts,
         exists=True,
         unreachable=None
         if listens
@@ -163,6 +179,17 @@ async def read(target: Target) -> KubeletFacts:
         podresources=is_socket(asks),
         podresources_error=no_answer,
         offered=offered,
+    )
+
+
+def _elsewhere(target: Target, base: Path, folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Other usual places, below ``--root`` too, with a kubelet that listens, and with podresources."""
+    roots = dict.fromkeys(it for root in ROOTS for it in (Path(root), target.tree.path(root)))
+    listening = [str(it / "device-plugins") for it in roots if connects(it / "device-plugins" / SOCKET)]
+    answering = [str(it) for it in roots if connects(it / "pod-resources" / SOCKET)]
+    return (
+        tuple(it for it in listening if it != str(folder)),
+        tuple(it for it in answering if it != str(base)),
     )
 
 
@@ -223,11 +250,13 @@ def findings(
         yield TOPIC.note("kubelet_none", f"{facts.folder} does not exist")
         return
     if facts.unreachable is not None:
-        yield TOPIC.fix("kubelet_silent", f"{facts.folder}/device-plugins/{SOCKET}: {facts.unreachable}")
+        other = facts.sockets_elsewhere[0] if facts.sockets_elsewhere else ""
+        hint = f", but one listens in {other}: --device-plugins-dir {other}" if other else ""
+        yield TOPIC.fix("kubelet_silent", f"{facts.plugins}/{SOCKET}: {facts.unreachable}{hint}")
     else:
-        yield TOPIC.ok("kubelet", f"the kubelet listens in {facts.folder}")
+        yield TOPIC.ok("kubelet", f"the kubelet listens in {facts.plugins}")
     if facts.unwritable is not None:
-        yield TOPIC.fix("kubelet_folder_unwritable", f"{facts.folder}/device-plugins: {facts.unwritable}")
+        yield TOPIC.fix("kubelet_folder_unwritable", f"{facts.plugins}: {facts.unwritable}")
     yield from _plugins(facts)
     if snapshot is not None:
         yield from _claims(facts, Offer(config, numbering), snapshot)
@@ -294,7 +323,9 @@ def _podresources(facts: KubeletFacts, config: Config) -> Iterator[Finding]:
     if not config.kubelet.pod_resources:
         return
     if not facts.podresources:
-        yield TOPIC.warn("podresources_absent", f"{facts.folder}/pod-resources/{SOCKET} does not exist")
+        other = facts.roots_elsewhere[0] if facts.roots_elsewhere else ""
+        hint = f", but {other} has one: --kubelet-dir {other}" if other else ""
+        yield TOPIC.warn("podresources_absent", f"{facts.folder}/pod-resources/{SOCKET} does not exist{hint}")
     elif facts.podresources_error is not None:
         yield TOPIC.warn("podresources_refused", facts.podresources_error)
     elif facts.offered is not None:

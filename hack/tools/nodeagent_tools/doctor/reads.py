@@ -27,7 +27,8 @@ class Target:
     """The machine to check, and the time limits.
 
     ``recorded``: a captured or simulated machine, of which only files are known. ``kubelet_dir``: ``None`` where the
-    machine has no kubelet. ``wait_s``: seconds for which LLDP is received.
+    machine has no kubelet. ``device_plugins_dir``: the folder of kubelet.sock if it is not in ``kubelet_dir``.
+    ``wait_s``: seconds for which LLDP is received.
     """
 
     tree: Tree
@@ -36,6 +37,7 @@ class Target:
     kubelet_dir: Path | None
     wait_s: float = 0.0
     timeout_s: float = 10.0
+    device_plugins_dir: Path | None = None
 
 
 def text(tree: Tree, path: str) -> str | None:

@@ -12,6 +12,7 @@ from nodeagent.commands.options import (
     common_options,
     config_option,
     json_option,
+    kubelet_dir_option,
     load,
 )
 from nodeagent.commands.terminal import screen, tell
@@ -39,6 +40,7 @@ def add(add: Add) -> None:
         common_options(part, of_part=True)
         config_option(part)
         json_option(part)
+        kubelet_dir_option(part)
         if name == "apply":
             part.add_argument(
                 "--force",
@@ -53,7 +55,7 @@ def _vfs_apply(options: argparse.Namespace) -> int:
 
     config = load(options.config)
     log_to_stderr(options.log_level or "info")
-    result = apply.apply(config, options.root, force=options.force)
+    result = apply.apply(config, options.root, force=options.force, kubelet_dir=options.kubelet_dir)
     said = tell(apply.as_json(result, options.root) if options.json else apply.as_table(result, screen()))
     return GOOD if result.good and said else FAILED
 
@@ -63,6 +65,6 @@ def _vfs_show(options: argparse.Namespace) -> int:
 
     config = load(options.config)
     log_to_stderr(options.log_level or "warning")
-    result = apply.show(config, options.root)
+    result = apply.show(config, options.root, options.kubelet_dir)
     print(apply.as_json(result, options.root) if options.json else apply.as_table(result, screen()))
     return GOOD

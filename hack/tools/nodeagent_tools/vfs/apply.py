@@ -30,6 +30,7 @@ from msgspec import to_builtins
 from nodeagent.agent_config import Config
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered
 from nodeagent.commands.json_document import document
+from nodeagent.commands.options import KUBELET_DIR
 from nodeagent.commands.running_sources import nics_of_machine
 from nodeagent.commands.terminal import PLAIN, Screen, joined, remarks, section
 from nodeagent.facts.model import Function, Link, Snapshot
@@ -113,7 +114,13 @@ class VfsResult:
 
 
 def apply(
-    config: Config, root: Path, *, force: bool = False, wait_s: float = WAIT_S, step_s: float = STEP_S
+    config: Config,
+    root: Path,
+    *,
+    force: bool = False,
+    wait_s: float = WAIT_S,
+    step_s: float = STEP_S,
+    kubelet_dir: Path = Path(KUBELET_DIR),
 ) -> VfsResult:
     """Make the machine match the configuration. ``force``: a VF whose users are unknown counts as unused.
 
@@ -125,23 +132,34 @@ def apply(
         raise SriovError(
             f"{root} is a capture and is not written; `nodeagent vfs show` shows the differences"
         )
-    return asyncio.run(_Run(config, tree, wait_s, step_s, force=force, dry=False).result())
+    holders = PodHolders(tree, wait_s, kubelet_dir)
+    return asyncio.run(_Run(config, tree, holders, wait_s, step_s, force=force, dry=False).result())
 
 
-def show(config: Config, root: Path) -> VfsResult:
-    return asyncio.run(_Run(config, Tree(root), 0.0, STEP_S, force=False, dry=True).result())
+def show(config: Config, root: Path, kubelet_dir: Path = Path(KUBELET_DIR)) -> VfsResult:
+    tree = Tree(root)
+    holders = PodHolders(tree, 0.0, kubelet_dir)
+    return asyncio.run(_Run(config, tree, holders, 0.0, STEP_S, force=False, dry=True).result())
 
 
 class _Run:
     """One run over all PFs."""
 
     def __init__(
-        self, config: Config, tree: Tree, wait_s: float, step_s: float, *, force: bool, dry: bool
+        self,
+        config: Config,
+        tree: Tree,
+        holders: PodHolders,
+        wait_s: float,
+        step_s: float,
+        *,
+        force: bool,
+        dry: bool,
     ) -> None:
         self._config, self._tree, self._wait_s, self._step_s = config, tree, wait_s, step_s
         self._force, self._dry = force, dry
         self._scans = BoundedScan("vfs", tree)
-        self._holders = PodHolders(tree, wait_s)
+        self._holders = holders
 
     async def result(self) -> VfsResult:
         facts = await self._scan()

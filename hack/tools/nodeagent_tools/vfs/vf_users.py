@@ -16,24 +16,26 @@ import asyncio
 import logging
 from pathlib import Path
 
+from nodeagent.commands.options import KUBELET_DIR
 from nodeagent.facts.model import Function
 from nodeagent.host.sriov import BUS, VfNetlink, is_open
 from nodeagent.host.sysfs import NET, Tree, is_live
 
 log = logging.getLogger(__name__)
 
-POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
+POD_RESOURCES = "pod-resources/kubelet.sock"
 _IFF_UP = 1
 
 
 class PodHolders:
     """The VFs that pods hold, read from the kubelet once, and only if a VF that exists would be removed or changed.
 
-    ``wait_s``: how long to wait for a kubelet that restarts.
+    ``wait_s``: how long to wait for a kubelet that restarts. ``kubelet_dir``: its root, in the tree or, in the agent's
+    own container, outside of it.
     """
 
-    def __init__(self, tree: Tree, wait_s: float = 0.0) -> None:
-        self._tree, self._wait_s = tree, wait_s
+    def __init__(self, tree: Tree, wait_s: float = 0.0, kubelet_dir: Path = Path(KUBELET_DIR)) -> None:
+        self._tree, self._wait_s, self._socket = tree, wait_s, kubelet_dir / POD_RESOURCES
         self._holders: dict[str, str] | None = None
         self.problem: str | None = None
         """Why the pods that hold VFs are unknown; known after the first question."""
@@ -46,14 +48,15 @@ class PodHolders:
     def _read(self) -> dict[str, str]:
         from nodeagent.kubelet import holdings
 
-        socket = self._tree.path(POD_RESOURCES)
-        if not socket.is_socket() and Path(POD_RESOURCES).is_socket() and is_live(self._tree):
+        socket = self._tree.path(str(self._socket))
+        if not socket.is_socket() and self._socket.is_socket() and is_live(self._tree):
             # In the agent's own container the kubelet's folder is not below the host's root.
-            socket = Path(POD_RESOURCES)
+            socket = self._socket
         try:
             held = asyncio.run(holdings.settled(socket, self._wait_s))
         except holdings.PodResourcesError as error:
-            self.problem = f"the pods that hold VFs are unknown: {error}"
+            root = "" if socket.is_socket() else "; --kubelet-dir takes another --root-dir of the kubelet"
+            self.problem = f"the pods that hold VFs are unknown: {error}{root}"
             return {}
         return {
             device: f"is held by pod {holding.namespace}/{holding.pod} (container {holding.container})"

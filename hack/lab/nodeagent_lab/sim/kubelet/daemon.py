@@ -31,8 +31,10 @@ from nodeagent_lab.sim.kubelet.topology_manager import Policy, Scope
 
 
 class Kubelet:
-    """A kubelet under ``directory``, its ``/var/lib/kubelet``; the package's docstring lists what it lacks.
+    """A kubelet under ``directory``, its ``--root-dir``; the package's docstring lists what it lacks.
 
+    ``device_plugins`` stands for ``/var/lib/kubelet/device-plugins``, which is no part of a kubelet's root; without it
+    both are together, as where the root is ``/var/lib/kubelet``.
     ``seed`` makes every order that Go leaves to its maps repeatable. ``bug_127803`` keys plugin clients by
     resource alone, as kubelets up to 1.36 do. ``stop_grace_s`` is how long a resource whose plugin is gone
     keeps its capacity on the Node, and may be set at any time.
@@ -42,6 +44,7 @@ class Kubelet:
         self,
         directory: Path,
         *,
+        device_plugins: Path | None = None,
         topology_policy: Policy = "none",
         topology_scope: Scope = "container",
         numa_nodes: tuple[int, ...] = (0, 1),
@@ -53,7 +56,7 @@ class Kubelet:
         delete_slices: Callable[[str | None], None] = lambda _driver: None,
     ) -> None:
         self.directory = directory
-        self.socket = directory / "device-plugins" / "kubelet.sock"
+        self.socket = (device_plugins or directory / "device-plugins") / "kubelet.sock"
         self.plugins_registry = directory / "plugins_registry"
         self.podresources_socket = directory / "pod-resources" / "kubelet.sock"
         self.bound_at = 0.0  # when kubelet.sock was there last

@@ -1,0 +1,150 @@
+"""Each event counts at most once: whatever is read in between, after a reset, and over a restart of the agent.
+
+The account of these tests is the number of events. A count may be lower: what happened between a reset and the next
+reading is unknown.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.health.carrier_losses import COUNTERS
+from nodeagent.health.history import History
+from nodeagent.health.nic import NicState
+from nodeagent.health.record import NicRecord
+from nodeagent.health.rules import NIC_RULES, windows
+from nodeagent.measurements.sample import Sample, Source
+from nodeagent.measurements.table import MEASUREMENTS
+from tests.support.examples import examples
+from tests.support.judged_machine import Bench
+
+ONES = float(2**64 - 1)
+GARBAGE = (0.0, ONES, float(2**32 - 1), math.nan, -1.0)
+"""Zeros while the firmware does not answer, registers of ones, no number."""
+RULED = windows(NIC_RULES)
+"""Every counter that a rule of a NIC reads."""
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("count"), st.integers(1, 4)),
+        st.tuples(st.just("wrong"), st.sampled_from(GARBAGE)),
+        st.tuples(st.just("reset"), st.integers(0, 3)),
+        st.tuples(st.just("leave out"), st.just(0)),
+        st.tuples(st.just("be silent"), st.sampled_from([40, 400, 4000])),
+    ),
+    max_size=12,
+)
+
+
+@pytest.mark.parametrize("head", sorted(RULED))
+@given(first=st.sampled_from([0.0, 3.0, 99.0, 250.0]), steps=STEPS)
+@settings(max_examples=examples(40))
+def test_a_counter_of_a_rule_counts_no_event_twice(
+    head: str, first: float, steps: list[tuple[str, float]]
+) -> None:
+    known = MEASUREMENTS[head]
+    name = head if known.per is None else f"{head}/3"
+    history, at, raw = History(RULED), 1000.0, first
+    events = counted = 0.0
+
+    def read(value: float | None) -> None:
+        nonlocal counted
+        values = {} if value is None else {name: value}
+        counted += history.take(Sample(at, "x", Source(known.source), values)).get(name, 0.0)
+
+    read(raw)
+    for happens, value in steps:
+        at += 15
+        if happens == "be silent":
+            at += value
+        elif happens == "count":
+            raw, events = raw + value, events + value
+            read(raw)
+        elif happens == "reset":
+            raw, events = value, events + value
+            read(raw)
+        else:
+            read(value if happens == "wrong" else None)
+        assert counted <= events
+    at += 15
+    read(raw)
+    assert counted <= events
+
+
+LINK_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("lose"), st.integers(1, 3)),
+        st.tuples(st.just("read the link"), st.sampled_from([None, 0.0])),
+        st.tuples(st.just("read the driver"), st.sampled_from([None, *GARBAGE])),
+        st.tuples(st.just("restart"), st.sampled_from([1, 20, 300])),
+        st.tuples(st.just("reload the driver"), st.integers(0, 2)),
+        st.tuples(st.just("be silent"), st.sampled_from([40, 400, 4000])),
+    ),
+    max_size=14,
+)
+
+
+class CountedLink:
+    """A PF whose losses the kernel and the PHY count, both read every 15 s or not at all."""
+
+    def __init__(self, phy: str) -> None:
+        self.phy, self.source = phy, Source.STATE if phy == "ext_down" else Source.DRIVER
+        self.bench = Bench(1).look()
+        self.raw = {"carrier_down": 3.0, phy: 5.0}
+        self.lost = 0
+        self.read_link()
+        self.read_driver()
+
+    @property
+    def nic(self) -> NicState:
+        return self.bench.engine.devices[self.bench.pfs[0].pci_address]
+
+    def read_link(self, wrong: float | None = None) -> None:
+        value = self.raw["carrier_down"] if wrong is None else wrong
+        self.bench.take(Source.LINK, {"carrier_down": value, "carrier": 1.0}, at=self.bench.now + 5)
+
+    def read_driver(self, wrong: float | None = None) -> None:
+        value = self.raw[self.phy] if wrong is None else wrong
+        self.bench.take(self.source, {self.phy: value}, at=self.bench.now + 5)
+
+    def restart(self, seconds: float) -> None:
+        """The next agent has the records as they are in the file."""
+        records = msgspec.json.encode(self.bench.engine.records())
+        old, self.bench = self.bench, Bench(1)
+        self.bench.now = old.now + seconds
+        self.bench.engine.restore(msgspec.json.decode(records, type=dict[str, NicRecord]))
+        self.bench.look()
+
+    def step(self, happens: str, value: float | None) -> None:
+        if happens == "lose":
+            self.lost += int(value or 0)
+            self.raw = {name: count + (value or 0) for name, count in self.raw.items()}
+        elif happens == "read the link":
+            self.read_link(value)
+        elif happens == "read the driver":
+            self.read_driver(value)
+        elif happens == "restart":
+            self.restart(value or 0)
+        elif happens == "reload the driver":
+            self.raw = dict.fromkeys(self.raw, value or 0.0)
+            self.lost += int(value or 0)
+        else:
+            self.bench.wait(value or 0)
+
+
+@pytest.mark.parametrize("phy", [name for name in COUNTERS if name != "carrier_down"])
+@given(steps=LINK_STEPS)
+@settings(max_examples=examples(400))
+def test_a_lost_link_counts_once_by_two_counters(phy: str, steps: list[tuple[str, float | None]]) -> None:
+    link = CountedLink(phy)
+    for step in steps:
+        link.step(*step)
+        assert link.nic.losses.within_day(link.bench.now) <= link.lost
+    link.read_link()
+    link.read_driver()
+    assert link.nic.losses.within_day(link.bench.now) <= link.lost
