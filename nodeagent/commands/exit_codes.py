@@ -10,7 +10,7 @@ from nodeagent.commands.options import FAILED, USAGE
 
 
 class Codes(NamedTuple):
-    """What a kind of verbs does, and what 0, 1 and 2 mean."""
+    """One row: a kind of verbs, and the meaning of 0, 1 and 2."""
 
     kind: str
     good: str

@@ -219,7 +219,7 @@ async def test_a_controller_that_writes_labels_alone_has_no_writes_of_the_tree(
 
 
 def dumped(server: ApiServer, *plurals: str) -> dict[str, Any]:
-    """What ``kubectl get … -A -o yaml`` prints."""
+    """The output of ``kubectl get … -A -o yaml`` prints."""
     items = [one for plural in plurals for one in server.objects(plural)]
     return {"apiVersion": "v1", "kind": "List", "items": items}
 

@@ -77,7 +77,7 @@ CASES: dict[str, dict[str, str]] = {
 
 
 def codes(verb: str, case: str) -> int:
-    """What the table says."""
+    """The code in the table."""
     return {"good": 0, "found": 1, "unknown": 2, "wrong": 2, "blind": 1 if VERBS[verb] is WRITES else 2}[case]
 
 
