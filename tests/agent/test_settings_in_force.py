@@ -32,7 +32,7 @@ Shown = Callable[[Node, ApiServer], object]
 
 
 def offered(n: Node, _server: ApiServer) -> object:
-    """The devices that the kubelet and the scheduler get, and the words of /readyz on them."""
+    """The devices of the kubelet and of the scheduler, and the remarks of /readyz."""
     offer = n.agent.offering
     return offer.offered, offer.withheld, offer.dra.current, offer.remarks, offer.shown().troubles
 
@@ -56,7 +56,7 @@ def judged(n: Node, _server: ApiServer) -> object:
 
 
 def taints(_node: Node, server: ApiServer) -> object:
-    """The devices of claims that the scheduler knows."""
+    """The taints of the devices of claims, as the scheduler sees them."""
     return sorted(
         (device["name"], taint["value"], taint["effect"])
         for one in server.objects("resourceslices")
@@ -145,7 +145,7 @@ STARTED: Text = {
     "gpu": {"health": {"processes": True}},
     "nvSentinel": {"socket": "/run/none.sock"},
 }  # fmt: skip
-"""The settings that a running agent starts with, so that each other setting can be changed alone."""
+"""The start of a running agent, so that each other setting can be changed alone."""
 OTHER: dict[str, Any] = {
     "cdi.directory": "/run/cdi",
     "cluster.kubeconfig": "/run/kubeconfig",
@@ -275,7 +275,7 @@ async def take(n: Node, text: Text) -> None:
 
 
 async def steady(shown: Shown, n: Node, server: ApiServer) -> object:
-    """The shown value once it has been the same for a while."""
+    """The view of the agent once it has been the same for a while."""
     while True:
         before = shown(n, server)
         await asyncio.sleep(0.1)
