@@ -2,8 +2,8 @@
 
 The file ``rails.json`` is beside the slice sizes and is not bound to a boot, as the kubelet's checkpoint is not:
 
-* ``entries``: the rails of each selection of the configuration, with PCI address and permanent MAC address. The sixteen
-  selections that were in force last stay, so that a configuration that is taken back has its old rails.
+* ``entries``: the rails of each selection of the configuration, with PCI address and the identity of the card. The
+  sixteen selections that were in force last stay, so that a configuration that is taken back has its old rails.
 * ``nics``: the last facts of each NIC with a rail. A NIC that is missing at the start is offered as missing.
 * ``names``: the resources through which pods may hold each VF and each GPU.
 
@@ -132,14 +132,14 @@ class RailMemory:
         entries = [entry for entry in resources if isinstance(entry, VfResource)]
         nics = [nic for nic in self.content.nics if any(offers_vfs_of(entry, nic.pf) for entry in entries)]
         functions = [replace(function, missing=True) for nic in nics for function in (nic.pf, *nic.vfs)]
-        macs = {
-            rail.pci_address: rail.permanent_mac
+        identities = {
+            rail.pci_address: rail.identity
             for entry in self.content.entries
             for rail in entry.rails
-            if rail.pci_address is not None and rail.permanent_mac is not None
+            if rail.pci_address is not None and rail.identity is not None
         }
         ordered = tuple(sorted(functions, key=lambda function: function.pci_address))
-        return PciFacts(functions=ordered, macs=macs)
+        return PciFacts(functions=ordered, identities=identities)
 
     # --- names ----------------------------------------------------------------------------------------
 
@@ -240,11 +240,11 @@ class RailMemory:
         for rail in sorted(removed, key=lambda rail: rail.number):
             present = rail.pci_address in here
             log.info(
-                "A rail is forgotten %s. rail=%d pci=%s mac=%s",
+                "A rail is forgotten %s. rail=%d pci=%s card=%s",
                 "when the agent is restarted" if present else "now",
                 rail.number,
                 rail.pci_address or "-",
-                rail.permanent_mac or "-",
+                rail.identity or "-",
             )
             if present:
                 self._forgotten.add(rail)
