@@ -282,10 +282,13 @@ async def test_cards_that_no_record_knows_are_numbered_again_by_the_one_command_
                 "2 NICs (nic0, nic1) went and 2 NICs (nic2, nic3) came: the PCI buses were renumbered" in said
             )
             await restart(n)
+        for number in (2, 3):
+            await n.allocatable(nic(number), VFS)
         command = re.search("`nodeagent remembered (.*?)`", said)
         assert command is not None
         assert command[1] == "forget --all-rails"
         assert (await rails(n, *command[1].split()))[0] == 0
+        await n.until(lambda: n.agent.offering.rails == {SLOTS[2]: 2, SLOTS[3]: 3})
         await restart(n)
         await n.until(lambda: n.agent.offering.rails == {SLOTS[2]: 0, SLOTS[3]: 1})
         await every_rail(n, range(2))
@@ -302,10 +305,12 @@ async def test_two_of_three_cards_that_were_renumbered_are_named_by_the_command(
         move(n, {0: 3, 1: 4})
         await start(n)
         await n.until(lambda: n.agent.offering.remarks != ())
+        await n.allocatable(nic(4), VFS)  # so it is on the disk
         (said,) = n.agent.offering.remarks
         names = " ".join(SLOTS[k] for k in (0, 1, 3, 4))
         assert f"`nodeagent remembered forget {names}`" in said
         assert (await rails(n, "forget", *names.split()))[0] == 0
+        await n.until(lambda: n.agent.offering.rails == {SLOTS[k]: k for k in (2, 3, 4)})
         await restart(n)
         await n.until(lambda: n.agent.offering.rails == {SLOTS[3]: 0, SLOTS[4]: 1, SLOTS[2]: 2})
 
