@@ -23,6 +23,7 @@ import msgspec
 import yaml
 
 from nodeagent.agent_config import Config
+from nodeagent.config.former_keys import FORMER_KEYS
 from nodeagent.config.in_force import needs_restart
 from nodeagent.config.reference import schema
 from nodeagent.config.setting import Settings
@@ -717,9 +718,11 @@ def checked(variable: str, value: str, file: str, kind: str, whose: str) -> str:
 def values_schema(written: str) -> str:
     """The schema of the values: what is written by hand, with the definitions of the two configurations."""
     definitions: Object = {}
-    for settings in (Config, FabricConfig):
+    for settings, kind in ((Config, "NodeAgentConfig"), (FabricConfig, "FabricConfig")):
         made = schema(settings, "")["$defs"]
         made[settings.__name__].pop("required", None)  # the templates add kind and version
+        for place in FORMER_KEYS[kind]:
+            _accept(made, settings.__name__, place.split("."))
         definitions |= made
     by_hand, _, _ = written.partition('\n  "$defs":')
     return (
@@ -727,8 +730,23 @@ def values_schema(written: str) -> str:
     )
 
 
+def _accept(definitions: Object, name: str, place: list[str]) -> None:
+    """Add the key of an earlier version at ``place``, as ``resources[gpu-mem].memoryLimits``: agents still read it."""
+    part = definitions[name]["properties"]
+    if len(place) == 1:
+        part[place[0]] = {}
+        return
+    key, _, kind = place[0].rstrip("]").partition("[")
+    below = part[key].get("items", part[key])
+    names = [one["$ref"].rpartition("/")[2] for one in below.get("anyOf", [below])]
+    for one in names:
+        if not kind or kind in definitions[one]["properties"]["kind"]["enum"]:
+            _accept(definitions, one, place[1:])
+
+
 def _bare(part: Any) -> Any:
-    """A schema without its texts. A number is accepted for a text, as the loader does."""
+    """A schema without its texts. A number is accepted for a text, as the loader does, unless YAML made another number of
+    it: the vendor 0403 without quotes arrives as 259."""
     if isinstance(part, list):
         return [_bare(one) for one in part]
     if not isinstance(part, dict):
@@ -741,6 +759,8 @@ def _bare(part: Any) -> Any:
             bare[key] = ["string", "number"]
         elif key not in ("title", "description", "default", "examples", "discriminator"):
             bare[key] = _bare(value)
+    if bare.get("pattern") == "^([0-9a-f]{4})$":
+        bare |= {"minimum": 1000, "maximum": 9999}
     return bare
 
 

@@ -442,11 +442,11 @@ def refused(values: dict[str, Any]) -> str:
 
 
 def test_the_schema_has_the_definitions_of_the_configurations() -> None:
-    written = (CHART / "values.schema.json").read_text()
-    made = chart.values_schema(written)
+    file = CHART / "values.schema.json"
+    made = chart.values_schema(file.read_text())
     if os.environ.get("NODEAGENT_GOLDEN") == "write":
-        (CHART / "values.schema.json").write_text(made)
-    assert json.loads(written) == json.loads(made)
+        file.write_text(made)
+    assert json.loads(file.read_text()) == json.loads(made)
 
 
 @pytest.mark.parametrize(
@@ -456,6 +456,7 @@ def test_the_schema_has_the_definitions_of_the_configurations() -> None:
         ({"config": {"rails": {"prob": True}}}, "prob"),
         ({"config": {"health": {"guard": {"share": "much"}}}}, "share"),
         ({"pools": {"a": {"nodeSelector": {"a": "b"}, "config": {"resourcPrefix": "x"}}}}, "resourcPrefix"),
+        ({"config": {"resources": [{"kind": "vf", "select": {"vendors": [0o403]}}]}}, "vendors"),
         ({"controller": {"enabled": True, "fabric": {"label": {}}}}, "label"),
     ],
 )
@@ -470,6 +471,9 @@ def test_each_default_and_each_overlay_fits_the_schema() -> None:
         for values in (
             {"config": yaml.safe_load(default_file())},
             {"config": {"expect": {}, "resourcePrefix": 100}},
+            {"config": {"resources": [{"kind": "vf", "select": {"vendors": ["0403", 8086]}}]}},
+            {"config": {"stateDirectory": "/run/state", "kubelet": {"registration": "auto"}}},
+            {"config": {"resources": [{"kind": "gpu-mem", "memoryLimits": False}]}},
             {"controller": {"enabled": True, "fabric": to_builtins(FabricConfig(), str_keys=True)}},
             *OVERLAYS.values(),
         ):
