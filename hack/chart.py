@@ -745,8 +745,8 @@ def _accept(definitions: Object, name: str, place: list[str]) -> None:
 
 
 def _bare(part: Any) -> Any:
-    """A schema without its texts. A number is accepted for a text, as the loader does, unless YAML made another number of
-    it: the vendor 0403 without quotes arrives as 259."""
+    """A schema without its texts. A number is accepted for a text, as the loader does, unless YAML made another number
+    of it: the vendor 0403 without quotes arrives as 259."""
     if isinstance(part, list):
         return [_bare(one) for one in part]
     if not isinstance(part, dict):
