@@ -43,6 +43,7 @@ from tests.support.dra_node import (
 )
 from tests.support.kind_machines import gpu_of
 from tests.support.mig_driver import MigDriver, caps
+from tests.support.waiting import until
 
 FACTS = machine()
 GPU, PF = gpus_of(FACTS)[0], pfs_of(FACTS)[0]
@@ -248,6 +249,35 @@ async def test_a_removed_socket_comes_back(node: DraNode) -> None:
                 break
             except SandboxError:  # the kubelet syncs the pod again
                 await asyncio.sleep(0.05)
+
+
+async def test_a_driver_that_the_kubelet_has_dropped_registers_again(
+    node: DraNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet opens the stream of health again every five seconds as long as it knows the driver."""
+    monkeypatch.setattr(kubelet_service, "UNWATCHED_S", 0.1)
+    monkeypatch.setattr(kubelet_service, "LOOK_S", 0.05)
+    where, dra = (DRIVER, f"{NODE}/gpu", GPU.name), node.kubelet.dra
+    await node.kubelet.until(lambda: where in dra.health)
+    before = node.registrations
+    await dra.disconnect(DRIVER)
+    assert not dra.registered(DRIVER)
+    await node.kubelet.until(lambda: node.registrations > before)
+    await node.kubelet.until(lambda: dra.registered(DRIVER) and where in dra.health)
+    await node.kubelet.dra.prepare("pod", [node.schedule("c", result(PF, 1, "r"))])
+
+
+async def test_a_driver_without_a_kubelet_is_not_registered(
+    node: DraNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubelet_service, "UNWATCHED_S", 0.1)
+    monkeypatch.setattr(kubelet_service, "LOOK_S", 0.05)
+    await node.kubelet.until(lambda: (DRIVER, f"{NODE}/gpu", GPU.name) in node.kubelet.dra.health)
+    await node.kubelet.kill()
+    await until(lambda: node.driver.unregistered)
+    assert "has stopped to watch" in (node.driver.unregistered or "")
+    await node.kubelet.start()
+    await until(lambda: node.driver.unregistered is None)
 
 
 async def test_the_kubelet_gets_the_reason_of_a_fault_and_its_end(node: DraNode) -> None:
