@@ -10,6 +10,7 @@ renders the chart with Helm and compares the objects with those of kustomize.
 from __future__ import annotations
 
 import copy
+import json
 import re
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from nodeagent.agent_config import RESTART_SETTINGS, Config
+from nodeagent.agent_config import Config
+from nodeagent.config.in_force import needs_restart
+from nodeagent.config.setting import Settings
 from nodeagent.topology.controller_config import FabricConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -45,12 +48,20 @@ PARTS = {
 }
 """Values of the chart, and the overlays whose changes of the agents' pods they enable."""
 
-LIVE = tuple(
-    field.encode_name
-    for field in msgspec.structs.fields(Config)
-    if field.name not in (*RESTART_SETTINGS, "vfs")
-)
-"""The settings that running agents apply. The init container reads `vfs`, once."""
+LIVE = tuple(field.encode_name for field in msgspec.structs.fields(Config) if not needs_restart(field))
+"""The settings that running agents apply, apart from those of ``AT_START``."""
+
+AT_START = {
+    section.encode_name: names
+    for section in msgspec.structs.fields(Config)
+    if isinstance(section.default, Settings) and not needs_restart(section)
+    if (
+        names := [
+            one.encode_name for one in msgspec.structs.fields(type(section.default)) if needs_restart(one)
+        ]
+    )
+}
+"""The settings of these sections that the pods read at their start alone."""
 
 VERSION = Config().api_version
 """Of every configuration file."""
@@ -628,12 +639,17 @@ def each_pool(text: str) -> str:
 
     ``$startSettings`` is a hash of the settings that the pods read only at their start: a change restarts them."""
     live = " ".join(f'"{name}"' for name in LIVE)
+    parts = " ".join(
+        f'"{section}" (pick ($settings.{section} | default dict) {" ".join(map(json.dumps, names))})'
+        for section, names in AT_START.items()
+    )
     return (
         f'{HEADER}{{{{- range $name, $pool := (.Values.pools | default (dict "" (dict "config" .Values.config))) }}}}\n'
         '{{- $suffix := empty $name | ternary "" (printf "-%s" $name) }}\n'
         "{{- $affinity := empty $name | ternary $.Values.agent.affinity nil }}\n"
         + checked("$settings", "$pool.config", "nodeagent.yaml", "NodeAgentConfig", "of the agents")
-        + f"{{{{- $startSettings := omit $settings {live} | toJson | sha256sum | trunc 16 | quote }}}}\n"
+        + f"{{{{- $startSettings := merge (dict {parts}) (omit $settings {live}) }}}}\n"
+        "{{- $startSettings = $startSettings | toJson | sha256sum | trunc 16 | quote }}\n"
         f"---\n{text}{{{{- end }}}}\n"
     )
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from nodeagent import __version__, discovery
-from nodeagent.agent_config import RESTART_SETTINGS, Config, by_volcano, load
+from nodeagent.agent_config import Config, by_volcano, load
 from nodeagent.base.c_heap import return_free_memory, use_one_heap
 from nodeagent.base.change_log import AGENT_MAX, Change, ChangeLog
 from nodeagent.base.ending import end_at
@@ -44,6 +44,7 @@ from nodeagent.cluster import agent_tasks
 from nodeagent.cluster.deliveries import SLICES, Deliveries
 from nodeagent.config.faults import ConfigError
 from nodeagent.config.followed_configuration import FollowedConfiguration, configuration_text
+from nodeagent.config.in_force import adopted
 from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.changes import NodeChanges
 from nodeagent.facts.inventory import Inventory
@@ -171,6 +172,7 @@ class Agent:
         self, config: Config, options: AgentOptions, on_listen: Callable[[int], None] = lambda _port: None
     ) -> None:
         self._config, self._options, self._on_listen = config, options, on_listen
+        """``_config`` is the configuration in force."""
         self._tree = Tree(options.root)
         self.settled = asyncio.Event()
         """Set when the kubelet has the devices and everything is imported."""
@@ -391,13 +393,13 @@ class Agent:
         config = self._config
         return agent_tasks.AgentState(
             config.cluster,
-            config.health,
+            lambda: self._config.health,
             self.inventory,
             self.offering,
             self.deliveries,
             *self.sharing,
             partial(unwritable, self.stored.files),
-            by_volcano(config),
+            lambda: by_volcano(self._config),
             self.claims.written,
             self._tree,
             self.plugins.statuses,
@@ -461,14 +463,14 @@ class Agent:
 
     def _adopt(self, config: Config) -> None:
         """Apply a changed configuration. Raises ``ConfigError``."""
-        self.offering.replace(config, str(self._options.config_file))
-        for setting in RESTART_SETTINGS:
-            if getattr(config, setting) != getattr(self._config, setting):
-                log.warning("A changed setting takes effect when the agent is restarted. setting=%s", setting)
-        if by_volcano(config) != by_volcano(self._config):
-            log.warning("A changed setting takes effect when the agent is restarted. setting=volcano")
-        logging.getLogger().setLevel((self._options.log_level or config.log.level).upper())
-        discovery.adopt(self.health, self._config.health, config.health)
+        in_force, waiting = adopted(self._config, config)
+        self.offering.replace(in_force, str(self._options.config_file))
+        self._config = in_force
+        for path in waiting:
+            log.warning("A changed setting takes effect when the agent is restarted. setting=%s", path)
+        logging.getLogger().setLevel((self._options.log_level or in_force.log.level).upper())
+        self.health.adopt(in_force.health)
+        self.offering.dra.wake()
         self.changes.add([Change(time.time(), "agent", "configuration", "", "another one is in force")])
 
 

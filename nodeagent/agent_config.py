@@ -60,24 +60,6 @@ lists all faults of a file, `nodeagent config schema` prints a JSON schema for e
 """
 """The head of the commented default."""
 
-RESTART_SETTINGS = (
-    "listen",
-    "web",
-    "kubelet",
-    "gpu",
-    "scan_seconds",
-    "cdi",
-    "links",
-    "lldp",
-    "infiniband",
-    "rails",
-    "cluster",
-    "nv_sentinel",
-    "samples",
-    "history",
-)
-"""A change of these takes effect at the next start."""
-
 
 class LogSettings(Settings, frozen=True, kw_only=True):
     """Log lines on stderr."""
@@ -119,30 +101,39 @@ class Config(Settings, frozen=True, kw_only=True):
     expect: Annotated[
         ExpectSettings, setting("What this node must offer for its agent to be ready (/readyz).")
     ] = ExpectSettings()
-    kubelet: Annotated[KubeletSettings, setting("How the agent reads what pods hold.")] = KubeletSettings()
-    cdi: Annotated[CdiSettings, setting("Container Device Interface specs.")] = CdiSettings()
-    gpu: Annotated[GpuSettings, setting("How the agent finds and watches GPUs.")] = GpuSettings()
-    links: Annotated[LinksSettings, setting("Which netdevs are links.")] = LinksSettings()
+    kubelet: Annotated[KubeletSettings, setting("How the agent reads what pods hold.", restart=True)] = (
+        KubeletSettings()
+    )
+    cdi: Annotated[CdiSettings, setting("Container Device Interface specs.", restart=True)] = CdiSettings()
+    gpu: Annotated[GpuSettings, setting("How the agent finds and watches GPUs.", restart=True)] = (
+        GpuSettings()
+    )
+    links: Annotated[LinksSettings, setting("Which netdevs are links.", restart=True)] = LinksSettings()
     lldp: Annotated[
-        LldpSettings, setting("How the agent reads the switch port at the other end of each link.")
+        LldpSettings,
+        setting("How the agent reads the switch port at the other end of each link.", restart=True),
     ] = LldpSettings()
     infiniband: Annotated[
-        InfinibandSettings, setting("How the agent reads the switch port of each InfiniBand link.")
+        InfinibandSettings,
+        setting("How the agent reads the switch port of each InfiniBand link.", restart=True),
     ] = InfinibandSettings()
-    rails: Annotated[RailsSettings, setting("Probes over the rails: which link loses packets.")] = (
-        RailsSettings()
-    )
+    rails: Annotated[
+        RailsSettings, setting("Probes over the rails: which link loses packets.", restart=True)
+    ] = RailsSettings()
     health: Annotated[
         HealthSettings, setting("Rules for the health of NICs, and a guard for NICs and GPUs.")
     ] = HealthSettings()
-    cluster: Annotated[ClusterSettings, setting("Writes to the API server.")] = ClusterSettings()
+    cluster: Annotated[ClusterSettings, setting("Writes to the API server.", restart=True)] = (
+        ClusterSettings()
+    )
     nv_sentinel: Annotated[
-        NvSentinelSettings, setting("Health events for NVSentinel's platform connector on this node.")
+        NvSentinelSettings,
+        setting("Health events for NVSentinel's platform connector on this node.", restart=True),
     ] = NvSentinelSettings()
     history: Annotated[
-        HistorySettings, setting("What changed on this node, and when: nodeagent history.")
+        HistorySettings, setting("What changed on this node, and when: nodeagent history.", restart=True)
     ] = HistorySettings()
-    samples: Annotated[SamplesSettings, setting("How often each collector reads the NICs.")] = (
+    samples: Annotated[SamplesSettings, setting("How often each collector reads the NICs.", restart=True)] = (
         SamplesSettings()
     )
     vfs: Annotated[
@@ -152,18 +143,25 @@ class Config(Settings, frozen=True, kw_only=True):
             "changes.",
             max_length=ENTRIES_MAX,
             example=EXAMPLE_VFS,
+            restart=True,
         ),
     ] = ()
     listen: Annotated[
         Address | None,
-        setting("Address of the web server: :9808, 10.0.0.1:9808 or [::1]:9808; null: no web server."),
+        setting(
+            "Address of the web server: :9808, 10.0.0.1:9808 or [::1]:9808; null: no web server.",
+            restart=True,
+        ),
     ] = ":9808"
-    web: Annotated[WebSettings, setting("TLS and access control of the web server.")] = WebSettings()
+    web: Annotated[WebSettings, setting("TLS and access control of the web server.", restart=True)] = (
+        WebSettings()
+    )
     scan_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=1, le=SECONDS_MAX)],
         setting(
             "Longest time in seconds between two full scans of the machine. Changes that the kernel announces "
-            "trigger a scan at once."
+            "trigger a scan at once.",
+            restart=True,
         ),
     ] = 30.0
     log: Annotated[LogSettings, setting("Log lines on stderr.")] = LogSettings()

@@ -23,7 +23,6 @@ from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Function, Gpu, Link, Neighbor, Remark
 from nodeagent.health.cordons import Cordon
 from nodeagent.health.gpu_settings import GpuSettings
-from nodeagent.health.health_settings import HealthSettings
 from nodeagent.health.service import HealthService
 from nodeagent.health.state_file import StateFile
 from nodeagent.host.netlink.kernel_events import LinkEvents
@@ -75,16 +74,6 @@ def driver(tree: Tree, settings: GpuSettings) -> nvml_session.Driver:
 
 def health_service(config: Config, state_file: StateFile | None = None) -> HealthService:
     return HealthService(config.health, config.gpu, state_file)
-
-
-def adopt(health: HealthService, begun: HealthSettings, now: HealthSettings) -> None:
-    """Apply changed health settings. ``begun`` are the settings at the start of the agent."""
-    for setting in ("cabling_plan", "state_directory"):
-        if getattr(now, setting) != getattr(begun, setting):
-            log.warning(
-                "A changed setting takes effect when the agent is restarted. setting=health.%s", setting
-            )
-    health.adopt(now)
 
 
 def receives_lldp(config: Config, tree: Tree) -> bool:

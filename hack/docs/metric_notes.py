@@ -239,8 +239,11 @@ AGENT: dict[str, Note] = {
         "One lane with ten times the errors of the next: dirt on the connector or a bad lane, not the fabric.",
         peers="rdma_phy_rx_err_lane_total", rules="lane_imbalance"),
     "link_phy_receive_line_bytes_total": Note(
-        "Denominator of bit error ratios: 8 * rate(...).", peers="rdma_phy_rx_bits_total (bits)",
+        "Denominator of bit error ratios: 8 * rate(...). Without it the rules take the speed of the line.",
+        peers="rdma_phy_rx_bits_total (bits)",
         rules="pre_fec_ber pre_fec_ber_warning post_fec_errors"),
+    "link_mac_faults_total": Note(
+        "local: this side receives nothing usable; remote: the peer does not."),
     "link_pause_frames_total": Note(
         "Prefer nodeagent_link_pause_seconds_total; only priorities with PFC count; receive: the peer paused this "
         "node, transmit: this node paused the peer.",
@@ -316,6 +319,43 @@ AGENT: dict[str, Note] = {
     "pcie_buffer_overflow_packets_total": Note(
         "As nodeagent_pcie_stalled_seconds_total, but packets are lost already.",
         peers="rdma_pcie_outbound_buffer_overflow_total"),
+    "rdma_implied_nak_errors_total": Note(
+        "As nodeagent_rdma_packet_sequence_errors_total: packets were lost on the way.",
+        peers="node_infiniband_implied_nak_seq_errors_total"),
+    "rdma_duplicate_requests_total": Note(
+        "Normal after retries; many point to lost acknowledgments.",
+        peers="node_infiniband_duplicate_requests_packets_total"),
+    "rdma_out_of_buffer_packets_total": Note(
+        "The program is too slow to post receive buffers: no fault of the network.",
+        peers="node_infiniband_out_of_buffer_drops_total"),
+    "rdma_cnp_ignored_total": Note(
+        "Congestion control is off on this port.", peers="node_infiniband_rp_cnp_ignored_packets_received_total"),
+    "rdma_adaptive_retransmit_timeouts_total": Note(
+        "As nodeagent_rdma_adaptive_retransmits_total.", peers="node_infiniband_roce_adp_retransmits_timeout_total"),
+    "rdma_slow_restart_events_total": Note(
+        "As nodeagent_rdma_slow_restarts_total.", peers="node_infiniband_roce_slow_restart_cnps_total"),
+    "rdma_flush_errors_total": Note(
+        "Follows another error, or the end of a program.", peers="node_infiniband_req_cqes_flush_errors_total"),
+    "rdma_access_errors_total": Note(
+        "A program used memory that its peer has not registered.",
+        peers="node_infiniband_req_remote_access_errors_total"),
+    "rdma_invalid_requests_total": Note(
+        "A fault of a program.", peers="node_infiniband_req_remote_invalid_request_errors_total"),
+    "rdma_length_errors_total": Note(
+        "A fault of a program.", peers="node_infiniband_resp_local_length_errors_total"),
+    "rdma_retries_exceeded_total": Note(
+        "Each ends a connection, and NCCL with it: look for lost packets on the way and for a dead peer.",
+        peers="node_infiniband_req_transport_retries_exceeded_total"),
+    "rdma_received_requests_total": Note(
+        "Load by operation.", peers="node_infiniband_rx_read_requests_total"),
+    "rdma_dct_connections_total": Note("Load.", peers="node_infiniband_rx_dct_connect_requests_total"),
+    "rdma_discarded_packets_total": Note("The NIC has no room, or the packet is too long for the MTU."),
+    "rdma_error_packets_total": Note("Compare rails with each other."),
+    "rdma_retransmitted_packets_total": Note("Some are normal; compare rails with each other."),
+    "rdma_retransmitted_bytes_total": Note("As nodeagent_rdma_retransmitted_packets_total."),
+    "rdma_path_events_total": Note(
+        "unresponsive: the peer is gone; impaired and many time-outs: the network drops packets."),
+    "rdma_work_request_errors_total": Note("A sustained increase is a fault, no tuning."),
     "rdma_port_active": Note(
         "0 with carrier: the RDMA part of the driver failed; reload the driver.", peers="node_infiniband_state_id",
         rules="gid_missing verbs_missing"),

@@ -13,26 +13,36 @@ from nodeagent.config.validate import bare, struct_type
 
 
 def settings_table(declared: type[Settings]) -> str:
-    """Return a table of all settings: path, type, default, meaning."""
+    """Return a table of all settings: path, type, default, when a change counts, meaning."""
     rows = (
-        (f"`{path}`", _escaped(type_words(field.type)), _default(field), _escaped(meaning(field)))
-        for path, field in _fields(struct_type(declared), "")
+        (
+            f"`{path}`",
+            _escaped(type_words(field.type)),
+            _default(field),
+            "restart" if restart else "at once",
+            _escaped(meaning(field)),
+        )
+        for path, field, restart in _fields(struct_type(declared), "", above=False)
     )
-    return table(("setting", "type", "default", "meaning"), rows)
+    return table(("setting", "type", "default", "counts", "meaning"), rows)
 
 
-def _fields(type_: inspect.StructType, prefix: str) -> Iterator[tuple[str, inspect.Field]]:
-    """Yield every setting with its path, also of nested mappings and entries of lists."""
+def _fields(
+    type_: inspect.StructType, prefix: str, *, above: bool
+) -> Iterator[tuple[str, inspect.Field, bool]]:
+    """Yield every setting with its path, also of nested mappings and entries of lists, and whether a change waits for a
+    restart. ``above``: whether one of the settings around these does."""
     for field in type_.fields:
         path = prefix + field.encode_name
-        inner = bare(field.type)[0]
+        inner, extra = bare(field.type)
+        restart = above or bool(extra.get("restart"))
         if isinstance(inner, inspect.StructType):
-            yield from _fields(inner, path + ".")
+            yield from _fields(inner, path + ".", above=restart)
             continue
-        yield path, field
+        yield path, field, restart
         if isinstance(inner, inspect.VarTupleType):
             for entry in entry_types(inner).values():
-                yield from _fields(entry, f"{path}[{entry.tag or ''}].")
+                yield from _fields(entry, f"{path}[{entry.tag or ''}].", above=restart)
 
 
 def _default(field: inspect.Field) -> str:

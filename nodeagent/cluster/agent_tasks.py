@@ -20,7 +20,7 @@ import msgspec
 
 from nodeagent.base.backoff import RateLimit
 from nodeagent.base.bounded_calls import BoundedCalls, Unanswered, within
-from nodeagent.base.supervise import Fatal, keep
+from nodeagent.base.supervise import Fatal, either, keep
 from nodeagent.base.unwritable_memory import UnwritableMemory
 from nodeagent.cluster.cluster_settings import ClusterSettings, NvSentinelSettings
 from nodeagent.cluster.deliveries import Deliveries
@@ -115,11 +115,12 @@ class AgentOffer(Protocol):
 
 
 class AgentState(NamedTuple):
-    """The parts of the agent whose state is written. ``volcano``: Volcano's deviceshare places pods by GPU. ``claims``
-    are the prepared ones by UID whose files are on the disk. ``planned`` takes the planned work on NICs."""
+    """The parts of the agent whose state is written. ``settings`` are those of the start; ``health`` and ``volcano``
+    (Volcano's deviceshare places pods by GPU) return what is in force: `offer.dra` wakes its readers when that changes.
+    ``claims`` are the prepared ones by UID whose files are on the disk. ``planned`` takes the planned work on NICs."""
 
     settings: ClusterSettings
-    health: HealthSettings
+    health: Callable[[], HealthSettings]
     inventory: Inventory
     offer: AgentOffer
     deliveries: Deliveries
@@ -127,7 +128,7 @@ class AgentState(NamedTuple):
     limits: CgroupLimits
     mps: MpsWatch
     unwritable: Callable[[], Sequence[UnwritableMemory]]
-    volcano: bool
+    volcano: Callable[[], bool]
     claims: Callable[[], Mapping[str, PreparedClaim]]
     tree: Tree
     statuses: Callable[[], Sequence[ResourceStatus]]
@@ -204,7 +205,7 @@ def _slices(to: Writing) -> Task:
 async def _publish_slices(to: Writing) -> None:
     """Publish ResourceSlices from the moment when a kind has mode dra, or when claims of an earlier agent keep the
     driver: then no device is published, and the slices of that agent are deleted."""
-    offer, health = to.agent.offer.dra, to.agent.health
+    offer = to.agent.offer.dra
     while not offer.current.pools and not offer.served:
         await offer.changed(offer.revision)
     from nodeagent.cluster.slice_publisher import LeafGroupLabel, SlicePublisher
@@ -213,8 +214,7 @@ async def _publish_slices(to: Writing) -> None:
         to.agent.inventory,
         offer,
         to.node,
-        no_execute=health.no_execute,
-        share=health.guard.share,
+        health=to.agent.health,
         near_nodes=await _near_nodes(to.agent) if to.agent.settings.numa_node_list else {},
     )
     label = LeafGroupLabel(to.client, to.node, pools.set_leaf_group)
@@ -328,12 +328,27 @@ def _marks(to: Writing) -> Task:
 
 
 def _volcano(to: Writing) -> Task:
-    from nodeagent.cluster.volcano_deviceshare import VolcanoDeviceshare
+    return partial(_serve_volcano, to)
+
+
+async def _serve_volcano(to: Writing) -> None:
+    """Take part in deviceshare while an entry in force has `volcano`."""
 
     def placed() -> GpuMemory | None:
         return next((kind.memory for kind in to.agent.offer.offered if isinstance(kind, VgpuPlaces)), None)
 
-    return VolcanoDeviceshare(*to.node_facts, placed, delivery=to.agent.deliveries.of("volcano")).run
+    async def until(configured: bool) -> None:
+        offer = to.agent.offer.dra
+        while to.agent.volcano() is not configured:
+            await offer.changed(offer.revision)
+
+    while True:
+        await until(True)
+        from nodeagent.cluster.volcano_deviceshare import VolcanoDeviceshare
+
+        delivery = to.agent.deliveries.of("volcano")
+        await either(VolcanoDeviceshare(*to.node_facts, placed, delivery=delivery).run(), until(False))
+        delivery.ended()
 
 
 def _evictions(to: Writing) -> Task:
@@ -402,7 +417,7 @@ PARTS = (
     AgentPart("limits", _writes_events, _limit_notices),
     AgentPart("mps", _writes_events, _mps_notices),
     AgentPart("nodestate", lambda agent: any(agent.settings.marks.values()), _marks),
-    AgentPart("volcano", lambda agent: agent.volcano, _volcano),
+    AgentPart("volcano", lambda _: True, _volcano),
     AgentPart("evictions", lambda agent: agent.settings.evict.enabled, _evictions),
     # Wherever accounting is on, because ``enforcement`` may change while the agent runs.
     AgentPart("over-use evictions", lambda agent: agent.accounting.enabled, _over_use_evictions),

@@ -54,6 +54,11 @@ class Delivery:
         self.reason, self.refused, self.left_out = None, False, tuple(left_out)
         self._changed.set()
 
+    def ended(self) -> None:
+        """There is nothing to write any more."""
+        self.reason, self.refused, self.left_out = None, False, ()
+        self._changed.set()
+
     @property
     def writes(self) -> ClusterWrites:
         return ClusterWrites(self.part, dict(self.results), self.reason, self.left_out, self.removed)

@@ -34,15 +34,17 @@ def setting(
     *,
     required: bool = False,
     exponent: bool = False,
+    restart: bool = False,
     example: tuple[str, msgspec.Struct] | None = None,
     **bounds: Any,
 ) -> msgspec.Meta:
     """Declare a setting with its meaning and bounds.
 
     ``required``: the file must hold the key although the struct has a default. ``exponent``: the number may be
-    written as 1e-12. ``example``: a line of text and an entry that the commented default shows for a list.
+    written as 1e-12. ``restart``: a running daemon keeps the value it started with, also of every setting below this
+    one (``config/in_force.py``). ``example``: a line of text and an entry that the commented default shows for a list.
     """
-    extra = {"required": required, "exponent": exponent, "example": example}
+    extra = {"required": required, "exponent": exponent, "restart": restart, "example": example}
     return msgspec.Meta(description=meaning, extra=extra, **bounds)
 
 

@@ -54,8 +54,8 @@ class DraOffer:
         self.current = OfferedPools()
         self.snapshot = Snapshot()
         self.revision = 0
-        """Grows with each change of ``current``, when the driver begins to serve, and when files of a claim are
-        written."""
+        """Grows with each change of ``current``, when the driver begins to serve, when files of a claim are written,
+        and when another configuration is in force."""
         self.served = False
         """Whether the driver serves or has served. After a change of the mode it does so without any pool, until the
         last claim ends. Meanwhile the kubelet keeps the slices of an earlier agent, so the agent must delete them."""

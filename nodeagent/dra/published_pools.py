@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,6 +16,7 @@ from nodeagent.dra.devices import MIG, DraDevice, PfDevice, pool_name
 from nodeagent.dra.mig_counters import counter_sets
 from nodeagent.dra.offered import DraOffer
 from nodeagent.facts.inventory import Inventory
+from nodeagent.health.health_settings import HealthSettings
 
 Json = dict[str, Any]
 
@@ -30,8 +31,9 @@ class SlicePools(msgspec.Struct, frozen=True):
 
 
 class PublishedPools:
-    """``no_execute`` are globs on the keys of reasons, ``share`` is that of ``device_taints``. ``near_nodes`` are the
-    NUMA nodes near each one, to be published as lists; empty: as one number."""
+    """``health`` returns the settings in force: ``no_execute`` are globs on the keys of reasons, ``guard.share`` is
+    that of ``device_taints``. ``near_nodes`` are the NUMA nodes near each one, to be published as lists; empty: as
+    one number."""
 
     def __init__(
         self,
@@ -39,12 +41,11 @@ class PublishedPools:
         offer: DraOffer,
         node: str,
         *,
-        no_execute: Collection[str] = (),
-        share: float = 0.5,
+        health: Callable[[], HealthSettings] = HealthSettings,
         near_nodes: Mapping[int, tuple[int, ...]] = {},
     ) -> None:
         self._inventory, self._offer, self._node = inventory, offer, node
-        self._no_execute, self._share = tuple(no_execute), share
+        self._health = health
         self.near_nodes = near_nodes
         self._links = LinkMemory()
         self._adopted = False
@@ -82,7 +83,9 @@ class PublishedPools:
             if devices is None:
                 unknown.append(name)
                 continue
-            found = taints(devices, no_execute=self._keys(devices), share=self._share, before=before)
+            found = taints(
+                devices, no_execute=self._keys(devices), share=self._health().guard.share, before=before
+            )
             for device in devices:
                 if device.name in current.obstacles:
                     found.setdefault(device.name, blocked())
@@ -104,4 +107,6 @@ class PublishedPools:
     def _keys(self, devices: Sequence[DraDevice]) -> frozenset[str]:
         """The keys of present reasons that match a glob of ``no_execute``."""
         keys = {reason.key for device in devices for reason in device.health.reasons}
-        return frozenset(key for key in keys if any(fnmatchcase(key, glob) for glob in self._no_execute))
+        return frozenset(
+            key for key in keys if any(fnmatchcase(key, glob) for glob in self._health().no_execute)
+        )

@@ -400,7 +400,8 @@ class CablingCheck:
             for node, report in pattern.nodes.items():
                 for i in sorted(report.contested) if report.contested else ():
                     others = [(slot.neighbor, port) for at, slot, port in report.contenders if at == i]
-                    same = (report.shape[i].neighbor, report.ports[i]) in others
+                    own = (report.shape[i].neighbor, report.ports[i])
+                    same = own in others or (own[0], "") in others
                     yield contested_link(
                         node, shown(pattern.shape[i].link), pattern.keys[i], bool(others), same
                     )

@@ -176,12 +176,21 @@ def rails_text(rails: Iterable[str], except_for: str) -> str:
 
 
 def shared_ports(leaf: str, places: Iterable[LinkPlace]) -> Iterator[Anomaly]:
-    """Switch ports that several nodes report at present."""
+    """Switch ports that several nodes report at present, and a switch that does not name its ports."""
     claims: dict[str, list[tuple[str, str]]] = {}
     for pattern, i in places:
         for node, report in pattern.nodes.items():
             if i not in report.stale:
                 claims.setdefault(report.ports[i], []).append((node, pattern.shape[i].link))
+    if nameless := claims.pop("", ()):
+        message = (
+            f"{leaf} announces its own chassis ID as the ID of each port, and no description of a port, so nothing "
+            f"tells the ports of {len(nameless)} links apart: let it announce the names of its interfaces; lldpd: "
+            "`lldpcli configure lldp portidsubtype ifname`; SONiC: start lldpmgrd, the feature lldp"
+        )
+        yield Anomaly(
+            AnomalyKind.SHARED_PORT, "", "", leaf, message, tuple(sorted({node for node, _ in nameless}))
+        )
     for port, claimants in sorted(claims.items()):
         nodes = sorted({node for node, _ in claimants})
         if len(nodes) < 2:

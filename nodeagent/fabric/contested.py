@@ -128,12 +128,12 @@ class _Evidence:
             port = report.ports[i]
             if self._counts(node, report, i):
                 self.claims.setdefault(named, set()).add(node)
-                self.ports.setdefault(named, set()).add(port)
+                self.ports.setdefault(named, set()).update({port} - {""})
             if i in report.stale:
                 continue
             self.nodes.setdefault(named, set()).add(node)
             self.of_chassis.setdefault(named[0], set()).add(node)
-            if i not in report.contested:
+            if port and i not in report.contested:
                 self.at_port.setdefault((named[0], port), set()).add(node)
 
     def _counts(self, node: str, report: CompactReport, i: int) -> bool:

@@ -67,7 +67,7 @@ def _fault(node: str, link: NodeLink, pods: tuple[str, ...]) -> LinkFault:
     neighbor = link.neighbor
     switch, port = "", ""
     if neighbor is not None:
-        switch, port = neighbor.system_name or neighbor.chassis_id.value, neighbor.port_id.value
+        switch, port = neighbor.system_name or neighbor.chassis_id.value, neighbor.port
     return LinkFault(
         node,
         link.name,

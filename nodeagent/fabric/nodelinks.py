@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from nodeagent.facts.port_names import port_name
+
 API_VERSION = "nodeagent.io/v1alpha1"
 KIND = "NodeLinks"
 NOT_UP = frozenset(("down", "missing", "unknown", "unused"))
@@ -49,6 +51,11 @@ class Contender(Wire, frozen=True, kw_only=True):
     system_name: str | None = None
     management_addresses: tuple[str, ...] = ()
 
+    @property
+    def port(self) -> str:
+        """The port ID; empty if it is the chassis ID too."""
+        return port_name(self.chassis_id, self.port_id, None)
+
 
 class LinkNeighbor(Wire, frozen=True, kw_only=True):
     """The switch port at the other end. ``stale``: its LLDP information has expired, and this was the last.
@@ -65,6 +72,11 @@ class LinkNeighbor(Wire, frozen=True, kw_only=True):
     stale: bool = False
     contested: bool = False
     contenders: tuple[Contender, ...] = ()
+
+    @property
+    def port(self) -> str:
+        """The port in one name; empty if the switch names none."""
+        return port_name(self.chassis_id, self.port_id, self.port_description)
 
 
 class RailLeg(Wire, frozen=True, kw_only=True):

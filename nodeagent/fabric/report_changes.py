@@ -43,4 +43,4 @@ def _facts(report: CompactReport) -> Iterator[tuple[tuple[str, str], str, bool]]
     for i, (slot, port) in enumerate(zip(report.shape, report.ports, strict=True)):
         if slot.neighbor is not None:
             switch = slot.neighbor.name or slot.neighbor.chassis
-            yield ("neighbor", slot.link), f"{switch} {port}", i in report.stale
+            yield ("neighbor", slot.link), f"{switch} {port}".rstrip(), i in report.stale

@@ -87,9 +87,10 @@ class OtherLink(NamedTuple):
 
 
 class CompactReport(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """``ports[i]`` is the switch port of link ``shape[i]``, and ``stale``, ``contested``, ``miscabled`` and ``unused``
-    contain i if this link is so; ``unused``: the node expects no cable there. ``contenders`` have i, a link to another
-    switch, and the port there, for each neighbor that sends beside that of ``shape[i]``.
+    """``ports[i]`` is the switch port of link ``shape[i]``, empty if nothing names it, and ``stale``,
+    ``contested``, ``miscabled`` and ``unused`` contain i if this link is so; ``unused``: the node expects no cable
+    there. ``contenders`` have i, a link to another switch, and the port there, for each neighbor that sends beside
+    that of ``shape[i]``.
 
     ``incomplete``: some link is up and has no current neighbor yet. ``up`` counts the links that are up. ``macs`` are
     the MAC addresses of all links of the node, of other fabrics too: six octets each. ``domains`` are the NVLink
@@ -179,11 +180,11 @@ class ReportReader:
                 unused.add(i)
             neighbor = link.neighbor
             if neighbor is not None and not _is_own(macs, neighbor):
-                ports.append(pool(neighbor.port_id.value))
+                ports.append(pool(neighbor.port))
                 if neighbor.contested:
                     contested.add(i)
                     contenders += (
-                        (i, self._slot(link, rails[i], other), pool(other.port_id.value))
+                        (i, self._slot(link, rails[i], other), pool(other.port))
                         for other in neighbor.contenders[:CONTENDERS_MAX]
                         if not _is_own(macs, other)
                     )
@@ -270,7 +271,10 @@ def _addresses(link: NodeLink) -> tuple[str, ...]:
 
 
 def _outranking(of_fabric: list[NodeLink], links: Iterable[NodeLink]) -> tuple[str, ...]:
-    """Links without a fabric that have a neighbor, if they have more bandwidth than all links of the tree's fabric."""
+    """Links outside the tree's fabric that have a neighbor, if they have more bandwidth than all links of the tree and
+    the node names the fabric of these. Otherwise the fastest links make the tree, which no VFs can have misled."""
+    if all(link.fabric is None for link in of_fabric):
+        return ()
     own = len(of_fabric) * max((link.speed_mbps or 0 for link in of_fabric), default=0)
     rest = [link for link in links if link.fabric is None and link.neighbor is not None and link.speed_mbps]
     return tuple([link.name for link in rest]) if 0 < own < sum(link.speed_mbps or 0 for link in rest) else ()

@@ -350,7 +350,8 @@ class SwitchNames:
                 for i, slot in enumerate(pattern.shape):
                     if slot.neighbor == announcement:
                         for report in pattern.nodes.values():
-                            (stale if i in report.stale else fresh).add(report.ports[i])
+                            port = report.ports[i] or announcement.chassis
+                            (stale if i in report.stale else fresh).add(port)
         return fresh, stale
 
     def _key(self, switch: list[NamedSwitch]) -> str:

@@ -39,7 +39,7 @@ _REMEDIES = {
     AnomalyKind.SHARED_SWITCH: "write the entry of `fabrics` in the message",
     AnomalyKind.OTHER_FABRIC: "write the entries of `fabrics` in the message",
     AnomalyKind.NO_LEAVES: "define the groups in the topology file; let DPUs forward LLDP",
-    AnomalyKind.SHARED_PORT: "look for a hub or bridge between the nodes, or for two switches with one name",
+    AnomalyKind.SHARED_PORT: "look for a hub, or two switches with one name; or let the switch name its ports",
     AnomalyKind.CONTESTED_LINK: "remove the bridge between them, or find the forger: nodeagent neighbors",
     AnomalyKind.DUPLICATE_SYSTEM_NAME: _OWN_NAME,
     AnomalyKind.SHARED_CHASSIS_ID: "give each switch a chassis ID of its own",
@@ -145,9 +145,13 @@ def _alive(plan: Plan) -> set[str]:
     """The names and chassis IDs of the switches to which a link is up."""
     alive: set[str] = set()
     for report in plan.levels.reports.values():
-        for slot, letter in zip(report.shape, report.states, strict=False):  # then the links of other fabrics
+        of_others = report.states[len(report.shape) :]
+        for slot, letter in zip(report.shape, report.states, strict=False):
             if slot.neighbor is not None and letter not in _DOWN_LETTERS:
                 alive |= {slot.neighbor.name, slot.neighbor.chassis.partition("=")[2]}
+        for other, letter in zip(report.others, of_others, strict=False):
+            if letter not in _DOWN_LETTERS:
+                alive.add(other.switch)
     return alive
 
 

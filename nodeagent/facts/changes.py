@@ -84,8 +84,7 @@ def _facts(now: Snapshot, nics: Mapping[str, str]) -> Iterator[tuple[tuple[str, 
         if not neighbor.stale and not neighbor.contender:
             where, switch = name_of.get(neighbor.link, neighbor.link), _switch(neighbor)
             names = (switch, *names_of.get(neighbor.link, ()))
-            text = f"{switch} {neighbor.port_id.value}"
-            yield ("neighbor", neighbor.link), FactInWords(where, text, (), names)
+            yield ("neighbor", neighbor.link), FactInWords(where, neighbor.place, (), names)
     for source in now.stale_sources:
         yield ("source", source.source), FactInWords(source.source, "no answer", (source.reason,))
     if now.gpu_driver is not None:

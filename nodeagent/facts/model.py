@@ -17,6 +17,8 @@ from functools import cached_property
 
 import msgspec
 
+from nodeagent.facts.port_names import port_name
+
 
 class State(StrEnum):
     """The state of a link, a function or a GPU; ``Health.allocatable`` decides whether pods may get it."""
@@ -507,6 +509,16 @@ class Neighbor(msgspec.Struct, frozen=True):
     confirmed: bool = False
     contender: bool = False
     source: str | None = None
+
+    @property
+    def port(self) -> str:
+        """The port in one name; empty if the switch names none."""
+        return port_name(self.chassis_id, self.port_id, self.port_description)
+
+    @property
+    def place(self) -> str:
+        """Switch and port for a person: ``leaf-1 swp3``."""
+        return f"{self.system_name or self.chassis_id.value} {self.port or self.port_id.value}"
 
 
 class Remark(msgspec.Struct, frozen=True):

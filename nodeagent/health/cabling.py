@@ -12,21 +12,24 @@ from nodeagent.facts.model import Neighbor
 _ADDRESS = re.compile(r"[0-9.]+")
 _INTERFACE = re.compile(r"([a-z-]*[a-z])\s*(\d.*)")
 """A type and a number. In Junos a hyphen is between them, and its types are other ones."""
+_GIGABIT = re.compile(r"(x|[a-z]*?)gig(?:e|eth|ethernet|abitethernet)?")
+"""The long form of a type with a speed: ``FourHundredGigE`` (IOS XR, Comware), ``TenGigabitEthernet``."""
 _TYPES = {
     "ethernet": "eth et",
     "fastethernet": "fa fas fe",
-    "gigabitethernet": "gi gig gige ge",
-    "tengigabitethernet": "te ten tengig ten-gigabitethernet xge",
-    "twentyfivegige": "twe tf twentyfivegig twentyfivegigabitethernet",
-    "fortygigabitethernet": "fo fge fortygig fortygige",
-    "fiftygigabitethernet": "fi fiftygige",
-    "hundredgigabitethernet": "hu hundredgig hundredgige",
-    "twohundredgigabitethernet": "th twohundredgig twohundredgige",
-    "fourhundredgigabitethernet": "f fourhundredgig fourhundredgige",
+    "gigabitethernet": "gi ge",
+    "tengigabitethernet": "te xge xgigabitethernet",
+    "twentyfivegigabitethernet": "twe tf wge",
+    "fortygigabitethernet": "fo fge",
+    "fiftygigabitethernet": "fi",
+    "hundredgigabitethernet": "hu hge",
+    "twohundredgigabitethernet": "th",
+    "fourhundredgigabitethernet": "f fh",
     "management": "ma mgmt",
-    "port-channel": "po portchannel",
+    "portchannel": "po",
 }
-"""The types of interfaces in their long form, with other forms of each."""
+"""The types of interfaces in their long form without hyphens, with other forms of each: of IOS XR, IOS XE, NX-OS, EOS,
+of Comware (``XGE``, ``WGE``, ``FGE``, ``HGE``) and VRP (``XGigabitEthernet``)."""
 _LONG_TYPES = {form: long for long, forms in _TYPES.items() for form in forms.split()}
 
 
@@ -83,8 +86,7 @@ def compare(planned: Port, neighbors: Iterable[Neighbor]) -> tuple[bool | None, 
         return None, None
     right = next((neighbor for neighbor in fresh if is_port(planned, neighbor)), None)
     actual = right or fresh[0]
-    words = f"{actual.system_name or actual.chassis_id.value} {actual.port_id.value}"
-    return right is not None, f"{words}, planned {planned.switch} {planned.port}"
+    return right is not None, f"{actual.place}, planned {planned.switch} {planned.port}"
 
 
 def is_port(planned: Port, neighbor: Neighbor) -> bool:
@@ -119,4 +121,9 @@ def _long_form(interface: str) -> str:
     """The name of an interface with its type in one spelling. Names with another type stay."""
     name = interface.strip().lower()
     parts = _INTERFACE.fullmatch(name)
-    return name if parts is None else _LONG_TYPES.get(parts[1], parts[1]) + parts[2]
+    if parts is None:
+        return name
+    kind = parts[1].replace("-", "")
+    if gigabit := _GIGABIT.fullmatch(kind):
+        kind = f"{gigabit[1]}gigabitethernet"
+    return _LONG_TYPES.get(kind, kind) + parts[2]

@@ -77,11 +77,6 @@ def find_remarks(sides: Iterable[LinkSide], neighbors: Sequence[Neighbor]) -> tu
     return tuple(sorted(remarks, key=lambda remark: (remark.link, remark.key, remark.detail)))
 
 
-def name_of(neighbor: Neighbor) -> str:
-    """The switch and port for a person: ``leaf-1 swp3``."""
-    return f"{neighbor.system_name or neighbor.chassis_id.value} {neighbor.port_id.value}"
-
-
 def missing_frames_reason(side: LinkSide) -> str:
     """The likely reason, by driver, why no LLDP arrives."""
     if side.device in _BLUEFIELD:
@@ -117,24 +112,24 @@ def _mismatches(side: LinkSide, neighbor: Neighbor) -> Iterable[Remark]:
     # 802.3 counts header and checksum; lldpd and the switches built on it send the bare MTU. So a frame is too
     # large for certain only if the node's MTU exceeds the announced size.
     if side.mtu is not None and size and side.mtu > size:
-        detail = f"MTU {side.mtu} here, but {name_of(neighbor)} takes frames of at most {size} octets"
+        detail = f"MTU {side.mtu} here, but {neighbor.place} takes frames of at most {size} octets"
         yield Remark(side.link, FRAME_SIZE, detail)
     if side.pfc is not None and neighbor.pfc is not None and side.pfc != neighbor.pfc:
         ours, theirs = _numbers(side.pfc), _numbers(neighbor.pfc)
-        yield Remark(side.link, PFC, f"PFC for priorities {ours} here, {theirs} at {name_of(neighbor)}")
+        yield Remark(side.link, PFC, f"PFC for priorities {ours} here, {theirs} at {neighbor.place}")
     if side.ets is not None and neighbor.ets is not None:
         differing = _differences(side.ets, neighbor.ets)
         if differing:
-            detail = f"ETS differs from {name_of(neighbor)} in {', '.join(differing)}"
+            detail = f"ETS differs from {neighbor.place} in {', '.join(differing)}"
             yield Remark(side.link, ETS, detail)
 
 
 def find_duplicates(neighbors: Iterable[Neighbor]) -> tuple[tuple[Neighbor, ...], ...]:
-    """Live neighbors with one MSAP on several links, one for each link: one port cannot hold two cables."""
+    """Live neighbors of one port on several links, one for each link: one port cannot hold two cables."""
     groups: dict[object, dict[str, Neighbor]] = {}
     for neighbor in neighbors:
-        if not neighbor.stale:
-            groups.setdefault((neighbor.chassis_id, neighbor.port_id), {}).setdefault(neighbor.link, neighbor)
+        if not neighbor.stale and neighbor.port:
+            groups.setdefault((neighbor.chassis_id, neighbor.port), {}).setdefault(neighbor.link, neighbor)
     return tuple(tuple(group.values()) for group in groups.values() if len(group) > 1)
 
 
@@ -150,18 +145,18 @@ def find_crowded(neighbors: Iterable[Neighbor]) -> tuple[tuple[Neighbor, ...], .
 def _several_neighbors(neighbors: Sequence[Neighbor]) -> Iterable[Remark]:
     for group in find_duplicates(neighbors):
         links = ", ".join(sorted(neighbor.link for neighbor in group))
-        detail = f"frames of {name_of(group[0])} come in on {links}: a device forwards LLDP, or two ports have one name"
+        detail = f"frames of {group[0].place} come in on {links}: a device forwards LLDP, or two ports have one name"
         for neighbor in group:
             yield Remark(neighbor.link, DUPLICATE, detail)
     for group in find_crowded(neighbors):
         first, other, *more = group
-        names, cause = name_of(other), ""
-        if names == name_of(first):
+        names, cause = other.place, ""
+        if names == first.place:
             names += f" from {other.source} and not from {first.source}"
             cause = "the switch has two supervisors that both send, "
         names += " and others" if more else ""
         detail = (
-            f"several neighbors on one port: beside {name_of(first)}, confirmed longest, there is {names}: {cause}"
+            f"several neighbors on one port: beside {first.place}, confirmed longest, there is {names}: {cause}"
             "a device between them forwards LLDP, or a program on this node sends forged frames"
         )
         yield Remark(first.link, CROWDED, detail)

@@ -190,14 +190,14 @@ def _lldp_finding(facts: FactIndex) -> Iterator[Series]:
 
 
 def _lldp_neighbor_duplicates(facts: FactIndex) -> Iterator[Series]:
-    current = [neighbor for neighbor in facts.snapshot.neighbors if not neighbor.stale]
+    current = [neighbor for neighbor in facts.snapshot.neighbors if not neighbor.stale and neighbor.port]
     links: dict[tuple[object, object], set[str]] = {}
     for neighbor in current:
-        links.setdefault((neighbor.chassis_id, neighbor.port_id), set()).add(neighbor.link)
+        links.setdefault((neighbor.chassis_id, neighbor.port), set()).add(neighbor.link)
     series = [
-        (neighbor.link, f"{neighbor.system_name or neighbor.chassis_id.value} {neighbor.port_id.value}")
+        (neighbor.link, neighbor.place)
         for neighbor in current
-        if len(links[neighbor.chassis_id, neighbor.port_id]) > 1
+        if len(links[neighbor.chassis_id, neighbor.port]) > 1
     ]
     for labels in dict.fromkeys(series):
         yield labels, 1

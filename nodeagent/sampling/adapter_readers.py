@@ -1,15 +1,12 @@
 """Readers of the adapter behind a link: driver statistics, RDMA, PCIe and devlink.
 
-To add a driver statistic, add a line to the names below and a row to ``measurements/table.py``. The names are those of
-mlx5 (Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst), then those of bnxt_en and ice. Other
-statistics are ignored.
+The names of statistics and RDMA counters are those of each driver: ``driver_names.py``. Others are ignored.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from errno import EINVAL, ENODEV, EOPNOTSUPP
 from functools import partial
 
@@ -23,6 +20,7 @@ from nodeagent.host.pcie_link import PcieLinks
 from nodeagent.host.rdma_ports import PORT_COUNTERS, RdmaPorts
 from nodeagent.host.sysfs import OpenAttributes, SysfsError, Tree
 from nodeagent.measurements.sample import Sample, Source
+from nodeagent.sampling.driver_names import DriverNames, driver_values, names_of, rdma_values
 from nodeagent.sampling.reader import (
     RETRY_S,
     LazySocket,
@@ -40,128 +38,6 @@ _OCTETS = 4
 _HOUR_S = 3600.0
 
 
-_PLAIN = {
-    "rx_bytes_phy": "phy_rx_bytes",
-    "tx_bytes_phy": "phy_tx_bytes",
-    "rx_bits_phy": "phy_rx_bits",
-    "rx_pcs_symbol_err_phy": "symbol_errors",
-    "link_down_events_phy": "link_down_events",
-    "rx_discards_phy": "rx_discards",
-    "tx_discards_phy": "tx_discards",
-    "rx_out_of_buffer": "rx_out_of_buffer",
-    "rx_crc_errors_phy": "crc_errors",
-    "rx_corrected_bits_phy": "fec_corrected_bits",
-    "tx_pause_storm_warning_events": "pause_storm_warnings",
-    "tx_pause_storm_error_events": "pause_storm_errors",
-    "rx_pci_signal_integrity": "pcie_rx_signal_errors",
-    "tx_pci_signal_integrity": "pcie_tx_signal_errors",
-    "outbound_pci_stalled_rd_events": "pcie_stalled_read_seconds",
-    "outbound_pci_stalled_wr_events": "pcie_stalled_write_seconds",
-    "outbound_pci_buffer_overflow": "pcie_buffer_overflows",
-    "module_unplug": "module_unplugs",
-    "module_high_temp": "module_high_temperatures",
-    "module_bus_stuck": "module_bus_stuck",
-    "module_bad_shorted": "module_bad_shorted",
-    # bnxt_en
-    "rx_bits": "phy_rx_bits",
-    "rx_pcs_symbol_err": "symbol_errors",
-    "rx_corrected_bits": "fec_corrected_bits",
-    "link_down_events": "link_down_events",
-    "rx_fcs_err_frames": "crc_errors",
-    # ice
-    "rx_crc_errors.nic": "crc_errors",
-}
-
-_MICRO = 1e-6
-_MICROSECONDS = {
-    "rx_global_pause_duration": "global_rx_pause_seconds",
-    "tx_global_pause_duration": "global_tx_pause_seconds",
-}
-_NUMBERED: tuple[tuple[re.Pattern[str], str, float], ...] = tuple(
-    (re.compile(pattern), name, factor)
-    for pattern, name, factor in (
-        (r"rx_err_lane_(\d{1,2})_phy", "lane_errors", 1),
-        (r"rx_prio([0-7])_pause", "prio_rx_pause_frames", 1),
-        (r"tx_prio([0-7])_pause", "prio_tx_pause_frames", 1),
-        (r"rx_prio([0-7])_pause_duration", "prio_rx_pause_seconds", _MICRO),
-        (r"tx_prio([0-7])_pause_duration", "prio_tx_pause_seconds", _MICRO),
-        (r"rx_prio([0-7])_pause_transition", "prio_rx_pause_transitions", 1),
-        (r"rx_prio([0-7])_marked", "prio_ecn_marked", 1),
-        (r"rx_prio([0-7])_discards", "prio_discards", 1),
-        (r"rx_prio([0-7])_buf_discard", "prio_buffer_discards", 1),
-        (r"rx_prio([0-7])_cong_discard", "prio_congestion_discards", 1),
-        # bnxt_en
-        (r"rx_pfc_ena_frames_pri([0-7])", "prio_rx_pause_frames", 1),
-        (r"tx_pfc_ena_frames_pri([0-7])", "prio_tx_pause_frames", 1),
-        (r"pfc_pri([0-7])_rx_duration_us", "prio_rx_pause_seconds", _MICRO),
-        (r"pfc_pri([0-7])_tx_duration_us", "prio_tx_pause_seconds", _MICRO),
-        (r"pfc_pri([0-7])_rx_transitions", "prio_rx_pause_transitions", 1),
-        # ice
-        (r"rx_priority_([0-7])_xoff\.nic", "prio_rx_pause_frames", 1),
-        (r"tx_priority_([0-7])_xoff\.nic", "prio_tx_pause_frames", 1),
-    )
-)
-
-
-class DriverCounters:
-    """Translates statistics and caches each name."""
-
-    _NAMES_MAX = 65536
-
-    def __init__(self) -> None:
-        self._names: dict[str, tuple[str, float] | None] = {}
-
-    def values(self, statistics: Mapping[str, int]) -> dict[str, float]:
-        """The statistics that have a sample name, in its unit."""
-        names = self._names
-        if len(names) > self._NAMES_MAX:
-            names.clear()
-        for statistic in statistics.keys() - names.keys():
-            names[statistic] = sample_name(statistic)
-        values: dict[str, float] = {}
-        for statistic, value in statistics.items():
-            translated = names[statistic]
-            if translated is not None:
-                name, factor = translated
-                values[name] = value if factor == 1 else value * factor
-        return values
-
-
-def sample_name(statistic: str) -> tuple[str, float] | None:
-    """The sample name, and the factor for its unit."""
-    plain = _PLAIN.get(statistic)
-    if plain is not None:
-        return plain, 1
-    if statistic in _MICROSECONDS:
-        return _MICROSECONDS[statistic], _MICRO
-    for pattern, name, factor in _NUMBERED:
-        match = pattern.fullmatch(statistic)
-        if match:
-            return f"{name}/{int(match[1])}", factor
-    return None
-
-
-RDMA: Mapping[str, str] = {
-    "out_of_sequence": "rdma_out_of_sequence",
-    "packet_seq_err": "rdma_packet_sequence_errors",
-    "local_ack_timeout_err": "rdma_ack_timeouts",
-    "rnr_nak_retry_err": "rdma_rnr_retries",
-    "roce_adp_retrans": "rdma_adaptive_retransmits",
-    "roce_slow_restart": "rdma_slow_restarts",
-    "np_cnp_sent": "rdma_cnp_sent",
-    "rp_cnp_handled": "rdma_cnp_handled",
-    "np_ecn_marked_roce_packets": "rdma_ecn_marked",
-    "rx_icrc_encapsulated": "rdma_icrc_errors",
-    "req_cqe_error": "rdma_requester_cqe_errors",
-    "resp_cqe_error": "rdma_responder_cqe_errors",
-}
-"""Hardware counters of RDMA ports. The files in ``hw_counters`` and netlink use the same names."""
-
-
-def rdma_values(counters: Mapping[str, int]) -> dict[str, float]:
-    return {RDMA[name]: value for name, value in counters.items() if name in RDMA}
-
-
 class DriverReader(SampleReader):
     """The driver's private statistics, and once an hour the driver's name and the firmware's version."""
 
@@ -169,7 +45,6 @@ class DriverReader(SampleReader):
         super().__init__(Source.DRIVER)
         self._pf_netdevs = pf_netdevs
         self._ethtool: Ethtool | None = None
-        self._counters = DriverCounters()
         self._info: dict[int, tuple[float, DriverInfo]] = {}
 
     def close(self) -> None:
@@ -192,7 +67,7 @@ class DriverReader(SampleReader):
         netdev, ifindex = self._pf_netdevs.name.get(device), self._pf_netdevs.ifindex.get(device)
         if netdev is None or ifindex is None:
             return None  # the link reader, in its own thread, no longer lists the PF
-        values = self._counters.values(self._ethtool.statistics(netdev, ifindex))
+        values = driver_values(pf.driver, self._ethtool.statistics(netdev, ifindex))
         return Sample(now, device, Source.DRIVER, values, self._texts(netdev, ifindex, now))
 
     def _texts(self, netdev: str, ifindex: int, now: float) -> dict[str, str]:
@@ -244,7 +119,7 @@ class RdmaReader(SysfsReader):
                 continue
             before = self.ports.refused.keys() | ()
             try:
-                samples.append(self._sample(pf.pci_address, rdma, indexes.get(rdma.device), again=again))
+                samples.append(self._sample(pf, rdma, indexes.get(rdma.device), again=again))
             except (SysfsError, NetlinkError) as error:
                 self.skipped.add(pf.pci_address, str(error), now)
                 continue
@@ -258,7 +133,7 @@ class RdmaReader(SysfsReader):
                 )
         return [sample for sample in samples if sample.values]
 
-    def _sample(self, device: str, rdma: Rdma, index: int | None, *, again: bool) -> Sample:
+    def _sample(self, pf: Function, rdma: Rdma, index: int | None, *, again: bool) -> Sample:
         now = boottime()
         state = self.ports.state(rdma.device)
         traffic = self.ports.counters(rdma.device, PORT_COUNTERS)
@@ -274,23 +149,25 @@ class RdmaReader(SysfsReader):
             rdma_rx_bytes=data.get("port_rcv_data"),
             rdma_tx_bytes=data.get("port_xmit_data"),
         )
-        values |= rdma_values(self._hardware(rdma.device, index))
+        values |= rdma_values(pf.driver, self._hardware(rdma.device, index, names_of(pf.driver)))
         texts = {
             "rdma_device": rdma.device,
             "rdma_link_layer": state.link_layer,
             "rdma_phys_state": state.phys_state,
             "node_guid": state.node_guid,
         }
-        return Sample(now, device, Source.RDMA, values, {name: text for name, text in texts.items() if text})
+        return Sample(
+            now, pf.pci_address, Source.RDMA, values, {name: text for name, text in texts.items() if text}
+        )
 
-    def _hardware(self, device: str, index: int | None) -> dict[str, int]:
+    def _hardware(self, device: str, index: int | None, names: DriverNames) -> dict[str, int]:
         if index is not None:
             try:
                 return self._socket.get().read(index)
             except NetlinkRefusedError as error:
                 if error.code not in (EOPNOTSUPP, EINVAL, ENODEV):
                     raise
-        return self.ports.counters(device, tuple(RDMA), "hw_counters")
+        return self.ports.counters(device, tuple(names.rdma), "hw_counters")
 
     def _indexes(self, now: float) -> dict[str, int]:
         """The netlink index of each RDMA device; empty if the counters must be read from files."""

@@ -24,7 +24,7 @@ from nodeagent.host.clock import boottime
 from nodeagent.host.netlink.dcb import UNKNOWN_DCB, DcbSettings
 from nodeagent.host.netlink.netdevs import Netdev
 from nodeagent.host.packet import LldpSocket, PacketError
-from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, LinkSide, find_remarks, name_of
+from nodeagent.lldp.link_remarks import NO_NEIGHBOR_AFTER_S, LinkSide, find_remarks
 from nodeagent.lldp.neighbor_table import (
     TTL_MAX_S,
     FrameOutcome,
@@ -382,7 +382,7 @@ class LldpReceiver:
                 after.chassis_id,
                 after.port_id,
             ):
-                link.moved_from, link.moved_at = name_of(before), now
+                link.moved_from, link.moved_at = before.place, now
 
     def _side(self, link: ReceivingLink, now: float, live: bool) -> LinkSide:
         function = link.selected.function

@@ -136,7 +136,10 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
     )
     web: Annotated[
         MapSettings,
-        setting("The web server of the controller, at --listen: TLS, access control and the fabric map."),
+        setting(
+            "The web server of the controller, at --listen: TLS, access control and the fabric map.",
+            restart=True,
+        ),
     ] = MapSettings()
     jobs: Annotated[
         bool,
@@ -147,7 +150,8 @@ class FabricConfig(FabricRules, frozen=True, kw_only=True):
         ),
     ] = False
     history: Annotated[
-        HistorySettings, setting("What changed in the reports of the nodes, and when: nodeagent history.")
+        HistorySettings,
+        setting("What changed in the reports of the nodes, and when: nodeagent history.", restart=True),
     ] = HistorySettings()
     rails: Annotated[FabricRailsSettings, setting("Probes between the rails of the nodes.")] = (
         FabricRailsSettings()

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from nodeagent.base.change_log import ChangeLog
 from nodeagent.base.supervise import Fatal, beside, keep
 from nodeagent.config.followed_configuration import FollowedConfiguration
+from nodeagent.config.in_force import adopted
 from nodeagent.fabric import Planner
 from nodeagent.fabric.rail_anomalies import RailJudge
 from nodeagent.fabric.topology_file import Topology
@@ -103,6 +104,7 @@ class FabricInForce:
 
     def _adopt(self, config: FabricConfig, topology: Topology) -> None:
         """Raises ``Fatal`` and then changes nothing."""
+        config, waiting = adopted(self._config, config)
         before, self.parts = self.parts, self._make(config, topology)
         removals = {kept.removal for kept in self.parts.kept.values()}
         for kept in before.kept.values():
@@ -115,8 +117,8 @@ class FabricInForce:
                 "RailPartners are no longer kept, and agents that probe go on by them. remove=%r",
                 "kubectl delete railpartners --all",
             )
-        if config.web != self._config.web:
-            log.warning("A changed setting takes effect when the controller is restarted. setting=web")
+        for path in waiting:
+            log.warning("A changed setting takes effect when the controller is restarted. setting=%s", path)
         self._config, self._topology = config, topology
         self._replaced.set()
         self._replaced = asyncio.Event()

@@ -99,7 +99,7 @@ async def test_a_reload_logs_that_changed_samples_need_a_restart(caplog: pytest.
         await n.kubelet.start()
         await n.start_agent(config)
         n.configure("samples: {moduleSeconds: 120}\n")
-        needed = "A changed setting takes effect when the agent is restarted. setting=samples"
+        needed = "A changed setting takes effect when the agent is restarted. setting=samples.moduleSeconds"
         await n.until(lambda: needed in caplog.messages)
 
 

@@ -157,6 +157,43 @@ async def test_devices_of_mode_dra_are_published_and_a_fault_is_a_taint_until_it
         await server.until(lambda: len(slices()) == 2 and not taints())
 
 
+async def test_changed_settings_of_no_execute_and_of_its_guard_count_for_claims_at_once(
+    server, kubeconfig, monkeypatch
+):
+    shorten_holdings(monkeypatch)
+
+    def effects():
+        return [
+            taint["effect"]
+            for one in server.objects("resourceslices")
+            for device in one["spec"]["devices"]
+            for taint in device.get("taints", ())
+        ]
+
+    async with node() as n:
+
+        def configure(no_execute, share):
+            return n.configure(
+                f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}, report: false, events: false}}\n"
+                f"health: {{noExecute: [{no_execute}], guard: {{share: {share}, seconds: 0}}}}\n"
+                "resources: [{kind: gpu-mem, mode: dra}]\n"
+            )
+
+        await n.kubelet.start()
+        await n.start_agent(configure("", 0.5), node_name="gpu-0")
+        await server.until(lambda: server.objects("resourceslices"))
+        n.machine.lose_gpu(0)
+        await server.until(lambda: effects() == ["NoSchedule"])
+        configure("gpu_*", 0.5)
+        await server.until(lambda: effects() == ["NoExecute"])
+        n.machine.lose_gpu(1)
+        await server.until(lambda: effects() == ["NoExecute", "NoSchedule"])
+        configure("gpu_*", 1)
+        await server.until(lambda: effects() == ["NoExecute", "NoExecute"])
+        configure("", 1)
+        await server.until(lambda: effects() == ["NoSchedule", "NoSchedule"])
+
+
 async def test_the_node_has_the_largest_free_block_as_a_label(server, kubeconfig, monkeypatch):
     shorten(monkeypatch, DeviceMarker.__init__, jitter_s=0.0)
     monkeypatch.setattr(device_marks, "PER_S", 2.0)  # else the second write comes ten seconds after the first
@@ -259,12 +296,11 @@ def test_without_a_node_name_nothing_is_written(kubeconfig, caplog):
     assert agent_tasks.node_access(settings, "gpu-0").node == "gpu-0"
 
 
-def parts(*, accounted: bool = False, volcano: bool = False, probes: bool = False, **settings: object) -> str:
+def parts(*, accounted: bool = False, probes: bool = False, **settings: object) -> str:
     """The names of the enabled parts."""
     agent = SimpleNamespace(
         settings=ClusterSettings(**settings),
         accounting=SimpleNamespace(enabled=accounted),
-        volcano=volcano,
         rail_watch=object() if probes else None,
     )
     return " ".join(part.name for part in agent_tasks.PARTS if part.enabled(agent))
@@ -290,12 +326,14 @@ def test_each_function_of_notices_is_posted():
 
 
 def test_the_settings_enable_the_parts():
-    assert parts() == "slices claims nodelinks events state names over-use limits mps"
-    assert parts(report=False, events=False) == "slices claims"
-    assert parts(report=False, events=False, evict=EvictSettings(enabled=True)) == "slices claims evictions"
-    assert parts(report=False, events=False, accounted=True) == "slices claims over-use evictions"
-    assert parts(report=False, events=False, volcano=True) == "slices claims volcano"
-    assert parts(report=False, events=False, probes=True) == "slices claims rail-probes"
+    assert parts() == "slices claims nodelinks events state names over-use limits mps volcano"
+    assert parts(report=False, events=False) == "slices claims volcano"
+    assert (
+        parts(report=False, events=False, evict=EvictSettings(enabled=True))
+        == "slices claims volcano evictions"
+    )
+    assert parts(report=False, events=False, accounted=True) == "slices claims volcano over-use evictions"
+    assert parts(report=False, events=False, probes=True) == "slices claims rail-probes volcano"
     enabled = {
         "conditions": True,
         "label": True,
@@ -304,7 +342,7 @@ def test_the_settings_enable_the_parts():
         "gpu_mem_enforcement": True,
     }
     tainted = EvictSettings(enabled=True, taint=True)
-    assert parts(report=False, events=False, evict=tainted) == "slices claims nodestate evictions"
+    assert parts(report=False, events=False, evict=tainted) == "slices claims nodestate volcano evictions"
     assert {*enabled, "evict_taint"} == ClusterSettings().marks.keys()
     for name, on in enabled.items():
-        assert parts(report=False, events=False, **{name: on}) == "slices claims nodestate"
+        assert parts(report=False, events=False, **{name: on}) == "slices claims nodestate volcano"

@@ -189,7 +189,7 @@ def leaves(node: Any, path: str = "") -> set[str]:
 
 def test_the_table_has_a_row_for_every_setting() -> None:
     rows = [re.split(r"(?<!\\)\|", line) for line in settings_table(Config).splitlines()[2:]]
-    assert {len(row) for row in rows} == {6}
+    assert {len(row) for row in rows} == {7}
     shown = [row[1].strip().strip("`") for row in rows]
     assert len(shown) == len(set(shown))
     default = plain(Config())

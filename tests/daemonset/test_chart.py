@@ -332,7 +332,15 @@ def checksum(**values: Any) -> str:
     return checksums(render(values))["nodeagent"]
 
 
-@pytest.mark.parametrize("setting", [VFS, {"listen": ":9999"}, {"cluster": {"conditions": True}}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        VFS,
+        {"listen": ":9999"},
+        {"cluster": {"conditions": True}},
+        {"health": {"stateDirectory": "/srv/state"}},
+    ],
+)
 def test_a_setting_that_pods_read_at_their_start_restarts_them(setting: dict[str, Any]) -> None:
     assert checksum(config=HEADER | setting) != checksum(config=HEADER)
 
@@ -342,7 +350,7 @@ def test_a_setting_that_pods_read_at_their_start_restarts_them(setting: dict[str
     [
         {"resourcePrefix": "x"},
         {"resources": [{"kind": "gpu"}]},
-        {"health": {"enabled": False}},
+        {"health": {"unused": ["eth0"]}},
         {"log": {"level": "debug"}},
     ],
 )

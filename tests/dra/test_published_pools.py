@@ -30,6 +30,7 @@ from nodeagent.facts.model import (
     State,
 )
 from nodeagent.health.cordons import with_cordon
+from nodeagent.health.health_settings import HealthSettings
 from nodeagent.offering.offer import Offer
 from nodeagent_lab.sim.apiserver import resource_slices
 from tests.support.kind_machines import dgx, gpu_of, pf_of, vf_of
@@ -239,7 +240,7 @@ def test_a_device_whose_files_cannot_be_written_gets_no_new_claim() -> None:
 
 
 def test_no_execute_only_where_it_is_asked_for() -> None:
-    node = Node(with_health(dgx(), BAD, gpus=1, pfs=1), no_execute=("xid_*",))
+    node = Node(with_health(dgx(), BAD, gpus=1, pfs=1), health=lambda: HealthSettings(no_execute=("xid_*",)))
     assert node.taints("gpu") == {0: ("xid_79", "NoExecute")}
     node.take(with_health(dgx(), DOWN, gpus=0, pfs=1))
     assert node.taints("nic") == {0: ("carrier_down", "NoSchedule")}
@@ -247,12 +248,12 @@ def test_no_execute_only_where_it_is_asked_for() -> None:
 
 @pytest.mark.parametrize(("failed", "effects"), [(4, ["NoExecute"] * 4), (5, ["NoSchedule"] * 5)])
 def test_most_devices_of_a_pool_never_get_no_execute_at_once(failed: int, effects: list[str]) -> None:
-    node = Node(with_health(dgx(), BAD, gpus=failed), no_execute=("xid_79",))
+    node = Node(with_health(dgx(), BAD, gpus=failed), health=lambda: HealthSettings(no_execute=("xid_79",)))
     assert [effect for _, effect in node.taints("gpu").values()] == effects
 
 
 def test_a_device_that_has_no_execute_keeps_it_when_many_more_fail() -> None:
-    node = Node(with_health(dgx(), BAD, gpus=1), no_execute=("xid_79",))
+    node = Node(with_health(dgx(), BAD, gpus=1), health=lambda: HealthSettings(no_execute=("xid_79",)))
     stored = node.stored()
     node.take(with_health(dgx(), BAD, gpus=8))
     effects = [effect for _, effect in node.taints("gpu", stored).values()]

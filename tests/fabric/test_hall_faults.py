@@ -318,6 +318,37 @@ def storage_without_vfs(of: Hall) -> Expected:
     return set()
 
 
+def one_id_for_all_ports(of: Hall) -> Expected:
+    of.one_id = True
+    return set()
+
+
+def one_id_and_a_hub(of: Hall) -> Expected:
+    """Two nodes hear one port of a switch, whose name is in the description."""
+    of.one_id = True
+    first, second = of.nodes(0)[:2]
+    of.ports[first, 3, "su0-leaf3"] = of.ports[second, 3, "su0-leaf3"] = 40
+    return {("shared-port", node, "rail3", "su0-leaf3") for node in (first, second)}
+
+
+def nothing_names_a_port(of: Hall) -> Expected:
+    of.one_id, of.described = True, False
+    return {("shared-port", "", "", leaf) for unit in of.leaf for leaf in unit}
+
+
+def without_vfs(speed: int, management: range = range(8, 9)) -> Callable[[Hall], Expected]:
+    """Nodes whose NICs have no VFs, so no link has a rail or a fabric. Slow links go to switches for management."""
+
+    def fault(of: Hall) -> Expected:
+        of.outside = range(management.stop)
+        of.links.update(dict.fromkeys(of.unit, management.stop))
+        of.speed = dict.fromkeys(management, speed)
+        of.cables.update({(node, link): f"mgmt{link}" for node in of.unit for link in management})
+        return set()
+
+    return fault
+
+
 def rack_of_another_unit_ends_here(of: Hall) -> Expected:
     """Three nodes have rails 0 and 7 exchanged. The cables of a rack of the other unit are shifted by one, and the last
     ones are at the same leaf switch: they do not make it a switch of rail 7."""
@@ -387,6 +418,11 @@ ROWS = {
     "racks with one node each": Row(first_nodes_of_racks),
     "the storage NICs alone have VFs": Row(storage_alone_has_vfs, units=1),
     "the storage NICs alone have no VFs": Row(storage_without_vfs),
+    "the ports of a switch have one ID and a description each": Row(one_id_for_all_ports),
+    "the ports of a switch have one ID, and two nodes one port": Row(one_id_and_a_hub),
+    "the ports of a switch have one ID and no description": Row(nothing_names_a_port),
+    "no NIC has VFs": Row(without_vfs(10_000)),
+    "no NIC has VFs, and many slow ones are faster together": Row(without_vfs(150_000, range(8, 31))),
 }
 
 

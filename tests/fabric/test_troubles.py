@@ -61,6 +61,22 @@ def test_the_document_has_the_list_of_the_verb_and_the_pods_in_trouble():
     }
 
 
+def test_a_switch_outside_the_tree_is_alive_while_a_link_to_it_is_up():
+    """So links to it that went down within minutes, as clocks of nodes differ, have a cause each."""
+    planner, cables = published()
+    for minute, node in enumerate(list(cables)[:4]):
+        report = fabrics.links(node, (*cables[node], End("storage", f"swp{minute}")))
+        *links, storage = report.links
+        storage = structs.replace(storage, fabric=None, rail=None)
+        if minute:
+            at = f"2026-01-01T00:0{minute}:00Z"
+            storage = structs.replace(
+                storage, state="down", reasons=("carrier_down",), last_transition_time=at
+            )
+        planner.report(node, structs.replace(report, links=(*links, storage)))
+    assert [one.link_count for one in view_of(planner, 1.0).troubles] == [1, 1, 1]
+
+
 def test_a_link_that_is_mended_a_refused_report_and_a_deleted_one_leave_the_list():
     planner, cables = published()
     nodes = list(cables)[:3]

@@ -453,6 +453,25 @@ def test_one_port_on_two_links_is_a_duplicate_until_one_is_stale():
     assert find_duplicates(table.neighbors()) == ()
 
 
+@pytest.mark.parametrize("described", [True, False])
+def test_two_ports_with_the_id_of_their_switch_are_no_duplicates(described: bool) -> None:
+    """A switch with one MAC address for all ports: the description names the port, or nothing does."""
+    neighbors = [
+        Neighbor(
+            link=f"eth{port}",
+            chassis_id=Identifier("mac", "02:00:00:00:00:01"),
+            port_id=Identifier("mac", "02:00:00:00:00:01"),
+            system_name="sonic",
+            port_description=f"Ethernet{port}" if described else None,
+        )
+        for port in (0, 4)
+    ]
+    assert find_duplicates(neighbors) == ()
+    assert neighbors[0].place == ("sonic Ethernet0" if described else "sonic 02:00:00:00:00:01")
+    same = (neighbors[0], structs.replace(neighbors[0], link="eth8"))
+    assert find_duplicates(same) == ((same,) if described else ())
+
+
 def test_a_link_is_contested_once_its_neighbor_sends_after_another_one_is_confirmed():
     table = NeighborTable()
     speak(table, frame("swp1"), 0.0)

@@ -27,7 +27,8 @@ class Hall:
     serve all units. ``chassis_per_port``: each switch port announces a chassis ID of its own. ``names`` are announced
     system names where they differ. ``addressed``: switches announce their management address. ``links`` is the number
     of links of each node that has not one for each rail. ``chassis``: the chassis ID of all switches. ``planes``: so
-    many links of a node have one rail. ``outside`` are links without a rail and a fabric.
+    many links of a node have one rail. ``outside`` are links without a rail and a fabric. ``one_id``: switches announce
+    their chassis ID as the ID of each port, and the port's name in its description, or nowhere (``described``).
     """
 
     leaf: list[list[str]]
@@ -38,6 +39,8 @@ class Hall:
     chassis: str = ""
     planes: int = 1
     outside: range = range(0)
+    one_id: bool = False
+    described: bool = True
     names: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -123,7 +126,10 @@ class Hall:
         chassis = self.chassis or _chassis(end, port if self.chassis_per_port else 0)
         return LinkNeighbor(
             chassis_id=ReportedId(subtype="mac", value=chassis),
-            port_id=ReportedId(subtype="ifname", value=f"Eth1/{port}"),
+            port_id=ReportedId(subtype="mac", value=chassis)
+            if self.one_id
+            else ReportedId(subtype="ifname", value=f"Eth1/{port}"),
+            port_description=f"Ethernet{4 * port}" if self.one_id and self.described else None,
             system_name=self.names.get(end, end) or None,
             management_addresses=(_address(end),) if self.addressed else (),
         )

@@ -376,7 +376,7 @@ def _pf_rows(view: MachineView) -> Iterable[Sequence[object]]:
             pf.pci_address,
             pf.rdma.device if pf.rdma else None,
             (neighbor.system_name or neighbor.chassis_id.value) if neighbor else None,
-            (neighbor.port_id.value + (" (stale)" if neighbor.stale else "")) if neighbor else None,
+            (neighbor.port + (" (stale)" if neighbor.stale else "")) if neighbor else None,
             _nearest_gpus(pf, snapshot.gpus),
             f"{link.speed_mbps // 1000}G" if link and link.speed_mbps else None,
             _link_word(link),

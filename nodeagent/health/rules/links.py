@@ -134,9 +134,10 @@ _BITS = ("fec_corrected_bits", "phy_rx_bits")
 
 
 def _line_bits(view: NicView) -> float | None:
-    """The bits received per second: the count of the PHY, or the speed of the line."""
-    rate = view.history.rate("phy_rx_bits", view.window_s)
-    return rate if rate else 1e6 * view.speed_mbps if view.speed_mbps else None
+    """The bits that the line carries per second, idle symbols included, because FEC corrects those too: the count of
+    the PHY, and at least the speed of the line. A lower count is one of frames."""
+    counted = view.history.rate("phy_rx_bits", view.window_s) or 0.0
+    return max(counted, 1e6 * (view.speed_mbps or 0.0)) or None
 
 
 def _pre_fec(view: NicView) -> Measured | None:
@@ -221,7 +222,7 @@ LINK_RULES: tuple[Rule, ...] = (
          unit="of expected", below=True, enter=1, clear=1, enter_for_s=10, clear_for_s=60, withdraws=True,
          source=Source.MODES),
     Rule("post_fec_errors", State.DEGRADED, _post_fec_errors,
-         "Symbols that FEC could not correct, as a share of all bits; fewer than ten symbols are no fault.",
+         "Symbols that FEC could not correct, as a share of all bits of the line; fewer than ten symbols are no fault.",
          "IBTA and Dell: 1e-12, which is 1530 an hour at 400G.",
          counters=("symbol_errors", "phy_rx_bits"), window_s=300, unit="of all bits", enter=1e-12, clear=1e-13,
          clear_for_s=900, withdraws=True, settles=True),
@@ -230,14 +231,15 @@ LINK_RULES: tuple[Rule, ...] = (
          "Ten in 5 min (our own choice; ROCm's device-metrics-exporter issue 393 asks for them).",
          counters=("fec_uncorrectable_blocks",), window_s=300, unit="blocks", enter=10, clear=0, clear_for_s=900,
          settles=True),
-    Rule("pre_fec_ber", State.DEGRADED, _pre_fec, "The share of bits that FEC corrected.",
+    Rule("pre_fec_ber", State.DEGRADED, _pre_fec, "The share of the bits of the line that FEC corrected.",
          "IEEE 802.3 allows 2.4e-4 on PAM4 before FEC fails (Dell KB 286734); the margin is our own choice.",
          counters=_BITS, window_s=60, unit="of all bits", enter=1e-4, clear=5e-5, enter_for_s=600, clear_for_s=900,
          settles=True),
     Rule("crc_errors", State.DEGRADED, per_second("crc_errors", Source.LINK),
          "Received frames with a wrong checksum.", "NVSentinel's port_rcv_errors: 10/s.",
          counters=("crc_errors",), window_s=60, unit="per second", enter=10, clear=0, clear_for_s=600, settles=True),
-    Rule("pre_fec_ber_warning", WARNING, _pre_fec, "The share of bits that FEC corrected, at a warning level.",
+    Rule("pre_fec_ber_warning", WARNING, _pre_fec,
+         "The share of the bits of the line that FEC corrected, at a warning level.",
          "A 24th of what IEEE 802.3 allows on PAM4 (our own choice).",
          counters=_BITS, window_s=60, unit="of all bits", enter=1e-5, clear=5e-6, enter_for_s=600, clear_for_s=900,
          settles=True),

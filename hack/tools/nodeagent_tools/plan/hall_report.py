@@ -240,11 +240,7 @@ def _checked(
     group: str, node: str, link: NodeLink, switch: str, port: str, usual: Mapping[str, int], *, right: bool
 ) -> CheckedLink:
     neighbor, rail = link.neighbor, "" if link.rail is None else str(link.rail)
-    at = (
-        ("", "")
-        if neighbor is None
-        else (neighbor.system_name or neighbor.chassis_id.value, neighbor.port_id.value)
-    )
+    at = ("", "") if neighbor is None else (neighbor.system_name or neighbor.chassis_id.value, neighbor.port)
     speed, expected = link.speed_mbps or 0, usual.get(rail or link.name, 0)
     note = ""
     if (link.state or "") in NOT_UP:

@@ -1,0 +1,283 @@
+"""Each setting of a running agent is in force after a change of its file, or the log names it as waiting for a restart.
+
+The settings are read from the structs: one without a line in a table here fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodeagent.agent_config import Config
+from nodeagent.kinds.volcano_vgpus import NUMBER
+from nodeagent_lab.sim.apiserver import ApiServer
+from tests.support.running_agent import Node, node, shorten_holdings
+from tests.support.setting_leaves import another, changed, leaves
+from tests.support.waiting import until
+
+HEAD = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeAgentConfig"}
+WAITS = "A changed setting takes effect when the agent is restarted. setting="
+NOTHING = "ffff:00:00.0"
+Text = dict[str, Any]
+Shown = Callable[[Node, ApiServer], object]
+
+
+def offered(n: Node, _server: ApiServer) -> object:
+    """What the kubelet and the scheduler get, and what /readyz says of it."""
+    offer = n.agent.offering
+    return offer.offered, offer.withheld, offer.dra.current, offer.remarks, offer.shown().troubles
+
+
+def judged(n: Node, _server: ApiServer) -> object:
+    """The health of each NIC, the rules that judge it, and the guards."""
+    nics, gpus = n.agent.health.nics, n.agent.health.gpus
+    return (
+        [
+            (
+                it.device,
+                it.state,
+                it.allocatable,
+                [(rule.rule, rule.phase, rule.threshold) for rule in it.rules],
+            )
+            for it in n.agent.health.explain()
+        ],
+        [(nic._rules, nic.losses.settle_s) for nic in nics.devices.values()],
+        [(guard.share, guard.seconds) for guard in (nics._guard, gpus._guard)],
+    )
+
+
+def taints(_node: Node, server: ApiServer) -> object:
+    """What the scheduler knows of the devices of claims."""
+    return sorted(
+        (device["name"], taint["value"], taint["effect"])
+        for one in server.objects("resourceslices")
+        for device in one["spec"]["devices"]
+        for taint in device.get("taints", ())
+    )
+
+
+def volcano(n: Node, server: ApiServer) -> object:
+    """Whether Volcano's scheduler can place pods: the GPUs are registered, and their resource is offered."""
+    notes = (server.find("nodes", "n1") or {})["metadata"].get("annotations", {})
+    by_volcano = NUMBER in {kind.resource for kind in n.agent.offering.offered}
+    return by_volcano and "volcano.sh/node-vgpu-register" in notes
+
+
+def level(_node: Node, _server: ApiServer) -> object:
+    return logging.getLogger().level
+
+
+def of(kind: str, **settings: Any) -> Text:
+    return {"resources": [{"kind": kind, **settings}]}
+
+
+GPU = of("gpu", select={"indexes": ["0-7"]})
+DOWN = {"rule": "carrier_down", "clearForSeconds": 0}
+SELECTED = {
+    "vendors": ["10de"], "devices": ["ffff"], "drivers": ["none"], "pciAddresses": [NOTHING], "netdevs": ["none"],
+    "exclude": ["*"], "linkTypes": ["infiniband"], "minSpeedMbps": 999_000, "rdma": False, "vfIndexes": ["0"],
+}  # fmt: skip
+GPUS = {"uuids": ["GPU-00000000-0000-0000-0000-000000000000"], "indexes": ["1"], "pciAddresses": [NOTHING],
+        "models": ["none"]}  # fmt: skip
+LIVE: dict[str, tuple[Text, Any, Shown]] = {
+    "resourcePrefix": ({}, "example.org", offered),
+    **{f"resources[vf].select.{key}": (of("vf"), value, offered) for key, value in SELECTED.items()},
+    "resources[vf].name": (of("vf"), "rail{rail}", offered),
+    "resources[vf].mode": (of("vf"), "dra", offered),
+    "resources[vf].vfDevices": (of("vf", mode="dra"), True, offered),
+    "resources[vf].ncclIbHca": (of("vf", mode="dra"), True, offered),
+    "resources[vf].vfDriver": (of("vf"), "vfio-pci", offered),
+    "resources[vf].preferred": (of("vf"), "pack", offered),
+    "resources[vf].deviceListStrategy": (of("vf"), "cdi", offered),
+    **{f"resources[gpu-mem].select.{key}": (of("gpu-mem"), value, offered) for key, value in GPUS.items()},
+    "resources[gpu-mem].name": (of("gpu-mem"), "memory", offered),
+    "resources[gpu-mem].mode": (of("gpu-mem"), "dra", offered),
+    "resources[gpu-mem].sliceMiB": (of("gpu-mem"), 2048, offered),
+    "resources[gpu-mem].reservedMiB": (of("gpu-mem"), 4096, offered),
+    "resources[gpu-mem].preferred": (of("gpu-mem"), "spread", offered),
+    "resources[gpu-mem].deviceListStrategy": (of("gpu-mem"), "envvar", offered),
+    "resources[gpu-mem].passDeviceNodes": (of("gpu-mem", deviceListStrategy="envvar"), True, offered),
+    "resources[gpu-mem].volcano": (of("gpu-mem", enforcement="none"), True, volcano),
+    "resources[gpu-mem].enforcement": (of("gpu-mem", enforcement="none"), "auto", offered),
+    **{f"resources[gpu].select.{key}": (GPU, value, offered) for key, value in GPUS.items()},
+    "resources[gpu].name": (GPU, "whole", offered),
+    "resources[gpu].deviceListStrategy": (GPU, "envvar", offered),
+    "resources[gpu].passDeviceNodes": (
+        of("gpu", select={"indexes": ["0-7"]}, deviceListStrategy="envvar"), True, offered,
+    ),
+    **{f"resources[mig].select.{key}": (of("mig"), value, offered) for key, value in GPUS.items()},
+    "resources[mig].name": (of("mig"), "part-{profile}", offered),
+    "resources[mig].mode": (of("mig"), "dra", offered),
+    "resources[mig].deviceListStrategy": (of("mig"), "envvar", offered),
+    "resources[mig].passDeviceNodes": (of("mig", deviceListStrategy="envvar"), True, offered),
+    "expect.gpus": (of("gpu-mem"), 9, offered),
+    "expect.nics": (of("vf"), 9, offered),
+    "health.expected[].links": ({"health": {"expected": [{"links": ["none"], "speedMbps": 999_000}]}}, ["*"], judged),
+    "health.expected[].speedMbps": ({"health": {"expected": [{"links": ["*"]}]}}, 999_000, judged),
+    "health.unused": ({}, ["*"], judged),
+    "health.rules[].rule": ({"health": {"rules": [DOWN]}}, "device_missing", judged),
+    "health.rules[].enter": ({"health": {"rules": [{"rule": "flapping"}]}}, 4000, judged),
+    "health.rules[].clear": ({"health": {"rules": [{"rule": "flapping"}]}}, 700, judged),
+    "health.rules[].enterForSeconds": ({"health": {"rules": [DOWN]}}, 7, judged),
+    "health.rules[].clearForSeconds": ({"health": {"rules": [DOWN]}}, 7, judged),
+    "health.rules[].windowSeconds": ({"health": {"rules": [{"rule": "flapping"}]}}, 700, judged),
+    "health.rules[].allocatable": ({"health": {"rules": [DOWN]}}, True, judged),
+    "health.rules[].enabled": ({"health": {"rules": [DOWN]}}, False, judged),
+    "health.settleSeconds": ({}, 7, judged),
+    "health.guard.share": ({}, 0.9, judged),
+    "health.guard.seconds": ({}, 7, judged),
+    "health.noExecute": (of("vf", mode="dra"), ["carrier_down"], taints),
+    "log.level": ({}, "error", level),
+}  # fmt: skip
+"""The settings that count at once: a file without the setting, its other value, and where the change is seen."""
+
+STARTED: Text = {
+    "cluster": {"access": "kubeconfig", "events": False, "evict": {"enabled": True}},
+    "gpu": {"health": {"processes": True}},
+    "nvSentinel": {"socket": "/run/none.sock"},
+}  # fmt: skip
+"""What a running agent starts with, so that each other setting can be changed alone."""
+OTHER: dict[str, Any] = {
+    "cdi.directory": "/run/cdi",
+    "cluster.kubeconfig": "/run/kubeconfig",
+    "cluster.access": "auto",
+    "gpu.health.unhealthy": ["pcie_speed"],
+    "gpu.health.ignore": ["pcie_speed"],
+    "health.cablingPlan": "/etc/plan.yaml",
+    "health.stateDirectory": "/run/state",
+    "history.file": "/run/history.json",
+    "infiniband.nodeNames": "/etc/names",
+    "listen": "127.0.0.1:1",
+    "web.probeListen": "127.0.0.1:2",
+    "web.runbook": "https://example.com/runbook",
+    "nvSentinel.socket": "/run/other.sock",
+    "nvSentinel.tokenFile": "/run/token",
+    "links.select.pciAddresses": [NOTHING],
+    "rails.networks": ["10.0.0.0/8"],
+}
+"""Another value of the settings for which ``another`` finds none."""
+
+TOGETHER = {
+    "web.keyFile": ("web.certificateFile",),
+    "web.clientCaFile": ("web.certificateFile",),
+    "web.tokenFile": ("web.certificateFile",),
+}
+"""Settings that need others beside them."""
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Node, ApiServer]]:
+    """A node whose first link is down and whose second GPU has a MIG device, and an API server."""
+    shorten_holdings(monkeypatch)
+    monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
+    server = await ApiServer().start()
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
+    content = {
+        "current-context": "a",
+        "clusters": [{"name": "a", "cluster": {"server": server.url}}],
+        "users": [{"name": "a", "user": {"token": server.token()}}],
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(content))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    try:
+        async with node() as n:
+            n.machine.set_mig_mode(1, on=True)
+            n.machine.make_mig_device(1, "MIG-a", "1g.10gb", 9856)
+            await n.kubelet.start()
+            await n.start_agent(write(n, {}), node_name="n1")
+            await n.agent.offering.begun.wait()
+            await n.until(lambda: n.agent.inventory.snapshot.links)
+            n.machine.set_link(0, up=False)
+            await n.until(
+                lambda: any(not it.health.allocatable for it in n.agent.inventory.snapshot.functions)
+            )
+            yield n, server
+    finally:
+        await server.stop()
+
+
+def write(n: Node, text: Text) -> Config:
+    return n.configure(yaml.safe_dump({**HEAD, **STARTED, **text}))
+
+
+def test_each_setting_counts_at_once_or_waits_for_a_restart() -> None:
+    live = {path for path, restart in leaves(Config).items() if not restart}
+    assert live == LIVE.keys(), "a setting is in LIVE with what shows it, or is declared with restart=True"
+
+
+@pytest.mark.slow
+async def test_each_setting_that_needs_no_restart_is_in_force_in_the_running_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path, monkeypatch) as (n, server):
+        for path in LIVE:
+            await goes_and_returns(path, n, server)
+    assert not [line for line in caplog.messages if WAITS in line or "refused" in line]
+
+
+async def test_each_other_setting_is_named_as_waiting_and_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path, monkeypatch) as (n, _server):
+        in_force = n.agent._config
+        for path, restart in leaves(Config).items():
+            if not restart or path.startswith("vfs"):
+                continue
+            caplog.clear()
+            text, paths = STARTED, {path, *TOGETHER.get(path, ())}
+            for one in paths:
+                text = changed(text, one, OTHER.get(one) or another(Config, one, STARTED))
+            write(n, text)
+            await until(partial(is_named, caplog, paths), f"{path} is named", limit_s=10)
+            assert n.agent._config == in_force == n.agent.offering.config
+        caplog.clear()
+        write(n, {"vfs": [{"select": {"vendors": ["15b3"]}, "count": 4}]})
+        await until(lambda: named(caplog) == {"vfs"})
+        caplog.clear()
+        write(n, {})
+        await until(lambda: "The changed configuration is in force." in caplog.messages)
+        assert not named(caplog), "the file is that of the start again"
+
+
+def named(caplog: pytest.LogCaptureFixture) -> set[str]:
+    return {line.removeprefix(WAITS) for line in caplog.messages if line.startswith(WAITS)}
+
+
+def is_named(caplog: pytest.LogCaptureFixture, paths: set[str]) -> bool:
+    return named(caplog) == paths
+
+
+async def goes_and_returns(path: str, n: Node, server: ApiServer) -> None:
+    base, value, shown = LIVE[path]
+    await take(n, base)
+    before = await steady(shown, n, server)
+    await take(n, changed(base, path, value))
+    await until(lambda: shown(n, server) != before, f"{path} is in force", limit_s=10)
+    await take(n, base)
+    await until(lambda: shown(n, server) == before, f"{path} is as before", limit_s=10)
+
+
+async def take(n: Node, text: Text) -> None:
+    """Let the agent read this file."""
+    config = write(n, text)
+    await until(lambda: n.agent.file._in_force == config or n.agent.file.fault)
+    assert not n.agent.file.fault
+
+
+async def steady(shown: Shown, n: Node, server: ApiServer) -> object:
+    """What is shown when it has been the same for a while."""
+    while True:
+        before = shown(n, server)
+        await asyncio.sleep(0.1)
+        if shown(n, server) == before:
+            return before

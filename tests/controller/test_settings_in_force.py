@@ -1,0 +1,146 @@
+"""Each setting of a running controller is in force after a change of its file, or the log names it as waiting for a
+restart.
+
+The settings are read from the structs: one that is neither seen nor named fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from nodeagent.config.in_force import needs_restart
+from nodeagent.config.setting import Settings
+from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.fabric.topology_file import NO_TOPOLOGY, Topology
+from nodeagent.kube.access import Access
+from nodeagent.topology.controller_config import FabricConfig, load_fabric
+from nodeagent.topology.fabric_in_force import FabricParts
+from nodeagent_lab.sim.apiserver import ApiServer
+from tests.infiniband.test_ib_fabric import DISCOVERED
+from tests.support.setting_leaves import another, changed, leaves
+from tests.support.waiting import until
+
+WAITS = "A changed setting takes effect when the controller is restarted. setting="
+STARTED: dict[str, Any] = {
+    "apiVersion": "nodeagent.io/v1alpha1",
+    "kind": "FabricConfig",
+    "outputs": ["hypernodes", "labels", "slurm", "nodefeaturegroups"],
+    "minLinks": 2,
+    "fabrics": [{"fabric": "compute", "nodes": ["gpu-*"]}],
+    "switches": {"addresses": [{"switch": "leaf-1", "address": "10.0.0.1"}]},
+}
+OTHER: dict[str, Any] = {
+    "fabrics[].pciAddresses": ["0000:1a:00.0"],
+    "history.file": "/run/history.json",
+    "infinibandCables": "cables.txt",
+    "labels.keys": ["example.com/{tier}"],
+    "switches.addresses[].address": "10.0.0.2",
+    "switches.networks": ["10.0.0.0/8"],
+    "tiers.namePatterns": ["(?P<tier2>pod[0-9]+)-leaf"],
+    "topology": "topology.yaml",
+    "web.nodePage": "http://{node}:9808/ui/",
+    "web.probeListen": "127.0.0.1:2",
+    "web.runbook": "https://example.com/runbook",
+}
+"""Another value of the settings for which ``another`` finds none."""
+TOGETHER: dict[str, tuple[str, ...]] = {
+    "web.keyFile": ("web.certificateFile",),
+    "web.clientCaFile": ("web.certificateFile",),
+    "web.tokenFile": ("web.certificateFile",),
+}
+"""Settings that need others beside them."""
+
+
+class Recording(Controller):
+    """A controller that notes the configurations that its parts are made from."""
+
+    def _make_parts(self, config: FabricConfig, topology: Topology) -> FabricParts:
+        self.made = config
+        return super()._make_parts(config, topology)
+
+
+def with_change(path: str) -> dict[str, Any]:
+    text = STARTED
+    for one in (path, *TOGETHER.get(path, ())):
+        text = changed(text, one, OTHER.get(one) or another(FabricConfig, one, STARTED))
+    return text
+
+
+def named(caplog: pytest.LogCaptureFixture) -> set[str]:
+    return {line.removeprefix(WAITS) for line in caplog.messages if line.startswith(WAITS)}
+
+
+async def test_each_setting_is_in_force_in_the_running_controller_or_named_as_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    (tmp_path / "topology.yaml").write_text("apiVersion: nodeagent.io/v1alpha1\nkind: FabricTopology\n")
+    (tmp_path / "cables.txt").write_text(DISCOVERED)
+    file = tmp_path / "fabric.yaml"
+
+    def write(text: dict[str, Any]) -> FabricConfig:
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(yaml.safe_dump(text))
+        temporary.replace(file)
+        return load_fabric(file.read_text(), name=str(file))
+
+    def counts(before: FabricParts, config: FabricConfig) -> bool:
+        return controller.fabric.parts is not before and controller.made == config
+
+    server = await ApiServer().start()
+    begun = write(STARTED)
+    controller = Recording(
+        begun, Access(server.url, token=server.token()), ReplicaSettings("nodeagent", "a", None), NO_TOPOLOGY
+    )
+    controller.fabric.follow(file)
+    running = asyncio.create_task(controller.run())
+    try:
+        await until(lambda: controller.lease.leading)
+        for path, restart in leaves(FabricConfig).items():
+            caplog.clear()
+            before = controller.fabric.parts
+            config = write(with_change(path))
+            assert config != begun, f"{path} has another value"
+            if restart:
+                await until(partial(named, caplog), f"{path} is named")
+                assert named(caplog) == {path, *TOGETHER.get(path, ())}
+                assert controller.made == begun
+            else:
+                await until(partial(counts, before, config), f"{path} is in force")
+                assert not named(caplog)
+                assert controller.fabric.debounce_s == config.hysteresis.debounce_seconds
+        caplog.clear()
+        write(STARTED)
+        await until(lambda: controller.made == begun)
+        assert not named(caplog), "the file is that of the start again"
+        assert not controller.fabric.fault
+    finally:
+        running.cancel()
+        await asyncio.wait((running,))
+        await server.stop()
+
+
+def test_the_controller_keeps_no_section_beside_the_parts_that_a_change_replaces() -> None:
+    """What it keeps from its start must need a restart."""
+    waiting = {type(field.default) for field in msgspec.structs.fields(FabricConfig) if needs_restart(field)}
+
+    async def kept() -> set[type]:
+        access = Access("http://127.0.0.1:1")
+        controller = Controller(FabricConfig(), access, ReplicaSettings("nodeagent", "a", None))
+        return {
+            type(value)
+            for part in (controller, *vars(controller).values())
+            if part is not controller.fabric and not isinstance(part, FabricParts)
+            for value in getattr(part, "__dict__", {}).values()
+            if isinstance(value, Settings)
+        }
+
+    assert asyncio.run(kept()) <= waiting
