@@ -7,6 +7,7 @@ import asyncio
 import copy
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -33,6 +34,7 @@ from nodeagent.cluster.node_marks import FABRIC_CONDITION, FABRIC_TAINT, LINK_CO
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.cluster.rail_watch import RailWatch
 from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.fabric.fabric_settings import LabelSettings
 from nodeagent.fabric.node_lists import expanded
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.inventory import Inventory
@@ -49,6 +51,7 @@ from tests.cluster.test_node_report import RAILS, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree
 from tests.support import job_pods
 from tests.support.admission import NODE, UID, Request, refusals
+from tests.support.cluster_node import held_pods, running_pod
 from tests.support.manifests import Manifest, built, key, named, of_kind
 from tests.support.nfd import nfd_definition
 
@@ -181,7 +184,12 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
         owner=NodeClaim("gpu-0", "u-0"), jitter_s=0, gather_s=0.01, gap_s=0.05, patience_s=0,
     )  # fmt: skip
     marked: dict[str, Any] = {}
-    jobs = [report.run(), AgentEvents(client, inventory, "gpu-0", offered, board=board).run()]
+    jobs = [
+        report.run(),
+        AgentEvents(
+            client, inventory, "gpu-0", offered, pods=held_pods(client, inventory), board=board
+        ).run(),
+    ]
     if marks:
         settings = ClusterSettings(
             conditions=True,
@@ -210,11 +218,12 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
         jobs += [
             marker.run(),
             Evictions(
-                client, inventory, lambda facts: failed_device_causes(facts, offered(facts), 0.01), 0.01,
-                node="gpu-0", board=board, rate=rate, taint=taint,
+                client, inventory,
+                lambda facts: failed_device_causes(facts, offered(facts), lambda _: None, time.monotonic()), 0.01,
+                node="gpu-0", pods=held_pods(client, inventory), board=board, rate=rate, taint=taint,
             ).run(),
             Evictions(
-                client, inventory, lambda _: over_use_causes([over], {"GPU-0"}, 0.01), 0.01,
+                client, inventory, lambda _: over_use_causes([over], {"GPU-0"}), 0.01,
                 node="gpu-0", board=board, rate=rate, part="over-use evictions",
             ).run(),
         ]  # fmt: skip
@@ -222,8 +231,7 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
     server.put(own)
     server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml"}})
     for pod in ("trainer", "greedy"):
-        meta = {"name": pod, "namespace": "ml", "uid": f"u-{pod}"}
-        server.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta})
+        server.put(running_pod(pod, f"u-{pod}", namespace="ml"))
 
     def stored() -> dict[str, Any]:
         return server.find("nodelinks", "gpu-0", "nodeagent") or {"links": [{}]}
@@ -370,11 +378,11 @@ async def test_the_policy_refuses_a_report_about_another_node() -> None:
 # The controller
 
 
-async def controller_at_work(server: ApiServer) -> None:
+async def controller_at_work(server: ApiServer, labels: LabelSettings = RULES.labels) -> None:
     """Run the controller: it creates a tree, a node moves, a unit leaves, and a foreign HyperNode conflicts."""
     token = server.token(CONTROLLER)
     place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
-    config = structs.replace(RULES, overlap_condition=True)
+    config = structs.replace(RULES, overlap_condition=True, labels=labels)
     async with running(Controller(config, Access(server.url, token=token), place).run()):
         await server.until(lambda: len(tree(server)) == 2)
         await server.until(lambda: all(labeled(server, node) for node in FIRST + SECOND))
