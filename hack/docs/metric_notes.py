@@ -286,10 +286,10 @@ AGENT: dict[str, Note] = {
         rules="optics_rx_power optics_rx_power_warning lane_imbalance"),
     "transceiver_transmit_power_watts": Note(
         "Below the low alarm the laser is at the end of its life: replace the module.",
-        peers="transceiver_laser_tx_power_milliwatts"),
+        peers="transceiver_laser_tx_power_milliwatts", rules="optics_laser"),
     "transceiver_bias_current_amperes": Note(
         "Rises as a laser ages: compare with the other lanes and with the limit.",
-        peers="transceiver_laser_bias_current_milliamperes"),
+        peers="transceiver_laser_bias_current_milliamperes", rules="optics_laser"),
     "transceiver_ready": Note("0 on a link that should be up: the module is in low power or has a fault."),
     "transceiver_threshold": Note(
         "Draw them with the sensor; the rules prefer them to the configured limits. By default those that alerts "

@@ -73,7 +73,7 @@ Names = dict[str, frozenset[str]]
 
 
 class Plugins:
-    """What the kubelet gets."""
+    """The devices that the kubelet gets."""
 
     def update(self, kinds: Iterable[DeviceKind], snapshot: Snapshot, removed: frozenset[str]) -> None:
         pass
@@ -179,7 +179,7 @@ def assert_true(now: dict[str, Names], rails: dict[str, dict[str, int]], right: 
 
 
 class Right(NamedTuple):
-    """What agents find on the healthy machine."""
+    """The facts that agents find on the healthy machine."""
 
     names: dict[str, Names]
     rails: dict[str, dict[str, int]]
