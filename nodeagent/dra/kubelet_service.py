@@ -72,7 +72,8 @@ class DraService:
         self._watchers = 0
         """The streams of health that are open."""
         self._unwatched_since: float | None = None
-        """When the last one ended; ``None`` while one is open, and where none ever was."""
+        """When the last one ended; ``None`` while one is open, and if the kubelet that registered the driver has opened
+        none: before 1.36 it watches no health, later it does not without ``ResourceHealthStatus``."""
 
     @property
     def _endpoint(self) -> Path:
@@ -159,6 +160,7 @@ class DraService:
             if status.plugin_registered:
                 log.info("The DRA driver is registered. driver=%s", DRIVER)
                 self.registered, self.reason = True, ""
+                self._unwatched_since = None  # this kubelet may watch no health
             else:
                 self._refused(status.error or "the kubelet gave no reason")
             return b""
