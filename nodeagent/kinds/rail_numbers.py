@@ -38,6 +38,11 @@ class Rail(msgspec.Struct, frozen=True):
     identity: str | None = msgspec.field(default=None, name="permanent_mac")
     late: bool = False
 
+    @property
+    def place(self) -> tuple[int, str | None]:
+        """Number and address, or the card without one: two readings of one rail differ in what was learned since."""
+        return self.number, self.pci_address or self.identity
+
 
 Rails = tuple[Rail, ...]
 """Sorted by number; no number, address or identity occurs twice."""

@@ -195,8 +195,9 @@ class Offer:
         """Remove the rails of missing NICs. Their numbers are free."""
         self._reported = ()
         self._forgotten.update(rail.pci_address for rail in rails if rail.pci_address is not None)
+        gone = {rail.place for rail in rails}
         for key, known in self.numbering.items():
-            self.numbering[key] = tuple(rail for rail in known if rail not in rails)
+            self.numbering[key] = tuple(rail for rail in known if rail.place not in gone)
 
     def troubles(self, snapshot: Snapshot) -> tuple[Trouble, ...]:
         """Return what is wrong with this configuration on this machine."""
