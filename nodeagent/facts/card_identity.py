@@ -1,4 +1,4 @@
-"""What identifies a NIC at any PCI address: in rails, reports, cordons and the records of its health.
+"""The identity of a NIC at any PCI address: in rails, reports, cordons and the records of its health.
 
 Each kind of link has one value that belongs to the card (``IDENTITIES``):
 
