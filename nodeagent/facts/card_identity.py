@@ -30,6 +30,18 @@ def node_guid(guid: str | None) -> str | None:
     return _valid(guid, _GUID)
 
 
+def lacks_guid(vf: Function) -> bool:
+    """Whether an InfiniBand VF has no node GUID; false if its GUID cannot be read."""
+    return vf.rdma is not None and vf.rdma.node_guid is not None and is_no_guid(vf.rdma.node_guid)
+
+
+def is_no_guid(guid: str) -> bool:
+    """Whether a GUID is that of a VF without one: zeros as mlx5 makes it, or ones, which ib-sriov-cni writes when a pod
+    has gone."""
+    digits = guid.strip().lower().replace(":", "")
+    return digits in ("0" * 16, "f" * 16)
+
+
 def _valid(text: str | None, form: re.Pattern[str]) -> str | None:
     text = text.strip().lower() if text else ""
     return text if form.fullmatch(text) and text.strip("0:") else None

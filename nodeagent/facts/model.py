@@ -183,13 +183,15 @@ class UnusableGpu(msgspec.Struct, frozen=True):
 
 class Rdma(msgspec.Struct, frozen=True):
     """The RDMA device of a function and its character devices (absolute paths on the host). ``node_guid`` is that of
-    InfiniBand, as sysfs writes it: ``0c42:a103:0016:054c``."""
+    InfiniBand, as sysfs writes it: ``0c42:a103:0016:054c``, zeros for a VF that has none. ``port_active``: whether the
+    port of an InfiniBand VF is; that of a PF is in its ``Link``."""
 
     device: str
     uverbs: str | None = None
     umad: str | None = None
     issm: str | None = None
     node_guid: str | None = None
+    port_active: bool | None = None
 
 
 class Function(msgspec.Struct, frozen=True):

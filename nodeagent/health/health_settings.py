@@ -124,6 +124,13 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     guard: Annotated[
         GuardSettings, setting("Limit on how many devices one source can make Unhealthy at once.")
     ] = GuardSettings()
+    vf_guids: Annotated[
+        Literal["required", "fromCni"],
+        setting(
+            "required: an InfiniBand VF without a GUID is Unhealthy, because it reaches no peer. fromCni: it is "
+            "offered, because ib-sriov-cni or another CNI plugin gives the VF of each pod a GUID."
+        ),
+    ] = "required"
     no_execute: Annotated[
         tuple[Glob, ...],
         listed(

@@ -677,6 +677,8 @@ class NicJudge(Judge[NicState]):
     def _health_of_vf(self, vf: Function, pf: Health | None) -> Health:
         """The health of its PF, and worse where it has faults of its own."""
         own = self._faults.get(vf.pci_address, ())
+        if self.settings.vf_guids == "fromCni":
+            own = tuple(reason for reason in own if reason.key != Fault.GUID_MISSING)
         if pf is None or vf.parent is None:
             return Health(State.DOWN, own, allocatable=False) if own else HEALTHY
         if self._guard.holds_back(vf.parent) and self.devices[vf.parent].gone:

@@ -17,7 +17,8 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from nodeagent.facts.model import Function, Link, Reason
+from nodeagent.facts.card_identity import lacks_guid
+from nodeagent.facts.model import INFINIBAND, Function, Link, Reason
 
 
 class Fault(StrEnum):
@@ -31,6 +32,8 @@ class Fault(StrEnum):
     CARRIER_DOWN = "carrier_down"
     LINK_UNSEEN = "link_unseen"
     """The state of the link cannot be read."""
+    GUID_MISSING = "guid_missing"
+    """An InfiniBand VF without a GUID has no address in the subnet."""
 
 
 Faults = Mapping[str, tuple[Reason, ...]]
@@ -83,7 +86,7 @@ def _of_pf(pf: Function, link: Link | None) -> tuple[Reason, ...]:
     if link is None:
         why = f"{name_of(pf)} shows no link here: {pf.driver} has none, or it is in another network namespace"
         return (Reason(Fault.LINK_UNSEEN.value, why),)
-    if not link.admin_up and pf.link_type != "infiniband":
+    if not link.admin_up and pf.link_type != INFINIBAND:
         return (_reason(Fault.ADMIN_DOWN, pf, link.netdev),)
     carrier = link.carrier
     if carrier is None and link.operstate not in (None, "unknown"):
@@ -101,6 +104,8 @@ def _of_vf(vf: Function, *, has_pf: bool) -> tuple[Reason, ...]:
         reasons.append(Reason(Fault.DEVICE_MISSING.value, f"PF {vf.parent} of {name_of(vf)} is missing"))
     if vf.driver is None:
         reasons.append(_reason(Fault.DRIVER_UNBOUND, vf))
+    elif vf.link_type == INFINIBAND and lacks_guid(vf):
+        reasons.append(_reason(Fault.GUID_MISSING, vf))
     return tuple(reasons)
 
 
@@ -134,7 +139,9 @@ def sentence(fault: Fault, function: Function, netdev: str | None = None) -> str
         case Fault.ADMIN_DOWN:
             return f"{name} is set down" + (f"; ip link set {netdev} up" if netdev else "")
         case Fault.CARRIER_DOWN:
-            infiniband = function.link_type == "infiniband"
+            infiniband = function.link_type == INFINIBAND
             return f"{name} has {'a port that is not active' if infiniband else 'no carrier'}"
+        case Fault.GUID_MISSING:
+            return f"{name_of(function)} has no GUID and reaches no peer; set guid under vfs: `nodeagent vfs apply`"
         case Fault.LINK_UNSEEN:
             return f"{name} does not report whether it has carrier"

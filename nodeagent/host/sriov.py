@@ -111,6 +111,27 @@ def bind(tree: Tree, function: str, driver: str) -> None:
     _write(tree, function, f"{BUS}/drivers/{driver}/bind", function, _BIND)
 
 
+GUID_FILES = ("node", "port")
+_POLICIES = {"auto": "Follow", "enable": "Up", "disable": "Down"}
+
+
+def has_vf_files(tree: Tree, pf: str, index: int) -> bool:
+    """Whether the driver of an InfiniBand PF has files for its VFs: that of MLNX_OFED and DOCA, not the kernel's."""
+    return tree.exists(f"{BUS}/devices/{pf}/sriov/{index}/node")
+
+
+def write_vf_files(tree: Tree, pf: str, index: int, guid: str, link_state: str) -> None:
+    """Write node GUID, port GUID (``02:42:a1:03:01:16:05:4c``) and link state of an InfiniBand VF.
+
+    These files are not read: ``node`` and ``policy`` show those of the VF before it (``sriov_sysfs.c``, whose readings
+    ask for one vport and whose writes go to the next).
+    """
+    folder = f"{BUS}/devices/{pf}/sriov/{index}"
+    for name in GUID_FILES:
+        _write(tree, pf, f"{folder}/{name}", guid)
+    _write(tree, pf, f"{folder}/policy", _POLICIES[link_state])
+
+
 def is_open(tree: Tree, node: str) -> bool | None:
     """Whether a program holds a device node that only one program can open; ``None`` if unknown.
 
@@ -188,6 +209,20 @@ class VfNetlink(Closing):
                 shown = str(getattr(settings, name)).lower()
                 raise SriovError(_netlink_sentence(error, pf, what, shown)) from error
 
+    def guids(self, netdev: str) -> dict[int, str]:
+        """Node GUIDs of InfiniBand VFs by index, as ``02:42:a1:03:01:16:05:4c``; empty if the driver has none."""
+        return vf_guids(self._link(netdev))
+
+    def set_guid(self, pf: str, netdev: str, index: int, guid: str) -> None:
+        """Set the GUID of the node and of the port of an InfiniBand VF."""
+        link = self._link(netdev)["index"]
+        for key in ("ib_node_guid", "ib_port_guid"):
+            try:
+                self._rtnl().link("set", index=link, vf={"vf": index, key: guid})
+            except _netlink_error() as error:
+                what = f"{key} of VF {index} of {netdev}"
+                raise SriovError(_netlink_sentence(error, pf, what, guid)) from error
+
     def addresses(self, netdev: str) -> tuple[str, ...]:
         """IP addresses with prefix length, without the link-local ones, which every link has."""
         link = self._link(netdev)["index"]
@@ -236,6 +271,16 @@ def vf_settings(link: Any) -> dict[int, VfSettings]:
             max_tx_rate_mbps=rate["max_tx_rate"] if rate is not None else None,
         )
     return settings
+
+
+def vf_guids(link: Any) -> dict[int, str]:
+    """The node GUIDs in a netdev's ``RTM_NEWLINK`` message, as decoded by pyroute2."""
+    listed = link.get_attr("IFLA_VFINFO_LIST")
+    found = (
+        info.get_attr("IFLA_VF_IB_NODE_GUID")
+        for info in (listed.get_attrs("IFLA_VF_INFO") if listed is not None else ())
+    )
+    return {value["vf"]: value["ib_node_guid"] for value in found if value is not None}
 
 
 def _attributes(settings: VfSettings) -> list[tuple[str, str, Any]]:

@@ -32,6 +32,7 @@ def selected_pf(
         and (not select.drivers or met("driver", matches(driver, select.drivers)))
         and (not select.pci_addresses or matches(address, select.pci_addresses))
         and (not select.netdevs or met("netdev", matches(netdev, select.netdevs)))
+        and (not select.link_types or met("link_type", function.link_type in select.link_types))
         and (not excluded_names or met("netdev", not matches(netdev, excluded_names)))
         and not matches(address, select.exclude)
     )
@@ -77,7 +78,6 @@ def offers_vfs_of(
     return (
         selected_pf(select, function, unread, doubt=doubt)
         and met("default_route", link is None or not link.default_route)
-        and (not select.link_types or met("link_type", function.link_type in select.link_types))
         and (select.rdma is None or met("rdma", (function.rdma is not None) == select.rdma))
         and (not select.min_speed_mbps or met("speed_mbps", speed is None or speed >= select.min_speed_mbps))
     )

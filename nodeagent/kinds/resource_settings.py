@@ -46,6 +46,7 @@ class PfSelect(Settings, frozen=True, kw_only=True):
         tuple[PciAddress, ...], listed("Globs on the PF's PCI address in the long form: 0000:1a:00.0.")
     ] = ()
     netdevs: Annotated[tuple[Glob, ...], listed("Globs on the name of the PF's netdev: ens*np0.")] = ()
+    link_types: Annotated[tuple[LinkType, ...], listed("Link types of the PF.")] = ()
     exclude: Annotated[
         tuple[Glob, ...], listed("Globs on the netdev's name or the PCI address of PFs to leave out.")
     ] = ()
@@ -54,7 +55,6 @@ class PfSelect(Settings, frozen=True, kw_only=True):
 class VfSelect(PfSelect, frozen=True, kw_only=True):
     """Which VFs are offered: the VFs of all PFs that match. A PF with the default route never matches."""
 
-    link_types: Annotated[tuple[LinkType, ...], listed("Link types of the PF.")] = ()
     min_speed_mbps: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX)],
         setting("Minimum speed of the PF's link in Mbit/s; 0 is no minimum. A link that is down matches."),
@@ -323,6 +323,14 @@ class VfsEntry(Settings, frozen=True, kw_only=True):
     link_state: Annotated[
         Literal["auto", "enable", "disable"] | None,
         setting("Link state of the VF. auto: as the PF's; enable: always up; disable: always down."),
+    ] = None
+    guid: Annotated[
+        Literal["auto"] | None,
+        setting(
+            "auto: give each InfiniBand VF without a GUID one for its node and its port, made from the GUID of the PF "
+            "and the index of the VF, and the link state auto if linkState is null; then bind its driver again. "
+            "mlx5's VFs have neither, and reach no peer without."
+        ),
     ] = None
     min_tx_rate_mbps: Annotated[
         Rate | None, setting("Guaranteed send rate of each VF in Mbit/s; 0: none.")

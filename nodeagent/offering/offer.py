@@ -18,6 +18,7 @@ from nodeagent.agent_config import Config
 from nodeagent.config.formats import index_range
 from nodeagent.dra.device_attributes import VALUE_MAX
 from nodeagent.dra.devices import GPU, MIG, NIC, DraDevice, MigPlace, devices_of, lacking_enforcement
+from nodeagent.facts.card_identity import lacks_guid
 from nodeagent.facts.model import Function, Link, Snapshot, State
 from nodeagent.kinds import DeviceKind
 from nodeagent.kinds import named as _named
@@ -206,6 +207,7 @@ class Offer:
             self._pf_in_two_entries,
             self._refused,
             self._nothing_offered,
+            self._unreachable_vfs,
             self._less_than_expected,
         )
         devices = (device.kind for device in self.dra_devices(snapshot))
@@ -269,6 +271,28 @@ class Offer:
                 source, shortage = "gpus", _gpu_shortage(self.config, entry, snapshot)
             message = f"{entry.name}: {shortage or entry.nothing_selected}"
             yield Trouble(message, fatal=False, ready=shortage is None, source=source)
+
+    def _unreachable_vfs(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        active = {link.pci_address for link in snapshot.links if link.carrier}
+        vfs = [vf for vf in snapshot.functions if vf.parent in self.rails and not vf.missing]
+        inactive = [
+            vf.pci_address
+            for vf in vfs
+            if vf.rdma is not None
+            and vf.rdma.port_active is False
+            and vf.parent in active
+            and not lacks_guid(vf)  # a fault of its own
+        ]
+        nameless = [vf.pci_address for vf in vfs if vf.mac is not None and not vf.mac.strip("0:")]
+        for found, what in (
+            (
+                inactive,
+                "a port that is not active, although that of their PF is: set linkState: auto under vfs",
+            ),
+            (nameless, "no MAC address: bind their driver again, or set one at the PF"),
+        ):
+            if found:
+                yield Trouble(f"VFs have {what} ({_named(found)})", fatal=False)
 
     def _less_than_expected(self, snapshot: Snapshot) -> Iterator[Trouble]:
         expect = self.config.expect

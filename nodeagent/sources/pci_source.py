@@ -30,7 +30,6 @@ from msgspec.structs import replace
 from nodeagent.base.bounded_calls import Unanswered
 from nodeagent.base.supervise import either, end_tasks
 from nodeagent.facts.affinity import path_of
-from nodeagent.facts.card_identity import node_guid
 from nodeagent.facts.model import INFINIBAND, Function, GpuFunction, Link, Rdma, UnreadValue
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults, with_hanging
 from nodeagent.host.sysfs import NET, SysfsError, SysfsScan, Tree, naturally_sorted
@@ -494,9 +493,12 @@ def _function(
             link_type = _ARPHRD.get(sysfs.netdev(tree.integer, netdev, "type") or 0, link_type)
     with sysfs.deciding(address, "rdma"):
         rdma = _rdma(sysfs, folder, names)
-    if rdma is not None and link_type == INFINIBAND and parent is None:
-        guid = sysfs.read(tree.text, f"{folder}/infiniband/{rdma.device}/node_guid")
-        rdma = replace(rdma, node_guid=node_guid(guid))
+    if rdma is not None and link_type == INFINIBAND:
+        own = f"{folder}/infiniband/{rdma.device}"
+        guid = sysfs.read(tree.text, f"{own}/node_guid")
+        port = sysfs.read(tree.text, f"{own}/ports/1/state") if parent is not None else None
+        active = None if port is None else port.startswith(_PORT_ACTIVE)
+        rdma = replace(rdma, node_guid=guid.strip() if guid else None, port_active=active)
     numa_node = sysfs.read(tree.integer, f"{folder}/numa_node") if "numa_node" in names else None
     vfs = {name: _vf_number(sysfs, address, name, names) for name in ("num_vfs", "total_vfs")}
     return Function(

@@ -52,6 +52,7 @@ def judged(n: Node, _server: ApiServer) -> object:
         ],
         [(nic._rules, nic.losses.settle_s) for nic in nics.devices.values()],
         [(guard.share, guard.seconds) for guard in (nics._guard, gpus._guard)],
+        nics.settings.vf_guids,
     )
 
 
@@ -135,6 +136,7 @@ LIVE: dict[str, tuple[Text, Any, Shown]] = {
     "health.settleSeconds": ({}, 7, judged),
     "health.guard.share": ({}, 0.9, judged),
     "health.guard.seconds": ({}, 7, judged),
+    "health.vfGuids": ({}, "fromCni", judged),
     "health.noExecute": (of("vf", mode="dra"), ["carrier_down"], taints),
     "log.level": ({}, "error", level),
 }  # fmt: skip

@@ -98,6 +98,15 @@ def of_nics(*functions: Function, **fields: object) -> nic_checks.NicFacts:
     return replace(nic_checks.NicFacts(facts, iommu_groups=3), **fields)
 
 
+GUID = "0e42:a103:0116:054c"
+
+
+def ib_vf(guid: str) -> Function:
+    """An InfiniBand VF with this node GUID, and a port that is not active."""
+    rdma = Rdma("mlx5_8", node_guid=guid, port_active=False)
+    return structs.replace(VF, link_type="infiniband", rdma=rdma)
+
+
 def of_gpus(*readings: GpuReading, version: str = "615.71.09", **fields: object) -> gpu_checks.GpuFacts:
     whole = gpu_checks.GpuFacts(
         {"0000:1b:00.0": "nvidia"},
@@ -198,6 +207,20 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
     ("warn vfs_differ", nic_checks.findings(of_nics(), EIGHT)),
     ("fix vfs_too_many", nic_checks.findings(of_nics(), MANY)),
     ("warn vf_unbound", nic_checks.findings(of_nics(PF, structs.replace(VF, driver=None)), DEFAULT)),
+    ("warn vf_guid_missing", nic_checks.findings(of_nics(PF, ib_vf("0000:0000:0000:0000")), DEFAULT)),
+    ("warn vf_guid_missing", nic_checks.findings(of_nics(PF, ib_vf("ffff:ffff:ffff:ffff")), DEFAULT)),
+    (
+        "warn vf_port_inactive",
+        nic_checks.findings(of_nics(facts=PciFacts(None, (PF, ib_vf(GUID)), (ROUTED,))), DEFAULT),
+    ),
+    (
+        "warn vf_link_disabled",
+        nic_checks.findings(of_nics(disabled_vfs=(VF.pci_address,)), DEFAULT),
+    ),
+    (
+        "warn vf_mac_missing",
+        nic_checks.findings(of_nics(PF, structs.replace(VF, mac="00:00:00:00:00:00")), DEFAULT),
+    ),
     ("note default_route", nic_checks.findings(of_nics(facts=PciFacts(None, (PF,), (ROUTED,))), MANY)),
     ("note rdma_missing", nic_checks.findings(of_nics(structs.replace(PF, rdma=None)), DEFAULT)),
     ("fix iommu_off", nic_checks.findings(of_nics(iommu_groups=0), VFIO)),

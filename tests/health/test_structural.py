@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nodeagent.facts.model import HEALTHY, Function, Health, Link, Reason, State
+from nodeagent.facts.model import HEALTHY, Function, Health, Link, Rdma, Reason, State
 from nodeagent.health.health_settings import ExpectedLinks, GuardSettings, HealthSettings, RuleSettings
 from nodeagent.health.nic import NicJudge
 from nodeagent.health.structural import Fault, find_faults, with_hanging
@@ -159,6 +159,27 @@ def test_a_vf_without_a_driver_is_down_alone() -> None:
     judged = judge((PF, replace(VF, driver=None), GUEST), [UP])
     assert states(judged) == [(State.HEALTHY, True), (State.DOWN, False), (State.HEALTHY, True)]
     assert judged[1].health.reasons == (Reason("driver_unbound", "VF 0000:1a:00.1 has no driver"),)
+
+
+@pytest.mark.parametrize(
+    ("guid", "lacks"),
+    [
+        ("0000:0000:0000:0000", True),
+        ("ffff:ffff:ffff:ffff", True),  # as ib-sriov-cni leaves it
+        ("0e42:a103:0116:054c", False),
+        (None, False),  # it cannot be read
+    ],
+)
+def test_an_infiniband_vf_without_a_guid_is_down_alone(guid: str | None, lacks: bool) -> None:
+    vf = replace(VF, link_type="infiniband", rdma=Rdma("mlx5_8", node_guid=guid))
+    judged = judge((PF, vf, GUEST), [UP])
+    assert [key for key in keys(judged[1]) if key == Fault.GUID_MISSING] == [Fault.GUID_MISSING] * lacks
+    assert judged[1].health.allocatable is not lacks
+    assert keys(judge((PF, replace(vf, link_type="ethernet")), [UP])[1]) == []
+    given = NicJudge(HealthSettings(vf_guids="fromCni"))
+    functions, faults = find_faults((PF, vf), [UP])
+    given.take_facts(functions, (UP,), faults)
+    assert given.judge(0.0)[1].health.allocatable
 
 
 def test_the_gravest_reason_is_first_and_outweighs_an_unknown_link() -> None:

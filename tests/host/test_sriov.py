@@ -13,7 +13,7 @@ import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from nodeagent.host import sriov
-from nodeagent.host.sriov import SriovError, VfNetlink, VfSettings, is_open, vf_settings
+from nodeagent.host.sriov import SriovError, VfNetlink, VfSettings, is_open, vf_guids, vf_settings
 from nodeagent.host.sysfs import Tree, is_live
 from tests.support.drawn_trees import grow
 from tests.support.namespaces import NamespaceThread
@@ -218,6 +218,26 @@ def vf(index: int, *, trust: int, spoof: int, state: int, low: int, high: int) -
             attribute(9, struct.pack("=II", index, trust)),
         )
     )
+
+
+def guid(index: int, value: int) -> bytes:
+    """``struct ifla_vf_guid``: the number is aligned to eight octets, in the order of the host."""
+    node, port = (attribute(kind, struct.pack("@IQ", index, value)) for kind in (10, 11))
+    return attribute(1, struct.pack("=I32s", index, bytes(32))) + node + port
+
+
+def test_the_guids_of_vfs_are_decoded() -> None:
+    message = newlink(guid(0, 0), guid(1, 0x0E42A1030216054C))
+    assert vf_guids(message) == {0: "00:00:00:00:00:00:00:00", 1: "0e:42:a1:03:02:16:05:4c"}
+    assert vf_guids(newlink(vf(0, trust=1, spoof=0, state=2, low=10, high=1000))) == {}
+
+
+def test_the_guid_of_a_vf_is_sent_as_the_kernel_reads_it() -> None:
+    given = ("IFLA_VF_IB_NODE_GUID", {"vf": 3, "ib_node_guid": "0e:42:a1:03:02:16:05:4c"})
+    message = ifinfmsg()
+    message["attrs"] = [("IFLA_VFINFO_LIST", {"attrs": [("IFLA_VF_INFO", {"attrs": [given]})]})]
+    message.encode()
+    assert struct.pack("@IQ", 3, 0x0E42A1030216054C) in bytes(message.data)
 
 
 def test_the_kernels_list_of_vfs_is_decoded() -> None:

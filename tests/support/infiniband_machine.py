@@ -26,14 +26,24 @@ def pci_address(slot: int) -> str:
     return f"0000:{0x20 + slot:02x}:00.0"
 
 
-def machine(root: Path, compute: int = 2, storage: int = 0, *, seed: str = "", num_vfs: int = 0) -> Machine:
-    """A machine under ``root``: NICs ``ibp0`` … with the RDMA devices ``mlx5_0`` …, compute first."""
+def machine(
+    root: Path,
+    compute: int = 2,
+    storage: int = 0,
+    *,
+    seed: str = "",
+    num_vfs: int = 0,
+    vf_files: bool = False,
+) -> Machine:
+    """A machine under ``root``: NICs ``ibp0`` … with the RDMA devices ``mlx5_0`` …, compute first. ``vf_files``: its
+    driver has files for VFs."""
     lines = []
     for slot in range(compute + storage):
         part, vfs = ("compute", num_vfs) if slot < compute else ("storage", 0)
         path = f"pci0000:00/00:{slot + 1:02x}.0/{pci_address(slot)[5:]}"
         lines.append(f'  - {{part: {part}, path: "{path}", netdev: ibp{slot}, num_vfs: {vfs}}}')
-    made = Machine(parse(f'seed: "{seed}"\n' + HEAD + "\n".join(lines) + "\n"))
+    head = HEAD.replace("totalvfs: 8", "totalvfs: 8, vf_files: true") if vf_files else HEAD
+    made = Machine(parse(f'seed: "{seed}"\n' + head + "\n".join(lines) + "\n"))
     made.write(root)
     return made
 

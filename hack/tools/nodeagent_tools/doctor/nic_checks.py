@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from nodeagent.agent_config import Config
+from nodeagent.facts.card_identity import lacks_guid
 from nodeagent.facts.model import Function
 from nodeagent.health.structural import find_faults
 from nodeagent.host.ethtool import Ethtool, EthtoolError
 from nodeagent.host.netlink.addresses import Addresses
 from nodeagent.host.netlink.kernel_events import NetlinkError
 from nodeagent.host.netlink.netdevs import Netdevs
-from nodeagent.host.sysfs import Tree
+from nodeagent.host.sriov import SriovError, VfNetlink
+from nodeagent.host.sysfs import SysfsError, Tree
 from nodeagent.kinds.hardware_selection import selected_pf
 from nodeagent.kinds.rail_numbers import Numbering
 from nodeagent.kinds.resource_settings import VfResource
@@ -51,6 +53,27 @@ TOPIC = Topic(
         "vf_unbound": Advice(
             "A VF without a driver is Unhealthy and is not allocated.",
             "load the VF driver on the host (mlx5_core, iavf, vfio-pci), or set `driver` under `vfs`",
+        ),
+        "vf_guid_missing": Advice(
+            "An InfiniBand VF without a GUID is Unhealthy: it has no address in the subnet and reaches no peer. mlx5 "
+            "makes VFs without GUID, and with the link state disable.",
+            "set `guid: auto` under `vfs` and run `nodeagent vfs apply`; where a CNI plugin gives the VF of each pod a "
+            "GUID, set `health.vfGuids: fromCni`",
+        ),
+        "vf_link_disabled": Advice(
+            "The PF keeps the link of these VFs down, whatever the cable does.",
+            "set `linkState: auto` under `vfs` and run `nodeagent vfs apply`, or: ip link set PF vf N state auto",
+        ),
+        "vf_port_inactive": Advice(
+            "The port of the PF is active and that of the VF is not: its link state is disable, or the subnet manager "
+            "does not know the VF.",
+            "set `linkState: auto` under `vfs` and run `nodeagent vfs apply`, or without an IPoIB netdev of the PF "
+            "write Follow to sriov/N/policy below its /sys/class/infiniband/mlx5_N/device; let opensm allow virtual "
+            "ports (virt_enabled 2)",
+        ),
+        "vf_mac_missing": Advice(
+            "A VF with the MAC address of zeros sends no frame that a switch forwards.",
+            "ip link set PF vf N mac ADDRESS, or let the driver of the VF make one: bind it again",
         ),
         "default_route": Advice(
             "The NIC with the host's default route is never offered, and its VFs are never changed: a pod "
@@ -109,7 +132,8 @@ _RDMA_DRIVERS = ("mlx5_core", "mlx4_core")
 class NicFacts:
     """``namespace_netdevs``: netdevs in the network namespace of this process; ``None`` for another machine.
     ``domains``: type of each PF's IOMMU domain, ``identity`` or ``DMA-FQ``. ``flags``: private flags by netdev.
-    ``shared_subnets``: the netdevs of PFs in one IPv4 subnet that answer ARP for each other.
+    ``shared_subnets``: the netdevs of PFs in one IPv4 subnet that answer ARP for each other. ``disabled_vfs``: the VFs
+    that have the link state disable at their PF.
     """
 
     facts: PciFacts
@@ -118,6 +142,7 @@ class NicFacts:
     flags: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
     namespace_netdevs: frozenset[str] | None = None
     shared_subnets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    disabled_vfs: tuple[str, ...] = ()
 
     @property
     def pfs(self) -> list[Function]:
@@ -139,7 +164,24 @@ def read(target: Target) -> NicFacts:
         flags={} if target.recorded else _flags(pfs),
         namespace_netdevs=None if target.recorded else _here(),
         shared_subnets={} if target.recorded else _shared_subnets(tree, {pf.netdev for pf in pfs}),
+        disabled_vfs=() if target.recorded else _disabled_vfs(tree, facts),
     )
+
+
+def _disabled_vfs(tree: Tree, facts: PciFacts) -> tuple[str, ...]:
+    found = []
+    with VfNetlink(tree) as netlink:
+        for pf in facts.functions:
+            vfs = [vf for vf in facts.functions if vf.parent == pf.pci_address]
+            if not vfs or pf.netdev is None:
+                continue
+            try:
+                settings = netlink.vfs(pf.netdev)
+            except (SriovError, SysfsError):
+                continue  # in another network namespace; a finding of its own
+            disabled = {index for index, of in settings.items() if of.link_state == "disable"}
+            found += [vf.pci_address for vf in vfs if vf.vf_index in disabled]
+    return tuple(found)
 
 
 def _shared_subnets(tree: Tree, netdevs: Collection[str | None]) -> dict[str, tuple[str, ...]]:
@@ -164,6 +206,7 @@ def findings(nics: NicFacts, config: Config, heard: Collection[str] = ()) -> Ite
     """``heard``: links that receive LLDP, whose firmware therefore consumes no frames."""
     yield from _sriov(nics, config)
     yield from _of_config(nics, config)
+    yield from _unreachable(nics, config)
     yield from _iommu(nics, config)
     yield from _hardware(nics)
     if config.lldp.source != "none":
@@ -214,6 +257,35 @@ def _of_config(nics: NicFacts, config: Config) -> Iterator[Finding]:
         yield TOPIC.warn(
             "vf_unbound", f"{count(len(unbound), 'VF')} without a driver: {shortened(_names(unbound))}"
         )
+
+
+def _unreachable(nics: NicFacts, config: Config) -> Iterator[Finding]:
+    """VFs that have a driver and reach no peer."""
+    vfs = [vf for vf in nics.facts.functions if vf.parent is not None]
+    without = [vf for vf in vfs if lacks_guid(vf)]
+    disabled = [vf for vf in vfs if vf.pci_address in nics.disabled_vfs and vf not in without]
+    active = {link.pci_address for link in nics.facts.links if link.carrier}
+    inactive = [
+        vf
+        for vf in vfs
+        if vf.rdma is not None
+        and vf.rdma.port_active is False
+        and vf.parent in active
+        and vf not in (*without, *disabled)
+    ]
+    nameless = [vf for vf in vfs if vf.mac is not None and not vf.mac.strip("0:")]
+    if without and config.health.vf_guids == "required":
+        yield TOPIC.warn("vf_guid_missing", _vfs_are(without, "without a GUID"))
+    if disabled:
+        yield TOPIC.warn("vf_link_disabled", _vfs_are(disabled, "with the link state disable"))
+    if inactive:
+        yield TOPIC.warn("vf_port_inactive", _vfs_are(inactive, "with a port that is not active"))
+    if nameless:
+        yield TOPIC.warn("vf_mac_missing", _vfs_are(nameless, "without a MAC address"))
+
+
+def _vfs_are(vfs: list[Function], what: str) -> str:
+    return f"{count(len(vfs), 'VF')} {what}: {shortened(_names(vfs))}"
 
 
 def _iommu(nics: NicFacts, config: Config) -> Iterator[Finding]:

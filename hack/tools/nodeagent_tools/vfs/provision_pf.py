@@ -12,8 +12,11 @@ earlier steps, so the next run continues at any point. The order makes the inter
    bind another one in between: ``sriov_drivers_autoprobe`` is off during this time.
 4. Set the PF's settings for each VF (trust, spoof check, link state, rates) before its driver, so that no VF is ever
    usable with less protection than configured.
-5. Bind the driver: ``driver_override`` first, so that no other driver binds to the unbound VF.
-6. Turn ``sriov_drivers_autoprobe`` on again, also after an error. After a killed run the next run turns it on.
+5. Give InfiniBand VFs their GUIDs and link state, by rtnetlink where the PF has a netdev, else by the files of the
+   driver, and bind the driver of these VFs again: it reads the GUID when it is bound. The VF itself tells whether it
+   has one, because a driver may show that of another VF on the side of the PF.
+6. Bind the driver: ``driver_override`` first, so that no other driver binds to the unbound VF.
+7. Turn ``sriov_drivers_autoprobe`` on again, also after an error. After a killed run the next run turns it on.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodeagent.facts.model import Function, Link
+from nodeagent.facts.card_identity import is_no_guid, node_guid
+from nodeagent.facts.model import INFINIBAND, Function, Link
 from nodeagent.host import sriov
 from nodeagent.host.sriov import BUS, SriovError, VfNetlink, VfSettings
 from nodeagent.host.sysfs import SysfsError, Tree
@@ -32,6 +36,8 @@ from nodeagent_tools.vfs.vf_users import VfUsers
 from nodeagent_tools.vfs.wanted import PfWant
 
 POLL_S = 0.02
+_LOCAL = 0x02
+"""The universal/local bit of an EUI-64 (RFC 4291, appendix A)."""
 
 
 class VfInUseError(Exception):
@@ -97,6 +103,7 @@ class PfProvisioning:
                 if self.dry:
                     return  # the properties of new VFs are unknown before they exist
             self._configure_vfs()
+            self._give_guids()
             self._bind_drivers()
         finally:
             if self._paused:
@@ -108,10 +115,15 @@ class PfProvisioning:
             return
         self._refuse_used([vf for vf in self.vfs if self._needs_driver(vf)], "the change of its driver")
         affected = self.vfs if self._needs_mtu() else [vf for vf in self.vfs if self._needs_settings(vf)]
-        for vf in affected:
-            users = self.users.holders(vf)
+        without = [vf for vf in self.vfs if self._needs_guid(vf.vf_index, vf.pci_address)]
+        for vf, users_of in (
+            *((vf, self.users.holders) for vf in affected),
+            *((vf, self.users.of) for vf in without),  # its driver is bound again
+        ):
+            users = users_of(vf)
             if users:
                 self._held[vf.pci_address] = f"{_name(vf)} {', and '.join(users)}"
+        affected = (*affected, *without)
         if any(vf.pci_address not in self._held for vf in affected):
             self._refuse_unknown("the change of its VFs")
 
@@ -197,6 +209,11 @@ class PfProvisioning:
             )
             return
         if pf.netdev is None:
+            if all(
+                index in self.want.guids and vf == VfSettings(link_state=vf.link_state)
+                for index, vf in settings.items()
+            ):
+                return  # it is set together with the GUID
             raise SriovError(f"{pf.pci_address} has no netdev here, so its VFs cannot be configured")
         known = self.netlink.vfs(pf.netdev)
         held = {vf.vf_index: self._held[vf.pci_address] for vf in self.vfs if vf.pci_address in self._held}
@@ -218,6 +235,78 @@ class PfProvisioning:
                 self.netlink.set_vf(pf.pci_address, pf.netdev, index, changed)
             for name, old, new in differing:
                 self.changes.add(f"{name} {spell(old)} → {spell(new)}", index)
+
+    def _needs_guid(self, index: int | None, address: str) -> bool:
+        if index is None or index not in self.want.guids or self.pf.link_type != INFINIBAND:
+            return False
+        guid = self._guid_of(address)
+        if guid is None and self.netlink is not None and self.pf.netdev is not None:
+            guid = self.netlink.guids(self.pf.netdev).get(index)  # a driver for virtual machines shows none
+        return guid is None or is_no_guid(guid)
+
+    def _guid_of(self, address: str) -> str | None:
+        """The node GUID that a VF has; ``None`` if it has no RDMA device here that shows it."""
+        folder = f"{BUS}/devices/{address}/infiniband"
+        devices = self.tree.names(folder)
+        return (self.tree.text(f"{folder}/{devices[0]}/node_guid") or "").strip() or None if devices else None
+
+    def _give_guids(self) -> None:
+        """Give each InfiniBand VF without a GUID one."""
+        held = {vf.vf_index: self._held[vf.pci_address] for vf in self.vfs if vf.pci_address in self._held}
+        for index, address in enumerate(self._vf_addresses(self.want.count)):
+            if not address or not self._needs_guid(index, address):
+                continue
+            if index in held:
+                self.left.append(f"guid is none, configured is auto: {held[index]}")
+                continue
+            self._give_guid(index, address)
+
+    def _give_guid(self, index: int, address: str) -> None:
+        pf, settings = self.pf, self.want.settings.get(index, VfSettings())
+        own = node_guid(pf.rdma.node_guid) if pf.rdma else None
+        if own is None:
+            raise SriovError(
+                f"{pf.pci_address} shows no GUID to make those of its VFs of; load mlx5_ib on the host"
+            )
+        guid, link_state = guid_of_vf(own, index), settings.link_state or "auto"
+        if not self.dry:
+            self._set_guid(index, guid, link_state)
+            self._bind_again(address)
+        self.changes.add(f"guid none → auto, link state → {link_state}", index)
+
+    def _set_guid(self, index: int, guid: str, link_state: str) -> None:
+        pf = self.pf
+        has_files = sriov.has_vf_files(self.tree, pf.pci_address, index)
+        if self.netlink is not None and pf.netdev is not None:
+            try:
+                self.netlink.set_guid(pf.pci_address, pf.netdev, index, guid)
+                self.netlink.set_vf(pf.pci_address, pf.netdev, index, VfSettings(link_state=link_state))
+            except SriovError:
+                if not has_files:
+                    raise
+            else:
+                return
+        if not has_files:
+            raise SriovError(
+                f"{pf.pci_address}: its VFs have no GUID, and this host has no way to set one: the PF has no IPoIB "
+                f"netdev here (modprobe ib_ipoib), and its driver has no {BUS}/devices/{pf.pci_address}/sriov/"
+                f"{index}/node (MLNX_OFED or DOCA)"
+            )
+        sriov.write_vf_files(self.tree, pf.pci_address, index, guid, link_state)
+
+    def _bind_again(self, address: str) -> None:
+        """Let the driver of a VF read its GUID. A driver for virtual machines reads none."""
+        at = f"{BUS}/devices/{address}/driver"
+        driver = self.tree.link(at)
+        if driver is None or "infiniband" not in self.tree.names(f"{BUS}/devices/{address}"):
+            return
+        sriov.unbind(self.tree, address, driver)
+        self._until(lambda: self.tree.link(at) is None, f"{driver} did not release {address}")
+        sriov.bind(self.tree, address, driver)
+        self._until(
+            lambda: (guid := self._guid_of(address)) is not None and not is_no_guid(guid),
+            f"{address} shows no GUID after it was given one and {driver} was bound again",
+        )
 
     def _bind_drivers(self) -> None:
         """Bind the configured drivers of the VFs."""
@@ -261,6 +350,19 @@ class PfProvisioning:
     def _until(self, holds: Callable[[], bool], otherwise: str) -> None:
         if not until(holds, self.wait_s):
             raise SriovError(f"{self.pf.pci_address}: {otherwise} within {self.wait_s:g} s")
+
+
+def guid_of_vf(pf: str, index: int) -> str:
+    """Return the GUID of a VF, from the node GUID of its PF: locally administered, with the number of the VF in its
+    fourth and fifth octet, where the GUIDs of mlx5's PFs are equal. A reboot gives the same one.
+
+    >>> guid_of_vf("0c42:a103:0016:054c", 0)
+    '0e:42:a1:03:01:16:05:4c'
+    """
+    octets = bytearray.fromhex(pf.replace(":", ""))
+    octets[0] |= _LOCAL
+    octets[3:5] = (int.from_bytes(octets[3:5], "big") ^ (index + 1)).to_bytes(2, "big")
+    return octets.hex(":")
 
 
 def _name(vf: Function) -> str:

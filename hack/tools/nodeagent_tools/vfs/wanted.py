@@ -17,17 +17,19 @@ from nodeagent.host.sriov import VfSettings
 from nodeagent.kinds.hardware_selection import selected_pf
 from nodeagent.kinds.resource_settings import VfsEntry
 
-_OF_A_VF = ("driver", "trust", "spoof_check", "link_state", "min_tx_rate_mbps", "max_tx_rate_mbps")
+_OF_A_VF = ("driver", "guid", "trust", "spoof_check", "link_state", "min_tx_rate_mbps", "max_tx_rate_mbps")
 
 
 @dataclass(frozen=True, slots=True)
 class PfWant:
-    """``drivers`` and ``settings`` are by VF index and hold only configured values."""
+    """``drivers`` and ``settings`` are by VF index and hold only configured values. ``guids``: the indexes of the VFs
+    that get a GUID if they have none."""
 
     count: int
     mtu: int | None = None
     drivers: dict[int, str] = field(default_factory=dict)
     settings: dict[int, VfSettings] = field(default_factory=dict)
+    guids: frozenset[int] = frozenset()
     contradictions: tuple[str, ...] = ()
 
 
@@ -49,11 +51,14 @@ def wanted(entries: Sequence[VfsEntry], pf: Function) -> PfWant | None:
     for (name, index), (value, _) in values.items():
         if index is not None and name == "driver":
             drivers[index] = str(value)
+        elif name == "guid":
+            continue
         elif index is not None:
             settings[index] = replace(settings.get(index, VfSettings()), **{name: value})
     count = selecting[0][1].count
     mtu = next((entry.mtu for _, entry in selecting if entry.mtu is not None), None)
-    return PfWant(count, mtu, drivers, settings, tuple(contradictions))
+    guids = frozenset(index for name, index in values if name == "guid" and index is not None)
+    return PfWant(count, mtu, drivers, settings, guids, tuple(contradictions))
 
 
 def _values(entry: VfsEntry) -> Iterable[tuple[str, int | None, Any]]:

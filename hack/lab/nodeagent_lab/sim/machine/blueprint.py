@@ -70,7 +70,8 @@ class GpuPart(Part, frozen=True, kw_only=True, tag="gpu"):
 
 
 class NicPart(Part, frozen=True, kw_only=True, tag="nic"):
-    """``vf_offset`` and ``vf_stride`` are those of the SR-IOV capability."""
+    """``vf_offset`` and ``vf_stride`` are those of the SR-IOV capability. ``vf_files``: its driver is that of MLNX_OFED
+    or DOCA, with files of each VF (``sriov/N/{node,port,policy}``) that the kernel's driver lacks."""
 
     speed_mbps: Annotated[int, msgspec.Meta(gt=0)]
     mtu_max: Annotated[int, msgspec.Meta(ge=68)] = 9978
@@ -81,6 +82,7 @@ class NicPart(Part, frozen=True, kw_only=True, tag="nic"):
     vf_driver: str | None = None
     vf_offset: Annotated[int, msgspec.Meta(ge=1)] = 1
     vf_stride: Annotated[int, msgspec.Meta(ge=1)] = 1
+    vf_files: bool = False
     firmware: str = "1.0.0"
 
 
@@ -94,12 +96,14 @@ class GpuLine(_Struct, frozen=True, kw_only=True):
 
 
 class NicLine(_Struct, frozen=True, kw_only=True):
-    """One NIC of the model. ``num_vfs`` exist from the start, as if made by a boot-time service."""
+    """One NIC of the model. ``num_vfs`` exist from the start, as if made by a boot-time service; with ``vf_guids`` it
+    has given those of InfiniBand a GUID and the PF's link state."""
 
     path: str
     part: str
     netdev: str
     num_vfs: Count = 0
+    vf_guids: bool = False
     mtu: Annotated[int, msgspec.Meta(ge=68)] = 1500
     admin_up: bool = True
     carrier: bool = True

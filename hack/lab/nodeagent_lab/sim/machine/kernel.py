@@ -5,6 +5,7 @@ Each step changes the state and then publishes it, so that a reader sees the ste
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -15,6 +16,8 @@ from nodeagent_lab.sim.machine.state import VFIO, Device, Numbers, SimulatedNetd
 from nodeagent_lab.sim.machine.sysfs_writes import WRITE_ONLY, SysfsWrite, find_writes
 
 _MTU_MIN = 68
+_GUID = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){7}")
+_POLICY = re.compile("Down|Up|Follow")
 
 
 class MachineError(Exception):
@@ -39,7 +42,7 @@ class Kernel:
             self.attach(device, device.natural)
         for nic in self.nics:
             assert nic.nic_line is not None
-            self.enable(nic, nic.nic_line.num_vfs)
+            self.enable(nic, nic.nic_line.num_vfs, guids=nic.nic_line.vf_guids)
 
     def show_in(self, files: MachineFiles) -> None:
         """Publish everything now, and every change from now on."""
@@ -88,7 +91,8 @@ class Kernel:
             prefix = device.nic.driver.removesuffix("_core")
             number = self._numbers.take(prefix)
             verbs, mad = self._numbers.take("uverbs"), self._numbers.take("umad")
-            device.rdma = SimulatedRdma(f"{prefix}_{number}", number, verbs, mad)
+            guid = device.context.node if device.context else None
+            device.rdma = SimulatedRdma(f"{prefix}_{number}", number, verbs, mad, guid=guid)
 
     def detach(self, device: Device) -> None:
         if device.num_vfs:
@@ -104,9 +108,12 @@ class Kernel:
         device.driver = device.netdev = device.rdma = device.vfio = None
         self.show(device)
 
-    def enable(self, pf: Device, count: int) -> None:
+    def enable(self, pf: Device, count: int, *, guids: bool = False) -> None:
         for index in range(count):
             vf = state.vf(pf, index)
+            if guids and vf.context is not None:
+                guid = f"02:{state.octets(self.model, vf).hex(':')}:01"
+                vf.context = state.VfContext(guid, guid, "Follow")
             self.appear(vf)
             pf.vfs[index] = vf
             self.show(pf)
@@ -220,6 +227,8 @@ class Kernel:
             yield f"{sysfs_files.BUS}/drivers/{driver}"
         for device in self.present():
             yield device.folder
+            if device.nic is not None and device.nic.vf_files:
+                yield from (f"{device.folder}/sriov/{n}" for n, vf in device.vfs.items() if vf.context)
             if device.netdev is not None and device.netdev.here:
                 yield f"{device.folder}/net/{device.netdev.name}"
 
@@ -245,6 +254,8 @@ class Kernel:
             self._write_numvfs(device, _number(write.path, value))
         elif write.attribute == "mtu":
             self._write_mtu(device, _number(write.path, value))
+        elif write.attribute in sysfs_files.VF_FILES and device.context is not None:
+            self._write_context(device, write.attribute, value)
 
     def _write_numvfs(self, pf: Device, count: int) -> None:
         self.check_vfs(pf, count)
@@ -264,6 +275,17 @@ class Kernel:
             refuse(f"{netdev.name}: the MTU is {_MTU_MIN} to {device.nic.mtu_max}, not {mtu} (EINVAL)")
         netdev.mtu = mtu
         self.show(device)
+
+    def _write_context(self, vf: Device, name: str, value: str) -> None:
+        """The port follows its policy at once; its GUIDs are read when the driver is bound."""
+        assert vf.context is not None
+        assert vf.pf is not None
+        known = _POLICY if name == "policy" else _GUID
+        if not known.fullmatch(value):
+            refuse(f"{vf.address}: {name} is not {value!r} (EINVAL)")
+        setattr(vf.context, name, value)
+        self.show(vf)
+        self.show(vf.pf)
 
     def _write_bind(self, driver: str, address: str) -> None:
         device = self.function(address)

@@ -20,6 +20,7 @@ from nodeagent_lab.sim.machine.blueprint import (
 from nodeagent_lab.sim.machine.hardware_values import Hardware, healthy_gpu_values
 
 VFIO = "vfio-pci"
+ZERO_GUID = ":".join(["00"] * 8)
 
 # include/linux/pci_ids.h, with the interface byte
 CLASS_ETHERNET = 0x020000
@@ -69,8 +70,19 @@ class SubnetPort:
 
 
 @dataclass(slots=True)
+class VfContext:
+    """What the firmware keeps of an InfiniBand VF, as mlx5 makes it (``mlx5_hca_vport_context``): no GUID, and a port
+    that is down whatever the cable does. ``policy`` is ``Down``, ``Up`` or ``Follow``."""
+
+    node: str = ZERO_GUID
+    port: str = ZERO_GUID
+    policy: str = "Down"
+
+
+@dataclass(slots=True)
 class SimulatedRdma:
-    """``mad`` is the number of both ``umad`` and ``issm``. ``disabled``: a subnet manager has disabled the port."""
+    """``mad`` is the number of both ``umad`` and ``issm``. ``disabled``: a subnet manager has disabled the port.
+    ``guid`` is that of an InfiniBand VF when its driver was bound: it shows no later one."""
 
     name: str
     number: int
@@ -79,12 +91,13 @@ class SimulatedRdma:
     here: bool = True
     port: SubnetPort = field(default_factory=SubnetPort)
     disabled: bool = False
+    guid: str | None = None
 
-    def port_files(self, *, active: bool, infiniband: bool) -> dict[str, str]:
-        """The files of port 1 that follow its link."""
-        up = active and not self.disabled
+    def port_files(self, *, active: bool, infiniband: bool, shut: bool = False) -> dict[str, str]:
+        """The files of port 1 that follow its link. ``shut``: the PF has the link state disable for this VF."""
+        up = active and not self.disabled and not shut
         port = self.port if up and infiniband else SubnetPort(lid=0, sm_lid=0)
-        dark = "2: Polling" if infiniband and not self.disabled else "3: Disabled"
+        dark = "2: Polling" if infiniband and not self.disabled and not shut else "3: Disabled"
         return {
             "state": port.state if up else "1: DOWN",
             "phys_state": "5: LinkUp" if up else dark,
@@ -120,6 +133,7 @@ class Device:
     cable: bool = True
     pf: Device | None = None
     vf_index: int = 0
+    context: VfContext | None = None
     num_vfs: int = 0
     autoprobe: bool = True
     vfs: dict[int, Device] = field(default_factory=dict)
@@ -231,6 +245,7 @@ def vf(pf: Device, index: int) -> Device:
         nic_line=pf.nic_line,
         pf=pf,
         vf_index=index,
+        context=VfContext() if part.link_type == "infiniband" else None,
     )
 
 

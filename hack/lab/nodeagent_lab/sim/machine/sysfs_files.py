@@ -17,6 +17,8 @@ from nodeagent_lab.sim.machine.hardware_values import ENDS, INFINIBAND_FILES, RD
 from nodeagent_lab.sim.machine.state import Device, SimulatedNetdev, SimulatedRdma, octets
 
 BUS = "/sys/bus/pci"
+VF_FILES = ("node", "port", "policy")
+"""Of each VF below the PF's ``sriov`` (``sriov_sysfs.c`` of MLNX_OFED's mlx5_core)."""
 
 # drivers/pci/pcie/aer.c, aer_correctable_error_string and aer_uncorrectable_error_string
 _AER_CORRECTABLE = (
@@ -131,6 +133,10 @@ def pci(device: Device, cpulist: str) -> dict[str, Entry]:
         say("sriov_stride", device.nic.vf_stride)
         say("sriov_vf_device", device.nic.vf_device)
         say("sriov_drivers_autoprobe", int(device.autoprobe))
+        for index, vf in device.vfs.items():
+            if device.nic.vf_files and vf.context is not None:
+                for name in VF_FILES:
+                    say(f"sriov/{index}/{name}", getattr(vf.context, name))
     entries[f"{folder}/subsystem"] = Symlink(BUS)
     if device.group is not None:
         entries |= _group(device, device.group)
@@ -190,7 +196,8 @@ def net(device: Device, netdev: SimulatedNetdev, model: Model) -> dict[str, Entr
     address = netdev.mac
     if infiniband:
         # Queue pair number, then the link-local GID (Documentation/infiniband/ipoib.rst)
-        address = "00:00:10:49:fe:80:00:00:00:00:00:00:" + _guid(model, device, ":", 2)
+        guid = device.context.port if device.context else _guid(model, device, ":", 2)
+        address = f"00:00:10:49:fe:80:00:00:00:00:00:00:{guid}"
     say("address", address)
     say("addr_assign_type", 0 if device.pf is None else 1)
     say("addr_len", 20 if infiniband else 6)
@@ -231,18 +238,20 @@ def rdma(device: Device, mine: SimulatedRdma, model: Model) -> dict[str, Entry]:
     infiniband = device.nic.link_type == "infiniband"
     # An Ethernet port follows its netdev; an InfiniBand one works without any.
     active = device.signal if infiniband else device.carrier
+    policy = device.context.policy if device.context else "Follow"
     say("uevent", f"NAME={mine.name}")
     entries[f"/sys/class/infiniband/{mine.name}"] = Symlink(folder)
     entries[f"{folder}/subsystem"] = Symlink("/sys/class/infiniband")
     say("node_type", "1: CA")
-    say("node_guid", _guid(model, device, ":", 4))
+    say("node_guid", _groups(mine.guid, ":", 4) if mine.guid else _guid(model, device, ":", 4))
     say("sys_image_guid", _guid(model, device.pf or device, ":", 4))
     say("node_desc", mine.name)
     say("fw_ver", device.nic.firmware)
     say("hca_type", f"MT{int(device.device, 16)}")
     entries[f"{folder}/device"] = Symlink(device.folder)
     say("ports/1/link_layer", "InfiniBand" if infiniband else "Ethernet")
-    for name, text in mine.port_files(active=active, infiniband=infiniband).items():
+    files = mine.port_files(active=active or policy == "Up", infiniband=infiniband, shut=policy == "Down")
+    for name, text in files.items():
         say(f"ports/1/{name}", text)
     say("ports/1/rate", _RATES.get(device.speed_mbps, f"{device.speed_mbps / 1000:g} Gb/sec"))
     counted = device.hardware.rdma
@@ -415,5 +424,9 @@ def _span(numbers: dict[int, str] | set[int]) -> str:
 def _guid(model: Model, device: Device, colon: str, digits: int) -> str:
     """EUI-64 from the MAC (RFC 4291, appendix A)."""
     mac = bytes.fromhex(device.mac.replace(":", "")) if device.mac else octets(model, device)
-    text = (mac[:3] + b"\xff\xfe" + mac[3:]).hex()
+    return _groups((mac[:3] + b"\xff\xfe" + mac[3:]).hex(), colon, digits)
+
+
+def _groups(guid: str, colon: str, digits: int) -> str:
+    text = guid.replace(":", "")
     return colon.join(text[i : i + digits] for i in range(0, 16, digits))

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from nodeagent_lab.sim.machine.files import MachineFiles
 from nodeagent_lab.sim.machine.state import Device
-from nodeagent_lab.sim.machine.sysfs_files import BUS
+from nodeagent_lab.sim.machine.sysfs_files import BUS, VF_FILES
 
 WRITE_ONLY = ("unbind", "bind", "drivers_probe")
 # Settings before the actions that they affect, and unbind before bind.
 _ORDER = (
-    *("driver_override", "sriov_drivers_autoprobe", "mtu", "sriov_numvfs"),
+    *("driver_override", "sriov_drivers_autoprobe", "mtu", "sriov_numvfs", *VF_FILES),
     *WRITE_ONLY,
 )
 
@@ -42,6 +42,9 @@ def find_writes(files: MachineFiles, devices: Iterable[Device], drivers: Iterabl
         if device.may_have_vfs:
             for name in ("sriov_numvfs", "sriov_drivers_autoprobe"):
                 targets[f"{device.folder}/{name}"] = (pci, device, None)
+            for index, vf in device.vfs.items():
+                for name in VF_FILES if device.nic is not None and device.nic.vf_files and vf.context else ():
+                    targets[f"{device.folder}/sriov/{index}/{name}"] = (pci, vf, None)
         if device.netdev is not None and device.netdev.here:
             mtu = f"{device.folder}/net/{device.netdev.name}/mtu"
             targets[mtu] = (f"net:{device.address}", device, None)
