@@ -28,7 +28,7 @@ def model(folder: Path, link_type: str = "ethernet") -> Path:
         "nics:",
         *(
             f'  - {{part: nic, path: "pci0000:00/00:0{number}.0/{slot[5:]}", netdev: ens{number}np0, '
-            f"num_vfs: {VFS}}}"
+            f"num_vfs: {VFS}, vf_guids: true}}"
             for number, slot in enumerate(SLOTS, 1)
         ),
     ]

@@ -300,7 +300,8 @@ class Machine(GpuActions):
         if device.gpu is not None:
             self._list_again(device.gpu)
         if vfs:
-            self._kernel.enable(device, vfs)
+            guids = device.nic_line is not None and device.nic_line.vf_guids
+            self._kernel.enable(device, vfs, guids=guids)
         self._settle()
 
     def insert_card(self, nic: int | str, mac: str) -> None:
