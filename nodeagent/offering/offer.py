@@ -207,7 +207,6 @@ class Offer:
             self._pf_in_two_entries,
             self._refused,
             self._nothing_offered,
-            self._unreachable_vfs,
             self._less_than_expected,
         )
         devices = (device.kind for device in self.dra_devices(snapshot))
@@ -216,6 +215,7 @@ class Offer:
             *(trouble for find in finders for trouble in find(snapshot)),
             *hindered,
             *_tiny_slices(self.config, snapshot),
+            *_unreachable_vfs(self.rails, snapshot),
         )
 
     def _offered_twice(self, snapshot: Snapshot) -> Iterator[Trouble]:
@@ -271,28 +271,6 @@ class Offer:
                 source, shortage = "gpus", _gpu_shortage(self.config, entry, snapshot)
             message = f"{entry.name}: {shortage or entry.nothing_selected}"
             yield Trouble(message, fatal=False, ready=shortage is None, source=source)
-
-    def _unreachable_vfs(self, snapshot: Snapshot) -> Iterator[Trouble]:
-        active = {link.pci_address for link in snapshot.links if link.carrier}
-        vfs = [vf for vf in snapshot.functions if vf.parent in self.rails and not vf.missing]
-        inactive = [
-            vf.pci_address
-            for vf in vfs
-            if vf.rdma is not None
-            and vf.rdma.port_active is False
-            and vf.parent in active
-            and not lacks_guid(vf)  # a fault of its own
-        ]
-        nameless = [vf.pci_address for vf in vfs if vf.mac is not None and not vf.mac.strip("0:")]
-        for found, what in (
-            (
-                inactive,
-                "a port that is not active, although that of their PF is: set linkState: auto under vfs",
-            ),
-            (nameless, "no MAC address: bind their driver again, or set one at the PF"),
-        ):
-            if found:
-                yield Trouble(f"VFs have {what} ({_named(found)})", fatal=False)
 
     def _less_than_expected(self, snapshot: Snapshot) -> Iterator[Trouble]:
         expect = self.config.expect
@@ -442,6 +420,29 @@ def _hindered(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterator[Troub
         if obstacle is not None:
             message = f"{resource.partition('/')[2]}: {obstacle}"
             yield Trouble(message, fatal=False, ready=False, source="paths")
+
+
+def _unreachable_vfs(offered: Collection[str], snapshot: Snapshot) -> Iterator[Trouble]:
+    active = {link.pci_address for link in snapshot.links if link.carrier}
+    vfs = [vf for vf in snapshot.functions if vf.parent in offered and not vf.missing]
+    inactive = [
+        vf.pci_address
+        for vf in vfs
+        if vf.rdma is not None
+        and vf.rdma.port_active is False
+        and vf.parent in active
+        and not lacks_guid(vf)  # a fault of its own
+    ]
+    nameless = [vf.pci_address for vf in vfs if vf.mac is not None and not vf.mac.strip("0:")]
+    for found, what in (
+        (
+            inactive,
+            "a port that is not active, although that of their PF is: set linkState: auto under vfs",
+        ),
+        (nameless, "no MAC address: bind their driver again, or set one at the PF"),
+    ):
+        if found:
+            yield Trouble(f"VFs have {what} ({_named(found)})", fatal=False)
 
 
 def _vf_shortage(config: Config, entry: VfResource, snapshot: Snapshot) -> str | None:

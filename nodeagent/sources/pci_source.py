@@ -494,11 +494,7 @@ def _function(
     with sysfs.deciding(address, "rdma"):
         rdma = _rdma(sysfs, folder, names)
     if rdma is not None and link_type == INFINIBAND:
-        own = f"{folder}/infiniband/{rdma.device}"
-        guid = sysfs.read(tree.text, f"{own}/node_guid")
-        port = sysfs.read(tree.text, f"{own}/ports/1/state") if parent is not None else None
-        active = None if port is None else port.startswith(_PORT_ACTIVE)
-        rdma = replace(rdma, node_guid=guid.strip() if guid else None, port_active=active)
+        rdma = _of_infiniband(sysfs, folder, rdma, is_vf=parent is not None)
     numa_node = sysfs.read(tree.integer, f"{folder}/numa_node") if "numa_node" in names else None
     vfs = {name: _vf_number(sysfs, address, name, names) for name in ("num_vfs", "total_vfs")}
     return Function(
@@ -575,6 +571,15 @@ def _rdma(sysfs: SysfsScan, folder: str, names: tuple[str, ...]) -> Rdma | None:
         for device in naturally_sorted(devices)
     ]
     return next((rdma for rdma in candidates if rdma.uverbs), candidates[0])
+
+
+def _of_infiniband(sysfs: SysfsScan, folder: str, rdma: Rdma, *, is_vf: bool) -> Rdma:
+    """With its node GUID, and for a VF with the state of its port."""
+    own, tree = f"{folder}/infiniband/{rdma.device}", sysfs.tree
+    guid = sysfs.read(tree.text, f"{own}/node_guid")
+    port = sysfs.read(tree.text, f"{own}/ports/1/state") if is_vf else None
+    active = None if port is None else port.startswith(_PORT_ACTIVE)
+    return replace(rdma, node_guid=guid.strip() if guid else None, port_active=active)
 
 
 def _vfio_group(sysfs: SysfsScan, folder: str) -> str | None:

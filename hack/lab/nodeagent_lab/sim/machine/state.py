@@ -71,8 +71,8 @@ class SubnetPort:
 
 @dataclass(slots=True)
 class VfContext:
-    """What the firmware keeps of an InfiniBand VF, as mlx5 makes it (``mlx5_hca_vport_context``): no GUID, and a port
-    that is down whatever the cable does. ``policy`` is ``Down``, ``Up`` or ``Follow``."""
+    """The values that the firmware keeps of an InfiniBand VF, as mlx5 makes it (``mlx5_hca_vport_context``): no GUID,
+    and a port that is down whatever the cable does. ``policy`` is ``Down``, ``Up`` or ``Follow``."""
 
     node: str = ZERO_GUID
     port: str = ZERO_GUID
