@@ -516,11 +516,15 @@ HELD_VFS_MAX = 128
 def vf_holders(
     snapshot: Snapshot, names: Mapping[str, str], before: NodeLinks | None, stamp: str
 ) -> tuple[VfHolder, ...]:
-    """The pods with VFs, in the order of their names. ``names``: the names of the links by the address of the PF."""
+    """The pods with VFs, in the order of their names. ``names``: the names of the links by the address of the PF.
+
+    A pod of the same name with other VFs is another pod."""
     last = () if before is None else before.holders
     if snapshot.holdings is None:
         return last
-    since = {(holder.namespace, holder.pod): holder.since for holder in last}
+    since = {
+        (holder.namespace, holder.pod, vf.pci_address): holder.since for holder in last for vf in holder.vfs
+    }
     links = {
         function.pci_address: names[function.parent]
         for function in snapshot.functions
@@ -536,7 +540,9 @@ def vf_holders(
             namespace=namespace,
             pod=pod,
             vfs=tuple(HeldVf(link=link, pci_address=id_) for link, id_ in sorted(vfs)[:HELD_VFS_MAX]),
-            since=since.get((namespace, pod), stamp),
+            since=min(
+                (since[key] for _, id_ in vfs if (key := (namespace, pod, id_)) in since), default=stamp
+            ),
         )
         for (namespace, pod), vfs in sorted(held.items())[:HOLDERS_MAX]
     )

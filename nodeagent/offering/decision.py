@@ -9,7 +9,7 @@ from nodeagent.dra.offered import OfferedPools, held_by_claims, without_plugin_h
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.kinds import DeviceKind
-from nodeagent.kinds.resource_settings import VfResource
+from nodeagent.kinds.resource_settings import ResourceSettings, VfResource
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.slice_sizes import SliceSizes
@@ -94,7 +94,8 @@ def _missing_source(offer: Offer, kind: DeviceKind, snapshot: Snapshot, inventor
     """Return why the facts of a kind are not known yet: an empty list would be wrong."""
     # With "auto" the product, which the PCI source publishes, is part of every resource's name.
     auto = offer.config.resource_prefix == "auto"
-    for source in sorted({kind.source, "pci"} if auto else {kind.source}):
+    by_index = kind.source == "gpus" and any(map(_counts_gpus, offer.config.resources))
+    for source in sorted({kind.source, "pci"} if auto or by_index else {kind.source}):
         if not inventory.has_published(source):
             return _why_missing(source, snapshot)
     if auto and snapshot.product is None and any(one.value == "product" for one in snapshot.unread):
@@ -103,6 +104,11 @@ def _missing_source(offer: Offer, kind: DeviceKind, snapshot: Snapshot, inventor
             "resourcePrefix to offer the devices without it"
         )
     return None
+
+
+def _counts_gpus(entry: ResourceSettings) -> bool:
+    """Whether it takes GPUs by index: the PCI bus shows those that the driver does not count."""
+    return not isinstance(entry, VfResource) and ("{gpu}" in entry.name or bool(entry.select.indexes))
 
 
 def _unnamed(offer: Offer, snapshot: Snapshot, inventory: Inventory) -> Iterator[Withheld]:

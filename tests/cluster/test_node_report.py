@@ -690,6 +690,20 @@ def test_a_holder_keeps_its_time_over_restarts_and_while_podresources_does_not_a
     assert report_of(held(TRAINER), later, 120.0).holders == (), "the setting was switched off"
 
 
+def test_the_next_pod_of_a_name_has_a_time_of_its_own():
+    """Without a look at podresources in between, its VFs tell them apart."""
+    first = report_of(held(TRAINER), with_holders=True)
+    more = report_of(
+        held(TRAINER, holding("trainer", "0000:18:00.2", container="side")), first, 30.0, with_holders=True
+    )
+    fewer = report_of(held(holding("trainer", "0000:19:00.2")), more, 45.0, with_holders=True)
+    again = report_of(
+        held(holding("trainer", "0000:18:00.2", "0000:19:00.1")), fewer, 60.0, with_holders=True
+    )
+    times = [holder.since[11:] for made in (first, more, fewer, again) for holder in made.holders]
+    assert times == ["12:00:00Z", "12:00:00Z", "12:00:00Z", "12:01:00Z"]
+
+
 def test_a_node_full_of_pods_has_a_bounded_report_that_the_definition_accepts():
     holdings = [Holding("n" * 63, f"{n:0253}", "c", "r", ("0000:18:00.1",)) for n in range(500)]
     made = report_of(held(*holdings), with_holders=True)

@@ -49,6 +49,30 @@ def test_names_with_a_number_wait_for_the_source_of_their_own_devices(
     assert [one.resource for one in found] == withheld
 
 
+@pytest.mark.parametrize(
+    ("entry", "waits"),
+    [
+        ("name: 'gpu{gpu}'", True),
+        ("name: gpu, select: {indexes: ['0']}", True),
+        ("name: gpu, select: {uuids: [GPU-00000000-0000-0000-0000-000000000000]}", False),
+    ],
+)
+def test_gpus_by_index_wait_for_the_bus_which_shows_those_that_the_driver_does_not_count(
+    tmp_path: Path, entry: str, waits: bool
+) -> None:
+    head = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresourcePrefix: x\n"
+    offer = Offer(load(f"{head}resources: [{{kind: gpu-mem, {entry}}}]\n", name="test"))
+    inventory, memories = Inventory(), (RailMemory(tmp_path), SliceSizes(tmp_path))
+    gpu = Gpu("GPU-00000000-0000-0000-0000-000000000000", 0, 0, "H100", "0000:1b:00.0", 81559, 0)
+    inventory.publish("gpus", gpus=(gpu,))
+    inventory.publish("paths", paths=WITH_DRIVER)
+    for known in (False, True):
+        if known:
+            inventory.publish("pci", functions=())
+        _, found = decide(offer, inventory.snapshot, inventory, (), *memories, pod_resources=False)
+        assert [one.reason for one in found] == (["pci are not known yet"] if waits and not known else [])
+
+
 def test_gpus_wait_for_the_library_of_their_driver(tmp_path: Path) -> None:
     """The operator's driver container may be later than the agent."""
     gpu = Gpu("GPU-0", 0, 0, "NVIDIA H100 80GB HBM3", "0000:1b:00.0", 81559, 0)
