@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from nodeagent.base.file_writing import PUBLIC_FOLDER, replace_changed_file
+from nodeagent.base.file_writing import PUBLIC_FOLDER, remove_abandoned, replace_changed_file
 from nodeagent.base.regular_file import read_regular
 from nodeagent.base.stored_file import SIZE_MAX, StoredForm
 from nodeagent.dra.claim_preparation import CDI_KIND, valid_uid
@@ -145,6 +145,7 @@ class ClaimFiles:
             for path in self._records.glob("*.json"):
                 if path.stem not in uids:
                     _remove(path)
+        remove_abandoned(self._records, "*.json")
         self._remove_specs(uids)
         with suppress(FileNotFoundError):
             for folder in self._metadata.iterdir():
@@ -198,6 +199,7 @@ class ClaimFiles:
             for path in self._specs.glob(f"{SPEC_PREFIX}*.json"):
                 if path.stem.removeprefix(SPEC_PREFIX) not in uids:
                     self._discard(path)
+        remove_abandoned(self._specs, f"{SPEC_PREFIX}*.json")
 
     def _discard(self, path: Path) -> None:
         try:
