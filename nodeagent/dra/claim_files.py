@@ -23,17 +23,14 @@ from typing import Any
 
 import msgspec
 
-<<<<<<< HEAD
-from nodeagent.base.file_writing import PUBLIC_FOLDER, remove_abandoned, replace_changed_file
-=======
 from nodeagent.base.file_writing import (
     PRIVATE_FOLDER,
     PUBLIC_FOLDER,
+    remove_abandoned,
     replace_changed_file,
     try_writing,
     unwritable_because,
 )
->>>>>>> main
 from nodeagent.base.regular_file import read_regular
 from nodeagent.base.stored_file import SIZE_MAX, StoredForm
 from nodeagent.dra.claim_preparation import CDI_KIND, valid_uid
