@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from nodeagent.base.bounded_calls import in_thread, within
-from nodeagent.base.file_writing import replace_file
+from nodeagent.base.file_writing import remove_abandoned, replace_file
 from nodeagent.base.regular_file import read_regular
 from nodeagent.base.unwritable_memory import UnwritableMemory
 
@@ -104,6 +104,8 @@ class StoredFile(Generic[T]):
         self.unwritable: str | None = None
         """Why the last write failed."""
         self._written = b""
+        self._tidied = False
+        """Whether what killed writers left beside the file was looked for."""
         self._call: asyncio.Future[Any] | None = None
         """The last reading or writing in a thread."""
 
@@ -142,7 +144,7 @@ class StoredFile(Generic[T]):
             return True
         if self._hangs() and (self.unwritable is not None or not await self._ended(limit_s)):
             return False
-        call = self._call = in_thread(partial(replace_file, self.path, text, durable=True))
+        call = self._call = in_thread(partial(_replace, self.path, text, self._untidy()))
         call.add_done_callback(partial(self._settle, text))
         return await self._ended(limit_s) and self._written == text
 
@@ -182,7 +184,7 @@ class StoredFile(Generic[T]):
         """Write the file again if it was deleted."""
         if self.path is None or not self._written or self._hangs():
             return
-        call = self._call = in_thread(partial(_restore, self.path, self._written))
+        call = self._call = in_thread(partial(_restore, self.path, self._written, self._untidy()))
         call.add_done_callback(partial(self._settle_restored, self._written))
         await self._ended(WRITE_S)
 
@@ -194,6 +196,11 @@ class StoredFile(Generic[T]):
         if self.unreadable is not None:
             return UnwritableMemory(path, self.unreadable, loss, broken=True, known=bool(self._written))
         return None
+
+    def _untidy(self) -> bool:
+        """Return true once."""
+        untidy, self._tidied = not self._tidied, True
+        return untidy
 
     def _hangs(self) -> bool:
         return self._call is not None and not self._call.done()
@@ -231,8 +238,16 @@ class StoredFile(Generic[T]):
         self.unwritable = reason
 
 
-def _restore(path: Path, text: bytes) -> bool:
+def _replace(path: Path, text: bytes, tidy: bool) -> None:
+    if tidy:
+        remove_abandoned(path.parent, path.name)
+    replace_file(path, text, durable=True)
+
+
+def _restore(path: Path, text: bytes, tidy: bool) -> bool:
     """Return whether the file was written."""
+    if tidy:
+        remove_abandoned(path.parent, path.name)
     if path.exists():
         return False
     replace_file(path, text, durable=True)

@@ -26,6 +26,7 @@ import msgspec
 from nodeagent.base.file_writing import (
     PRIVATE_FOLDER,
     PUBLIC_FOLDER,
+    remove_abandoned,
     replace_changed_file,
     try_writing,
     unwritable_because,
@@ -175,6 +176,7 @@ class ClaimFiles:
             for path in self._records.glob("*.json"):
                 if path.stem not in uids:
                     _remove(path)
+        remove_abandoned(self._records, "*.json")
         self._remove_specs(uids)
         with suppress(FileNotFoundError):
             for folder in self._metadata.iterdir():
@@ -228,6 +230,7 @@ class ClaimFiles:
             for path in self._specs.glob(f"{SPEC_PREFIX}*.json"):
                 if path.stem.removeprefix(SPEC_PREFIX) not in uids:
                     self._discard(path)
+        remove_abandoned(self._specs, f"{SPEC_PREFIX}*.json")
 
     def _discard(self, path: Path) -> None:
         try:
