@@ -104,9 +104,9 @@ class CablingCheck:
             sorted((rail for rail, count in links.items() if MAJORITY * count > least), key=rail_order)
         )
 
-    def rails(self, group: SwitchGroup) -> frozenset[str]:
-        """The rails of the group's switches that serve one rail each."""
-        served = map(self.served, group.leaves)
+    def rails(self, switches: Iterable[str]) -> frozenset[str]:
+        """The rails of those switches that serve one rail each."""
+        served = map(self.served, switches)
         return frozenset([rails[0] for rails in served if len(rails) == 1])
 
     def rails_of(self, group: SwitchGroup, pattern: CablingPattern | None = None) -> GroupRails:
@@ -130,7 +130,11 @@ class CablingCheck:
         leaves = sorted(leaves)
         if models.several:
             voters = [pattern for pattern in voters if models.of(pattern) == model]
-        if models.several or any(one.best is not group for leaf in leaves for one in self._votes.at(leaf)):
+        if (
+            models.several
+            or self._votes.shared
+            or any(one.best is not group for leaf in leaves for one in self._votes.at(leaf))
+        ):
             counts = count_links(voters)  # cables of other groups' nodes serve no rail here
         switch: dict[str, str] = {}
         links: dict[str, int] = {}
@@ -442,12 +446,8 @@ class CablingCheck:
         """A group that falls into several parts, each with nodes, if exactly half is no majority."""
         if not group.tied or group.leafless:
             return
-        parts: list[frozenset[str]] = []
-        covered: set[str] = set()
-        for leaf in group.leaves:
-            if leaf not in covered:
-                parts.append(frozenset(self._votes.pairs.reach(leaf, strictly=True)[0]))
-                covered |= parts[-1]
+        strict = self._votes.pairs.strict_parts()
+        parts = {frozenset(strict[leaf]) for leaf in group.leaves}
         inhabited = sorted(min(part) for part in parts if _has_nodes(part, group.voters))
         if len(inhabited) > 1:
             message = (

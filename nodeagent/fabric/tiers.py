@@ -179,7 +179,7 @@ class UpperTiers:
     def _groups(self, items: Mapping[str, TierItem], tier: int, below: frozenset[str]) -> list[_UpperGroup]:
         """The items that belong together according to their uplinks."""
         ups = {name: self.uplinks.above(item, tier, below) for name, item in items.items()}
-        graph = SwitchGraph(_never_apart)
+        graph = SwitchGraph(_unpublished)
         for switches, _ in ups.values():
             graph.add(tuple(sorted(switches)), 1)
         graph.form_groups()
@@ -296,9 +296,9 @@ class _Tier:
         return source == LLDP or (source == PATTERN and named)
 
 
-def _never_apart(_one: str, _other: str) -> bool:
-    """No object lists the switches above the leaves, so the published tree cannot separate them."""
-    return False
+def _unpublished(_switch: str) -> tuple[str, ...]:
+    """No object lists the switches above the leaves, so the published tree decides nothing."""
+    return ()
 
 
 def _invert(places: Mapping[str, str]) -> dict[str, list[str]]:
