@@ -41,7 +41,7 @@ check: $(VENV)/.ready  ## format, lint, types, import contracts
 demo: $(VENV)/.ready  ## a simulated DGX H100, a stand-in kubelet and the real agent
 	$(BIN)/nodeagent demo $(ARGS)
 
-bench: $(VENV)/.bench  ## the benchmark table and bench.json; LLDP beside scapy, and on real veth pairs (root)
+bench: $(VENV)/.ready  ## the benchmark table and bench.json; LLDP beside scapy, and on real veth pairs (root)
 	$(BIN)/python hack/bench.py $(ARGS)
 	$(BIN)/python hack/bench_lldp.py
 	$(BIN)/python hack/bench_fabric.py $(if $(filter --quick,$(ARGS)),1000 10000)
@@ -62,11 +62,6 @@ site: .cache/site-venv  ## the documentation as a site in dist/site, offline aft
 soak: $(VENV)/.ready  ## churn a simulated node for five minutes: do the daemons grow? (ARGS="--minutes 30")
 	$(BIN)/python hack/soak.py $(ARGS)
 
-$(VENV)/.bench: $(VENV)/.ready hack/requirements-bench.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
-		--requirement hack/requirements-bench.txt
-	@touch $@
-
 golden: $(VENV)/.ready  ## rewrite the golden files, for review
 	NODEAGENT_GOLDEN=write $(BIN)/python -m pytest -q $(ARGS)
 
@@ -82,7 +77,6 @@ lock: $(VENV)/.ready  ## update the pinned requirements for development and for 
 	$(BIN)/uv $(COMPILE) --extra gpu --extra snmp --constraints hack/requirements.txt pyproject.toml \
 		--output-file hack/requirements-run.txt
 	echo mkdocs-material | $(BIN)/uv $(COMPILE) --upgrade - --output-file hack/requirements-site.txt
-	echo scapy | $(BIN)/uv $(COMPILE) --upgrade - --output-file hack/requirements-bench.txt
 	echo cyclonedx-bom | $(BIN)/uv $(COMPILE) --upgrade --constraints hack/requirements.txt - \
 		--output-file hack/requirements-release.txt
 

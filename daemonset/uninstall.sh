@@ -3,8 +3,9 @@
 # HyperNodes, its NodeFeatureGroups, its ConfigMap for Slurm, its Lease, its ResourceSlices, and the definition of NodeLinks with all reports.
 #   daemonset/uninstall.sh [NAMESPACE [LABEL-PREFIX …]]
 # Run it after `kubectl delete -k` of what was applied or `helm uninstall`, with the rights of a cluster administrator. Labels that
-# people set (nodeagent.io/agent, nodeagent.io/pool) and objects of other owners stay. If the fabric configuration has
-# further label keys, name their prefixes too, such as network.topology.nvidia.com/. The taint nodeagent.io/starting is
+# people set (nodeagent.io/agent, nodeagent.io/pool) and objects of other owners stay. Labels with further keys of the fabric
+# configuration go too, where the API server knows that the controller wrote them. A LABEL-PREFIX, such as
+# network.topology.nvidia.com/, removes all labels with it, whoever wrote them. The taint nodeagent.io/starting is
 # removed from all Nodes, because no controller is left that would; node groups must not create Nodes with it any more.
 set -eu
 
@@ -13,13 +14,16 @@ case ${1:-} in
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p;}' "$0"
     exit 0
     ;;
-*[!a-z0-9-]* | -*)
-    echo "\"$1\" is no name of a namespace. Usage: daemonset/uninstall.sh [NAMESPACE [LABEL-PREFIX …]]" >&2
-    exit 2
-    ;;
 esac
+refuse() {
+    echo "\"$1\" is no $2. Usage: daemonset/uninstall.sh [NAMESPACE [LABEL-PREFIX …]]" >&2
+    exit 2
+}
 
-namespace=${1:-nodeagent}
+namespace=${1-nodeagent}
+case $namespace in
+"" | *[!a-z0-9-]* | -*) refuse "$namespace" "name of a namespace" ;;
+esac
 labels='topology\.nodeagent\.io/[^ ]*|nodeagent\.io/(link-degraded|gpu-mem-largest|gpu-mem-enforcement)'
 taints='nodeagent\.io/(links-down|device-failed|links-below-minimum|starting):[^ ]*'
 conditions='nodeagent\.io/(LinkHealthy|GpuHealthy|FabricLinks)'
@@ -27,7 +31,13 @@ conditions='nodeagent\.io/(LinkHealthy|GpuHealthy|FabricLinks)'
 annotations='(nodeagent\.io/maintenance|f:volcano\.sh/node-vgpu-(register|handshake))'
 [ $# -eq 0 ] || shift
 for prefix; do
-    labels="$labels|$(printf '%s' "$prefix" | sed 's/\./\\./g')[^ ]*"
+    # A part of a name, or none, would remove the labels of other programs.
+    case $prefix in
+    *[!a-z0-9./-]* | [!a-z0-9]* | */?* | *[!a-z0-9]/) refuse "$prefix" "prefix of labels such as example.com/" ;;
+    kubernetes.io/ | *.kubernetes.io/ | k8s.io/ | *.k8s.io/) refuse "$prefix" "prefix of ours: Kubernetes needs its labels" ;;
+    */) labels="$labels|$(printf '%s' "$prefix" | sed 's/\./\\./g')[^ ]*" ;;
+    *) refuse "$prefix" "prefix of labels such as example.com/" ;;
+    esac
 done
 
 # A pod with a claim ends only while its driver runs, so its agent must be there when the pod is deleted.
@@ -66,12 +76,14 @@ marks=$(kubectl get nodes --show-managed-fields --output go-template='{{range .i
 {{- range .spec.taints}}taint {{$node}} {{.key}}:{{.effect}}{{"\n"}}{{end}}
 {{- range .status.conditions}}condition {{$node}} {{.type}}{{"\n"}}{{end}}
 {{- range $key, $_ := .metadata.annotations}}annotation {{$node}} {{$key}}{{"\n"}}{{end}}
-{{- range .metadata.managedFields}}{{if eq .manager "nodeagent"}}
-{{- with .fieldsV1}}{{with index . "f:metadata"}}{{with index . "f:annotations"}}
+{{- range .metadata.managedFields}}{{if or (eq .manager "nodeagent") (eq .manager "nodeagent-controller")}}
+{{- with .fieldsV1}}{{with index . "f:metadata"}}{{with index . "f:labels"}}
+{{- range $key, $_ := .}}label {{$node}} {{$key}}{{"\n"}}{{end}}{{end}}{{with index . "f:annotations"}}
 {{- range $key, $_ := .}}annotation {{$node}} {{$key}}{{"\n"}}{{end}}{{end}}{{end}}{{end}}{{end}}{{end}}{{end}}')
 printf '%s\n' "$marks" |
-    { grep -E "^(label [^ ]+ ($labels)|taint [^ ]+ ($taints)|condition [^ ]+ ($conditions)|annotation [^ ]+ $annotations)\$" ||
+    { grep -E "^(label [^ ]+ ($labels|f:[^ ]+)|taint [^ ]+ ($taints)|condition [^ ]+ ($conditions)|annotation [^ ]+ $annotations)\$" ||
         true; } |
+    sed 's/^\(label [^ ]*\) f:/\1 /' | sort -u |
     while read -r what node mark; do
         case $what in
         label) kubectl label node "$node" "$mark-" ;;

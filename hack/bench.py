@@ -42,7 +42,7 @@ from benchmarks import (
 )
 from benchmarks.figures import Figure, table
 from benchmarks.ratios import ratio_table, ratios
-from benchmarks.stage import Stage, stage
+from benchmarks.stage import stage
 
 import nodeagent
 
@@ -82,12 +82,10 @@ def circumstances() -> dict[str, object]:
     }
 
 
-async def measure(on: Stage, names: list[str], *, quick: bool) -> list[Figure]:
-    figures = []
-    for name in names:
-        print(f"measuring {name} ...", file=sys.stderr, flush=True)
-        figures += [figure async for figure in MEASUREMENTS[name](on, quick=quick)]
-    return figures
+async def measure(name: str, *, quick: bool) -> list[Figure]:
+    print(f"measuring {name} ...", file=sys.stderr, flush=True)
+    with stage() as on:
+        return [figure async for figure in MEASUREMENTS[name](on, quick=quick)]
 
 
 def main() -> None:
@@ -102,8 +100,11 @@ def main() -> None:
     compileall.compile_dir(Path(nodeagent.__file__).parent, quiet=1)
     around = circumstances()
     began = time.monotonic()
-    with stage() as on:
-        figures = asyncio.run(measure(on, options.only or list(MEASUREMENTS), quick=options.quick))
+    figures = [
+        figure
+        for name in options.only or MEASUREMENTS
+        for figure in asyncio.run(measure(name, quick=options.quick))
+    ]
     print(", ".join(f"{name} {value}" for name, value in around.items()))
     found = ratios(figures)
     print(table(figures), "", ratio_table(found), "", sep="\n")

@@ -141,17 +141,22 @@ class Bench:
                     await task
 
 
+_REACTION_S = 0.2
+"""For what the last frames make the agent do."""
+
+
 async def run(ns: Netns, kind: str, seconds: float, lags: list[float] | None = None) -> tuple[float, str]:
-    """CPU seconds of this process while the sender runs, and the sender's output."""
+    """CPU seconds of this process while the sender runs, however long its start takes, and the sender's output."""
     sender = send(ns, kind, seconds) if kind else None
     before = time.process_time()
-    ends = time.monotonic() + seconds + (1.0 if kind else 0.0)
-    while time.monotonic() < ends:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends if sender is None else sender.poll() is None:
         # Stands for the other work of the agent's loop: it is due every 10 ms.
         at = time.monotonic()
         await asyncio.sleep(0.01 if lags is not None else 1.0)
         if lags is not None:
             lags.append((time.monotonic() - at - 0.01) * 1e3)
+    await asyncio.sleep(_REACTION_S)
     spent = time.process_time() - before
     return spent, sender.communicate()[0] if sender else ""
 

@@ -37,6 +37,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.cpu_time import cpu_ns  # noqa: E402
 from benchmarks.stand_in_cost import excess_share  # noqa: E402
 
 import nodeagent  # noqa: E402
@@ -202,17 +203,6 @@ def wait_for(port: int) -> None:
             return
         time.sleep(0.1)
     raise SystemExit(f"no answer on port {port}")
-
-
-def cpu_ns(pid: int) -> int:
-    """CPU time of all threads. Threads that ended are included with a resolution of 10 ms."""
-    alive = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):
-            alive += int((task / "schedstat").read_text().split()[0])
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    ticks = (int(fields[11]) + int(fields[12])) * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
-    return max(alive, ticks)
 
 
 def memory(pid: int) -> tuple[float, float]:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import yaml
@@ -24,6 +24,7 @@ import yaml
 from nodeagent.agent_config import Config
 from nodeagent.config.in_force import needs_restart
 from nodeagent.config.setting import Settings
+from nodeagent.fabric.fabric_settings import OWN_LABELS, LabelPreset, preset_keys
 from nodeagent.topology.controller_config import FabricConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -62,6 +63,9 @@ AT_START = {
     )
 }
 """The settings of these sections that the pods read at their start alone."""
+
+NODES_POLICY = "nodeagent-controller-nodes"
+"""The policy that limits the controller to its own labels of Nodes."""
 
 VERSION = Config().api_version
 """Of every configuration file."""
@@ -165,6 +169,26 @@ _SWITCHED_ON = """\
 {{- fail "@part@.enabled is true, and controller.fabric has @path@: false: one of both must go" }}
 {{- end }}
 {{- $_ := set @settings@ "@part@" true }}
+{{- end }}
+"""
+
+_PREFIXES = """\
+{{- $prefixes := list "@own@" }}
+{{- $presets := dict @presets@ }}
+{{- range $key := ($asked.labels | default dict).keys }}
+{{- $start := regexFind "^[^{]*" $key }}
+{{- if not $start }}
+{{- $text := "controller.fabric: the label key %q begins with a field, so no policy can limit the controller to it" }}
+{{- fail (printf (print $text "; begin it with a prefix such as example.com/") $key) }}
+{{- end }}
+{{- $prefixes = append $prefixes $start }}
+{{- end }}
+{{- range $preset := ($asked.labels | default dict).presets }}
+{{- $prefixes = concat $prefixes (get $presets $preset | default list) }}
+{{- end }}
+{{- $allowed := list }}
+{{- range $prefix := uniq $prefixes }}
+{{- if or (eq $prefix "@own@") (not (hasPrefix "@own@" $prefix)) }}{{ $allowed = append $allowed $prefix }}{{ end }}
 {{- end }}
 """
 
@@ -318,8 +342,13 @@ def asked_of_the_controller() -> str:
         _OF_OTHERS.replace("@part@", part).replace("@output@", output).replace("@namespace@", namespace)
         for part, (output, namespace) in OF_OTHERS.items()
     )
+    presets = " ".join(
+        f'"{preset}" (list {" ".join(json.dumps(key.partition("{")[0]) for key in preset_keys(preset))})'
+        for preset in get_args(LabelPreset)
+    )
     return (
         "{{- $asked := deepCopy $fabric }}\n"
+        + _PREFIXES.replace("@own@", OWN_LABELS).replace("@presets@", presets)
         + "".join(of_others)
         + _SWITCHED_ON.replace("@part@", "jobs").replace("@settings@", "$asked").replace("@path@", "jobs")
         + "{{- $nodes := $asked.nodes | default dict }}\n"
@@ -525,6 +554,9 @@ def controller(manifest: Object) -> Object:
         container["imagePullPolicy"] = "@value@$.Values.image.pullPolicy@"
         container["resources"] = "@block@$.Values.controller.resources@"
         extend(pod, manifest["spec"]["template"], "controller")
+    if manifest["kind"] == "ValidatingAdmissionPolicy" and manifest["metadata"]["name"] == NODES_POLICY:
+        (prefixes,) = (one for one in manifest["spec"]["variables"] if one["name"] == "prefixes")
+        prefixes["expression"] = "@value@$allowed | toJson | quote@"
     if manifest["kind"] == "NetworkPolicy":
         manifest["spec"]["ingress"][0]["from"] = "@block@$.Values.controller.metricsFrom@"
     return manifest

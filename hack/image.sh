@@ -13,7 +13,13 @@ if [ "${1:-}" = --lab ]; then
     target=lab
     shift
 fi
-name=${1:-$default:$version}
+name=${1-$default:$version}
+case $name in
+"" | [!a-z0-9]* | *[!A-Za-z0-9._:/@-]*)
+    echo "\"$name\" is no NAME:TAG of an image; it comes before the options: hack/image.sh [--lab] [NAME:TAG] [OPTION …]" >&2
+    exit 2
+    ;;
+esac
 [ $# -eq 0 ] || shift
 # A release builds an export of its commit, and names the commit and the address of the repository.
 revision=${NODEAGENT_REVISION:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}

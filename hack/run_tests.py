@@ -5,7 +5,8 @@
 A failure is printed when it happens; a line each 20 seconds says how many tests ran, and which run now. A test that
 failed runs again alone, up to twice. If it passes then, it is named as flaky, and the run passes: its first failure
 came from the load or the order, and is a defect of the test all the same. The run fails if a test fails three times, if
-more than 10 tests fail, or if pytest itself ends with an error. The last line counts passed, failed and skipped tests.
+more than 10 tests fail, or if pytest itself ends with an error. The last lines name each test that was skipped and why,
+and each that failed; the very last one counts passed, failed and skipped tests.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Progress:
         self.running: dict[str, float] = {}
         self.outcomes: dict[str, str] = {}
         """The outcome of each test: passed, failed or skipped."""
+        self.skips: dict[str, list[str]] = {}
+        """The skipped tests of each reason."""
         self.unmarked: dict[str, float] = {}
         """The seconds of tests that are slow and have no mark."""
 
@@ -78,6 +81,8 @@ class Progress:
                 self.line(f"FAILED {report.nodeid}: {reason(report)}")
         elif before is None and (report.when == "call" or report.skipped):
             self.outcomes[report.nodeid] = report.outcome
+            if report.skipped:
+                self.skips.setdefault(reason(report), []).append(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -103,7 +108,9 @@ class Progress:
 
 
 def reason(report: pytest.TestReport) -> str:
-    """The first line of the error."""
+    """The first line of the error, or why a test was skipped."""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else report.longreprtext
     return (text.strip().splitlines() or [""])[0]
@@ -133,6 +140,9 @@ def main(arguments: list[str]) -> int:
             status = pytest.ExitCode.OK
     for nodeid, seconds in sorted(progress.unmarked.items(), key=lambda item: -item[1])[:SHOWN]:
         print(f"slow without the mark: {nodeid} ({seconds:.1f} s)")
+    for why, tests in sorted(progress.skips.items()):
+        more = f" and {len(tests) - SHOWN} more" if len(tests) > SHOWN else ""
+        print(f"skipped: {why}: {', '.join(sorted(tests)[:SHOWN])}{more}")
     for nodeid in failed:
         print(f"{'flaky' if nodeid in flaky else 'FAILED'}: {nodeid}")
     passed = progress.count("passed") + len(flaky)

@@ -257,6 +257,7 @@ class Discovery:
             pace=gpu_source.Pace(timeout_s=settings.timeout_seconds, vitals_s=settings.health.read_seconds),
             hints=self._gpu_hint,
             pod_logs=settings.accounting.pod_logs,
+            driver_root=settings.driver_root,
         )
 
     def _publish_gpus(self, gpus: tuple[Gpu, ...]) -> None:
@@ -279,7 +280,9 @@ class Discovery:
     async def _watch_paths(self) -> None:
         pause_s = self._config.scan_seconds / 2  # not together with the scans of the PCI source
         while True:
-            paths = await self._path_reads.run(host_paths.find, self._tree, self._config.cdi.directory)
+            paths = await self._path_reads.run(
+                host_paths.find, self._tree, self._config.cdi.directory, self._config.gpu.driver_root
+            )
             logs = self._config.gpu.accounting.pod_logs
             support = await self._path_reads.run(host_paths.limit_support, self._tree, logs)
             self._inventory.publish("paths", paths=paths, limit_support=support)

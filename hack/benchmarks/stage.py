@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.cpu_time import cpu_ns
 from nodeagent.host.recorded_gpus import RecordedGpuDriver
 from nodeagent_lab.sim.kubelet import Kubelet
 from nodeagent_lab.sim.machine import Machine
@@ -132,9 +133,7 @@ class Process:
         return self.running.pid
 
     def cpu_s(self) -> float:
-        """CPU time of all threads from the scheduler's nanoseconds; utime has ticks of 10 ms."""
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+        return cpu_ns(self.pid) / 1e9
 
     async def answer(self) -> dict[str, Any]:
         """The next line of ``inside.py``."""
@@ -216,6 +215,8 @@ async def change(
 
 @contextmanager
 def stage() -> Iterator[Stage]:
+    """A machine and folders that nobody has used: what one measurement leaves, such as prepared claims, would change
+    what the agent of the next one offers."""
     # In memory, as sysfs is: on a disk each changed file would wait for the syncs of other programs.
     shm = Path("/dev/shm")
     # Kubelet and machine are one process here: neither holds the interpreter while a message for the other waits.

@@ -65,7 +65,10 @@ def parser() -> argparse.ArgumentParser:
         )
     for verb in (making, pushing):
         verb.add_argument(
-            "--registry", required=True, help="the registry with the owner's name: ghcr.io/OWNER"
+            "--registry",
+            type=registry,
+            required=True,
+            help="the registry with the owner's name: ghcr.io/OWNER",
         )
         verb.add_argument(
             "--out", type=Path, default=OUT, help="the folder of the files (default: dist/release)"
@@ -87,6 +90,12 @@ def parser() -> argparse.ArgumentParser:
         "--plain-http", action="store_true", help="the registry has no TLS: one on this machine"
     )
     return made
+
+
+def registry(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*/?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no registry such as ghcr.io/OWNER")
+    return text.rstrip("/")
 
 
 def write_version(options: argparse.Namespace) -> None:
@@ -134,7 +143,7 @@ def make_files(options: argparse.Namespace) -> None:
         created=created,
         epoch=epoch,
         source=source.rstrip("/"),
-        registry=options.registry.rstrip("/"),
+        registry=options.registry,
         base=options.base or checks.base_image(checks.BASE.read_text()),
         architectures=architectures,
         build_options=tuple(options.build_option),
@@ -188,7 +197,7 @@ def push(options: argparse.Namespace) -> None:
         )
     import helm_python as helm
 
-    version, registry = versions.current(), options.registry.rstrip("/")
+    version, registry = versions.current(), options.registry
     folder, target = options.out / build.IMAGE, f"{registry}/nodeagent:{version}"
     tls = ["--dest-tls-verify=false"] if options.plain_http else []
     copy = ["skopeo", "copy", "--all", "--preserve-digests", *tls]

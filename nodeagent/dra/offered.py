@@ -19,7 +19,7 @@ class OfferedPools(msgspec.Struct, frozen=True):
     ``None`` before its source has published, or before it is known what pods hold.
 
     ``obstacles``: why a device cannot be handed out now, apart from its health, by the name of the device: a file that
-    its containers need cannot be written. Do not allocate it until this has ended.
+    its containers need cannot be written, or the host lacks it. Do not allocate it until this has ended.
     """
 
     pools: Mapping[str, tuple[DraDevice, ...] | None] = {}

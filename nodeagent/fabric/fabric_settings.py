@@ -50,6 +50,8 @@ GENERIC_NAMES = (
 )
 """Factory-default system names of switches."""
 
+OWN_LABELS = "topology.nodeagent.io/"
+"""The beginning of our own keys."""
 _KEY_FIELDS = ("tier", "tier0", "tierName", "fabric")
 LabelPreset = Literal["topograph", "gpu-clique"]
 TIER_PRESETS: Mapping[LabelPreset, str] = {"topograph": "fabric.topograph.run/tier-{tier0}"}
@@ -59,6 +61,13 @@ DOMAIN_PRESETS: Mapping[LabelPreset, str] = {
     "gpu-clique": "nvidia.com/gpu.clique",
 }
 """The keys of other programs for the NVLink domain of a node. The value is ``<cluster UUID>.<clique ID>``."""
+
+
+def preset_keys(preset: LabelPreset) -> tuple[str, ...]:
+    """The keys of a preset, with their fields."""
+    return tuple(table[preset] for table in (TIER_PRESETS, DOMAIN_PRESETS) if preset in table)
+
+
 _KEY = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9{]([-A-Za-z0-9_.{}]*[A-Za-z0-9}])?"
 _FIELD = re.compile(r"\{([^{}]*)\}")
 
@@ -285,6 +294,17 @@ class FabricRules(Settings, frozen=True, kw_only=True):
             for tier in range(LEAF - offset, len(TIER_NAMES))
             for key in self.labels_of_tier(tier, offset)
         ).union(self.domain_keys)
+
+    @property
+    def label_prefixes(self) -> tuple[str, ...]:
+        """The beginnings of the keys, as the admission policy of the controller names them. The chart makes the same
+        from the settings. A key that begins with a field has an empty beginning, which every label has."""
+        templates = [
+            *self.labels.keys,
+            *(key for preset in self.labels.presets for key in preset_keys(preset)),
+        ]
+        starts = (key.partition("{")[0] for key in templates)
+        return tuple(dict.fromkeys((OWN_LABELS, *(it for it in starts if not it.startswith(OWN_LABELS)))))
 
     @property
     def domain_keys(self) -> tuple[str, ...]:

@@ -23,6 +23,8 @@ VERSION = "0.6.0"
 GPU_KIND = "nodeagent.io/gpu"
 VF_KIND = "nodeagent.io/vf"
 
+DRIVER_LIBRARY = "libcuda.so.1"
+"""The library of CUDA's driver API, without which no program uses a GPU."""
 GPU_ENV = (("NVIDIA_VISIBLE_DEVICES", "void"),)
 """CUDA images ask for ``all``: NVIDIA's runtime would give them every GPU beside the allocated one."""
 

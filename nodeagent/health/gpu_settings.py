@@ -170,6 +170,14 @@ class GpuSettings(Settings, frozen=True, kw_only=True):
     driver: Annotated[
         Literal["nvml", "none"], setting("Library that reads the GPUs; none: ignore the GPUs of this node.")
     ] = "nvml"
+    driver_root: Annotated[
+        AbsolutePath | None,
+        setting(
+            "Folder of the host with the driver's libraries, or with their folder (lib64, lib, usr/lib, …), for the "
+            "agent's own CDI spec: /home/kubernetes/bin/nvidia on GKE. The DaemonSet must mount it. null: the folders "
+            "of Debian, Red Hat and Talos below /usr, and those of the GPU operator's driver container."
+        ),
+    ] = None
     timeout_seconds: Annotated[
         Seconds, setting("A driver that has not answered for this many seconds is reported as hanging.")
     ] = 5.0

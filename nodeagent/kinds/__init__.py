@@ -102,6 +102,10 @@ class DeviceKind(msgspec.Struct, frozen=True):
         """Return why the kubelet would refuse the device list, if it would."""
         return None
 
+    def obstacle(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
+        """Return what the host lacks now for each container with a device, and how to mend it."""
+        return None
+
     def level(self, snapshot: Snapshot) -> str | None:  # noqa: ARG002
         """Return what keeps programs within their share (``kinds.enforcement``); ``None`` if a device is no share."""
         return None

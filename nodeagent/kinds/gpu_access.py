@@ -59,6 +59,13 @@ class GpuKind(DeviceKind, frozen=True):
         """Return the agent's spec of all GPUs, if ``cdi_kind`` is the agent's kind."""
         return {cdi.GPU_KIND: cdi_devices(snapshot)} if self.cdi_kind == cdi.GPU_KIND else {}
 
+    def obstacle(self, snapshot: Snapshot) -> str | None:
+        """Our own spec without the driver's library gives a container GPUs that no program can use."""
+        ours = self.cdi_kind == cdi.GPU_KIND and self.strategy == "cdi"
+        if not ours or not self.selects(snapshot) or has_driver(snapshot.paths):
+            return None
+        return NO_DRIVER
+
     def needed_files(self, snapshot: Snapshot) -> frozenset[str]:
         by_cdi = self.strategy == "cdi" and self.selects(snapshot)
         return frozenset(self.cdi_specs(snapshot)) if by_cdi else frozenset()
@@ -131,6 +138,17 @@ def cdi_devices(snapshot: Snapshot) -> cdi.CdiDevices:
                 nodes = tuple(DeviceNode(node, node, "rw") for node in mig_nodes(device, gpu))
                 devices[device.uuid] = cdi.ContainerEdits(device_nodes=nodes)
     return cdi.CdiDevices(devices, _driver_edits(snapshot.paths))
+
+
+NO_DRIVER = (
+    f"no {cdi.DRIVER_LIBRARY} was found, which each container needs: name the folder of the driver's libraries in "
+    "gpu.driverRoot and mount it (docs/hosts.md), or let NVIDIA's container toolkit write a CDI spec (nvidia-ctk cdi "
+    "generate)"
+)
+
+
+def has_driver(paths: HostPaths) -> bool:
+    return any(mount.container_path.endswith(f"/{cdi.DRIVER_LIBRARY}") for mount in paths.driver_files)
 
 
 def mig_nodes(device: MigDevice, gpu: Gpu) -> tuple[str, ...]:

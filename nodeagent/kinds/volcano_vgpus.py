@@ -77,6 +77,9 @@ class VgpuPlaces(DeviceKind, frozen=True):
     def refusal(self, snapshot: Snapshot) -> str | None:
         return self.memory.refusal(snapshot)
 
+    def obstacle(self, snapshot: Snapshot) -> str | None:
+        return self.memory.obstacle(snapshot)
+
     def cdi_specs(self, snapshot: Snapshot) -> Mapping[str, CdiDevices]:
         return self.memory.cdi_specs(snapshot)
 
@@ -184,6 +187,9 @@ class VgpuParts(DeviceKind, frozen=True):
 
     def refusal(self, snapshot: Snapshot) -> str | None:
         return self.memory.refusal(snapshot)
+
+    def obstacle(self, snapshot: Snapshot) -> str | None:
+        return self.memory.obstacle(snapshot)
 
     def level(self, snapshot: Snapshot) -> Level | None:
         if self.part != "memory":

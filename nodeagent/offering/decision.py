@@ -45,6 +45,8 @@ def decide(
             settled = missing
         elif (refusal := kind.refusal(snapshot)) is not None:
             settled = refusal
+        elif inventory.has_published("paths") and (lack := kind.obstacle(snapshot)) is not None:
+            settled = lack
         elif not no_claims and (claimed := held_by_claims(kind.hardware(snapshot), by_claims)):
             settled = claimed
         elif (obstacle := rails.obstacle(kind, snapshot)) is not None:
@@ -82,6 +84,8 @@ def offered_pools(
             left_out += held
     found = ((device, files.obstacle(device.kind, snapshot)) for device in devices)
     obstacles = {device.name: str(file) for device, file in found if file is not None}
+    if inventory.has_published("paths"):
+        obstacles |= {it.name: lack for it in devices if (lack := it.kind.obstacle(snapshot)) is not None}
     return OfferedPools(pools, obstacles, tuple(left_out))
 
 

@@ -188,6 +188,7 @@ class Offer:
             self._offered_twice,
             self._pf_in_two_entries,
             self._refused,
+            self._hindered,
             self._nothing_offered,
             self._less_than_expected,
             self._tiny_slices,
@@ -231,6 +232,17 @@ class Offer:
         for name, lacking in lacking_enforcement(self.dra_devices(snapshot), snapshot):
             yield Trouble(f"{name.partition('/')[2]}: {lacking}", fatal=True)
         yield from _cut_names(self._all_kinds(snapshot))
+
+    def _hindered(self, snapshot: Snapshot) -> Iterator[Trouble]:
+        """Yield what the host lacks for containers with a device."""
+        kinds = dict.fromkeys(
+            (*self.kinds(snapshot), *(device.kind for device in self.dra_devices(snapshot)))
+        )
+        lacking = ((kind.resource, kind.obstacle(snapshot)) for kind in kinds)
+        for resource, obstacle in dict.fromkeys(lacking):
+            if obstacle is not None:
+                message = f"{resource.partition('/')[2]}: {obstacle}"
+                yield Trouble(message, fatal=False, ready=False, source="paths")
 
     def _nothing_offered(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for entry in self.config.resources:

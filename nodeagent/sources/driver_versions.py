@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import re
 
+from nodeagent.facts import cdi
 from nodeagent.host.sysfs import SysfsError, SysfsScan, Tree
-from nodeagent.sources.host_paths import DRIVER_ROOTS, LIBRARY_FOLDERS
+from nodeagent.sources.host_paths import driver_folders
 
 MODULE = "/sys/module/nvidia/version"
-_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+_LIBRARIES = (cdi.DRIVER_LIBRARY, "libnvidia-ml.so.1")
 _VERSION = re.compile(r"\.so\.(\d+(?:\.\d+)+)")
 
 
-def find_mismatch(tree: Tree) -> str | None:
+def find_mismatch(tree: Tree, driver_root: str | None = None) -> str | None:
     """Return a sentence if no library of the driver has the version of the loaded module; ``None`` where a version is
     unknown. Any library that fits is enough: a host may have leftover files of another version."""
-    module, libraries = _module(tree), _libraries(tree)
+    module, libraries = _module(tree), _libraries(tree, driver_root)
     if module is None or not libraries or module in libraries:
         return None
     return (
@@ -33,11 +34,11 @@ def _module(tree: Tree) -> str | None:
     return version if re.fullmatch(r"\d+(\.\d+)+", version) else None
 
 
-def _libraries(tree: Tree) -> set[str]:
+def _libraries(tree: Tree, driver_root: str | None) -> set[str]:
     """The versions in the names that the links of the libraries lead to: ``libcuda.so.580.95.05``."""
     found: set[str] = set()
-    for root in DRIVER_ROOTS:
-        for folder in LIBRARY_FOLDERS:
+    for root, folders in driver_folders(driver_root):
+        for folder in folders:
             for library in _LIBRARIES:
                 path = f"{root}{folder}/{library}"
                 try:

@@ -59,11 +59,13 @@ async def watch(
     pace: Pace | None = None,
     hints: asyncio.Event | None = None,
     pod_logs: str = POD_LOGS,
+    driver_root: str | None = None,
 ) -> None:
     """Run sessions until cancelled. ``driver`` makes a new driver for each session. ``mark_stale`` takes the reason
     when the driver does not answer. A hint requests a reading: a running session reads within ``WAIT_S``, and a pause
-    between sessions ends at once. ``pod_logs`` is the kubelet's folder of logs."""
-    sessions = _Sessions(driver, tree, publisher, mark_stale, pace or Pace(), pod_logs)
+    between sessions ends at once. ``pod_logs`` is the kubelet's folder of logs, and
+    ``driver_root`` is ``gpu.driverRoot``."""
+    sessions = _Sessions(driver, tree, publisher, mark_stale, pace or Pace(), pod_logs, driver_root)
     hinting = asyncio.create_task(sessions.follow_hints(hints)) if hints is not None else None
     try:
         await sessions.run()
@@ -83,8 +85,9 @@ class _Sessions:
         mark_stale: Callable[[str], object],
         pace: Pace,
         pod_logs: str,
+        driver_root: str | None,
     ) -> None:
-        self.pod_logs = pod_logs
+        self.pod_logs, self.driver_root = pod_logs, driver_root
         self.driver, self.tree, self.publisher, self.mark_stale, self.pace = (
             driver,
             tree,
@@ -121,6 +124,7 @@ class _Sessions:
                 self.vitals_from,
                 self.hung,
                 self.pod_logs,
+                self.driver_root,
             )
             self.session.start()
             try:

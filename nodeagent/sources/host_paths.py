@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 import re
 from collections.abc import Iterator
 
@@ -25,12 +26,18 @@ CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 SPEC_MAX_BYTES = 4 << 20
 SPEC_LIMITS = Limits(size=SPEC_MAX_BYTES, values=1_000_000)
 
-# The host's root, and the GPU operator's driver container.
-DRIVER_ROOTS = ("", "/run/nvidia/driver")
 LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
+"""Where Debian's and Red Hat's families keep libraries: programs of an image find them there without a cache."""
+_DRIVER_FOLDERS = (
+    ("", (*LIBRARY_FOLDERS, "/usr/local/glibc/usr/lib")),  # the host, also Talos' extension
+    ("/run/nvidia/driver", LIBRARY_FOLDERS),  # the GPU operator's driver container
+)
+"""The roots in which a driver is looked for, and the folders below each."""
+_BELOW_ROOT = (*LIBRARY_FOLDERS, "/usr/lib", "/lib64", "/lib", "")
+_IN_CONTAINER = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64")
 # The libraries that a CUDA program loads at run time: driver API, NVML, the PTX compiler and its back ends.
 _LIBRARIES = (
-    "libcuda.so.1",
+    cdi.DRIVER_LIBRARY,
     "libcudadebugger.so.1",
     "libnvidia-ml.so.1",
     "libnvidia-nvvm.so.4",
@@ -39,15 +46,21 @@ _LIBRARIES = (
 )
 _VERSIONED = "libnvidia-gpucomp.so."  # has no soname of its own: the file is named by the driver's version
 _PROGRAM = "/usr/bin/nvidia-smi"
+_PROGRAMS = (_PROGRAM, "/bin/nvidia-smi")
 
 
-def find(tree: Tree, cdi_folder: str) -> HostPaths:
-    """Scan once. ``cdi_folder`` has this agent's own spec, which is read too."""
+def driver_folders(driver_root: str | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The roots in which the driver is looked for, the first one that has it counts, and the folders below each."""
+    return _DRIVER_FOLDERS if driver_root is None else ((driver_root.rstrip("/"), _BELOW_ROOT),)
+
+
+def find(tree: Tree, cdi_folder: str, driver_root: str | None = None) -> HostPaths:
+    """Scan once. ``cdi_folder`` has this agent's own spec, which is read too. ``driver_root`` is ``gpu.driverRoot``."""
     return HostPaths(
         gpu_nodes=tuple(node for node in GPU_NODES if tree.exists(node)),
         rdma_cm=tree.exists(RDMA_CM),
         vendor_gpus=frozenset(vendor_gpus(tree, dict.fromkeys((*CDI_FOLDERS, cdi_folder)))),
-        driver_files=tuple(driver_files(tree)),
+        driver_files=tuple(driver_files(tree, driver_root)),
     )
 
 
@@ -63,23 +76,25 @@ def vendor_gpus(tree: Tree, folders: dict[str, None]) -> set[str]:
     return cdi.vendor_devices(documents).get(VENDOR_KIND, set())
 
 
-def driver_files(tree: Tree) -> Iterator[Mount]:
-    """Each existing library of the driver, with the path at which a program expects it."""
-    for root in DRIVER_ROOTS:
+def driver_files(tree: Tree, driver_root: str | None = None) -> Iterator[Mount]:
+    """Each existing library of the driver, with the paths at which a program expects it."""
+    for root, folders in driver_folders(driver_root):
         complete = False
-        for folder in LIBRARY_FOLDERS:
+        for folder in folders:
             names = tree.names(root + folder)
             wanted = [name for name in names if name in _LIBRARIES or name.startswith(_VERSIONED)]
-            if "libcuda.so.1" not in wanted:
+            if cdi.DRIVER_LIBRARY not in wanted:
                 continue
             complete = True
             for name in wanted:
                 real = tree.real(f"{root}{folder}/{name}")
                 if real is not None:
-                    yield Mount(real, f"{folder}/{name}", read_only=True)
+                    for inside in (folder,) if folder in LIBRARY_FOLDERS else _IN_CONTAINER:
+                        yield Mount(real, f"{inside}/{name}", read_only=True)
         if complete:
-            if tree.exists(root + _PROGRAM):
-                yield Mount(root + _PROGRAM, _PROGRAM, read_only=True)
+            program = next((root + path for path in _PROGRAMS if tree.exists(root + path)), None)
+            if program is not None:
+                yield Mount(program, _PROGRAM, read_only=True)
             return
 
 

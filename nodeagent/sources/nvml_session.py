@@ -108,16 +108,18 @@ class Session(threading.Thread):
         vitals_from: float,
         hung: threading.Thread | None = None,
         pod_logs: str = POD_LOGS,
+        driver_root: str | None = None,
     ) -> None:
         """Read every ``interval_s``, or ``with_events_s`` while all GPUs are sound and send events. Measure from
         ``vitals_from`` of the monotonic clock on, and only when ``hung`` no longer hangs in that. ``pod_logs``: see
-        ``GpuUsers``."""
+        ``GpuUsers``. ``driver_root`` is ``gpu.driverRoot``."""
         super().__init__(name="gpu-driver", daemon=True)
         self.driver, self.tree = driver, tree
         self.interval_s, self.with_events_s = interval_s, with_events_s
         self.vitals_s, self.vitals_from = vitals_s, vitals_from
         self.hung = hung
         self.users = GpuUsers(tree, pod_logs)
+        self.driver_root = driver_root
         self.places: dict[str, Place] = {}
         self.loop = asyncio.get_running_loop()
         self.inbox: asyncio.Queue[SessionResult] = asyncio.Queue()
@@ -148,7 +150,7 @@ class Session(threading.Thread):
                 self.read_now.clear()
                 self._enter("list")
                 readings = with_nodes(self.tree, plausible(self.driver.gpus()))
-                mismatch, excluded = find_mismatch(self.tree), self.driver.excluded()
+                mismatch, excluded = find_mismatch(self.tree, self.driver_root), self.driver.excluded()
                 self._post(DriverReading(version, readings, self._places(readings), mismatch, excluded))
                 read_at = time.monotonic()
                 due = read_at + self._interval_s(readings)

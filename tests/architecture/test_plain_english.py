@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-import io
 import re
 import subprocess
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,21 +55,39 @@ class Finding:
 # Texts of each kind of file
 
 
+STRING_OR_COMMENT = re.compile(
+    r"""'{3}(?:[^\\]|\\.)*?'{3}|"{3}(?:[^\\]|\\.)*?"{3}|'(?:[^\\\n']|\\.)*'|"(?:[^\\\n"]|\\.)*"|(?P<comment>\#[^\n]*)""",
+    re.S,
+)
+"""A string of Python 3.11, whose f-strings hold no quotes of their own kind. ``tokenize`` takes ten times as long."""
+
+
 def python(path: str, source: str) -> Iterator[Text]:
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(ast.parse(source)):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() if node.name.startswith("test_"):
                 yield Text(path, node.lineno, node.name.replace("_", " "))
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield Text(path, node.lineno, text, docstring=True)
-    if "#" in source:
-        yield from comments(path, python_comments(source))
+    yield from comments(path, python_comments(source))
+
+
+def statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """Every statement at any depth; most nodes are in expressions, which are left out."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, field, ()):
+            if isinstance(child, ast.stmt):
+                yield child
+            yield from statements(child)
 
 
 def python_comments(source: str) -> Iterator[tuple[int, str]]:
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and not re.match(r"#!|#\s*(noqa|type:|fmt:|ruff:)", token.string):
-            yield token.start[0], re.sub(r"#\s*(noqa|type:|fmt:).*", "", token.string.lstrip("# "))
+    line = at = 0
+    for found in STRING_OR_COMMENT.finditer(source):
+        comment = found["comment"]
+        if comment and not re.match(r"#!|#\s*(noqa|type:|fmt:|ruff:)", comment):
+            line, at = line + source.count("\n", at, found.start()), found.start()
+            yield line + 1, re.sub(r"#\s*(noqa|type:|fmt:).*", "", comment.lstrip("# "))
 
 
 def line_comments(source: str, sign: str) -> Iterator[tuple[int, str]]:

@@ -77,7 +77,7 @@ def attempt(name: str, suite: Suite) -> Result:
 
 
 def chosen(options: argparse.Namespace) -> list[str]:
-    names = options.only.split(",") if options.only else list(CHECKS)
+    names = list(CHECKS) if options.only is None else list(filter(None, options.only.split(",")))
     asked = {"restart": options.restart, "eviction": options.evictions, "uninstall": options.uninstall}
     return [name for name in names if name not in asked or asked[name]]
 
@@ -160,6 +160,11 @@ def options(arguments: list[str]) -> argparse.Namespace:
     found = parser.parse_args(arguments)
     if unknown := set(filter(None, (found.only or "").split(","))) - CHECKS.keys():
         parser.error(f"--only: {', '.join(sorted(unknown))}: no such check; there are {', '.join(CHECKS)}")
+    if found.only is not None and (unasked := set(found.only.split(",")) - {*chosen(found)}):
+        words = (
+            f"{name or 'an empty name'} ({ON_REQUEST.get(name, 'no check')})" for name in sorted(unasked)
+        )
+        parser.error(f"--only: nothing would run for {', '.join(words)}")
     if found.uninstall and found.context:
         parser.error("--uninstall uses the current context of the kubeconfig; leave out --context")
     return found

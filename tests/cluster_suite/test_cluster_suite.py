@@ -372,7 +372,24 @@ def test_checks_that_change_the_cluster_run_on_request_alone() -> None:
     assert set(CHECKS) - set(chosen(options([]))) == set(ON_REQUEST)
     everything = options(["--restart", "--evictions", "--uninstall", "daemonset/overlays/kind"])
     assert chosen(everything) == list(CHECKS)
-    assert chosen(options(["--only", "uninstall"])) == []
+
+
+@pytest.mark.parametrize(
+    ("only", "said"),
+    [
+        ("eviction", "eviction (it makes an agent evict a pod: --evictions)"),
+        ("pods,restart", "restart (it deletes the pod of one agent: --restart)"),
+        ("", "an empty name (no check)"),
+        ("pods,", "an empty name (no check)"),
+    ],
+)
+def test_a_check_that_would_not_run_is_refused(
+    only: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        options(["--only", only])
+    assert f"--only: nothing would run for {said}\n" in capsys.readouterr().err
+    assert chosen(options(["--only", "eviction", "--evictions"])) == ["eviction"]
 
 
 def test_the_table_names_what_was_not_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,6 +111,7 @@ OVERLAYS: dict[str, dict[str, Any]] = {
         "controller": {"enabled": True, "fabric": text("overlays/marks/fabric.yaml")},
         "marks": {"enabled": True},
     },
+    "overlays/labels": {"controller": {"enabled": True, "fabric": text("overlays/labels/fabric.yaml")}},
     "overlays/startup-taint": {
         "controller": {"enabled": True, "fabric": text("overlays/startup-taint/fabric.yaml")},
         "startupTaint": {"enabled": True},

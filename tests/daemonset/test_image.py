@@ -324,6 +324,13 @@ def test_the_script_builds_the_laboratory_with_each_builder(builder: str, tmp_pa
     assert "lab" not in built_with(builder, tmp_path).replace(str(tmp_path), "")
 
 
+@pytest.mark.parametrize("name", ["", " ", "a b", "--push", "a;b", "$(id)", "a:1\nb"])
+def test_what_is_no_name_of_an_image_is_refused(name: str) -> None:
+    done = subprocess.run([ROOT / "hack/image.sh", name], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f'"{name}" is no NAME:TAG' in done.stderr
+
+
 PROBES = {"docker": "version", "podman": "info", "buildah": "info", "buildctl": "debug"}
 
 

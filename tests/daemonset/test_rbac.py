@@ -33,6 +33,7 @@ from nodeagent.cluster.node_marks import FABRIC_CONDITION, FABRIC_TAINT, LINK_CO
 from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.cluster.rail_watch import RailWatch
 from nodeagent.controller import Controller, ReplicaSettings
+from nodeagent.fabric.fabric_settings import LabelSettings
 from nodeagent.fabric.node_lists import expanded
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.inventory import Inventory
@@ -370,11 +371,11 @@ async def test_the_policy_refuses_a_report_about_another_node() -> None:
 # The controller
 
 
-async def controller_at_work(server: ApiServer) -> None:
+async def controller_at_work(server: ApiServer, labels: LabelSettings = RULES.labels) -> None:
     """Run the controller: it creates a tree, a node moves, a unit leaves, and a foreign HyperNode conflicts."""
     token = server.token(CONTROLLER)
     place = ReplicaSettings("nodeagent", "one", None, 0.02, 3.0, 2.0, 0.1)
-    config = structs.replace(RULES, overlap_condition=True)
+    config = structs.replace(RULES, overlap_condition=True, labels=labels)
     async with running(Controller(config, Access(server.url, token=token), place).run()):
         await server.until(lambda: len(tree(server)) == 2)
         await server.until(lambda: all(labeled(server, node) for node in FIRST + SECOND))

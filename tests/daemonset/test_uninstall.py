@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -18,7 +18,7 @@ from nodeagent.agent_config import Config
 from nodeagent.cluster import volcano_annotations
 from nodeagent.cluster.node_marks import OWN_MARKS, STARTING_TAINT, NodeCondition, NodeMarks, NodeTaint
 from nodeagent.controller import LEASE
-from nodeagent.fabric.fabric_settings import TIER_LABEL
+from nodeagent.fabric.fabric_settings import TIER_LABEL, FabricRules, LabelPreset, LabelSettings
 from nodeagent.fabric.hypernode import OURS, OWNER_LABEL, SOURCE_LABEL
 from nodeagent.fabric.maintenance import MAINTENANCE
 from nodeagent.kube.access import Access
@@ -262,11 +262,53 @@ async def test_the_help_is_printed_and_nothing_is_asked(option: str, tmp_path: P
     assert not [line for line in output.splitlines() if line.startswith(("#", "set "))]
 
 
-@pytest.mark.parametrize("word", ["--namespace", "-n", "Nodeagent", "node agent", "a/b"])
+@pytest.mark.parametrize("word", ["", "--namespace", "-n", "Nodeagent", "node agent", "a/b", "a\nb", ".*"])
 async def test_a_word_that_is_no_namespace_is_refused(word: str, tmp_path: Path) -> None:
     code, _, errors = await uninstall(tmp_path / "no-such-kubeconfig", word)
     assert code == 2
     assert f'"{word}" is no name of a namespace' in errors
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["", " ", "/", "a", "example.com", "example.com/a", "example.com/ ", "a b/", ".*/", "a|b/", "[^ ]*", "a\nb/", "-a/",
+     "a./", "kubernetes.io/", "node-role.kubernetes.io/"],
+)  # fmt: skip
+async def test_a_word_that_is_no_prefix_of_ours_removes_nothing(word: str, tmp_path: Path) -> None:
+    for words in ((word,), ("example.com/", word)):
+        code, _, errors = await uninstall(tmp_path / "no-such-kubeconfig", "nodeagent", *words)
+        assert code == 2
+        assert f'"{word}" is no prefix of' in errors
+
+
+@pytest.mark.parametrize("preset", get_args(LabelPreset))
+async def test_the_labels_of_presets_and_of_further_keys_are_found_by_their_writer(
+    preset: LabelPreset, tmp_path: Path
+) -> None:
+    """A label of the same key that another program wrote stays."""
+    rules = FabricRules(labels=LabelSettings(keys=("example.com/{tierName}",), presets=(preset,)))
+    keys = sorted(rules.label_keys)
+    async with administered(tmp_path) as (server, kubeconfig):
+        populate(server)
+        authority = json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["certificate-authority"]
+        access = Access(server.url, token=server.token("admin"), ca_file=Path(authority))
+        client = ApiClient(access, manager="nodeagent-controller")
+        body = {"metadata": {"labels": dict.fromkeys(keys, "nodeagent-1")}}
+        await client.patch(NODES, "gpu-0", body)
+        await client.close()
+        theirs = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": "gpu-2", "labels": body["metadata"]["labels"]},
+        }
+        server.put(theirs)
+        code, output, errors = await uninstall(kubeconfig)
+        assert (code, errors) == (0, ""), output
+        assert len(keys) > 4
+        assert as_people_see_it(server.find("nodes", "gpu-0"))[0] == OF_PEOPLE
+        left = server.find("nodes", "gpu-2")
+        assert left is not None
+        assert sorted(left["metadata"]["labels"]) == keys
 
 
 @pytest.mark.slow

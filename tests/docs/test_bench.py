@@ -1,8 +1,10 @@
 """The benchmark runs, and its probes fit the agent."""
 
+import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,49 @@ def test_the_exponent_of_a_cost_is_that_of_its_two_largest_sizes(monkeypatch: py
     assert exponent((8, 16), (3.0, 12.0)) == pytest.approx(2)
     assert all(len(row.sizes) > 2 and [*row.sizes] == sorted(row.sizes) for row in ROWS.values())
     assert with_slices(80) > 0
+
+
+def test_a_measurement_gets_folders_that_no_other_has_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims that one had left prepared withheld the GPUs of the next one's agent."""
+    monkeypatch.syspath_prepend(str(ROOT / "hack"))
+    import bench
+    from benchmarks.figures import Figure
+    from benchmarks.stage import Stage
+
+    async def leave_a_claim(on: Stage, *, quick: bool) -> AsyncIterator[Figure]:
+        claims = on.root / "var/lib/nodeagent/claims"
+        claims.mkdir(parents=True)
+        yield Figure("claims", "left", "", [1.0])
+
+    monkeypatch.setitem(bench.MEASUREMENTS, "start", leave_a_claim)
+    for _ in range(2):
+        assert len(asyncio.run(bench.measure("start", quick=True))) == 1
+
+
+THREADS = """
+import threading, time
+def work():
+    until = time.thread_time() + 0.002
+    while time.thread_time() < until: pass
+print("begins", flush=True)
+while True:
+    some = [threading.Thread(target=work) for _ in range(4)]
+    for one in some: one.start()
+    for one in some: one.join()
+"""
+
+
+def test_the_cpu_time_of_a_process_counts_threads_that_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "hack"))
+    from benchmarks.cpu_time import cpu_ns
+
+    with subprocess.Popen([sys.executable, "-c", THREADS], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = [cpu_ns(process.pid)]
+        while found[-1] < found[0] + 200_000_000:
+            found.append(cpu_ns(process.pid))
+        process.kill()
+    assert found == sorted(found)
+    with pytest.raises(OSError, match="Invalid argument"):
+        cpu_ns(process.pid)

@@ -58,7 +58,7 @@ def check_invariants(machine: Machine, root: Path) -> None:
         if isinstance(shown, str):
             assert not shown.startswith("/"), path
             target = os.path.normpath(os.path.join(os.path.dirname(root / path[1:]), shown))
-            assert target.startswith(f"{root}/sys/"), path
+            assert target.startswith(f"{root}/{path.split('/')[1]}/"), path
             assert Path(target).exists() or Path(target).name in pulled_vfs, path
             assert shown == relative(path, target.removeprefix(str(root))), path
     for device in devices.iterdir():

@@ -35,7 +35,7 @@ from tests.support.waiting import LIMIT_S
 TINY = """
 name: tiny
 product: {sys_vendor: test, product_name: tiny}
-driver: {version: "1", cuda_version: "1"}
+driver: {version: "1.0", cuda_version: "1"}
 default_route: eno1
 numa: {0: "0-3,8", 1: "4-7"}
 complexes: {pci0000:00: -1, pci0000:15: 1}
@@ -584,7 +584,7 @@ def test_any_sequence_of_events_can_be_undone(steps, iommu, tmp_path):
         ("pci0000:15: 1", "pci0000:15: 2", r"bad\.yaml:7: complexes\.pci0000:15: there is no NUMA node 2"),
         ("pci0000:15: 1", "bus15: 1", r"complexes\.bus15: a root complex has its name"),
         ("vf_device: 101e", "firmware: x", r"totalvfs needs vf_device"),
-        ('driver: {version: "1", cuda_version: "1"}', "", "GPUs need a driver"),
+        ('driver: {version: "1.0", cuda_version: "1"}', "", "GPUs need a driver"),
         ('device: "2330"', "device: 2330", r"parts\.gpu\.device: Expected `str`, got `int`; quote it"),
         ("numa:", "name: again\nnuma:", r"bad\.yaml:6: duplicate key name"),
     ],

@@ -8,17 +8,27 @@ import pytest
 
 from nodeagent.agent_config import load
 from nodeagent.facts.inventory import Inventory
+from nodeagent.facts.model import Gpu, HostPaths
 from nodeagent.kinds.rail_numbers import Rail
+from nodeagent.kubelet.cdi_files import CdiSpecFiles
+from nodeagent.kubelet.device_info import DeviceInfoFiles
+from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.offering.decision import decide
+from nodeagent.offering.decision import decide, offered_pools
 from nodeagent.offering.kept_rails import KeptRails
 from nodeagent.offering.offer import Offer, selection
+from tests.offering.test_offer import WITH_DRIVER, machine
 
 CONFIG = load(
     "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresourcePrefix: x\nresources:\n"
     "- {kind: vf, name: 'nic{rail}'}\n- {kind: gpu-mem, name: 'gpu{gpu}'}\n",
     name="test",
+)
+
+CLAIMS = (
+    "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresourcePrefix: x\nresources:\n"
+    "- {kind: gpu-mem, mode: dra}\n"
 )
 
 
@@ -35,6 +45,33 @@ def test_names_with_a_number_wait_for_the_source_of_their_own_devices(
     memories = RailMemory(tmp_path), SliceSizes(tmp_path)
     _, found = decide(Offer(CONFIG), inventory.snapshot, inventory, (), *memories, pod_resources=False)
     assert [one.resource for one in found] == withheld
+
+
+def test_gpus_wait_for_the_library_of_their_driver(tmp_path: Path) -> None:
+    """The operator's driver container may be later than the agent."""
+    gpu = Gpu("GPU-0", 0, 0, "NVIDIA H100 80GB HBM3", "0000:1b:00.0", 81559, 0)
+    inventory, offer = Inventory(), Offer(CONFIG)
+    inventory.publish("pci", functions=())
+    inventory.publish("gpus", gpus=(gpu,))
+    memories = RailMemory(tmp_path), SliceSizes(tmp_path)
+    for paths, withheld in ((HostPaths(), ["x/gpu0"]), (WITH_DRIVER, [])):
+        inventory.publish("paths", paths=paths)
+        offered, found = decide(offer, inventory.snapshot, inventory, (), *memories, pod_resources=False)
+        assert [one.resource for one in found] == withheld
+        assert all("gpu.driverRoot" in one.reason for one in found)
+        assert [*withheld, *(kind.resource for kind in offered if kind.source == "gpus")] == ["x/gpu0"]
+
+
+def test_claims_of_gpus_wait_for_the_library_of_their_driver(tmp_path: Path) -> None:
+    offer = Offer(load(CLAIMS, name="test"))
+    inventory = Inventory()
+    inventory.publish("gpus", gpus=machine(gpus=1).gpus)
+    files = OfferFiles(DeviceInfoFiles(tmp_path / "devinfo"), CdiSpecFiles(tmp_path / "cdi"))
+    for paths, blocked in ((HostPaths(), 1), (WITH_DRIVER, 0)):
+        inventory.publish("paths", paths=paths)
+        devices = offer.dra_devices(inventory.snapshot)
+        current = offered_pools(offer, devices, inventory.snapshot, inventory, files, pod_resources=False)
+        assert [len(current.pools["gpu"] or ()), len(current.obstacles)] == [1, blocked]
 
 
 def test_a_missing_nic_is_named_by_its_address_and_without_one_by_its_mac(tmp_path: Path) -> None:

@@ -8,7 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.agent_config import Config, load
-from nodeagent.facts.model import Function, Gpu, GpuFunction, HostPaths, Link, MigDevice, Rdma, Snapshot
+from nodeagent.facts.model import (
+    Function,
+    Gpu,
+    GpuFunction,
+    HostPaths,
+    Link,
+    MigDevice,
+    Mount,
+    Rdma,
+    Snapshot,
+)
 from nodeagent.kinds.gpu_memory import GpuMemory
 from nodeagent.kinds.vf import VfPool
 from nodeagent.kinds.whole_gpu import WholeGpus
@@ -59,6 +69,11 @@ def vf_of(parent: Function, index: int) -> Function:
     )
 
 
+WITH_DRIVER = HostPaths(
+    driver_files=(Mount("/usr/lib64/libcuda.so.580.95.05", "/usr/lib64/libcuda.so.1", read_only=True),)
+)
+
+
 def machine(*pfs: Function, gpus: int = 0, **facts: object) -> Snapshot:
     functions = [
         function for one in pfs for function in (one, *(vf_of(one, i) for i in range(one.num_vfs or 0)))
@@ -69,7 +84,7 @@ def machine(*pfs: Function, gpus: int = 0, **facts: object) -> Snapshot:
         gpus=tuple(
             Gpu(f"GPU-{i}", i, i, "NVIDIA H100 80GB HBM3", f"0000:{i}b:00.0", 81559, 0) for i in range(gpus)
         ),
-        **facts,
+        **{"paths": WITH_DRIVER, **facts},
     )
 
 
@@ -243,7 +258,7 @@ def test_one_selection_may_be_sliced_and_divided_because_the_mode_of_each_gpu_de
     made = Offer(configured("resources: [{kind: gpu-mem}, {kind: mig}]\n"))
     gpus = machine(gpus=2).gpus
     divided = replace(gpus[0], mig=True, mig_devices=(MigDevice("MIG-a", "1g.10gb", 9856, 7, 0),))
-    snapshot = Snapshot(gpus=(divided, gpus[1]))
+    snapshot = Snapshot(gpus=(divided, gpus[1]), paths=WITH_DRIVER)
     lists = {kind.resource: [it.parent for it in kind.devices(snapshot)] for kind in made.kinds(snapshot)}
     assert lists == {"example.com/gpu-mem": ["GPU-1"], "example.com/mig-1g.10gb": ["GPU-0"]}
     assert made.troubles(snapshot) == ()
@@ -252,6 +267,40 @@ def test_one_selection_may_be_sliced_and_divided_because_the_mode_of_each_gpu_de
     (trouble,) = twice.troubles(snapshot)
     assert trouble.fatal
     assert "MIG-a of GPU 0 is offered twice" in trouble.message
+
+
+NO_LIBRARY = HostPaths(gpu_nodes=("/dev/nvidiactl",))
+"""What the agent sees where the folder of the driver's libraries is another one, or not mounted."""
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        "{kind: gpu-mem}",
+        "{kind: gpu-mem, name: 'gpu-mem{gpu}'}",
+        "{kind: gpu-mem, volcano: true}",
+        "{kind: gpu-mem, mode: dra}",
+        "{kind: gpu, name: gpu, select: {indexes: ['0-1']}}",
+    ],
+)
+def test_gpus_without_the_library_of_their_driver_are_a_trouble_that_names_the_setting(resource: str) -> None:
+    made = Offer(configured(f"resources: [{resource}]\n"))
+    found = [it for it in made.troubles(machine(gpus=2, paths=NO_LIBRARY)) if it.source == "paths"]
+    assert found
+    assert all(not it.ready and not it.fatal for it in found)
+    assert all("libcuda.so.1" in it.message and "gpu.driverRoot" in it.message for it in found)
+    vendors = HostPaths(vendor_gpus=frozenset({"GPU-0", "GPU-1"}))
+    for paths in (WITH_DRIVER, vendors):
+        assert all(it.source != "paths" for it in made.troubles(machine(gpus=2, paths=paths)))
+
+
+def test_the_runtime_brings_the_library_where_no_spec_of_ours_is_used() -> None:
+    made = Offer(
+        configured(
+            "resources: [{kind: gpu, name: gpu, select: {indexes: ['0-1']}, deviceListStrategy: envvar}]\n"
+        )
+    )
+    assert made.troubles(machine(gpus=2, paths=NO_LIBRARY)) == ()
 
 
 def test_each_resource_of_one_gpu_has_its_own_device_list_and_limit() -> None:

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,17 +68,39 @@ def test_a_worker_that_dies_is_a_failure_with_its_test(tmp_path: Path) -> None:
     assert done.stdout.endswith("FAILED: test_some.py::test_dies\n1 passed, 1 failed, 0 skipped\n")
 
 
+def test_the_last_lines_name_each_skipped_test_with_its_reason(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        "import pytest\n"
+        "def test_shell(): pytest.skip('needs zsh')\n"
+        "@pytest.mark.skip(reason='needs zsh')\ndef test_marked(): pass\n"
+        "def test_index(): pytest.skip('needs a package index')\n",
+    )
+    assert done.returncode == 0
+    assert done.stdout.endswith(
+        "skipped: needs a package index: test_some.py::test_index\n"
+        "skipped: needs zsh: test_some.py::test_marked, test_some.py::test_shell\n"
+        "0 passed, 0 failed, 3 skipped\n"
+    ), done.stdout
+
+
 MAKE = """#!/bin/sh
-[ "$2" = test ] || exit 0
+case "$*" in
+"--silent bench ARGS=--quick") echo "a benchmark hangs"; exit 7 ;;
+"--silent test "*) ;;
+*) exit 0 ;;
+esac
+echo 'skipped: needs zsh: test_some.py::test_shell'
+[ -z "$GOOD" ] || { echo '2 passed, 0 failed, 1 skipped'; exit 0; }
 echo 'FAILED: test_some.py::test_bad'
-echo '1 passed, 1 failed, 0 skipped'
+echo '1 passed, 1 failed, 1 skipped'
 echo 'make: *** [Makefile:21: test] Error 1' >&2
 exit 2
 """
 
 
-def test_the_last_lines_of_the_gate_name_what_failed_and_count_the_tests(tmp_path: Path) -> None:
-    """make itself prints a line after those of the tests."""
+@pytest.fixture
+def gate(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", tmp_path / ".ci")
     (tools := tmp_path / "bin").mkdir()
@@ -88,11 +111,34 @@ def test_the_last_lines_of_the_gate_name_what_failed_and_count_the_tests(tmp_pat
     }.items():
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
-    environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "NODEAGENT_CI_VM": "no"}
-    done = subprocess.run(
-        [tmp_path / ".ci/run"], env=environment, capture_output=True, text=True, timeout=30, check=False
-    )
+
+    def run_gate(**more: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "NODEAGENT_CI_VM": "no"} | more
+        return subprocess.run(
+            [tmp_path / ".ci/run"], env=environment, capture_output=True, text=True, timeout=30, check=False
+        )
+
+    return run_gate
+
+
+def test_the_last_lines_of_the_gate_name_what_was_skipped_and_what_failed_and_count_the_tests(
+    gate: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """make itself prints a line after those of the tests."""
+    done = gate(GOOD="")
     assert done.returncode == 2, done.stderr
-    assert done.stdout.endswith("FAILED: test_some.py::test_bad\n1 passed, 1 failed, 0 skipped\n"), (
-        done.stdout
+    assert done.stdout.endswith(
+        "skipped: needs zsh: test_some.py::test_shell\n"
+        "FAILED: test_some.py::test_bad\n1 passed, 1 failed, 1 skipped\n"
+    ), done.stdout
+
+
+def test_a_benchmark_that_does_not_finish_fails_the_gate(
+    gate: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = gate(GOOD="yes")
+    assert done.returncode == 7, done.stderr
+    assert "a benchmark hangs\nmake bench ARGS=--quick failed.\n" in done.stdout
+    assert done.stdout.endswith(
+        "skipped: needs zsh: test_some.py::test_shell\n2 passed, 0 failed, 1 skipped\n"
     )

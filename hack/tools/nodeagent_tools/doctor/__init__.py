@@ -183,7 +183,10 @@ def _tasks(target: Target, where: ClusterOptions) -> dict[str, ReadTask]:
         "gpus": ReadTask(lambda: gpu_checks.read(target), usual + margin),
         "mps": ReadTask(lambda: mps_checks.read(target), usual),
         "runtime": ReadTask(lambda: runtime_checks.read(target), usual),
-        "paths": ReadTask(lambda: host_paths.find(target.tree, target.config.cdi.directory), usual),
+        "paths": ReadTask(
+            lambda: host_paths.find(target.tree, target.config.cdi.directory, target.config.gpu.driver_root),
+            usual,
+        ),
         "rails": ReadTask(lambda: nic_checks.read_stored(target), usual),
         "kubelet": ReadTask(lambda: kubelet_checks.read(target), usual),
         "agent": ReadTask(lambda: agent_checks.read(target), usual),

@@ -324,6 +324,20 @@ def host(model: Model, drivers: tuple[str, ...]) -> dict[str, Entry]:
     minors = tuple(f"nvidia{minor}" for minor in range(len(model.gpus)))
     for name in (*minors, "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset") if minors else ():
         entries[f"/dev/{name}"] = ""
+    if minors:
+        entries |= _driver_libraries(model.driver.version if model.driver else "580.95.05")
+    return entries
+
+
+def _driver_libraries(version: str) -> dict[str, Entry]:
+    """The driver as Debian's family and DGX OS install it: each library under its soname, a link to the versioned
+    file."""
+    folder = "/usr/lib/x86_64-linux-gnu"
+    entries: dict[str, Entry] = {"/usr/bin/nvidia-smi": ""}
+    for soname in ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"):
+        file = f"{soname.rpartition('.')[0]}.{version}"
+        entries[f"{folder}/{file}"] = ""
+        entries[f"{folder}/{soname}"] = Symlink(f"{folder}/{file}")
     return entries
 
 
