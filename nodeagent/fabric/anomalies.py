@@ -265,6 +265,9 @@ class CablingCheck:
         self, node: str, report: CompactReport, pattern: CablingPattern, group: SwitchGroup
     ) -> Iterator[Anomaly]:
         rails = self.rails_of(group, pattern)
+        usual = self.rails_of(group).switch
+        if 2 * len(usual.keys() & rails.switch.keys()) <= len(usual):
+            usual = {}  # a gateway has rails of its own
         foreign: dict[int, SwitchGroup] = {}
         strange: list[int] = []
         wrong: list[int] = []
@@ -278,7 +281,7 @@ class CablingCheck:
             elif home is not None and home is not group:
                 # Without a switch of this rail in the node's group, the two groups may share this one, except where
                 # the topology file defines them.
-                if slot.rail in rails.switch or home.static:
+                if slot.rail in rails.switch or slot.rail in usual or home.static:
                     foreign[i] = home
             elif key and not self._serves(key, slot.rail, rails):
                 wrong.append(i)
@@ -290,7 +293,7 @@ class CablingCheck:
             self._shifted.setdefault((rails, steps), []).append(node)
             return
         for i, home in foreign.items():
-            yield foreign_leaf(node, pattern, i, home, rails)
+            yield foreign_leaf(node, pattern, i, home, {**usual, **rails.switch})
         for i in strange:
             yield foreign_switch(node, pattern, i, rails)
         for i in miscabled:

@@ -200,6 +200,10 @@ class SwitchGraph:
         """The number of members of a switch."""
         return self._degree[leaf]
 
+    def alone(self) -> frozenset[str]:
+        """The switches of one member."""
+        return frozenset(leaf for leaf, members in self._degree.items() if members == 1)
+
     def witnesses(self, leaves: Collection[str]) -> dict[str, set[int]]:
         """The members of these switches, those with identical cabling once, by number."""
         found: dict[str, set[int]] = {leaf: set() for leaf in leaves}

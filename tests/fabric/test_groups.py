@@ -290,7 +290,7 @@ def test_half_of_the_nodes_join_two_switches_that_are_new_and_none_that_are_publ
 
     before, after = cabled(n1="aa", n2="aa", n3="aa", n4="bb"), cabled(n1="aa", n2="ab", n3="ab", n4="bb")
     assert partition(plan(after)) == {frozenset(after)}
-    assert kinds(plan(after)) == ["undecidable"]
+    assert "undecidable" in kinds(plan(after))
     published = plan(before).hypernodes
     outcome = compute([links(node, row) for node, row in after.items()], published=published, rules=NOW)
     assert partition(outcome) == {frozenset(("n1", "n2", "n3")), frozenset(("n4",))}

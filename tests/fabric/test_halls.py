@@ -83,9 +83,9 @@ def grow(hall: Hall, chance: random.Random) -> Iterator[str]:
 def test_a_hall_that_grows_cable_by_cable_has_no_anomaly_and_loses_no_name(
     seed: int, units: int, size: int, rails: int
 ) -> None:
-    """The whole hall is published first, and then cabled anew: each node loses its cables at its first one. No published
-    group is divided, also while its nodes have no switch in common. Of groups that a cable joins, the larger one's name
-    stays; no other name is lost."""
+    """The whole hall is published first, and then cabled anew: each node loses its cables at its first one. No
+    published group is divided, also while its nodes have no switch in common. Of groups that a cable joins, the larger
+    one's name stays; no other name is lost."""
     chance = random.Random(seed)
     hall = draw_hall(chance, units=units, size=size, rails=rails, storage=(0,))
     cluster = Cluster(FabricRules(hysteresis=GROWING))

@@ -8,16 +8,20 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
-from nodeagent.fabric import IMMEDIATE, FabricRules, PlanOutcome, compute
+from nodeagent.fabric import IMMEDIATE, FabricRules, Planner, PlanOutcome, compute
+from nodeagent.fabric.fabric_settings import TierSettings
 from nodeagent.fabric.hypernode import HyperNode
+from nodeagent.fabric.nodelinks import ReportedDomain
 from tests.support.examples import examples
 from tests.support.fabrics import partition
-from tests.support.random_halls import Cabling, Links, draw_cabling, draw_lie, reports
+from tests.support.random_halls import Cabling, Links, draw_cabling, draw_lie, report, reports
 
 NOW = FabricRules(hysteresis=IMMEDIATE)
 SEED = st.integers(0, 2**64)
@@ -140,30 +144,111 @@ def test_one_report_of_any_content_joins_and_divides_no_group_of_others(
 @settings(max_examples=examples(200))
 @given(seed=SEED, units=st.integers(2, 6))
 def test_one_cable_in_another_unit_joins_nothing_and_is_named(seed: int, units: int) -> None:
-    """With and without nodes that have more rails, fewer, or a NIC on a border switch. Other nodes keep their place."""
+    """With and without nodes that have more rails, fewer, or a NIC on a border switch. Other nodes keep their place.
+    Two nodes have each of the switches: of one alone nobody knows to which unit it belongs."""
     chance = random.Random(seed)
     cabling = draw_cabling(chance, units, rails=chance.randint(3, 10), sizes=range(4, 33))
     before = partition(plan(cabling))
     node = chance.choice(sorted(cabling))
     unit = node.partition("-")[0]
-    own = [i for i, (_, switch) in enumerate(cabling[node]) if switch.startswith(unit + "-")]
-    if len(own) < 3:
-        return
+    nodes = Counter(switch for links in cabling.values() for switch in {switch for _, switch in links})
+    others: dict[int | None, set[str]] = defaultdict(set)
+    for rail, switch in chain.from_iterable(cabling.values()):
+        if switch.startswith("su") and not switch.startswith(unit + "-") and nodes[switch] > 1:
+            others[rail].add(switch)
+    own = [
+        i
+        for i, (rail, switch) in enumerate(cabling[node])
+        if switch.startswith(unit + "-") and nodes[switch] > 1 and others[rail]
+    ]
+    assume(len(own) > 2)
     i = chance.choice(own)
-    rail, right = cabling[node][i]
-    other = chance.choice(
-        sorted(
-            switch
-            for links in cabling.values()
-            for at, switch in links
-            if at == rail and switch.startswith("su") and not switch.startswith(unit + "-")
-        )
-        or [right]
-    )
-    if other == right:
-        return
+    rail = cabling[node][i][0]
+    other = chance.choice(sorted(others[rail]))
     links = list(cabling[node])
     links[i] = (rail, other)
     after = plan({**cabling, node: tuple(links)})
     assert partition(after) == before
     assert ("foreign-leaf", node, f"nic{i}") in named(after)
+
+
+def nodes_below(outcome: PlanOutcome, tier: int) -> Groups:
+    """The nodes below each object of a tier."""
+    by_name = {one.name: one for one in outcome.hypernodes}
+
+    def below(name: str) -> set[str]:
+        one = by_name[name]
+        return set(one.nodes).union(*map(below, one.children))
+
+    return {frozenset(below(name)) for name, one in by_name.items() if one.tier == tier}
+
+
+@settings(max_examples=examples(60))
+@given(seed=SEED, units=st.integers(4, 6), patterns=st.booleans())
+def test_one_report_of_any_content_joins_and_divides_no_group_of_an_upper_tier(
+    seed: int, units: int, patterns: bool
+) -> None:
+    """Two units have one pair of spines. The report names spines as its leaf switches too, and leaf switches of any
+    unit; the uplinks come from the switches, or from their names."""
+    chance = random.Random(seed)
+    cabling = draw_cabling(chance, units, sizes=range(3, 9))
+    pods = {
+        switch: int(switch[2]) // 2
+        for links in cabling.values()
+        for _, switch in links
+        if switch.startswith("su")
+    }
+    uplinks: dict[str, tuple[str, ...]] = {
+        leaf: (f"spine{pod}a", f"spine{pod}b") for leaf, pod in pods.items()
+    }
+    uplinks |= {f"spine{pod}{side}": ("core",) for pod in range(3) for side in "ab"}
+    by_name = (r"^su(?P<tier2>[01])-", r"^su(?P<tier2>[2-3])-", r"^su(?P<tier2>[4-5])-")
+    rules = structs.replace(NOW, tiers=TierSettings(name_patterns=by_name)) if patterns else NOW
+    spines = [switch for switch in uplinks if not switch.startswith("su")]
+    node = chance.choice((*sorted(cabling), "liar"))
+    lie = (
+        *draw_lie(chance, cabling),
+        *((chance.choice((0, 1, 50)), spine) for spine in chance.sample(spines, 2)),
+    )
+    cabling.pop(node, None)
+
+    def planned(cabling: Mapping[str, Links]) -> PlanOutcome:
+        planner = Planner(rules)
+        planner.uplinks({} if patterns else uplinks)
+        for one in reports(cabling):
+            planner.report(one.node_name, one)
+        return planner.plan(0.0)
+
+    before = planned(cabling)
+    assume(partition(before) == units_of(cabling))
+    after = planned({**cabling, node: lie})
+    assert not changes(nodes_below(before, 2), nodes_below(after, 2), node)
+
+
+@given(seed=SEED, racks=st.integers(2, 4), trays=st.integers(3, 9))
+def test_one_report_of_any_domains_changes_no_nvlink_domain_of_three_nodes(
+    seed: int, racks: int, trays: int
+) -> None:
+    chance = random.Random(seed)
+    cabling = rail_units(racks, trays, 4)
+
+    def domains(*racks: int) -> tuple[ReportedDomain, ...]:
+        return tuple(
+            ReportedDomain(cluster_uuid=f"00000000-0000-0000-0000-{rack:012x}", clique_id=1, gpus=(i,))
+            for i, rack in enumerate(racks)
+        )
+
+    rules = structs.replace(NOW, tiers=TierSettings(nvlink="auto"))
+    node = chance.choice((*sorted(cabling), "liar"))
+    lie = structs.replace(
+        report(node, draw_lie(chance, cabling)),
+        nvlink_domains=domains(*(chance.randrange(racks + 1) for _ in range(chance.choice((0, 1, 1, 1, 2))))),
+    )
+    honest = [
+        structs.replace(report(one, links), nvlink_domains=domains(int(one[2])))
+        for one, links in cabling.items()
+        if one != node
+    ]
+    before, after = compute(honest, rules=rules), compute([*honest, lie], rules=rules)
+    for tier in (1, 2):
+        assert not changes(nodes_below(before, tier), nodes_below(after, tier), node)

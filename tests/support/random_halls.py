@@ -79,7 +79,7 @@ def draw_cabling(
             links: list[tuple[int | None, str]] = []
             for rail in range(count):
                 links += [(rail, f"su{unit}-{leaf}") for leaf in leaves(kind, rail)]
-            if models == "more rails" and n % 4 == 3:
+            if models == "more rails" and n % 4 == 3 and rails > 2:
                 links += [(rail, f"su{unit}-leaf{rail}") for rail in range(rails, rails + 2)]
             links += [(20 + i, f"storage{i}") for i in range(storage)]
             if management:
