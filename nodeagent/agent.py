@@ -402,6 +402,8 @@ class Agent:
             self.claims.written,
             self._tree,
             self.plugins.statuses,
+            self._read_holdings,
+            self.health.failed_s,
             self.health.take_planned_work,
             self.rail_watch,
         )
@@ -427,6 +429,16 @@ class Agent:
     @property
     def _podresources(self) -> Path:
         return self._options.kubelet_dir / "pod-resources" / "kubelet.sock"
+
+    async def _read_holdings(self) -> tuple[Holding, ...] | None:
+        """The present holdings of pods, by plugins and by claims; ``None`` if the kubelet does not answer."""
+        from nodeagent.kubelet import holdings  # noqa: PLC0415 - as below
+
+        try:
+            of_plugins = await holdings.once(self._podresources)
+        except holdings.PodResourcesError:
+            return None
+        return *of_plugins, *(self.claims.holdings() or ())
 
     async def _watch_pods(self) -> None:
         await self.settled.wait()

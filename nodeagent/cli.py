@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from nodeagent import __version__
-from nodeagent.commands import FAILED, GOOD, SEPARATE, USAGE, Verb, declarations, how_to_install, joined
+from nodeagent.commands import GOOD, SEPARATE, USAGE, Verb, declarations, how_to_install, joined
 from nodeagent.commands.options import ALIGNED, common_options
 
 
@@ -62,8 +62,6 @@ examples:
   nodeagent vfs apply --config nodeagent.yaml  create the VFs (as an init container does)
   nodeagent run --config nodeagent.yaml        the daemon
   nodeagent VERB --help                        the options of a verb
-
-exit codes: 0 good, 1 failed, 2 bad usage or configuration
 """
 
 
@@ -99,21 +97,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a locale may lack ≥, a file name may be no text
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC logs every closed connection
     verb: Verb = options.verb
+    code: int | None = None
     try:
-        return verb(options)
+        code = verb(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader (`head`, a pager) has ended; the flush at exit would fail too.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return GOOD
+        from nodeagent.commands.exit_codes import SHOWS, code_without_result, codes_of
+        from nodeagent.commands.terminal import discard_stdout
+
+        discard_stdout()
+        if code is None:  # a watch ends with its reader; what another one would have found is not known
+            watches = getattr(options, "watch", None) not in (None, False)
+            code = GOOD if watches or codes_of(options) is SHOWS else code_without_result(options)
+        return code
     except Exception as error:  # noqa: BLE001 - the outermost handler
-        return _explain(error)
+        return _explain(error, options)
 
 
-def _explain(error: Exception) -> int:
+def _explain(error: Exception, options: argparse.Namespace) -> int:
     """One line (or one for each fault of a configuration) on stderr, and the exit code."""
     from nodeagent.base.plain_text import one_line
+    from nodeagent.commands.exit_codes import code_without_result
     from nodeagent.commands.terminal import note
     from nodeagent.commands.user_files import UserFileError
     from nodeagent.config.faults import ConfigError
@@ -133,7 +141,7 @@ def _explain(error: Exception) -> int:
         note(f"{error.filename}: {error.strerror}")
     else:
         note(str(error))
-    return FAILED
+    return code_without_result(options)
 
 
 def _parser(only: str | None = None) -> argparse.ArgumentParser:
@@ -168,6 +176,10 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
     examples = "\n".join(line for line in _EXAMPLES.split("\n") if _verb_of(line) not in missing)
     if missing:
         examples += f"\nnot installed: {', '.join(missing)}\n  each says how to install it\n"
+    if len(verbs.choices) > 1:
+        from nodeagent.commands.exit_codes import table
+
+        examples += f"\nexit codes:\n{table()}\n"
     parser.epilog = examples
     return parser
 

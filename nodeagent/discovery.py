@@ -240,6 +240,7 @@ class Discovery:
             links=facts.links,
             gpu_functions=facts.gpus,
             unreadable=facts.unreadable,
+            unread=facts.unread,
         )
         if self._config.gpu.driver != "none":
             self._gpu_facts.take_functions(facts.gpus)

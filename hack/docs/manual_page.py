@@ -37,7 +37,7 @@ def _page(parser: argparse.ArgumentParser) -> Iterator[str]:
                 yield from _option(verb, action)
     examples, _, codes = (first.epilog or "").partition("exit codes:")
     yield from (".SH EXAMPLES", *_verbatim(examples.partition("\n")[2]))
-    yield from (".SH EXIT STATUS", _roff(codes.strip()))
+    yield from (".SH EXIT STATUS", *_verbatim(codes.strip("\n")))
 
 
 def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> Iterator[str]:

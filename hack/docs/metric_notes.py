@@ -286,10 +286,10 @@ AGENT: dict[str, Note] = {
         rules="optics_rx_power optics_rx_power_warning lane_imbalance"),
     "transceiver_transmit_power_watts": Note(
         "Below the low alarm the laser is at the end of its life: replace the module.",
-        peers="transceiver_laser_tx_power_milliwatts"),
+        peers="transceiver_laser_tx_power_milliwatts", rules="optics_laser"),
     "transceiver_bias_current_amperes": Note(
         "Rises as a laser ages: compare with the other lanes and with the limit.",
-        peers="transceiver_laser_bias_current_milliamperes"),
+        peers="transceiver_laser_bias_current_milliamperes", rules="optics_laser"),
     "transceiver_ready": Note("0 on a link that should be up: the module is in low power or has a fault."),
     "transceiver_threshold": Note(
         "Draw them with the sensor; the rules prefer them to the configured limits. By default those that alerts "
@@ -356,6 +356,29 @@ AGENT: dict[str, Note] = {
     "rdma_path_events_total": Note(
         "unresponsive: the peer is gone; impaired and many time-outs: the network drops packets."),
     "rdma_work_request_errors_total": Note("A sustained increase is a fault, no tuning."),
+    "infiniband_link_downed_total": Note(
+        "rate() above 0: cable, module or the other end.", peers="node_infiniband_link_downed_total",
+        rules="flapping flapping_daily"),
+    "infiniband_link_recoveries_total": Note(
+        "The cable is weak; a lost link comes next.", peers="node_infiniband_link_error_recovery_total"),
+    "infiniband_symbol_errors_total": Note(
+        "Compare rails with each other.", peers="node_infiniband_symbol_error_total"),
+    "infiniband_receive_errors_total": Note(
+        "any: this cable or this port; remote_physical: a link farther away.",
+        peers="node_infiniband_port_receive_errors_total"),
+    "infiniband_transmit_discards_total": Note(
+        "The port was down, or the network did not take the packets in time.",
+        peers="node_infiniband_port_transmit_discards_total"),
+    "infiniband_link_integrity_errors_total": Note(
+        "Replace the cable.", peers="node_infiniband_local_link_integrity_errors_total"),
+    "infiniband_buffer_overruns_total": Note(
+        "The other end sent without credits: firmware.",
+        peers="node_infiniband_excessive_buffer_overrun_errors_total"),
+    "infiniband_management_drops_total": Note(
+        "The subnet manager asks more than the port answers.", peers="node_infiniband_vl15_dropped_total"),
+    "infiniband_transmit_waits_total": Note(
+        "Congestion of the network, no fault of the port; compare rails with each other.",
+        peers="node_infiniband_port_transmit_wait_total"),
     "rdma_port_active": Note(
         "0 with carrier: the RDMA part of the driver failed; reload the driver.", peers="node_infiniband_state_id",
         rules="gid_missing verbs_missing"),

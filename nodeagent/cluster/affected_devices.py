@@ -11,18 +11,13 @@ from dataclasses import dataclass
 
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Health, Reason, Snapshot, State
-from nodeagent.health.rules.gpu_rules import MISMATCH
 
-FAILED = (State.DOWN, State.UNHEALTHY)
 QUIET = (State.HEALTHY, State.UNKNOWN, State.UNUSED)
 """States without a known fault."""
 
 MISSING = Health(
     State.DOWN, (Reason("device_missing", "the device is gone from this node"),), allocatable=False
 )
-
-_USABLE_BY_RUNNING_PODS = frozenset({MISMATCH.key})
-"""Reasons that keep new pods away, while the pods that hold the device continue to use it."""
 
 Offered = Sequence[tuple[str, Sequence[Devices]]]
 """Each offered resource with its devices."""
@@ -47,12 +42,6 @@ class AffectedPod:
     resource: str
     device_ids: tuple[str, ...]
     device: ReportedDevice
-
-
-def has_failed(health: Health) -> bool:
-    """Whether a pod that holds the device cannot use it any more."""
-    faults = {reason.key for reason in health.reasons if not reason.warning}
-    return health.state in FAILED and not (faults and faults <= _USABLE_BY_RUNNING_PODS)
 
 
 def is_withdrawn(health: Health) -> bool:

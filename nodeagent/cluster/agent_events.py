@@ -13,7 +13,10 @@ from the snapshot. ``follow``, ``follow_state`` and ``follow_names`` post the ot
 report and the evictions do.
 
 A device whose state is unknown gets no new Event, and none of its faults ends. The numbers in a notice are those of its
-beginning. Its end is the Event ``Recovered``.
+beginning. Its end is the Event ``Recovered``, or ``DeviceReleased`` on a pod that does not hold the device any more.
+
+An Event on a pod has its UID, and waits until that is known (``held_pods``). Without the right to read pods it has
+none, and the next pod of that name shows it too.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
+from nodeagent.base.backoff import JITTER, Backoff
 from nodeagent.base.supervise import either
 from nodeagent.base.unwritable_memory import UnwritableMemory, unwritable_remark
 from nodeagent.cluster.affected_devices import (
@@ -31,14 +36,24 @@ from nodeagent.cluster.affected_devices import (
     Offered,
     ReportedDevice,
     affected_pods,
-    has_failed,
     reported_devices,
 )
 from nodeagent.cluster.deliveries import Delivery
-from nodeagent.cluster.event_writer import HOURLY_S, EventTarget, EventWriter, Notice, NoticeBoard
+from nodeagent.cluster.event_writer import (
+    HOURLY_S,
+    RECOVERED,
+    RELEASED,
+    Ending,
+    EventTarget,
+    EventWriter,
+    Notice,
+    NoticeBoard,
+)
+from nodeagent.cluster.held_pods import HeldDevice, HeldPods
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Gpu, Reason, Snapshot, State
-from nodeagent.kube.client import ApiClient
+from nodeagent.health.device_failure import has_failed
+from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.kubelet.rpc_stats import ResourceStatus
 from nodeagent.sharing.cgroup_limits import NOT_IN_FORCE, CgroupLimits
 from nodeagent.sharing.gpu_accounting import GpuAccounting
@@ -47,13 +62,15 @@ from nodeagent.sharing.mps_watch import MpsWatch
 COMPONENT = "nodeagent"
 STATE_LOOK_S = 10.0
 """Between two looks at the state folder, and at the registrations."""
+READ_FIRST_S, READ_MAX_S = 5.0, 600.0
+"""Between two tries to read pods after a failure."""
 GIB = 1 << 30
 
 Source = TypeVar("Source", GpuAccounting, CgroupLimits, MpsWatch)
 
 
 class AgentEvents:
-    """``offered`` returns the devices that each resource has now."""
+    """``offered`` returns the devices that each resource has now. ``pods`` finds the UIDs of pods."""
 
     def __init__(
         self,
@@ -62,30 +79,84 @@ class AgentEvents:
         node: str,
         offered: Callable[[Snapshot], Offered],
         *,
+        pods: HeldPods,
         board: NoticeBoard | None = None,
         delivery: Delivery | None = None,
     ) -> None:
         self.writer = EventWriter(client, COMPONENT, node, host=node, delivery=delivery)
         self._board = board or NoticeBoard()
-        self._inventory, self._node, self._offered = inventory, node, offered
+        self._inventory, self._node, self._offered, self._pods = inventory, node, offered, pods
+        self._nameless: set[HeldDevice] = set()
+        """The pods that were told of without their UID, each with the device; it stays so until the fault ends."""
+        self._backoff = Backoff(READ_FIRST_S, READ_MAX_S, jitter=JITTER)
+        self._readable_at = float("-inf")
+        self._may_read = True
 
     async def run(self) -> None:
         """Write Events until cancelled."""
         while True:
             snapshot = self._inventory.snapshot
             self._board.changed.clear()
-            standing = (
-                *device_notices(snapshot, self._node, self._offered(snapshot)),
-                *self._board.take(),
+            offered = self._offered(snapshot)
+            standing = (*device_notices(snapshot, self._node, offered), *self._board.take())
+            identified, again_s = await self._identified(standing)
+            self.writer.ledger.observe(
+                identified,
+                time.monotonic(),
+                time.time(),
+                unknown_devices(snapshot),
+                endings(snapshot),
             )
-            self.writer.ledger.observe(standing, time.monotonic(), time.time(), unknown_devices(snapshot))
             wait = await self.writer.deliver()
             await either(
                 self._inventory.changed(snapshot.revision),
                 self._board.changed.wait(),
                 # An hourly notice becomes due without any change.
-                timeout_s=HOURLY_S / 4 if wait is None else wait,
+                timeout_s=min(again_s, HOURLY_S / 4 if wait is None else wait),
             )
+
+    async def _identified(self, standing: Iterable[Notice]) -> tuple[list[Notice], float]:
+        """Return the notices with the UIDs of their pods, without those of pods that are not known yet, and the
+        seconds until there may be more."""
+        standing = tuple(standing)
+        held = {_held(notice): notice.ids for notice in standing if _lacks_uid(notice)}
+        self._pods.keep(held)
+        self._nameless.intersection_update(held)
+        unknown = {one: ids for one, ids in held.items() if one not in self._nameless}
+        again_s = await self._read(unknown) if unknown else HOURLY_S
+        if not self._may_read:
+            self._nameless.update(one for one in unknown if one not in self._pods.uids)
+        told = []
+        for notice in standing:
+            if not _lacks_uid(notice) or (one := _held(notice)) in self._nameless:
+                told.append(notice)
+            elif (uid := self._pods.uids.get(one)) is not None:
+                told.append(replace(notice, target=replace(notice.target, uid=uid)))
+        return told, again_s
+
+    async def _read(self, held: dict[HeldDevice, tuple[str, ...]]) -> float:
+        """Find the UIDs of these pods. Return the seconds until the next try."""
+        now = time.monotonic()
+        if now < self._readable_at:
+            return self._readable_at - now
+        try:
+            wait = await self._pods.identify(held)
+        except ApiError as error:
+            self._may_read = error.status != 403
+            wait = self._backoff.next_s(error.retry_after_s)
+            self._readable_at = time.monotonic() + wait
+            return wait
+        self._may_read = True
+        self._backoff.reset()
+        return wait
+
+
+def _lacks_uid(notice: Notice) -> bool:
+    return notice.target.kind == "Pod" and not notice.target.uid
+
+
+def _held(notice: Notice) -> HeldDevice:
+    return HeldDevice(notice.target.namespace, notice.target.name, notice.about)
 
 
 async def follow(
@@ -142,6 +213,22 @@ def unknown_devices(snapshot: Snapshot) -> Callable[[str], bool]:
     return unknown
 
 
+def endings(snapshot: Snapshot) -> Callable[[Notice], Ending]:
+    """Return a function that returns how the faults of a device have ended for the target of a notice."""
+    holdings = snapshot.holdings
+    ids = {(holding.namespace, holding.pod, id_) for holding in holdings or () for id_ in holding.device_ids}
+    pods = {it[:2] for it in ids} | {(share.namespace, share.pod) for share in snapshot.claim_shares}
+
+    def ending(notice: Notice) -> Ending:
+        pod = notice.target.namespace, notice.target.name
+        if notice.target.kind != "Pod" or holdings is None:
+            return RECOVERED
+        holds = any((*pod, id_) in ids for id_ in notice.ids) if notice.ids else pod in pods
+        return RECOVERED if holds else RELEASED
+
+    return ending
+
+
 def _faults(target: EventTarget, device: ReportedDevice) -> Iterator[Notice]:
     health = device.health
     for reason in health.reasons:
@@ -166,9 +253,8 @@ def _pod_notice(pod: AffectedPod) -> Notice:
     state = "has failed" if failed else f"is {health.state.value}"
     message = f"{device.title}, held as {pod.resource} ({held}), {state}: {'; '.join(reasons) or health.state.value}"
     target = EventTarget("Pod", pod.namespace, pod.pod)
-    return Notice(
-        target, device.key, "DeviceFailed" if failed else "DeviceUnhealthy", message, title=device.title
-    )
+    reason = "DeviceFailed" if failed else "DeviceUnhealthy"
+    return Notice(target, device.key, reason, message, title=device.title, ids=pod.device_ids)
 
 
 def _event_reason(reason: Reason, device: ReportedDevice) -> str:
@@ -196,7 +282,7 @@ def over_use_notices(accounting: GpuAccounting, gpus: Sequence[Gpu], node: str) 
         about = f"{over.uuid} {over.namespace}/{over.pod}"
         yield Notice(_on_node(node), about, reason, f"Pod {name} uses {fact}", title=f"Pod {name} on {title}")
         if over.namespace:
-            target = EventTarget("Pod", over.namespace, over.pod)
+            target = EventTarget("Pod", over.namespace, over.pod, uid=over.uid)
             yield Notice(target, over.uuid, reason, f"The pod uses {fact}", title=title)
 
 

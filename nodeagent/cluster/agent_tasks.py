@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -28,7 +29,7 @@ from nodeagent.dra.offered import DraOffer
 from nodeagent.dra.prepared_claim import PreparedClaim
 from nodeagent.dra.published_pools import PublishedPools
 from nodeagent.facts.inventory import Inventory
-from nodeagent.facts.model import Snapshot
+from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.health.health_settings import HealthSettings
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds import DeviceKind
@@ -45,6 +46,7 @@ if TYPE_CHECKING:  # loaded with an API server
     from nodeagent.cluster.affected_devices import Offered
     from nodeagent.cluster.event_writer import NoticeBoard
     from nodeagent.cluster.evictions import Causes, EvictionTaint
+    from nodeagent.cluster.held_pods import HeldPods
     from nodeagent.cluster.rail_watch import RailWatch
     from nodeagent.fabric.nodelinks import GpuMemoryLevel
     from nodeagent.kube.access import Access, NodeClaim
@@ -117,7 +119,9 @@ class AgentOffer(Protocol):
 class AgentState(NamedTuple):
     """The parts of the agent whose state is written. ``settings`` are those of the start; ``health`` and ``volcano``
     (Volcano's deviceshare places pods by GPU) return what is in force: `offer.dra` wakes its readers when that changes.
-    ``claims`` are the prepared ones by UID whose files are on the disk. ``planned`` takes the planned work on NICs."""
+    ``claims`` are the prepared ones by UID whose files are on the disk. ``read_holdings`` returns what pods hold
+    now, ``None`` if the kubelet does not answer; ``failed_s`` for how many seconds one of some devices has failed.
+    ``planned`` takes the planned work on NICs."""
 
     settings: ClusterSettings
     health: Callable[[], HealthSettings]
@@ -132,6 +136,8 @@ class AgentState(NamedTuple):
     claims: Callable[[], Mapping[str, PreparedClaim]]
     tree: Tree
     statuses: Callable[[], Sequence[ResourceStatus]]
+    read_holdings: Callable[[], Awaitable[Iterable[Holding] | None]]
+    failed_s: Callable[[Collection[str]], float | None]
     planned: Callable[[Mapping[str, tuple[float, float, str]]], object] = lambda _work: None
     rail_watch: RailWatch | None = None
     """``None``: `rails.probe` is off."""
@@ -157,6 +163,12 @@ class Writing(NamedTuple):
     def node_facts(self) -> tuple[ApiClient, Inventory, str]:
         """The first arguments of each writer: the API server, the facts and the name of the Node."""
         return self.client, self.agent.inventory, self.node
+
+    def held_pods(self) -> HeldPods:
+        """The finder of the UIDs of pods, one for each task."""
+        from nodeagent.cluster.held_pods import HeldPods
+
+        return HeldPods(self.client, self.node, self.agent.read_holdings)
 
     def devices(self, snapshot: Snapshot) -> Offered:
         """The devices that each resource has now."""
@@ -277,7 +289,8 @@ def _events(to: Writing) -> Task:
     from nodeagent.cluster.agent_events import AgentEvents
 
     delivery = to.agent.deliveries.of("events")
-    return AgentEvents(*to.node_facts, to.devices, board=to.board, delivery=delivery).run
+    pods = to.held_pods()
+    return AgentEvents(*to.node_facts, to.devices, pods=pods, board=to.board, delivery=delivery).run
 
 
 def _state_notices(to: Writing) -> Task:
@@ -354,14 +367,14 @@ async def _serve_volcano(to: Writing) -> None:
 def _evictions(to: Writing) -> Task:
     from nodeagent.cluster.evictions import Evictions, failed_device_causes
 
-    evict = to.agent.settings.evict
-    after_s = evict.after_seconds
+    evict, failed_s = to.agent.settings.evict, to.agent.failed_s
     return Evictions(
         to.client,
         to.agent.inventory,
-        lambda snapshot: failed_device_causes(snapshot, to.devices(snapshot), after_s),
-        after_s,
+        lambda snapshot: failed_device_causes(snapshot, to.devices(snapshot), failed_s, time.monotonic()),
+        evict.after_seconds,
         node=to.node,
+        pods=to.held_pods(),
         board=to.board,
         delivery=to.agent.deliveries.of("evictions"),
         rate=to.evictions,
@@ -379,7 +392,7 @@ def _over_use_evictions(to: Writing) -> Task:
         seen = accounting.revision
         kinds = [kind for kind in offer.offered if kind.level(snapshot) == "evict"]
         evicting = {entry.parent for kind in kinds for entry in kind.devices(snapshot)}
-        return over_use_causes(accounting.over_uses, evicting, accounting.evict_s)
+        return over_use_causes(accounting.over_uses, evicting)
 
     return Evictions(
         to.client,

@@ -26,7 +26,6 @@ from nodeagent.base.backoff import RateLimit, jittered
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.base.supervise import either
 from nodeagent.cluster.affected_devices import (
-    FAILED,
     QUIET,
     ReportedDevice,
     failed_devices,
@@ -53,6 +52,7 @@ from nodeagent.cluster.node_marks import (
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot, State
+from nodeagent.health.device_failure import FAILED
 from nodeagent.kube.client import ApiClient, ApiError
 
 DOWN_S, UNKNOWN_S = 30.0, 300.0

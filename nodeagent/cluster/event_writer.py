@@ -6,6 +6,7 @@ Rules:
   an API server outage only delays Events. A fault that came and went during the outage is written too.
 * With ``aggregate`` the Event's name is a hash of its target, device and reason. A restarted process therefore
   writes no fault twice, and a fault that returns increases the count of the Event of an earlier process.
+* A pod that is made again has its name and another UID, so its Events are its own.
 * An hourly notice is written at most once an hour.
 * An Event that the server does not take for a reason that may pass (its namespace is not there yet, or another write
   was faster) is written again later, as a new one. It does not delay the others, and is dropped after ``TRIES``.
@@ -20,14 +21,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodeagent.base.backoff import JITTER, Backoff, RateLimit
 from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.kube.client import ApiClient, ApiError
-from nodeagent.kube.resource import EVENTS, PODS
+from nodeagent.kube.resource import EVENTS
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +43,33 @@ PASSING = (403, 404, 409, 410)
 """Refusals of one Event that may end: by a quota or the end of its namespace, or of an Event that has just expired."""
 MESSAGE_MAX = 1024
 """The API server's limit (ValidateEvent)."""
-RECOVERED = "Recovered"
+
+
+class Ending(NamedTuple):
+    """How the faults of a device have ended for a target: the reason of the Event, and what its message says."""
+
+    reason: str
+    sentence: str
+
+
+RECOVERED = Ending("Recovered", "its faults have ended")
+RELEASED = Ending("DeviceReleased", "the pod no longer holds it")
+"""The device may still have its faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventTarget:
-    """The object that an Event is about. ``namespace`` is empty for an object without a namespace."""
+    """The object that an Event is about. ``namespace`` is empty for an object without a namespace.
+
+    ``uid`` is that of the object, by which `kubectl describe` looks for its Events; empty if it is not known. A Node's
+    is its name, as in the kubelet's Events.
+    """
 
     kind: str
     namespace: str
     name: str
     api_version: str = "v1"
+    uid: str = ""
 
 
 NoticeKey = tuple[EventTarget, str, str]
@@ -63,7 +80,7 @@ class Notice:
     """A fault, or its end, that one Event reports. Target, ``about`` (the device) and ``reason`` identify it.
 
     ``recovers``: the end of this Warning, with all others of its device, is an Event too. ``title`` names the device in
-    it; without one it is the message.
+    it; without one it is the message. ``ids``: of the devices that the pod of the target holds.
     """
 
     target: EventTarget
@@ -74,6 +91,7 @@ class Notice:
     hourly: bool = False
     recovers: bool = True
     title: str = ""
+    ids: tuple[str, ...] = ()
 
     @property
     def key(self) -> NoticeKey:
@@ -153,6 +171,10 @@ def _nothing_unknown(_about: str) -> bool:
     return False
 
 
+def _recovered(_notice: Notice) -> Ending:
+    return RECOVERED
+
+
 @dataclass(slots=True)
 class NoticeLedger:
     """The notices that stand, those that ended, and what was written of each.
@@ -164,6 +186,8 @@ class NoticeLedger:
     recovery: bool = True
     records: dict[NoticeKey, NoticeRecord] = field(default_factory=dict)
     observed: bool = False
+    endings: dict[tuple[EventTarget, str], Ending] = field(default_factory=dict)
+    """How the faults of each device ended when they did, by target and device."""
 
     def observe(
         self,
@@ -171,8 +195,10 @@ class NoticeLedger:
         now: float,
         wall: float,
         unknown: Callable[[str], bool] = _nothing_unknown,
+        ending: Callable[[Notice], Ending] = _recovered,
     ) -> None:
-        """Take the notices that stand now. Every other notice has ended, unless its device is ``unknown``."""
+        """Take the notices that stand now. Every other notice has ended, unless its device is ``unknown``, and
+        ``ending`` returns how."""
         current = {notice.key: notice for notice in notices}
         current |= {
             key: record.notice
@@ -180,7 +206,7 @@ class NoticeLedger:
             if key not in current and record.active and unknown(record.notice.about)
         }
         if self.recovery:
-            current |= {notice.key: notice for notice in self._recovered(current, unknown)}
+            current |= {notice.key: notice for notice in self._ended(current, unknown, ending)}
         for key, notice in current.items():
             record = self.records.get(key)
             if record is None:
@@ -214,23 +240,27 @@ class NoticeLedger:
         waits = (record.not_before - now for record in self.records.values() if record.tries)
         return min((max(0.0, wait_s) for wait_s in waits), default=None)
 
-    def _recovered(
-        self, current: dict[NoticeKey, Notice], unknown: Callable[[str], bool]
+    def _ended(
+        self,
+        current: dict[NoticeKey, Notice],
+        unknown: Callable[[str], bool],
+        ending: Callable[[Notice], Ending],
     ) -> Iterable[Notice]:
         """A notice for each device with a written Warning and without a standing one."""
         faulty = {(notice.target, notice.about) for notice in current.values() if notice.warning}
+        over: dict[tuple[EventTarget, str], Ending] = {}
         for record in self.records.values():
             notice = record.notice
+            device = notice.target, notice.about
             if unknown(notice.about):
+                if device in self.endings:
+                    over[device] = self.endings[device]
                 continue
-            if (
-                notice.warning
-                and notice.recovers
-                and record.written
-                and (notice.target, notice.about) not in faulty
-            ):
-                message = f"{notice.title or notice.message}: its faults have ended"
-                yield Notice(notice.target, notice.about, RECOVERED, message, warning=False)
+            if notice.warning and notice.recovers and record.written and device not in faulty:
+                over[device] = reason, sentence = self.endings.get(device) or ending(notice)
+                message = f"{notice.title or notice.message}: {sentence}"
+                yield Notice(notice.target, notice.about, reason, message, warning=False)
+        self.endings = over
 
     def _prune(self, now: float) -> None:
         done = [
@@ -269,8 +299,6 @@ class EventWriter:
         self._host, self._aggregate = host, aggregate
         self._rate = RateLimit(BURST, PER_S)
         self._retry = ApiRetry("Events do not reach the API server", delivery)
-        self._uids: dict[EventTarget, str] = {}
-        self._may_read_pods = True
 
     async def deliver(self) -> float | None:
         """Write the Events that are due. Return the seconds until the rest may be written; ``None``: no rest."""
@@ -298,7 +326,7 @@ class EventWriter:
     async def _write(self, record: NoticeRecord) -> None:
         target = record.notice.target
         namespace = target.namespace or "default"
-        body = self._body(record, await self._uid(target))
+        body = self._body(record)
         if self._aggregate and record.written:
             try:
                 await self._client.patch(EVENTS, body["metadata"]["name"], _update(body), namespace=namespace)
@@ -330,8 +358,9 @@ class EventWriter:
             update = _update(body | {"count": record.total})
             await self._client.patch(EVENTS, name, update, namespace=namespace)
 
-    def _body(self, record: NoticeRecord, uid: str | None) -> dict[str, Any]:
+    def _body(self, record: NoticeRecord) -> dict[str, Any]:
         notice, target = record.notice, record.notice.target
+        uid = target.name if target.kind == "Node" else target.uid
         regarding = {"kind": target.kind, "apiVersion": target.api_version, "name": target.name}
         regarding |= {"namespace": target.namespace} if target.namespace else {}
         regarding |= {"uid": uid} if uid else {}
@@ -352,30 +381,12 @@ class EventWriter:
     def _name(self, record: NoticeRecord) -> str:
         target, about, reason = record.notice.key
         parts: tuple[str, ...] = (target.kind, target.namespace, target.name, about, reason)
+        if target.uid:
+            parts += (target.uid,)
         if not self._aggregate:
             parts += (self._instance, repr(record.last))
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         return f"{target.name[:200]}.{digest[:16]}"
-
-    async def _uid(self, target: EventTarget) -> str | None:
-        """The UID under which `kubectl describe` looks for Events.
-
-        A Node's is its name, as in the kubelet's Events. A pod's is read; without that right it is left out.
-        """
-        if target.kind == "Node":
-            return target.name
-        if target.kind != "Pod":
-            return None
-        if target not in self._uids and self._may_read_pods:
-            try:
-                pod = await self._client.get(PODS.partial, target.name, namespace=target.namespace)
-            except ApiError as error:
-                self._may_read_pods = error.status != 403
-                return None
-            if len(self._uids) >= RECORDS_MAX:
-                self._uids.clear()
-            self._uids[target] = pod.metadata.uid or ""
-        return self._uids.get(target)
 
 
 def shortened(message: str) -> str:

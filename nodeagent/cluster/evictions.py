@@ -2,16 +2,19 @@
 
 Rules:
 
-* A pod is evicted after its device has failed without interruption for the configured time (``failed_device_causes``).
-  A device whose state is unknown has not failed, and neither has a GPU whose driver was upgraded underneath: its pods
-  continue to run.
+* A pod is evicted after its device has failed without interruption for the configured time (``failed_device_causes``),
+  which counts from the begin of the failure, under an earlier agent too. A device whose state is unknown has not
+  failed, and neither has a GPU whose driver was upgraded underneath: its pods continue to run.
+* Each eviction names the UID of the pod that held the device (``held_pods``), because controllers use names again. A
+  pod that is gone ends its cause, whoever has its name.
 * Where ``enforcement`` is ``evict``, a pod is evicted after it has used more GPU memory than its share for the
   configured time (``over_use_causes``). A pod without a share is not: its DaemonSet would only make it again.
 * With ``cluster.evict.taint`` the Node has its taint before a pod with a failed device is evicted: a scheduler that
   replaces nodes does not choose this one again (``EvictionTaint``). Each eviction looks for it, because a person may
   have removed it. If it is not stored within ``TAINT_S``, the pod goes nevertheless: it cannot work where it is.
-* At most one pod in ten seconds. An eviction that a disruption budget or a policy refuses is requested again later,
-  each time after a longer wait, and so is one whose pod does not end. It delays no other; a missing right delays all.
+* At most one turn in ten seconds: the pods that one failed device has, which belong to one job most often, or one pod
+  that exceeds its share. An eviction that a disruption budget or a policy refuses is requested again later, each time
+  after a longer wait. It delays no other; a missing right delays all.
 * An eviction, and a refusal, is an Event on the pod and on the Node.
 """
 
@@ -23,26 +26,29 @@ import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from nodeagent.base.backoff import JITTER, Backoff, RateLimit
 from nodeagent.base.supervise import either
-from nodeagent.cluster.affected_devices import Offered, affected_pods, failed_devices, has_failed
+from nodeagent.cluster.affected_devices import Offered, affected_pods, failed_devices
 from nodeagent.cluster.deliveries import Delivery
 from nodeagent.cluster.event_writer import EventTarget, Notice, NoticeBoard
+from nodeagent.cluster.held_pods import HeldDevice, HeldPods, read_pod
 from nodeagent.cluster.node_marks import DEVICE_TAINT, NodeMarks
 from nodeagent.cluster.retry import ApiRetry
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Snapshot
+from nodeagent.health.device_failure import has_failed
 from nodeagent.kube.client import ApiClient, ApiError
 from nodeagent.sharing.over_use import OverUse
 
 log = logging.getLogger(__name__)
 
 PER_S = 0.1
-"""Of all causes together."""
+"""The turns of all causes together."""
 AGAIN_S = 300.0
-"""Until the eviction of a pod that does not end is requested again."""
+"""Until a pod that was asked to end is looked at again."""
 BUDGET_S = 30.0
 """Until the eviction is requested again for the first time after a disruption budget refused it."""
 TAINT_S = 60.0
@@ -55,43 +61,60 @@ PodName = tuple[str, str]
 
 
 class EvictionCause(NamedTuple):
-    """The cause of an eviction: the device that it is about, and a clause for messages. ``since``: when it began, by
-    the monotonic clock; ``None``: when it is first seen. ``uid``: of the pod, if it is known; no other pod of
-    its name is evicted. ``more`` are the causes of the pod's other devices."""
+    """The cause of an eviction: the device that it is about, and ``fact`` and ``more_facts`` for messages. ``since``:
+    when it began, by the monotonic clock; ``None``: when it is first seen. ``uid`` is that of the pod; until it is
+    known, no pod is evicted. ``ids`` are the IDs of the devices that the pod holds. Pods with the same ``turn`` are
+    evicted together. ``more`` are the causes of the pod's other devices."""
 
     about: str
-    why: str
+    fact: str
     since: float | None = None
     uid: str = ""
+    more_facts: str = ""
+    ids: tuple[str, ...] = ()
+    turn: str = ""
     more: tuple[EvictionCause, ...] = ()
+
+    def why(self, seconds: float) -> str:
+        """The cause after so many seconds, as a clause."""
+        return f"{self.fact} for {seconds:.0f} s{self.more_facts}"
 
 
 Causes = Mapping[PodName, EvictionCause]
 
 
-def failed_device_causes(snapshot: Snapshot, offered: Offered, after_s: float) -> Causes:
-    """The pods that hold a failed device."""
+def failed_device_causes(
+    snapshot: Snapshot, offered: Offered, failed_s: Callable[[Collection[str]], float | None], now: float
+) -> Causes:
+    """The pods that hold a failed device. ``failed_s`` returns for how long one of these devices has failed, by PCI
+    address or UUID; ``now`` is the monotonic clock."""
     return _by_pod(
         (
             (pod.namespace, pod.pod),
-            EvictionCause(pod.device.key, f"{pod.device.title} has failed for {after_s:g} s"),
+            EvictionCause(
+                pod.device.key,
+                f"{pod.device.title} has failed",
+                None if (seconds := failed_s((pod.device.key, *pod.device_ids))) is None else now - seconds,
+                ids=pod.device_ids,
+                turn=pod.device.key,
+            ),
         )
         for pod in affected_pods(snapshot, offered)
         if has_failed(pod.device.health)
     )
 
 
-def over_use_causes(over_uses: Iterable[OverUse], evicting: Collection[str], after_s: float) -> Causes:
+def over_use_causes(over_uses: Iterable[OverUse], evicting: Collection[str]) -> Causes:
     """The pods that exceed their share of one of the GPUs ``evicting``, by UUID."""
     return _by_pod(
         (
             (over.namespace, over.pod),
             EvictionCause(
                 over.uuid,
-                f"it has used {over.used_bytes / GIB:.1f} GiB of {over.uuid} for {after_s:g} s, and its share is "
-                f"{over.granted_bytes / GIB:.1f} GiB",
+                f"it has used {over.used_bytes / GIB:.1f} GiB of {over.uuid}",
                 over.since,
                 over.uid,
+                f", and its share is {over.granted_bytes / GIB:.1f} GiB",
             ),
         )
         for over in over_uses
@@ -120,28 +143,30 @@ class EvictionQueue:
     not_before: dict[PodName, float] = field(default_factory=dict)
 
     def observe(self, causes: Causes, now: float) -> None:
-        again = {
-            pod for pod, cause in causes.items() if pod in self.causes and self.causes[pod].uid != cause.uid
-        }
+        before = self.causes
+        others = {pod for pod in before.keys() & causes if before[pod].uid not in ("", causes[pod].uid)}
+        """The pods whose names others have now."""
         began: dict[tuple[PodName, str], float] = {}
         self.causes, self.since = {}, {}
         for pod, first in causes.items():
             for cause in (first, *first.more):
-                since = now if cause.since is None else cause.since
                 device = (pod, cause.about)
-                began[device] = since if pod in again else self.began.get(device, since)
+                seen = now if pod in others else self.began.get(device, now)
+                began[device] = seen if cause.since is None else cause.since
                 if pod not in self.since or began[device] < self.since[pod]:
                     self.causes[pod], self.since[pod] = cause, began[device]
         self.began = began
         self.not_before = {
-            pod: at for pod, at in self.not_before.items() if pod in causes and pod not in again
+            pod: at for pod, at in self.not_before.items() if pod in causes and pod not in others
         }
 
     def due(self, now: float) -> tuple[list[PodName], float]:
-        """The pods to evict, the longest waiting first, and the seconds until the next one is due."""
+        """The pods to evict whose UIDs are known, the longest waiting first, and the seconds until the next one is
+        due."""
         evict_at = {
             pod: max(since + self.after_s, self.not_before.get(pod, since))
             for pod, since in self.since.items()
+            if self.causes[pod].uid
         }
         later = [at - now for at in evict_at.values() if at > now]
         due = sorted((pod for pod, at in evict_at.items() if at <= now), key=evict_at.__getitem__)
@@ -166,11 +191,13 @@ class EvictionTaint:
         """An earlier agent has set the taint. For which device is not known: it stands for each one that has failed."""
         self._changed = asyncio.Event()
 
-    def observe(self, held: Collection[str], failed: Collection[str], now: float, after_s: float) -> float:
-        """``held`` are the failed devices of pods, ``failed`` all that pods cannot get. Return the seconds until one
-        more device asks for the taint."""
+    def observe(
+        self, held: Mapping[str, float], failed: Collection[str], now: float, after_s: float
+    ) -> float:
+        """``held`` are the failed devices of pods, each with the time since when, ``failed`` all that pods cannot get.
+        Return the seconds until one more device asks for the taint."""
         kept = {device: since for device, since in self._since.items() if device in held or device in failed}
-        self._since = dict.fromkeys(held, now) | kept
+        self._since = {**held, **kept}
         due = {device: since + after_s for device, since in self._since.items()}
         asked = frozenset(device for device, at in due.items() if at <= now)
         if asked != self.asked:
@@ -207,8 +234,9 @@ class EvictionTaint:
 
 class Evictions:
     """``causes`` returns the pods to evict after ``after_s``; it is called at each snapshot, and each time that
-    ``changed`` returns. ``part`` names the notices. ``budget_s`` is the first wait after a refusal. ``taint`` is stored
-    before the first eviction; ``None``: no taint."""
+    ``changed`` returns. ``pods`` finds the UIDs that it leaves out; ``None``: it leaves none out. ``part`` names the
+    notices. ``budget_s`` is the first wait after a refusal. ``taint`` is stored before the first eviction; ``None``: no
+    taint."""
 
     def __init__(
         self,
@@ -218,6 +246,7 @@ class Evictions:
         after_s: float,
         *,
         node: str,
+        pods: HeldPods | None = None,
         part: str = "evictions",
         changed: Callable[[], Coroutine[Any, Any, object]] | None = None,
         rate: RateLimit | None = None,
@@ -227,23 +256,25 @@ class Evictions:
         taint: EvictionTaint | None = None,
     ) -> None:
         self.queue = EvictionQueue(after_s)
-        self._client, self._inventory, self._causes = client, inventory, causes
-        self._part, self._changed = part, changed
+        self._client, self._inventory, self._causes, self._pods = client, inventory, causes, pods
+        self._changed = changed
         self._taint, self._asked_at = taint, float("-inf")
-        self._node, self._board, self._budget_s = node, board or NoticeBoard(), budget_s
+        self._node, self._budget_s = node, budget_s
+        self._tell = partial((board or NoticeBoard()).post, part)
         self._rate = rate or RateLimit(1, PER_S)
         self._retry = ApiRetry("A pod cannot be evicted", delivery)
-        self._refusals: dict[PodName, Backoff] = {}
-        self._notices: dict[PodName, tuple[Notice, Notice]] = {}
+        self._refusals: dict[tuple[PodName, str], Backoff] = {}
+        self._notices: dict[tuple[PodName, str], tuple[Notice, Notice]] = {}
 
     async def run(self) -> None:
         """Evict until cancelled."""
         while True:
             snapshot = self._inventory.snapshot
             seen = self._taint.revision if self._taint is not None else 0
-            self.queue.observe(self._causes(snapshot), time.monotonic())
+            causes, identified_s = await self._identified(self._causes(snapshot))
+            self.queue.observe(causes, time.monotonic())
             self._forget_recovered()
-            wait = min(self._ask_for_taint(snapshot), await self._evict())
+            wait = min(identified_s, self._ask_for_taint(snapshot), await self._evict())
             others: list[Coroutine[Any, Any, object]] = [self._inventory.changed(snapshot.revision)]
             if self._changed is not None:
                 others.append(self._changed())
@@ -251,33 +282,89 @@ class Evictions:
                 others.append(self._taint.changed(seen))
             await either(*others, timeout_s=wait)
 
+    async def _identified(self, causes: Causes) -> tuple[Causes, float]:
+        """Return the causes with the UIDs that are known, and the seconds until there may be more."""
+        if self._pods is None:
+            return causes, IDLE_S
+        held = {
+            HeldDevice(*pod, cause.about): cause.ids
+            for pod, first in causes.items()
+            for cause in (first, *first.more)
+        }
+        self._pods.keep(held)
+        if (wait := self._retry.wait_s(time.monotonic())) == 0:
+            try:
+                wait = await self._pods.identify(held)
+            except ApiError as error:
+                wait = self._retry.failed(error, time.monotonic())
+        uids = self._pods.uids
+
+        def named(pod: PodName, cause: EvictionCause) -> EvictionCause:
+            return cause._replace(
+                uid=uids.get(HeldDevice(*pod, cause.about), ""),
+                more=tuple(named(pod, one) for one in cause.more),
+            )
+
+        return {pod: named(pod, cause) for pod, cause in causes.items()}, wait
+
     async def _evict(self) -> float:
-        """Evict the next pod that is due. Return the seconds until there is more to do."""
+        """Evict the pods whose turn it is. Return the seconds until there is more to do."""
         now = time.monotonic()
         if (wait := max(self._retry.wait_s(now), self._rate.wait_s(now), self._untainted_s(now))) > 0:
             return wait
-        pods, wait = self.queue.due(now)
-        for pod in pods[:1]:
-            self._rate.take(now)
-            namespace, name = pod
-            is_tainted = await self._is_tainted()
+        turn, is_tainted = "", False
+        for pod in self.queue.due(now)[0]:
+            cause, (namespace, name) = self.queue.causes[pod], pod
+            own_turn = cause.turn or cause.uid
+            if turn not in ("", own_turn):
+                continue
             try:
-                await self._client.evict(name, namespace=namespace, uid=self.queue.causes[pod].uid)
+                if not await self._runs(pod, cause):
+                    continue
+                if not turn:
+                    turn = own_turn
+                    self._rate.take(time.monotonic())
+                    is_tainted = await self._is_tainted()
+                await self._client.evict(name, namespace=namespace, uid=cause.uid)
             except ApiError as error:
+                now = time.monotonic()
                 if not (error.refused or over_budget(error)):
                     return self._retry.failed(error, now)
-                self._refused(pod, error, now)
+                if not (error.missing or error.conflict) or await self._runs(pod, cause):
+                    self._refused(pod, error, now)
             else:
-                self._evicted(pod, now, is_tainted=is_tainted)
-            return self._rate.wait_s(now)
-        return wait
+                self._evicted(pod, time.monotonic(), is_tainted=is_tainted)
+        now = time.monotonic()
+        return self._rate.wait_s(now) if turn else self.queue.due(now)[1]
+
+    async def _runs(self, pod: PodName, cause: EvictionCause) -> bool:
+        """Whether the pod of this cause is there and nobody has asked it to end. The API server compares the UID of
+        an eviction after it has taken a disruption of the budget of the other pod, and of a Pending pod after ten
+        seconds. Raises ``ApiError``."""
+        try:
+            found = await read_pod(self._client, *pod)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            return True  # an eviction needs no right to read: the server compares the UID
+        if found is None or found.uid != cause.uid or found.has_ended:
+            log.info("A pod has ended before its eviction. pod=%s/%s uid=%s", *pod, cause.uid)
+            self.queue.not_before[pod] = time.monotonic() + self._budget_s
+            if self._pods is not None:
+                self._pods.forget(HeldDevice(*pod, cause.about))
+            return False
+        if found.ends:
+            self.queue.not_before[pod] = time.monotonic() + AGAIN_S
+        return not found.ends
 
     def _ask_for_taint(self, snapshot: Snapshot) -> float:
         """Ask for the taint of the Node if it is time. Return the seconds until it may be."""
         if self._taint is None:
             return IDLE_S
         now, had_asked = time.monotonic(), bool(self._taint.asked)
-        held = {device for _, device in self.queue.began}
+        held: dict[str, float] = {}
+        for (_, device), since in self.queue.began.items():
+            held[device] = min(since, held.get(device, since))
         wait = self._taint.observe(held, failed_devices(snapshot), now, self.queue.after_s)
         if self._taint.asked and not had_asked:
             self._asked_at = now
@@ -305,35 +392,36 @@ class Evictions:
 
     def _evicted(self, pod: PodName, now: float, *, is_tainted: bool) -> None:
         self._retry.succeeded()
-        self._refusals.pop(pod, None)
+        uid = self.queue.causes[pod].uid
+        self._refusals.pop((pod, uid), None)
         self.queue.not_before[pod] = now + AGAIN_S
-        log.warning("A pod was evicted. pod=%s/%s reason=%r", *pod, self.queue.causes[pod].why)
+        log.warning("A pod was evicted. pod=%s/%s uid=%s reason=%r", *pod, uid, self._why(pod, now))
         without = "" if is_tainted else f" without the taint {DEVICE_TAINT.key} of the Node"
-        self._post(pod, "PodEvicted", f"was evicted{without}", warning=False)
+        self._post(pod, now, "PodEvicted", f"was evicted{without}", warning=False)
 
     def _refused(self, pod: PodName, error: ApiError, now: float) -> None:
         self._retry.rejected(error)
-        backoff = self._refusals.setdefault(pod, Backoff(self._budget_s, AGAIN_S, jitter=JITTER))
+        key = pod, self.queue.causes[pod].uid
+        backoff = self._refusals.setdefault(key, Backoff(self._budget_s, AGAIN_S, jitter=JITTER))
         self.queue.not_before[pod] = now + backoff.next_s(error.retry_after_s)
-        log.info(
-            "A pod is not evicted now. pod=%s/%s reason=%r", *pod, str(error)
-        )  # fmt: skip
-        if not error.missing:
-            who = "a disruption budget" if over_budget(error) else "the API server"
-            self._post(pod, "EvictionRefused", f"is not evicted, because {who} refuses it ({error.message})")
+        log.info("A pod is not evicted now. pod=%s/%s uid=%s reason=%r", *pod, key[1], str(error))
+        who = "a disruption budget" if over_budget(error) else "the API server"
+        self._post(pod, now, "EvictionRefused", f"is not evicted, because {who} refuses it ({error.message})")
 
-    def _post(self, pod: PodName, reason: str, outcome: str, *, warning: bool = True) -> None:
+    def _why(self, pod: PodName, now: float) -> str:
+        return self.queue.causes[pod].why(now - self.queue.since[pod])
+
+    def _post(self, pod: PodName, now: float, reason: str, outcome: str, *, warning: bool = True) -> None:
         """Post the notice on the pod and on the Node."""
-        namespace, name = pod
-        about, why, *_ = self.queue.causes[pod]
-        on_pod, on_node = EventTarget("Pod", namespace, name), EventTarget("Node", "", self._node)
-        self._notices[pod] = (
-            Notice(on_pod, about, reason, f"The pod {outcome}: {why}", warning, recovers=False),
+        cause, name, why = self.queue.causes[pod], "/".join(pod), self._why(pod, now)
+        on_pod, on_node = EventTarget("Pod", *pod, uid=cause.uid), EventTarget("Node", "", self._node)
+        self._notices[pod, cause.uid] = (
+            Notice(on_pod, cause.about, reason, f"The pod {outcome}: {why}", warning, recovers=False),
             Notice(
                 on_node,
-                f"{namespace}/{name}",
+                f"{name} {cause.uid}",
                 reason,
-                f"Pod {namespace}/{name} {outcome}: {why}",
+                f"Pod {name} {outcome}: {why}",
                 warning,
                 recovers=False,
             ),
@@ -342,10 +430,10 @@ class Evictions:
 
     def _forget_recovered(self) -> None:
         """Keep only what concerns pods that still have a cause."""
-        waiting = self.queue.since
-        self._refusals = {pod: backoff for pod, backoff in self._refusals.items() if pod in waiting}
-        self._notices = {pod: notices for pod, notices in self._notices.items() if pod in waiting}
-        self._board.post(self._part, *(notice for notices in self._notices.values() for notice in notices))
+        waiting = {(pod, cause.uid) for pod, cause in self.queue.causes.items()}
+        self._refusals = {key: backoff for key, backoff in self._refusals.items() if key in waiting}
+        self._notices = {key: notices for key, notices in self._notices.items() if key in waiting}
+        self._tell(*(notice for notices in self._notices.values() for notice in notices))
 
 
 def over_budget(error: ApiError) -> bool:

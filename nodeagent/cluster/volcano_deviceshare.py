@@ -87,8 +87,7 @@ class VolcanoDeviceshare:
                 self._changed.clear()
                 snapshot = self._inventory.snapshot
                 self._publish()
-                wait_s = self._retry.wait_s(time.monotonic())
-                if not wait_s:
+                if not self._retry.wait_s(time.monotonic()):
                     try:
                         await self._write(snapshot)
                         if not self._refused:
@@ -97,7 +96,8 @@ class VolcanoDeviceshare:
                         if error.reason != "Conflict" and not error.missing:
                             self._retry.failed(error, time.monotonic())
                 news = self._inventory.changed(snapshot.revision), self._changed.wait()
-                await either(*news, timeout_s=max(wait_s, ROUND_S))
+                # Until the lock is released, the scheduler binds no pod to this node.
+                await either(*news, timeout_s=self._retry.wait_s(time.monotonic()) or ROUND_S)
 
     def _pod_changed(self, _key: str, before: VgpuPod | None, now: VgpuPod | None) -> None:
         # The answer to a report may be lost, and a pod may go before its devices.
@@ -122,18 +122,18 @@ class VolcanoDeviceshare:
         if memory is None:
             return
         sizes = {gpu.uuid: memory.count(gpu) for gpu in selected(snapshot, memory.gpus) if memory.count(gpu)}
-        holders = _holders(snapshot)
         waiting: list[VgpuWaiting] = []
         shares: list[VgpuShare] = []
         known = snapshot.holdings is not None or self._nothing_held()
         for pod in sorted(self._pods.objects.values(), key=_order):
-            shares += notes.shares_of(pod, self._node, sizes, _gpus_of(pod, snapshot))
+            held = self._held(pod, snapshot)
+            shares += notes.shares_of(pod, self._node, sizes, frozenset().union(*held.values()))
             if known:  # before, a pod that has its GPUs would seem to wait
                 containers = (
                     *notes.waiting_of(pod, self._node, sizes, self._clock()),
                     *notes.unplaced_of(pod, self._node),
                 )
-                waiting += [it for it in containers if (it.namespace, it.pod, it.container) not in holders]
+                waiting += [it for it in containers if it.container not in held]
         alive = self._alive()
         granted = frozenset(key for key in snapshot.vgpu_granted if key[0] in alive)
         self._inventory.publish(
@@ -178,12 +178,24 @@ class VolcanoDeviceshare:
         """Return the phase that is to be reported; ``None`` if there is none, or if it is not known yet."""
         if not self._is_placed(pod) or not pod.asking:
             return None
-        holders = _holders(snapshot)
-        meta = pod.metadata
-        counted = pod.counted
-        if counted and all((meta.namespace, meta.name, it.name) in holders for it in counted):
+        held, counted = self._held(pod, snapshot), pod.counted
+        if counted and all(it.name in held for it in counted):
             return notes.SUCCESS
         return notes.FAILED if pod.ended or not counted else None
+
+    def _held(self, pod: VgpuPod, snapshot: Snapshot) -> dict[str, frozenset[str]]:
+        """The containers of a pod that hold places, each with their GPUs.
+
+        The holdings have no UID, and may be of an earlier pod of the name for half a minute. So only a container to
+        which this process gave GPUs holds them, or one of a pod that may have them from an earlier agent.
+        """
+        meta = pod.metadata
+        return {
+            it.container: frozenset(id_.partition("::")[0] for id_ in it.device_ids)
+            for it in snapshot.holdings or ()
+            if (it.namespace, it.pod, it.resource) == (meta.namespace, meta.name, NUMBER)
+            and (meta.uid in (self._earlier or ()) or (meta.uid, it.container) in snapshot.vgpu_granted)
+        }
 
     async def _report(self, pod: VgpuPod, phase: str) -> None:
         meta = pod.metadata
@@ -235,25 +247,5 @@ class VolcanoDeviceshare:
         return has.get(notes.PLACED_ON) == self._node and has.get(notes.BIND_PHASE) == notes.ALLOCATING
 
 
-def _holders(snapshot: Snapshot) -> frozenset[tuple[str, str, str]]:
-    """The containers that hold places, by namespace, pod and name."""
-    return frozenset(
-        (holding.namespace, holding.pod, holding.container)
-        for holding in snapshot.holdings or ()
-        if holding.resource == NUMBER
-    )
-
-
 def _order(pod: VgpuPod) -> tuple[float, str, str]:
     return notes.bound_at(pod) or 0.0, pod.metadata.namespace, pod.metadata.name
-
-
-def _gpus_of(pod: VgpuPod, snapshot: Snapshot) -> frozenset[str]:
-    """The GPUs on which a pod holds places."""
-    meta = pod.metadata
-    return frozenset(
-        id_.partition("::")[0]
-        for it in snapshot.holdings or ()
-        if (it.namespace, it.pod, it.resource) == (meta.namespace, meta.name, NUMBER)
-        for id_ in it.device_ids
-    )

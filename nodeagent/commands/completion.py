@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from nodeagent.commands.options import FAILED, GOOD, Add
+from nodeagent.commands.options import GOOD, USAGE, Add
 
 SHELLS = ("bash", "zsh", "fish")
 PAGE = Path(__file__).with_name("nodeagent.1")
@@ -41,7 +41,7 @@ def _completion(options: argparse.Namespace) -> int:
         import shtab
     except ImportError:
         print("nodeagent: completion needs the Python package shtab", file=sys.stderr)
-        return FAILED
+        return USAGE
 
     parser: argparse.ArgumentParser = options.parser()
     files = {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from nodeagent.commands.options import FAILED, GOOD, Add, common_options
+from nodeagent.commands.options import FAILED, GOOD, USAGE, Add, common_options, text
 
 
 def add(add: Add) -> None:
@@ -37,14 +38,20 @@ def add(add: Add) -> None:
 def _config_check(options: argparse.Namespace) -> int:
     from nodeagent.base.plain_text import one_line
     from nodeagent.commands.file_checks import check_file
+    from nodeagent.config.faults import ConfigError
 
-    checked = check_file(options.file, options.root)
+    text(options.file)  # a file that cannot be read has no faults
+    try:
+        checked = check_file(options.file, options.root)
+    except ConfigError as error:
+        print("\n".join(map(one_line, str(error).split("\n"))), file=sys.stderr)
+        return FAILED
     for note in checked.notes:
         print(one_line(f"{options.file}: note: {note}"))
     for sentence in checked.unchecked:
         print(one_line(f"{options.file}: not checked for this machine: {sentence}"))
     if checked.unchecked:
-        return FAILED
+        return USAGE
     print(one_line(f"{options.file}: good, {checked.content}"))
     return GOOD
 

@@ -59,6 +59,7 @@ def _cordon(options: argparse.Namespace) -> int:
     from nodeagent.base.plain_text import one_line
     from nodeagent.base.rfc3339 import rfc3339
     from nodeagent.commands.remembered.stored_devices import device_names
+    from nodeagent.commands.terminal import tell
     from nodeagent.health.cordons import Cordon
     from nodeagent.sources.cordons_file import CordonsFile
 
@@ -84,13 +85,19 @@ def _cordon(options: argparse.Namespace) -> int:
         file, cordons = _stored(config, options, aside=True)
         kept = tuple(it for it in cordons if not any(it.is_of(one.device, one.mac) for one in new))
         file.write(CordonsFile(cordons=(*kept, *new)))
-    for cordon in new:
-        print(f"{cordon.name} ({cordon.device}) is cordoned: no new pod gets it; pods that hold it keep it")
-    return _taken(config, options, {cordon.device: True for cordon in new})
+    said = tell(
+        "\n".join(
+            f"{cordon.name} ({cordon.device}) is cordoned: no new pod gets it; pods that hold it keep it"
+            for cordon in new
+        )
+    )
+    code = _taken(config, options, {cordon.device: True for cordon in new})
+    return code if said else FAILED
 
 
 def _uncordon(options: argparse.Namespace) -> int:
     from nodeagent.commands.remembered.stored_devices import device_names
+    from nodeagent.commands.terminal import tell
     from nodeagent.sources.cordons_file import CordonsFile
 
     config = load(options.config)
@@ -112,9 +119,14 @@ def _uncordon(options: argparse.Namespace) -> int:
                 return USAGE
             ended += (it for found in of.values() for it in found if it not in ended)
         file.write(CordonsFile(cordons=tuple(it for it in cordons if it not in ended)))
-    for cordon in ended:
-        print(f"{cordon.name} ({cordon.device}) is offered again, unless a fault withdraws it")
-    return _taken(config, options, {cordon.device: False for cordon in ended})
+    said = tell(
+        "\n".join(
+            f"{cordon.name} ({cordon.device}) is offered again, unless a fault withdraws it"
+            for cordon in ended
+        )
+    )
+    code = _taken(config, options, {cordon.device: False for cordon in ended})
+    return code if said else FAILED
 
 
 def _keys(cordon: Cordon) -> set[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import FAILED, GOOD, USAGE, Add, address, config_option, json_option, load
+from nodeagent.commands.options import GOOD, USAGE, Add, address, config_option, json_option, load
 
 if TYPE_CHECKING:
     from nodeagent.base.change_log import Change
@@ -72,7 +72,7 @@ def _history(options: argparse.Namespace) -> int:
         return USAGE
     document = _saved(options.source) if options.source else _asked(options, since)
     if document is None:
-        return FAILED
+        return USAGE
     changes = [it for it in document.changes if since <= it.at <= until]
     if options.source and options.name:
         changes = [it for it in changes if it.is_about(options.name.lower())]

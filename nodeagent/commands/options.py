@@ -38,6 +38,7 @@ Add = Callable[..., argparse.ArgumentParser]
 def common_options(parser: argparse.ArgumentParser, *, of_part: bool = False) -> None:
     """Options of every verb. Those of a verb's part have no default, which would override one before its name."""
     default = argparse.SUPPRESS if of_part else None
+    parser.set_defaults(words=parser.prog.partition(" ")[2])
     parser.add_argument(
         "--root",
         type=Path,

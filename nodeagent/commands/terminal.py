@@ -182,6 +182,26 @@ def note(sentence: str) -> None:
     print("\n".join(wrapped(f"nodeagent: {sentence}", Screen(width))), file=sys.stderr, flush=True)
 
 
+def tell(text: str) -> bool:
+    """Print what a verb has written, once all is written. If the reader of stdout has gone, stderr gets it, and the
+    result is ``False``."""
+    if not text:
+        return True
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        discard_stdout()
+        note("the reader of the output has gone; this is written all the same:")
+        print(text, file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def discard_stdout() -> None:
+    """The reader of stdout (`head`, a pager) has ended; the flush at exit would fail too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def colored(word: str, on: Screen) -> str:
     """A state in its color."""
     from rich.text import Text

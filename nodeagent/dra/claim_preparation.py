@@ -228,7 +228,9 @@ def _check_sums(shares: Sequence[_Share], held: Shares) -> None:
 
 
 def _check_places(shares: Iterable[_Share], others: Sequence[PreparedClaim]) -> None:
-    """Two schedulers may give places of MIG devices that overlap, or more engines than a GPU has."""
+    """Schedulers may give places of MIG devices that overlap, or more engines than a GPU has, in one claim or in two.
+    The driver refuses the second one, unless the GPU was reset in between."""
+    own: list[MigPlace] = []
     for share in shares:
         device = share.device
         if not isinstance(device, MigPlace):
@@ -243,8 +245,15 @@ def _check_places(shares: Iterable[_Share], others: Sequence[PreparedClaim]) -> 
                 raise Occupied(
                     f"{device.name}: the claim {ascii_name(other.name)} has a MIG device in its place"
                 )
-        if short := lacking(device, [slot for other in others for slot in other.mig_slots]):
+        if twice := next((place for place in own if place.slot.overlaps(device.slot)), None):
+            raise Refused(f"{device.name}: the claim has {twice.name} in its place too", invalid=True)
+        mine = [place.slot for place in own]
+        if short := lacking(device, mine):
+            why = f"the other MIG devices of the claim leave too few of {', '.join(short)}"
+            raise Refused(f"{device.name}: {why}", invalid=True)
+        if short := lacking(device, [*mine, *(slot for other in others for slot in other.mig_slots)]):
             raise Occupied(f"{device.name}: MIG devices of other claims leave too few of {', '.join(short)}")
+        own.append(device)
 
 
 def _check_limits(shares: Sequence[_Share], snapshot: Snapshot) -> None:

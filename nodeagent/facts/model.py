@@ -243,6 +243,18 @@ class Link(msgspec.Struct, frozen=True):
     permanent_mac: str | None = None
 
 
+class UnreadValue(msgspec.Struct, frozen=True):
+    """A value of a NIC that is not known because a file could not be read now: it fails, or it hangs.
+
+    ``pci_address`` is empty where the file tells of all NICs. ``value`` is the field of ``Function`` or ``Link``, or
+    ``product``; empty where it is not even known whether a NIC is there. ``path`` is that of the file.
+    """
+
+    pci_address: str
+    value: str
+    path: str
+
+
 class Holding(msgspec.Struct, frozen=True):
     """Devices of one resource that one container holds, from the kubelet's podresources API.
 
@@ -445,6 +457,8 @@ class Snapshot(msgspec.Struct, frozen=True, dict=True):
     """In the order of PCI addresses; empty unless the agent probes its rails."""
     stale_sources: tuple[StaleSource, ...] = ()
     unreadable: tuple[str, ...] = ()
+    unread: tuple[UnreadValue, ...] = ()
+    """The values that decide which NICs are offered, and which card each is, sorted."""
     vgpu_waiting: tuple[VgpuWaiting, ...] = ()
     """In the order in which Volcano bound them; the containers of a pod in the order of the pod."""
     vgpu_shares: tuple[VgpuShare, ...] = ()

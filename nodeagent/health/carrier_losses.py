@@ -19,7 +19,7 @@ from nodeagent.health.rule import Rule
 from nodeagent.measurements.sample import Sample
 
 DAY_S = 86400.0
-PHY_COUNTERS = ("ext_down", "link_down_events")
+PHY_COUNTERS = ("ext_down", "link_down_events", "ib_link_downed")
 KERNEL_COUNTER = "carrier_down"
 COUNTERS = (*PHY_COUNTERS, KERNEL_COUNTER)
 """The counters of lost links, the best first. The PHY counts real losses; the kernel's ``carrier_down`` also counts the
@@ -96,6 +96,10 @@ class CarrierLosses:
             if history.reads(name) or (awaited and history.highest(name) is not None):
                 return name
         return KERNEL_COUNTER
+
+    def known(self, history: History) -> bool:
+        """Whether a counter of losses is read: without one, no loss is seen."""
+        return any(map(history.reads, COUNTERS))
 
     def ahead(self, counter: str) -> float:
         """Return how many losses of the next value of this counter are counted already."""

@@ -6,7 +6,7 @@ Pure, and computed on request: facts contain no live values.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -15,7 +15,7 @@ from nodeagent.facts.model import Health, Reason, State, UnusableGpu
 from nodeagent.health.gpu import GpuJudge
 from nodeagent.health.hold import Hold
 from nodeagent.health.judge import JudgedDevice, gravity
-from nodeagent.health.nic import NicJudge
+from nodeagent.health.nic import NicJudge, NicState
 from nodeagent.health.rule import Measured, Rule, clears, threshold
 
 Phase = Literal["active", "entering", "clearing", "quiet", "unknown", "off"]
@@ -40,7 +40,8 @@ class RuleView(msgspec.Struct, frozen=True, rename="camel"):
 
 class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
     """A PF or a GPU. ``watched``: it has passed the gate, so that a missing link is a fault. ``stale_sources``: the
-    sources whose samples are stale, with the JSON key ``silent``. ``nic``: the name by its rail."""
+    sources whose samples are stale, with the JSON key ``silent``. ``not_given``: the counters of unknown rules that no
+    source gives. ``nic``: the name by its rail."""
 
     device: str
     name: str
@@ -52,6 +53,7 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
     reasons: tuple[Reason, ...]
     rules: tuple[RuleView, ...] = ()
     stale_sources: tuple[str, ...] = msgspec.field(default=(), name="silent")
+    not_given: tuple[str, ...] = ()
     nic: str | None = None
     netdev: str | None = None
     rdma: str | None = None
@@ -73,8 +75,14 @@ def explain_nics(
         stale_sources = tuple(source.value for source in nic.history.stale())
         rdma, name = nic.function.rdma, names.get(nic.address)
         view = msgspec.structs.replace(view, nic=name, netdev=nic.netdev, rdma=rdma.device if rdma else None)
-        views.append(msgspec.structs.replace(view, stale_sources=stale_sources))
+        missing = _not_given(nic, {rule.rule for rule in view.rules if rule.phase == "unknown"})
+        views.append(msgspec.structs.replace(view, stale_sources=stale_sources, not_given=missing))
     return tuple(sorted(views, key=lambda view: (-gravity(view.state), view.device)))
+
+
+def _not_given(nic: NicState, unknown: Collection[str]) -> tuple[str, ...]:
+    counters = {name for rule, _ in nic.measure_all() if rule.key in unknown for name in rule.counters}
+    return tuple(sorted(name for name in counters if not nic.history.gives(name)))
 
 
 def explain_gpus(judge: GpuJudge, now: float) -> tuple[DeviceView, ...]:

@@ -19,6 +19,7 @@ from msgspec import structs
 from nodeagent.base.duration import duration
 from nodeagent.facts.model import GpuFunction, Health, Reason, State
 from nodeagent.health.cordons import with_cordon
+from nodeagent.health.device_failure import failed_since
 from nodeagent.health.gpu_settings import GpuSettings
 from nodeagent.health.guard import Guard
 from nodeagent.health.health_settings import GuardSettings
@@ -108,6 +109,7 @@ class GpuState(JudgedDevice):
         self._nvlink_errors_per_s: Mapping[str, float] = {}
         self._reset = False
         """The GPU was reset, and its measured values were not read since."""
+        self.failed_since: float | None = None
 
     @property
     def uuid(self) -> str:
@@ -347,6 +349,7 @@ class GpuState(JudgedDevice):
             MeasuredRecord(tuple(holds), tuple(sorted(self.links))),
             self._reset,
             dict(self.xid_history.times),
+            self.failed_since,
         )
 
     def _unreadable_since(self) -> float | None:
@@ -359,6 +362,7 @@ class GpuState(JudgedDevice):
     def restore(cls, record: GpuRecord, rules: GpuRules) -> GpuState:
         gpu = cls(structs.replace(record.reading, lost=record.lost), record.read_at, rules)
         gpu.links, gpu._reset = frozenset(record.measured.links), record.reset
+        gpu.failed_since = record.failed_since
         for fault in record.faults:
             if severity(fault.xid, rules.settings) is not Severity.IGNORE:
                 gpu._latch(fault.xid, fault.at)
@@ -563,6 +567,9 @@ class GpuJudge(Judge[GpuState]):
         """Return the health of every GPU, by UUID. The driver answers."""
         self._driver_failure = None
         judged = self._judge_devices(now)
+        for uuid, health in judged.items():
+            gpu = self.devices[uuid]
+            gpu.failed_since = failed_since(gpu.failed_since, health, now)
         self._health |= judged
         return judged
 

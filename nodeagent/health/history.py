@@ -38,7 +38,7 @@ _CLOCK_MARGIN = 1.5
 """The same for counters of seconds, which advance by at most one in a second."""
 _LOSSES_MAX_PER_S = 1000.0
 """A link that trains needs milliseconds, so it cannot be lost more often."""
-_LOSSES = frozenset({"carrier_down", "ext_down", "link_down_events"})
+_LOSSES = frozenset({"carrier_down", "ext_down", "link_down_events", "ib_link_downed"})
 _RESETS_MAX = 4
 STALE_GAPS = 5
 """A source is stale after this many of its own periods …"""
@@ -241,6 +241,10 @@ class History:
     def reads(self, name: str) -> bool:
         """Whether a source still reports this counter."""
         return name in self._of and self.fresh(self._of[name])
+
+    def gives(self, head: str) -> bool:
+        """Whether a source still reports this measurement, or one of ``head/…``."""
+        return any(name.partition("/")[0] == head and self.fresh(of) for name, of in self._of.items())
 
     def follow(self, windows: Mapping[str, float]) -> None:
         """Apply changed windows; known values stay."""

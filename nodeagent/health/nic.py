@@ -45,6 +45,7 @@ from nodeagent.health.carrier_losses import (
     Loss,
 )
 from nodeagent.health.cordons import NO_WORK, PlannedWork, with_cordon, with_planned_work
+from nodeagent.health.device_failure import failed_since
 from nodeagent.health.health_settings import ExpectedLinks, HealthSettings
 from nodeagent.health.history import STALE_MIN_S, History
 from nodeagent.health.hold import Hold, Penalty
@@ -97,6 +98,8 @@ class NicState(JudgedDevice):
         self.best_mbps: float | None = None
         self.unused = False
         """Unused by configuration."""
+        self.failed_since: dict[str, float] = {}
+        """Since when the PF, and each VF by a fault of its own, has failed; by PCI address."""
 
     # --- facts and samples ----------------------------------------------------------------------------
 
@@ -272,11 +275,20 @@ class NicState(JudgedDevice):
             carrier_witnesses=self._carrier_witnesses(),
             speed_mbps=self.speed_mbps,
             expected_mbps=context.expected_mbps or self.best_mbps,
-            losses=self.losses.within_day(self._now),
+            losses=self.losses.within_day(self._now) if self._counts_losses() else None,
             since_loss_s=self.losses.since_last(self._now),
             cabling=context.cabling,
             cabled_right=context.cabled_right,
             verbs_missing=context.verbs_missing,
+        )
+
+    def _counts_losses(self) -> bool:
+        """A counter of losses is read, or earlier losses are a fault by themselves, which ends by time alone."""
+        if self.losses.known(self.history):
+            return True
+        rule = damping(self._rules)
+        return self.losses.penalty.now(self._now, rule.window_s or 600.0) >= rule.enter or any(
+            rule.decays and rule.key in self.holds and self.holds[rule.key].active for rule in self._rules
         )
 
     def _carrier_witnesses(self) -> frozenset[str]:
@@ -400,10 +412,24 @@ class NicState(JudgedDevice):
         values = {key: self.values[key] for key in keys if key in self.values}
         if self.expected_mbps is not None:
             values["expected_speed_mbps"] = self.expected_mbps
-        penalty = self.losses.penalty.now(now, damping(self._rules).window_s or 600.0)
+        penalty = None
+        if self.losses.known(self.history) or self.losses.penalty.points:
+            penalty = self.losses.penalty.now(now, damping(self._rules).window_s or 600.0)
         return DeviceFigures(
             self.changed_at, penalty, dict(self.transitions), values, self.history.implausible
         )
+
+    def note_failure(self, function: Function, now: float) -> None:
+        """Note since when this PF or its VF has failed. The failure of the PF is that of its VFs."""
+        address = function.pci_address
+        before = self.failed_since.get(address)
+        if before is None and (function.health.allocatable or self.address in self.failed_since):
+            return  # the usual case
+        since = failed_since(before, function.health, now)
+        if since is None:
+            self.failed_since.pop(address, None)
+        else:
+            self.failed_since[address] = since
 
     # --- over a restart -------------------------------------------------------------------------------
 
@@ -430,6 +456,7 @@ class NicState(JudgedDevice):
             tuple(loss.latest for loss in self.losses.times)
             if any(loss.latest > loss.at for loss in self.losses.times)
             else (),
+            dict(self.failed_since),
         )
 
     def _counted(self, counter: str) -> float | None:
@@ -443,6 +470,7 @@ class NicState(JudgedDevice):
         times = [Loss(*loss, end) for loss, end in zip(record.losses, latest, strict=True)]
         self.losses.restore(penalty, times, record.settings, record.changed_at)
         self.once_up, self.best_mbps = record.once_up, record.best_mbps
+        self.failed_since = dict(record.failed_since)
         read_at = now if record.read_at is None else record.read_at
         if record.downs is not None:
             self.history.resume(KERNEL_COUNTER, record.downs, read_at)
@@ -560,7 +588,11 @@ class NicJudge(Judge[NicState]):
         devices = Counter(function.parent for function in self._functions if function.parent is not None)
         weights = {address: max(1, devices[address]) for address in self.devices}
         health = self._judge_devices(now, weights)
-        return tuple(self._with_health(function, health) for function in self._functions)
+        judged = tuple(self._with_health(function, health) for function in self._functions)
+        for function in judged:
+            if (pf := self.devices.get(function.parent or function.pci_address)) is not None:
+                pf.note_failure(function, now)
+        return judged
 
     def due(self) -> float | None:
         """Return the time of the next evaluation if there is no news before."""

@@ -33,7 +33,8 @@ class NicView(msgspec.Struct):
     """One PF at one moment, as the measures of its rules read it. ``None`` is unknown.
 
     ``window_s`` is the window of the rule that reads. ``carrier_witnesses`` are the sources that report a lost
-    carrier. ``verbs_missing``: programs of the host have no device for its RDMA port, as they have for others.
+    carrier. ``losses``: ``None`` if no counter of losses is read. ``verbs_missing``: programs of the host have no
+    device for its RDMA port, as they have for others.
     """
 
     history: History
@@ -47,7 +48,7 @@ class NicView(msgspec.Struct):
     speed_mbps: float | None = None
     expected_mbps: float | None = None
     penalty: float = 0.0
-    losses: int = 0
+    losses: int | None = 0
     since_loss_s: float = math.inf
     cabling: str | None = None
     cabled_right: bool | None = None

@@ -38,7 +38,8 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     the PHY's counter, ``losses`` are (time, count). ``losses_latest`` is the latest time at which each may have been,
     if any is later. ``settings`` are the settings of the link as they were last seen,
     ``changed_at`` is the time at which an administrator last changed it. ``read_at`` is the time of the last plausible
-    value of the counter of losses: what is lost from then on may be lost at any time until the next reading."""
+    value of the counter of losses: what is lost from then on may be lost at any time until the next reading.
+    ``failed_since``: since when the PF and its VFs have failed, by PCI address."""
 
     penalty: float = 0.0
     penalty_at: float = 0.0
@@ -52,12 +53,13 @@ class NicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     changed_at: float | None = None
     read_at: float | None = None
     losses_latest: tuple[float, ...] = ()
+    failed_since: dict[str, float] = {}
 
     def is_possible(self, now: float) -> bool:
         times = [self.penalty_at, *(at for at, _ in self.losses)]
         times += self.losses_latest
         times += [at for fault in self.faults for at in (fault.since, fault.good_since) if at is not None]
-        times += [at for at in (self.changed_at, self.read_at) if at is not None]
+        times += [at for at in (self.changed_at, self.read_at, *self.failed_since.values()) if at is not None]
         counts = [self.penalty, self.downs or 0.0, self.best_mbps or 0.0]
         counts += [count for _, count in self.losses]
         counts += [self.phy_downs[1]] if self.phy_downs is not None else []
@@ -106,7 +108,8 @@ class MeasuredRecord(msgspec.Struct, frozen=True):
 
 class GpuRecord(msgspec.Struct, frozen=True, rename={"measured": "chart"}):
     """``reading`` holds the UUID, and of every other field the last value that the driver reported. ``reset``: the
-    GPU was reset, and its measured values were not read since. ``xid_times``: when each XID came."""
+    GPU was reset, and its measured values were not read since. ``xid_times``: when each XID came. ``failed_since``:
+    since when it has failed."""
 
     reading: GpuReading
     read_at: float
@@ -116,6 +119,7 @@ class GpuRecord(msgspec.Struct, frozen=True, rename={"measured": "chart"}):
     measured: MeasuredRecord = MeasuredRecord()
     reset: bool = False
     xid_times: dict[int, tuple[float, ...]] = {}
+    failed_since: float | None = None
 
     @property
     def uuid(self) -> str:
@@ -132,5 +136,4 @@ class GpuRecord(msgspec.Struct, frozen=True, rename={"measured": "chart"}):
         yield self.read_at
         yield from (fault.at for fault in self.faults)
         yield from (at for times in self.xid_times.values() for at in times)
-        if self.unreadable_since is not None:
-            yield self.unreadable_since
+        yield from (at for at in (self.unreadable_since, self.failed_since) if at is not None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import TypeVar
@@ -322,6 +322,15 @@ class HealthService:
         nics = {address: nic.figures(now) for address, nic in self.nics.devices.items()}
         gpus = {uuid: gpu.figures() for uuid, gpu in self.gpus.devices.items() if gpu.changed_at is not None}
         return {**nics, **gpus}
+
+    def failed_s(self, keys: Collection[str]) -> float | None:
+        """Return for how many seconds one of these has failed, under earlier agents too: PCI addresses of functions,
+        UUIDs of GPUs. ``None``: none of them is known to have failed."""
+        nics = self.nics.devices.values()
+        found = [nic.failed_since.get(key) for key in keys for nic in nics]
+        found += [gpu.failed_since for key in keys if (gpu := self.gpus.devices.get(key)) is not None]
+        began = min((at for at in found if at is not None), default=None)
+        return None if began is None else max(0.0, self._clock() - began)
 
     # --- over a restart -------------------------------------------------------------------------------
 

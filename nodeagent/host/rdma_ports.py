@@ -16,6 +16,26 @@ from nodeagent.host.sysfs import OpenAttributes, SysfsError, SysfsScan
 _CLASS = "/sys/class/infiniband"
 PORT_COUNTERS = ("port_rcv_data", "port_xmit_data")
 """In units of four octets."""
+_BITS = {
+    "symbol_error": 16,
+    "link_error_recovery": 8,
+    "link_downed": 8,
+    "port_rcv_errors": 16,
+    "port_rcv_remote_physical_errors": 16,
+    "port_rcv_switch_relay_errors": 16,
+    "port_xmit_discards": 16,
+    "port_xmit_constraint_errors": 8,
+    "port_rcv_constraint_errors": 8,
+    "local_link_integrity_errors": 4,
+    "excessive_buffer_overrun_errors": 4,
+    "VL15_dropped": 16,
+    "port_xmit_wait": 32,
+}
+"""The counters of an InfiniBand port that report errors (IBTA volume 1, 16.1.3.5, PortCounters), and the bits of each
+in the kernel's query (PORT_PMA_ATTR in drivers/infiniband/core/sysfs.c)."""
+INFINIBAND_COUNTERS = tuple(_BITS)
+_ENDS = {name: (1 << bits) - 1 for name, bits in _BITS.items()}
+"""A counter stays at its end until somebody clears it: from then on it tells nothing."""
 
 INFINIBAND = "InfiniBand"
 """The link layer of a port that a subnet manager configures."""
@@ -63,7 +83,7 @@ class RdmaPorts:
         )
 
     def counters(self, device: str, names: tuple[str, ...], folder: str = "counters") -> dict[str, int]:
-        """The counters among ``names`` that the port has."""
+        """The counters among ``names`` that the port has, without those at their end."""
         counters = {}
         for name in names:
             path = f"{_CLASS}/{device}/ports/1/{folder}/{name}"
@@ -77,7 +97,7 @@ class RdmaPorts:
             if text is None:
                 continue
             # some drivers write "N/A (no PMA)" for a missing counter
-            if text.strip().isdecimal():
+            if text.strip().isdecimal() and int(text) != _ENDS.get(name):
                 counters[name] = int(text)
         return counters
 

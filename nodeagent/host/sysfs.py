@@ -14,7 +14,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from errno import EINVAL, ENODEV, EOPNOTSUPP
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -252,11 +253,30 @@ class OpenAttributes:
 
 
 class SysfsScan:
-    """One scan that does not raise: an unreadable file counts as absent, and ``problems`` lists it."""
+    """One scan that does not raise: an unreadable file counts as absent, and ``problems`` lists it.
+
+    ``unread`` lists the files whose values others wait for: what each decides, as ``deciding`` named it, and its path.
+    """
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
+        self.unread: set[tuple[str, str, str]] = set()
         self._problems: set[str] = set()
+        self._decides: tuple[str, str] | None = None
+
+    @contextmanager
+    def deciding(self, device: str, value: str) -> Iterator[None]:
+        """The files that are read here decide this ``value`` of this ``device``."""
+        before, self._decides = self._decides, (device, value)
+        try:
+            yield
+        finally:
+            self._decides = before
+
+    def missed(self, path: str) -> None:
+        """A file could not be read."""
+        if self._decides is not None:
+            self.unread.add((*self._decides, path))
 
     def note(self, problem: str) -> None:
         self._problems.add(problem)
@@ -270,6 +290,7 @@ class SysfsScan:
             return get(path)
         except SysfsError as error:
             self.note(str(error))
+            self.missed(path)
             return None
 
     def names(self, path: str) -> tuple[str, ...]:
@@ -287,6 +308,7 @@ class SysfsScan:
             cause = error.__cause__
             if not (isinstance(cause, OSError) and cause.errno in (EINVAL, ENODEV, EOPNOTSUPP)):
                 self.note(str(error))
+                self.missed(f"{NET}/{name}/{attribute}")
             return None
 
 

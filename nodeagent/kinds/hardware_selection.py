@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from nodeagent.config.formats import index_range
@@ -13,16 +13,26 @@ from nodeagent.kinds.resource_settings import GpuSelect, PfSelect, VfResource
 _GLOB = re.compile(r"[*?\[]")
 
 
-def selected_pf(select: PfSelect, function: Function) -> bool:
-    """Whether a PF matches every list that is not empty, and none of ``exclude``."""
+def selected_pf(
+    select: PfSelect, function: Function, unread: Collection[str] = (), *, doubt: bool = False
+) -> bool:
+    """Whether a PF matches every list that is not empty, and none of ``exclude``.
+
+    ``unread`` are the fields whose values are not known; with ``doubt`` they match.
+    """
     netdev, address, driver = function.netdev or "", function.pci_address, function.driver or ""
+
+    def met(field: str, is_met: bool) -> bool:
+        return doubt if field in unread else is_met
+
+    excluded_names = [glob for glob in select.exclude if ":" not in glob]  # a netdev's name has none
     return (
         (not select.vendors or function.vendor in select.vendors)
         and (not select.devices or function.device in select.devices)
-        and (not select.drivers or matches(driver, select.drivers))
+        and (not select.drivers or met("driver", matches(driver, select.drivers)))
         and (not select.pci_addresses or matches(address, select.pci_addresses))
-        and (not select.netdevs or matches(netdev, select.netdevs))
-        and not matches(netdev, select.exclude)
+        and (not select.netdevs or met("netdev", matches(netdev, select.netdevs)))
+        and (not excluded_names or met("netdev", not matches(netdev, excluded_names)))
         and not matches(address, select.exclude)
     )
 
@@ -47,20 +57,30 @@ def literal_addresses(select: PfSelect) -> tuple[str, ...]:
     return select.pci_addresses
 
 
-def offers_vfs_of(entry: VfResource, function: Function, link: Link | None = None) -> bool:
-    """Whether an entry offers the VFs of a PF. Without a ``link`` its last values decide."""
+def offers_vfs_of(
+    entry: VfResource,
+    function: Function,
+    link: Link | None = None,
+    unread: Collection[str] = (),
+    *,
+    doubt: bool = False,
+) -> bool:
+    """Whether an entry offers the VFs of a PF. Without a ``link`` its last values decide. ``unread`` and ``doubt``: see
+    ``selected_pf``."""
     select = entry.select
-    if not selected_pf(select, function):
-        return False
-    if link is not None and link.default_route:
-        return False
-    if select.link_types and function.link_type not in select.link_types:
-        return False
-    if select.rdma is not None and (function.rdma is not None) != select.rdma:
-        return False
     # A link that is down has no speed; it stays selected, and its health shows that it is down.
     speed = link.speed_mbps if link is not None else None
-    return speed is None or speed >= select.min_speed_mbps
+
+    def met(field: str, is_met: bool) -> bool:
+        return doubt if field in unread else is_met
+
+    return (
+        selected_pf(select, function, unread, doubt=doubt)
+        and met("default_route", link is None or not link.default_route)
+        and (not select.link_types or met("link_type", function.link_type in select.link_types))
+        and (select.rdma is None or met("rdma", (function.rdma is not None) == select.rdma))
+        and (not select.min_speed_mbps or met("speed_mbps", speed is None or speed >= select.min_speed_mbps))
+    )
 
 
 def matches(text: str, globs: Sequence[str]) -> bool:

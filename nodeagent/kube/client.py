@@ -279,15 +279,15 @@ class ApiClient:
         )
         await self._send(request)
 
-    async def evict(self, name: str, *, namespace: str, uid: str = "") -> None:
-        """Evict a pod; with ``uid``, another pod is refused with 409. A disruption budget refuses with 429, once."""
+    async def evict(self, name: str, *, namespace: str, uid: str) -> None:
+        """Evict the pod of this UID. Another one of its name is refused with 409, a Pending one after ten seconds. A
+        disruption budget refuses with 429; it is asked before the UID is compared. The request is sent once."""
         body: Json = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
         }
-        if uid:
-            body["deleteOptions"] = {"preconditions": {"uid": uid}}
         request = self._request("create", "POST", PODS, namespace, name, "eviction", body=body)
         await self._send(request, repeat=False)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nodeagent.base.bounded_calls import hanging_calls
 from nodeagent.dra.devices import GPU, MIG, NIC, DraDevice
 from nodeagent.dra.offered import OfferedPools, held_by_claims, without_plugin_holders
 from nodeagent.facts.inventory import Inventory
@@ -96,9 +95,9 @@ def _missing_source(offer: Offer, kind: DeviceKind, snapshot: Snapshot, inventor
     for source in sorted({kind.source, "pci"} if auto else {kind.source}):
         if not inventory.has_published(source):
             return _why_missing(source, snapshot)
-    if auto and snapshot.product is None and any(call.step == PRODUCT_FILE for call in hanging_calls()):
+    if auto and snapshot.product is None and any(one.value == "product" for one in snapshot.unread):
         return (
-            f"{PRODUCT_FILE} does not answer, and the product is a part of each resource's name; set "
+            f"{PRODUCT_FILE} cannot be read, and the product is a part of each resource's name; set "
             "resourcePrefix to offer the devices without it"
         )
     return None
@@ -112,10 +111,12 @@ def _unnamed(offer: Offer, snapshot: Snapshot, inventory: Inventory) -> Iterator
             continue
         if not inventory.has_published(source):
             yield Withheld(entry.name, _why_missing(source, snapshot))
-        elif offer.undecided(entry):
+        elif offer.awaits_holdings(entry):
             why = "the file of the rails is gone, and what pods hold, which decides the numbers, is not known yet"
             cause = (entry.reason for entry in snapshot.stale_sources if entry.source == "pods")
             yield Withheld(entry.name, ": ".join((why, *cause)))
+        elif (wait := offer.wait(entry)) is not None:
+            yield Withheld(entry.name, wait)
 
 
 def _why_missing(source: str, snapshot: Snapshot) -> str:

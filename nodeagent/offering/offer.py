@@ -110,6 +110,10 @@ class Offer:
         self._recalls: bool = before._recalls if before else False
         self._awaits_holdings: bool = before._awaits_holdings if before else False
         self._undecided: set[Selection] = set(before._undecided) if before else set()
+        self._waits: dict[Selection, str] = {}
+        """Why new NICs get no number now."""
+        self._unnumbered: dict[Selection, tuple[str, ...]] = {}
+        """The PCI addresses of the NICs that wait for their number."""
         self._forgotten: set[str] = before._forgotten if before else set()
         """PCI addresses of missing NICs that get no rail."""
 
@@ -165,9 +169,18 @@ class Offer:
         self._reported = reported or self._reported
         self._awaits_holdings |= awaits_holdings
 
-    def undecided(self, entry: ResourceSettings) -> bool:
+    def awaits_holdings(self, entry: ResourceSettings) -> bool:
         """Whether the numbers of this entry wait for the holdings."""
         return isinstance(entry, VfResource) and selection(entry) in self._undecided
+
+    def wait(self, entry: ResourceSettings) -> str | None:
+        """Return why new NICs of this entry get no number now."""
+        return self._waits.get(selection(entry)) if isinstance(entry, VfResource) else None
+
+    def undecided(self, entry: ResourceSettings) -> bool:
+        """Whether the first numbers of this entry wait. Until they are there, nothing is stored: the next agent too
+        must ask the other memories."""
+        return self.awaits_holdings(entry) or (self._recalls and self.wait(entry) is not None)
 
     def missing(self, snapshot: Snapshot) -> Iterator[tuple[VfResource, Rail]]:
         """Yield the rails whose NIC is not on the bus, each with its entry."""
@@ -251,7 +264,7 @@ class Offer:
                 yield from _undivided(entry, snapshot)
             if isinstance(entry, MigResource) or any(kind.hardware(snapshot) for kind in kinds):
                 continue  # MIG devices are made while the agent runs
-            if self.undecided(entry):
+            if self.awaits_holdings(entry) or self.wait(entry) is not None:
                 continue
             if isinstance(entry, VfResource):
                 source, shortage = "pci", self._vf_shortage(entry, snapshot)
@@ -341,6 +354,9 @@ class Offer:
             netdev = self._netdevs.setdefault(address, address.replace(":", "-")) if address else ""
             pfs = named.setdefault(entry.name.format(rail=rail.number, netdev=netdev), [])
             pfs += [address] if address else []
+        for address in () if "{rail}" in entry.name else self._unnumbered.get(selection(entry), ()):
+            netdev = self._netdevs.setdefault(address, address.replace(":", "-"))
+            named.setdefault(entry.name.format(netdev=netdev), []).append(address)
         for name, pfs in named.items():
             yield VfPool(
                 f"{head}/{name}",
@@ -368,17 +384,49 @@ class Offer:
             self._undecided.discard(key)
             if self._awaits_holdings and snapshot.holdings is None:
                 self._undecided.add(key)
-        numbered = {rail.pci_address for rail in rails}
-        new = [
-            function.pci_address
-            for function in (() if key in self._undecided else snapshot.functions)
-            if function.parent is None
-            and function.pci_address not in numbered
-            and self._counts(function)
-            and offers_vfs_of(entry, function, links.get(function.pci_address))
-        ]
+        new = () if key in self._undecided else self._new(entry, rails, snapshot, links)
         self.numbering[key] = self._with_new(rails, entry, new, snapshot, links)
         return self.numbering[key]
+
+    def _new(
+        self, entry: VfResource, rails: Rails, snapshot: Snapshot, links: Mapping[str, Link]
+    ) -> tuple[str, ...]:
+        """Return the NICs that get a number now, in PCI order. While a file hides whether there is another one, none
+        does: the numbers would be others once the file can be read. Configured numbers wait for nothing."""
+        key, literal = selection(entry), literal_addresses(entry.select)
+        numbered = {rail.pci_address for rail in rails}
+        unread = {} if literal else _unread_values(snapshot)
+        new, doubtful = [], []
+        pfs = {function.pci_address: function for function in snapshot.functions if function.parent is None}
+        for address in sorted({*pfs, *unread} - numbered - {""}):
+            values = unread.get(address, frozenset()) | unread.get("", frozenset())
+            pf, link = pfs.get(address), links.get(address)
+            if pf is None or "" in values:
+                if _may_be_at(entry, address):
+                    doubtful.append(address)
+            elif self._is_new(entry, pf, link, values, doubt=False):
+                new.append(address)
+            elif values and self._is_new(entry, pf, link, values, doubt=True):
+                doubtful.append(address)
+        self._waits.pop(key, None)
+        self._unnumbered.pop(key, None)
+        if doubtful and (new or not rails or self._recalls):
+            self._waits[key] = _why_doubtful(doubtful[0], snapshot)
+            self._unnumbered[key] = tuple(new)
+            return ()
+        return tuple(new)
+
+    def _is_new(
+        self, entry: VfResource, pf: Function, link: Link | None, unread: Collection[str], *, doubt: bool
+    ) -> bool:
+        """Whether a PF that has no rail gets one. ``unread`` and ``doubt``: see ``selected_pf``."""
+        if pf.missing and pf.pci_address in self._forgotten:
+            return False
+        if "{netdev}" in entry.name and "netdev" in unread and not doubt:
+            return False
+        has_vfs = doubt if "num_vfs" in unread else bool(pf.num_vfs)
+        counts = has_vfs or _creates_vfs(self.config, pf, unread, doubt=doubt)
+        return counts and offers_vfs_of(entry, pf, link, unread, doubt=doubt)
 
     def _with_new(
         self,
@@ -404,11 +452,6 @@ class Offer:
                 number = None
             rails = added(rails, address, nics.get(address) or macs.get(address), number, reserved)
         return rails
-
-    def _counts(self, pf: Function) -> bool:
-        """Whether a PF that has no rail gets one."""
-        forgotten = pf.missing and pf.pci_address in self._forgotten
-        return bool(pf.num_vfs or _creates_vfs(self.config, pf)) and not forgotten
 
 
 def _vf_entries(config: Config) -> Iterator[VfResource]:
@@ -443,10 +486,34 @@ def _recalled(
     return tuple(rail for rail in mine if numbers[rail.number] == 1)
 
 
-def _creates_vfs(config: Config, function: Function) -> bool:
-    """Whether the ``vfs`` section creates VFs on this PF, which may lack them at present."""
-    return bool(function.total_vfs) and any(
-        entry.count and selected_pf(entry.select, function) for entry in config.vfs
+def _creates_vfs(
+    config: Config, function: Function, unread: Collection[str] = (), *, doubt: bool = False
+) -> bool:
+    """Whether the ``vfs`` section creates VFs on this PF, which may lack them at present. ``unread`` and ``doubt``: see
+    ``selected_pf``."""
+    able = doubt if "total_vfs" in unread else bool(function.total_vfs)
+    return able and any(
+        entry.count and selected_pf(entry.select, function, unread, doubt=doubt) for entry in config.vfs
+    )
+
+
+def _unread_values(snapshot: Snapshot) -> dict[str, frozenset[str]]:
+    """The values that cannot be read now, by PCI address."""
+    addresses = {one.pci_address for one in snapshot.unread}
+    return {
+        address: frozenset(one.value for one in snapshot.unread if one.pci_address == address)
+        for address in addresses
+    }
+
+
+def _why_doubtful(address: str, snapshot: Snapshot) -> str:
+    paths = [
+        one.path for one in snapshot.unread if one.pci_address in (address, "") and one.value != "product"
+    ]
+    return (
+        f"{_named(paths)} cannot be read, so it is not known whether a NIC at {address} gets a number, and new "
+        "NICs wait for theirs; if it stays so, leave it out with select.exclude, or set the numbers with "
+        "select.pciAddresses"
     )
 
 
@@ -454,7 +521,13 @@ def _may_own(entry: VfResource, rail: Rail, snapshot: Snapshot, links: Mapping[s
     address = rail.pci_address or ""
     for function in snapshot.functions:
         if function.pci_address == address and not function.missing:
-            return offers_vfs_of(entry, function, links.get(address))
+            unread = {one.value for one in snapshot.unread if one.pci_address in (address, "")}
+            return offers_vfs_of(entry, function, links.get(address), unread, doubt=True)
+    return _may_be_at(entry, address)
+
+
+def _may_be_at(entry: VfResource, address: str) -> bool:
+    """Whether an entry may select a NIC at this address, of which nothing else is known."""
     globs, exclude = entry.select.pci_addresses or ("*",), entry.select.exclude
     return matches(address, globs) and not matches(address, exclude)
 

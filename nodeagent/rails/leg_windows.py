@@ -50,13 +50,13 @@ class _Ring:
 
     def add(self, at: float) -> None:
         step = int(at // self._step_s)
-        bucket = next((one for one in reversed(self._buckets) if one[0] == step), None)
-        if bucket is None:
-            bucket = [step, 0]
-            self._buckets.append(bucket)
-            if len(self._buckets) > self._steps + 1:
-                self._buckets.popleft()
-        bucket[1] += 1
+        for bucket in reversed(self._buckets):
+            if bucket[0] == step:
+                bucket[1] += 1
+                return
+        self._buckets.append([step, 1])
+        if len(self._buckets) > self._steps + 1:
+            self._buckets.popleft()
 
     def window(self, now: float, lost: list[float]) -> LossWindow:
         oldest = int(now // self._step_s) - self._steps  # the step of now is not whole

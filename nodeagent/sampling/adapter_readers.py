@@ -17,7 +17,7 @@ from nodeagent.host.netlink.devlink import Devlink
 from nodeagent.host.netlink.message import NetlinkAbsentError, NetlinkError, NetlinkRefusedError
 from nodeagent.host.netlink.rdma_counters import RdmaCounters
 from nodeagent.host.pcie_link import PcieLinks
-from nodeagent.host.rdma_ports import PORT_COUNTERS, RdmaPorts
+from nodeagent.host.rdma_ports import INFINIBAND, INFINIBAND_COUNTERS, PORT_COUNTERS, RdmaPorts
 from nodeagent.host.sysfs import OpenAttributes, SysfsError, Tree
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.sampling.driver_names import DriverNames, driver_values, names_of, rdma_values
@@ -36,6 +36,24 @@ log = logging.getLogger(__name__)
 _OCTETS = 4
 """The unit of an RDMA port's data counters."""
 _HOUR_S = 3600.0
+
+
+INFINIBAND_NAMES = {
+    "symbol_error": "ib_symbol_errors",
+    "link_error_recovery": "ib_recoveries",
+    "link_downed": "ib_link_downed",
+    "port_rcv_errors": "ib_receive_errors",
+    "port_rcv_remote_physical_errors": "ib_remote_physical_errors",
+    "port_rcv_switch_relay_errors": "ib_switch_relay_errors",
+    "port_xmit_discards": "ib_transmit_discards",
+    "port_xmit_constraint_errors": "ib_transmit_constraint_errors",
+    "port_rcv_constraint_errors": "ib_receive_constraint_errors",
+    "local_link_integrity_errors": "ib_integrity_errors",
+    "excessive_buffer_overrun_errors": "ib_buffer_overruns",
+    "VL15_dropped": "ib_vl15_dropped",
+    "port_xmit_wait": "ib_transmit_waits",
+}
+"""By the name of its file in ``counters``: the sample name of each counter of an InfiniBand port."""
 
 
 class DriverReader(SampleReader):
@@ -149,6 +167,9 @@ class RdmaReader(SysfsReader):
             rdma_rx_bytes=data.get("port_rcv_data"),
             rdma_tx_bytes=data.get("port_xmit_data"),
         )
+        if state.link_layer == INFINIBAND:  # of an Ethernet port the driver's statistics count
+            errors = self.ports.counters(rdma.device, INFINIBAND_COUNTERS)
+            values |= {INFINIBAND_NAMES[name]: count for name, count in errors.items()}
         values |= rdma_values(pf.driver, self._hardware(rdma.device, index, names_of(pf.driver)))
         texts = {
             "rdma_device": rdma.device,

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from nodeagent.base.bounded_calls import Unanswered
 from nodeagent.base.supervise import either, end_tasks
 from nodeagent.facts.affinity import path_of
-from nodeagent.facts.model import Function, GpuFunction, Link, Rdma
+from nodeagent.facts.model import Function, GpuFunction, Link, Rdma, UnreadValue
 from nodeagent.health.structural import NO_FAULTS, Faults, find_faults, with_hanging
 from nodeagent.host.sysfs import NET, SysfsError, SysfsScan, Tree, naturally_sorted
 from nodeagent.sources.bounded_scan import BoundedScan, scan_now
@@ -85,9 +85,11 @@ def _link(sysfs: SysfsScan, pf: Function, name: str, default_route: bool, before
         carrier = _carrier(sysfs, name)
         if carrier is not None and carrier == before.carrier:
             return before
-    flags = sysfs.netdev(tree.integer, name, "flags") if pf.netdev else _IFF_UP
-    if flags is None:
-        return None
+    with sysfs.deciding(pf.pci_address, "default_route"):  # a link has it
+        flags = sysfs.netdev(tree.integer, name, "flags") if pf.netdev else _IFF_UP
+        if flags is None:
+            sysfs.missed(f"{NET}/{name}/flags")
+            return None
     admin_up = bool(flags & _IFF_UP)
     if state is not None:
         carrier = state.startswith(_PORT_ACTIVE)
@@ -100,6 +102,8 @@ def _link(sysfs: SysfsScan, pf: Function, name: str, default_route: bool, before
         if before.admin_up == admin_up and before.operstate == operstate:
             return before
         return replace(before, admin_up=admin_up, operstate=operstate)
+    with sysfs.deciding(pf.pci_address, "speed_mbps"):
+        speed_mbps = _rate(sysfs, f"{port}/rate") if state is not None else _speed(sysfs, name, admin_up)
     return Link(
         netdev=name,
         pci_address=pf.pci_address,
@@ -107,7 +111,7 @@ def _link(sysfs: SysfsScan, pf: Function, name: str, default_route: bool, before
         admin_up=admin_up,
         carrier=carrier,
         operstate=operstate,
-        speed_mbps=_rate(sysfs, f"{port}/rate") if state is not None else _speed(sysfs, name, admin_up),
+        speed_mbps=speed_mbps,
         mtu=sysfs.netdev(tree.integer, name, "mtu") if pf.netdev else None,
         default_route=default_route,
         permanent_mac=before.permanent_mac if before is not None and before.netdev == name else None,
@@ -152,7 +156,7 @@ _VIRTFN = re.compile(r"virtfn(\d+)")
 class PciFacts(Struct, frozen=True):
     """One scan. Functions and GPUs are sorted by PCI address, links by name, sentences alphabetically. ``faults`` are
     the structural faults of the functions, by PCI address. ``macs`` are the permanent MAC addresses by the PCI address
-    at which each was seen last, those of missing PFs too."""
+    at which each was seen last, those of missing PFs too. ``unread``: see ``Snapshot``."""
 
     product: str | None = None
     functions: tuple[Function, ...] = ()
@@ -161,6 +165,7 @@ class PciFacts(Struct, frozen=True):
     faults: Faults = NO_FAULTS
     gpus: tuple[GpuFunction, ...] = ()
     macs: Mapping[str, str] = {}
+    unread: tuple[UnreadValue, ...] = ()
 
 
 def scan(tree: Tree) -> PciFacts:
@@ -181,6 +186,7 @@ def scan(tree: Tree) -> PciFacts:
                 vf = sysfs.read(tree.link, f"{_PCI}/{address}/{name}")
                 if vf is not None:
                     index[vf] = (address, int(match[1]))
+    vfs = index.keys() | {address for address, (_, names) in listed.items() if "physfn" in names}
     vdpa = _vdpa(sysfs)
     functions: dict[str, Function] = {}
     for address in sorted(listed, key=lambda address: ("physfn" in listed[address][1], address)):
@@ -211,9 +217,19 @@ def scan(tree: Tree) -> PciFacts:
         else:
             functions[address] = function
     ordered = tuple(functions[address] for address in sorted(functions))
-    product = sysfs.read(tree.text, PRODUCT_FILE) or ""
-    pf_links = read_links(sysfs, ordered, default_route_netdevs(sysfs))
-    return PciFacts(product.strip() or None, ordered, pf_links, sysfs.problems(), gpus=gpus)
+    with sysfs.deciding("", "product"):
+        product = sysfs.read(tree.text, PRODUCT_FILE) or ""
+    with sysfs.deciding("", "default_route"):
+        default_route = default_route_netdevs(sysfs)
+    pf_links = read_links(sysfs, ordered, default_route)
+    return PciFacts(
+        product=product.strip() or None,
+        functions=ordered,
+        links=pf_links,
+        unreadable=sysfs.problems(),
+        gpus=gpus,
+        unread=tuple(UnreadValue(*one) for one in sorted(sysfs.unread) if one[0] not in vfs),
+    )
 
 
 def scan_once(tree: Tree) -> PciFacts:
@@ -336,6 +352,10 @@ class PciScanner:
         return facts
 
 
+_OF_LINK = ("default_route", "speed_mbps")
+"""Fields of ``Link``; the others are those of ``Function``."""
+
+
 def _scan(
     tree: Tree, before: PciFacts, present: tuple[Function, ...], nics: NicIdentities
 ) -> tuple[PciFacts, tuple[Function, ...]]:
@@ -349,13 +369,39 @@ def _scan(
         for function in before.functions
         if function.pci_address in hanging and tree.exists(f"{_PCI}/{function.pci_address}")
     }
+    listed, unread = _with_last_values(tree, listed, now.unread, before)
     first = not present
     present = keep_pod_values(present, (listed[address] for address in sorted(listed)))
     links = nics.identified(now.links)
     known, macs = nics.known(before.functions, before.macs, present, links, first=first)
     functions, faults = find_faults(present, links, known)
     faults = with_hanging(faults, functions, hanging)
-    return replace(now, functions=functions, links=links, faults=faults, macs=macs), present
+    facts = replace(now, functions=functions, links=links, faults=faults, macs=macs, unread=unread)
+    return facts, present
+
+
+def _with_last_values(
+    tree: Tree, listed: dict[str, Function], unread: Iterable[UnreadValue], before: PciFacts
+) -> tuple[dict[str, Function], tuple[UnreadValue, ...]]:
+    """The functions, each with its last known value of what cannot be read now, and the values that are not known."""
+    unknown = {(one.pci_address, one.value) for one in before.unread}
+    known = {function.pci_address: function for function in before.functions}
+    listed = dict(listed)
+    left = []
+    for one in unread:
+        address = one.pci_address
+        last = known.get(address)
+        if (
+            last is None
+            or one.value in _OF_LINK
+            or not unknown.isdisjoint({(address, ""), (address, one.value)})
+        ):
+            left.append(one)
+        elif (now := listed.get(address)) is not None and one.value:
+            listed[address] = replace(now, **{one.value: getattr(last, one.value)})
+        elif tree.exists(f"{_PCI}/{address}"):
+            listed[address] = replace(last, missing=False)
+    return listed, tuple(left)
 
 
 def _sweep(tree: Tree, before: PciFacts, present: tuple[Function, ...]) -> PciFacts:
@@ -384,11 +430,14 @@ def _functions_on_bus(
     functions = {}
     gpus = []
     for address in sysfs.tree.names(_PCI):
-        code = sysfs.read(sysfs.tree.integer, f"{_PCI}/{address}/class")
+        path = f"{_PCI}/{address}/class"
+        code = sysfs.read(sysfs.tree.integer, path)
         if code is None:
             sysfs.note(f"{address} is left out: it has no class that can be read")
+            sysfs.unread.add((address, "", path))
         elif code >> 8 in _LINK_TYPES:
-            functions[address] = (code >> 8, sysfs.names(f"{_PCI}/{address}"))
+            with sysfs.deciding(address, ""):
+                functions[address] = (code >> 8, sysfs.names(f"{_PCI}/{address}"))
         elif code >> 8 in _GPU_CLASSES and (gpu := _gpu(sysfs, address)) is not None:
             gpus.append(gpu)
     return functions, tuple(gpus)
@@ -419,16 +468,23 @@ def _function(
 ) -> Function | None:
     """``None`` if the function does not exist any more."""
     tree, folder = sysfs.tree, f"{_PCI}/{address}"
-    vendor, device = (sysfs.read(tree.text, f"{folder}/{name}") for name in ("vendor", "device"))
-    real = sysfs.read(tree.real, folder)
-    if vendor is None or device is None or real is None:
-        return None
-    driver = sysfs.read(tree.link, f"{folder}/driver") if "driver" in names else None
-    netdev = _netdev(sysfs, folder, names, is_pf=parent is None)
+    with sysfs.deciding(address, ""):
+        vendor, device = (sysfs.read(tree.text, f"{folder}/{name}") for name in ("vendor", "device"))
+        real = sysfs.read(tree.real, folder)
+        if vendor is None or device is None or real is None:
+            sysfs.missed(folder)
+            return None
+    with sysfs.deciding(address, "driver"):
+        driver = sysfs.read(tree.link, f"{folder}/driver") if "driver" in names else None
+    with sysfs.deciding(address, "netdev"):
+        netdev = _netdev(sysfs, folder, names, is_pf=parent is None)
     if parent is None and netdev is not None:
-        link_type = _ARPHRD.get(sysfs.netdev(tree.integer, netdev, "type") or 0, link_type)
+        with sysfs.deciding(address, "link_type"):
+            link_type = _ARPHRD.get(sysfs.netdev(tree.integer, netdev, "type") or 0, link_type)
+    with sysfs.deciding(address, "rdma"):
+        rdma = _rdma(sysfs, folder, names)
     numa_node = sysfs.read(tree.integer, f"{folder}/numa_node") if "numa_node" in names else None
-    sriov = "sriov_totalvfs" in names
+    vfs = {name: _vf_number(sysfs, address, name, names) for name in ("num_vfs", "total_vfs")}
     return Function(
         pci_address=address,
         vendor=vendor.strip().removeprefix("0x"),
@@ -436,17 +492,28 @@ def _function(
         driver=driver,
         netdev=netdev,
         link_type=link_type,
-        rdma=_rdma(sysfs, folder, names),
+        rdma=rdma,
         vfio_group=_vfio_group(sysfs, folder) if driver is not None and "vfio" in driver else None,
         vdpa=vdpa,
         numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
         pci_path=path_of(real),
         parent=parent,
         vf_index=vf_index,
-        num_vfs=sysfs.read(tree.integer, f"{folder}/sriov_numvfs") if sriov else None,
-        total_vfs=sysfs.read(tree.integer, f"{folder}/sriov_totalvfs") if sriov else None,
+        num_vfs=vfs["num_vfs"],
+        total_vfs=vfs["total_vfs"],
         mac=sysfs.netdev(tree.text, netdev, "address") if parent is not None and netdev is not None else None,
     )
+
+
+def _vf_number(sysfs: SysfsScan, address: str, value: str, names: tuple[str, ...]) -> int | None:
+    """The number in ``sriov_numvfs`` or ``sriov_totalvfs``. A function that is able to have VFs has both."""
+    if "sriov_totalvfs" not in names:
+        return None
+    path = f"{_PCI}/{address}/sriov_{value.replace('_', '')}"
+    number = sysfs.read(sysfs.tree.integer, path)
+    if number is None:
+        sysfs.unread.add((address, value, path))
+    return number
 
 
 def _netdev(sysfs: SysfsScan, folder: str, names: tuple[str, ...], *, is_pf: bool) -> str | None:

@@ -32,7 +32,7 @@ Shown = Callable[[Node, ApiServer], object]
 
 
 def offered(n: Node, _server: ApiServer) -> object:
-    """What the kubelet and the scheduler get, and what /readyz says of it."""
+    """The devices of the kubelet and of the scheduler, and the remarks of /readyz."""
     offer = n.agent.offering
     return offer.offered, offer.withheld, offer.dra.current, offer.remarks, offer.shown().troubles
 
@@ -56,7 +56,7 @@ def judged(n: Node, _server: ApiServer) -> object:
 
 
 def taints(_node: Node, server: ApiServer) -> object:
-    """What the scheduler knows of the devices of claims."""
+    """The taints of the devices of claims, as the scheduler sees them."""
     return sorted(
         (device["name"], taint["value"], taint["effect"])
         for one in server.objects("resourceslices")
@@ -145,7 +145,7 @@ STARTED: Text = {
     "gpu": {"health": {"processes": True}},
     "nvSentinel": {"socket": "/run/none.sock"},
 }  # fmt: skip
-"""What a running agent starts with, so that each other setting can be changed alone."""
+"""The start of a running agent, so that each other setting can be changed alone."""
 OTHER: dict[str, Any] = {
     "cdi.directory": "/run/cdi",
     "cluster.kubeconfig": "/run/kubeconfig",
@@ -275,7 +275,7 @@ async def take(n: Node, text: Text) -> None:
 
 
 async def steady(shown: Shown, n: Node, server: ApiServer) -> object:
-    """What is shown when it has been the same for a while."""
+    """The view of the agent once it has been the same for a while."""
     while True:
         before = shown(n, server)
         await asyncio.sleep(0.1)

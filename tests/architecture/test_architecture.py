@@ -48,6 +48,7 @@ LARGE_CLASSES = {
     "nodeagent/agent.py:Agent": COMPOSED,
     "nodeagent/agent_config.py:Config": DOCUMENT,
     "nodeagent/fabric/nodelinks.py:NodeLink": DOCUMENT,
+    "nodeagent/cluster/agent_tasks.py:AgentState": "what the agent hands to the parts that write, one field each",
     "nodeagent/cluster/node_report.py:NodeReporter": LIFETIME,
     "nodeagent/cluster/slice_publisher.py:SlicePublisher": LIFETIME,
     "hack/lab/nodeagent_lab/demo/claim_show.py:ClaimShow": "one method for each step of the demo",

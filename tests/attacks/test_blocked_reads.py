@@ -44,18 +44,38 @@ async def counts(n: Node, nic0: int, nic1: int, memory: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sriov_totalvfs", "class"])
-async def test_one_file_that_hangs_at_start_hides_no_other_device(name: str) -> None:
+async def test_one_file_that_hangs_at_start_hides_no_other_device() -> None:
+    async with node() as n:
+        config = n.configure(RULES)
+        await n.kubelet.start()
+        with dead(attribute(n, 0, "sriov_totalvfs")):
+            await n.start_agent(config)
+            await n.allocatable(NIC1, 4)
+            await n.allocatable(MEMORY, 158)
+            _, ready = await n.get("/readyz")
+            assert f"in /sys/bus/pci/devices/{n.machine.nic(0).address}/sriov_totalvfs" in ready
+        await counts(n, 4, 4, 158)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sriov_numvfs", "class"])
+async def test_no_nic_has_a_number_while_a_file_hides_whether_the_first_one_counts(name: str) -> None:
     async with node() as n:
         config = n.configure(RULES)
         await n.kubelet.start()
         with dead(attribute(n, 0, name)):
             await n.start_agent(config)
-            await n.allocatable(NIC1 if name != "class" else NIC0, 4)
             await n.allocatable(MEMORY, 158)
-            _, ready = await n.get("/readyz")
-            assert f"in /sys/bus/pci/devices/{n.machine.nic(0).address}/{name}" in ready
+            await n.until(lambda: "nic{rail}" in str(n.agent.offering.withheld))
+            status, ready = await n.get("/readyz")
+            assert status == 503
+            path = f"/sys/bus/pci/devices/{n.machine.nic(0).address}/{name}"
+            assert f"nic{{rail}}: {path} cannot be read, so it is not known whether a NIC" in ready
+            assert "select.exclude" in ready
+            assert n.kubelet.capacity().keys() == {MEMORY}
+            assert not (n.root / "var/lib/nodeagent/rails.json").exists()
         await counts(n, 4, 4, 158)
+        assert n.kubelet.devices(NIC0).keys() == {vf.address for vf in n.machine.nic(0).vfs.values()}
 
 
 @pytest.mark.slow
@@ -68,7 +88,7 @@ async def test_a_product_name_that_hangs_at_start_renames_no_resource() -> None:
             await n.until(lambda: len(n.agent.offering.withheld) == 3)
             status, ready = await n.get("/readyz")
             assert status == 503
-            assert "product_name does not answer" in ready
+            assert "product_name cannot be read" in ready
             assert "set resourcePrefix" in ready
             assert n.kubelet.capacity() == {}
         await counts(n, 4, 4, 158)

@@ -79,7 +79,7 @@ ATTACKS: dict[str, Attack] = {
     "an owner": lambda client: client.apply(NODELINKS, own_report(ownerReferences=[
         {"apiVersion": "v1", "kind": "Namespace", "name": "default", "uid": "0"}])),
     "all reports": lambda client: client.list(NODELINKS, namespace="nodeagent"),
-    "another's pod": lambda client: client.evict("trainer", namespace="ml"),
+    "another's pod": lambda client: client.evict("trainer", namespace="ml", uid="pods-ml/trainer"),
     "a pod's secrets": lambda client: client.get(PODS, "trainer", namespace="ml"),
     "a deletion": lambda client: client.delete(NODELINKS, "node-01", namespace="nodeagent"),
 }  # fmt: skip

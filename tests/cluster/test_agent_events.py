@@ -18,6 +18,7 @@ from nodeagent.cluster.event_writer import BURST, HOURLY_S, PER_S, EventTarget, 
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import ContainerLimit, Holding, StaleSource
 from nodeagent.host.sysfs import Tree
+from nodeagent.kube.resource import PODS
 from nodeagent.sharing.cgroup_limits import CgroupLimits
 from tests.support.cluster_node import (
     DEGRADED,
@@ -27,8 +28,10 @@ from tests.support.cluster_node import (
     MISCABLED,
     UNKNOWN,
     WARNED,
+    held_pods,
     offered,
     publish,
+    running_pod,
     snapshot,
 )
 from tests.support.waiting import until
@@ -197,7 +200,7 @@ async def test_events_are_read_back_by_the_official_client(server, client, runni
 
     inventory = Inventory()
     publish(inventory, snapshot([DOWN, DOWN], [GPU_LOST]))
-    running(AgentEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
     await server.until(lambda: len(server.objects("events")) == 5)
     configuration = official.Configuration()
     configuration.host = server.url
@@ -220,7 +223,7 @@ async def test_events_are_read_back_by_the_official_client(server, client, runni
 async def test_a_return_increases_the_count_and_a_restart_writes_nothing_twice(server, client, running):
     inventory = Inventory()
     publish(inventory, snapshot([DOWN], holdings=()))
-    running(AgentEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
     await server.until(lambda: server.objects("events"))
     publish(inventory, snapshot([None], holdings=()))
     await server.until(lambda: len(server.objects("events")) == 2)
@@ -231,21 +234,21 @@ async def test_a_return_increases_the_count_and_a_restart_writes_nothing_twice(s
 
     await server.until(lambda: counts()["LinkCarrierDown"] == 2)
     asked = server.counts["create", "events"]
-    running(AgentEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
     await server.until(lambda: server.counts["create", "events"] == asked + 1)
     assert any(request.status == 409 for request in server.requests)
     assert counts() == {"LinkCarrierDown": 2, "Recovered": 1}
 
 
 async def test_the_count_continues_after_a_restart(server, client, running):
-    earlier = AgentEvents(client, Inventory(), "gpu-0", offered)
+    earlier = AgentEvents(client, Inventory(), "gpu-0", offered, pods=held_pods(client, Inventory()))
     earlier.writer.ledger.observe(device_notices(snapshot([DOWN], holdings=()), "gpu-0", ()), 0, 1_000_000)
     (record,) = earlier.writer.ledger.due(0)
     record.count = 7
     await earlier.writer._write(record)
     inventory = Inventory()
     publish(inventory, snapshot([None], holdings=()))
-    running(AgentEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
     await asyncio.sleep(0)  # it has observed the first snapshot
     publish(inventory, snapshot([DOWN], holdings=()))
     await server.until(lambda: server.objects("events")[0]["count"] == 8)
@@ -260,7 +263,7 @@ async def test_events_of_an_outage_are_written_after_it(server, client, running,
     server.fail("500", times=3, resource="events")
     inventory = Inventory()
     publish(inventory, snapshot([DOWN], holdings=()))
-    events = AgentEvents(client, inventory, "gpu-0", offered)
+    events = AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory))
     events.writer._retry._backoff = Backoff(0.01, 120.0)
     running(events.run())
     await server.until(lambda: server.objects("events"))
@@ -270,8 +273,9 @@ async def test_events_of_an_outage_are_written_after_it(server, client, running,
 async def test_a_deleted_namespace_does_not_block_other_events(server, client, running):
     inventory = Inventory()
     held = (Holding("gone", "p", "main", "x/nic", ("0000:10:00.1",)),)
+    server.put(running_pod("p", namespace="gone"))
     publish(inventory, snapshot([DOWN], holdings=held))
-    events = AgentEvents(client, inventory, "gpu-0", offered)
+    events = AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory))
     running(events.run())
     await server.until(lambda: server.counts["create", "events"] == 2)
     assert [one["involvedObject"]["kind"] for one in server.objects("events")] == ["Node"]
@@ -304,7 +308,7 @@ async def test_an_event_that_is_refused_once_is_written_later_as_a_new_one(
     server.fail(status, verb="create", resource="events")
     inventory = Inventory()
     publish(inventory, snapshot([DOWN], holdings=()))
-    running(AgentEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
     await server.until(lambda: server.objects("events"))
     assert server.objects("events")[0]["count"] == 1
 
@@ -315,11 +319,11 @@ async def test_an_event_that_expired_between_two_calls_is_written_as_a_new_one(
     monkeypatch.setattr(event_writer, "AGAIN_FIRST_S", 0.05)
     inventory = Inventory()
     publish(inventory, snapshot([DOWN], holdings=()))
-    running(AgentEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
     await server.until(lambda: server.objects("events"))
     # The next agent finds the Event, and its patch of it is refused.
     server.fail("404", verb="patch", resource="events")
-    running(AgentEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
     await server.until(lambda: server.counts["patch", "events"] == 2)
     assert len(server.objects("events")) == 1
 
@@ -328,8 +332,9 @@ async def test_an_event_waits_for_its_namespace_and_delays_no_other(server, clie
     monkeypatch.setattr(event_writer, "AGAIN_FIRST_S", 0.05)
     inventory = Inventory()
     held = (Holding("late", "p", "main", "x/nic", ("0000:10:00.1",)),)
+    server.put(running_pod("p", namespace="late"))
     publish(inventory, snapshot([DOWN], holdings=held))
-    running(AgentEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
     await server.until(lambda: server.counts["create", "events"] >= 3)
     assert [one["involvedObject"]["kind"] for one in server.objects("events")] == ["Node"]
     server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "late"}})
@@ -342,7 +347,7 @@ async def test_a_namespace_that_ends_is_no_missing_right(server, client, running
     server.fail("403", verb="create", resource="events", message=message)
     inventory = Inventory()
     publish(inventory, snapshot([DOWN], holdings=()))
-    running(AgentEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
     await server.until(lambda: server.objects("events"))
 
 
@@ -355,17 +360,88 @@ async def test_an_event_that_a_quota_or_a_policy_refuses_delays_no_other(
     inventory, deliveries = Inventory(), Deliveries()
     publish(inventory, snapshot([DOWN, DOWN], holdings=()))
     delivery = deliveries.of("events")
-    running(AgentEvents(client, inventory, "gpu-0", offered, delivery=delivery).run())
+    running(
+        AgentEvents(
+            client, inventory, "gpu-0", offered, pods=held_pods(client, inventory), delivery=delivery
+        ).run()
+    )
     await until(lambda: delivery.results["ok"] >= 2)
     assert server.counts["create", "events"] == 3
     assert delivery.results == {"refused": 1, "ok": 2}
+
+
+def told_of(server, name="b"):
+    """The UIDs and reasons of the Events on the pods of this name."""
+    about = [(one["involvedObject"], one["reason"]) for one in server.objects("events")]
+    return sorted(
+        (one.get("uid"), reason) for one, reason in about if (one["kind"], one["name"]) == ("Pod", name)
+    )
+
+
+async def test_the_next_pod_of_a_name_has_events_of_its_own(server, client, running):
+    inventory = Inventory()
+    publish(inventory, snapshot([None, DOWN]))
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
+    await server.until(lambda: told_of(server) == [("pods-default/b", "DeviceFailed")])
+    await client.delete(PODS, "b", namespace="default")
+    publish(inventory, snapshot([None, None], holdings=()))
+    await server.until(lambda: len(told_of(server)) == 2)
+    server.put(running_pod("b", "the-next"))
+    publish(inventory, snapshot([None, None]))
+    publish(inventory, snapshot([None, DOWN]))
+    await server.until(lambda: ("the-next", "DeviceFailed") in told_of(server))
+    assert [one["count"] for one in server.objects("events") if one["reason"] == "DeviceFailed"] == [1, 1]
+
+
+async def test_a_pod_of_the_name_on_another_node_is_not_told(server, client, running):
+    server.put(running_pod("b", "elsewhere", node="gpu-1"))
+    inventory = Inventory()
+    publish(inventory, snapshot([None, DOWN], [GPU_LOST]))
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
+    await server.until(lambda: len(server.objects("events")) == 3)
+    await asyncio.sleep(300)
+    assert (told_of(server), told_of(server, "a")) == ([], [("pods-default/a", "DeviceFailed")])
+
+
+async def test_a_pod_that_left_a_dead_device_is_told_that_it_holds_it_no_more(server, client, running):
+    inventory = Inventory()
+    publish(inventory, snapshot([None, DOWN], [GPU_LOST]))
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
+    await server.until(lambda: len(server.objects("events")) == 4)
+    publish(inventory, snapshot([None, DOWN], [GPU_LOST], holdings=()))
+    await server.until(lambda: len(told_of(server)) == len(told_of(server, "a")) == 2)
+    publish(inventory, snapshot([None, None], [None], holdings=()))
+    await server.until(lambda: len(server.objects("events")) == 8)
+    texts = {
+        (one["involvedObject"]["kind"], one["reason"]): one["message"]
+        for one in server.objects("events")
+        if one["type"] == "Normal"
+    }
+    assert texts["Pod", "DeviceReleased"].endswith(": the pod no longer holds it")
+    assert texts["Node", "Recovered"].endswith(": its faults have ended")
+    assert texts.keys() == {("Pod", "DeviceReleased"), ("Node", "Recovered")}
+
+
+async def test_a_pod_that_still_holds_its_device_is_told_that_it_recovered_and_nothing_when_it_ends(
+    server, client, running
+):
+    inventory = Inventory()
+    publish(inventory, snapshot([None, DOWN]))
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
+    await server.until(lambda: told_of(server) == [("pods-default/b", "DeviceFailed")])
+    publish(inventory, snapshot([None, None]))
+    both = [("pods-default/b", "DeviceFailed"), ("pods-default/b", "Recovered")]
+    await server.until(lambda: told_of(server) == both)
+    publish(inventory, snapshot([None, None], holdings=()))
+    await asyncio.sleep(100)
+    assert told_of(server) == both
 
 
 async def test_without_the_right_to_read_pods_events_have_no_uid(server, client, running):
     server.fail("403", resource="pods", times=None)
     inventory = Inventory()
     publish(inventory, snapshot([DOWN, DOWN], [GPU_LOST]))
-    running(AgentEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
     await server.until(lambda: len(server.objects("events")) == 5)
     assert server.counts["get", "pods"] == 1
     pods = [

@@ -25,6 +25,7 @@ from nodeagent.cluster.node_report import NodeReporter
 from nodeagent.rails import rail_probes
 from nodeagent_lab.sim.apiserver import ApiServer
 from nodeagent_lab.sim.kubelet import PodSpec
+from tests.support.cluster_node import running_pod
 from tests.support.running_agent import node, shorten, shorten_holdings
 
 HEAD = "two-gpus-and-two-nics"
@@ -60,6 +61,7 @@ def events(server):
 async def test_a_failed_link_becomes_an_event_a_condition_and_a_report(server, kubeconfig, monkeypatch):
     shorten(monkeypatch, DeviceMarker.__init__, jitter_s=0.0)
     shorten(monkeypatch, NodeReporter.__init__, jitter_s=0.0)
+    server.put(running_pod("p", "of-p"))
     async with node() as n:
         await n.kubelet.start()
         text = f"cluster: {{access: kubeconfig, kubeconfig: {kubeconfig}, conditions: true, label: true}}\n"
@@ -69,6 +71,10 @@ async def test_a_failed_link_becomes_an_event_a_condition_and_a_report(server, k
         await n.until(lambda: n.agent.inventory.snapshot.holdings)
         n.machine.set_link(0, up=False)
         await server.until(lambda: {("Pod", "DeviceFailed"), ("Node", "LinkCarrierDown")} <= events(server))
+        (pod,) = (
+            one["involvedObject"] for one in server.objects("events") if one["reason"] == "DeviceFailed"
+        )
+        assert pod["uid"] == "of-p"
         await server.until(lambda: server.find("nodes", "gpu-0").get("status", {}).get("conditions"))
         types = {one["type"] for one in server.find("nodes", "gpu-0")["status"]["conditions"]}
         assert types == {"nodeagent.io/LinkHealthy", "nodeagent.io/GpuHealthy"}

@@ -24,6 +24,7 @@ from tests.support.cluster_node import (
     MISCABLED,
     UNKNOWN,
     WARNED,
+    held_pods,
     offered,
     publish,
     snapshot,
@@ -317,7 +318,7 @@ async def test_nothing_is_written_before_links_are_known_and_at_most_one_write_i
     publish(inventory, snapshot([DEGRADED]))
     await server.until(lambda: server.counts["patch", "nodes/status"])
     publish(inventory, snapshot([None]))
-    running(AgentEvents(client, inventory, "gpu-0", offered).run())
+    running(AgentEvents(client, inventory, "gpu-0", offered, pods=held_pods(client, inventory)).run())
     publish(inventory, snapshot([DOWN]))
     await server.until(lambda: server.objects("events"))
     assert server.counts["patch", "nodes"] + server.counts["patch", "nodes/status"] == 1

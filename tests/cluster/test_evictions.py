@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import pytest
@@ -16,6 +17,7 @@ from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.event_writer import NoticeBoard
 from nodeagent.cluster.evictions import (
     BUDGET_S,
+    PER_S,
     TAINT_S,
     EvictionCause,
     EvictionQueue,
@@ -26,39 +28,77 @@ from nodeagent.cluster.evictions import (
 )
 from nodeagent.cluster.node_marks import DEVICE_TAINT, GPU_CONDITION, LINKS_LABEL
 from nodeagent.cluster.retry import FORBIDDEN_FIRST_S, FORBIDDEN_JITTER
+from nodeagent.facts.allocation import Devices
 from nodeagent.facts.inventory import Inventory
 from nodeagent.facts.model import Health, Reason, State
+from nodeagent.kube.resource import PODS
 from nodeagent.sharing.over_use import OverUse
-from tests.support.cluster_node import DEGRADED, DOWN, GPU_LOST, holding, offered, publish, snapshot
+from tests.support.cluster_node import (
+    DEGRADED,
+    DOWN,
+    GPU_LOST,
+    held_pods,
+    holding,
+    offered,
+    publish,
+    running_pod,
+    snapshot,
+)
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 def failed(facts):
-    return failed_device_causes(facts, offered(facts), 0.01)
+    return failed_device_causes(facts, offered(facts), lambda _: None, time.monotonic())
+
+
+def known(causes):
+    """The causes with the UIDs that pods have in the stand-in API server."""
+    return {pod: cause._replace(uid=f"pods-{'/'.join(pod)}") for pod, cause in causes.items()}
+
+
+def evicting(client, inventory, causes=failed, after_s=0.01, rate=None, **settings):
+    """The evictions of an agent, without their wait between turns."""
+    rate = rate or RateLimit(100, 100)
+    pods = held_pods(client, inventory)
+    return Evictions(client, inventory, causes, after_s, node="gpu-0", pods=pods, rate=rate, **settings)
+
+
+def telling(client, inventory, board):
+    """Write the Events of an agent."""
+    pods = held_pods(client, inventory)
+    return AgentEvents(client, inventory, "gpu-0", offered, pods=pods, board=board).run()
+
+
+def over_use(*names):
+    """Pods of the stand-in API server that use too much, the first one for the longest time."""
+    return {
+        ("default", name): EvictionCause("GPU-0", "it has used too much", at - 60.0, f"pods-default/{name}")
+        for at, name in enumerate(names)
+    }
 
 
 def test_a_pod_is_due_after_its_device_has_failed_without_interruption():
     queue = EvictionQueue(300)
-    made = snapshot([None, DOWN])
-    queue.observe(failed(made), 0)
+    made = known(failed(snapshot([None, DOWN])))
+    queue.observe(made, 0)
     assert queue.due(0) == ([], 300)
-    queue.observe(failed(made), 299)
+    queue.observe(made, 299)
     assert queue.due(300) == ([("default", "b")], 3600)
     queue.observe({}, 301)
-    queue.observe(failed(made), 302)
+    queue.observe(made, 302)
     assert queue.due(302) == ([], 300), "a device that came back starts the wait again"
 
 
 def test_a_second_failed_device_of_a_pod_has_a_wait_of_its_own():
     queue = EvictionQueue(300)
     held = (holding("b", "x/nic", "0000:10:00.1", "0000:11:00.1"),)
-    queue.observe(failed(snapshot([DOWN, None], holdings=held)), 0)
-    queue.observe(failed(snapshot([DOWN, DOWN], holdings=held)), 290)
+    queue.observe(known(failed(snapshot([DOWN, None], holdings=held))), 0)
+    queue.observe(known(failed(snapshot([DOWN, DOWN], holdings=held))), 290)
     assert queue.due(300)[0] == [("default", "b")]
     assert queue.causes["default", "b"].about == "0000:10:00.0", "the one that has failed for this time"
-    queue.observe(failed(snapshot([None, DOWN], holdings=held)), 299)
+    queue.observe(known(failed(snapshot([None, DOWN], holdings=held))), 299)
     assert queue.due(300) == ([], 290)
 
 
@@ -67,7 +107,7 @@ def test_a_pod_on_a_gpu_whose_driver_was_upgraded_continues_to_run():
     upgraded = Reason("driver_version_mismatch", "x")
     for reasons, pods in (((upgraded,), []), ((upgraded, Reason("xid_79", "y")), [("default", "a")])):
         made = snapshot([], [Health(State.UNHEALTHY, reasons, allocatable=False)])
-        queue.observe(failed(made), 0)
+        queue.observe(known(failed(made)), 0)
         assert queue.due(0)[0] == pods
 
 
@@ -76,40 +116,27 @@ def test_an_over_use_is_due_after_its_own_time_on_a_gpu_with_evictions_and_only_
     outside = structs.replace(over, namespace="", pod="")
     without_share = structs.replace(over, pod="probe", granted_bytes=0)
     elsewhere = structs.replace(over, pod="other", uuid="GPU-1")
-    causes = over_use_causes((over, outside, without_share, elsewhere), {"GPU-0"}, 300)
+    causes = over_use_causes((over, outside, without_share, elsewhere), {"GPU-0"})
     assert causes.keys() == {("team", "llm")}
-    why = "it has used 45.0 GiB of GPU-0 for 300 s, and its share is 40.0 GiB"
-    assert causes["team", "llm"].why == why
+    why = "it has used 45.0 GiB of GPU-0 for 312 s, and its share is 40.0 GiB"
+    assert causes["team", "llm"].why(312.4) == why
     queue = EvictionQueue(300)
     queue.observe(causes, 160.0)  # reported after its grace
     assert queue.due(160.0) == ([], 240.0)
     assert queue.due(400.0)[0] == [("team", "llm")]
-    recreated = over_use_causes([structs.replace(over, uid="u2", since=399.0)], {"GPU-0"}, 300)
+    recreated = over_use_causes([structs.replace(over, uid="u2", since=399.0)], {"GPU-0"})
     queue.observe(recreated, 401.0)
     assert queue.due(402.0) == ([], 297.0), "a pod of the same name has a time of its own"
-    assert not over_use_causes([structs.replace(over, uid="")], {"GPU-0"}, 300), "it may be either of two"
+    assert not over_use_causes([structs.replace(over, uid="")], {"GPU-0"}), "it may be either of two"
     queue.observe({}, 402.0)
     assert queue.due(403.0)[0] == []
-
-
-async def test_a_pod_that_was_made_again_under_the_same_name_is_not_evicted(server, client, running):
-    inventory = Inventory()
-    publish(inventory, snapshot([None, DOWN], [None]))
-    cause = EvictionCause("GPU-0", "it has used too much", uid="of-the-pod-before")
-    evictions = Evictions(
-        client, inventory, lambda _: {("default", "b"): cause}, 0, node="gpu-0", rate=RateLimit(100, 100)
-    )
-    running(evictions.run())
-    await server.until(lambda: server.counts["create", "pods/eviction"] == 1)
-    assert len(server.objects("pods")) == 2
 
 
 async def test_a_pod_with_a_failed_device_is_evicted_within_its_budget(server, client, running):
     inventory = Inventory()
     server.fail("429", resource="pods/eviction", message="disruption budget", retry_after_s=0)
     publish(inventory, snapshot([None, DOWN], [None]))
-    evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0", budget_s=0.01)
-    evictions._rate = RateLimit(100, 100)
+    evictions = evicting(client, inventory, budget_s=0.01)
     running(evictions.run())
     await server.until(lambda: server.counts["create", "pods/eviction"] == 1)
     assert len(server.objects("pods")) == 2
@@ -125,9 +152,8 @@ async def test_a_refused_and_a_done_eviction_are_events_on_the_pod_and_on_the_no
     inventory, board = Inventory(), NoticeBoard()
     server.fail("429", resource="pods/eviction", message=BUDGET, retry_after_s=0, times=3)
     publish(inventory, snapshot([None, DOWN], [None]))
-    evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0", board=board, budget_s=0.01)
-    evictions._rate = RateLimit(100, 100)
-    running(AgentEvents(client, inventory, "gpu-0", offered, board=board).run())
+    evictions = evicting(client, inventory, board=board, budget_s=0.01)
+    running(telling(client, inventory, board))
 
     def found(reason):
         return {
@@ -151,11 +177,11 @@ async def test_refusals_are_spaced_out_whatever_the_server_asks_for(server, clie
     server.fail("429", resource="pods/eviction", message=BUDGET, retry_after_s=0, times=None)
     inventory = Inventory()
     publish(inventory, snapshot([None, DOWN], [None]))
-    evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0", budget_s=0.1)
+    evictions = evicting(client, inventory, budget_s=0.1)
     evictions._rate = RateLimit(1000, 1000)
     for _ in range(8):
         evictions.queue.since = {("default", "b"): -60.0}
-        evictions.queue.causes = failed(inventory.snapshot)
+        evictions.queue.causes = known(failed(inventory.snapshot))
         evictions.queue.not_before.clear()
         await evictions._evict()
     assert evictions.queue.not_before["default", "b"] - time.monotonic() > 10 * 0.1
@@ -174,11 +200,9 @@ async def test_a_pod_of_two_budgets_is_told_as_refused_and_does_not_stop_another
     inventory, board = Inventory(), NoticeBoard()
     publish(inventory, snapshot([DOWN, DOWN], [None]))
     server.fail("500", resource="pods/eviction", name="a", message=TWO_BUDGETS, times=None)
-    causes = {("default", name): EvictionCause("GPU-0", "it has used too much", since) for name, since in
-              (("a", 0.0), ("b", 1.0))}  # fmt: skip
-    evictions = Evictions(client, inventory, lambda _: causes, 0.01, node="gpu-0", board=board)
-    evictions._rate = RateLimit(100, 100)
-    running(AgentEvents(client, inventory, "gpu-0", offered, board=board).run())
+    causes = over_use("a", "b")
+    evictions = evicting(client, inventory, lambda _: causes, board=board)
+    running(telling(client, inventory, board))
     running(evictions.run())
     told = {("EvictionRefused", "a"), ("PodEvicted", "b")}
     await server.until(
@@ -197,12 +221,8 @@ async def test_a_pod_that_a_policy_refuses_does_not_stop_the_eviction_of_another
     server.fail(
         status, resource="pods/eviction", name="a", message=f'pods "a" is forbidden: {POLICY}', times=None
     )
-    causes = {("default", name): EvictionCause("GPU-0", "it has used too much", since) for name, since in
-              (("a", 0.0), ("b", 1.0))}  # fmt: skip
-    evictions = Evictions(
-        client, inventory, lambda _: causes, 0.01, node="gpu-0", delivery=deliveries.of("evictions")
-    )
-    evictions._rate = RateLimit(100, 100)
+    causes = over_use("a", "b")
+    evictions = evicting(client, inventory, lambda _: causes, delivery=deliveries.of("evictions"))
     running(evictions.run())
     await until(lambda: deliveries.of("evictions").results["ok"])
     assert [one["metadata"]["name"] for one in server.objects("pods")] == ["a"]
@@ -219,9 +239,8 @@ async def test_a_missing_right_stops_the_evictions(server, client, running):
     publish(inventory, snapshot([None, DOWN], [None]))
     right = 'pods "b" is forbidden: User "x" cannot create resource "pods/eviction" in API group ""'
     server.fail("403", resource="pods/eviction", message=right)
-    evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0", delivery=deliveries.of("evictions"))
-    evictions._rate = RateLimit(100, 100)
-    evictions.queue.observe(failed(inventory.snapshot), -60.0)
+    evictions = evicting(client, inventory, delivery=deliveries.of("evictions"))
+    evictions.queue.observe(known(failed(inventory.snapshot)), -60.0)
     assert await evictions._evict() >= FORBIDDEN_FIRST_S * FORBIDDEN_JITTER[0]
     assert not evictions.queue.not_before
     assert deliveries.remarks()
@@ -230,12 +249,156 @@ async def test_a_missing_right_stops_the_evictions(server, client, running):
 async def test_one_pod_is_evicted_in_ten_seconds(server, client):
     inventory = Inventory()
     publish(inventory, snapshot([DOWN, DOWN], [None]))
-    evictions = Evictions(client, inventory, failed, 0.01, node="gpu-0")
-    causes = {("default", name): EvictionCause("GPU-0", "it has used too much", -60.0) for name in "ab"}
-    evictions.queue.observe(causes, 0.0)
+    evictions = evicting(client, inventory, rate=RateLimit(1, PER_S))
+    evictions.queue.observe(over_use("a", "b"), 0.0)
     for _ in range(2):
         assert 0 < await evictions._evict() <= 10
     assert server.counts["create", "pods/eviction"] == 1
+
+
+def eight_pods(*health, name="w{}"):
+    """A gang of eight pods, each with a VF of the first link; a ninth pod has one of the second."""
+    made = snapshot(health)
+    vfs = [f"0000:10:00.{n}" for n in range(1, 9)]
+    held = [holding(name.format(n), "x/nic", one) for n, one in enumerate(vfs)]
+    first = Devices("0000:10:00.0", tuple(vfs), (0,), health[0] or Health())
+    second = Devices("0000:11:00.0", ("0000:11:00.1",), (0,), health[1] or Health())
+    return structs.replace(made, holdings=(*held, holding("b", "x/nic", "0000:11:00.1"))), [
+        ("x/nic", [first, second])
+    ]
+
+
+async def test_the_pods_of_one_failed_device_leave_in_one_turn_and_those_of_another_in_the_next(
+    server, client, running
+):
+    inventory, (made, devices) = Inventory(), eight_pods(DOWN, DOWN)
+    for n in range(8):
+        server.put(running_pod(f"w{n}"))
+    publish(inventory, made)
+
+    def causes(facts):
+        return failed_device_causes(facts, devices, lambda _: None, time.monotonic())
+
+    running(evicting(client, inventory, causes, 20.0, RateLimit(1, PER_S)).run())
+    began = time.monotonic()
+    turns = {}
+    while len(turns) < 9:
+        await asyncio.sleep(0.5)
+        for seen in server.requests:
+            if seen.resource == "pods/eviction":
+                turns.setdefault(seen.name, round(time.monotonic() - began))
+    assert turns.pop("b") == 20
+    assert set(turns.values()) == {30}, "the gang computes nothing until the last of them has gone"
+
+
+async def test_the_wait_counts_from_the_begin_of_the_failure_and_the_text_has_the_true_time(
+    server, client, running
+):
+    """The agent was started again 250 s after the device had failed."""
+    inventory, board = Inventory(), NoticeBoard()
+    publish(inventory, snapshot([None, DOWN], [None]))
+    asked, began = [], time.monotonic()
+
+    def failed_s(keys):
+        asked.append(tuple(keys))
+        return 250.0 + time.monotonic() - began
+
+    def causes(facts):
+        return failed_device_causes(facts, offered(facts), failed_s, time.monotonic())
+
+    running(telling(client, inventory, board))
+    running(evicting(client, inventory, causes, 300.0, board=board).run())
+    await server.until(lambda: server.counts["create", "pods/eviction"], timeout_s=60)
+    assert 50 <= time.monotonic() - began < 52
+    assert set(asked) == {("0000:11:00.0", "0000:11:00.1")}
+    await server.until(lambda: any(one["reason"] == "PodEvicted" for one in server.objects("events")))
+    (text,) = (
+        one["message"]
+        for one in server.objects("events")
+        if (one["reason"], one["involvedObject"]["kind"]) == ("PodEvicted", "Pod")
+    )
+    assert text.endswith("has failed for 300 s")
+
+
+async def test_the_taint_too_counts_from_the_begin_of_the_failure():
+    taint = EvictionTaint()
+    assert taint.observe({"GPU-0": -250.0}, {"GPU-0"}, 0.0, 300.0) == 50.0
+    taint.observe({"GPU-0": -250.0}, {"GPU-0"}, 50.0, 300.0)
+    assert taint.asked == {"GPU-0"}
+
+
+async def test_the_successor_on_another_node_stays_and_nobody_is_told_of_a_refusal(
+    server, client, running, caplog
+):
+    """Volcano makes a gang again under the same names while the next turn is awaited."""
+    caplog.set_level(logging.INFO)
+    inventory, board, deliveries = Inventory(), NoticeBoard(), Deliveries()
+    publish(inventory, snapshot([None, DOWN], [None]))
+    running(telling(client, inventory, board))
+    evictions = evicting(client, inventory, after_s=20.0, board=board, delivery=deliveries.of("evictions"))
+    running(evictions.run())
+    await asyncio.sleep(10)
+    assert evictions._pods.uids, "it is read when the cause begins"
+    await client.delete(PODS, "b", namespace="default")
+    server.put(running_pod("b", "of-the-successor", node="gpu-1"))
+    await asyncio.sleep(120)
+    assert [pod["metadata"]["uid"] for pod in server.objects("pods")] == [
+        "pods-default/a",
+        "of-the-successor",
+    ]
+    assert server.counts["create", "pods/eviction"] == 0
+    assert not [one for one in server.objects("events") if "vict" in one["reason"]]
+    assert deliveries.of("evictions").results == {}
+    assert caplog.text.count("A pod has ended before its eviction. pod=default/b uid=pods-default/b") == 1
+
+
+@pytest.mark.parametrize("other", [True, False])
+async def test_a_conflict_ends_the_cause_for_another_uid_and_is_a_refusal_for_the_same_one(
+    server, client, running, other
+):
+    inventory, deliveries = Inventory(), Deliveries()
+    publish(inventory, snapshot([None, DOWN], [None]))
+    server.fail("409", resource="pods/eviction", message="the UID in the precondition does not match")
+    evictions = evicting(client, inventory, delivery=deliveries.of("evictions"), budget_s=5.0)
+    replaced, evict = [], client.evict
+
+    async def late(name, **of):
+        if other and not replaced:
+            replaced.append(name)
+            await client.delete(PODS, name, namespace="default")
+            server.put(running_pod(name, "of-the-successor", node="gpu-1"))
+        await evict(name, **of)
+
+    client.evict = late
+    running(evictions.run())
+    await asyncio.sleep(60)
+    assert deliveries.of("evictions").results == ({} if other else {"refused": 1, "ok": 1})
+    assert len(server.objects("pods")) == (2 if other else 1)
+
+
+async def test_a_pod_that_somebody_else_has_asked_to_end_is_not_evicted(server, client, running):
+    inventory = Inventory()
+    publish(inventory, snapshot([None, DOWN], [None]))
+    ending = running_pod("b")
+    ending["metadata"] |= {"deletionTimestamp": "2026-11-28T12:00:00Z", "finalizers": ["x.io/wait"]}
+    server.put(ending)
+    running(evicting(client, inventory).run())
+    await asyncio.sleep(1000)
+    assert server.counts["create", "pods/eviction"] == 0
+    assert server.counts["get", "pods"] < 10
+
+
+async def test_an_agent_without_the_right_to_read_pods_evicts_none_and_says_why(server, client, running):
+    inventory, deliveries = Inventory(), Deliveries()
+    publish(inventory, snapshot([None, DOWN], [None]))
+    right = 'pods "b" is forbidden: User "x" cannot get resource "pods" in API group "" in the namespace "default"'
+    server.fail("403", verb="get", resource="pods", message=right, times=3)
+    running(evicting(client, inventory, delivery=deliveries.of("evictions")).run())
+    await asyncio.sleep(3)
+    assert server.counts["create", "pods/eviction"] == 0
+    assert "verb get on pods" in str(deliveries.remarks())
+    await server.until(lambda: server.counts["create", "pods/eviction"], timeout_s=300)
+    await until(lambda: not deliveries.remarks())
 
 
 TAINTED = ClusterSettings(label=True, conditions=True, evict=EvictSettings(enabled=True, taint=True))
@@ -253,11 +416,8 @@ class TaintedNode:
         marker = DeviceMarker(
             client, self.inventory, "gpu-0", TAINTED, evict_taint=taint, rate=rate, jitter_s=0
         )
-        evictions = Evictions(
-            client, self.inventory, failed, after_s, node="gpu-0", board=board, rate=rate, taint=taint
-        )
-        events = AgentEvents(client, self.inventory, "gpu-0", offered, board=board)
-        self.parts = marker.run, evictions.run, events.run
+        evictions = evicting(client, self.inventory, failed, after_s, rate, board=board, taint=taint)
+        self.parts = marker.run, evictions.run, lambda: telling(client, self.inventory, board)
 
     @property
     def taints(self):

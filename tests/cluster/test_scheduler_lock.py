@@ -27,6 +27,8 @@ from tests.support.examples import examples
 from tests.support.kind_machines import dgx, uuid_of
 
 NODE, BEGAN, PODS_OF_A_BURST = "gpu-0", 1_900_000_000, 12
+FINISH_S = 20
+"""Two refusals cost at most 3 + 6 s (``RETRY_FIRST_S``, doubled, with jitter), and a round 5 s."""
 Json = dict[str, Any]
 
 
@@ -195,7 +197,8 @@ class Burst:
         self.changed("pods", pod["metadata"]["name"])
 
     def admit(self, name: str) -> None:
-        held = self.inventory.snapshot.holdings or ()
+        held, granted = self.inventory.snapshot.holdings or (), self.inventory.snapshot.vgpu_granted
+        self.inventory.publish("volcano", vgpu_granted=granted | {(f"uid-{name}", "c")})
         place = f"{uuid_of(1)}::vgpu{len(held)}"
         self.inventory.publish("pods", holdings=(*held, Holding("default", name, "c", NUMBER, (place,))))
 
@@ -216,15 +219,16 @@ class Burst:
         self.woken.set()
 
     async def finish(self) -> None:
-        """Each pod is bound, admitted and shown."""
+        """Each pod is bound, admitted and shown, each within a second. The agent may still wait for some seconds
+        after a refusal; the grace of a lock is longer than all this."""
         self.answers.clear()
         if self.unbound:
             self.bind()
-        for _ in range(4):
+        for _ in range(FINISH_S):
             for plural in self.history:
                 self.delivered[plural] = self.version
             self.woken.set()
-            await asyncio.sleep(3)
+            await asyncio.sleep(1)
             for waiting in self.inventory.snapshot.vgpu_waiting:
                 self.admit(waiting.pod)
 
@@ -247,6 +251,24 @@ async def burst() -> AsyncIterator[Burst]:
     finally:
         task.cancel()
         await asyncio.wait((task,))
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_report_is_repeated_after_the_wait_of_its_refusals_and_the_lock_goes_with_it() -> None:
+    """Found by a search: the report came after 5 and 15 s, when a round began."""
+    async with burst() as world:
+        world.answers = ["refused", "refused"]
+        world.lock()
+        world.bind()
+        for plural in world.history:
+            world.deliver(plural, everything=True)
+        await settle()
+        world.admit("p0")
+        await asyncio.sleep(10)
+        assert world.pods["p0"]["metadata"]["annotations"][notes.BIND_PHASE] == notes.SUCCESS
+        world.deliver("pods", everything=True)
+        await settle()
+        assert notes.NODE_LOCK not in world.notes
 
 
 async def drawn(draw: Callable[[Any], Any]) -> Burst:

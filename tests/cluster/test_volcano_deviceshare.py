@@ -50,7 +50,12 @@ class Stage:
         server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
 
     def pod(
-        self, name: str, *limits: dict[str, int | str], notes: dict[str, str] | None = None, node: str = ""
+        self,
+        name: str,
+        *limits: dict[str, int | str],
+        notes: dict[str, str] | None = None,
+        node: str = "",
+        uid: str = "",
     ) -> None:
         containers = [
             {
@@ -61,7 +66,7 @@ class Stage:
             }
             for n, one in enumerate(limits)
         ]
-        meta = {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": notes or {}}
+        meta = {"name": name, "namespace": "default", "uid": uid or f"uid-{name}", "annotations": notes or {}}
         spec = {"containers": containers} | ({"nodeName": node} if node else {})
         self.server.put(
             {
@@ -277,12 +282,32 @@ async def test_an_init_container_that_asks_is_a_pod_without_a_choice() -> None:
         assert [it.container for it in s.inventory.snapshot.vgpu_waiting] == ["i"]
 
 
+async def test_the_next_pod_of_a_name_waits_for_gpus_of_its_own() -> None:
+    """Volcano starts a job again under the same names; the holdings are up to half a minute old."""
+    async with stage() as s:
+        s.pod("a", {"number": 1, "memory": 8})
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        s.admit("a", "c0")
+        await s.until(lambda: s.notes("pods", "a").get(notes.BIND_PHASE) == notes.SUCCESS)
+        s.server.remove("pods", "a", "default")
+        await until(lambda: not s.inventory.snapshot.vgpu_shares)
+        await s.until(lambda: notes.NODE_LOCK not in s.notes("nodes", NODE))
+        s.pod("a", {"number": 1, "memory": 8}, uid="of-the-next")
+        s.scheduler.bind("a", NODE)
+        await s.waiting("a")
+        await asyncio.sleep(1)
+        assert s.notes("pods", "a")[notes.BIND_PHASE] == notes.ALLOCATING, "it has no GPU yet"
+        s.admit("a", "c0")
+        await s.until(lambda: s.notes("pods", "a")[notes.BIND_PHASE] == notes.SUCCESS)
+
+
 @pytest.mark.parametrize(("limits", "free"), [({"number": 1, "memory": 8}, 71), ({"number": 1}, 0)])
 async def test_what_a_pod_without_a_choice_holds_is_counted(limits: dict[str, int | str], free: int) -> None:
-    async with stage() as s:
+    """It has them from an earlier agent: this one refuses such a pod."""
+    async with stage(before=lambda s: s.pod("thief", limits, node=NODE)) as s:
         place = s.places.devices(s.inventory.snapshot)[1].ids[0]
         s.inventory.publish("pods", holdings=(Holding("default", "thief", "c0", NUMBER, (place,)),))
-        s.pod("thief", limits, node=NODE)
         await until(lambda: s.inventory.snapshot.vgpu_shares)
         assert PARTS.free(s.inventory.snapshot) == {uuid_of(0): 79, uuid_of(1): free}
         assert s.inventory.snapshot.vgpu_waiting == ()

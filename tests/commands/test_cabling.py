@@ -483,7 +483,7 @@ def test_a_plan_with_errors_is_refused_with_its_line(
 def test_a_hall_without_a_report_is_not_as_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert states(capsys, "--from", write(tmp_path / "links.json", [])) == (1, set())
+    assert states(capsys, "--from", write(tmp_path / "links.json", [])) == (2, set())
     links = [link for link in hall().reports()[0].links if link.name == "none"]
     empty = structs.replace(hall().reports()[0], links=tuple(links))
     source = write(tmp_path / "links.json", [*hall().reports()[1:], empty])

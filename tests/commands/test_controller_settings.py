@@ -62,6 +62,7 @@ async def said(
 ) -> tuple[int, str, str]:
     """The exit code and what a verb prints. It runs in a thread, beside the server."""
     file = kubeconfig(server, folder / "kubeconfig")
+    capsys.readouterr()  # what the controller has logged
     code = await asyncio.to_thread(main, [*words, "--kubeconfig", str(file)])
     out, err = capsys.readouterr()
     return code, out, err
@@ -218,7 +219,7 @@ async def test_a_controller_that_writes_labels_alone_has_no_writes_of_the_tree(
 
 
 def dumped(server: ApiServer, *plurals: str) -> dict[str, Any]:
-    """What ``kubectl get … -A -o yaml`` prints."""
+    """The output of ``kubectl get … -A -o yaml`` prints."""
     items = [one for plural in plurals for one in server.objects(plural)]
     return {"apiVersion": "v1", "kind": "List", "items": items}
 

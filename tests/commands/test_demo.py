@@ -178,7 +178,7 @@ def test_without_a_cluster_plan_names_both_ways(tmp_path: Path, monkeypatch, cap
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     for verb in (["plan"], ["topology"], ["explain", "gpu-1"]):
-        assert main(verb) == 1
+        assert main(verb) == 2
         error = capsys.readouterr().err
         assert (
             f"{tmp_path}/nowhere: No such file or directory: name a cluster with --kubeconfig FILE" in error

@@ -33,17 +33,17 @@ async def test_the_command_reads_an_agent_behind_tls_and_a_token(
         output = capsys.readouterr()
         assert "no agent" not in output.err
         assert {one["kind"] for one in json.loads(output.out)} == {"nic", "gpu"}
-        assert await asyncio.to_thread(main, verb) == 1
+        assert await asyncio.to_thread(main, verb) == 2
         assert "--config" in capsys.readouterr().err, "the error contains the remedy"
         token.write_text("three\n")
         other = tmp_path / "other.yaml"
         wrong = tmp_path / "wrong"
         wrong.write_text("wrong\n")
         other.write_text(n.config_file.read_text().replace(str(token), str(wrong)))
-        assert await asyncio.to_thread(main, [*verb, "--config", str(other)]) == 1
+        assert await asyncio.to_thread(main, [*verb, "--config", str(other)]) == 2
         assert "401" in capsys.readouterr().err
         wrong.unlink()
-        assert await asyncio.to_thread(main, [*verb, "--config", str(other)]) == 1
+        assert await asyncio.to_thread(main, [*verb, "--config", str(other)]) == 2
         assert str(wrong) in capsys.readouterr().err
 
 
@@ -65,7 +65,7 @@ async def test_the_command_presents_the_certificate_of_the_agent_on_request(
             put(tmp_path / name)
             n.config_file.write_text(n.config_file.read_text().replace(str(key), str(tmp_path / name)))
             key = tmp_path / name
-            assert await asyncio.wait_for(asyncio.to_thread(main, verb), 20) == 1
+            assert await asyncio.wait_for(asyncio.to_thread(main, verb), 20) == 2
             error = capsys.readouterr().err
             assert str(tmp_path / name) in error
             assert "--config" in error
@@ -84,6 +84,6 @@ def test_a_server_that_is_no_agent_is_reported(capsys: pytest.CaptureFixture[str
 
             thread = threading.Thread(target=serve)
             thread.start()
-            assert main(["health", "--listen", f"127.0.0.1:{server.getsockname()[1]}"]) == 1
+            assert main(["health", "--listen", f"127.0.0.1:{server.getsockname()[1]}"]) == 2
             thread.join()
             assert "127.0.0.1" in capsys.readouterr().err

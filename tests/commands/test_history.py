@@ -168,7 +168,7 @@ def test_just_before_midnight_the_end_is_tomorrow() -> None:
 def test_without_an_agent_the_verb_says_what_to_give(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["history", "--root", str(tmp_path)]) == 1
+    assert main(["history", "--root", str(tmp_path)]) == 2
     assert "--listen" in capsys.readouterr().err
 
 

@@ -136,7 +136,7 @@ def test_an_explanation_has_its_sentences_and_its_table(
     (leaf,) = made["hypernodes"]
     assert made["sentences"][0] == f"The node su0-n02 is in {leaf}."
     assert {link["group"] for link in made["links"]} == {leaf}
-    assert made["links"][0].keys() == {"link", "rail", "switch", "port", "lldp", "group"}
+    assert made["links"][0].keys() == {"link", "rail", "switch", "port", "lldp", "state", "group"}
     (switch,) = printed(f"explain {made['links'][0]['switch']} --json --from HALL", inputs, capsys)
     assert (switch["kind"], switch["hypernodes"]) == ("switch", [leaf])
     assert "su0-n02" in {link["node"] for link in switch["links"]}

@@ -414,7 +414,7 @@ def test_a_switch_that_is_off_is_explained_by_what_was_heard_of_it(
 def test_what_is_similar_to_itself_is_not_suggested(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever an unknown name resembles, it is another name."""
+    """An unknown name resembles other names alone."""
     made = hall().reports()
     file = write(tmp_path / "in.json", made)
     for typed in ("su0-leaf22", "su0-n000", "su0-n00x"):
@@ -425,14 +425,14 @@ def test_what_is_similar_to_itself_is_not_suggested(
 
 def test_a_typing_error_gets_the_similar_names(capsys: pytest.CaptureFixture[str]) -> None:
     for typed, meant in (("gpu-04", "gpu-004"), ("hall1-su1-leaf33", "hall1-su1-leaf3")):
-        assert main(["explain", typed, "--from", "docs/samples/nodelinks.yaml"]) == 1
+        assert main(["explain", typed, "--from", "docs/samples/nodelinks.yaml"]) == 2
         assert f"similar are {meant}" in capsys.readouterr().err
 
 
 def test_an_unknown_name_or_path_is_named_in_the_error(
     reports: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["explain", "nothing", "--from", str(reports)]) == 1
+    assert main(["explain", "nothing", "--from", str(reports)]) == 2
     assert "nothing is not a node, switch or HyperNode" in capsys.readouterr().err
     assert main(["plan", "--from", "/nowhere/at/all"]) == 2
     assert "/nowhere/at/all" in capsys.readouterr().err
@@ -513,7 +513,7 @@ def test_explain_of_a_spine_shows_what_its_leaf_switches_carry(
     said = says(capsys, "explain", "spine2", *common)
     assert f"It carries {2 * len(leaves)} links of 4 nodes.\n" in said
     assert "pod" not in said
-    assert main(["explain", "spine3", *map(str, common)]) == 1
+    assert main(["explain", "spine3", *map(str, common)]) == 2
 
 
 def test_names_of_switches_are_shown_and_found_as_plain_text(

@@ -76,6 +76,6 @@ async def test_a_cluster_that_cannot_be_reached_is_one_line(
 ) -> None:
     async with serving() as server:
         file = kubeconfig(server, tmp_path / "kubeconfig")
-    assert await asyncio.to_thread(main, ["plan", "--kubeconfig", str(file)]) == 1
+    assert await asyncio.to_thread(main, ["plan", "--kubeconfig", str(file)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "list /api/v1/configmaps: Unreachable" in line

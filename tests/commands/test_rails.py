@@ -94,7 +94,7 @@ def test_without_probes_or_an_agent_it_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     status, _, said = shown(monkeypatch, capsys, RailListing(False))
-    assert status == 0
+    assert status == 2
     assert "set rails.probe" in said
     status, _, said = shown(monkeypatch, capsys, None)
     assert status == 2

@@ -194,7 +194,7 @@ def test_only_the_nodes_that_are_given_are_in_a_list(
     monkeypatch.setattr("sys.stdin", io.StringIO("su001-n002\nother\n"))
     assert (
         main(["topology", "--from", racks[0], "--fabric", racks[1], "--format", "hostfile", "--nodes", "-"])
-        == 1
+        == 2
     )
     out, err = capsys.readouterr()
     assert out == "su001-n002\n"

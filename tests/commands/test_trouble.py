@@ -239,7 +239,7 @@ def test_the_verb_fails_if_anything_is_wrong(
         assert one["since"] == AT
         assert one["links"] == [{"node": "su0-n00", "link": "rail1"}]
     none = str(write(tmp_path / "none.json", []))
-    assert main(["trouble", "--from", none, *form]) == 1
+    assert main(["trouble", "--from", none, *form]) == 2
     good = str(write(tmp_path / "good.json", hall().reports()))
     assert main(["trouble", "--from", good, *form]) == 0
 

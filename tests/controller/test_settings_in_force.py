@@ -129,7 +129,7 @@ async def test_each_setting_is_in_force_in_the_running_controller_or_named_as_wa
 
 
 def test_the_controller_keeps_no_section_beside_the_parts_that_a_change_replaces() -> None:
-    """What it keeps from its start must need a restart."""
+    """A setting that it keeps from its start must need a restart."""
     waiting = {type(field.default) for field in msgspec.structs.fields(FabricConfig) if needs_restart(field)}
 
     async def kept() -> set[type]:

@@ -269,12 +269,24 @@ def test_the_controller_creates_events_in_its_own_name(everything: list[Manifest
 
 
 def eviction(**of: Any) -> Request:
-    obj = {"metadata": {"name": "trainer", "namespace": of.get("namespace", "ml")}}
+    obj = {
+        "metadata": {"name": "trainer", "namespace": of.get("namespace", "ml")},
+        "deleteOptions": {"preconditions": {"uid": "1"}},
+    }
     request = Request("CREATE", ":pods/eviction", "trainer", AGENT, TOKEN, obj, None, "ml")
     return replace(request, **of)
 
 
+BY_NAME: dict[str, Request] = {
+    "by name alone": eviction(object={"metadata": {"name": "x"}}),
+    "without preconditions": eviction(object={"metadata": {"name": "x"}, "deleteOptions": {}}),
+    "without a UID": eviction(object={"metadata": {"name": "x"}, "deleteOptions": {"preconditions": {}}}),
+    "with an empty UID": eviction(
+        object={"metadata": {"name": "x"}, "deleteOptions": {"preconditions": {"uid": ""}}}
+    ),
+}
 WRONG_EVICTIONS: dict[str, Request] = {
+    **BY_NAME,
     "a pod of the system": eviction(namespace="kube-system"),
     "a pod of nodeagent": eviction(namespace="nodeagent"),
     "a token without a node": eviction(extra={}),
@@ -310,10 +322,22 @@ def test_a_pod_that_no_agent_may_evict_does_not_stop_the_other_evictions() -> No
 
 def test_an_agent_evicts_no_pod_of_the_system_and_kills_none() -> None:
     manifests = built("overlays/evictions")
-    of_a_pod = {"metadata": {"name": "x"}, "deleteOptions": {"preconditions": {"uid": "1"}}}
-    assert refusals(manifests, eviction()) == refusals(manifests, eviction(object=of_a_pod)) == []
+    assert refusals(manifests, eviction()) == []
     for request in WRONG_EVICTIONS.values():
         assert refusals(manifests, request)
+
+
+def test_an_eviction_by_name_is_refused_with_the_remedy_and_not_as_a_missing_right() -> None:
+    """Agents before 0.2.0 send one. They tell the message in the Event EvictionRefused, and go on."""
+    manifests = built("overlays/evictions")
+    for case, request in BY_NAME.items():
+        (message,) = refusals(manifests, request)
+        assert "an eviction must have the UID of the pod" in message, case
+        assert "roll out the new image" in message, case
+    policy = named(manifests, "ValidatingAdmissionPolicy", "nodeagent-evictions")
+    (rule,) = (one for one in policy["spec"]["validations"] if "must have the UID" in one.get("message", ""))
+    assert rule["reason"] == "Invalid"
+    assert ApiError("create", "/api/v1/pods", 422, "Invalid", rule["message"]).refused
 
 
 # Nodes

@@ -15,6 +15,7 @@ import pytest
 from hack.release import checks
 from nodeagent import __version__
 from nodeagent_lab.sim.machine import Machine
+from nodeagent_tools.plan.controller_settings import REMEDY
 from tests.support.manifests import ROOT
 from tests.support.needs import lack, which
 
@@ -130,8 +131,10 @@ def test_the_image_runs_and_writes_nothing_into_itself(image: Path, tmp_path: Pa
     done = run(image, "scan", "--root", str(tmp_path / "host"))
     assert done.returncode == 0, done.stderr
     assert "nvidia-dgx-h100/nic7" in done.stdout
-    done = run(image, "trouble", "--from", str(ROOT / "docs/samples/nodelinks.yaml"))
-    assert (done.returncode, done.stderr) == (1, ""), "the other verbs are in the image"
+    sample = str(ROOT / "docs/samples/nodelinks.yaml")
+    done = run(image, "trouble", "--from", sample)
+    assert done.returncode == 1, "the other verbs are in the image"
+    assert done.stderr == f"nodeagent: {sample} has no ConfigMap of the controller: {REMEDY}\n"
     assert files(image) == before
 
 

@@ -7,6 +7,7 @@ import asyncio
 import copy
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -50,6 +51,7 @@ from tests.cluster.test_node_report import RAILS, neighbor, snapshot
 from tests.controller.test_controller import FIRST, RULES, SECOND, leaves, nodelinks, populate, tree
 from tests.support import job_pods
 from tests.support.admission import NODE, UID, Request, refusals
+from tests.support.cluster_node import held_pods, running_pod
 from tests.support.manifests import Manifest, built, key, named, of_kind
 from tests.support.nfd import nfd_definition
 
@@ -182,7 +184,12 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
         owner=NodeClaim("gpu-0", "u-0"), jitter_s=0, gather_s=0.01, gap_s=0.05, patience_s=0,
     )  # fmt: skip
     marked: dict[str, Any] = {}
-    jobs = [report.run(), AgentEvents(client, inventory, "gpu-0", offered, board=board).run()]
+    jobs = [
+        report.run(),
+        AgentEvents(
+            client, inventory, "gpu-0", offered, pods=held_pods(client, inventory), board=board
+        ).run(),
+    ]
     if marks:
         settings = ClusterSettings(
             conditions=True,
@@ -211,11 +218,12 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
         jobs += [
             marker.run(),
             Evictions(
-                client, inventory, lambda facts: failed_device_causes(facts, offered(facts), 0.01), 0.01,
-                node="gpu-0", board=board, rate=rate, taint=taint,
+                client, inventory,
+                lambda facts: failed_device_causes(facts, offered(facts), lambda _: None, time.monotonic()), 0.01,
+                node="gpu-0", pods=held_pods(client, inventory), board=board, rate=rate, taint=taint,
             ).run(),
             Evictions(
-                client, inventory, lambda _: over_use_causes([over], {"GPU-0"}, 0.01), 0.01,
+                client, inventory, lambda _: over_use_causes([over], {"GPU-0"}), 0.01,
                 node="gpu-0", board=board, rate=rate, part="over-use evictions",
             ).run(),
         ]  # fmt: skip
@@ -223,8 +231,7 @@ async def agent_at_work(server: ApiServer, *, marks: bool = False) -> None:
     server.put(own)
     server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml"}})
     for pod in ("trainer", "greedy"):
-        meta = {"name": pod, "namespace": "ml", "uid": f"u-{pod}"}
-        server.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta})
+        server.put(running_pod(pod, f"u-{pod}", namespace="ml"))
 
     def stored() -> dict[str, Any]:
         return server.find("nodelinks", "gpu-0", "nodeagent") or {"links": [{}]}

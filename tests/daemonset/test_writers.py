@@ -174,7 +174,8 @@ async def test_every_policy_admits_what_its_own_side_writes(monkeypatch: pytest.
         "make this mark written in WORK, one of the agent in `agent_at_work` of tests/daemonset/test_rbac.py"
     )
     evictions = [one.object for one in requests if one.resource == ":pods/eviction"]
-    assert {"deleteOptions" in (one or {}) for one in evictions} == {True, False}, "with and without a UID"
+    uids = {(one or {})["deleteOptions"]["preconditions"]["uid"] for one in evictions}
+    assert uids == {"u-trainer", "u-greedy"}, "for a failed device and for over-use"
 
 
 def _marks(node: Manifest) -> Iterator[str]:

@@ -23,7 +23,7 @@ from nodeagent.facts.model import (
     Snapshot,
     State,
 )
-from nodeagent.health.explain import DeviceView
+from nodeagent.health.explain import DeviceView, RuleView
 from nodeagent.host.gpu_driver import GpuReading
 from nodeagent.host.umad import UmadReason
 from nodeagent.infiniband.asking import IbPortState
@@ -148,6 +148,15 @@ TWICE = config(
 NO_SPEC = config("resources: [{kind: gpu-mem}]\ncdi: {generate: false}\n")
 EIGHT = config("vfs: [{select: {pciAddresses: ['*']}, count: 8}]\n")
 MANY = config("vfs: [{select: {pciAddresses: ['*']}, count: 17}]\n")
+WITHOUT_ERRORS = DeviceView(
+    "0000:18:00.0", "ens1", "nic", State.HEALTHY, True, True, 1.0, (),
+    rules=(
+        RuleView("flapping", "quiet", State.DEGRADED, True, "penalty 0", 0.0, "≥ 2500 points"),
+        RuleView("post_fec_errors", "unknown", State.DEGRADED, True, None, None, "≥ 1e-12 of all bits"),
+        RuleView("rail_mtu", "unknown", State.HEALTHY, False, None, None, "≥ 2 nodes"),
+    ),
+    not_given=("phy_rx_bits", "symbol_errors"),
+)  # fmt: skip
 TALKING = config("lldp: {transmit: true}\n")
 
 CASES: list[tuple[str, Iterable[Finding]]] = [
@@ -326,6 +335,10 @@ CASES: list[tuple[str, Iterable[Finding]]] = [
             ),
             recorded=False,
         ),
+    ),
+    (
+        "note rules_blind",
+        agent_checks.findings(agent_checks.AgentFacts("/s", (WITHOUT_ERRORS,)), recorded=False),
     ),
     ("fix mps_not_running", mps_checks.findings(mps_checks.MpsFacts(runs=False, gpus=((UUID, "ended"),)))),
     ("warn mps_not_asked", mps_checks.findings(mps_checks.MpsFacts(runs=True))),
@@ -593,6 +606,17 @@ def test_every_finding_with_a_remedy_has_a_case() -> None:
 
 def levels(found: Iterable[Finding]) -> set[str]:
     return {one.level.value for one in found}
+
+
+def test_nics_that_lack_the_same_counters_are_one_finding_with_the_rules_that_see_nothing() -> None:
+    others = (structs.replace(WITHOUT_ERRORS, name=name, watched=name != "ens3") for name in ("ens2", "ens3"))
+    facts = agent_checks.AgentFacts(
+        "/s", (WITHOUT_ERRORS, *others, structs.replace(WITHOUT_ERRORS, not_given=()))
+    )
+    _, *found = agent_checks.findings(facts, recorded=False)
+    assert [finding.what for finding in found] == [
+        "ens1, ens2: no phy_rx_bits, symbol_errors; unknown: post_fec_errors"
+    ]
 
 
 def test_good_facts_give_ok_findings_only() -> None:

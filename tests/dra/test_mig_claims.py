@@ -326,6 +326,25 @@ async def test_places_that_overlap_are_refused_whatever_the_scheduler_says(tmp_p
         await node.claims.prepare(reference(node.claim("e", ("1g.10gb+me", 6))))
 
 
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        (("1g.10gb", 1), "1g10gb-1: the claim has mig-.*3g40gb-0 in its place too"),
+        (("1g.10gb+me", 4), "the other MIG devices of the claim leave too few of"),
+    ],
+)
+async def test_a_claim_whose_own_devices_exclude_each_other_is_refused_before_anything_is_made(
+    tmp_path: Path, second: tuple[str, int], reason: str
+) -> None:
+    """Found by a search: a reset of the GPU between the two let both be made."""
+    node = Node(tmp_path)
+    first = ("3g.40gb", 0) if second[1] == 1 else ("1g.10gb+me", 0)
+    with pytest.raises(Refused, match=reason) as refused:
+        await node.claims.prepare(reference(node.claim("a", first, second)))
+    assert refused.value.invalid
+    assert (node.driver.slots, node.claims.records) == (set(), {})
+
+
 async def test_an_instance_of_another_program_is_neither_used_nor_removed(tmp_path: Path) -> None:
     node = Node(tmp_path)
     slot = node.place("1g.10gb", 6).slot

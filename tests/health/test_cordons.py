@@ -227,9 +227,9 @@ def test_the_list_of_a_broken_file_changes_nothing(
 ) -> None:
     file = tmp_path / "var/lib/nodeagent" / FORM.name
     file.write_text("{")
-    for words in (["cordon"], ["uncordon", "nic0"], ["uncordon", "nic0"]):
+    for words, code in ((["cordon"], 2), (["uncordon", "nic0"], 1), (["uncordon", "nic0"], 2)):
         before = file.exists()
-        assert main([*words, *two_entries]) == (1 if before else 2)
+        assert main([*words, *two_entries]) == code
         assert file.exists() is (before and words == ["cordon"])
         assert ("cannot be read" in capsys.readouterr().err) is before
 
@@ -244,6 +244,10 @@ resources:
 
 @pytest.fixture
 def two_entries(tmp_path: Path) -> list[str]:
+    return node_without_agent(tmp_path)
+
+
+def node_without_agent(tmp_path: Path) -> list[str]:
     """The options for a node without an agent, of whose two NICs each is the first one of its entry."""
     for folder in ("sys/bus/pci/devices", "sys/class/net"):
         (tmp_path / folder).mkdir(parents=True)

@@ -52,7 +52,9 @@ CASES = [
     Case("host_stall", S.DRIVER, {"prio_tx_pause_seconds/3": 1.5}, {"prio_tx_pause_seconds/3": 0}),
     Case("pause_source", S.DRIVER, {"prio_tx_pause_seconds/3": 14}, {"prio_tx_pause_seconds/3": 0.5}),
     Case("pause_source", S.DRIVER, {"global_tx_pause_seconds": 14}, {"global_tx_pause_seconds": 0.5}),
-    Case("network_paused", S.DRIVER, {"prio_rx_pause_seconds/0": 9}, {"prio_rx_pause_seconds/0": 1}),
+    Case(
+        "network_paused", S.DRIVER, {"prio_rx_pause_seconds/0": 0.217 * 15}, {"prio_rx_pause_seconds/0": 0.5}
+    ),
     Case("pcie_stall", S.DRIVER, {"pcie_stalled_write_seconds": 3}, {"pcie_stalled_write_seconds": 0}),
     Case("pcie_aer_fatal", S.PCIE, {"aer_fatal/SurpriseDown": 1}, {"aer_fatal/SurpriseDown": 0}, every=60),
     Case("pcie_aer_nonfatal", S.PCIE, {"aer_nonfatal/TLP": 1}, {"aer_nonfatal/TLP": 0}, every=60),
@@ -167,6 +169,7 @@ CASES = [
     ),
 ]
 ELSEWHERE = {
+    "optics_laser",
     "device_missing",
     "driver_unbound",
     "not_answering",

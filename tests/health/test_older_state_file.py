@@ -83,7 +83,8 @@ def test_the_time_of_the_last_reading_is_stored_and_a_reading_alone_is_no_news_f
     first = stored(NOW + 1)
     assert first["read_at"] == NOW + 1
     older = json.loads((folder / "health.json").read_text())["entries"][-1]["value"]
-    assert first.keys() - older.keys() <= {"read_at", "settings"}, "an older agent ignores what is new"
+    new = {"read_at", "settings", "failed_since"}
+    assert first.keys() - older.keys() <= new, "an older agent ignores what is new"
     assert first["downs"] == older["downs"]
     settled = stored(NOW + 400)
     assert settled["read_at"] == NOW + 400
@@ -113,7 +114,7 @@ def test_the_file_keeps_its_form(folder: Path) -> None:
     }.items()
     assert after["reading"].items() >= before["reading"].items()
     after, before = newer[GPU_SECTION, "0000:11:00.0"], older[GPU_SECTION, "0000:11:00.0"]
-    assert after.keys() - before.keys() == {"xid_times"}
+    assert after.keys() - before.keys() == {"xid_times", "failed_since"}
     assert before["faults"]
     for old, new in zip(before["faults"], after["faults"], strict=True):
         assert new.items() >= old.items()

@@ -19,10 +19,10 @@ from nodeagent.health.health_settings import RuleSettings
 from nodeagent.health.nic import roles
 from nodeagent.health.record import READING_NEWS_S, GpuRecord, NicRecord
 from nodeagent.health.service import HealthService
-from nodeagent.health.state_file import StateFile
+from nodeagent.health.state_file import FORM, StateFile
 from nodeagent.health.structural import find_faults
 from nodeagent.host.clock import boottime
-from nodeagent.host.gpu_driver import GpuReading
+from nodeagent.host.gpu_driver import GpuEvent, GpuReading
 from nodeagent.measurements.sample import Sample, Source
 from nodeagent.sources import cabling_plan
 from tests.support.judged_machine import link, pf, vf, with_rules
@@ -124,6 +124,86 @@ async def test_a_fault_outlives_the_agent_and_does_not_apply_to_another_card(tmp
     assert reasons_after_restart(tmp_path, another) == []
     nameless = (replace(UP[0], mac=None), UP[1])
     assert reasons_after_restart(tmp_path, nameless) == ["carrier_down"], "an unknown identity matches any"
+
+
+class Agents:
+    """One agent after the other, with one state file. ``at`` is the time of each look."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.at = folder, 100.0
+        self.start()
+
+    def start(self) -> None:
+        state_file = StateFile.open(self.folder)
+        self.health = HealthService(with_rules(), state_file=state_file, clock=lambda: self.at)
+
+    def restart(self) -> None:
+        """The last agent is killed after its last write."""
+        self.health.store()
+        file = self.health.state_file
+        (self.folder / "health.json").write_bytes(FORM.encode(file.content()))
+        self.start()
+
+
+def test_a_failure_counts_from_its_begin_over_restarts_of_the_agent(tmp_path: Path) -> None:
+    agents, pf_address, vf_address = Agents(tmp_path), PFS[0].pci_address, ALL[1].pci_address
+    judged(agents.health, UP)
+    assert agents.health.failed_s([pf_address, vf_address]) is None
+    agents.at = 200.0
+    judged(agents.health, DOWN)
+    for at in (230.0, 260.0):
+        agents.at = at
+        agents.restart()
+        judged(agents.health, DOWN)
+        assert (
+            agents.health.failed_s([pf_address])
+            == agents.health.failed_s([vf_address, pf_address])
+            == at - 200
+        )
+        assert agents.health.failed_s([PFS[1].pci_address]) is None
+    agents.at = 270.0
+    judged(agents.health, UP)
+    agents.at = 400.0  # clear for 60 s
+    agents.health.judge_nics()
+    assert agents.health.failed_s([pf_address]) is None
+    agents.restart()
+    judged(agents.health, DOWN)
+    agents.at = 401.0
+    assert agents.health.failed_s([pf_address]) == 1.0, "it came back in between"
+
+
+def test_a_vf_that_disappears_has_failed_since_then_also_for_an_agent_that_never_saw_it(
+    tmp_path: Path,
+) -> None:
+    agents, gone = Agents(tmp_path), ALL[1].pci_address
+    judged(agents.health, UP)
+    without = [one for one in ALL if one.pci_address != gone]
+    functions, faults = find_faults(without, UP, known=ALL)
+    agents.health.judge_functions(functions, UP, faults)
+    agents.at += 30
+    agents.restart()
+    functions, faults = find_faults(without, UP)
+    agents.health.judge_functions(functions, UP, faults)
+    assert agents.health.failed_s([gone]) == 30.0
+    judged(agents.health, UP)
+    assert agents.health.failed_s([gone]) is None
+
+
+def test_a_gpu_has_failed_from_its_first_xid_on_while_its_driver_is_silent_too(tmp_path: Path) -> None:
+    agents, reading = Agents(tmp_path), GpuReading(0, "GPU-0", 0, "H100", "0000:21:00.0", 81559)
+    agents.health.judge_gpus(readings=[reading])
+    agents.at = 200.0
+    agents.health.judge_gpus(events=[GpuEvent("GPU-0", 79)])
+    agents.at = 250.0
+    agents.health.judge_gpus(events=[GpuEvent("GPU-0", 79)])
+    assert agents.health.failed_s(["GPU-0"]) == 50.0, "a second event is no new begin"
+    agents.restart()
+    agents.health.lose_gpu_driver("it hangs")
+    agents.at = 300.0
+    agents.health.judge_gpus(events=[GpuEvent("GPU-0", 79)])
+    assert agents.health.failed_s(["GPU-0"]) == 100.0
+    agents.health.forget_gpu("GPU-0")
+    assert agents.health.failed_s(["GPU-0"]) is None
 
 
 def test_a_change_of_health_is_one_log_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -237,15 +237,19 @@ async def test_patch_create_delete(server, client):
 
 
 async def test_a_pod_is_evicted_and_a_budget_may_refuse(server, client):
-    server.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default"}})
+    meta = {"name": "p", "namespace": "default", "uid": "u-1"}
+    server.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta})
     message = "Cannot evict pod as it would violate the pod's disruption budget."
     server.fail("429", resource="pods/eviction", retry_after_s=10, message=message)
     with pytest.raises(ApiError, match="disruption budget") as raised:
-        await client.evict("p", namespace="default")
+        await client.evict("p", namespace="default", uid="u-1")
     assert (raised.value.status, raised.value.retry_after_s) == (429, 10.0)
-    await client.evict("p", namespace="default")
+    with pytest.raises(ApiError, match=r"the UID in the precondition \(u-0\) does not match") as raised:
+        await client.evict("p", namespace="default", uid="u-0")
+    assert raised.value.conflict
+    await client.evict("p", namespace="default", uid="u-1")
     assert server.objects("pods") == []
-    assert server.counts["create", "pods/eviction"] == 2
+    assert server.counts["create", "pods/eviction"] == 3
 
 
 async def test_a_403_names_the_missing_verb_and_resource():

@@ -101,7 +101,7 @@ async def test_pods_that_hold_vfs_are_read_from_the_root_of_the_kubelet() -> Non
 
 
 async def found(root: Path, kubelet_dir: str, device_plugins_dir: Path | None = None) -> dict[str, str]:
-    """What the doctor finds about the kubelet, by key."""
+    """The findings of the doctor about the kubelet, by key."""
     target = Target(
         Tree(root),
         Config(),

@@ -18,6 +18,7 @@ import nodeagent_lab
 import nodeagent_tools
 from nodeagent import cli
 from nodeagent.commands import SEPARATE, VERBS, joined
+from nodeagent_tools.plan.controller_settings import REMEDY
 from tests.support.manifests import ROOT
 
 pytestmark = pytest.mark.slow
@@ -134,7 +135,8 @@ def test_with_the_other_verbs_reports_are_read(installed: dict[str, Path], depen
     assert "\n    plan  " in run(MAIN, path, "--help").stdout
     sample = ROOT / "docs/samples/nodelinks.yaml"
     done = run(MAIN, path, "plan", "--from", str(sample))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == f"nodeagent: {sample} has no ConfigMap of the controller: {REMEDY}\n"
 
 
 def test_with_the_laboratory_the_demo_is_a_verb_like_the_others(

@@ -270,7 +270,7 @@ def test_one_selection_may_be_sliced_and_divided_because_the_mode_of_each_gpu_de
 
 
 NO_LIBRARY = HostPaths(gpu_nodes=("/dev/nvidiactl",))
-"""What the agent sees where the folder of the driver's libraries is another one, or not mounted."""
+"""The agent's view where the folder of the driver's libraries is another one, or not mounted."""
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from nodeagent.host.netlink.netdevs import VfTraffic
 from nodeagent.host.pcie_link import SEVERITIES
 from nodeagent.measurements.sample import Source
 from nodeagent.measurements.table import MEASUREMENTS
+from nodeagent.sampling.adapter_readers import INFINIBAND_NAMES
 from nodeagent.sampling.driver_names import DRIVERS
 from nodeagent.sampling.link_readers import vf_values
 from nodeagent.sampling.transceiver_reader import module_values
@@ -43,7 +44,10 @@ READERS = {
 }
 """The modules that make the sample names of a source."""
 COMPUTED = {
-    Source.RDMA: {name for names in DRIVERS.values() for name in names.rdma.values()},
+    Source.RDMA: {
+        *(name for names in DRIVERS.values() for name in names.rdma.values()),
+        *INFINIBAND_NAMES.values(),
+    },
     Source.PCIE: {f"aer_{severity}" for severity in SEVERITIES},
     Source.MODULE: set(module_values(MODULE)[0]),
     Source.VF: set(vf_values([VfTraffic(0, 1, 1, 1, 1, 1, 1, {})])),

@@ -227,8 +227,8 @@ def test_other_statistics_are_ignored():
 @example(load=0.0, mbps=400_000)
 @example(load=0.0005, mbps=400_000)
 def test_a_ratio_is_divided_by_what_the_line_carried(driver: str, load: float, mbps: int) -> None:
-    """Whatever share of the line has frames: FEC corrects idle symbols too. Each counter that the driver's table calls
-    the bits of the line, and each of frames, as the driver counts it."""
+    """The share of the line that has frames does not count: FEC corrects idle symbols too. Each counter that the
+    driver's table calls the bits of the line, and each of frames, as the driver counts it."""
     ratio, every = 1e-9, 15.0
     bench = Bench(1).set(speed_mbps=mbps)
     for step in range(1, 9):

@@ -9,6 +9,7 @@ import pytest
 from nodeagent.kube.access import Access
 from nodeagent.kube.client import ApiClient
 from nodeagent_lab.sim.apiserver import ApiServer
+from tests.support.cluster_node import running_pod
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ async def server():
     server = await ApiServer(seed=1).start()
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0"}})
     for name in "ab":
-        server.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}})
+        server.put(running_pod(name))
     yield server
     await server.stop()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from nodeagent.cluster.held_pods import HeldPods
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.model import Function, Gpu, Health, Holding, Reason, Snapshot, State
 
@@ -38,6 +39,22 @@ def gpu(n, health=None):
 
 def holding(pod, resource, *ids):
     return Holding("default", pod, "main", resource, tuple(ids))
+
+
+def running_pod(name, uid=None, node="gpu-0", namespace="default"):
+    """A pod that the kubelet of the node runs."""
+    meta = {"name": name, "namespace": namespace} | ({} if uid is None else {"uid": uid})
+    status = {"phase": "Running", "startTime": "2026-11-28T12:00:00Z"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {"nodeName": node}, "status": status}
+
+
+def held_pods(client, inventory, node="gpu-0"):
+    """The UIDs of pods, with a kubelet that lists what the facts say."""
+
+    async def listed():
+        return inventory.snapshot.holdings or ()
+
+    return HeldPods(client, node, listed)
 
 
 def offered(snapshot):

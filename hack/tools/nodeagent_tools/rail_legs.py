@@ -42,7 +42,7 @@ def add(add: Add) -> None:
         "show which rails lose packets, and to which partners",
         "Asks the running agent, which probes the partners of each rail if `rails.probe` is on. A leg is the way to\n"
         "a partner's NIC and back; LOSS is that of 15 minutes. Exit status 1: a leg loses packets; 2: no\n"
-        "agent answers. A rail that cannot be checked says why.",
+        "agent answers, or it does not probe. A rail that cannot be checked says why.",
     )
     config_option(parser)
     json_option(parser)
@@ -156,9 +156,10 @@ def _rails(options: argparse.Namespace) -> int:
         note(f"no agent runs here ({source}), and the agent makes the probes: start it with rails.probe")
         return USAGE
     lossy = any(partner.level for rail in listing.rails for partner in rail.partners)
+    code = FAILED if lossy else GOOD if listing.probes else USAGE
     if options.json:
         print(document(listing, options.root, source))
-        return FAILED if lossy else GOOD
+        return code
     _notes(listing)
 
     def rows(rail: RailView) -> list[tuple[object, ...]]:
@@ -187,7 +188,7 @@ def _rails(options: argparse.Namespace) -> int:
             remarks("Cannot be checked", unchecked, on),
         )
     )
-    return FAILED if lossy else GOOD
+    return code
 
 
 def _notes(listing: RailListing) -> None:

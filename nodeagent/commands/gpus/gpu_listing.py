@@ -17,7 +17,7 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.duration import duration
 from nodeagent.commands.agent_query import AGAIN_S, ask_for, follow, origin
 from nodeagent.commands.json_document import document
-from nodeagent.commands.options import FAILED, GOOD
+from nodeagent.commands.options import GOOD, USAGE
 from nodeagent.commands.running_sources import RunningSources, known_kinds
 from nodeagent.commands.scan.listing import beginnings
 from nodeagent.commands.terminal import OLD, PLAIN, Screen, joined, note, remarks, screen, section, watching
@@ -64,7 +64,7 @@ async def show(config: Config, options: argparse.Namespace) -> int:
         async for lines in views:
             text = partial(as_table, lines, screen(), processes=options.processes)
             show(document(lines, options.root, place) if options.json else text())
-            code = FAILED if answer is None and lines.silent is not None else GOOD
+            code = USAGE if answer is None and lines.silent is not None else GOOD
             if not options.watch:
                 break
     return code

@@ -26,7 +26,7 @@ from nodeagent.commands.agent_query import (
     origin,
 )
 from nodeagent.commands.json_document import document
-from nodeagent.commands.options import FAILED, GOOD
+from nodeagent.commands.options import GOOD, USAGE
 from nodeagent.commands.running_sources import RunningSources, nics_of_machine, sentences, unanswered
 from nodeagent.commands.scan.listing import beginnings
 from nodeagent.commands.terminal import GAP, PLAIN, Screen, joined, note, remarks, screen, section, watching
@@ -76,7 +76,7 @@ async def show(config: Config, options: argparse.Namespace, device: str | None) 
     with watching(in_place=options.watch and not options.json) as show:
         async for health in views:
             show(_text(health, device, options, place))
-            code = FAILED if answer is None and health.silent else GOOD
+            code = USAGE if answer is None and health.silent else GOOD
             if not options.watch:
                 break
     return code

@@ -18,7 +18,7 @@ from nodeagent.commands.agent_query import origin
 from nodeagent.commands.health import replay
 from nodeagent.commands.health.device_health import ALONE, fetch_page
 from nodeagent.commands.json_document import node_name
-from nodeagent.commands.options import FAILED, GOOD
+from nodeagent.commands.options import GOOD, USAGE
 from nodeagent.commands.running_sources import RunningSources, known_kinds, unanswered, view_of
 from nodeagent.commands.terminal import note
 from nodeagent.commands.user_files import name_of
@@ -46,7 +46,7 @@ def show(config: Config, options: argparse.Namespace) -> int:
     if document is None:
         document, silent = asyncio.run(read_document(config, options.root))
     print(self_contained("node", document))
-    return FAILED if silent else GOOD
+    return USAGE if silent else GOOD
 
 
 def show_recording(config: Config, file: str) -> int:

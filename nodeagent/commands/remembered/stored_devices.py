@@ -12,8 +12,8 @@ from nodeagent.agent_config import Config
 from nodeagent.base.plain_text import one_line
 from nodeagent.base.stored_file import StoredFile, StoredForm
 from nodeagent.commands.json_document import document
-from nodeagent.commands.options import GOOD, USAGE
-from nodeagent.commands.terminal import screen, section
+from nodeagent.commands.options import FAILED, GOOD, USAGE
+from nodeagent.commands.terminal import screen, section, tell
 from nodeagent.host.sysfs import Tree
 from nodeagent.kinds.rail_numbers import Rail, match, nic_names, nics_of, selection
 from nodeagent.kinds.resource_settings import VfResource
@@ -161,6 +161,7 @@ def forget_rails(config: Config, root: Path, names: Sequence[str]) -> int:
         return _refuse(", ".join(sorted(unknown)) or "forget", "rail", file.path, [row.name for row in rows])
     gone = [row for row in rows if not names or wanted & _keys(row)]
     file.write(without(content, [row.stored for row in gone], names=not config.kubelet.pod_resources))
+    said = []
     for row in gone:
         nic = row.rail.pci_address or row.rail.permanent_mac
         outcome = {
@@ -168,8 +169,8 @@ def forget_rails(config: Config, root: Path, names: Sequence[str]) -> int:
             True: ". The NIC is here: drain the node and restart the agent.",
             False: f", and its number is free; a running agent takes this over within {config.scan_seconds:g} s.",
         }
-        print(f"{row.name} ({nic}) is forgotten{outcome[row.present]}")
-    return GOOD
+        said.append(f"{row.name} ({nic}) is forgotten{outcome[row.present]}")
+    return GOOD if tell("\n".join(said)) else FAILED
 
 
 def _refuse(unknown: str, kind: str, file: Path | None, known: Sequence[str]) -> int:
@@ -264,8 +265,6 @@ def forget_gpus(config: Config, root: Path, names: Sequence[str]) -> int:
         wrong = ", ".join(one_line(name, 64) for name in sorted(unknown))
         return _refuse(wrong, "GPU", stored.path, [gpu.uuid for gpu in gpus])
     stored.write(tuple(gpu for gpu in gpus if gpu.uuid not in names))
-    for gpu in gpus:
-        if gpu.uuid in names:
-            within = f"a running agent takes this over within {config.scan_seconds:g} s"
-            print(f"{gpu.uuid} is forgotten; {within}.")
-    return GOOD
+    within = f"a running agent takes this over within {config.scan_seconds:g} s"
+    said = [f"{gpu.uuid} is forgotten; {within}." for gpu in gpus if gpu.uuid in names]
+    return GOOD if tell("\n".join(said)) else FAILED

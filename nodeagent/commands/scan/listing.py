@@ -25,7 +25,7 @@ from nodeagent.base.bounded_calls import in_thread
 from nodeagent.base.supervise import beside
 from nodeagent.commands.agent_query import Fetch, ask_for, follow, origin, wait_for
 from nodeagent.commands.json_document import document
-from nodeagent.commands.options import FAILED, GOOD
+from nodeagent.commands.options import GOOD, USAGE
 from nodeagent.commands.running_sources import sentences, unanswered, view_of
 from nodeagent.commands.terminal import PLAIN, Screen, joined, note, remarks, screen, section, watching
 from nodeagent.config.faults import ConfigError, ConfigFault
@@ -70,7 +70,7 @@ async def show(config: Config, options: argparse.Namespace) -> int:
             named = True
             place = None if agent is None else source
             show(as_json(view, place, root) if options.json else as_table(view, screen()))
-            code = FAILED if agent is None and unanswered(view.snapshot.stale_sources) else GOOD
+            code = USAGE if agent is None and unanswered(view.snapshot.stale_sources) else GOOD
     return code
 
 

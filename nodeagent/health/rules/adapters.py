@@ -62,6 +62,29 @@ def decibels(watts: float) -> str:
     return f"{10 * math.log10(watts * 1000):.1f} dBm"
 
 
+_NO_CURRENT = 1e-4
+"""In amperes. A laser that works has some milliamperes; a step of an EEPROM is 2 µA (SFF-8636, CMIS)."""
+_IB_DISABLED = 3
+
+
+def _laser(view: NicView) -> Measured | None:
+    """Count the lanes whose own laser has neither current nor light. With carrier, such lanes are not in use."""
+    level, levels = view.history.level, view.history.levels
+    sent, currents = levels("tx_power_watts"), levels("bias_amperes")
+    off = view.admin_up is False or level("module_ready") == 0 or level("ib_physical_state") == _IB_DISABLED
+    lanes = sorted(sent.keys() & currents.keys(), key=int)
+    if off or not lanes or not level("tx_power_watts_low_alarm"):
+        return None  # switched off, or not measured by this module
+    dead = [lane for lane in lanes if sent[lane] <= _DARK_WATTS and currents[lane] < _NO_CURRENT]
+    if view.carrier or not dead:
+        return Measured(0.0, "light is sent", by(Source.MODULE.value))
+    text = (
+        f"the laser of lane {', '.join(dead)} is dead ({1000 * currents[dead[0]]:.0f} mA,"
+        f" {decibels(_DARK_WATTS)} sent): replace the module, not the fiber"
+    )
+    return Measured(float(len(dead)), text, by(Source.MODULE.value), sentence=text)
+
+
 # --- PCIe -------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +238,10 @@ ADAPTER_RULES: tuple[Rule, ...] = (
          "Decibels of light above the module's low alarm, on the darkest lane.", "The module's limit, for 5 min.",
          unit="dB above the limit", may_be_negative=True, below=True, enter=0, clear=0.5, enter_for_s=300,
          clear_for_s=600),
+    Rule("optics_laser", State.DEGRADED, _laser,
+         "Lasers of the own module without current and light, on a link that is set up and has no carrier.",
+         "One for a minute (our own choice); a module that states no low alarm of its sent light is not judged.",
+         unit="lanes", enter=1, clear=0, enter_for_s=60, clear_for_s=60),
     Rule("pcie_width", State.DEGRADED, _pcie_width,
          "The share of PCIe lanes in use, of those that the function and the port above it have.",
          "DGX firmware guides and ClusterMAX expect all of them.",
@@ -287,8 +314,9 @@ ADAPTER_RULES: tuple[Rule, ...] = (
          clear_for_s=600),
     Rule("network_paused", WARNING, _paused(*_PAUSES_RECEIVED),
          "The share of time for which the network paused this host: congestion, not a fault of the device.",
-         "25 % for 10 min (our own choice). Meta runs RoCE on PFC alone, so pauses are normal.",
-         counters=_PAUSES_RECEIVED, window_s=60, unit="of the time", enter=0.25, clear=0.1, enter_for_s=600,
+         "10 % for 10 min (our own choice): a tenth of the bandwidth is gone. Meta runs RoCE on PFC alone, so short "
+         "pauses are normal.",
+         counters=_PAUSES_RECEIVED, window_s=60, unit="of the time", enter=0.1, clear=0.05, enter_for_s=600,
          clear_for_s=600),
     Rule("rdma_timeouts", WARNING, per_second("rdma_ack_timeouts", Source.RDMA),
          "RDMA acknowledgments that did not arrive in time; the cause may be at the other end.",

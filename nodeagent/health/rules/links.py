@@ -64,10 +64,20 @@ def _firmware_fatal(view: NicView) -> Measured | None:
     return yes_or_no(bad, "the firmware reports a fatal error", "no fatal error", witnesses)
 
 
+def _loss_source(view: NicView) -> str | None:
+    """The source of the counter of losses; ``None``: losses in the meantime are unknown."""
+    if view.losses is None:
+        return None
+    if view.history.reads("ib_link_downed"):
+        return Source.RDMA.value  # also while the netdev is in a pod
+    stale = view.history.stale()
+    lost = Source.LINK in stale or (Source.RDMA in stale and view.infiniband)
+    return None if lost else Source.LINK.value
+
+
 def _flapping(view: NicView) -> Measured | None:
-    if Source.LINK in view.history.stale():
-        return None  # losses in the meantime are unknown
-    return Measured(view.penalty, f"penalty {view.penalty:.0f}", by(Source.LINK.value))
+    source = _loss_source(view)
+    return None if source is None else Measured(view.penalty, f"penalty {view.penalty:.0f}", by(source))
 
 
 def _rail_blamed(view: NicView, size: str, words: str) -> Measured | None:
@@ -107,10 +117,11 @@ QUIET_S = 3600.0
 
 
 def _flapping_daily(view: NicView) -> Measured | None:
-    if Source.LINK in view.history.stale():
+    source = _loss_source(view)
+    if source is None or view.losses is None:
         return None
     losses = view.losses if view.since_loss_s < QUIET_S else 0
-    return Measured(float(losses), f"{view.losses} losses", by(Source.LINK.value))
+    return Measured(float(losses), f"{view.losses} losses", by(source))
 
 
 def _speed_reduced(view: NicView) -> Measured | None:
@@ -208,7 +219,7 @@ LINK_RULES: tuple[Rule, ...] = (
          "The link loses its carrier repeatedly: each loss adds 1000 penalty points, which halve every window.",
          "The form is that of RFC 2439 and IP event dampening: suppressed from 2500 on, which is three losses in short "
          "succession (gpud and NVSentinel: three), reused at 1000, after an hour at the latest. The kernel's "
-         "carrier_down_count counts the losses, not events.",
+         "carrier_down_count counts the losses, not events; of an InfiniBand port without IPoIB its link_downed.",
          counters=("carrier_down",), window_s=600, unit="points", enter=2500, clear=1000, withdraws=True,
          by_losses=True, decays="penalty"),
     Rule("flapping_daily", State.DEGRADED, _flapping_daily,

@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import shutil
+import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from nodeagent.base.supervise import end_tasks
 from nodeagent.cluster.cluster_settings import ClusterSettings, EvictSettings
 from nodeagent.cluster.device_marks import DeviceMarker
 from nodeagent.cluster.evictions import Causes, Evictions, EvictionTaint, failed_device_causes
+from nodeagent.cluster.held_pods import HeldPods
 from nodeagent.cluster.node_report import NodeReporter, Rails
 from nodeagent.facts.allocation import Devices
 from nodeagent.facts.inventory import Inventory
@@ -233,12 +235,16 @@ class DemoCluster:
         def causes(snapshot: Snapshot) -> Causes:
             pfs = snapshot.functions
             devices = [Devices(pf.pci_address, (pf.pci_address,), (), pf.health) for pf in pfs]
-            return failed_device_causes(snapshot, [("nic", devices)], EVICT_S)
+            return failed_device_causes(snapshot, [("nic", devices)], lambda _: None, time.monotonic())
+
+        async def held() -> tuple[Holding, ...]:
+            return inventory.snapshot.holdings or ()
 
         marker = DeviceMarker(
             self._client, inventory, node, settings, evict_taint=taint, rate=RateLimit(1, 10.0), jitter_s=0.0
         )
-        evictions = Evictions(self._client, inventory, causes, EVICT_S, node=node, taint=taint)
+        pods = HeldPods(self._client, node, held)
+        evictions = Evictions(self._client, inventory, causes, EVICT_S, node=node, pods=pods, taint=taint)
         tasks = [asyncio.create_task(part.run()) for part in (marker, evictions)]
         try:
             yield partial(inventory.publish, "pods", holdings=())

@@ -332,4 +332,5 @@ class FabricShow(DemoSteps):
 
 def _pod(name: str, node: str) -> dict[str, object]:
     meta = {"name": name, "namespace": "default"}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {"nodeName": node}}
+    status = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {"nodeName": node}, "status": status}

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import GOOD, USAGE, Add, seconds
+from nodeagent.commands.options import FAILED, GOOD, USAGE, Add, seconds
+from nodeagent.commands.terminal import tell
 
 
 def add(add: Add) -> None:
@@ -34,8 +35,7 @@ def _capture(options: argparse.Namespace) -> int:
     if options.samples is None:
         from nodeagent_tools.capture.machine_capture import capture
 
-        print(capture(options.root, options.place, scramble=options.scramble))
-        return GOOD
+        return GOOD if tell(capture(options.root, options.place, scramble=options.scramble)) else FAILED
     if options.scramble:
         print(
             "nodeagent: --scramble applies to machines; a recording of samples has MAC addresses and UUIDs",
@@ -44,5 +44,4 @@ def _capture(options: argparse.Namespace) -> int:
         return USAGE
     from nodeagent_tools.capture.sample_recorder import record
 
-    print(record(options.root, options.place, options.samples))
-    return GOOD
+    return GOOD if tell(record(options.root, options.place, options.samples)) else FAILED

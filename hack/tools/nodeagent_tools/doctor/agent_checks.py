@@ -6,12 +6,13 @@ so only its answer shows every device that new pods do not get.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
 from nodeagent.health.explain import DeviceView
+from nodeagent.health.rules import NIC_RULES
 from nodeagent.web import local_socket
 from nodeagent_tools.doctor.finding import FACT, Advice, Finding, Topic, shortened
 from nodeagent_tools.doctor.reads import Target
@@ -28,6 +29,12 @@ TOPIC = Topic(
         "agent_withdraws": Advice(
             "The agent withholds these devices from new pods, also while a fault that has passed is not cleared.",
             "`nodeagent health DEVICE` shows what clears the fault; docs/runbook.md lists the reasons",
+        ),
+        "rules_blind": Advice(
+            "Nothing of these NICs gives the counters that these rules read, so such a fault is not seen: the rules "
+            "are unknown, which is not quiet.",
+            "a newer kernel, driver or firmware may give them (docs/hosts.md); an InfiniBand counter at its end needs "
+            "`perfquery -R`; otherwise watch the port of the switch",
         ),
     },
 )
@@ -67,3 +74,20 @@ def findings(facts: AgentFacts, *, recorded: bool) -> Iterator[Finding]:
     for view in withdrawn:
         reasons = shortened([f"{reason.key}: {reason.detail}" for reason in view.reasons])
         yield TOPIC.warn("agent_withdraws", f"{view.label} is {view.state}: {reasons}")
+    yield from _blind(facts.views)
+
+
+def _blind(views: Iterable[DeviceView]) -> Iterator[Finding]:
+    """One finding for the NICs that lack the same counters for the same rules."""
+    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for view in views:
+        unknown = {rule.rule for rule in view.rules if rule.phase == "unknown"}
+        blind = [
+            rule.key for rule in NIC_RULES if rule.key in unknown and {*rule.counters} & {*view.not_given}
+        ]
+        if blind and view.watched:
+            alike.setdefault((view.not_given, tuple(blind)), []).append(view.label)
+    for (counters, rules), names in alike.items():
+        yield TOPIC.note(
+            "rules_blind", f"{shortened(names)}: no {', '.join(counters)}; unknown: {', '.join(rules)}"
+        )

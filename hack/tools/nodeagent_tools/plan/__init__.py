@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.commands.log_lines import log_to_stderr
-from nodeagent.commands.options import FAILED, GOOD, USAGE, Add, json_option, seconds
+from nodeagent.commands.options import GOOD, USAGE, Add, json_option, seconds
 from nodeagent.commands.terminal import note, screen
 from nodeagent.commands.user_files import UserFileError
 
@@ -32,8 +32,8 @@ def add_trouble(add: Add) -> None:
         "what is wrong in the fabric, since when, which pods it concerns, and what to do",
         "Links with a fault, wrong cables and nodes without a place, what concerns most pods first. Links of a switch\n"
         "or of a node that went down at once are one trouble. Pods are known where nodes report them\n"
-        "(cluster.reportHolders). The result is 0 if nothing is wrong, 1 if something is or there is no report, and 2\n"
-        "if the input cannot be read.",
+        "(cluster.reportHolders). The result is 0 if nothing is wrong, 1 if something is, and 2 if there is no report\n"
+        "or the input cannot be read.",
     )
     source_options(parser)
     form = parser.add_mutually_exclusive_group()
@@ -132,7 +132,7 @@ def add_cabling(add: Add) -> None:
         _cabling,
         "compare every link of the hall with a cabling plan: planned, miscabled, missing, without LLDP or slow",
         "Without --plan, links are compared with the leaf groups that the reports lead to. The result is 0 if every\n"
-        "link is as planned, 1 if one is not, and 2 if the input cannot be read.",
+        "link is as planned, 1 if one is not, and 2 if none could be compared or the input cannot be read.",
     )
     source_options(parser)
     plan = parser.add_mutually_exclusive_group()
@@ -239,14 +239,9 @@ def _trouble(options: argparse.Namespace) -> int:
 
 def _job(options: argparse.Namespace) -> int:
     from nodeagent_tools.plan import job
-    from nodeagent_tools.plan.preview import SourceError
 
     log_to_stderr(options.log_level or "warning")
-    try:
-        return job.show(options)
-    except SourceError as error:
-        note(str(error))
-        return USAGE
+    return job.show(options)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -278,7 +273,7 @@ def _explain(options: argparse.Namespace) -> int:
         explanation = explanations.explain(preview, options.name)
     except explanations.UnknownNameError as error:
         note(str(error))
-        return FAILED
+        return USAGE
     if options.json:
         _print_json(preview, options, explanation.as_document())
     else:
@@ -324,7 +319,7 @@ def _node_list(preview: Preview, options: argparse.Namespace) -> int:
         note(
             f"not in the tree: {', '.join(unknown[:10])}{f' and {len(unknown) - 10} more' if unknown[10:] else ''}"
         )
-        return FAILED
+        return USAGE
     return GOOD
 
 

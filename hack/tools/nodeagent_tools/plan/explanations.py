@@ -59,7 +59,7 @@ class Explanation(NamedTuple):
     def as_text(self, on: Screen = PLAIN) -> str:
         lines = [part for line in self.sentences for part in wrapped(line, on)]
         if self.table is not None:
-            lines += ["", *columns(self.table.heads, self.table.rows, on, optional=("RAIL",))]
+            lines += ["", *columns(self.table.heads, self.table.rows, on, optional=("RAIL", "GROUP"))]
         return "\n".join(lines)
 
     def as_document(self) -> dict[str, Any]:

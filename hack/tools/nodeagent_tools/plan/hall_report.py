@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from nodeagent.base.plain_text import one_line
 from nodeagent.commands.json_document import camel
-from nodeagent.commands.options import FAILED, GOOD
+from nodeagent.commands.options import FAILED, GOOD, USAGE
 from nodeagent.commands.terminal import columns, screen
 from nodeagent.commands.user_files import UserFileError
 from nodeagent.config.faults import ConfigError
@@ -306,7 +306,8 @@ def show(options: argparse.Namespace) -> int:
         links = _print_changes(options, links)
     if not links:
         print("nodeagent: no link was compared", file=sys.stderr)
-    return GOOD if links and all(link.state == "planned" for link in links) else FAILED
+        return USAGE
+    return GOOD if all(link.state == "planned" for link in links) else FAILED
 
 
 def _cell(text: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from nodeagent.base.duration import duration
 from nodeagent.base.rfc3339 import rfc3339
+from nodeagent.commands.options import FAILED, GOOD
 from nodeagent.commands.terminal import PLAIN, Screen, screen, wrapped
 from nodeagent.config.faults import did_you_mean
 from nodeagent.fabric.jobs import ALIASES, KINDS, FabricOfJobs, JobKey, JobPod, by_job, held_links, job_pod
@@ -37,14 +38,15 @@ class JobNameError(SourceError):
 def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> int:
     """Print the job once, or with ``--watch`` until it is ended. Return the exit code."""
 
-    def look() -> tuple[str, bool]:
+    def look() -> tuple[str, int]:
         preview = read_preview(options, whole_reports=True, with_pods=True)
         jobs = by_job(map(job_pod, preview.pods))
         job, found = described(preview, jobs, chosen(jobs, options.name, options.namespace))
+        code = FAILED if found else GOOD
         if options.json:
             envelope = trouble.document(preview, found, options.source, now())
-            return json.dumps({**envelope, "job": job}, indent=2), not found
-        return "\n".join(as_lines(job, found, now(), screen())), not found
+            return json.dumps({**envelope, "job": job}, indent=2), code
+        return "\n".join(as_lines(job, found, now(), screen())), code
 
     return trouble.repeated(options, look)
 

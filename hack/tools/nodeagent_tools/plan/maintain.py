@@ -21,7 +21,8 @@ from nodeagent.base.rfc3339 import rfc3339
 from nodeagent.commands.json_document import node_name
 from nodeagent.commands.moments import local, moment
 from nodeagent.commands.options import FAILED, GOOD, USAGE
-from nodeagent.commands.terminal import note, screen, section
+from nodeagent.commands.terminal import note, screen, section, tell
+from nodeagent.config.faults import did_you_mean
 from nodeagent.fabric.maintenance import (
     ENTRIES_MAX,
     MAINTENANCE,
@@ -72,7 +73,8 @@ async def _run(options: argparse.Namespace, now: float, until: float) -> int:
                 "it is not under maintenance" if options.end else "no node, NODE/nic3 or switch is called so"
             )
             lister = "nodeagent maintain" if options.end else "nodeagent topology"
-            note(f"{unknown[0]}: {fault}; `{lister}` lists what is")
+            hint = did_you_mean(unknown[0], choice.known - {unknown[0].lower()})
+            note(f"{unknown[0]}: {fault}{hint or f'; `{lister}` lists what is'}")
             return USAGE
         return await _write_all(client, choice, spaces, now, end=options.end)
     finally:
@@ -97,12 +99,15 @@ class _Choice:
     here: str
     of_node: dict[str, list[Maintenance]] = field(default_factory=dict)
     met: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+    """All names that were offered."""
 
     def offer(self, node: str, names: Iterable[str | None], entry: Maintenance) -> None:
         """Take the entry of a place if one of its names is wanted."""
         own = {name.lower() for name in names if name}
         if entry.link and not entry.switch:
             own = {f"{node.lower()}/{name}" for name in own} | (own if node == self.here else set())
+        self.known |= own
         if hit := own & self.wanted:
             self.met |= hit
             self.of_node.setdefault(node, []).append(entry)
@@ -164,7 +169,29 @@ async def _choose(
 async def _write_all(
     client: ApiClient, choice: _Choice, spaces: Mapping[str, str], now: float, *, end: bool
 ) -> int:
-    faults, uncounted = [], ""
+    """Write all, then print what is written: also what is written when an error or Ctrl-C ends it."""
+    written: list[str] = []
+    faults: list[str] = []
+    try:
+        await _write_nodes(client, choice, spaces, now, written, faults, end=end)
+    finally:
+        said = tell("\n".join(written))
+        for fault in faults:
+            note(fault)
+    return GOOD if said and len(written) == sum(map(len, choice.of_node.values())) else FAILED
+
+
+async def _write_nodes(
+    client: ApiClient,
+    choice: _Choice,
+    spaces: Mapping[str, str],
+    now: float,
+    written: list[str],
+    faults: list[str],
+    *,
+    end: bool,
+) -> None:
+    uncounted = False
     for node, entries in sorted(choice.of_node.items()):
         try:
             await _write(client, node, entries, now, end=end)
@@ -176,17 +203,16 @@ async def _write_all(
             if error.status == 403:
                 break
             continue
+        for entry in entries:
+            said = "no longer under maintenance" if end else f"under maintenance until {local(entry.end)}"
+            written.append(one_line(f"{node}{'/' if entry.link else ''}{entry.link} is {said}"))
         try:  # the agent may not read its Node, and reads its report
             if (space := spaces.get(node)) is not None:
                 await _copy(client, node, space)
         except ApiError as error:
-            uncounted = uncounted or f"the agents do not learn of it and count flaps: {error}"
-        for entry in entries:
-            said = "no longer under maintenance" if end else f"under maintenance until {local(entry.end)}"
-            print(one_line(f"{node}{'/' if entry.link else ''}{entry.link} is {said}"))
-    for fault in filter(None, (uncounted, *faults)):
-        note(fault)
-    return FAILED if faults else GOOD
+            if not uncounted:
+                faults.insert(0, f"the agents do not learn of it and count flaps: {error}")
+            uncounted = True
 
 
 async def _write(

@@ -39,8 +39,8 @@ from nodeagent.topology.controller_config import FabricConfig
 from nodeagent.topology.fabric_file import read_fabric
 from nodeagent_tools.plan import objects
 from nodeagent_tools.plan.controller_settings import FabricRead, from_cluster, of_config_maps
+from nodeagent_tools.plan.kept_tree import keep_published
 from nodeagent_tools.plan.objects import Objects, store_object
-from nodeagent_tools.plan.withheld import keep_published
 
 NAME_A_CLUSTER = "name a cluster with --kubeconfig FILE"
 OR_READ_FILES = " or read reports with --from FILE (`nodeagent demo --nodes 64 --write DIR` makes some)"

@@ -11,7 +11,7 @@ from typing import Any
 
 from nodeagent.base.duration import duration
 from nodeagent.base.rfc3339 import rfc3339
-from nodeagent.commands.options import FAILED, GOOD
+from nodeagent.commands.options import FAILED, GOOD, USAGE
 from nodeagent.commands.terminal import PLAIN, Screen, note, screen, watching, wrapped
 from nodeagent.commands.user_files import UserFileError
 from nodeagent.config.faults import ConfigError
@@ -25,24 +25,24 @@ WATCH_MIN_S = 1.0
 def show(options: argparse.Namespace, now: Callable[[], float] = time.time) -> int:
     """Print the list once, or with ``--watch`` until it is ended. Return the exit code."""
 
-    def look() -> tuple[str, bool]:
+    def look() -> tuple[str, int]:
         preview = read_preview(options, whole_reports=True)
         found = troubles(preview.plan, at=now())
         if options.json:
             text = json.dumps(document(preview, found, options.source, now()), indent=2)
         else:
             text = as_text(preview, found, now(), screen())
-        return text, bool(preview.reports and not found)
+        return text, USAGE if not preview.reports else FAILED if found else GOOD
 
     return repeated(options, look)
 
 
-def repeated(options: argparse.Namespace, look: Callable[[], tuple[str, bool]]) -> int:
-    """Print what ``look`` returns, with ``--watch`` again and again. Its second value is whether all is well."""
+def repeated(options: argparse.Namespace, look: Callable[[], tuple[str, int]]) -> int:
+    """Print what ``look`` returns, with ``--watch`` again and again. Its second value is the exit code."""
     if options.watch is None:
-        text, good = look()
+        text, code = look()
         print(text)
-        return GOOD if good else FAILED
+        return code
     text = ""
     with watching(in_place=not options.json) as paint:
         while True:

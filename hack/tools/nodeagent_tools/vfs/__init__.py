@@ -15,7 +15,7 @@ from nodeagent.commands.options import (
     kubelet_dir_option,
     load,
 )
-from nodeagent.commands.terminal import screen
+from nodeagent.commands.terminal import screen, tell
 
 
 def add(add: Add) -> None:
@@ -56,8 +56,8 @@ def _vfs_apply(options: argparse.Namespace) -> int:
     config = load(options.config)
     log_to_stderr(options.log_level or "info")
     result = apply.apply(config, options.root, force=options.force, kubelet_dir=options.kubelet_dir)
-    print(apply.as_json(result, options.root) if options.json else apply.as_table(result, screen()))
-    return GOOD if result.good else FAILED
+    said = tell(apply.as_json(result, options.root) if options.json else apply.as_table(result, screen()))
+    return GOOD if result.good and said else FAILED
 
 
 def _vfs_show(options: argparse.Namespace) -> int:

@@ -154,11 +154,23 @@ class WriteVerbs:
         return self._changed(write, live, merged, managers)
 
     def evict(self, write: WriteOptions, eviction: Json) -> Json:
-        """Admission sees the Eviction, and not the removal of the pod that follows."""
+        """Admission sees the Eviction, and not the removal of the pod that follows (``EvictionREST.Create`` of
+        pkg/registry/core/pod/storage)."""
         meta = {"name": write.name, "namespace": write.namespace, "creationTimestamp": None}
         meta = (eviction.get("metadata") or {}) | meta
         self._admit("create", write, None, {**eviction, "metadata": meta})
-        return self._remove(write, eviction.get("deleteOptions") or {}, admit=False)
+        options = eviction.get("deleteOptions") or {}
+        uid, pod = (
+            (options.get("preconditions") or {}).get("uid"),
+            self.get(write.kind, write.namespace, write.name or ""),
+        )
+        if uid and uid != pod["metadata"]["uid"] and (pod.get("status") or {}).get("phase") != "Pending":
+            why = (
+                f"the UID in the precondition ({uid}) does not match the UID in record ({pod['metadata']['uid']}). "
+                "The object might have been deleted and then recreated"
+            )
+            raise conflict("", "Pod", write.name or "", why)
+        return self._remove(write, options, admit=False)
 
     def bind(self, write: WriteOptions, binding: Json) -> Json:
         """Set the node of a pod and merge the annotations of the Binding into its own, in one write.

@@ -54,6 +54,27 @@ RDMA_FILES = {
     "rdma_responder_cqe_errors": "resp_cqe_error",
 }
 """The name of each counter's file in hw_counters."""
+INFINIBAND_FILES = {
+    "symbol_error": "ib_symbol_errors",
+    "link_error_recovery": "ib_recoveries",
+    "link_downed": "ib_link_downed",
+    "port_rcv_errors": "ib_receive_errors",
+    "port_rcv_remote_physical_errors": "ib_remote_physical_errors",
+    "port_rcv_switch_relay_errors": "ib_switch_relay_errors",
+    "port_xmit_discards": "ib_transmit_discards",
+    "port_xmit_constraint_errors": "ib_transmit_constraint_errors",
+    "port_rcv_constraint_errors": "ib_receive_constraint_errors",
+    "local_link_integrity_errors": "ib_integrity_errors",
+    "excessive_buffer_overrun_errors": "ib_buffer_overruns",
+    "VL15_dropped": "ib_vl15_dropped",
+    "port_xmit_wait": "ib_transmit_waits",
+}
+"""The counters of errors of an InfiniBand port by their files; of an Ethernet port they stay 0."""
+ENDS = dict.fromkeys(INFINIBAND_FILES, 2**16 - 1) | {"port_xmit_wait": 2**32 - 1}
+ENDS |= dict.fromkeys(("link_error_recovery", "link_downed"), 2**8 - 1)
+ENDS |= dict.fromkeys(("port_xmit_constraint_errors", "port_rcv_constraint_errors"), 2**8 - 1)
+ENDS |= dict.fromkeys(("local_link_integrity_errors", "excessive_buffer_overrun_errors"), 2**4 - 1)
+"""Where each counter stays (PortCounters in IBTA volume 1)."""
 _REPORTERS = ("fw", "fw_fatal", "tx", "rx", "vnic")
 _PATTERNS = (
     *("command_leak", "health_compromised", "unrecoverable", "insufficient_power", "high_temperature"),
@@ -100,7 +121,9 @@ class Hardware:
     driver: dict[str, float] = field(default_factory=lambda: _zero(*_DRIVER))
     module: dict[str, float] = field(default_factory=_module)
     rdma: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys((*RDMA_FILES, "rdma_rx_bytes", "rdma_tx_bytes"), 0)
+        default_factory=lambda: dict.fromkeys(
+            (*RDMA_FILES, *INFINIBAND_FILES.values(), "rdma_rx_bytes", "rdma_tx_bytes"), 0
+        )
     )
     aer: dict[tuple[str, str], int] = field(default_factory=dict)
     failing: set[str] = field(default_factory=set)

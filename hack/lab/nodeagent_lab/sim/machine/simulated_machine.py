@@ -164,7 +164,8 @@ class Machine(GpuActions):
     def flap(self, nic: int | str, times: int = 1) -> None:
         """Lose and restore the carrier several times, faster than any reader notices."""
         device = self.nic(nic)
-        if not device.carrier:
+        infiniband = device.nic is not None and device.nic.link_type == "infiniband"
+        if not (device.signal if infiniband else device.carrier):
             refuse(f"{device.address} has no carrier to flap; set_link first")
         for function in (device, *device.vfs.values()):
             if function.netdev is not None and function.carrier:
@@ -172,6 +173,8 @@ class Machine(GpuActions):
                 function.netdev.carrier_ups += times
         device.hardware.add("link_down_events", times)
         device.hardware.add("ext_down", times)
+        if infiniband:
+            device.hardware.add("ib_link_downed", times)
         self._measured(device)
 
     def count(self, nic: int | str, name: str, by: float = 1) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from nodeagent_lab.sim.machine.blueprint import Model
 from nodeagent_lab.sim.machine.files import FOLDER, Entry, Symlink
-from nodeagent_lab.sim.machine.hardware_values import RDMA_FILES
+from nodeagent_lab.sim.machine.hardware_values import ENDS, INFINIBAND_FILES, RDMA_FILES
 from nodeagent_lab.sim.machine.state import Device, SimulatedNetdev, SimulatedRdma, octets
 
 BUS = "/sys/bus/pci"
@@ -55,10 +55,17 @@ _STATISTICS = (
     *("tx_bytes", "tx_dropped", "tx_errors", "tx_packets"),
 )
 _AS_SAMPLED = {"multicast": "rx_multicast", "rx_missed_errors": "rx_missed"}
-_PORT_COUNTERS = (
-    *("link_downed", "link_error_recovery", "port_rcv_data", "port_rcv_errors", "port_rcv_packets"),
-    *("port_xmit_data", "port_xmit_discards", "port_xmit_packets", "symbol_error"),
-)
+_PORT_COUNTERS = {
+    **dict.fromkeys(
+        ("multicast_rcv_packets", "multicast_xmit_packets", "port_rcv_packets", "port_xmit_packets"), ""
+    ),
+    **dict.fromkeys(("unicast_rcv_packets", "unicast_xmit_packets"), ""),
+    "port_rcv_data": "rdma_rx_bytes",
+    "port_xmit_data": "rdma_tx_bytes",
+    **INFINIBAND_FILES,
+}
+"""The files of a port with extended counters (drivers/infiniband/core/sysfs.c, pma_attrs_ext), by what they count."""
+_OCTETS = 4
 
 # include/uapi/linux/if.h; sysfs shows the device's own flags, without IFF_RUNNING and IFF_LOWER_UP.
 _IFF_UP, _IFF_BROADCAST, _IFF_LOOPBACK, _IFF_MULTICAST = 0x1, 0x2, 0x8, 0x1000
@@ -239,9 +246,9 @@ def rdma(device: Device, mine: SimulatedRdma, model: Model) -> dict[str, Entry]:
         say(f"ports/1/{name}", text)
     say("ports/1/rate", _RATES.get(device.speed_mbps, f"{device.speed_mbps / 1000:g} Gb/sec"))
     counted = device.hardware.rdma
-    octets_of = {"port_rcv_data": "rdma_rx_bytes", "port_xmit_data": "rdma_tx_bytes"}
-    for name in _PORT_COUNTERS:
-        say(f"ports/1/counters/{name}", counted.get(octets_of.get(name, ""), 0) // 4)
+    for name, counter in _PORT_COUNTERS.items():
+        unit = _OCTETS if name.endswith("_data") else 1
+        say(f"ports/1/counters/{name}", min(counted.get(counter, 0) // unit, ENDS.get(name, 2**64 - 1)))
     for name, file in RDMA_FILES.items():
         say(f"ports/1/hw_counters/{file}", counted[name])
     if not infiniband and device.hardware.gids and device.netdev is not None:
