@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from math import inf
 
@@ -178,17 +178,11 @@ def scan(tree: Tree) -> PciFacts:
         raise SysfsError(f"{tree.root} has no /sys: it is not the root folder of a machine")
     sysfs = SysfsScan(tree)
     listed, gpus = _functions_on_bus(sysfs)
-    # PFs first: a PF has the index of each VF, and VFs have its link type.
-    index: dict[str, tuple[str, int]] = {}
-    for address, (_, names) in listed.items():
-        for name in names:
-            if match := _VIRTFN.fullmatch(name):
-                vf = sysfs.read(tree.link, f"{_PCI}/{address}/{name}")
-                if vf is not None:
-                    index[vf] = (address, int(match[1]))
+    index = _listed_vfs(sysfs, listed)
     vfs = index.keys() | {address for address, (_, names) in listed.items() if "physfn" in names}
     vdpa = _vdpa(sysfs)
     functions: dict[str, Function] = {}
+    # PFs first: VFs have the link type of theirs.
     for address in sorted(listed, key=lambda address: ("physfn" in listed[address][1], address)):
         kind, names = listed[address]
         parent, vf_index = None, None
@@ -230,6 +224,20 @@ def scan(tree: Tree) -> PciFacts:
         gpus=gpus,
         unread=tuple(UnreadValue(*one) for one in sorted(sysfs.unread) if one[0] not in vfs),
     )
+
+
+def _listed_vfs(
+    sysfs: SysfsScan, listed: Mapping[str, tuple[int, Collection[str]]]
+) -> dict[str, tuple[str, int]]:
+    """Return the PF and the index of each VF that a PF lists, by the VF's PCI address."""
+    index: dict[str, tuple[str, int]] = {}
+    for address, (_, names) in listed.items():
+        for name in names:
+            if match := _VIRTFN.fullmatch(name):
+                vf = sysfs.read(sysfs.tree.link, f"{_PCI}/{address}/{name}")
+                if vf is not None:
+                    index[vf] = (address, int(match[1]))
+    return index
 
 
 def scan_once(tree: Tree) -> PciFacts:

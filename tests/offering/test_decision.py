@@ -18,7 +18,8 @@ from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.offering.decision import decide, offered_pools
 from nodeagent.offering.kept_rails import KeptRails
 from nodeagent.offering.offer import Offer, selection
-from tests.offering.test_offer import WITH_DRIVER, machine
+from tests.offering.test_offer import machine
+from tests.support.kind_machines import WITH_DRIVER
 
 CONFIG = load(
     "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresourcePrefix: x\nresources:\n"
