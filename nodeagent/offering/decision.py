@@ -13,7 +13,7 @@ from nodeagent.kinds.resource_settings import VfResource
 from nodeagent.kubelet.offer_files import OfferFiles
 from nodeagent.kubelet.rail_memory import RailMemory
 from nodeagent.kubelet.slice_sizes import SliceSizes
-from nodeagent.kubelet.withheld import Withheld
+from nodeagent.kubelet.withheld import UnwritableFile, Withheld
 from nodeagent.offering.offer import Offer
 from nodeagent.sources.pci_source import PRODUCT_FILE
 
@@ -68,8 +68,10 @@ def offered_pools(
     files: OfferFiles,
     *,
     pod_resources: bool,
+    unwritable: UnwritableFile | None = None,
 ) -> OfferedPools:
-    """Return the devices of the pools whose facts are known and that no device plugin's pod holds."""
+    """Return the devices of the pools whose facts are known and that no device plugin's pod holds. ``unwritable`` is a
+    file that each claim needs."""
     by_pool: dict[str, list[DraDevice]] = {name: [] for name in sorted(offer.dra_pools)}
     for device in devices:
         by_pool[device.pool].append(device)
@@ -81,7 +83,7 @@ def offered_pools(
         if all(inventory.has_published(source) for source in {_SOURCES[name]} | awaited):
             pools[name], held = without_plugin_holders(members, snapshot)
             left_out += held
-    found = ((device, files.obstacle(device.kind, snapshot)) for device in devices)
+    found = ((device, files.obstacle(device.kind, snapshot) or unwritable) for device in devices)
     obstacles = {device.name: str(file) for device, file in found if file is not None}
     if inventory.has_published("paths"):
         obstacles |= {it.name: lack for it in devices if (lack := it.kind.obstacle(snapshot)) is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nodeagent.agent_config import load
 from nodeagent.facts.inventory import Inventory
@@ -18,7 +19,7 @@ from nodeagent.kubelet.slice_sizes import SliceSizes
 from nodeagent.offering.decision import decide, offered_pools
 from nodeagent.offering.kept_rails import KeptRails
 from nodeagent.offering.offer import Offer, selection
-from tests.offering.test_offer import machine
+from tests.offering.test_offer import machine, pf
 from tests.support.kind_machines import WITH_DRIVER
 
 CONFIG = load(
@@ -73,6 +74,35 @@ def test_claims_of_gpus_wait_for_the_library_of_their_driver(tmp_path: Path) -> 
         devices = offer.dra_devices(inventory.snapshot)
         current = offered_pools(offer, devices, inventory.snapshot, inventory, files, pod_resources=False)
         assert [len(current.pools["gpu"] or ()), len(current.obstacles)] == [1, blocked]
+
+
+def test_as_many_nics_that_came_as_went_are_one_sentence_with_one_command(tmp_path: Path) -> None:
+    guids = [f"0c42:a103:0016:054{k}" for k in range(4)]
+    inventory = Inventory()
+    inventory.publish("pci", functions=tuple(pf(k, vfs=1) for k in (2, 3)))
+    key = selection(CONFIG.resources[0])
+
+    def said(*rails: Rail) -> list[str]:
+        return list(
+            KeptRails(RailMemory(tmp_path), inventory).missing(
+                Offer(CONFIG, {key: rails}), inventory.snapshot
+            )
+        )
+
+    unknown = [Rail(k, pf(k).pci_address) for k in range(2)]
+    late = [Rail(k, pf(k).pci_address, guids[k], late=True) for k in (2, 3)]
+    (one,) = said(*unknown, *late)
+    assert one == (
+        "2 NICs (nic0, nic1) went and 2 NICs (nic2, nic3) came: the PCI buses were renumbered, or other NICs are in "
+        "other slots. If the new ones take their place, drain the node, use `nodeagent remembered forget "
+        "--all-rails` and restart the agent: they get the numbers in PCI order"
+    )
+    known = [replace(rail, identity=guids[rail.number]) for rail in unknown]
+    (one,) = said(*known, *late)
+    assert "came: other NICs are in other slots." in one
+    # A NIC that had its number before the others went replaces none of them.
+    assert len(said(*unknown, *(replace(rail, late=False) for rail in late))) == 2
+    assert len(said(*unknown, late[0], replace(late[1], late=False))) == 2
 
 
 def test_a_missing_nic_is_named_by_its_address_and_without_one_by_its_mac(tmp_path: Path) -> None:
