@@ -145,12 +145,16 @@ async def _notifications(
     paths = [_path(path, method) for path in PATHS]
     prefix = pb.Path(target=TARGET) if method.addressed else None
     if method.get is not None:
-        get = channel.unary_unary("/gnmi.gNMI/Get", pb.GetRequest.SerializeToString)
+        get: grpc.aio.UnaryUnaryMultiCallable[pb.GetRequest, bytes] = channel.unary_unary(
+            "/gnmi.gNMI/Get", pb.GetRequest.SerializeToString
+        )
         request = pb.GetRequest(prefix=prefix, path=paths, type=method.get, encoding=method.encoding)
         for notification in _decoded(pb.GetResponse, await get(request, metadata=metadata)).notification:
             yield notification
         return
-    call = channel.stream_stream("/gnmi.gNMI/Subscribe", pb.SubscribeRequest.SerializeToString)
+    call: grpc.aio.StreamStreamMultiCallable[pb.SubscribeRequest, bytes] = channel.stream_stream(
+        "/gnmi.gNMI/Subscribe", pb.SubscribeRequest.SerializeToString
+    )
     subscriptions = pb.SubscriptionList(
         prefix=prefix,
         subscription=[pb.Subscription(path=path) for path in paths],
