@@ -104,8 +104,6 @@ class StoredFile(Generic[T]):
         self.unwritable: str | None = None
         """Why the last write failed."""
         self._written = b""
-        self._tidied = False
-        """Whether what killed writers left beside the file was looked for."""
         self._call: asyncio.Future[Any] | None = None
         """The last reading or writing in a thread."""
 
@@ -144,7 +142,7 @@ class StoredFile(Generic[T]):
             return True
         if self._hangs() and (self.unwritable is not None or not await self._ended(limit_s)):
             return False
-        call = self._call = in_thread(partial(_replace, self.path, text, self._untidy()))
+        call = self._call = in_thread(partial(_replace, self.path, text))
         call.add_done_callback(partial(self._settle, text))
         return await self._ended(limit_s) and self._written == text
 
@@ -184,7 +182,7 @@ class StoredFile(Generic[T]):
         """Write the file again if it was deleted."""
         if self.path is None or not self._written or self._hangs():
             return
-        call = self._call = in_thread(partial(_restore, self.path, self._written, self._untidy()))
+        call = self._call = in_thread(partial(_restore, self.path, self._written))
         call.add_done_callback(partial(self._settle_restored, self._written))
         await self._ended(WRITE_S)
 
@@ -196,11 +194,6 @@ class StoredFile(Generic[T]):
         if self.unreadable is not None:
             return UnwritableMemory(path, self.unreadable, loss, broken=True, known=bool(self._written))
         return None
-
-    def _untidy(self) -> bool:
-        """Return true once."""
-        untidy, self._tidied = not self._tidied, True
-        return untidy
 
     def _hangs(self) -> bool:
         return self._call is not None and not self._call.done()
@@ -238,16 +231,14 @@ class StoredFile(Generic[T]):
         self.unwritable = reason
 
 
-def _replace(path: Path, text: bytes, tidy: bool) -> None:
-    if tidy:
-        remove_abandoned(path.parent, path.name)
+def _replace(path: Path, text: bytes) -> None:
+    remove_abandoned(path.parent, path.name)
     replace_file(path, text, durable=True)
 
 
-def _restore(path: Path, text: bytes, tidy: bool) -> bool:
+def _restore(path: Path, text: bytes) -> bool:
     """Return whether the file was written."""
-    if tidy:
-        remove_abandoned(path.parent, path.name)
+    remove_abandoned(path.parent, path.name)
     if path.exists():
         return False
     replace_file(path, text, durable=True)
