@@ -3,8 +3,9 @@
     python hack/chart.py [KUBECTL]
 
 The output of kustomize becomes the templates; the few values that users set become expressions. The README has a table
-of the values. The other files of the chart (Chart.yaml, values.yaml, its schema, NOTES.txt) are written by hand. A test
-renders the chart with Helm and compares the objects with those of kustomize.
+of the values. The definitions in the schema of the values are those of the configurations. The other files of the chart
+(Chart.yaml, values.yaml, NOTES.txt) and the rest of the schema are written by hand. A test renders the chart with Helm
+and compares the objects with those of kustomize.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import msgspec
 import yaml
 
 from nodeagent.agent_config import Config
+from nodeagent.config.former_keys import FORMER_KEYS
 from nodeagent.config.in_force import needs_restart
+from nodeagent.config.reference import schema
 from nodeagent.config.setting import Settings
 from nodeagent.fabric.fabric_settings import OWN_LABELS, LabelPreset, preset_keys
 from nodeagent.topology.controller_config import FabricConfig
@@ -197,7 +200,8 @@ _MARKS = """\
 {{- if and .Values.marks.enabled (not (or $nodes.minLinksCondition $nodes.minLinksTaint)) }}
 {{- fail "marks.enabled needs minLinks, and nodes.minLinksCondition or nodes.minLinksTaint, in controller.fabric" }}
 {{- end }}
-{{- $written := deepEqual $asked $fabric | ternary .Values.controller.fabric $asked }}
+{{- $given := kindIs "map" .Values.controller.fabric | ternary $fabric .Values.controller.fabric }}
+{{- $written := deepEqual $asked $fabric | ternary $given $asked }}
 """
 
 OF_OTHERS = {
@@ -461,7 +465,7 @@ def agent(manifest: Object, pods: dict[str, Object]) -> Object:
     manifest["metadata"]["name"] = "nodeagent@suffix@"
     manifest["metadata"]["labels"]["app.kubernetes.io/instance"] = "@pool@@"
     if manifest["kind"] == "ConfigMap":
-        manifest["data"]["nodeagent.yaml"] = "@config@$pool.config@"
+        manifest["data"]["nodeagent.yaml"] = "@config@$written@"
         return manifest
     spec = manifest["spec"]
     spec["selector"]["matchLabels"]["app.kubernetes.io/instance"] = "@pool@@"
@@ -680,6 +684,7 @@ def each_pool(text: str) -> str:
         '{{- $suffix := empty $name | ternary "" (printf "-%s" $name) }}\n'
         "{{- $affinity := empty $name | ternary $.Values.agent.affinity nil }}\n"
         + checked("$settings", "$pool.config", "nodeagent.yaml", "NodeAgentConfig", "of the agents")
+        + '{{- $written := kindIs "map" $pool.config | ternary $settings $pool.config }}\n'
         + f"{{{{- $startSettings := merge (dict {parts}) (omit $settings {live}) }}}}\n"
         "{{- $startSettings = $startSettings | toJson | sha256sum | trunc 16 | quote }}\n"
         f"---\n{text}{{{{- end }}}}\n"
@@ -687,14 +692,17 @@ def each_pool(text: str) -> str:
 
 
 def checked(variable: str, value: str, file: str, kind: str, whose: str) -> str:
-    """Set ``variable`` to the configuration, and refuse one that is no YAML or of another kind or version.
+    """Set ``variable`` to the configuration, and refuse one that is no YAML or of another kind or version. A map needs
+    neither kind nor version: it gets them.
 
     An agent or controller that runs refuses such a file and stays as it is; the upgrade would restart it with the file.
     """
     head = " ".join(f'"{key}" "{wanted}"' for key, wanted in (("apiVersion", VERSION), ("kind", kind)))
     return (
         f"{{{{- {variable} := {value} }}}}\n"
-        f'{{{{- if not (kindIs "map" {variable}) }}}}\n'
+        f'{{{{- if kindIs "map" {variable} }}}}\n'
+        f"{{{{- {variable} = merge (deepCopy {variable}) (dict {head}) }}}}\n"
+        "{{- else }}\n"
         f'{{{{- {variable} = fromYaml ({variable} | default ($.Files.Get "files/{file}")) }}}}\n'
         f"{{{{- with {variable}.Error }}}}"
         f'{{{{ fail (printf "the configuration {whose} is no YAML: %s" .) }}}}{{{{ end }}}}\n'
@@ -707,7 +715,58 @@ def checked(variable: str, value: str, file: str, kind: str, whose: str) -> str:
     )
 
 
+def values_schema(written: str) -> str:
+    """The schema of the values: what is written by hand, with the definitions of the two configurations."""
+    definitions: Object = {}
+    for settings, kind in ((Config, "NodeAgentConfig"), (FabricConfig, "FabricConfig")):
+        made = schema(settings, "")["$defs"]
+        made[settings.__name__].pop("required", None)  # the templates add kind and version
+        for place in FORMER_KEYS[kind]:
+            _accept(made, settings.__name__, place.split("."))
+        definitions |= made
+    by_hand, _, _ = written.partition('\n  "$defs":')
+    return (
+        f'{by_hand}\n  "$defs": {json.dumps({name: _bare(one) for name, one in definitions.items()})}\n}}\n'
+    )
+
+
+def _accept(definitions: Object, name: str, place: list[str]) -> None:
+    """Add the key of an earlier version at ``place``, as ``resources[gpu-mem].memoryLimits``: agents still read it."""
+    part = definitions[name]["properties"]
+    if len(place) == 1:
+        part[place[0]] = {}
+        return
+    key, _, kind = place[0].rstrip("]").partition("[")
+    below = part[key].get("items", part[key])
+    names = [one["$ref"].rpartition("/")[2] for one in below.get("anyOf", [below])]
+    for one in names:
+        if not kind or kind in definitions[one]["properties"]["kind"]["enum"]:
+            _accept(definitions, one, place[1:])
+
+
+def _bare(part: Any) -> Any:
+    """A schema without its texts. A number is accepted for a text, as the loader does, unless YAML made another number
+    of it: the vendor 0403 without quotes arrives as 259."""
+    if isinstance(part, list):
+        return [_bare(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    bare = {}
+    for key, value in part.items():
+        if key == "properties":
+            bare[key] = {name: _bare(one) for name, one in value.items()}
+        elif key == "type" and value == "string":
+            bare[key] = ["string", "number"]
+        elif key not in ("title", "description", "default", "examples", "discriminator"):
+            bare[key] = _bare(value)
+    if bare.get("pattern") == "^([0-9a-f]{4})$":
+        bare |= {"minimum": 1000, "maximum": 9999}
+    return bare
+
+
 def main() -> None:
+    schema_file = CHART / "values.schema.json"
+    schema_file.write_text(values_schema(schema_file.read_text()))
     for name, text in templates(*sys.argv[1:2]).items():
         file = CHART / name
         file.parent.mkdir(parents=True, exist_ok=True)

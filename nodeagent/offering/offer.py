@@ -37,6 +37,7 @@ from nodeagent.kinds.rail_numbers import (
     Rails,
     Selection,
     added,
+    exchanged,
     held_rails,
     identified,
     match,
@@ -182,18 +183,21 @@ class Offer:
         must ask the other memories."""
         return self.awaits_holdings(entry) or (self._recalls and self.wait(entry) is not None)
 
-    def missing(self, snapshot: Snapshot) -> Iterator[tuple[VfResource, Rail]]:
-        """Yield the rails whose NIC is not on the bus, each with its entry."""
+    def missing(self, snapshot: Snapshot) -> Iterator[tuple[VfResource, Rails, Rails]]:
+        """Yield the rails of each entry whose NICs are not on the bus, and those of as many NICs that came in the
+        meantime, if there are."""
         present = nics_of(snapshot.functions, ())
         for entry, rails in self.in_force():
-            yield from ((entry, rail) for rail in rails if rail.pci_address not in present)
+            if missing := tuple(rail for rail in rails if rail.pci_address not in present):
+                yield entry, missing, exchanged(rails, present)[1]
 
     def forget(self, rails: Collection[Rail]) -> None:
         """Remove the rails of missing NICs. Their numbers are free."""
         self._reported = ()
         self._forgotten.update(rail.pci_address for rail in rails if rail.pci_address is not None)
+        gone = {rail.place for rail in rails}
         for key, known in self.numbering.items():
-            self.numbering[key] = tuple(rail for rail in known if rail not in rails)
+            self.numbering[key] = tuple(rail for rail in known if rail.place not in gone)
 
     def troubles(self, snapshot: Snapshot) -> tuple[Trouble, ...]:
         """Return what is wrong with this configuration on this machine."""
@@ -201,12 +205,16 @@ class Offer:
             self._offered_twice,
             self._pf_in_two_entries,
             self._refused,
-            self._hindered,
             self._nothing_offered,
             self._less_than_expected,
-            self._tiny_slices,
         )
-        return tuple(trouble for find in finders for trouble in find(snapshot))
+        devices = (device.kind for device in self.dra_devices(snapshot))
+        hindered = _hindered((*self.kinds(snapshot), *devices), snapshot)
+        return (
+            *(trouble for find in finders for trouble in find(snapshot)),
+            *hindered,
+            *_tiny_slices(self.config, snapshot),
+        )
 
     def _offered_twice(self, snapshot: Snapshot) -> Iterator[Trouble]:
         owner: dict[str, str] = {}
@@ -246,17 +254,6 @@ class Offer:
             yield Trouble(f"{name.partition('/')[2]}: {lacking}", fatal=True)
         yield from _cut_names(self._all_kinds(snapshot))
 
-    def _hindered(self, snapshot: Snapshot) -> Iterator[Trouble]:
-        """Yield what the host lacks for containers with a device."""
-        kinds = dict.fromkeys(
-            (*self.kinds(snapshot), *(device.kind for device in self.dra_devices(snapshot)))
-        )
-        lacking = ((kind.resource, kind.obstacle(snapshot)) for kind in kinds)
-        for resource, obstacle in dict.fromkeys(lacking):
-            if obstacle is not None:
-                message = f"{resource.partition('/')[2]}: {obstacle}"
-                yield Trouble(message, fatal=False, ready=False, source="paths")
-
     def _nothing_offered(self, snapshot: Snapshot) -> Iterator[Trouble]:
         for entry in self.config.resources:
             kinds = tuple(self._kinds_of(entry, snapshot, frozenset()))
@@ -267,53 +264,11 @@ class Offer:
             if self.awaits_holdings(entry) or self.wait(entry) is not None:
                 continue
             if isinstance(entry, VfResource):
-                source, shortage = "pci", self._vf_shortage(entry, snapshot)
+                source, shortage = "pci", _vf_shortage(self.config, entry, snapshot)
             else:
-                source, shortage = "gpus", self._gpu_shortage(entry, snapshot)
+                source, shortage = "gpus", _gpu_shortage(self.config, entry, snapshot)
             message = f"{entry.name}: {shortage or entry.nothing_selected}"
             yield Trouble(message, fatal=False, ready=shortage is None, source=source)
-
-    def _vf_shortage(self, entry: VfResource, snapshot: Snapshot) -> str | None:
-        """Return why this node offers no VF although PFs that the entry selects can have VFs."""
-        links = {link.pci_address: link for link in snapshot.links}
-        pfs = [
-            function
-            for function in snapshot.functions
-            if function.parent is None
-            and (function.num_vfs or (function.total_vfs and function.health.state is not State.UNUSED))
-            and offers_vfs_of(entry, function, links.get(function.pci_address))
-        ]
-        if not pfs:
-            return None
-        if any(function.num_vfs for function in pfs):
-            remedy = "none of their VFs matches vfDriver and vfIndexes"
-        elif any(_creates_vfs(self.config, function) for function in pfs):
-            remedy = "`nodeagent vfs apply` has not made their VFs: its log names the cause"
-        else:
-            remedy = "create VFs (vfs), or take the entry out of resources on nodes of this type"
-        return f"no VF is offered by the PFs {_named(pf.pci_address for pf in pfs)}: {remedy}"
-
-    def _gpu_shortage(self, entry: GpuMemResource | GpuResource, snapshot: Snapshot) -> str | None:
-        """Return why this node offers no GPU although the PCI bus has GPUs that the entry may select."""
-        # NVML names no GPU that a person has kept from pods: for virtual machines, or by a setting of the driver.
-        unused = {gpu.place for gpu in snapshot.unusable_gpus if gpu.health.state is State.UNUSED}
-        functions = (gpu for gpu in snapshot.gpu_functions if not gpu.for_guests)
-        seen = [gpu.pci_address for gpu in functions if gpu.pci_address not in unused]
-        globs = entry.select.pci_addresses
-        seen = [address for address in seen if not globs or matches(address, globs)]
-        if snapshot.gpus or not seen or self.config.gpu.driver == "none":
-            return None
-        return (
-            f"the PCI bus has the GPUs {_named(seen)}, and NVML is not loaded or names none: install or start the "
-            "driver (its container may still be starting), and give the agent's pod the runtime `nvidia`"
-        )
-
-    def _tiny_slices(self, snapshot: Snapshot) -> Iterator[Trouble]:
-        for entry in self.config.resources:
-            if isinstance(entry, GpuMemResource) and not _by_claim(entry):
-                memories = [gpu.memory_mib for gpu in selected_gpus(entry.select, snapshot.gpus)]
-                if remark := status_remark(entry.slice_mib, entry.reserved_mib, memories):
-                    yield Trouble(f"{entry.name}: {remark}", fatal=False, source="gpus", key="slices")
 
     def _less_than_expected(self, snapshot: Snapshot) -> Iterator[Trouble]:
         expect = self.config.expect
@@ -438,7 +393,7 @@ class Offer:
     ) -> Rails:
         """Return the rails with new NICs, by PCI address. A number that another memory has is only for its NIC."""
         literal, nics = literal_addresses(entry.select), nics_of(snapshot.functions, snapshot.links)
-        macs = {rail.pci_address: rail.permanent_mac for known in self.numbering.values() for rail in known}
+        cards = {rail.pci_address: rail.identity for known in self.numbering.values() for rail in known}
         number_of = {address: place for place, address in enumerate(literal)}
         reserved: frozenset[int] = frozenset()
         if new and self._recalls and not literal:
@@ -446,12 +401,68 @@ class Offer:
             number_of = {rail.pci_address: rail.number for rail in recalled_rails if rail.pci_address}
             mine = (rail.number for rail in self._reported if _may_own(entry, rail, snapshot, links))
             reserved = _held(self.config, entry, snapshot).numbers.union(mine)
+        late = not literal and any(rail.pci_address not in nics for rail in rails)
         for address in new:
             number = number_of.get(address)
             if number in {rail.number for rail in rails}:
                 number = None
-            rails = added(rails, address, nics.get(address) or macs.get(address), number, reserved)
+            card = nics.get(address) or cards.get(address)
+            rails = added(rails, address, card, number, reserved, late=late)
         return rails
+
+
+def _hindered(kinds: Iterable[DeviceKind], snapshot: Snapshot) -> Iterator[Trouble]:
+    """Yield what the host lacks for containers with a device."""
+    lacking = ((kind.resource, kind.obstacle(snapshot)) for kind in dict.fromkeys(kinds))
+    for resource, obstacle in dict.fromkeys(lacking):
+        if obstacle is not None:
+            message = f"{resource.partition('/')[2]}: {obstacle}"
+            yield Trouble(message, fatal=False, ready=False, source="paths")
+
+
+def _vf_shortage(config: Config, entry: VfResource, snapshot: Snapshot) -> str | None:
+    """Return why this node offers no VF although PFs that the entry selects can have VFs."""
+    links = {link.pci_address: link for link in snapshot.links}
+    pfs = [
+        function
+        for function in snapshot.functions
+        if function.parent is None
+        and (function.num_vfs or (function.total_vfs and function.health.state is not State.UNUSED))
+        and offers_vfs_of(entry, function, links.get(function.pci_address))
+    ]
+    if not pfs:
+        return None
+    if any(function.num_vfs for function in pfs):
+        remedy = "none of their VFs matches vfDriver and vfIndexes"
+    elif any(_creates_vfs(config, function) for function in pfs):
+        remedy = "`nodeagent vfs apply` has not made their VFs: its log names the cause"
+    else:
+        remedy = "create VFs (vfs), or take the entry out of resources on nodes of this type"
+    return f"no VF is offered by the PFs {_named(pf.pci_address for pf in pfs)}: {remedy}"
+
+
+def _gpu_shortage(config: Config, entry: GpuMemResource | GpuResource, snapshot: Snapshot) -> str | None:
+    """Return why this node offers no GPU although the PCI bus has GPUs that the entry may select."""
+    # NVML names no GPU that a person has kept from pods: for virtual machines, or by a setting of the driver.
+    unused = {gpu.place for gpu in snapshot.unusable_gpus if gpu.health.state is State.UNUSED}
+    functions = (gpu for gpu in snapshot.gpu_functions if not gpu.for_guests)
+    seen = [gpu.pci_address for gpu in functions if gpu.pci_address not in unused]
+    globs = entry.select.pci_addresses
+    seen = [address for address in seen if not globs or matches(address, globs)]
+    if snapshot.gpus or not seen or config.gpu.driver == "none":
+        return None
+    return (
+        f"the PCI bus has the GPUs {_named(seen)}, and NVML is not loaded or names none: install or start the "
+        "driver (its container may still be starting), and give the agent's pod the runtime `nvidia`"
+    )
+
+
+def _tiny_slices(config: Config, snapshot: Snapshot) -> Iterator[Trouble]:
+    for entry in config.resources:
+        if isinstance(entry, GpuMemResource) and not _by_claim(entry):
+            memories = [gpu.memory_mib for gpu in selected_gpus(entry.select, snapshot.gpus)]
+            if remark := status_remark(entry.slice_mib, entry.reserved_mib, memories):
+                yield Trouble(f"{entry.name}: {remark}", fatal=False, source="gpus", key="slices")
 
 
 def _vf_entries(config: Config) -> Iterator[VfResource]:

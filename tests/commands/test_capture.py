@@ -151,6 +151,8 @@ def test_a_capture_has_contents_only_of_files_that_were_read(root: Path, tmp_pat
         "libcuda.so.1",
         "libcuda.so.580.1",
         "libnvidia-ml.so.1",
+        "libnvidia-ptxjitcompiler.so.1",
+        "libnvidia-ptxjitcompiler.so.580.95.05",
     ]
     assert (library / "libcuda.so.580.1").read_bytes() == b""
     assert (tmp_path / "c/dev/nvidia0").read_bytes() == b""

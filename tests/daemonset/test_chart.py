@@ -16,8 +16,10 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from msgspec import to_builtins
 
 from nodeagent import __version__
+from nodeagent.commands.config import default_file
 from nodeagent.topology.controller_config import FabricConfig, load_fabric
 from tests.kubelet.test_kubelet_folders import check as check_folders
 from tests.support import manifests as kustomize
@@ -326,7 +328,7 @@ def test_the_chart_describes_itself() -> None:
 # What a changed configuration restarts
 
 HEADER = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeAgentConfig"}
-VFS = {"vfs": [{"pciAddresses": ["0000:18:00.0"], "count": 8}]}
+VFS = {"vfs": [{"select": {"pciAddresses": ["0000:18:00.0"]}, "count": 8}]}
 
 
 def checksum(**values: Any) -> str:
@@ -350,7 +352,7 @@ def test_a_setting_that_pods_read_at_their_start_restarts_them(setting: dict[str
     "setting",
     [
         {"resourcePrefix": "x"},
-        {"resources": [{"kind": "gpu"}]},
+        {"resources": [{"kind": "gpu", "select": {"indexes": [0]}}]},
         {"health": {"unused": ["eth0"]}},
         {"log": {"level": "debug"}},
     ],
@@ -382,7 +384,13 @@ def test_a_configuration_that_is_no_yaml_is_refused_before_it_restarts_an_agent(
 
 
 @pytest.mark.parametrize(
-    "config", ["apiVersion: nonsense", {"kind": "NodeAgentConfig"}, HEADER | {"kind": "FabricConfig"}]
+    "config",
+    [
+        "apiVersion: nonsense",
+        {"apiVersion": "nodeagent.io/v2"},
+        "kind: NodeAgentConfig",
+        HEADER | {"kind": "FabricConfig"},
+    ],
 )
 def test_a_configuration_of_another_kind_or_version_is_refused_before_it_restarts_an_agent(
     config: Any,
@@ -392,7 +400,8 @@ def test_a_configuration_of_another_kind_or_version_is_refused_before_it_restart
     pool = {"nodeSelector": {"pool": "a"}, "config": config}
     for values in ({"config": config}, {"pools": {"a": pool}}):
         with pytest.raises(
-            helm.HelmError, match=r"the configuration of the agents has (apiVersion|kind): .*, it must be "
+            helm.HelmError,
+            match=r"the configuration of the agents has (apiVersion|kind): .*, it must be |/config/(apiVersion|kind)'",
         ):
             render(values)
 
@@ -401,7 +410,9 @@ def test_a_configuration_of_another_kind_or_version_is_refused_before_it_restart
 def test_a_configuration_of_another_kind_is_refused_before_it_restarts_a_controller(fabric: Any) -> None:
     import helm_python as helm
 
-    with pytest.raises(helm.HelmError, match=r"the configuration of the controller (has|is no YAML)"):
+    with pytest.raises(
+        helm.HelmError, match=r"the configuration of the controller (has|is no YAML)|/fabric/kind"
+    ):
         render({"controller": {"enabled": True, "fabric": fabric}})
     render({"controller": {"enabled": False, "fabric": fabric}})
 
@@ -419,6 +430,71 @@ def test_a_map_for_a_configuration_causes_no_warning(capfd: pytest.CaptureFixtur
     ):
         render({**values, "controller": {"enabled": True, "fabric": of_controller}})
     assert capfd.readouterr().err == ""
+
+
+def refused(values: dict[str, Any]) -> str:
+    """Helm's message."""
+    import helm_python as helm
+
+    with helm.Chart.load(str(CHART)) as loaded, pytest.raises(helm.HelmError) as error:
+        loaded.validate_schema(values)
+    return str(error.value)
+
+
+def test_the_schema_has_the_definitions_of_the_configurations() -> None:
+    file = CHART / "values.schema.json"
+    made = chart.values_schema(file.read_text())
+    if os.environ.get("NODEAGENT_GOLDEN") == "write":
+        file.write_text(made)
+    assert json.loads(file.read_text()) == json.loads(made)
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"config": {"resourcPrefix": "x"}}, "resourcPrefix"),
+        ({"config": {"rails": {"prob": True}}}, "prob"),
+        ({"config": {"health": {"guard": {"share": "much"}}}}, "share"),
+        ({"pools": {"a": {"nodeSelector": {"a": "b"}, "config": {"resourcPrefix": "x"}}}}, "resourcPrefix"),
+        ({"config": {"resources": [{"kind": "vf", "select": {"vendors": [0o403]}}]}}, "vendors"),
+        ({"controller": {"enabled": True, "fabric": {"label": {}}}}, "label"),
+    ],
+)
+def test_a_setting_that_no_agent_knows_is_refused_with_its_name(values: dict[str, Any], names: str) -> None:
+    assert names in refused(values)
+
+
+def test_each_default_and_each_overlay_fits_the_schema() -> None:
+    import helm_python as helm
+
+    with helm.Chart.load(str(CHART)) as loaded:
+        for values in (
+            {"config": yaml.safe_load(default_file())},
+            {"config": {"expect": {}, "resourcePrefix": 100}},
+            {"config": {"resources": [{"kind": "vf", "select": {"vendors": ["0403", 8086]}}]}},
+            {"config": {"stateDirectory": "/run/state", "kubelet": {"registration": "auto"}}},
+            {"config": {"resources": [{"kind": "gpu-mem", "memoryLimits": False}]}},
+            {"controller": {"enabled": True, "fabric": to_builtins(FabricConfig(), str_keys=True)}},
+            *OVERLAYS.values(),
+        ):
+            as_maps = copy.deepcopy(values)
+            for part, key in ((as_maps, "config"), (as_maps.get("controller", {}), "fabric")):
+                if isinstance(part.get(key), str):
+                    part[key] = yaml.safe_load(part[key])
+            loaded.validate_schema(as_maps)
+
+
+def test_a_map_needs_neither_kind_nor_version() -> None:
+    pool = {"nodeSelector": {"a": "b"}, "config": {"listen": None}}
+    for values, name in (
+        ({"config": {"listen": None}}, "nodeagent"),
+        ({"pools": {"a": pool}}, "nodeagent-a"),
+    ):
+        held = named(render(values), "ConfigMap", name)["data"]["nodeagent.yaml"]
+        assert yaml.safe_load(held) == HEADER | {"listen": None}
+    fabric = {"controller": {"enabled": True, "fabric": {"minLinks": 2}}}
+    held = named(render(fabric), "ConfigMap", "nodeagent-controller")["data"]["fabric.yaml"]
+    assert yaml.safe_load(held) == HEADER | {"kind": "FabricConfig", "minLinks": 2}
 
 
 def test_the_configuration_may_be_a_map() -> None:

@@ -17,7 +17,7 @@ from nodeagent.dra.devices import GpuDevice, PfDevice, gpu_name, pf_name
 from nodeagent.dra.offered import without_plugin_holders
 from nodeagent.facts.model import Holding, Snapshot
 from nodeagent.offering.offer import Offer
-from tests.support.kind_machines import SICK, gpu_of, pf_of, vf_of
+from tests.support.kind_machines import SICK, WITH_DRIVER, gpu_of, pf_of, vf_of
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresourcePrefix: example.com\n"
 BOTH = "resources:\n- {kind: vf, mode: dra}\n- {kind: gpu-mem, mode: dra}\n"
@@ -33,7 +33,7 @@ def machine(rails: int = 2, gpus: int = 2, vfs: int = 4, **facts: object) -> Sna
     return Snapshot(
         functions=tuple(sorted(functions, key=lambda function: function.pci_address)),
         gpus=tuple(gpu_of(index) for index in range(gpus)),
-        **facts,
+        **{"paths": WITH_DRIVER, **facts},
     )
 
 

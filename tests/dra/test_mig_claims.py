@@ -41,7 +41,7 @@ from tests.support.dra_node import (
     offer_of,
     reference,
 )
-from tests.support.kind_machines import SICK, gpu_of
+from tests.support.kind_machines import SICK, WITH_DRIVER, gpu_of
 from tests.support.mig_driver import MigDriver, caps
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -59,7 +59,9 @@ GPUS = tuple(gpu_of(index) for index in range(8))
 
 
 def machine_of(driver: MigDriver, count: int = 1, **facts: Any) -> Snapshot:
-    return Snapshot(gpus=tuple(driver.facts(gpu) for gpu in GPUS[:count]), holdings=(), **facts)
+    return Snapshot(
+        gpus=tuple(driver.facts(gpu) for gpu in GPUS[:count]), holdings=(), **{"paths": WITH_DRIVER, **facts}
+    )
 
 
 def places_of(snapshot: Snapshot) -> list[MigPlace]:

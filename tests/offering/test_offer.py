@@ -15,7 +15,6 @@ from nodeagent.facts.model import (
     HostPaths,
     Link,
     MigDevice,
-    Mount,
     Rdma,
     Snapshot,
 )
@@ -24,6 +23,7 @@ from nodeagent.kinds.vf import VfPool
 from nodeagent.kinds.whole_gpu import WholeGpus
 from nodeagent.offering import offer
 from nodeagent.offering.offer import Offer, prefix
+from tests.support.kind_machines import WITH_DRIVER
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfig\nresourcePrefix: example.com\n"
 
@@ -67,11 +67,6 @@ def vf_of(parent: Function, index: int) -> Function:
         num_vfs=None,
         total_vfs=None,
     )
-
-
-WITH_DRIVER = HostPaths(
-    driver_files=(Mount("/usr/lib64/libcuda.so.580.95.05", "/usr/lib64/libcuda.so.1", read_only=True),)
-)
 
 
 def machine(*pfs: Function, gpus: int = 0, **facts: object) -> Snapshot:

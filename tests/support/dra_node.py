@@ -22,7 +22,7 @@ from nodeagent.facts.model import Snapshot
 from nodeagent.kube.failure import ApiError
 from nodeagent.kubelet.device_info import DeviceInfoFiles
 from nodeagent.offering.offer import Offer
-from tests.support.kind_machines import gpu_of, pf_of, vf_of
+from tests.support.kind_machines import WITH_DRIVER, gpu_of, pf_of, vf_of
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def machine(rails: int = 2, gpus: int = 2, vfs: int = 4, **facts: Any) -> Snapsh
         functions=tuple(sorted(functions, key=lambda function: function.pci_address)),
         gpus=tuple(gpu_of(index) for index in range(gpus)),
         holdings=(),
-        **facts,
+        **{"paths": WITH_DRIVER, **facts},
     )
 
 

@@ -10,9 +10,25 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nodeagent.facts.allocation import Allocation
-from nodeagent.facts.model import HEALTHY, Function, Gpu, Health, Link, Rdma, Reason, Snapshot, State
+from nodeagent.facts.model import (
+    HEALTHY,
+    Function,
+    Gpu,
+    Health,
+    HostPaths,
+    Link,
+    Mount,
+    Rdma,
+    Reason,
+    Snapshot,
+    State,
+)
 from nodeagent.kinds import Refused
 
+WITH_DRIVER = HostPaths(
+    driver_files=(Mount("/usr/lib64/libcuda.so.580.95.05", "/usr/lib64/libcuda.so.1", read_only=True),)
+)
+"""A host that has the library of the GPU driver, without which no GPU is offered."""
 SICK = Health(State.UNHEALTHY, (Reason("xid", "XID 79: the GPU has fallen off the bus"),), allocatable=False)
 
 

@@ -331,6 +331,7 @@ def test_a_block_has_one_title_at_each_zoom_and_it_is_what_its_switches_share(de
                     return draw.call(this, text, ...more);
                 }};
                 map.bitmaps.clear();
+                map.painted = false;  // as the first time: all blocks in one frame, however slow the machine
                 map.moveTo({{ ...map.view, scale: {scale} }});
                 map.drawNow();
                 CanvasRenderingContext2D.prototype.fillText = draw;
